@@ -30,6 +30,7 @@ BENCHMARKS = (
     "report",
     "triton_kernels",
     "triton_tuner",
+    "stability",
 )
 """Modules of this package; each has `run(folder) -> list of Figure`."""
 

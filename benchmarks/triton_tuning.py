@@ -59,13 +59,16 @@ class Bench:
         self.result: dict[str, Any] = {"device": self.device, "date": time.strftime("%Y-%m-%d"), "driver": driver()}
         self.result["candidates_at_most"] = candidates
 
-    def tune(self, family: str, shapes: Sequence[tuple[int, int, int]], **options: Any) -> Tuned:
-        """Tune the shapes as one group."""
+    def tune(
+        self, family: str, shapes: Sequence[tuple[int, int, int]], only: Sequence[str] = (), **options: Any
+    ) -> Tuned:
+        """Tune the shapes as one group; `only`: rank these candidates of each."""
         messages: list[dict[str, Any]] = []
         keys: list[dict[str, int | str]] = [{"M": m, "N": n, "K": k, **NAMED[family]} for m, n, k in shapes]
         spec = Spec(
             "bench-1", "bench", 1, family=family, tuner="triton", options=options,
             shapes=tuple(SpecShape(i, dict(key)) for i, key in enumerate(keys)),
+            only={str(i): [[name] for name in only] for i in range(len(keys))} if only else {},
         )  # fmt: skip
         start = time.monotonic()
         spent = self.tuner.tune(spec, Emit(messages.append))
@@ -99,8 +102,10 @@ class Bench:
             return 1.0
         us: dict[str, list[float]] = {name: [], to: []}
         for _ in range(2):
-            for row in self.tune(family, [shape], only=[name, to], search="exhaustive").rows[shape[0]]:
-                us[row["kernelName"]].append(row["us"])
+            tuned = self.tune(family, [shape], only=[name, to])
+            for row in [*tuned.rows[shape[0]], tuned.winners[shape[0]]]:
+                if row["us"] > 0:
+                    us[row["kernelName"]].append(row["us"])
         return statistics.median(us[name]) / statistics.median(us[to])
 
     def keep(self, section: str, key: str, value: Any) -> None:

@@ -201,6 +201,24 @@ class CanaryFailed(Event):
     final: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class CanaryTimed(Event):
+    """The slot timed two known kernels between attempts: microseconds of a compute-bound and a memory-bound one (-1: no
+    time).
+
+    Only slots of one `device` (name, gfx, CUs) are compared. `temperature_c`: its hottest sensor, `power_cap_w`: its
+    limit; 0 where unknown.
+    """
+
+    node: str
+    slot: str
+    compute_us: float
+    memory_us: float
+    device: str = ""
+    temperature_c: float = 0.0
+    power_cap_w: float = 0.0
+
+
 # --- events: attempts ---------------------------------------------------------------------------------------------
 
 
@@ -239,6 +257,14 @@ class ShapeTuned(Event):
     cut: bool = False
     trials: int = 0
     """Candidates that came to an end without a fault."""
+    runners: tuple[tuple[str, ...], ...] = ()
+    """The next best of a complete attempt whose winner was drawn to be ranked again on a second slot: SettleShape
+    follows, as it does without a second slot."""
+
+    @property
+    def settles(self) -> bool:
+        """Return whether it settles the shape by itself."""
+        return self.complete and not self.runners
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,6 +368,8 @@ class Confirm(Decision):
     only: tuple[tuple[str, ...], ...]
     barred: tuple[tuple[str, str], ...]
     why: str
+    second: bool = False
+    """Nothing faulted: the winner (first of `only`) and its runners-up are ranked again, to see how GPUs agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -401,7 +429,8 @@ RECORD_TYPES: dict[str, type[Record]] = {
     for c in (
         GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
         NodeDraining, LeaseEnded, LeasesQueued, FleetMayGrow, SlotLost,
-        CanaryPassed, CanaryFailed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded, AttemptTaken,
+        CanaryPassed, CanaryFailed, CanaryTimed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded,
+        AttemptTaken,
         Send, TakeBack, Split, Requeue, FailShape, Confirm, SettleShape, ChargeSlot, ConvictCandidates, Quarantine,
         AskCanary,
     )

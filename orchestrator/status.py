@@ -75,6 +75,8 @@ class RunStatus:
     controller: str = ""
     family: str = ""
     tuner: str = ""
+    standing_out: list[str] = field(default_factory=list)
+    """Sentences on slots that are slow, hot or power-capped beside the others."""
     files: list[dict[str, Any]] = field(default_factory=list)
     """Result files: path, bytes, when written (epoch seconds)."""
 
@@ -116,6 +118,7 @@ class RunStatus:
             "controller": self.controller,
             "family": self.family,
             "tuner": self.tuner,
+            "standing_out": self.standing_out,
             "files": self.files,
         }
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.ledger import LeftOut
 from orchestrator.scheduling import Policy
-from worker.protocol import ANY_SLOT, BlocklistVerdict, InboxName, Spec, SpecShape
+from worker.protocol import ANY_SLOT, BlocklistVerdict, InboxName, Spec, SpecShape, TableKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +22,8 @@ class SpecOptions:
     watchdog_s: float
     err_ratio: float
     options: dict[str, object]
-    kernels: Mapping[int, list[list[str]]] = field(default_factory=dict)
-    """Shape id -> the only kernels to measure of it (worker.protocol.TableKernel)."""
+    kernels: Mapping[int, Sequence[TableKernel]] = field(default_factory=dict)
+    """Shape id -> the only kernels to measure of it."""
 
 
 class Outbox:
@@ -90,7 +90,7 @@ class Outbox:
         return Spec(
             attempt=attempt, run=s.run, epoch=self._epoch, kind=kind, group=group, family=s.family, tuner=s.tuner,
             shapes=shapes, watchdog_s=s.watchdog_s, err_ratio=s.err_ratio, options=dict(s.options),
-            kernels={str(x.id): s.kernels[x.id] for x in shapes if x.id in s.kernels},
+            only={str(x.id): [k._asdict() for k in s.kernels[x.id]] for x in shapes if x.id in s.kernels},
         )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ counted in `offsets.bad` and dropped; an invalid winner is kept as a row with a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from orchestrator import events as ev
@@ -18,6 +18,7 @@ from orchestrator.reasons import Reason
 from worker.protocol import (
     MAX_ONLY,
     MAX_RECORD_BYTES,
+    MAX_RUNNERS,
     OUTCOMES,
     SHAPE_VERDICTS,
     ProtocolError,
@@ -81,8 +82,9 @@ class _Odd(Exception):
 class Ingest:
     """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
 
-    def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
-        self._ledger, self._err = ledger, err_ratio
+    def __init__(self, ledger: Ledger, err_ratio: float = 0.05, twice: Collection[int] = ()) -> None:
+        """`twice`: shapes whose winner is to be ranked again on a second slot, where its tuner names runners-up."""
+        self._ledger, self._err, self._twice = ledger, err_ratio, twice
         self._ends: set[str] = set()
         """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
         self._torn: dict[tuple[str, str], bytes] = {}
@@ -130,6 +132,8 @@ class Ingest:
                 self._ledger.slot_info(node, slot, device=clean.document(raw["device"]))
             case "canary":
                 return [self._canary(node, slot, raw)]
+            case "canary_timed":
+                return [self._canary_timed(node, slot, raw)]
             case "worker_stopped":
                 pass
             case _:
@@ -142,6 +146,15 @@ class Ingest:
             return ev.CanaryPassed(node, slot, us if us is not None and us > 0 else 0.0)
         detail = clean.text(raw["detail"]) or "it gave no detail"
         return ev.CanaryFailed(node, slot, detail, raw.get("final") is True)
+
+    def _canary_timed(self, node: str, slot: str, raw: Mapping[str, Any]) -> ev.Event:
+        times = [clean.number(raw[k]) for k in ("compute_us", "memory_us")]
+        compute, memory = (us if us is not None and us > 0 else -1.0 for us in times)
+        device, reading = self._ledger.slot(node, slot).device, clean.document(raw.get("conditions"))
+        names = [clean.text(str(device[k]), 64) for k in ("device", "gfx", "cu_num") if device.get(k)]
+        warm, cap = reading.get("temperature_c"), clean.number(reading.get("power_cap_w"))
+        degrees = [d for v in warm.values() if (d := clean.number(v))] if isinstance(warm, dict) else []
+        return ev.CanaryTimed(node, slot, compute, memory, " ".join(names), max(degrees, default=0.0), cap or 0.0)
 
     def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
         name = raw.get("attempt")
@@ -175,7 +188,9 @@ class Ingest:
                 candidates = self._of_candidates(attempt, shape, slot, raw, node)
                 if self._row(attempt, shape, slot, raw, node, winner=True):
                     best = () if raw.get("candidate") is None else identity(raw["candidate"])
-                    return [ev.ShapeTuned(attempt.id, shape, best=best, **candidates)]
+                    drawn = best and candidates["complete"] and shape in self._twice
+                    runners = identities(raw.get("runners", ()), MAX_RUNNERS, "runners") if drawn else ()
+                    return [ev.ShapeTuned(attempt.id, shape, best=best, runners=tuple(runners), **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
@@ -192,6 +207,7 @@ class Ingest:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
             requested = "ran" in raw
             ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
+            identities(raw.get("runners", ()), MAX_RUNNERS, "runners")
             if raw.get("candidate") is not None:
                 identity(raw["candidate"])
         except ProtocolError as e:

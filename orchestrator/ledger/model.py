@@ -184,6 +184,12 @@ class ProfileRow:
     extra: dict[str, Any]
     note: str | None
 
+    @property
+    def margin(self) -> float | None:
+        """Lead of a winner over its runner-up in standard errors, None where it was not ranked."""
+        known = self.extra.get("margin")
+        return float(known) if isinstance(known, (int, float)) else None
+
     def as_row(self) -> dict[str, Any]:
         """Row by the worker's names (worker.protocol.Row), without unknown values."""
         row = {

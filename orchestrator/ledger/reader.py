@@ -96,9 +96,10 @@ class LedgerFile:
         """The family whose key columns `ShapeState.key` follows."""
         return get_family(str(self.meta("family", "")))
 
-    def journal_records(self, after: int = 0) -> Iterator[tuple[float, ev.Record]]:
-        """(time, record) in order: what resume replays. Types that this version does not know are left out."""
-        for t, kind, data in self._each("SELECT t, type, data FROM journal WHERE id>? ORDER BY id", (after,)):
+    def journal_records(self, after: int = 0, only: type[ev.Record] | None = None) -> Iterator[tuple[float, ev.Record]]:
+        """(time, record) in order, of `only` one type: what resume replays. Unknown types are left out."""
+        sql = "SELECT t, type, data FROM journal WHERE id>? AND type=coalesce(?, type) ORDER BY id"
+        for t, kind, data in self._each(sql, (after, only.__name__ if only else None)):
             if kind in ev.RECORD_TYPES:
                 yield t, ev.from_json(kind, data)
 

@@ -15,6 +15,7 @@ from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
+from orchestrator.results.second_gpu import figures, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
@@ -56,6 +57,7 @@ def write_profile(ledger: LedgerReader, path: Path) -> None:
         (
             *tuned_columns(r, family).values(), r.attempt, r.node, r.slot, no_formula(r.status), r.spread, r.samples,
             int(r.id in settled), no_formula(r.detail), int(r.id in settled and r.shape in unsure),
+            r.margin,
         )
         for r in ledger.profile_rows()
     )  # fmt: skip
@@ -141,6 +143,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             for u in ledger.unconfirmed()
         ],
         "withheld": _withheld(ledger),
+        "second_gpu": figures(second_looks(ledger)),
         "spent_s": {k: round(v, 3) for k, v in sorted(ledger.spent().items())},
     }
 

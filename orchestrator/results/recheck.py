@@ -76,10 +76,10 @@ def write_rows(path: Path, table: str, rows: Mapping[int, RowToCheck], slower: f
     write_atomic(path, json.dumps({"table": table, "slower": slower, "rows": checked}) + "\n")
 
 
-def kernels_to_check(path: Path) -> dict[int, list[list[str]]]:
+def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
     """The only kernels to measure of each shape; {} where the run is no recheck."""
     rows = json.loads(path.read_bytes())["rows"] if path.exists() else {}
-    return {int(i): r["kernels"] for i, r in rows.items()}
+    return {int(i): [TableKernel(*k) for k in r["kernels"]] for i, r in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)

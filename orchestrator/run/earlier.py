@@ -66,7 +66,10 @@ LONGEST_START_S = 900.0
 """Longer starts are left out: they waited for something that need not happen again."""
 
 _DONE = """SELECT a.id, a.seconds, a.spent, a.device FROM attempts a
-    WHERE a.outcome='done' AND a.seconds > 0 ORDER BY a.ended_at DESC LIMIT 2000"""
+    WHERE a.outcome='done' AND a.seconds > 0
+    AND a.grp NOT IN (SELECT json_extract(data, '$.child') FROM journal WHERE type='Confirm')
+    ORDER BY a.ended_at DESC LIMIT 2000"""
+"""Attempts but those on some candidates alone, which cost less than a shape."""
 _FIRST = "SELECT started_at, seconds, spent FROM attempts WHERE started_at IS NOT NULL ORDER BY started_at LIMIT 1"
 _MEASURED = "SELECT s.key FROM shapes s WHERE s.id IN (SELECT DISTINCT shape FROM rows WHERE attempt=?)"
 

@@ -72,12 +72,12 @@ def of_shape(ledger: LedgerReader, shape: int, entries: Iterable[JournalEntry]) 
 
 
 def of_node(ledger: LedgerReader, node: str, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
-    """Records of a node: joining and leaving, its slots' canaries and quarantines, its attempts' start and end (not
-    their shapes)."""
+    """Records of a node: joining and leaving, its slots' canaries (not timed ones) and quarantines, its attempts' start
+    and end (not their shapes)."""
     attempts = {a.id for a in ledger.attempts(node=node)}
 
     def wanted(r: ev.Record) -> bool:
-        if isinstance(r, (ev.ShapeStarted, ev.ShapeTuned, ev.SettleShape)):
+        if isinstance(r, (ev.ShapeStarted, ev.ShapeTuned, ev.SettleShape, ev.CanaryTimed)):
             return False
         return getattr(r, "node", None) == node or getattr(r, "attempt", None) in attempts
 
@@ -190,6 +190,8 @@ class StoryWriter:
             entries = list(_brief(entries))
         steps = self._steps(entries)
         steps += [(u.t, f"{_place(u)} ({u.attempt}): {u.text}", None) for u in self._slot_warnings if u.node == name]
+        flags = self._view.places.timed.flags().items()
+        now += "".join(f"; slot {slot} is {why}" for (n, slot), why in flags if n == name)
         return Story(name, "node", now, sorted(steps, key=lambda s: s[0]), [INCIDENTS[k] for k in sorted(kinds)])
 
     def candidate(self, f: FaultedCandidate) -> Story:

@@ -74,6 +74,8 @@ class _Times:
     drains: dict[str, float] = field(default_factory=dict)
     charged: set[SlotId] = field(default_factory=set)
     settled: float = 0.0
+    _partial: set[str] = field(default_factory=set)
+    """Attempts on some candidates alone: their seconds are none of a tuning."""
     _began: dict[str, tuple[float, SlotId]] = field(default_factory=dict)
     _flights: dict[str, tuple[int, float]] = field(default_factory=dict)
     _last: dict[str, tuple[int, float]] = field(default_factory=dict)
@@ -90,9 +92,11 @@ class _Times:
                 self.drains.setdefault(node, t)
             case ev.ChargeSlot(node, slot):
                 self.charged.add((node, slot))
+            case ev.Send(attempt, only=only) if only:
+                self._partial.add(attempt)
             case ev.AttemptStarted(attempt, node, slot):
                 self._began[attempt] = (t, (node, slot))
-            case ev.ShapeStarted(attempt, shape):
+            case ev.ShapeStarted(attempt, shape) if attempt not in self._partial:
                 if attempt in self._flights:  # measured; its verdict comes with those of its batch
                     self._ended(attempt, self._flights[attempt][0], t)
                 if attempt in self._last:

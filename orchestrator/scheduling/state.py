@@ -90,6 +90,8 @@ class State:
         """Those of them that are to be measured again."""
         self.unsure_waiting: dict[tuple[SlotId, ...], dict[str, None]] = {}
         """Groups that wait for a slot to confirm on, by where they must not run."""
+        self.second: dict[int, None] = {}
+        """Shapes whose complete winner is being ranked again on a second slot."""
         self.trials, self.charged = 0, 0
         """Sums over all slots of `Slot.trials` and `Slot.charges`."""
         self.recall: dict[str, None] = {}
@@ -305,7 +307,7 @@ class State:
         """Record that the canary of a slot which had tuned shapes failed after this fault. On a second machine that is
         the shape's doing."""
         shape.wedges += (fault.place,)
-        if len({self.fleet.host(node) for node, _ in shape.wedges}) > 1:
+        if shape.state == "pending" and len({self.fleet.host(node) for node, _ in shape.wedges}) > 1:
             seen = " and ".join(map(self.fleet.spot, dict.fromkeys(shape.wedges)))
             detail = f"the canary failed after it on {seen}, which had tuned shapes before"
             self.refused.setdefault(shape.id, (fault.attempt, fault.reason, detail))

@@ -29,7 +29,7 @@ KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
 MAX_FAULTS = 50
 MAX_MEMO = 100_000
 
-PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed")
+PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed", "margin")
 """Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where
 candidates were left out then that faulted on one slot alone."""
 FAILED_EXTRA = ("reason", "detail", "node", "attempts")

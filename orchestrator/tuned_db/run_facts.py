@@ -97,6 +97,7 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
         "rocm": versions.get("rocm") or versions.get("hip"),
         "spread": row.spread,
         "samples": row.samples,
+        "margin": row.margin,
         "clocks": {when: {k: c[k] for k in CLOCKS if k in c} for when, c in conditions.items()},
         "time": utc(row.t),
     }

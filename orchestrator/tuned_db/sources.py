@@ -175,7 +175,7 @@ def _facts(table: Path, family: Family) -> Facts:
 
     def facts(new: Newcomer) -> Mapping[str, Any]:
         record = record_of_newcomer(records, new, family)
-        beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples") if new.cells.get(n)}
+        beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples", "margin") if new.cells.get(n)}
         return {**alone, **beside, "spread": new.spread or None, **(record.document() if record else {})}
 
     return facts

@@ -142,3 +142,32 @@ function drawNoise() {
     el("thead", null, el("tr", null, heads.filter((_, i) => used[i]).map(([name], i) => el("th", { scope: "col", class: i > 1 ? "num" : null }, name)))),
     el("tbody", null, n.slots.map((s) => el("tr", null, s.map((v, i) => used[i] && el("td", { class: i > 1 ? "num" : null }, heads[i][1] ? heads[i][1](v) : v)).filter((c) => c))))) : empty("No slot has begun yet."));
 }
+
+// A lane a slot: each timed canary, as its time over the median of the slots of its device.
+function drawGpus() {
+  const box = $("chart-gpus"), all = doc.gpus, n = all.reduce((s, g) => s + g.points.length, 0);
+  $("gpus-note").textContent = n ? `${count(n)} timed canaries: a compute-bound kernel (circles) and a memory-bound one (diamonds), over the median of all slots.` : "";
+  if (!n) { fill(box, empty("No canary was timed: they may take one percent of a slot's time.")); return; }
+  chart(box, (width) => {
+    const pitch = all.length <= 40 ? 22 : 12, top = 6, bottom = 40, height = top + all.length * pitch + bottom;
+    const left = Math.min(Math.max(...all.map((g) => g.name.length)) * 7 + 12, width * 0.35), right = width - 12;
+    const values = all.flatMap((g) => g.points.flatMap(([, compute, memory]) => [compute, memory])).filter((v) => v);
+    const low = Math.min(0.98, ...values), high = Math.max(1.02, ...values), x = (v) => left + ((v - low) / (high - low)) * (right - left);
+    const step = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2].find((s) => (high - low) / s <= 8) || 5, ticks = [];
+    for (let i = Math.ceil((low - 1) / step); 1 + i * step <= high; i++) ticks.push(1 + i * step);
+    const items = [], lanes = all.map((g, i) => {
+      const y = top + (i + 0.5) * pitch;
+      const d = g.points.map(([t, ...both]) => both.map((v, k) => {
+        if (!v) return "";
+        items.push({ x: x(v), y, lines: () => [g.name, (k ? "memory-bound: " : "compute-bound: ") + percent(v - 1) + " over the median", "after " + lasting(t), g.flag] });
+        return MARKS[k ? 3 : 0](Math.round(x(v) * 10) / 10, y, 3);
+      }).join("")).join("");
+      return sv("g", { class: "k-" + (g.flag ? "slower" : "tuned") }, sv("text", { class: g.flag ? "strong" : null, x: 0, y: y + 4 }, g.name), sv("path", { class: "fill", d, "fill-opacity": 0.6 }));
+    });
+    const svg = picture(width, height, "Timed canaries by slot; arrow keys go from one to the next",
+      ticks.map((v) => [sv("path", { class: "grid", d: `M${x(v)} ${top}V${height - bottom}` }), sv("text", { x: x(v), y: height - bottom + 16, "text-anchor": "middle" }, (v > 1 ? "+" : "") + percent(Math.round((v - 1) * 1000) / 1000))]).flat(),
+      lanes, sv("text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, "time over the median"));
+    pointable(svg, items, {});
+    fill(box, svg);
+  });
+}

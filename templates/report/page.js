@@ -2,7 +2,7 @@
 const root = document.documentElement;
 const PARTS = [
   [["sentences", "counts", "state", "eta_s", "made"], drawSummary], [["shapes", "backends", "roof"], drawBackends], [["shapes", "roof"], drawRoofline],
-  [["shapes", "earlier"], drawGain], [["noise"], drawNoise], [["fleet"], drawFleet], [["failures", "incidents", "state"], drawFailures], [["origin", "columns"], drawOrigin],
+  [["shapes", "earlier"], drawGain], [["noise"], drawNoise], [["gpus"], drawGpus], [["fleet"], drawFleet], [["failures", "incidents", "state"], drawFailures], [["origin", "columns"], drawOrigin],
 ];
 
 const THEMES = ["auto", "light", "dark"];

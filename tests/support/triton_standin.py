@@ -81,6 +81,9 @@ class StandIn:
     def canary(self) -> tuple[bool, float, str]:
         return True, 1.0, "a stand-in"
 
+    def time_canary(self) -> tuple[float, float]:
+        return 2.0, 3.0
+
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         return "no room" if problem.k == 999 else ""
 

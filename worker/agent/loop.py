@@ -166,6 +166,8 @@ class Agent:
         self._end(claim, ended.with_evidence(evidence(before, after)), seconds, after)
         if not ended.process_is_fit:
             self._supervisor.drop()
+        else:
+            self._supervisor.time_canary(self._gauge.read)
 
     def _run(self, spec: Spec, line: bytes) -> Ended:
         if self._control.cancelled(spec.attempt):

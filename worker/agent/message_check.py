@@ -8,13 +8,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from worker.protocol import MAX_ONLY, SHAPE_VERDICTS, ProtocolError, Spec, identities, identity, record, withheld_list
+from worker.protocol import (
+    MAX_ONLY,
+    MAX_RUNNERS,
+    SHAPE_VERDICTS,
+    ProtocolError,
+    Spec,
+    identities,
+    identity,
+    record,
+    withheld_list,
+)
 from worker.text import clean
 
 SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "shape_tuned", "shape_failed")
 
 _INT_FIELDS = frozenset({"kernelId", "splitK", "samples", "block_m", "run_1stage", "xbf16", "flat", "run"})
-_FLOAT_FIELDS = frozenset({"us", "tflops", "bw", "errRatio", "spread", "us1", "us2"})
+_FLOAT_FIELDS = frozenset({"us", "tflops", "bw", "errRatio", "spread", "margin", "us1", "us2"})
 _HUGE = 1e30
 _TEXT_FIELDS = {
     "kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000,
@@ -65,6 +75,8 @@ class MessageCheck:
             if kind == "shape_tuned":
                 self._check_winner(row)
                 more = self._of_candidates(message, shape)
+                if message.get("runners") and more.get("candidate"):
+                    more["runners"] = [list(c) for c in identities(message["runners"], MAX_RUNNERS, "runners")]
             made = record(kind, t, attempt=self._spec.attempt, shape=shape, row=row, **more)
         if kind != "row":
             self._open.discard(shape)
@@ -80,14 +92,14 @@ class MessageCheck:
         return record("shape_failed", t, attempt=attempt, shape=shape, reason=reason, detail=clean(detail), **more)
 
     def _of_candidates(self, message: Mapping[str, Any], shape: int) -> dict[str, Any]:
-        """The optional fields of a shape's end. Those of `ran` that `only` does not name are dropped."""
+        """The optional fields of a shape's end. Those of `ran` that `only` does not name by identity are dropped."""
         out: dict[str, Any] = {}
         if message.get("candidate") is not None:
             out["candidate"] = list(identity(message["candidate"], "candidate"))
         only = self._spec.only_of(shape)
-        if only is not None:
+        if only is not None and only.identities:
             ran = identities(message.get("ran") or [], MAX_ONLY, "ran")
-            out["ran"] = [list(c) for c in ran if c in only]
+            out["ran"] = [list(c) for c in ran if c in only.identities]
         if message.get("withheld"):
             entries, more = withheld_list(message["withheld"], message.get("withheld_more", 0))
             for entry in entries:

@@ -23,7 +23,7 @@ from typing import Any
 from worker.process import die_with
 from worker.protocol import Spec
 from worker.text import clean
-from worker.tuners.base import Configurable, Emit, Judging, Place, Tuner, TunerFault
+from worker.tuners.base import Configurable, Emit, Judging, Place, Timed, Tuner, TunerFault
 from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
 NO_START = 3
@@ -41,7 +41,8 @@ def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
         held = find_tuner(tuner).create()
         if isinstance(held, Configurable):
             held.configure(json.loads(options), place)
-        wire.send({"type": "ready", "device": held.open()})
+        timed = {"timed_canary_s": held.timed_canary_s} if isinstance(held, Timed) else {}
+        wire.send({"type": "ready", "device": held.open(), **timed})
     except BaseException as e:  # noqa: BLE001 - whatever it was, the agent must know
         wire.send(_error(e))
         return NO_START
@@ -57,6 +58,10 @@ def _execute(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
         if line.startswith(b"C"):
             ok, us, detail = tuner.canary()
             return {"type": "canary", "ok": bool(ok), "us": float(us), "detail": clean(str(detail))}
+        if line.startswith(b"P"):
+            assert isinstance(tuner, Timed)
+            compute, memory = tuner.time_canary()
+            return {"type": "canary_timed", "compute_us": float(compute), "memory_us": float(memory)}
         if line.startswith(b"V"):
             if isinstance(tuner, Judging):
                 tuner.judge(Spec.loads(line[2:]))

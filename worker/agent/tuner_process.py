@@ -1,8 +1,8 @@
 """The agent's handle on the tuner's process: spawn, exchange messages, interrupt, kill, reap; and why it ended.
 
 The child leads a session and a process group of its own, so that what it forked dies with it. It reads
-commands on stdin, one a line: `C` canary, `T <spec>` tune, `A <shape>` the shape's start is on record. It
-writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log. It
+commands on stdin, one a line: `C` canary, `P` timed canary, `T <spec>` tune, `A <shape>` the shape's start is on
+record. It writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log. It
 dies with the agent (see worker.agent.tuner_main).
 """
 

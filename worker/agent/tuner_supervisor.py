@@ -11,10 +11,11 @@ import re
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from worker.agent.attempt import LAST_WORDS, Ended, with_log
+from worker.agent.canary_budget import CanaryBudget
 from worker.agent.inbox import NOW, Control
 from worker.agent.records import Records
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
@@ -70,6 +71,7 @@ class TunerSupervisor:
         self._canary_timeout_s = canary_timeout_s
         self._deaths: deque[float] = deque(maxlen=IDLE_DEATHS)
         self._start_s = 0.0
+        self._timed = CanaryBudget(time.monotonic())
         self.proc: TunerProcess | None = None
         self.device: dict[str, Any] = {}
         self.sick = False
@@ -101,6 +103,34 @@ class TunerSupervisor:
             self._record_canary(False, -1.0, str(e), spec.attempt, final=e.final)
             return Ended(e.outcome, None, e.exit, str(e))
         return Ended("done", None, None, "")
+
+    def time_canary(self, conditions: Callable[[], Mapping[str, Any]]) -> None:
+        """Time the tuner's two known kernels where the budget allows it, and record that with the conditions after it.
+
+        A tuner that cannot is not asked again; a process that is lost over it is replaced as any other.
+        """
+        began = time.monotonic()
+        if self.proc is None or self.proc.gone or self._control.stop or not self._timed.allows(began):
+            return
+        self.proc.send(b"P")
+        try:
+            message = self._wait_for("canary_timed", self._canary_timeout_s, None)
+        except (TunerFailedError, StoppedError) as e:
+            if isinstance(e, StoppedError) or e.lost or e.outcome == "hang":
+                self.drop()
+            self._timed.closed = True
+            return
+        seconds = time.monotonic() - began
+        self._timed.took(seconds)
+        compute, memory = (_positive(message.get(k)) for k in ("compute_us", "memory_us"))
+        if compute < 0 and memory < 0:
+            return
+        read = conditions()
+        more = {"conditions": read} if read else {}
+        made = record(
+            "canary_timed", time.time(), compute_us=compute, memory_us=memory, seconds=round(seconds, 6), **more
+        )
+        self._records.append(made)
 
     def wait(self, seconds: float) -> None:
         """Idle for so many seconds; notices when the process dies meanwhile."""
@@ -145,6 +175,9 @@ class TunerSupervisor:
         if not isinstance(device, dict) or len(json.dumps(device)) > MAX_DEVICE_BYTES:
             raise TunerFailedError("error", "the tuner's ready does not describe its device")
         self.device = device
+        expected = _positive(message.get("timed_canary_s"))
+        if expected > 0 and self._timed.spent_s == 0:
+            self._timed.next_s = expected
         self._start_s = round(time.monotonic() - self.proc.spawned, 6)
         self._records.append(record("tuner_ready", time.time(), tuner=self._name, device=device, seconds=self._start_s))
 
@@ -198,6 +231,11 @@ class TunerSupervisor:
         if attempt is None:
             return bool(self._control.stop)
         return self._control.stop == NOW or self._control.cancelled(attempt)
+
+
+def _positive(value: Any) -> float:
+    """A finite number above 0, else -1."""
+    return float(value) if isinstance(value, (int, float)) and 0 < value < math.inf else -1.0
 
 
 def _lacks(tuner: str, module: str, detail: str) -> str:

@@ -1,13 +1,15 @@
-"""Candidates in specs and records: those to be tried (`only`), those that ran, those left out (`withheld`).
+"""Candidates in specs and records: those to be measured (`only`), those that ran, those left out (`withheld`).
 
 A candidate's identity is a list of strings that only the tuner understands; equal lists are the same candidate in every
-process of an image. `key` is the shape as the tuner names it, as opaque as that.
+process of an image. Across images a candidate is the kernel of a table (TableKernel). `key` is the shape as the tuner
+names it, as opaque as an identity.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
 from worker.protocol.records import ProtocolError
@@ -18,7 +20,9 @@ MAX_WITHHELD = 64
 """Withheld candidates that a record lists; how many more there are is `withheld_more`."""
 MAX_WITHHELD_BYTES = 40 * 1024
 MAX_ONLY = 128
-"""Candidates of one shape that a spec may ask for."""
+"""Candidates of one shape that a spec may choose."""
+MAX_RUNNERS = 8
+"""Runners-up that a record names."""
 MAX_VERDICTS = 256
 """Entries of `refuted` and of `confirmed` in one spec."""
 MAX_WORDS, MAX_WORD = 64, 400
@@ -58,6 +62,19 @@ class TableKernel(NamedTuple):
     name: str
     split: str
     """splitK; `0` where the table has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The only candidates of a shape to be measured: by identity, or as a table names their kernels."""
+
+    identities: tuple[Identity, ...] = ()
+    kernels: tuple[TableKernel, ...] = ()
+
+    def has(self, candidate: Identity, name: str, split: str | None = None) -> bool:
+        """True for a candidate of this identity, or with this kernel name and splitK (None: any) in a table."""
+        found = (k for k in self.kernels if k.name == name)
+        return candidate in self.identities or any(split in (None, k.split) for k in found)
 
 
 class BlocklistVerdict(TypedDict, total=False):
@@ -129,23 +146,33 @@ def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
     return kept, more + len(known) - len(kept)
 
 
-def only_faults(raw: Any, shapes: Iterable[int], name: str = "only", words: int | None = None) -> list[str]:
-    """Faults of a spec's `only` or `kernels`. `words`: strings of each entry."""
+def choice(raw: Any, what: str = "only") -> Choice:
+    """A shape's entry of a spec's `only`: a list of identities, and of kernels as mappings. Raises ProtocolError."""
+    if not isinstance(raw, (list, tuple)) or len(raw) > MAX_ONLY:
+        raise ProtocolError(f"{what} is not a list of at most {MAX_ONLY} candidates")
+    if not raw:
+        raise ProtocolError(f"{what} is empty")
+    kernels = [k for k in raw if isinstance(k, Mapping)]
+    for kernel in kernels:
+        if set(kernel) != set(TableKernel._fields):
+            raise ProtocolError(f"{what} has a kernel that is not {{{', '.join(TableKernel._fields)}}}")
+        identity(tuple(kernel.values()), f"a kernel of {what}")
+    others = identities([c for c in raw if not isinstance(c, Mapping)], MAX_ONLY, what)
+    return Choice(tuple(others), tuple(TableKernel(**k) for k in kernels))
+
+
+def only_faults(raw: Mapping[str, Any], shapes: Iterable[int]) -> list[str]:
+    """Faults of a spec's `only`."""
     ids = {str(s) for s in shapes}
     out = []
     for shape, candidates in raw.items():
         if shape not in ids:
-            out.append(f"{name}[{shape!r}] is no shape of the spec")
+            out.append(f"only[{shape!r}] is no shape of the spec")
             continue
         try:
-            found = identities(candidates, MAX_ONLY, f"{name}[{shape!r}]")
+            choice(candidates, f"only[{shape!r}]")
         except ProtocolError as e:
             out.append(str(e))
-            continue
-        if not found:
-            out.append(f"{name}[{shape!r}] is empty")
-        elif words is not None and any(len(c) != words for c in found):
-            out.append(f"{name}[{shape!r}] has entries that are not {words} strings")
     return out
 
 

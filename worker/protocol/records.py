@@ -53,6 +53,8 @@ RECORDS: dict[str, tuple[str, ...]] = {
     # worker's own. A tuner that does not start is a failed canary too. A worker with a failed canary claims
     # nothing but a spec of kind canary that names its slot.
     "canary": ("ok", "us", "detail", "attempt"),
+    # microseconds of a compute-bound and a memory-bound kernel, between attempts; seconds that it took
+    "canary_timed": ("compute_us", "memory_us", "seconds"),
     "spec_rejected": ("attempt", "detail"),
     "attempt_started": ("attempt", "group", "device"),
     "shape_started": ("attempt", "shape"),
@@ -68,15 +70,18 @@ RECORDS: dict[str, tuple[str, ...]] = {
 }
 
 # Fields that a record may have beside its own. conditions: a reading of worker/device/health.py, taken before the
-# first and after the last shape of an attempt. Of a shape's end (see worker/protocol/candidates.py):
+# first and after the last shape of an attempt, and after a timed canary. Of a shape's end
+# (see worker/protocol/candidates.py):
 #   candidate      the winner's identity
+#   runners        identities of the next best, for a ranking on a second slot
 #   ran            where the spec had `only` for the shape: which of these came to an end without a fault
 #   withheld       candidates that were left out because they faulted, here or before; withheld_more: and so many more
 _OF_CANDIDATES = ("candidate", "ran", "withheld", "withheld_more")
 OPTIONAL: dict[str, tuple[str, ...]] = {
-    "shape_tuned": _OF_CANDIDATES,
+    "shape_tuned": (*_OF_CANDIDATES, "runners"),
     "shape_failed": _OF_CANDIDATES[1:],
     "canary": ("final",),
+    "canary_timed": ("conditions",),
     "attempt_started": ("conditions",),
     "attempt_ended": ("conditions",),
 }
@@ -138,6 +143,13 @@ class Row(TypedDict, total=False):
     """Half the interquartile range of the samples over their median."""
     samples: int
     detail: str
+
+
+class RankedRow(Row, total=False):
+    """A winner that was ranked against others in rounds. A tuner with one time a candidate has no such rows."""
+
+    margin: float
+    """Lead over the runner-up in standard errors of their ratio."""
 
 
 class BenchRow(Row, total=False):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from worker.protocol.candidates import BlocklistVerdict, TableKernel, only_faults, verdict_faults
+from worker.protocol.candidates import BlocklistVerdict, Choice, choice, only_faults, verdict_faults
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 
@@ -44,13 +44,12 @@ class Spec:
     options: dict[str, Any] = field(default_factory=dict)
     """The tuner's own options."""
     protocol: int = PROTOCOL
-    only: dict[str, list[list[str]]] = field(default_factory=dict)
-    """Shape id (as text) -> the candidates that are to be measured, by identity; a shape that is absent: every one.
+    only: Mapping[str, Sequence[Sequence[str] | Mapping[str, str]]] = field(default_factory=dict)
+    """Shape id (as text) -> the only candidates to be measured; a shape that is absent: every one.
 
-    They are tried although the blocklist names them, each so that a fault costs only itself."""
-    kernels: dict[str, list[list[str]]] = field(default_factory=dict)
-    """Shape id (as text) -> the only kernels to be measured of it, as `TableKernel`s (a recheck); a shape that is
-    absent: every candidate. `only` wins. A tuner that cannot choose measures all."""
+    A list of strings is an identity (of a confirmation, or of a ranking on a second GPU): it is tried although the
+    blocklist names it, so that a fault costs only itself. A mapping is a TableKernel (of a recheck). A tuner that
+    cannot choose measures all."""
     refuted: list[BlocklistVerdict] = field(default_factory=list)
     """Entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back."""
     confirmed: list[BlocklistVerdict] = field(default_factory=list)
@@ -61,15 +60,10 @@ class Spec:
         raw = {k: v for k, v in asdict(self).items() if v or k not in _YOUNGER}
         return json.dumps(raw, separators=(",", ":")).encode()
 
-    def only_of(self, shape: int) -> list[tuple[str, ...]] | None:
-        """The candidates to measure of a shape; None: every one."""
+    def only_of(self, shape: int) -> Choice | None:
+        """The only candidates to be measured of a shape; None: every one."""
         found = self.only.get(str(shape))
-        return None if found is None else [tuple(c) for c in found]
-
-    def kernels_of(self, shape: int) -> list[TableKernel] | None:
-        """The only kernels to measure of a shape; None: every candidate."""
-        found = None if str(shape) in self.only else self.kernels.get(str(shape))
-        return None if found is None else [TableKernel(*k) for k in found]
+        return None if found is None else choice(found)
 
     @classmethod
     def loads(cls, data: bytes) -> Spec:
@@ -88,9 +82,9 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
     "attempt": (str,), "run": (str,), "epoch": (int,), "kind": (str,), "group": (str,), "family": (str,),
     "tuner": (str,), "shapes": (list,), "watchdog_s": (int, float), "grace_s": (int, float),
     "err_ratio": (int, float), "options": (dict,), "protocol": (int,),
-    "only": (dict,), "kernels": (dict,), "refuted": (list,), "confirmed": (list,),
+    "only": (dict,), "refuted": (list,), "confirmed": (list,),
 }  # fmt: skip
-_YOUNGER = ("only", "kernels", "refuted", "confirmed")
+_YOUNGER = ("only", "refuted", "confirmed")
 
 
 def _faults(raw: Mapping[str, Any]) -> list[str]:
@@ -132,7 +126,6 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
         else:
             ids.add(s["id"])
     out += only_faults(raw.get("only", {}), ids)
-    out += only_faults(raw.get("kernels", {}), ids, "kernels", len(TableKernel._fields))
     for name in ("refuted", "confirmed"):
         out += verdict_faults(raw.get(name, ()), name)
     return out

@@ -26,6 +26,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec, Withheld
 
+RUNNERS = 3
+"""Runners-up of a winner that are named, for a ranking elsewhere."""
 ALIVE_EVERY_S = 0.2
 """Seconds; signs of progress closer together than this are dropped."""
 
@@ -70,15 +72,18 @@ class Emit:
         row: Row,
         *,
         candidate: Sequence[str] | None = None,
+        runners: Sequence[Sequence[str]] = (),
         ran: Sequence[Sequence[str]] = (),
         withheld: Sequence[Withheld] = (),
     ) -> None:
         """Report the shape's winner: the tuner is done with the shape.
 
-        `candidate`: the winner's identity. `ran`: of the spec's `only`, those that came to an end. `withheld`: those
-        that were left out because they faulted, which makes the attempt incomplete (worker/protocol/candidates.py).
+        `candidate`: the winner's identity. `runners`: those of the next best, at most RUNNERS. `ran`: of the spec's
+        `only`, those that came to an end. `withheld`: those that were left out because they faulted, which makes the
+        attempt incomplete (worker/protocol/candidates.py).
         """
-        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, ran, withheld))
+        more = {"runners": [list(c) for c in runners]} if runners else {}
+        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, ran, withheld), **more)
 
     def failed(
         self,
@@ -128,6 +133,18 @@ class Tuner(Protocol):
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune every shape of the spec; seconds spent by kind (import, inputs, check, measure, other)."""
+        ...
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """Optional interface of a tuner: two known kernels are timed between groups, by which GPUs can be compared."""
+
+    timed_canary_s: float
+    """Seconds that it takes, as far as is known before the first."""
+
+    def time_canary(self) -> tuple[float, float]:
+        """(microseconds of a compute-bound, of a memory-bound kernel); -1 where there is no room for one."""
         ...
 
 

@@ -59,6 +59,12 @@ class Flag(NamedTuple):
     metavar: str | None = None
 
 
+AGAIN = Flag(
+    "again", "--again", int, "Rank again, up to N times, where the winner leads by less than 3 standard errors.", 0, "N"
+)
+"""The flag of tuners that rank their leaders."""
+
+
 def _no_check(options: Mapping[str, Any]) -> None:
     if options:
         raise ValueError(f"unknown option {', '.join(map(repr, options))} (there are none)")

@@ -38,8 +38,9 @@ _SHAPE = {name for f in FAMILIES.values() for name in f.key_names}
 # fmt: off
 RESULTS = {
     *(c for f in FAMILIES.values() for c in f.result_columns if c not in ("splitK", "libtype") and c not in _SHAPE),
-    "attempt", "node", "slot", "spread", "samples", "winner", "detail", "env", "gbps", "GB/s", "tflops", "TFLOPS",
-    "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors", "captured", "timestamp", "_tag",
+    "attempt", "node", "slot", "spread", "samples", "margin", "winner", "detail", "unconfirmed", "env",
+    "gbps", "GB/s", "tflops", "TFLOPS", "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors",
+    "captured", "timestamp", "_tag",
     "op", "timer", "fastest", OWNER_COLUMN, CONFIG,
 }
 # fmt: on

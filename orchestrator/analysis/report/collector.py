@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from orchestrator.analysis.report.gpus import beside_each_other
 from orchestrator.analysis.report.measured import Measurements, noise, rounded
 from orchestrator.analysis.report.shapes import Roofs, by_backend, columns, shape_rows
 from orchestrator.analysis.report.summary import (
@@ -23,12 +24,15 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import noise_note
+from orchestrator.results.second_gpu import second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import GOING, state_now, time_left
 
 FORMAT = 1
+MOST_FLAGS = 8
+"""Slots that stand out are named up to here; the picture has all."""
 
 
 class Collector:
@@ -53,8 +57,9 @@ class Collector:
         """All that the page shows, as JSON values. Texts are as they were kept: the page makes them safe."""
         with self._open() as ledger, ledger.snapshot():
             measured = self._measured = self._measured or Measurements(ledger.family, self.config.err_ratio)
-            measured.update(ledger)
-            return self._made(ledger, measured, self._reader.update(ledger))
+            view = self._reader.update(ledger)
+            measured.update(ledger, view.work.second_attempts())
+            return self._made(ledger, measured, view)
 
     def _open(self) -> LedgerReader:
         return LedgerReader.open_readonly(self.paths.ledger, at_rest=not holder(self.paths.lock))
@@ -92,7 +97,9 @@ class Collector:
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
         close = "" if going else close_ck_note(close_ck(ledger), named)
-        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close))]
+        twice = second_gpu_words(second_looks(ledger))
+        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close, twice))]
+        notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
         summary = RunSummary(
@@ -137,6 +144,7 @@ class Collector:
                 for u in unconfirmed
             ],
             "noise": noise(measured.winners.values(), places, ledger.attempts()),
+            "gpus": beside_each_other(places, time.time() if view.first is None else view.first),
             "origin": origin(ledger, config, self.paths),
         }  # fmt: skip
 

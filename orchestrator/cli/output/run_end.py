@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.table import Table
 from rich.text import Text
@@ -17,7 +17,7 @@ from rich.text import Text
 from orchestrator.cli.output.terminal import MOST_ROWS, console, plain, table
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.events import NodeBusy
+from orchestrator.events import CanaryTimed, NodeBusy
 from orchestrator.families import get_family
 from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
 from orchestrator.ledger.model import NOT_WORTH_IT
@@ -34,9 +34,11 @@ from orchestrator.results.bench import (
 )
 from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
+from orchestrator.results.second_gpu import figures, second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.limits import won_so_far, worths_of
 from orchestrator.run.view.run_view import ControllerSessions
+from orchestrator.run.view.slot_speeds import CanaryTimes
 from orchestrator.shapes import describe
 from worker.families import Family
 from worker.text import and_more, plural
@@ -59,6 +61,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
         missing, close = untried_kinds(ledger), close_ck(ledger)
+        looks, flags = second_looks(ledger), _standing_out(ledger)
         worths = worths_of(ledger)
         value = won_so_far(ledger, worths) if worths else None
         left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
@@ -78,6 +81,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
                 }
                 for u in unconfirmed
             ],
+            "second_gpu": figures(looks), "standing_out": flags,
             "missing_kinds": missing, "merge": report.to_json() if report else None,
             "merge_refused": list(refused.faults) if refused else [],
             **({"value": {**asdict(value), "share_of_expected": value.share}} if value else {}),
@@ -89,8 +93,10 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     _print_unconfirmed(unconfirmed)
     _print_merge(config, report)
     _print_refused(paths, config, refused)
-    for words in missing:
+    for words in [*missing, *flags]:
         print(f"! {plain(words)}")
+    if note := second_gpu_words(looks):
+        print(f"second GPU: {plain(note, 400)}")
     if note := close_ck_note(close, {w.shape: describe(w.key) for w in winners}.__getitem__):
         print(f"note: {note}")
     if value is not None:
@@ -118,6 +124,14 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
         return None, e
     write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")
     return report, None
+
+
+def _standing_out(ledger: LedgerReader) -> list[str]:
+    """Sentences on slots that are slow, hot or power-capped."""
+    times = CanaryTimes()
+    for t, record in ledger.journal_records(only=CanaryTimed):
+        times.feed(t, cast(CanaryTimed, record))
+    return [f"{node} slot {slot} is {why}" for (node, slot), why in times.flags().items()]
 
 
 def _files(paths: RunPaths) -> dict[str, str]:

@@ -146,6 +146,7 @@ def picture(s: RunStatus) -> RenderableType:
     for name, slot, state, _, _, since, gpu, doing in rows[:MAX_SLOT_LINES]:
         table.add_row(plain(name, 16), slot, state, since, gpu, plain(doing, 120))
     parts: list[RenderableType] = [head, counts, table]
+    parts += [Text(f"  ! {plain(words, 120)}", style="red") for words in s.standing_out[:4]]
     if len(rows) > MAX_SLOT_LINES:
         parts.append(Text(f"  ... and {plural(len(rows) - MAX_SLOT_LINES, 'more slot')}", style="dim"))
     return Group(*parts)
@@ -205,6 +206,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     for answer in poll(snapshot.plans, limit_s):
         for row in status_rows(snapshot.add(status, answer)):
             out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
+    for words in status.standing_out:
+        out.print(f"! {plain(words, 200)}", highlight=False)
     for node in status.nodes:
         if node.host and node.state != "ended":
             out.print(f"{node.name} is {lease_words(node, time.time())}", highlight=False, style="dim")

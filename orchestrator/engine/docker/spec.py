@@ -187,7 +187,7 @@ def _preflight(node: Node, facts: Any) -> Iterator[Finding]:
     error = facts.values.get("docker.error")
     if lacking := facts.values.get("docker.lacks"):
         yield Finding(UNUSABLE, "docker", f"there is no `{lacking}`", "install Docker, or set docker.docker_command")
-    elif error is not None:
+    elif error:
         yield Finding(UNUSABLE, "docker", f"docker does not answer ({error[-200:]})", _way_out(error))
     elif "docker.version" in facts.values:
         yield from _image(node, facts)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from orchestrator import events as ev
 from orchestrator.nodes.occupancy import busy_sentence
 from orchestrator.run.view.sentences import node_slot, sentence
+from orchestrator.run.view.slot_speeds import CanaryTimes
 from orchestrator.run.view.work import Attempt
 
 
@@ -84,6 +85,7 @@ class Places:
         self.marks: list[Mark] = []
         self.canaries: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         """Microseconds of the canaries that passed."""
+        self.timed = CanaryTimes()
         self._open: dict[tuple[str, str | None, str], Span] = {}
 
     def node(self, name: str) -> Node:
@@ -197,6 +199,13 @@ class Places:
         slot = self.slot(r.node, r.slot)
         slot.state, slot.why = "canary failed", r.detail
         self.marks.append(Mark(t, "canary", sentence(r), r.node, r.slot))
+
+    def canary_timed(self, t: float, r: ev.CanaryTimed) -> None:
+        self.timed.feed(t, r)
+
+    def flags(self) -> list[str]:
+        """Sentences on the slots that are slow, hot or power-capped."""
+        return [f"{self.spot(*slot)} is {why}" for slot, why in self.timed.flags().items()]
 
     def quarantined(self, t: float, r: ev.Quarantine) -> None:
         slot = self.slot(r.node, r.slot)

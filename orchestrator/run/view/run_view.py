@@ -225,6 +225,7 @@ _TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
     ev.SlotLost: RunView._gone,
     ev.CanaryPassed: _of("places", "canary_passed"),
     ev.CanaryFailed: _of("places", "canary_failed"),
+    ev.CanaryTimed: _of("places", "canary_timed"),
     ev.Quarantine: _of("places", "quarantined"),
     ev.Resumed: RunView._controller_mark,
     ev.StopAsked: RunView._controller_mark,

@@ -60,6 +60,8 @@ def sentence(
             return f"{name(shape)} tuned ({attempt})" + _left_out(record)
         case ev.ShapeRefused(attempt, shape, reason, detail):
             return f"{name(shape)}: {reason.message()}: {detail} ({attempt})" + _left_out(record)
+        case ev.Confirm(shape, _, child, only, _, why, True):
+            return f"{name(shape)} goes on as {child}, {_counted(only)} ranked again on a second GPU"
         case ev.Confirm(shape, _, child, only, _, why):
             what = f"{_counted(only)} tried" if only else "tried"
             return f"{name(shape)} goes on as {child}, {what} on another slot: {why}"
@@ -117,6 +119,8 @@ def sentence(
             return f"{node} slot {slot} was lost: {detail}"
         case ev.CanaryPassed(node, slot, us):
             return f"{node} slot {slot}: the canary passed ({us:.0f} us)"
+        case ev.CanaryTimed(node, slot, compute, memory):
+            return f"{node} slot {slot}: timed canary, compute {compute:.1f} us, memory {memory:.1f} us"
         case ev.CanaryFailed(node, slot, detail):
             return f"{node} slot {slot}: the canary failed: {detail}"
         case ev.Quarantine(node, slot, why, until):

@@ -11,6 +11,7 @@ from orchestrator.reasons import Reason
 from orchestrator.run.view.places import Node, Slot
 from orchestrator.run.view.run_view import RunView
 from orchestrator.run.view.sentences import sentence
+from orchestrator.run.view.slot_speeds import usual_pace
 from orchestrator.run.view.work import Attempt, Group
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration
 
@@ -50,20 +51,22 @@ SPREAD = 5.0
 def time_left(view: RunView, now: float, *, driven: bool) -> Range | None:
     """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
     work, waiting, running = view.work, list[float](), list[UnderWay]()
+    speeds = view.places.timed.speeds()
+    pace, usual = {slot: s.pace for slot, s in speeds.items()}, usual_pace(speeds)
     for group in work.groups.values():
         if group.left <= 0:
             continue
         attempt = work.attempts.get(group.running) if driven else None
         if attempt is None:
-            waiting.append(work.setup_s + group.left_s)
+            waiting.append(usual * (work.setup_s + group.left_s))
         else:
-            running.append(_under_way(view, group, attempt, now))
+            running.append(_under_way(view, group, attempt, now, pace.get((attempt.node, attempt.slot), 1.0)))
     costs, slots = work.costs, _slots(view)
     return seconds_left(
         waiting,
         slots,
         spread=costs.spread if costs else SPREAD,
-        over=work.over,
+        over=[(pace.get(slot, 1.0) * estimated, took) for slot, estimated, took in work.over],
         running=running,
         start=_start(view, now, driven),
     )
@@ -82,7 +85,8 @@ class Estimate:
         return self._left
 
 
-def _under_way(view: RunView, group: Group, a: Attempt, now: float) -> UnderWay:
+def _under_way(view: RunView, group: Group, a: Attempt, now: float, pace: float) -> UnderWay:
+    """`pace`: time that work takes on its slot, over the usual one."""
     work, first = view.work, 0.0 if a.done else view.work.setup_s
     current = work.shapes.get(a.current) if a.current is not None else None
     done_s = work.setup_s + a.done_s if a.done else 0.0
@@ -90,11 +94,11 @@ def _under_way(view: RunView, group: Group, a: Attempt, now: float) -> UnderWay:
     broken = a.start < (view.sessions.start or 0.0)
     since = max(a.since, view.sessions.start or 0.0)
     return UnderWay(
-        estimate_s=done_s + first + group.left_s,
-        done_s=done_s,
+        estimate_s=pace * (done_s + first + group.left_s),
+        done_s=pace * done_s,
         took_s=0.0 if broken else a.took_s,
         since_s=max(0.0, now - since),
-        next_s=first + current.cost_s if current is not None and current.state == "pending" else 0.0,
+        next_s=pace * (first + current.cost_s) if current is not None and current.state == "pending" else 0.0,
     )
 
 
@@ -151,6 +155,7 @@ def run_status(
     )  # fmt: skip
     s.nodes = [_node(view, about, name, slots) for name, slots in about.nodes.items()]
     s.nodes += [_node(view, about, name, ()) for name in view.places.nodes if name not in about.nodes]
+    s.standing_out = view.places.flags()
     for pool, leases in view.places.queued.items() if going else ():
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
     s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
@@ -238,7 +243,7 @@ class Notes:
                 self._kept.append((record, doing != "free"))
             case ev.SettleShape(confirmed=False):
                 self._kept.append((record, True))
-            case ev.Split() | ev.Confirm() | ev.ChargeSlot():
+            case ev.Split() | ev.Confirm(second=False) | ev.ChargeSlot():
                 self._kept.append((record, False))
             case ev.Quarantine(node, slot, why):
                 # a quarantine gives its reason: the note on the canary that led to it would repeat it

@@ -52,6 +52,8 @@ class Group:
     left_s: float = 0.0
     running: str = ""
     """The attempt that is under way."""
+    second: bool = False
+    """It ranks a winner again on a second GPU."""
 
 
 @dataclass(slots=True)
@@ -91,8 +93,8 @@ class Work:
         self.groups: dict[str, Group] = {}
         self.shapes: dict[int, Shape] = {}
         self.attempts: dict[str, Attempt] = {}
-        self.over: list[tuple[float, float]] = []
-        """(estimated, measured) seconds of attempts that are over, each for what it settled."""
+        self.over: list[tuple[tuple[str, str], float, float]] = []
+        """(node and slot, estimated, measured seconds) of attempts that are over, each for what it settled."""
         self.tuned = self.failed = 0
         self.tuned_at: deque[float] = deque(maxlen=4096)
         """Times at which the latest shapes were tuned."""
@@ -138,6 +140,11 @@ class Work:
         group.left -= 1
         group.left_s = group.left_s - shape.cost_s if group.left else 0.0
 
+    def second_attempts(self) -> frozenset[str]:
+        """Attempts that ranked a winner again on a second GPU."""
+        groups = {g.id for g in self.groups.values() if g.second}
+        return frozenset(a.id for a in self.attempts.values() if a.group in groups) if groups else frozenset()
+
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def sent(self, t: float, r: ev.Send) -> None:
@@ -168,7 +175,7 @@ class Work:
         if a is not None:
             a.tuned += 1
             self._moved(a, t, shape)
-        if shape is None or shape.state != "pending" or not r.complete:
+        if shape is None or shape.state != "pending" or not r.settles:
             return None
         return self._tune(shape, r.attempt, t)
 
@@ -190,7 +197,7 @@ class Work:
         shape = self.shapes.get(r.shape)
         if shape is None:
             return "pending", None
-        child = self.groups[r.child] = Group(r.child)
+        child = self.groups[r.child] = Group(r.child, second=r.second)
         was, by = shape.state, self.attempts.get(shape.attempt)
         if was == "pending":
             self._drop(shape)
@@ -235,7 +242,7 @@ class Work:
         if a.done:
             # its own clock measured its time, with or without a controller
             took = min(a.took_s, r.seconds) if r.seconds > 0 else a.took_s
-            self.over.append((self.setup_s + a.done_s, took))
+            self.over.append(((a.node, a.slot), self.setup_s + a.done_s, took))
         self._stops(a)
         return a
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.heavy.outer import HeavyError, Outer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 PORT = 22
 REPAIR = r"""
@@ -108,7 +108,8 @@ class HeavyNode:
 
     def pause(self) -> None:
         """Every process of the node stands still; TCP connections stay open."""
-        self.outer.docker("pause", self.container)
+        # the freezer gives up after a moment on a machine that is too busy to stop so many processes
+        wait_until(lambda: self.outer.run(["pause", self.container]).returncode == 0, f"{self.name} stands still")
 
     def unpause(self) -> None:
         self.outer.docker("unpause", self.container)

@@ -237,7 +237,8 @@ def test_every_kind_of_record_is_kept_and_read_back_as_it_was(run: Run) -> None:
         "places": (("n1", "0"), ("n2", "0")), "candidates": (("b", "2"),), "child": "g0001c",
         "final": True, "host": "h1", "leases": (("17_3", "Priority"),),
         "gpus": ("3", "7"), "lease": "17_3", "pool": "mi355", "cause": "preempted",
-        "charged": True, "more": True, "ends_at": 1700000000.5, "value": 2.5,
+        "charged": True, "more": True, "ends_at": 1700000000.5, "second": True, "compute_us": 110.5, "memory_us": 250.0,
+        "device": "MI355X", "temperature_c": 71.0, "power_cap_w": 1400.0, "value": 2.5,
     }  # fmt: skip
     run.send("g0001-0")
     run.says(started("g0001-0"))

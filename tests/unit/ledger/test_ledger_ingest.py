@@ -312,3 +312,28 @@ def test_an_end_that_was_read_is_not_made_up_again(run: Run) -> None:
     run.send("g0002-1")
     events = run.says(ended("g0001-1"), started("g0002-1"))
     assert [type(e).__name__ for e in events] == ["AttemptEnded", "AttemptStarted"]
+
+
+def test_a_timed_canary_is_an_event_with_what_is_known_of_the_slot(run: Run) -> None:
+    reading = {
+        "temperature_c": {"edge": 61.0, "junction": 88.5, "odd": "hot"},
+        "power_cap_w": 1400.0,
+        "source": "sysfs",
+    }
+    events = run.says(
+        record("tuner_ready", 0.6, tuner="replay", device=DEVICE, seconds=0.1),
+        record("canary_timed", 0.7, compute_us=110.5, memory_us=250.0, seconds=0.3, conditions=reading),
+        record("canary_timed", 0.8, compute_us="fast", memory_us=float("inf"), seconds=0.3),
+    )
+    assert events == [
+        ev.CanaryTimed("n1", "0", 110.5, 250.0, "a GPU gfx950 256", 88.5, 1400.0),
+        ev.CanaryTimed("n1", "0", -1.0, -1.0, "a GPU gfx950 256"),
+    ]
+    assert [r for _, r in run.ledger.journal_records(only=ev.CanaryTimed)] == events
+    assert run.bad() == 0
+
+
+def test_runners_up_that_are_none_make_a_bad_record(run: Run) -> None:
+    tuned = {**row("shape_tuned", "g0001-1", 1), "candidate": ["a"], "runners": "many"}
+    assert run.says(tuned) == []
+    assert run.bad() == 1

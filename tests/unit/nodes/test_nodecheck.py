@@ -145,6 +145,17 @@ def test_docker_and_containers_as_the_script_sees_them(tmp_path: Path, monkeypat
     assert {f.what for f in check_node(in_docker(), done, time.time()).findings} >= {"run run-1 works there"}
 
 
+@pytest.mark.skipif(shutil.which("timeout") is None, reason="no limit without `timeout`")
+def test_an_image_that_is_not_shown_in_time_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_docker(tmp_path / "bin", ps="", version="28.0 28.0", info="")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert read_facts(run(in_docker(), tmp_path)).values["image"] == "missing"
+    monkeypatch.setattr("orchestrator.nodes.facts.TOOL_TIMEOUT_S", 1)
+    docker = tmp_path / "bin" / "docker"
+    docker.write_text(docker.read_text().replace("*) echo", "image) exec sleep 600 ;;\n*) echo"))
+    assert "image" not in read_facts(run(in_docker(), tmp_path)).values
+
+
 def test_locks_as_the_script_sees_them(tmp_path: Path) -> None:
     work = tmp_path / "work"
     for run_, files in (("dead", ["claimed/0/spec.json"]), ("idle", []), ("left", ["inbox/x.json"]), ("busy", [])):
@@ -234,6 +245,7 @@ DRI = in_docker(docker={"devices": ("/dev/dri",)})
         ),
         (in_docker(), {"docker__version": None, "docker__error": "Cannot connect"}, "unusable", "start it: systemctl"),
         (in_docker(), {"docker__version": None}, "unusable", "docker did not answer in time"),
+        (in_docker(), {"docker__version": None, "docker__error": ""}, "unusable", "docker did not answer in time"),
         (in_docker(), {"image": "missing"}, "warning", "the image is not there: it will be pulled"),
         (in_docker(docker={"pull": "never"}), {"image": "missing"}, "unusable", "pull is never: load it there"),
         (in_docker(), {"image": "missing", "docker__free_kb": "1000000"}, "warning", "Docker's disk has 1 GiB free"),

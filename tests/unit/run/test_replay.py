@@ -19,14 +19,15 @@ from orchestrator.simulation.simulator import Result, Simulator, simulate
 from tests.support import report_kit as kit
 
 
-def kept(folder: Path, plan: SimPlan) -> tuple[RunPaths, Result]:
-    """A finished run that went as the plan does."""
+def kept(folder: Path, plan: SimPlan, *more: ev.Record) -> tuple[RunPaths, Result]:
+    """A finished run that went as the plan does; `more`: records a second apart after its end."""
     shapes = sum(len(g.shapes) for g in plan.groups)
     paths, asked = kit.empty_run(folder, shapes)
     result = Simulator(plan).run()
     # the controller records trouble with a link; the simulator has only what the policy needs
     broken = [(o.at, ev.NodeTroubled(o.node, "silent", kit.BEGAN + o.at)) for o in plan.faults.outages if o.at]
-    journal = sorted([*result.journal, *broken], key=lambda r: r[0])
+    late = [(result.makespan_s + i, r) for i, r in enumerate(more, 1)]
+    journal = [*sorted([*result.journal, *broken], key=lambda r: r[0]), *late]
     with Ledger.open(paths.ledger) as ledger:
         kit.fill(ledger, journal, asked, {})
         with ledger.transaction():
@@ -53,6 +54,20 @@ def test_a_run_without_faults_takes_as_long_again(tmp_path: Path) -> None:
     assert job.seconds == pytest.approx(true, abs=0.06), "but for the time that news takes"
     again = simulate(plan_of(job, Setting(), 5))
     assert again.makespan_s == pytest.approx(result.makespan_s, rel=0.05)
+
+
+def test_some_candidates_measured_again_are_not_the_time_of_a_tuning(tmp_path: Path) -> None:
+    group = replace(PLAIN.groups[0], shapes=(1, 2), seconds=(10.0, 10.0))
+    plan = SimPlan({"n1": 1}, (group,), setup_s=6.0, cold_s=15.0)
+    again = f"{group.id}-9"
+    more = (
+        ev.Send(again, group.id, "n1", "0", 9, (("c0",),)), ev.AttemptStarted(again, "n1", "0"),
+        ev.ShapeStarted(again, 1), ev.ShapeTuned(again, 1, complete=False),
+        ev.AttemptEnded(again, Reason.DONE, None, "", 3.0),
+    )  # fmt: skip
+    job = read_job(kept(tmp_path, plan, *more)[0])
+    assert job.seconds == pytest.approx({1: 10.0, 2: 10.0}, abs=0.1)
+    assert job.plan.setup_s == pytest.approx(15.0)
 
 
 def test_what_went_wrong_goes_wrong_again(tmp_path: Path) -> None:

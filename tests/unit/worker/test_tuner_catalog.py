@@ -63,7 +63,7 @@ def test_a_spec_imports_nothing_heavy() -> None:
 def test_flags_are_those_of_the_specs() -> None:
     assert {flag.flag: tuners for flag, tuners in flags().values()} == {
         "--search": ("aiter-triton", "triton"), "--budget": ("aiter-triton", "torch", "triton"),
-        "--warmup": ("aiter",), "--iters": ("aiter",),
+        "--again": ("aiter-triton", "torch", "triton"), "--warmup": ("aiter",), "--iters": ("aiter",),
         "--tuner-timeout": ("aiter",), "--batch": ("aiter",), "--split-k": ("aiter",), "--tuner-arg": ("aiter",),
     }  # fmt: skip
 

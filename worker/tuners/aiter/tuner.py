@@ -17,7 +17,7 @@ from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import SHAPE_VERDICTS, Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, LeftOut
-from worker.tuners.aiter.drive.chosen import chosen_kernels
+from worker.tuners.aiter.drive.chosen import chosen_candidates
 from worker.tuners.aiter.drive.run import REPRO, ProcessResult, leave_out, run_shapes
 from worker.tuners.aiter.drive.session import AiterImage, Limits, Session, TuningContext, inspect_image
 from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, ODD_K, Warmup, failure
@@ -82,6 +82,16 @@ class AiterTuner:
         ok, us, detail = warmup.prove_slot(session.context(family, options))
         return ok, us, f"{answer['absent']}; {detail}"
 
+    timed_canary_s = 15.0
+    """A process that imports torch."""
+
+    def time_canary(self) -> tuple[float, float]:
+        """Times of torch's product and copy in a process of its own. Raises TunerFault where torch has none."""
+        answer = query_device("times", self._opened()[0].env(), CANARY_TIMEOUT_S, lambda: None)
+        if "error" in answer:
+            raise TunerFault("error", str(answer["error"]))
+        return float(answer["compute_us"]), float(answer["memory_us"])
+
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes; seconds by kind (build, measure). Raises ValueError for bad options, TunerFault."""
         session, warmup = self._opened()
@@ -107,15 +117,16 @@ class AiterTuner:
         attempts = Attempts(context, warmup, emit, self._folder(spec), self.canary)
         odd = _padded_k(family, shapes) and not session.image.findings.k256_sound
         alone = context.strategy.one_process_a_shape or odd
-        some = [s for s in shapes if spec.only_of(s.id) is not None]
-        chosen = chosen_kernels(session.image.tree, session.image.gfx, spec) if spec.kernels and context.watched else []
-        if (some or spec.kernels) and not context.watched:
+        chosen = chosen_candidates(session.image.tree, session.image.gfx, spec) if spec.only else {}
+        if chosen and not context.watched:
             _say("candidates cannot be distinguished here: all are measured, though only some were requested")
-        for shape in some:
-            attempts.tune([shape], isolate=True, only=spec.only_of(shape.id))
-        rest = [s for s in shapes if s not in some]
+        named = [s for s in shapes if (only := spec.only_of(s.id)) is not None and only.identities]
+        for shape in named:
+            attempts.tune([shape], isolate=True, only=[chosen[shape.id]], blocked_too=True)
+        rest = [s for s in shapes if s not in named]
         for part in [[s] for s in rest] if alone else [rest]:
-            attempts.tune(part, isolate=len(spec.shapes) == 1, kernels=chosen)
+            only_some = [chosen[s.id] for s in part if s.id in chosen]
+            attempts.tune(part, isolate=len(spec.shapes) == 1, only=only_some)
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
     def judge(self, spec: Spec) -> None:
@@ -149,20 +160,17 @@ class Attempts:
         shapes: Sequence[SpecShape],
         *,
         isolate: bool,
-        only: Sequence[tuple[str, ...]] | None = None,
-        kernels: Sequence[Mapping[str, Any]] = (),
+        only: Sequence[Mapping[str, Any]] = (),
+        blocked_too: bool = False,
     ) -> None:
         """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, where that is known.
 
-        `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: the
-        candidates of the one shape that are to be measured, whatever the blocklist has of them. `kernels`: see LeftOut.
+        `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: see
+        LeftOut. `blocked_too`: these are tried whatever the blocklist has of them, and each may fault.
         """
-        left_out = LeftOut(
-            {} if only is not None else self.warmup.blocklist.in_force(self.context.family.name),
-            only=None if only is None else frozenset(only),
-            kernels=kernels,
-        )
-        most = MAX_FAULTS if only is None else len(only)
+        blocked = {} if blocked_too else self.warmup.blocklist.in_force(self.context.family.name)
+        left_out = LeftOut(blocked, only=only)
+        most = sum(len(chosen["only"]) for chosen in only) if blocked_too else MAX_FAULTS
         left = list(shapes)
         faults = 0
         while left:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from worker.options import Rule, option, parse_options, whole
 from worker.triton_configs.files import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
-from worker.tuners.catalog import CostGuess, Flag, TunerSpec
+from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
 from worker.tuners.triton.spec import EXHAUSTIVE
 from worker.tuners.triton.spec import Options as TritonOptions
 
@@ -117,6 +117,7 @@ SPEC = TunerSpec(
     flags=(
         Flag("search", "--search", str, "Search: fast (the default) or exhaustive.", metavar="HOW"),
         Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),
+        AGAIN,
     ),
     produces="configs",
     risk=risk,

@@ -10,6 +10,9 @@ took together, on whatever clock is right for the device. The caller prepares (t
 - `pick` chooses on the ratios of samples of one round; candidates within the noise of each other are
   tied, and the tie goes to the simplest.
 
+Where a power cap sets the clock, a kernel's clock follows from what it draws, some tens of milliseconds later. Large
+problems are therefore measured *sustained*: each candidate first runs until the clock is its own.
+
 Times are in seconds unless a name ends with `us`.
 """
 
@@ -30,8 +33,17 @@ Clock = Callable[[], float]
 MIN_US = 1e-3
 """No call takes less than a nanosecond: anything below is a broken clock, not a winner."""
 
-TIE_FLOOR, TIE_CEILING = 0.005, 0.02
+TIE_FLOOR, TIE_CEILING = 0.005, 0.01
 """Differences below the floor are always a tie, above the ceiling never."""
+
+RUNNER_UP = 1.5
+"""A candidate that takes longer than so many times the best is no runner-up."""
+SMALL_MARGIN = 3.0
+"""A margin below it, in standard errors, may be luck."""
+LEAST_ERROR = 1e-4
+"""No ratio of two times is known better than that."""
+SETTLE_S, RANK_SETTLE_S, SUSTAINED_S = 0.1, 0.2, 0.1
+"""Sustained: seconds that a candidate runs before its samples, before each sample of a ranking, and such a sample."""
 
 WIDE, FEW = 0.15, 5
 """A spread from, and a sample count below which a median may owe more to the machine's other work."""
@@ -53,6 +65,8 @@ class SamplingPolicy:
     hopeless_after: int = 5
     far: float = 10.0
     """Ratio beyond which it gets no more than two samples."""
+    settle_s: float = 0.0
+    """Seconds that a candidate within `far` runs before its samples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +98,8 @@ class Ranking:
     """Median of the ratio to the fastest within a round, less 1."""
     tied: tuple[int, ...]
     rounds: int
+    margin: float | None = None
+    """Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up."""
 
 
 def valid_us(us: float) -> bool:
@@ -126,6 +142,9 @@ def measure(
             calls = _calls(each, policy)
         if now() - start >= cap_s:
             return _measurement([each], calls, "hopeless" if _slow([each], best_us, policy.hopeless) else "time")
+        if policy.settle_s and each * 1e6 <= policy.far * best_us:
+            timer(calls_of(policy.settle_s, each))
+            tick()
         samples: list[float] = []
         while True:
             samples.append(timer(calls) / calls)
@@ -143,17 +162,27 @@ def measure(
                 return _measurement(samples, calls, "time")
 
 
-def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
+def calls_of(seconds: float, each: float) -> int:
+    """Calls of `each` seconds that last `seconds`, at least one."""
+    return max(1, math.ceil(seconds / max(each, 1e-9)))
+
+
+def leaders(
+    found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2, runner_up: float = 1.0
+) -> list[int]:
     """Indexes of the candidates to measure again: the fastest and those within `within` of it, at most `most`.
 
-    And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least of which is
-    below the best median. The re-rank costs little and shows whether they are fast.
+    Where that is one alone, the next best as well, so that the winner has a margin, if it takes at most `runner_up`
+    times as long. And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least
+    of which is below the best median. The re-rank costs little and shows whether they are fast.
     """
     order = sorted((i for i in range(len(found)) if found[i].valid), key=lambda i: found[i].us)
     if not order:
         return []
     best = found[order[0]].us
     near = [i for i in order if found[i].us <= best * (1 + within)][:most]
+    if len(near) == 1:
+        near += [i for i in order[1:2] if found[i].us <= best * runner_up]
     odd = [i for i in order if i not in near and _disturbed(found[i]) and found[i].low_us <= best]
     return near + sorted(odd, key=lambda i: found[i].low_us)[:suspects]
 
@@ -168,27 +197,41 @@ def rerank(
     max_rounds: int = 41,
     now: Clock = time.perf_counter,
     tick: Callable[[], None] = lambda: None,
+    before: Sequence[int] = (),
+    again: int = 0,
 ) -> Ranking:
     """Measure the contenders again, interleaved, and pick (see `pick`).
 
-    Each round takes one sample of every contender, in an order drawn anew. Ends at `max_rounds`, when no more
-    rounds can change the choice, or at `cap_s` once `min_rounds` are in.
+    Each round takes one sample of every contender, in an order drawn anew, after `before` calls of it (by default one:
+    the previous run had other threads and other data in the cache). Ends at `max_rounds`, when no more rounds can
+    change the choice, or at `cap_s` once `min_rounds` are in. While the margin is small that is repeated, up to `again`
+    times; all rounds count.
     """
-    start = now()
     rounds: list[list[float]] = []
     order = list(range(len(timers)))
-    with without_gc():
-        while len(rounds) < max_rounds:
-            rng.shuffle(order)
-            taken = [0.0] * len(timers)
-            for i in order:
-                timers[i](1)  # the previous run had other threads and other data in the cache
-                taken[i] = timers[i](calls[i]) / calls[i]
-                tick()
-            rounds.append(taken)
-            if len(rounds) >= min_rounds and (now() - start >= cap_s or _decided(rounds)):
-                break
-    return pick(rounds, simplicity)
+    for repeat in range(again + 1):
+        start, first = now(), len(rounds)
+        with without_gc():
+            while len(rounds) - first < max_rounds:
+                rng.shuffle(order)
+                taken = [0.0] * len(timers)
+                for i in order:
+                    timers[i](before[i] if before else 1)
+                    taken[i] = timers[i](calls[i]) / calls[i]
+                    tick()
+                rounds.append(taken)
+                over = now() - start >= cap_s or (repeat == 0 and _decided(rounds))
+                if over and len(rounds) - first >= min_rounds:
+                    break
+        ranking = pick(rounds, simplicity)
+        if ranking.margin is None or abs(ranking.margin) >= SMALL_MARGIN:
+            break
+    return ranking
+
+
+def sustained(us: Sequence[float]) -> tuple[list[int], list[int]]:
+    """(calls of a sample, calls before it) of contenders of these times, for sustained rounds."""
+    return [calls_of(SUSTAINED_S, t / 1e6) for t in us], [calls_of(RANK_SETTLE_S, t / 1e6) for t in us]
 
 
 def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]]) -> Ranking:
@@ -200,20 +243,35 @@ def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]
     """
     columns, ratios = _against_best(rounds)
     lag = tuple(statistics.median(r) - 1 for r in ratios)
-    margin = [min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(r))) for r in ratios]
-    tied = tuple(i for i in range(len(lag)) if lag[i] <= margin[i])
+    within = [min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(r))) for r in ratios]
+    tied = tuple(i for i in range(len(lag)) if lag[i] <= within[i])
+    winner = min(tied, key=lambda i: simplicity[i])
     return Ranking(
-        winner=min(tied, key=lambda i: simplicity[i]),
+        winner=winner,
         us=tuple(statistics.median(c) * 1e6 for c in columns),
         spread=tuple(spread(c) for c in columns),
         lag=lag,
         tied=tied,
         rounds=len(rounds),
+        margin=margin(columns[winner], [c for i, c in enumerate(columns) if i != winner]),
     )
 
 
+def margin(winner: Sequence[float], others: Sequence[Sequence[float]]) -> float | None:
+    """Lead of the winner over the runner-up in standard errors of the median of their ratio within a round.
+
+    Below 0 where the winner is the slower one of a tie; None where there is no other. The runner-up is the one of the
+    least ratio; the samples of a round have the same index.
+    """
+    ratios = [[t / max(w, 1e-12) for t, w in zip(other, winner, strict=True)] for other in others]
+    if not ratios:
+        return None
+    nearest = min(ratios, key=statistics.median)
+    return (statistics.median(nearest) - 1) / max(LEAST_ERROR, uncertainty(nearest))
+
+
 def _calls(each: float, policy: SamplingPolicy) -> int:
-    return min(policy.max_calls, max(1, math.ceil(policy.min_sample_s / max(each, 1e-9))))
+    return min(policy.max_calls, calls_of(policy.min_sample_s, each))
 
 
 def _slow(samples: Sequence[float], best_us: float, times: float) -> bool:

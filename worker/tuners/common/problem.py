@@ -19,6 +19,8 @@ SCALE_BLOCK = 128
 FLOATS = ("bfloat16", "float16", "float32")
 A16W16_DTYPES = {"torch": FLOATS, "triton": ("bfloat16", "float16")}
 """Operands of a16w16 by tuner."""
+SUSTAINED_FLOPS = 2e11
+"""Operations of a call from which on candidates are measured sustained: there the power cap sets the clock."""
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1}
 _EIGHT_BITS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
 _FP4 = "float4_e2m1fn_x2"
@@ -60,6 +62,11 @@ class Problem:
     @property
     def flops(self) -> int:
         return 2 * self.b * self.m * self.n * self.k
+
+    @property
+    def is_sustained(self) -> bool:
+        """True where candidates are measured at the clock that they can sustain (worker/tuners/common/measure.py)."""
+        return self.flops >= SUSTAINED_FLOPS
 
     @property
     def bits(self) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import cast
 
-from worker.protocol import Row
+from worker.protocol import RankedRow, Row
 from worker.text import plural
 from worker.tuners.common.problem import Problem
 
@@ -106,6 +107,19 @@ def row_of(
         samples=samples,
         detail=short(detail),
     )
+
+
+def ranked_row(row: Row, margin: float | None) -> RankedRow:
+    """A winner's row with its margin (worker/tuners/common/measure.py), where it has one."""
+    made = cast(RankedRow, dict(row))
+    if margin is not None:
+        made["margin"] = round(margin, 2)
+    return made
+
+
+def ended(rows: Sequence[Row]) -> list[tuple[str]]:
+    """Identities of the candidates that came to an end without a fault, right or not."""
+    return list(dict.fromkeys((r["kernelName"],) for r in rows if r["status"] not in ("error", "timeout")))
 
 
 def figure(value: float) -> float:

@@ -210,9 +210,8 @@ class ReplayTuner:
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         """Rows and verdict of a shape that is started."""
-        candidates, kernels = self.candidates(shape.key), spec.kernels_of(shape.id)
-        named = None if kernels is None else {(k.name, k.split) for k in kernels}
-        chosen = [c for c in candidates if named is None or _named(c.row) in named]
+        candidates, only = self.candidates(shape.key), spec.only_of(shape.id)
+        chosen = [c for c in candidates if only is None or only.has(identity(c.row), *_named(c.row))]
         rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in chosen]
         conclude(shape, rows, len(candidates), emit)
 
@@ -234,12 +233,14 @@ def measure(candidate: Candidate, count: int, shape: SpecShape, err_ratio: float
     return row
 
 
-def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **evidence: Any) -> None:
-    """Emit the verdict on a shape by the rows of its `count` candidates."""
+def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, runners: int = 0, **evidence: Any) -> None:
+    """Emit the verdict on a shape by the rows of its `count` candidates, with so many runners-up."""
     best = min((r for r in rows if r["status"] == "ok"), key=lambda r: r["us"], default=None)
     wrong = sum(r["status"] == "wrong" for r in rows)
     if best is not None:
-        emit.tuned(shape.id, best, candidate=identity(best), **evidence)
+        others = sorted((r for r in rows if r["status"] == "ok" and r is not best), key=lambda r: r["us"])
+        named = [identity(r) for r in others[:runners]]
+        emit.tuned(shape.id, best, candidate=identity(best), runners=named, **evidence)
     elif not count:
         emit.failed(shape.id, "unsupported", "the recording has no row of this shape")
     elif wrong:

@@ -9,19 +9,30 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
-from worker.protocol import Row, SpecShape
-from worker.tuners.base import Emit
+from worker.protocol import Choice, Row, SpecShape
+from worker.tuners.base import RUNNERS, Emit
 from worker.tuners.common.device import Device, Operand, Run
-from worker.tuners.common.measure import Measurement, Ranking, SamplingPolicy, Timer, leaders, measure, rerank
+from worker.tuners.common.measure import (
+    RUNNER_UP,
+    SETTLE_S,
+    Measurement,
+    Ranking,
+    SamplingPolicy,
+    Timer,
+    leaders,
+    measure,
+    rerank,
+    sustained,
+)
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import is_fatal, row_of, status_of, why_no_winner
+from worker.tuners.common.rows import ended, is_fatal, ranked_row, row_of, status_of, why_no_winner
 from worker.tuners.torch import a4w4, a8w8, a16w16
 from worker.tuners.torch.candidate import Candidate, Variant, Workspace, expand
 from worker.tuners.torch.operands import Operands, TooLargeError
@@ -72,25 +83,28 @@ class Search:
     def __init__(
         self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
         emit: Emit, spent: StageTimes, started: float, candidates: list[Candidate] | None = None,
+        only: Choice | None = None,
     ) -> None:  # fmt: skip
+        """`only`: the only candidates to be measured, all of which are ranked; None: every one."""
         self._shape, self._operands, self._device, self._options = shape, operands, device, options
         self._emit, self._spent, self._err_limit = emit, spent, err_limit
         self._p = operands.problem
         budget = options.budget_s_per_shape
         self._started, self._budget = started, budget
         self._end = max(started + (1 - RERANK) * budget, time.perf_counter() + MEASURE_AT_LEAST * budget)
-        self._policy = SamplingPolicy(min_samples=options.min_samples, max_samples=options.max_samples)
+        self._sustained = device.gpu and self._p.is_sustained
+        self._policy = SamplingPolicy(
+            min_samples=options.min_samples, max_samples=options.max_samples,
+            settle_s=SETTLE_S if self._sustained else 0.0,
+        )  # fmt: skip
         if candidates is None:
             table = [v for v in variants_of(self._p, device.gpu) if options.predequant or "predequant" not in v.stem]
             candidates = expand(table, device.modes(options.threads))
-        self._candidates = candidates
+        self._named = only is not None
+        self._candidates = [c for c in candidates if only is None or only.has((c.name,), c.name)]
         self._best = float("inf")
         self._contenders: list[Contender] = []
         self._rows: list[Row] = []
-
-    def keep(self, names: Container[str]) -> None:
-        """Drop the candidates that are not of these names."""
-        self._candidates = [c for c in self._candidates if c.name in names]
 
     def run(self) -> None:
         with self._spent.on("check"):
@@ -101,7 +115,7 @@ class Search:
             self._rows.append(row)
             self._emit.row(self._shape.id, row)
         if self._contenders:
-            self._emit.tuned(self._shape.id, self._winner())
+            self._conclude()
         else:
             self._emit.failed(self._shape.id, *why_no_winner(self._rows, self._err_limit))
 
@@ -149,7 +163,9 @@ class Search:
         row = measured_row(c, self._p, m, err, remark)
         self._best = min(self._best, m.us)
         self._contenders.append(Contender(c, row, timer, m))
-        kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS)
+        if self._named:
+            return row
+        kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS, RUNNER_UP)
         self._contenders = [self._contenders[k] for k in kept]  # the rest may free their buffers
         return row
 
@@ -165,10 +181,14 @@ class Search:
         poison([out])
         return err, cold
 
-    def _winner(self) -> Row:
-        """The row of the winner, with the time of the re-rank."""
-        kept = leaders([x.measurement for x in self._contenders], WITHIN, LEADERS)
+    def _conclude(self) -> None:
+        """Rank the leaders and report the winner, with its time of the re-rank."""
+        found = [x.measurement for x in self._contenders]
+        kept = range(len(found)) if self._named else leaders(found, WITHIN, LEADERS, runner_up=RUNNER_UP)
         best = [self._contenders[k] for k in kept]
+        calls, before = [b.measurement.calls for b in best], list[int]()
+        if self._sustained:
+            calls, before = sustained([b.measurement.us for b in best])
         rng = random.Random(f"{self._options.seed}:{self._shape.key}")
         tries: list[Ranking] = []
         with self._spent.on("measure"):
@@ -176,19 +196,35 @@ class Search:
                 left = self._started + self._budget - time.perf_counter()
                 v = rerank(
                     [b.timer for b in best],
-                    [b.measurement.calls for b in best],
+                    calls,
                     [b.candidate.simplicity for b in best],
                     rng,
                     max(left, RERANK * self._budget),
                     tick=self._emit.alive,
+                    before=before,
+                    again=self._options.again,
                 )
                 tries.append(v)
                 if v.us[v.winner] <= SLOWER * best[v.winner].measurement.us:
                     break
         v = min(tries, key=lambda t: t.us[t.winner])
-        won = best[v.winner]
-        m = replace(won.measurement, us=v.us[v.winner], spread=v.spread[v.winner], samples=v.rounds)
-        return measured_row(won.candidate, self._p, m, float(won.row["errRatio"]), _story(best, v))
+        rows = [
+            measured_row(
+                b.candidate, self._p, replace(b.measurement, us=v.us[i], spread=v.spread[i], samples=v.rounds),
+                float(b.row["errRatio"]), _story(best, v) if i == v.winner else "ranked again",
+            )
+            for i, b in enumerate(best)
+        ]  # fmt: skip
+        others = sorted((i for i in range(len(best)) if i != v.winner), key=lambda i: v.us[i])
+        for i in others if self._named else ():
+            self._emit.row(self._shape.id, rows[i])
+        rest = sorted((x for x in self._contenders if x not in best), key=lambda x: x.measurement.us)
+        following = [*(best[i] for i in others), *rest][:RUNNERS]
+        self._emit.tuned(
+            self._shape.id, ranked_row(rows[v.winner], v.margin), candidate=(best[v.winner].candidate.name,),
+            runners=[(x.candidate.name,) for x in following],
+            ran=ended(self._rows) if self._named else (),
+        )  # fmt: skip
 
 
 def _story(best: list[Contender], v: Ranking) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.options import boolean, is_whole, option, parse_options, seconds, whole
-from worker.tuners.catalog import Flag, TunerSpec
+from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
@@ -39,6 +39,8 @@ class Options:
     """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
     predequant: bool = option(default=True, rule=boolean)
     """Candidates may keep W dequantised (those with `predequant` in their name)."""
+    again: int = option(0, whole(0, 100))
+    """Times that a ranking is repeated whose winner has a small margin."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -63,6 +65,6 @@ SPEC = TunerSpec(
     parse_options=Options.parse,
     slower_families={"a4w4_blockscale": 1.5},  # multiplied on unpacked copies
     cost_factor=_factor,
-    flags=(Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),),
+    flags=(Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"), AGAIN),
     produces="own",
 )

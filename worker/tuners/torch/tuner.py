@@ -39,6 +39,14 @@ class TorchTuner:
 
         return canary(self._opened())
 
+    timed_canary_s = 0.5
+
+    def time_canary(self) -> tuple[float, float]:
+        """Times of a product and of a copy, to compare GPUs."""
+        from worker.tuners.common.timed_canary import timed_canary
+
+        return timed_canary(self._opened())
+
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; seconds by kind (import: only the first time). ValueError for bad options."""
         device, options = self._opened(), Options.parse(spec.options)
@@ -80,10 +88,8 @@ class TorchTuner:
             emit.failed(shape.id, "unsupported", str(e))
             return
         emit.alive()
-        search = Search(shape, operands, device, options, spec.err_ratio, emit, spent, started)
-        if (kernels := spec.kernels_of(shape.id)) is not None:
-            search.keep({k.name for k in kernels})
-        search.run()
+        only = spec.only_of(shape.id)
+        Search(shape, operands, device, options, spec.err_ratio, emit, spent, started, only=only).run()
 
     def _weights_of(self, p: Problem, options: Options, device: Device) -> Weights | None:
         """W for a problem, kept for the next shape of the group; None where even the operands do not fit."""

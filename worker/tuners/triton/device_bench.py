@@ -15,6 +15,7 @@ from worker.families.triton_config import KernelConfig
 from worker.tuners.common.device import Device, canary, keep_asleep
 from worker.tuners.common.operands import poison
 from worker.tuners.common.problem import Problem, UnsupportedError
+from worker.tuners.common.timed_canary import timed_canary
 from worker.tuners.triton import launch, operands, target
 from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
 from worker.tuners.triton.measuring_process import Candidate
@@ -103,6 +104,10 @@ class DeviceBench:
 
     def canary(self) -> tuple[bool, float, str]:
         return canary(self._device)
+
+    def time_canary(self) -> tuple[float, float]:
+        self._free()
+        return timed_canary(self._device)
 
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         """Operands that are checked, other ones that are timed in copies, the float32 reference, an output."""

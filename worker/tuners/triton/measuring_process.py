@@ -47,6 +47,19 @@ class Canary:
 
 
 @dataclass(frozen=True, slots=True)
+class TimeCanary:
+    """Time the two kernels of the timed canary; the operands of the last problem are freed."""
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryTimes:
+    """Microseconds of the compute-bound and of the memory-bound kernel."""
+
+    compute_us: float
+    memory_us: float
+
+
+@dataclass(frozen=True, slots=True)
 class Prepare:
     """Make operands, copies and the reference of a problem; those of the last one are freed."""
 
@@ -73,6 +86,8 @@ class Rank:
     indexes: tuple[int, ...]
     cap_s: float
     seed: str
+    again: int = 0
+    """Repeats while the margin is small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +239,7 @@ class MeasuringProcess:
             if any(isinstance(message, Settled) for message in self._receive(0.2)):
                 return
 
-    def send(self, command: Canary | Prepare | Try | Rank) -> None:
+    def send(self, command: Canary | TimeCanary | Prepare | Try | Rank) -> None:
         """One command; one answer is owed for it."""
         assert self._helper is not None
         if not self.owed:

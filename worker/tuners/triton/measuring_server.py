@@ -20,7 +20,16 @@ from typing import Any, Protocol
 
 from worker.text import plural
 from worker.tuners.base import ALIVE_EVERY_S
-from worker.tuners.common.measure import Measurement, SamplingPolicy, Timer, measure, rerank
+from worker.tuners.common.measure import (
+    RUNNER_UP,
+    SETTLE_S,
+    Measurement,
+    SamplingPolicy,
+    Timer,
+    measure,
+    rerank,
+    sustained,
+)
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.triton.clocks import GpuClock, Unthrottled
@@ -29,6 +38,7 @@ from worker.tuners.triton.measuring_process import (
     Began,
     Canary,
     CanaryResult,
+    CanaryTimes,
     Candidate,
     Fatal,
     Opened,
@@ -38,13 +48,14 @@ from worker.tuners.triton.measuring_process import (
     Ranked,
     Settle,
     Settled,
+    TimeCanary,
     Tried,
     Try,
 )
 from worker.tuners.triton.processes import now
 from worker.tuners.triton.target import Target
 
-KEPT = 1.5
+KEPT = RUNNER_UP
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
 SWITCH_S = 0.0005
 """The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes)."""
@@ -88,6 +99,10 @@ class Bench(Protocol):
         """A small problem with a known answer: (ok, microseconds, detail)."""
         ...
 
+    def time_canary(self) -> tuple[float, float]:
+        """Times of two known kernels (worker/tuners/common/timed_canary.py); frees the last problem."""
+        ...
+
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         """Make operands, copies and reference; why that cannot be, "" where it was done."""
         ...
@@ -122,7 +137,7 @@ class MeasuringServer:
         self._conn, self._make = conn, make
         self._lock = threading.Lock()
         self._sent_at = 0.0
-        self._policy, self._err_limit = SamplingPolicy(), 0.0
+        self._policy, self._err_limit, self._sustained = SamplingPolicy(), 0.0, False
         self._contenders: dict[int, Contender] = {}
         self._todo: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._prepared = threading.Event()
@@ -186,13 +201,17 @@ class MeasuringServer:
             self._rank(command)
         elif isinstance(command, Canary):
             self._send(CanaryResult(*self._bench.canary()))
+        elif isinstance(command, TimeCanary):
+            self._contenders.clear()
+            self._send(CanaryTimes(*self._bench.time_canary()))
 
     def _prepare(self, command: Prepare) -> None:
         start = now()
         self._contenders.clear()
+        self._sustained = command.problem.is_sustained
         self._policy = SamplingPolicy(
             min_sample_s=1.0, min_samples=command.min_samples, max_samples=command.max_samples, target=0.004,
-            hopeless=1.2, hopeless_after=3, far=1.6,
+            hopeless=1.2, hopeless_after=3, far=1.6, settle_s=SETTLE_S if self._sustained else 0.0,
         )  # fmt: skip
         self._err_limit = command.err_limit
         refused = self._bench.prepare(command.problem, command.seed, command.rotate_bytes, self._tick)
@@ -244,13 +263,16 @@ class MeasuringServer:
         indexes = tuple(i for i in command.indexes if i in self._contenders)
         found = [self._contenders[i] for i in indexes]
         guard = Unthrottled(self._bench.clock)
+        calls, before = sustained([c.m.us for c in found]) if self._sustained else ([c.m.calls for c in found], [])
         ranking = rerank(
             [guard.around(c.timer) for c in found],
-            [c.m.calls for c in found],
+            calls,
             [c.simplicity for c in found],
             random.Random(command.seed),
             command.cap_s,
             tick=self._tick,
+            before=before,
+            again=command.again,
         )
         err = self._bench.check(found[ranking.winner].loaded)  # also after thousands of calls it is right
         self._send(Ranked(indexes, ranking, err, start, now(), guard.dropped))

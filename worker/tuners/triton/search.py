@@ -10,17 +10,17 @@ results of one to the others, and writes rows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.protocol import Row, SpecShape
 from worker.text import plural
-from worker.tuners.base import Emit, TunerFault
-from worker.tuners.common.measure import Measurement, leaders
+from worker.tuners.base import RUNNERS, Emit, TunerFault
+from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
 from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import row_of, why_no_winner
+from worker.tuners.common.rows import ended, ranked_row, row_of, why_no_winner
 from worker.tuners.triton.candidate_ranker import CandidateRanker
 from worker.tuners.triton.measuring_process import (
     Began,
@@ -76,6 +76,8 @@ class ShapeTask:
     ranker: CandidateRanker
     always: frozenset[int] = frozenset()
     quiet: bool = False
+    named: bool = False
+    """The candidates are those that the spec names for the shape (`only`): all of them are ranked."""
     keys: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -358,16 +360,35 @@ class Search:
             i = ranked.indexes[v.winner]
             c = self._task.candidates[i]
             summary = ranking_summary([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
-            won = row(c, self._p, "ok", v.us[v.winner], self._errs[i], v.spread[v.winner], v.rounds, summary)
+            won = ranked_row(self._ranked_row(ranked, v.winner, summary), v.margin)
             self._context.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
-            self._context.emit.tuned(self._task.shape.id, won)
+            others = [k for k in range(len(ranked.indexes)) if k != v.winner]
+            for k in others if self._task.named else ():
+                self._emit_row(self._ranked_row(ranked, k, "ranked again"))
+            following = [ranked.indexes[k] for k in sorted(others, key=lambda k: v.us[k])]
+            following += sorted(self._found.keys() - {*ranked.indexes}, key=lambda j: self._found[j].us)
+            self._context.emit.tuned(
+                self._task.shape.id, won, candidate=(c.name,), runners=self._identities(following[:RUNNERS]),
+                ran=ended(self._rows) if self._task.named else (),
+            )  # fmt: skip
             return
         self._context.emit.failed(self._task.shape.id, *self.why_none())
+
+    def _ranked_row(self, ranked: Ranked, place: int, detail: str) -> Row:
+        """Row of a contender with its time in the ranking."""
+        v, i = ranked.ranking, ranked.indexes[place]
+        c = self._task.candidates[i]
+        return row(c, self._p, "ok", v.us[place], self._errs[i], v.spread[place], v.rounds, detail)
+
+    def _identities(self, indexes: Iterable[int]) -> list[tuple[str]]:
+        return [(self._task.candidates[i].name,) for i in indexes]
 
     def leaders(self) -> list[int]:
         """Candidates that may be the fastest, by their index."""
         indexes = sorted(self._found)
-        return [indexes[k] for k in leaders([self._found[i] for i in indexes], WITHIN, LEADERS)]
+        if self._task.named:
+            return indexes
+        return [indexes[k] for k in leaders([self._found[i] for i in indexes], WITHIN, LEADERS, runner_up=RUNNER_UP)]
 
     def ranked(self, indexes: Sequence[int]) -> Ranked | None:
         """These interleaved, the winner checked again; None where it has to begin anew, with fewer found."""
@@ -392,7 +413,7 @@ class Search:
         seed = f"{self._context.options.seed}:{self._task.shape.key}"
         cap = RANK_S * (2 if self._context.options.search == EXHAUSTIVE else 1)
         deaths, self._ranked = self._deaths, None
-        self._context.measurer.send(Rank(tuple(indexes), cap, seed))
+        self._context.measurer.send(Rank(tuple(indexes), cap, seed, self._context.options.again))
         while self._ranked is None and deaths == self._deaths:
             self._turn()
         return self._ranked

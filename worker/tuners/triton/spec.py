@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.options import boolean, option, parse_options, seconds, whole
-from worker.tuners.catalog import CostGuess, Flag, TunerSpec
+from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
@@ -53,6 +53,8 @@ class Options:
     """Names of the only candidates to try; empty means all legal ones."""
     hints: bool = option(default=True, rule=boolean)
     """Winners of earlier runs and of neighbouring shapes come first."""
+    again: int = option(0, whole(0, 100))
+    """Times that a ranking is repeated whose winner has a small margin."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -81,6 +83,7 @@ SPEC = TunerSpec(
     flags=(
         Flag("search", "--search", str, "Search: fast (the default) or exhaustive.", metavar="HOW"),
         Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"),
+        AGAIN,
     ),
     produces="own",
 )

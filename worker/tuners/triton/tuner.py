@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.device.probe import own_cores
 from worker.families.triton_config import KernelConfig, from_name
-from worker.protocol import Spec, SpecShape, TableKernel
-from worker.tuners.base import Emit, Place
+from worker.protocol import Choice, Spec, SpecShape
+from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
-from worker.tuners.triton.measuring_process import Alive, Canary, CanaryResult, Opened
+from worker.tuners.triton.measuring_process import Alive, Canary, CanaryResult, CanaryTimes, Opened, TimeCanary
 from worker.tuners.triton.processes import Serve, now
 from worker.tuners.triton.search import Search, SearchContext, ShapeTask
 from worker.tuners.triton.spec import EXHAUSTIVE, Options
@@ -100,18 +100,32 @@ class TritonTuner:
 
     def canary(self) -> tuple[bool, float, str]:
         """A product of Hadamard matrices, whose answer is known, by the measuring process."""
+        answer = self._ask(Canary())
+        if isinstance(answer, CanaryResult):
+            return answer.ok, answer.us, answer.detail
+        return False, -1.0, getattr(answer, "detail", f"unexpected answer {answer!r}")
+
+    timed_canary_s = 0.5
+
+    def time_canary(self) -> tuple[float, float]:
+        """Times of a product and of a copy, to compare GPUs, by the measuring process. Raises TunerFault."""
+        answer = self._ask(TimeCanary())
+        if isinstance(answer, CanaryTimes):
+            return answer.compute_us, answer.memory_us
+        raise TunerFault("fault", getattr(answer, "detail", f"unexpected answer {answer!r}"))
+
+    def _ask(self, command: Canary | TimeCanary) -> Any:
+        """The measuring process's answer, or its end."""
         measurer = self._opened().measurer
         if not measurer.alive:
             measurer.restart()
-        measurer.send(Canary())
+        measurer.send(command)
         until = now() + CANARY_S
         while now() < until:
             for message in measurer.receive(0.2):
-                if isinstance(message, CanaryResult):
-                    return message.ok, message.us, message.detail
                 if not isinstance(message, Alive):
-                    return False, -1.0, getattr(message, "detail", f"unexpected answer {message!r}")
-        return False, -1.0, f"no answer within {CANARY_S:g} s"
+                    return message
+        return TimeoutError(f"no answer within {CANARY_S:g} s")
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
@@ -175,7 +189,7 @@ class TritonTuner:
             context.emit.alive()
             try:
                 problem = parse("triton", spec.family, shape.key, context.target.fp8)
-                out.append((shape, _task(shape, problem, context, spec.kernels_of(shape.id))))
+                out.append((shape, _task(shape, problem, context, spec.only_of(shape.id))))
             except UnsupportedError as e:
                 out.append((shape, str(e)))
         return out
@@ -202,44 +216,36 @@ def about(opened: Opened, source: str) -> dict[str, str]:
     return {**{k: v for k, v in info.items() if v}, "source": source}
 
 
-def candidates_of(
-    problem: Problem, context: SearchContext, kernels: Sequence[TableKernel] | None = None
-) -> list[KernelConfig]:
-    """The legal candidates in the model's order, as many as the options allow; of these `kernels` alone, if given."""
+def candidates_of(problem: Problem, context: SearchContext, only: Choice | None = None) -> list[KernelConfig]:
+    """The legal candidates in the model's order, as many as the options allow; the chosen ones alone, if given."""
     from worker.tuners.triton import model, space
 
     o = context.options
     legal = space.candidates(problem, context.target)
     if o.only:
         legal = [c for c in map(from_name, o.only) if space.why_illegal(problem, c, context.target) is None]
-    if kernels is not None:
-        names = {k.name for k in kernels}
-        legal = [c for c in legal if c.name in names]
+    if only is not None:
+        legal = [c for c in legal if only.has((c.name,), c.name)]
     ordered = model.order(problem, context.target, legal)
-    if o.only or kernels is not None:
+    if o.only or only is not None:
         return ordered
     most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
     return ordered[:most] if most else ordered
 
 
-def _task(
-    shape: SpecShape, problem: Problem, context: SearchContext, kernels: Sequence[TableKernel] | None
-) -> ShapeTask:
+def _task(shape: SpecShape, problem: Problem, context: SearchContext, only: Choice | None) -> ShapeTask:
     """Raises UnsupportedError where no candidate is legal."""
     from worker.tuners.triton import launch, model
 
-    found = candidates_of(problem, context, kernels)
+    found, named = candidates_of(problem, context, only), only is not None
     if not found:
         raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {context.target.name}")
     estimates = [model.estimate_us(problem, c, context.target) for c in found]
-    ranker = CandidateRanker(
-        estimates,
-        [features(c) for c in found],
-        StopRules(all=kernels is not None or context.options.search == EXHAUSTIVE),
-    )
+    every = StopRules(all=named or context.options.search == EXHAUSTIVE)
+    ranker = CandidateRanker(estimates, [features(c) for c in found], every)
     launches = [launch.plan(problem, c, context.target) for c in found]
-    always = frozenset(range(len(found)) if kernels is not None else ())
-    return ShapeTask(shape, problem, found, launches, ranker, always)
+    always = frozenset(range(len(found)) if named else ())
+    return ShapeTask(shape, problem, found, launches, ranker, always, named=named)
 
 
 def hints(task: ShapeTask, store: KernelStore) -> list[int]:

@@ -3,6 +3,8 @@
 Options beyond those of `replay`:
 
 - `faults`: see gemmfleet_faulty.faults;
+- `runners`: how many runners-up a winner names;
+- `times`: by slot, microseconds of its timed canary (compute, memory), or a text that it raises; [] or absent: none;
 - `blocklist`: path of the list of candidates that faulted, instead of a file of the node folder.
 
 A shape that runs alone goes on without a candidate that faulted, as the tuner `aiter` does it.
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from worker.protocol import Row, Spec, SpecShape, Withheld
 from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
 from worker.protocol.blocklist import CandidateId as Lost
 from worker.tuners.aiter.drive.blocklist import Blocklist, slot_identity
-from worker.tuners.base import Emit, TunerFault
+from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay.spec import Options
 from worker.tuners.replay.tuner import (
     SLICE_S,
@@ -41,6 +43,8 @@ class FaultyOptions(Options):
 
     faults: tuple[Fault, ...] = ()
     blocklist: str = ""
+    runners: int = 0
+    times: Mapping[str, list[float] | str] = field(default_factory=dict)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> FaultyOptions:
@@ -59,6 +63,18 @@ class FaultyTuner(ReplayTuner):
 
     def parse(self, raw: Mapping[str, Any]) -> FaultyOptions:
         return FaultyOptions.parse(raw)
+
+    def configure(self, options: Mapping[str, Any], place: Place) -> None:
+        super().configure(options, place)
+        if isinstance(self.options, FaultyOptions) and self.options.times.get(place.slot):
+            self.timed_canary_s, self.time_canary = 1e-9, self._time_canary
+
+    def _time_canary(self) -> tuple[float, float]:
+        assert isinstance(self.options, FaultyOptions)
+        times = self.options.times[self.place.slot]
+        if isinstance(times, str):
+            raise RuntimeError(times)
+        return times[0], times[1]
 
     def small_product(self, n: int) -> int:
         total = super().small_product(n)
@@ -79,7 +95,7 @@ class FaultyTuner(ReplayTuner):
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
         if asked is not None:
-            candidates = [c for c in candidates if identity(c.row) in asked]
+            candidates = [c for c in candidates if asked.has(identity(c.row), c.row.get("kernelName", ""))]
         fault = self._fault(spec, shape, options)
         while fault is not None and fault.held(self.place):
             pause(SLICE_S, emit)
@@ -99,7 +115,8 @@ class FaultyTuner(ReplayTuner):
             rows.append(measure(spoilt, len(candidates), shape, spec.err_ratio, options, emit))
         self._strike(fault, len(candidates), shape, emit)
         ran = [identity(r) for r in rows] if asked else ()
-        conclude(shape, rows, len(candidates), emit, ran=ran, withheld=tried.withheld)
+        runners = options.runners if isinstance(options, FaultyOptions) else 0
+        conclude(shape, rows, len(candidates), emit, runners, ran=ran, withheld=tried.withheld)
 
     def _blocklist(self, options: Options) -> Blocklist:
         folder = (self.place.node_dir or Path.cwd()) / "replay"

@@ -19,6 +19,7 @@ from tests.paths import ROOT
 from tests.standins.aiter import Tree, make_tree
 from tests.waiting import PATIENCE_S, wait_until
 from worker.families import FAMILIES
+from worker.protocol import TableKernel
 from worker.tuners.aiter.drive.warmup import tiny_key
 
 DATES = ("v0.1.5", "v0.1.7.post5", "v0.1.8", "v0.1.10", "v0.1.13", "newest")
@@ -230,12 +231,14 @@ def test_only_the_kernels_of_a_table_are_measured_of_each_shape(tmp_path: Path, 
     """A recheck of two shapes of a group; the third is tuned. (v0.1.5 names no CK candidate.)"""
     at = bench(tmp_path, date)
     rows = at.run(THREE).rows(0)
-    kernels = [[r["libtype"], str(r["kernelId"]), r["kernelName"], str(r["splitK"])] for r in rows[:3]]
-    gone = ["asm", "3", "_ZN5aiter4goneE", "0"]
-    done = at.run(THREE, attempt="a2", kernels={"0": [kernels[0], kernels[2], gone], "1": [gone]})
+    kernels = [TableKernel(r["libtype"], str(r["kernelId"]), r["kernelName"], str(r["splitK"])) for r in rows[:3]]
+    first, third, gone = (
+        k._asdict() for k in (kernels[0], kernels[2], TableKernel("asm", "3", "_ZN5aiter4goneE", "0"))
+    )
+    done = at.run(THREE, attempt="a2", only={"0": [first, third, gone], "1": [gone]})
     assert done.ended["outcome"] == "done", done.log
-    assert sorted(r["kernelName"] for r in done.rows(0)) == sorted(k[2] for k in (kernels[0], kernels[2]))
-    assert done.tuned[0]["kernelName"] in (kernels[0][2], kernels[2][2])
+    assert sorted(r["kernelName"] for r in done.rows(0)) == sorted(k["name"] for k in (first, third))
+    assert done.tuned[0]["kernelName"] in (first["name"], third["name"])
     assert done.failed[1][0] == "no_candidate"
     assert len(done.rows(2)) == 10
     assert "ran" not in done.end()

@@ -23,10 +23,10 @@ from worker.agent.message_check import MessageCheck
 from worker.aiter_tree.locate import tree_at
 from worker.families import FAMILIES
 from worker.process import Child, OutputLog
-from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape
+from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape, TableKernel
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
 from worker.tuners.aiter.drive.blocklist import LeftOut
-from worker.tuners.aiter.drive.chosen import chosen_kernels
+from worker.tuners.aiter.drive.chosen import chosen_candidates
 from worker.tuners.aiter.drive.environment import ModuleStore, clear_stale_locks, link_shipped_modules
 from worker.tuners.aiter.drive.progress import JournalStep, KernelNames, journal_row
 from worker.tuners.aiter.drive.session import ask_help, flags_of
@@ -174,7 +174,7 @@ def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
     journal, blocked = tmp_path / "journal", tmp_path / "blocked"
     one, two = (CandidateId(("256", "1", "2", "3"), (n, "0", "")) for n in ("5", "6"))
     entry = BlocklistEntry(SlotIdentity("s", "i"), "a8w8", one, "fault", "", True, 1.0)
-    LeftOut({one: entry}, only=frozenset({one.ident, two.ident})).write(blocked)
+    LeftOut({one: entry}, only=[{"sizes": [], "only": [list(one.ident), list(two.ident)]}]).write(blocked)
     env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
     env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
     subprocess.run([sys.executable, "-c", program], env=env, check=True)
@@ -197,11 +197,12 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
     )
     old = [("ck", "0", CK2, "0"), ("asm", "1", "_ZN_asm", "0"), ("asm", "7", "_ZN_gone", "0")]
     spec = Spec("a", "r", 1, family="a4w4_blockscale", shapes=(SpecShape(5, {"M": 1, "N": 2, "K": 3}),))
-    spec = replace(spec, kernels={"5": [list(k) for k in old]})
-    chosen = chosen_kernels(tree_at(tree(tmp_path / "tree")), "gfx950", spec)
-    assert chosen[0]["kernels"][0] == ["ck", ["1"], CK2, "0"], "number 1 here, 0 in the table's image"
+    spec = replace(spec, only={"5": [TableKernel(*k)._asdict() for k in old]})
+    chosen = chosen_candidates(tree_at(tree(tmp_path / "tree")), "gfx950", spec)
+    first = {"libtype": "ck", "numbers": ["1"], "name": CK2, "split": "0"}
+    assert chosen[5]["only"][0] == first, "number 1 here, 0 in the table's image"
     journal, blocked = tmp_path / "journal", tmp_path / "blocked"
-    LeftOut(kernels=chosen).write(blocked)
+    LeftOut(only=list(chosen.values())).write(blocked)
     env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
     env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
     subprocess.run([sys.executable, "-c", program], env=env, check=True)

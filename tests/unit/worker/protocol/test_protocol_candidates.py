@@ -15,6 +15,7 @@ from worker.protocol import (
     MAX_RECORD_BYTES,
     MAX_VERDICTS,
     MAX_WITHHELD,
+    Choice,
     ProtocolError,
     Spec,
     SpecShape,
@@ -28,6 +29,7 @@ from worker.tuners.base import Emit
 SHAPES = (SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))
 ASM, CK = ["asm", "7", ""], ["ck", "3", "0"]
 VERDICT = {"family": "a4w4", "key": ["gfx950", "1"], "candidate": ASM, "slot": "gpu-1", "t": 5.0}
+KERNEL = {"libtype": "ck", "number": "3", "name": "a4w4_blockscale_3", "split": "0"}
 GOOD = json.loads(Spec("a", "r", 1, shapes=SHAPES).dumps())
 words = st.lists(st.text(max_size=20), min_size=1, max_size=4)
 
@@ -38,7 +40,7 @@ def entry(*candidate: str, **more: Any) -> dict[str, Any]:
 
 
 def test_an_older_worker_can_read_a_spec_that_needs_none_of_it() -> None:
-    assert not {"only", "kernels", "refuted", "confirmed"} & set(GOOD)
+    assert not {"only", "refuted", "confirmed"} & set(GOOD)
 
 
 @given(st.lists(words, min_size=1, max_size=4, unique_by=tuple), st.lists(words, max_size=3))
@@ -47,26 +49,38 @@ def test_a_spec_with_candidates_survives_the_way(only: list[list[str]], lost: li
     spec = Spec("a", "r", 1, shapes=SHAPES, only={"2": only}, refuted=refuted, confirmed=refuted)  # type: ignore[arg-type]
     again = Spec.loads(spec.dumps())
     assert again == spec
-    assert again.only_of(2) == [tuple(c) for c in only]
+    assert again.only_of(2) == Choice(tuple(tuple(c) for c in only))
     assert again.only_of(1) is None
 
 
-def test_a_spec_names_kernels_of_a_table_and_a_confirmation_wins() -> None:
+def test_a_spec_names_candidates_by_identity_or_as_kernels_of_a_table() -> None:
     kernel = TableKernel("ck", "3", "a4w4_blockscale_3", "0")
-    spec = Spec("a", "r", 1, shapes=SHAPES, kernels={"1": [list(kernel)], "2": [list(kernel)]}, only={"2": [ASM]})
+    spec = Spec("a", "r", 1, shapes=SHAPES, only={"1": [kernel._asdict()], "2": [ASM]})
     again = Spec.loads(spec.dumps())
     assert again == spec
-    assert again.kernels_of(1) == [kernel]
-    assert again.kernels_of(2) is None
-    assert again.only_of(2) == [tuple(ASM)]
+    assert again.only_of(1) == Choice(kernels=(kernel,))
+    assert again.only_of(2) == Choice((tuple(ASM),))
+
+
+def test_a_kernel_of_a_table_is_found_by_name_and_split_an_identity_as_a_whole() -> None:
+    only = Choice((("asm", "7", ""),), (TableKernel("ck", "3", "ck_a", "2"),))
+    assert only.has(("asm", "7", ""), "")
+    assert only.has(("ck", "99", "2"), "ck_a", "2")
+    assert only.has(("ck_a",), "ck_a"), "a tuner without split-K beside the name"
+    assert not only.has(("ck", "3", "0"), "ck_a", "0")
+    assert not only.has(("asm", "8", ""), "asm")
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"kernels": {"3": [["ck", "3", "name", "0"]]}}, "kernels['3'] is no shape of the spec"),
-        ({"kernels": {"1": []}}, "kernels['1'] is empty"),
-        ({"kernels": {"1": [ASM]}}, "kernels['1'] has entries that are not 4 strings"),
+        ({"only": {"3": [KERNEL]}}, "only['3'] is no shape of the spec"),
+        (
+            {"only": {"1": [{**KERNEL, "more": "1"}]}},
+            "only['1'] has a kernel that is not {libtype, number, name, split}",
+        ),
+        ({"only": {"1": [{**KERNEL, "number": 3}]}}, "a kernel of only['1'] holds more than strings"),
+        ({"only": {"1": [KERNEL] * 129}}, "only['1'] is not a list of at most 128 candidates"),
         ({"only": []}, "only is list, not dict"),
         ({"only": {"3": [ASM]}}, "only['3'] is no shape of the spec"),
         ({"only": {"1": []}}, "only['1'] is empty"),
@@ -145,6 +159,15 @@ def test_an_attempt_on_some_candidates_says_which_of_them_ran() -> None:
     assert made["ran"] == [ASM]
     course.take({"type": "shape_started", "shape": 2}, 1.0)
     made = course.take({"type": "shape_failed", "shape": 2, "reason": "no_candidate", "detail": ""}, 1.0)
+    assert made is not None
+    assert "ran" not in made
+
+
+def test_which_kernels_of_a_table_ran_is_not_recorded() -> None:
+    """They are in no image's words, so they complete no confirmation."""
+    course = MessageCheck(Spec("a", "r", 1, shapes=SHAPES, only={"1": [KERNEL]}))
+    course.take({"type": "shape_started", "shape": 1}, 1.0)
+    made = course.take({"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}, "candidate": CK, "ran": [CK]}, 1.0)
     assert made is not None
     assert "ran" not in made
 

@@ -14,7 +14,7 @@ from gemmfleet_faulty.tuner import error_ratio
 from orchestrator.errors import InputError
 from orchestrator.tuners import check_tuner_options, get_tuner
 from worker.agent.message_check import MessageCheck
-from worker.protocol import Spec, SpecShape
+from worker.protocol import Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit, Place
 from worker.tuners.replay.tuner import ReplayTuner, bandwidth, flops, load, synthetic
 
@@ -73,13 +73,13 @@ def test_only_the_kernels_of_a_table_are_measured_by_name_and_split(tmp_path: Pa
     path.write_text(AITER_CSV)
     key: dict[str, int | str] = {"M": 1, "N": 512, "K": 4096}
 
-    def measured(*kernels: list[str]) -> list[tuple[str, str]]:
-        said = played({"recording": str(path), "scale": 0.0}, key, kernels={"1": list(kernels)})
+    def measured(*kernels: str) -> list[tuple[str, str]]:
+        said = played({"recording": str(path), "scale": 0.0}, key, only={"1": [TableKernel(*kernels)._asdict()]})
         return [(m["type"], m.get("row", {}).get("kernelName", m.get("reason"))) for m in said[1:]]
 
     other_number, other_split = ["ck", "99", "a4w4_blockscale_3", "1"], ["ck", "3", "a4w4_blockscale_3", "0"]
-    assert measured(other_number) == [("row", "a4w4_blockscale_3"), ("shape_tuned", "a4w4_blockscale_3")]
-    assert measured(other_split) == [("shape_failed", "no_candidate")]
+    assert measured(*other_number) == [("row", "a4w4_blockscale_3"), ("shape_tuned", "a4w4_blockscale_3")]
+    assert measured(*other_split) == [("shape_failed", "no_candidate")]
 
 
 def test_it_poses_as_the_recorded_device(tmp_path: Path) -> None:

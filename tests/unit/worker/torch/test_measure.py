@@ -13,13 +13,19 @@ from hypothesis import strategies as st
 
 from worker import without_gc
 from worker.tuners.common.measure import (
+    RANK_SETTLE_S,
+    SMALL_MARGIN,
+    SUSTAINED_S,
+    TIE_CEILING,
     Measurement,
     SamplingPolicy,
     leaders,
+    margin,
     measure,
     pick,
     rerank,
     spread,
+    sustained,
     uncertainty,
     valid_us,
 )
@@ -135,6 +141,12 @@ def test_leaders_are_the_nearest_few() -> None:
     assert leaders([found(u) for u in (100, 111)]) == [0]
 
 
+def test_a_leader_alone_takes_the_next_best_along_where_that_is_asked() -> None:
+    assert leaders([found(130), found(100), found(140)], runner_up=1.5) == [1, 0]
+    assert leaders([found(151), found(100)], runner_up=1.5) == [1]
+    assert leaders([found(105), found(100), found(140)], runner_up=1.5) == [1, 0]
+
+
 def test_a_disturbed_candidate_gets_a_second_look() -> None:
     disturbed = found(400, spread=0.8, low=95)
     assert leaders([found(100), disturbed, found(400, low=395), found(300, samples=2, low=99)]) == [0, 1, 3]
@@ -194,7 +206,7 @@ def test_no_noise_makes_a_tie_of_more_than_the_ceiling() -> None:
     rng = random.Random(5)
     rounds = [[rng.uniform(0.5, 1.5), rng.uniform(0.5, 1.5) * 1.5] for _ in range(5)]
     verdict = pick(rounds, [(1,), (0,)])
-    assert verdict.lag[1] > 0.02
+    assert verdict.lag[1] > TIE_CEILING
     assert verdict.winner == 0
 
 
@@ -218,6 +230,76 @@ def test_the_winner_is_one_of_the_tied_and_the_tied_are_near(truth: list[float],
     rounds = [[t * math.exp(rng.gauss(0, 0.02)) for t in truth] for _ in range(n)]
     verdict = pick(rounds, [(i,) for i in range(len(truth))])
     assert verdict.winner in verdict.tied
-    assert all(verdict.lag[i] <= 0.02 for i in verdict.tied)
+    assert all(verdict.lag[i] <= TIE_CEILING for i in verdict.tied)
     assert verdict.winner == min(verdict.tied)
     assert len(verdict.us) == len(truth)
+
+
+# --- margins, repeats, sustained --------------------------------------------------------------------------------
+
+
+def test_the_margin_is_the_lead_over_the_runner_up_in_standard_errors() -> None:
+    rng = random.Random(1)
+    winner = [1.0] * 200
+    near, far = ([c * math.exp(rng.gauss(0, 0.01)) for _ in winner] for c in (1.01, 1.5))
+    # the median of 200 ratios with a standard deviation of 1 % has a standard error of 1.253 * 0.01 / sqrt(200)
+    assert margin(winner, [far, near]) == pytest.approx(0.01 / 0.000886, rel=0.2)
+    assert (margin(near, [winner]) or 0) < 0
+    assert margin(winner, []) is None
+    assert margin([1.0] * 5, [[1.01] * 5]) == pytest.approx(100), "no clock is better than 1e-4"
+
+
+def test_a_ranking_has_the_margin_of_its_winner_though_a_tie_made_it_win() -> None:
+    verdict = pick([[1.000, 1.003]] * 9, [(2,), (1,)])
+    assert verdict.winner == 1
+    assert verdict.margin is not None
+    assert verdict.margin < 0
+    assert pick([[1.0]] * 5, [(0,)]).margin is None
+
+
+def test_a_small_margin_is_ranked_again_as_often_as_asked_and_all_rounds_count() -> None:
+    def ranked(apart: float, again: int) -> tuple[int, float | None]:
+        m = Machine(seed=3, noise=0.02)
+        timers = [m.timer(1e-3), m.timer(1e-3 * (1 + apart))]
+        v = rerank(
+            timers, [1, 1], [(0,), (1,)], random.Random(0), 0.0, min_rounds=5, max_rounds=7, now=m.clock, again=again
+        )
+        return v.rounds, v.margin
+
+    assert ranked(0.0001, 0)[0] == 5
+    rounds, lead = ranked(0.0001, 3)
+    assert rounds == 20
+    assert lead is not None
+    assert abs(lead) < SMALL_MARGIN
+    assert ranked(0.5, 3)[0] == 5, "a clear winner is not ranked again"
+
+
+def test_a_sustained_ranking_runs_each_contender_before_its_sample() -> None:
+    said: list[tuple[int, int]] = []
+
+    def timer(i: int, us: float) -> Callable[[int], float]:
+        def run(calls: int) -> float:
+            said.append((i, calls))
+            return calls * us / 1e6
+
+        return run
+
+    us = [1000.0, 2000.0]
+    calls, before = sustained(us)
+    assert (calls, before) == ([100, 50], [200, 100])
+    assert [c * t / 1e6 for c, t in zip(calls, us, strict=True)] == pytest.approx([SUSTAINED_S] * 2)
+    assert [c * t / 1e6 for c, t in zip(before, us, strict=True)] == pytest.approx([RANK_SETTLE_S] * 2)
+    verdict = rerank([timer(i, t) for i, t in enumerate(us)], calls, [(0,), (1,)], random.Random(0), 0.0, before=before)
+    assert verdict.winner == 0
+    assert {(i, c) for i, c in said[::2]} == {(0, 200), (1, 100)}
+    assert {(i, c) for i, c in said[1::2]} == {(0, 100), (1, 50)}
+
+
+def test_a_candidate_settles_before_its_samples_unless_it_is_far_off() -> None:
+    policy = SamplingPolicy(min_samples=3, settle_s=0.1, far=1.6)
+    m = Machine()
+    measure(m.timer(1e-3), policy, cap_s=10, now=m.clock)
+    assert m.calls == 1 + 100 + 3
+    m = Machine()
+    measure(m.timer(1e-3), policy, cap_s=10, best_us=500, now=m.clock)
+    assert m.calls == 1 + 2

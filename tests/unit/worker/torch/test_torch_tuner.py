@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from worker.protocol import Row, Spec, SpecShape
+from worker.protocol import Row, Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit
 from worker.tuners.catalog import find_tuner
 from worker.tuners.common.device import Device
@@ -217,9 +217,9 @@ def test_only_the_kernels_of_a_table_are_measured(tuner: TorchTuner) -> None:
     tuner.tune(spec("a16w16", mnk(8, 32, 64)), every.emit())
     name = every.rows[1]["kernelName"]
     log = Log()
-    asked = replace(spec("a16w16", mnk(8, 32, 64)), kernels={"1": [["torch", "7", name, "0"]]})
+    asked = replace(spec("a16w16", mnk(8, 32, 64)), only={"1": [TableKernel("torch", "7", name, "0")._asdict()]})
     tuner.tune(asked, log.emit())
     assert [r["kernelName"] for r in log.rows] == [name]
     none = Log()
-    tuner.tune(replace(asked, kernels={"1": [["torch", "7", "torch_of_old", "0"]]}), none.emit())
+    tuner.tune(replace(asked, only={"1": [TableKernel("torch", "7", "torch_of_old", "0")._asdict()]}), none.emit())
     assert [m["reason"] for m in none.of("shape_failed")] == ["no_candidate"]

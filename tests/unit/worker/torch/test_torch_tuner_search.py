@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.worker.torch.test_torch_tuner import Log
-from worker.protocol import Row, SpecShape
+from worker.protocol import Choice, Row, SpecShape
 from worker.tuners.common.device import Device, Mode, Operand, Run
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnsupportedError
@@ -23,7 +23,10 @@ P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
 Make = Callable[[Workspace], Run]
 
 
-def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None) -> Log:
+def search(
+    *makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None,
+    only: Choice | None = None,
+) -> Log:  # fmt: skip
     """Run the search over candidates of our own, on the CPU."""
     device = Device("cpu")
     held = Weights.make(P, device.torch, 0, 1 << 16, lambda: available)
@@ -33,7 +36,8 @@ def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log 
     options = Options(budget_s_per_shape=budget, min_samples=2, max_samples=5)
     log = log or Log()
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
-    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), time.perf_counter(), candidates).run()
+    began = time.perf_counter()
+    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), began, candidates, only).run()
     device.leave()
     return log
 
@@ -272,3 +276,30 @@ def test_the_timer_goes_round_all_copies_and_keeps_a_mode() -> None:
 def test_a_row_fits_the_protocol() -> None:
     row = search(good).of("shape_tuned")[0]["row"]
     assert set(row) == set(Row.__annotations__)
+
+
+def test_a_winner_names_its_runners_up_and_has_a_margin() -> None:
+    log = search(slow(20e-3), slow(26e-3), slow(80e-3))
+    (won,) = log.of("shape_tuned")
+    assert won["candidate"] == ["torch_c0_t1"]
+    assert won["runners"] == [["torch_c1_t1"]], "the third is no runner-up"
+    assert won["row"]["margin"] > 0
+    assert "ran" not in won
+
+
+def test_named_candidates_are_all_ranked_and_nothing_else_is_tried() -> None:
+    log = search(
+        good, slow(5e-4), slow(1e-3), lossy, only=Choice((("torch_c2_t1",), ("torch_c0_t1",), ("torch_c3_t1",)))
+    )
+    (won,) = log.of("shape_tuned")
+    assert won["row"]["kernelName"] == "torch_c0_t1"
+    assert won["row"]["margin"] > 3
+    assert sorted(won["ran"]) == [["torch_c0_t1"], ["torch_c2_t1"], ["torch_c3_t1"]]
+    told = [(r["kernelName"], r["detail"]) for r in log.rows if r["kernelName"] == "torch_c2_t1"]
+    assert told[-1] == ("torch_c2_t1", "ranked again")
+    assert {r["kernelName"] for r in log.rows} == {"torch_c0_t1", "torch_c2_t1", "torch_c3_t1"}
+
+
+def test_large_shapes_are_sustained_on_a_gpu_alone() -> None:
+    assert Problem("a8w8", 1, 8192, 8192, 8192, "int8").is_sustained
+    assert not Problem("a8w8", 1, 4096, 4096, 4096, "int8").is_sustained

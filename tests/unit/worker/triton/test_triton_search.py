@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 
 from tests.support.triton_standin import PROBLEM, Kit, serve_nothing, true_us
+from tests.waiting import wait_until
 from worker.families.triton_config import KernelConfig
+from worker.protocol import Choice, TableKernel
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.measuring_process import MeasuringProcess, NoDeviceError
+from worker.tuners.triton import space
+from worker.tuners.triton.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
 from worker.tuners.triton.processes import CompileResult
 from worker.tuners.triton.search import Search
+from worker.tuners.triton.tuner import candidates_of
 
 Make = Callable[..., Kit]
 
@@ -216,3 +220,46 @@ def test_the_account_knows_when_the_gpu_waited(kit: Make) -> None:
     assert 0 <= account.idle_s <= account.wall_s
     assert 0 < account.compile_busy <= 1
     assert PROBLEM.m == 64
+
+
+def test_a_winner_names_its_runners_up_and_has_a_margin(kit: Make) -> None:
+    k = kit(search="exhaustive")
+    k.run(FIVE)
+    (won,) = k.of("shape_tuned")
+    others = sorted((c for c in FIVE if c != BEST), key=true_us)
+    assert won["candidate"] == [BEST.name]
+    assert won["runners"] == [[c.name] for c in others[:3]]
+    assert "ran" not in won
+    assert won["row"]["margin"] > 3
+
+
+def test_named_candidates_are_all_ranked_whatever_their_distance(kit: Make) -> None:
+    k = kit()
+    far = KernelConfig(32, 32, 64)
+    Search(k.context, replace(k.task([far, BEST]), always=frozenset({0, 1}), named=True), []).run()
+    (won,) = k.of("shape_tuned")
+    assert won["row"]["kernelName"] == BEST.name
+    assert won["row"]["margin"] > 3
+    assert sorted(won["ran"]) == sorted([[BEST.name], [far.name]])
+    assert (k.rows[far.name]["detail"], k.rows[far.name]["us"]) == ("ranked again", true_us(far))
+
+
+def test_candidates_are_chosen_by_identity_or_as_kernels_of_a_table(kit: Make) -> None:
+    k = kit(max_candidates=1)
+    _, one, two, *_ = space.candidates(PROBLEM, k.context.target)
+    only = Choice(((one.name,),), (TableKernel("triton", "7", two.name, "0"), TableKernel("triton", "8", "gone", "0")))
+    assert {c.name for c in candidates_of(PROBLEM, k.context, only)} == {one.name, two.name}
+
+
+def test_large_shapes_are_measured_sustained(kit: Make) -> None:
+    """Each contender runs before its sample; the stand-in counts none of it."""
+    k = kit(search="exhaustive")
+    k.run(FIVE, Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16"))
+    assert k.of("shape_tuned")[0]["row"]["us"] == pytest.approx(true_us(BEST))
+
+
+def test_the_measuring_process_times_the_two_kernels(kit: Make) -> None:
+    k = kit()
+    k.measurer.send(TimeCanary())
+    (answer,) = wait_until(lambda: [m for m in k.measurer.receive(0.1) if isinstance(m, CanaryTimes)], "its times")
+    assert (answer.compute_us, answer.memory_us) == (2.0, 3.0)

@@ -84,19 +84,13 @@ def driver_version(root: Path = Path("/")) -> str:
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates that are not measured. `only`: the requested identities, None for all."""
+    """Candidates that are not measured."""
 
     entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
     """Reproductions of those that ended a process of this attempt."""
-    only: frozenset[tuple[str, ...]] | None = None
-    kernels: Sequence[Mapping[str, Any]] = ()
-    """Shapes of which only kernels of a table are measured, as the shim reads them."""
-
-    @property
-    def chooses(self) -> bool:
-        """True where some candidates are left out because they were not requested."""
-        return self.only is not None or bool(self.kernels)
+    only: Sequence[Mapping[str, Any]] = ()
+    """Shapes of which only some candidates are measured (worker/tuners/aiter/drive/chosen.py)."""
 
     def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
         """Copy with one more candidate, which ended a process just now."""
@@ -126,7 +120,5 @@ class LeftOut:
 
     def write(self, path: Path) -> None:
         """The file that the shim reads."""
-        lines: list[Any] = [c.as_json() for c in self.entries]
-        lines += [] if self.only is None else [{"only": sorted(map(list, self.only))}]
-        lines += self.kernels
+        lines = [*(c.as_json() for c in self.entries), *self.only]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))

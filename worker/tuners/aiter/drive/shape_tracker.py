@@ -24,7 +24,7 @@ from worker.tuners.aiter.drive.progress import (
     key_cells,
 )
 from worker.tuners.aiter.drive.session import TuningContext
-from worker.tuners.base import Emit
+from worker.tuners.base import RUNNERS, Emit
 from worker.tuners.common.rows import is_fatal
 
 WRITTEN_WITHIN_S = 2.0
@@ -33,9 +33,11 @@ OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class CandidateOutcomes:
-    """A shape's candidates beside their rows: identity of the winner, requested ones that ran, ones left out."""
+    """A shape's candidates beside their rows: identities of the winner and of the next best, requested ones that ran,
+    ones left out."""
 
     winner: tuple[str, ...] | None = None
+    runners: tuple[tuple[str, ...], ...] = ()
     ran: tuple[tuple[str, ...], ...] = ()
     withheld: tuple[Withheld, ...] = ()
 
@@ -100,7 +102,8 @@ class ShapesInFlight:
             self._emit.row(shape, row)
         if verdict.winner is not None:
             self._emit.tuned(
-                shape, verdict.winner, candidate=known.winner, ran=known.ran, withheld=known.withheld
+                shape, verdict.winner, candidate=known.winner, runners=known.runners, ran=known.ran,
+                withheld=known.withheld,
             )  # fmt: skip
         else:
             self._emit.failed(shape, verdict.reason, verdict.detail, ran=known.ran, withheld=known.withheld)
@@ -289,9 +292,15 @@ class ShapeTracker:
         ended = [s for s in steps if s.event == "end"]
         first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
         withheld = [self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
-        only = self._left_out.only
-        ran = dict.fromkeys(s.candidate.ident for s in ended) if only is not None else {}
-        return CandidateOutcomes(first.candidate.ident if first else None, tuple(ran), tuple(w for w in withheld if w))
+        ran = dict.fromkeys(s.candidate.ident for s in ended) if self._left_out.only else {}
+        best = first.candidate.ident if first else None
+        return CandidateOutcomes(best, self._runners(ended, best), tuple(ran), tuple(w for w in withheld if w))
+
+    def _runners(self, ended: Sequence[JournalStep], best: tuple[str, ...] | None) -> tuple[tuple[str, ...], ...]:
+        """Identities of the fastest right candidates but the winner."""
+        timed = [(self._journal_row(s), s.candidate.ident) for s in ended]
+        right = [(r["us"], c) for r, c in timed if c != best and r["status"] == "ok"]
+        return tuple(dict.fromkeys(c for _, c in sorted(right)))[:RUNNERS] if best else ()
 
     def _is(self, step: JournalStep, row: Row) -> bool:
         """True if a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""
@@ -310,7 +319,7 @@ class ShapeTracker:
         for row in rows:
             if row["us"] <= 0 and _same(row) in left_out:
                 row["detail"] = left_out[_same(row)]
-        if self._left_out.chooses:  # AITER counts what was not requested as crashed
+        if self._left_out.only:  # AITER counts what was not requested as crashed
             known = {_same(r) for r in journal}
             rows = [r for r in rows if r["us"] > 0 or _same(r) in known]
         if rows and self._context.family.two_stages:  # AITER lists the right kernels alone, as pairs

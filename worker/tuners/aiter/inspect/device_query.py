@@ -1,8 +1,8 @@
 """Query of the chip and its canary, in a process of their own: their context must not stay on the GPU.
 
-`python -m worker.tuners.aiter.inspect.device_query facts|canary` prints one JSON object. `facts`: gfx,
+`python -m worker.tuners.aiter.inspect.device_query facts|canary|times` prints one JSON object. `facts`: gfx,
 cu_num, device and versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason
-where the image's torch cannot multiply.
+where the image's torch cannot multiply. `times`: compute_us and memory_us of the timed canary.
 """
 
 from __future__ import annotations
@@ -87,9 +87,18 @@ def canary() -> dict[str, Any]:
     return {"ok": ok, "us": us, "detail": detail}
 
 
+def times() -> dict[str, Any]:
+    """compute_us and memory_us of the timed canary. Raises what torch raises."""
+    from worker.tuners.common.device import Device
+    from worker.tuners.common.timed_canary import timed_canary
+
+    compute, memory = timed_canary(Device())
+    return {"compute_us": compute, "memory_us": memory}
+
+
 if __name__ == "__main__":
     try:
-        answered = {"facts": facts, "canary": canary}[sys.argv[1]]()
+        answered = {"facts": facts, "canary": canary, "times": times}[sys.argv[1]]()
     except Exception as e:  # noqa: BLE001 - whatever the GPU does is the answer
         answered = {"error": f"{type(e).__name__}: {e}"[:1000]}
     print(MARK + json.dumps(answered), flush=True)

@@ -38,21 +38,18 @@ def _text(value: Any) -> str:
 
 
 class _Choice:
-    """Choice of candidates: all but the blocked ones, or only the requested ones, or of some shapes only kernels of a
-    table (`sizes`: the numbers of a shape's key; `kernels`: libtype, kernelIds, name and splitK of each)."""
+    """Choice of candidates: all but the blocked ones, and of some shapes only those requested (`sizes`: the numbers of
+    a shape's key, [] for any shape; `only`: of each candidate its identity, or a kernel of a table as a mapping)."""
 
     def __init__(self, path: str) -> None:
         self.blocked: list[tuple[list[str], list[str]]] = []
-        self.only: list[list[str]] | None = None
-        self.kernels: list[tuple[list[str], list[tuple[str, list[str], str, str]]]] = []
+        self.only: list[tuple[list[str], list[Any]]] = []
         try:
             with open(path) as f:
                 for line in f:
                     entry = json.loads(line)
                     if "only" in entry:
-                        self.only = entry["only"]
-                    elif "kernels" in entry:
-                        self.kernels.append((entry["sizes"], entry["kernels"]))
+                        self.only.append((entry["sizes"], entry["only"]))
                     else:
                         self.blocked.append((entry["key"], entry["candidate"]))
         except (OSError, ValueError, KeyError, TypeError):
@@ -62,20 +59,21 @@ class _Choice:
         """The journal's word for why it is left out, "" where it is to be measured."""
         if (key, candidate) in self.blocked:
             return "blocked"
-        if self.only is not None:
-            return "" if candidate in self.only else "skipped"
-        for sizes, kernels in self.kernels:
+        for sizes, only in self.only:
             if any(key[i : i + len(sizes)] == sizes for i in range(3)):  # gfx and cu_num may come first
-                return "" if any(_is(candidate, *k) for k in kernels) else "skipped"
+                return "" if any(_is(candidate, c) for c in only) else "skipped"
         return ""
 
 
-def _is(candidate: list[str], libtype: str, numbers: list[str], name: str, split: str) -> bool:
-    """True if a candidate (kernelId, splitK, name, libtype, ...) is the kernel; without its name the number decides."""
-    number, of_split, of_name, of_libtype = [*candidate, "", "", "", ""][:4]
-    if of_split != split:
+def _is(candidate: list[str], wanted: Any) -> bool:
+    """True if a candidate (kernelId, splitK, name, libtype, ...) is the wanted one; of a table's kernel the number
+    decides where the candidate has no name."""
+    if isinstance(wanted, list):
+        return candidate == wanted
+    number, split, name, libtype = [*candidate, "", "", "", ""][:4]
+    if split != wanted["split"]:
         return False
-    return of_name == name if of_name else number in numbers and of_libtype in ("", libtype)
+    return name == wanted["name"] if name else number in wanted["numbers"] and libtype in ("", wanted["libtype"])
 
 
 class _Journal:
