@@ -43,7 +43,7 @@ class Fleet:
     sizes: dict[str, int]
 
     def job(self, scratch: Path) -> dict[str, Any]:
-        """What a caller needs to know; `scratch` is its folder, whose name is the run's."""
+        """Facts that a caller needs; `scratch` is its folder, whose name is the run's."""
         return {
             "run": scratch.name, "scratch": str(scratch), "inventory": str(_inventory(self.ssh, self.nodes)),
             "command": STATUS, "user": self.ssh.user, "key": str(self.ssh.key), "ssh_config": str(self.ssh.config),

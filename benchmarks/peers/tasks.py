@@ -1,4 +1,4 @@
-"""What a task costs that costs nothing, beside HyperQueue; the makespan of a night, beside an even split."""
+"""Cost of a task that does nothing, beside HyperQueue; the makespan of a night, beside an even split."""
 
 from __future__ import annotations
 
