@@ -62,4 +62,7 @@ def versions(listed: Iterable[dict[str, str]], packages: Iterable[str]) -> dict[
 
 def _pip(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [str(folder / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *words]
-    return subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_S)
+    try:
+        return subprocess.run(argv, capture_output=True, text=True, timeout=INSTALL_S)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(argv, 1, "[]", f"error: pip was not done in {INSTALL_S:g} s")
