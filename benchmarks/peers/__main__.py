@@ -1,4 +1,4 @@
-"""python -m benchmarks.peers [--nodes 16,64,128] [--turns 3] [--only reach,tasks,makespan] [--environment FOLDER]"""
+"""python -m benchmarks.peers [--nodes 16 64 128] [--turns 3] [--only reach tasks makespan] [--environment FOLDER]"""
 
 from __future__ import annotations
 
@@ -73,30 +73,19 @@ def _makespan(row: Row) -> Figure:
     return Figure(f"{row.what}: even split over ours", faster, EVEN_SPLIT, "times", "simulated", at_least=True)
 
 
-def _count(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of at least 1")
-    return int(text)
-
-
-def _counts(text: str) -> list[int]:
-    return [_count(word) for word in text.split(",")]
-
-
 def main(argv: list[str]) -> int:
     """Returns the exit code: 1 where a bound is broken."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="gemmfleet beside others.")
-    parser.add_argument("--nodes", type=_counts, default=NODES, help="numbers of light nodes: 16,64")
-    parser.add_argument("--turns", type=_count, default=TURNS, help="repetitions, all peers in turn in each")
-    parser.add_argument("--only", default=",".join(PARTS), help="parts to measure")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=NODES, choices=range(1, 500), metavar="N", help="light nodes"
+    )
+    parser.add_argument("--turns", type=int, default=TURNS, choices=range(1, 100), metavar="N", help="repetitions")
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, help="parts to measure")
     parser.add_argument("--environment", type=Path, help="keep the peers there; default: a temporary folder")
     args = parser.parse_args(argv)
-    parts = args.only.split(",")
-    if unknown := set(parts) - set(PARTS):
-        parser.error(f"unknown part {', '.join(sorted(unknown))}; there are: {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
         where = args.environment or Path(scratch) / "environment"
-        figures = measure(where.absolute(), Path(scratch), args.nodes, args.turns, parts)
+        figures = measure(where.absolute(), Path(scratch), args.nodes, args.turns, args.only)
     show(figures)
     return 0 if all(f.holds for f in figures) else 1
 

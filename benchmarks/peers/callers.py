@@ -16,7 +16,7 @@ from benchmarks.peers.environment import Environment, last_error
 from benchmarks.peers.table import OURS
 from tests.integration.kit import ROOT
 
-CLIENTS = Path(__file__).parent / "clients"
+CLIENT = str(Path(__file__).with_name("client.py"))
 PATIENCE_S = 900.0
 STATUS_WHOLE, STATUS_INSIDE, AGAIN = "status, whole command", "status, program running", "status, connections open"
 DEPLOY_WHOLE, DEPLOY_INSIDE = "deploy, whole command", "deploy, program running"
@@ -60,22 +60,21 @@ def timed(argv: Sequence[str], env: Mapping[str, str] = {}) -> tuple[float, str]
     return time.perf_counter() - began, done.stdout
 
 
-def client(name: str) -> Call:
-    """Caller of one of the programs in clients/."""
+def library(name: str) -> Call:
+    """Caller of a library, by client.py."""
 
     def call(environment: Environment, work: str, job: dict[str, Any]) -> dict[str, float]:
         path = Path(job["scratch"]) / "job.json"
         path.write_text(json.dumps(job))
         python = sys.executable if name == OURS else environment.program("python")
-        argv = [python, str(CLIENTS / f"with_{name}.py"), work, str(path)]
-        seconds, out = timed(argv, {"PYTHONPATH": str(ROOT)} if name == OURS else {})
-        return client_times(work, seconds, out)
+        seconds, out = timed([python, CLIENT, name, work, str(path)], {"PYTHONPATH": str(ROOT) if name == OURS else ""})
+        return library_times(work, seconds, out)
 
     return call
 
 
-def client_times(work: str, seconds: float, out: str) -> dict[str, float]:
-    """Times of a client that took so many seconds, second round included, and printed those of both rounds."""
+def library_times(work: str, seconds: float, out: str) -> dict[str, float]:
+    """Times of a client.py that took so many seconds, second round included, and printed those of both rounds."""
     inside, again = map(float, out.split())
     if work == "deploy":
         return {DEPLOY_WHOLE: seconds, DEPLOY_INSIDE: inside}
@@ -136,18 +135,18 @@ def pyinfra(environment: Environment, work: str, job: dict[str, Any]) -> dict[st
 PEERS = {
     OURS: Peer(
         "",
-        client("gemmfleet"),
+        library("gemmfleet"),
         "transport and deployer of a run, a thread a node, `ssh -G` for each, host keys checked; renders and packs for "
         "each node, asks for code that is there, writes aside and renames into place. Not in it: starting workers",
     ),
     "asyncssh": Peer(
         "asyncssh",
-        client("asyncssh"),
+        library("asyncssh"),
         "one gather, host keys checked. Less: no ssh_config, sends what was packed before, unpacks in place",
     ),
     "parallel-ssh": Peer(
         "parallel-ssh",
-        client("parallel_ssh"),
+        library("parallel-ssh"),
         "native client, pool_size = nodes. Less: **checks no host keys**, no ssh_config, sends what was packed before, "
         "unpacks in place",
     ),

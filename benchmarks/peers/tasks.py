@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks import fleet_sim, zero_cost
-from benchmarks.peers.callers import CLIENTS, PeerError, timed
+from benchmarks.peers.callers import CLIENT, PeerError, timed
 from benchmarks.peers.environment import Environment
 from benchmarks.peers.table import OURS, Row
 
@@ -38,13 +38,7 @@ def zero_cost_row(environment: Environment, folder: Path, turns: int, log: Calla
         starts, _ = timed(["sh", "-c", f"yes t | head -n {count} | xargs -n 1 -P {SLOTS} true"])
         row.add(FLOOR, 1e3 * starts / count)
         if QUEUE not in row.missing:
-            argv = [
-                environment.program("python"),
-                str(CLIENTS / "with_hyperqueue.py"),
-                str(count),
-                str(SLOTS),
-                str(here),
-            ]
+            argv = [environment.program("python"), CLIENT, "hyperqueue", str(count), str(SLOTS), str(here)]
             try:
                 row.add(QUEUE, 1e3 * float(timed(argv)[1].split()[-1]) / count)
             except PeerError as e:

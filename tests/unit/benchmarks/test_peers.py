@@ -19,7 +19,7 @@ from benchmarks.peers.callers import (
     STATUS_INSIDE,
     STATUS_WHOLE,
     PeerError,
-    client_times,
+    library_times,
     timed,
 )
 from benchmarks.peers.environment import REQUIREMENTS, last_error, make, requirements, versions
@@ -84,8 +84,8 @@ def test_a_peer_that_pip_cannot_install_is_missing_with_the_reason(
 
 
 def test_times_of_a_client_leave_the_second_round_out() -> None:
-    assert client_times("status", 3.0, "1.5 0.25\n") == {STATUS_WHOLE: 2.75, STATUS_INSIDE: 1.5, AGAIN: 0.25}
-    assert client_times("deploy", 3.0, "1.5 0.0\n") == {DEPLOY_WHOLE: 3.0, DEPLOY_INSIDE: 1.5}
+    assert library_times("status", 3.0, "1.5 0.25\n") == {STATUS_WHOLE: 2.75, STATUS_INSIDE: 1.5, AGAIN: 0.25}
+    assert library_times("deploy", 3.0, "1.5 0.0\n") == {DEPLOY_WHOLE: 3.0, DEPLOY_INSIDE: 1.5}
 
 
 def test_a_command_that_fails_is_a_peers_error() -> None:
@@ -126,15 +126,15 @@ def test_the_makespan_is_ours_and_the_even_splits(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (["--only", "reach,rest"], "unknown part rest; there are: reach, tasks, makespan"),
-        (["--nodes", "16,many"], "argument --nodes: 'many' is no number of at least 1"),
-        (["--turns", "0"], "argument --turns: '0' is no number of at least 1"),
+        (["--only", "reach", "rest"], "argument --only: invalid choice: 'rest'"),
+        (["--nodes", "16", "many"], "argument --nodes: invalid int value: 'many'"),
+        (["--turns", "0"], "argument --turns: invalid choice: 0"),
     ],
 )
 def test_a_mistake_is_one_line(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         peers.main(words)
-    assert capsys.readouterr().err.splitlines()[-1].endswith(why)
+    assert why in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_it_is_one_of_the_benchmarks() -> None:
