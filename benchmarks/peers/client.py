@@ -18,11 +18,14 @@ from typing import Any
 
 def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
     """A run's way: inventory, plans, transports, one thread a node."""
+    import fabric  # noqa: F401  these two are imported when they are needed
+    import jinja2  # noqa: F401
+
     from orchestrator.dispatch.deploy import NodePlan, missing_files, node_files, node_folders
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.link import transport_of
     from orchestrator.nodes.plan import plan_nodes
-    from orchestrator.transport import Transport, ssh  # noqa: F401  ssh is imported by the first connection otherwise
+    from orchestrator.transport import Transport
 
     began = time.perf_counter()
     plans = plan_nodes(load_inventory(Path(job["inventory"])), job["run"], Path(job["scratch"]), {})
