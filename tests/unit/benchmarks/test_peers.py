@@ -111,7 +111,7 @@ def test_the_tar_of_the_peers_unpacks_into_what_is_compared(tmp_path: Path) -> N
 def test_ours_is_held_to_the_fastest_command_line() -> None:
     row = Row("deploy", "s", {OURS: [2.0], "asyncssh": [1.0], "pyinfra": [3.0], "Ansible": [4.0]})
     figure = peers.reached(row)[0]
-    assert (figure.value, figure.bound, figure.holds) == (2.0, 3.0, True)
+    assert (figure.value, figure.bound, figure.holds) == (2.0, 4.5, True)
     assert peers.reached(Row("deploy", "s", {OURS: [2.0], "asyncssh": [1.0]})) == []
     with pytest.raises(SystemExit, match="lost"):
         peers.reached(Row("deploy", "s", {}, {OURS: "lost"}))
