@@ -55,7 +55,7 @@ def _log(text: str) -> None:
 
 def _show(rows: Sequence[Row], versions: Mapping[str, str], notes: Mapping[str, str]) -> None:
     print(f"\nmedian (lowest to highest), and how many times as long as {OURS}\n\n{table(rows, versions)}\n")
-    print("\n".join(f"- {who}: {note}." for who, note in notes.items()))
+    print("\n".join(f"- {who}: {note}." for who, note in notes.items()), flush=True)
 
 
 def reached(row: Row) -> list[Figure]:
