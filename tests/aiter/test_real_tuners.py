@@ -53,7 +53,7 @@ GEMMS = (
 ONLY = {"batched_gemm_a8w8_blockscale_mxscale": VERSIONS[-1:]}
 """Versions of a family that the older ones have no script of."""
 FAMILIES = (*GEMMS, "a16w16", "fmoe")
-AT_ONCE = int(os.environ.get("AITER_AT_ONCE", "4"))
+AT_ONCE = int(os.environ.get("AITER_AT_ONCE", "8"))
 """Runs that go on beside each other: a hang is waited for, and AITER sleeps 3 s in every process."""
 Name = tuple[str, str]
 
