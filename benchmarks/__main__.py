@@ -18,6 +18,7 @@ BENCHMARKS = (
     "zero_cost",
     "recheck",
     "ssh_fleet",
+    "peers",
     "status",
     "handover",
     "log_lines",

@@ -250,9 +250,9 @@ class LightFleet:
             self.port = self.port or int(s.getsockname()[1])
             return int(s.getsockname()[1])
 
-    def up(self, count: int) -> list[Sshd]:
-        """`count` nodes, started at the same time."""
-        nodes = [self.add(start=False) for _ in range(count)]
+    def up(self, count: int, *options: str) -> list[Sshd]:
+        """`count` nodes, started at the same time; `options` as for `add`."""
+        nodes = [self.add(*options, start=False) for _ in range(count)]
         for node in nodes:
             node.start(wait=False)
         for node in nodes:

@@ -1,0 +1,95 @@
+"""python -m benchmarks.peers [--nodes 16 64 128] [--turns 3] [--only reach tasks makespan] [--environment FOLDER]"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.figure import Figure, show
+from benchmarks.light import need_sshd
+from benchmarks.peers import reach, tasks
+from benchmarks.peers.callers import DEPLOY_WHOLE, PEERS, STATUS_WHOLE
+from benchmarks.peers.environment import make
+from benchmarks.peers.table import OURS, Row, table
+from orchestrator import __version__
+
+NODES, TURNS, SEEDS = (16, 64, 128), 3, (1, 2, 3)
+PARTS = ("reach", "tasks", "makespan")
+COMMAND_LINES, FACTOR = ("pyinfra", "Ansible"), 1.5
+"""Ours, whose start takes longer, is to take at most so many times as long as the faster of these; a gather of asyncssh
+bounds its transport in ssh_fleet."""
+EVEN_SPLIT = 1.3
+
+
+def measure(
+    where: Path, folder: Path, nodes: Sequence[int] = NODES, turns: int = TURNS, parts: Sequence[str] = PARTS
+) -> list[Figure]:
+    """Measure the parts, print their tables and notes; ours against the bounds. The peers' environment lies `where`."""
+    if "reach" in parts:
+        need_sshd()
+    _log(f"installing peers into {where}")
+    environment = make(where)
+    figures, others = [], list[Row]()
+    if "reach" in parts:
+        rows = reach.rows(environment, nodes, turns, _log)
+        versions = {who: environment.versions.get(p.package, "") for who, p in PEERS.items()}
+        _show(rows, {**versions, OURS: __version__}, {who: p.note for who, p in PEERS.items()})
+        figures += [f for row in rows if row.what.startswith((STATUS_WHOLE, DEPLOY_WHOLE)) for f in reached(row)]
+    if "tasks" in parts:
+        others.append(tasks.zero_cost_row(environment, folder, turns, _log))
+    if "makespan" in parts:
+        others += tasks.makespan_rows(SEEDS, _log)
+        figures += [_makespan(row) for row in others if tasks.EVEN in row.values]
+    if others:
+        versions = {OURS: __version__, tasks.QUEUE: environment.versions.get("hyperqueue", "")}
+        _show(others, {**versions, tasks.FLOOR: "", tasks.EVEN: ""}, tasks.NOTES)
+    return figures
+
+
+def _log(text: str) -> None:
+    print(f"peers: {text}", file=sys.stderr, flush=True)
+
+
+def _show(rows: Sequence[Row], versions: Mapping[str, str], notes: Mapping[str, str]) -> None:
+    print(f"\nmedian (lowest to highest), and how many times as long as {OURS}\n\n{table(rows, versions)}\n")
+    print("\n".join(f"- {who}: {note}." for who, note in notes.items()), flush=True)
+
+
+def reached(row: Row) -> list[Figure]:
+    """Ours against the fastest of the command lines; none where there is none of them."""
+    if OURS not in row.values:
+        raise SystemExit(f"{row.what}: {row.missing.get(OURS)}")
+    peers = {who: row.median(who) for who in COMMAND_LINES if who in row.values}
+    if not peers:
+        return []
+    who = min(peers, key=lambda name: peers[name])
+    return [Figure(row.what, row.median(OURS), FACTOR * peers[who], "s", f"median; bound: {FACTOR} x {who}")]
+
+
+def _makespan(row: Row) -> Figure:
+    faster = row.median(tasks.EVEN) / row.median(OURS)
+    return Figure(f"{row.what}: even split over ours", faster, EVEN_SPLIT, "times", "simulated", at_least=True)
+
+
+def main(argv: list[str]) -> int:
+    """Returns the exit code: 1 where a bound is broken."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description="gemmfleet beside others.")
+    parser.add_argument(
+        "--nodes", type=int, nargs="+", default=NODES, choices=range(1, 500), metavar="N", help="light nodes"
+    )
+    parser.add_argument("--turns", type=int, default=TURNS, choices=range(1, 100), metavar="N", help="repetitions")
+    parser.add_argument("--only", nargs="+", default=PARTS, choices=PARTS, help="parts to measure")
+    parser.add_argument("--environment", type=Path, help="keep the peers there; default: a temporary folder")
+    args = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
+        where = args.environment or Path(scratch) / "environment"
+        figures = measure(where.absolute(), Path(scratch), args.nodes, args.turns, args.only)
+    show(figures)
+    return 0 if all(f.holds for f in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
