@@ -12,14 +12,13 @@ import argparse
 import itertools
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figure import Figure, LeftOutError, show
-from benchmarks.triton_tuning import Bench, label
+from benchmarks.figure import Figure, LeftOutError
+from benchmarks.triton_tuning import Bench, kept, label
 
 TUNINGS = 3
 BATCH = 8
@@ -119,16 +118,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--out", type=Path, default=Path(__file__).resolve().parent / "results")
     parser.add_argument("--cap", type=float, default=CAP_S, help="seconds after which no batch is begun")
     args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as folder:
-        out = args.out / f"stability-{time.strftime('%Y%m%d-%H%M%S')}.json"
-        try:
-            figures = run(Path(folder), args.shapes, out, args.cap)
-        except LeftOutError as e:
-            show([], [f"stability: {e}"])
-            return 0
-    show(figures)
-    print(f"raw results: {out}")
-    return 0 if all(f.holds for f in figures) else 1
+    return kept("stability", args.out, lambda folder, out: run(folder, args.shapes, out, args.cap))
 
 
 if __name__ == "__main__":

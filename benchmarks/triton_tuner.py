@@ -22,8 +22,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.figure import Figure, LeftOutError, show
-from benchmarks.triton_tuning import CANDIDATES, GROUP, NAMED, SINGLES, Bench, geomean, label
+from benchmarks.figure import Figure, LeftOutError
+from benchmarks.triton_tuning import CANDIDATES, GROUP, NAMED, SINGLES, Bench, geomean, kept, label
 
 SECTIONS = ("fast", "torch", "aa", "autotune")
 
@@ -214,16 +214,11 @@ def main(argv: list[str]) -> int:
     only = args.only.split(",")
     if unknown := set(only) - set(SECTIONS):
         parser.error(f"no such section: {', '.join(sorted(unknown))}")
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as folder:
-        out = args.out / f"triton_tuner-{time.strftime('%Y%m%d-%H%M%S')}.json"
-        try:
-            figures = run(Path(folder), only, out, args.cap, args.families.split(","), args.candidates)
-        except LeftOutError as e:
-            show([], [f"triton_tuner: {e}"])
-            return 0
-    show(figures)
-    print(f"raw results: {out}")
-    return 0 if all(f.holds for f in figures) else 1
+    return kept(
+        "triton_tuner",
+        args.out,
+        lambda folder, out: run(folder, only, out, args.cap, args.families.split(","), args.candidates),
+    )
 
 
 if __name__ == "__main__":

@@ -8,12 +8,14 @@ import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figure import Figure, LeftOutError, show
 from worker.protocol import Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.triton.tuner import TritonTuner
@@ -139,3 +141,18 @@ def driver() -> str:
         return subprocess.run(argv, capture_output=True, text=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return ""
+
+
+def kept(name: str, folder: Path, run: Callable[[Path, Path], Sequence[Figure]]) -> int:
+    """Call `run` with a scratch folder and a new file of raw results in `folder`; show its figures, return the exit
+    code."""
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
+        out = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}.json"
+        try:
+            figures = run(Path(scratch), out)
+        except LeftOutError as e:
+            show([], [f"{name}: {e}"])
+            return 0
+    show(figures)
+    print(f"raw results: {out}")
+    return 0 if all(f.holds for f in figures) else 1

@@ -67,6 +67,8 @@ class HeldLease:
     pool: Pool
     lease: Lease
     made: bool = False
+    ended: bool = False
+    """Its scheduler has ended it; what it left behind is being brought home."""
     draining: bool = False
     cause: EndCause = EndCause.RELEASED
     """Reason for giving it back."""
@@ -112,7 +114,7 @@ class Holdings:
         places = policy.places_awaited()
         sizes = [p.size for p in self.pools.values()]
         want = wanted(sizes, policy.backlog_s(), self._other_slots(), places)
-        held = Counter(h.pool.name for h in self.of.values() if h.leaving is None)
+        held = Counter(h.pool.name for h in self.of.values() if h.leaving is None and not h.ended)
         for name, pool in self.pools.items():
             # what works already is given back when it is idle, not before; and only work that waits needs more
             least = max(held[name], pool.floor)
@@ -125,7 +127,7 @@ class Holdings:
         settled = progress.tuned + progress.failed
         if settled != self._moved[1] or not policy.places_awaited() or progress.running:
             self._moved = (now, settled)
-        staying = Counter(h.pool.name for h in self.of.values() if not h.draining)
+        staying = Counter(h.pool.name for h in self.of.values() if not h.draining and not h.ended)
         return now - self._moved[0] < PLACE_S and any(
             not p.hopeless and (bool(p.queued) or staying[name] < p.size.maximum) for name, p in self.pools.items()
         )

@@ -248,6 +248,9 @@ class LeasedNodes:
         """Bring home what the lease left behind, then let go of its node."""
         if lease.id in self._names and lease.id not in self._over:
             self._over.add(lease.id)
+            held = self._held.of.get(self._names[lease.id])
+            if held is not None:
+                held.ended = True
             self._bringing += 1
             self._threads.submit(self._bring_home, pool, lease)
 

@@ -110,3 +110,17 @@ def fails(decisions: Iterable[ev.Record]) -> list[tuple[int, Reason, bool]]:
 
 def kinds(decisions: Iterable[ev.Record]) -> list[str]:
     return [type(d).__name__ for d in decisions]
+
+
+def proven_nodes() -> Rig:
+    """A rig whose nodes a, b and c have tuned a shape each (11, 12, 13)."""
+    rig = Rig()
+    for node in ("a", "b", "c"):
+        rig.node(node)
+    for shape in (11, 12, 13):
+        rig.group(f"g{shape}", [shape])
+    for attempt, (node, _) in rig.outstanding().items():
+        rig.start(attempt, node)
+        rig.tuned(attempt, int(attempt[1:3]))
+        rig.end(attempt)
+    return rig

@@ -20,6 +20,8 @@ class Scheduler:
         self.grants, self.silent = grants, False
         self.refuses, self.refused = "", 0
         """Words with which it refuses requests, and the number that it has refused."""
+        self.looks = 0
+        """Number of times that it was asked for its leases."""
         self._lock = threading.Lock()
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
@@ -37,6 +39,7 @@ class Scheduler:
         if self.silent:
             raise UnreachableError("pool", "the scheduler does not answer")
         with self._lock:
+            self.looks += 1
             return list(self.leases.values())
 
     def release(self, ids: Collection[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import tarfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -168,6 +169,24 @@ def test_rows_are_brought_home_when_the_scheduler_is_back(
     nodes.scheduler.silent = False
     wait_until(lambda: any(isinstance(e, ev.LeaseEnded) for e in nodes.turn().events), "it has ended")
     assert [(name, chunk.data) for name, chunk in nodes.all.rows] == [(node, b"rows")]
+
+
+def test_a_lease_that_ended_is_replaced_once_while_its_rows_are_brought_home(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease that ended and the one in its place are there for a while, in a pool of one."""
+    home = threading.Event()
+    nodes = start(made)
+    nodes.policy.handle(ev.GroupAdded("g1", (1,), 10.0), time.time())
+    nodes.node()
+    monkeypatch.setattr(nodes.scheduler, "leftovers", lambda _: home.wait(60) and None)
+    nodes.scheduler.end("1", EndCause.OUT_OF_MEMORY)
+    wait_until(lambda: any(isinstance(e, ev.NodeExpected) and e.lease == "2" for e in nodes.turn().events), "replaced")
+    looks = nodes.scheduler.looks
+    wait_until(lambda: nodes.turn() and nodes.scheduler.looks > looks + 3, "it is looked at again")
+    home.set()
+    wait_until(lambda: any(isinstance(e, ev.LeaseEnded) for e in nodes.turn().events), "it has ended")
+    assert [n for n, _ in nodes.scheduler.requests] == [1, 1]
 
 
 def test_rows_that_nobody_can_bring_are_not_waited_for(

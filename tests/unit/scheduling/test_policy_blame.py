@@ -7,7 +7,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import PolicySettings
-from tests.support.policy_rig import Rig, fails, kinds, of, sends
+from tests.support.policy_rig import Rig, fails, kinds, of, proven_nodes, sends
 
 FAULTS = [Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR]
 
@@ -111,15 +111,7 @@ def test_a_fault_on_a_slot_with_marks_does_not_count_while_a_node_is_left() -> N
 
 
 def test_a_shape_after_which_the_canary_fails_on_two_nodes_fails() -> None:
-    rig = Rig()
-    for node in ("a", "b", "c"):
-        rig.node(node)
-    for shape in (11, 12, 13):
-        rig.group(f"g{shape}", [shape])
-    for attempt, (node, _) in rig.outstanding().items():
-        rig.start(attempt, node)
-        rig.tuned(attempt, int(attempt[1:3]))
-        rig.end(attempt)
+    rig = proven_nodes()
     rig.group("g1", [1])
     first = rig.outstanding()["g1-1"][0]
     rig.start("g1-1", first, shape=1)

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from tests.support.policy_rig import Rig, kinds, of, sends
+from tests.support.policy_rig import Rig, kinds, of, proven_nodes, sends
 from tests.unit.scheduling.test_policy_confirm import begun, charged, confirms, same_after_replay, second, settled
 
 WON, NEXT, THIRD = ("won",), ("next",), ("third",)
@@ -92,15 +92,7 @@ def test_one_bad_end_is_enough_and_the_winner_stays(how: Reason) -> None:
 
 def test_a_canary_that_fails_after_it_fails_no_shape_that_is_tuned() -> None:
     """Shape 1 wedged one node before it was tuned on another, and wedges the one that ranks its winner."""
-    rig = Rig()
-    for node in ("a", "b", "c"):
-        rig.node(node)
-    for shape in (11, 12, 13):
-        rig.group(f"g{shape}", [shape])
-    for attempt, (node, _) in rig.outstanding().items():
-        rig.start(attempt, node)
-        rig.tuned(attempt, int(attempt[1:3]))
-        rig.end(attempt)
+    rig = proven_nodes()
     rig.group("g1", [1])
     for attempt in ("g1-1", "g1-2", "g1a-1"):
         node = rig.outstanding()[attempt][0]
