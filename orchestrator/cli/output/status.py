@@ -210,7 +210,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
         show(snapshot.add(status, answer))
     named = {n.name for n in shown}
     if rest := [n for n in status.nodes if n.name not in named]:
-        out.print(f"{rest_words(rest)} ({command(f'status {paths.named} --json')} has each)", highlight=False)
+        where = command(f"status {paths.named} --json")
+        out.print(f"{rest_words(rest)} ({where} has each)", highlight=False, soft_wrap=True)
     for words in status.standing_out:
         out.print(f"! {plain(words, 200)}", highlight=False)
     for node in shown:
