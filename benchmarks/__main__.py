@@ -14,6 +14,7 @@ BENCHMARKS = (
     "startup",
     "planning",
     "parts",
+    "scale",
     "zero_cost",
     "recheck",
     "ssh_fleet",

@@ -8,10 +8,11 @@ decided but never sent is found out by looking at the nodes (see NodeUp).
 from __future__ import annotations
 
 import contextlib
+import math
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.dispatch import control
@@ -37,6 +38,12 @@ from orchestrator.events import (
 )
 from orchestrator.ledger import Ingest, Ledger
 from orchestrator.scheduling import Policy
+
+TURN_S = 0.03
+"""CPU seconds after which a turn begins no further message: decisions are carried out at the end of their turn. Not
+wall time: where others have the machine, turns would only become more, each with a commit of its own."""
+VIEW_SHARE = 20.0
+"""Bound of the view's part of the loop's time: one in so many seconds."""
 
 
 class Controller:
@@ -71,6 +78,8 @@ class Controller:
         self._watcher, self._epoch = watcher, epoch
         self._timeouts = timeouts or Timeouts()
         self._interrupts = interrupts or Interrupts()
+        self._left_over: list[Message] = []
+        """Messages that the last turn had no time for."""
         self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
@@ -148,7 +157,9 @@ class Controller:
             leased = self._leases.turn(self._policy, self._registry, time.time()) if self._leases is not None else None
             left = self._reports.unread(leased.rows) if leased is not None else []
             events = self._changed_leases(leased) if leased is not None else []
-            self._transact([*messages, *left], last=[*self._requested(), *given_up, *events, Tick()])
+            last = [*self._requested(), *given_up, *events, Tick()]
+            # what a lease left behind is read before its end
+            self._transact([*messages, *left], last=last, whole=bool(left))
             self._show()
             self._registry.check_pulses()
             if self._policy.progress().done:
@@ -171,22 +182,35 @@ class Controller:
         return turn.events
 
     def _messages(self) -> list[Message]:
-        out: list[Message | None] = []
+        out: list[Message | None] = [*self._left_over]
         try:
-            out.append(self._queue.get(timeout=self._timeouts.tick))
+            out.append(self._queue.get(timeout=0.0 if out else self._timeouts.tick))
             while len(out) < 512:
                 out.append(self._queue.get_nowait())
         except queue.Empty:
             pass
+        self._left_over = []
         return [m for m in out if m is not None]
 
-    def _transact(self, messages: Iterable[Message], first: Iterable[Event] = (), last: Iterable[Event] = ()) -> None:
-        """Record everything of one turn in one transaction, then carry the decisions out."""
+    def _transact(
+        self,
+        messages: Sequence[Message],
+        first: Iterable[Event] = (),
+        last: Iterable[Event] = (),
+        *,
+        whole: bool = False,
+    ) -> None:
+        """Record everything of one turn in one transaction, then carry the decisions out. After TURN_S the other
+        messages are left to the next turn, unless the turn is to be `whole`."""
         decisions: list[Decision] = []
+        until = math.inf if whole else time.thread_time() + TURN_S
         with self._ledger.transaction():
             for event in first:
                 decisions += self._handle(event)
-            for message in messages:
+            for n, message in enumerate(messages):
+                if n and time.thread_time() > until:
+                    self._left_over = list(messages[n:])
+                    break
                 for event in self._reports.events_of(message):
                     decisions += self._handle(event)
             for event in last:
@@ -341,8 +365,9 @@ class Controller:
         for text, bad in self._live_status.take_notes():
             self._watcher.note(text, bad=bad)
         if now >= self._next_view:
-            self._next_view = now + self._timeouts.view
             self._watcher.update(self._live_status.status(time.time()))
+            took = time.monotonic() - now  # with many slots: the work goes first
+            self._next_view = now + max(self._timeouts.view, VIEW_SHARE * took)
 
     def _give_up_where_hopeless(self) -> None:
         if self._leases is not None and self._leases.coming:

@@ -9,6 +9,7 @@ already reported to the controller that it never arrived.
 from __future__ import annotations
 
 import json
+import math
 import queue
 import re
 import threading
@@ -278,7 +279,7 @@ class NodeDriver:
             channel.close()
         try:
             for number, frame in enumerate(read_frames(channel.read)):
-                self._heard, self._spoke = time.monotonic(), time.time()
+                self._heard, self._spoke = math.inf, time.time()  # while the loop is behind, the silence is ours
                 if isinstance(frame, Beat) and (broken := _results_broken(frame)):
                     # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
@@ -298,6 +299,7 @@ class NodeDriver:
                 self._post(FromStream(self.node, frame))
                 if isinstance(frame, Beat) and frame.held is not None and (gone := self._claims.compare(frame.held)):
                     self._post(Vanished(self.node, gone))
+                self._heard = time.monotonic()
         finally:
             channel.close()
             why = channel.error()

@@ -18,6 +18,8 @@ _INT64 = 2**63
 def text(value: Any, limit: int = MAX_TEXT) -> str:
     """One line of printable text, "" for what is no text. Escape sequences, control, bidi and broken
     characters go."""
+    if type(value) is str and len(value) <= limit and value.isprintable():
+        return value.strip()
     if not isinstance(value, str):
         return ""
     out: str = value[: 4 * limit]
@@ -30,6 +32,8 @@ def text(value: Any, limit: int = MAX_TEXT) -> str:
 
 def number(value: Any) -> float | None:
     """A finite number, or None."""
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
@@ -41,10 +45,10 @@ def number(value: Any) -> float | None:
 
 def integer(value: Any) -> int | None:
     """A whole number that fits 64 bits, or None."""
-    if isinstance(value, float) and value.is_integer():
+    if type(value) is not int:
+        if not isinstance(value, float) or not value.is_integer():
+            return None
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
     return value if -_INT64 <= value < _INT64 else None
 
 

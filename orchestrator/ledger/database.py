@@ -224,6 +224,8 @@ def require_local(path: Path) -> None:
 
 
 BUSY_S = 10.0
+AUTOCHECKPOINT_PAGES = 8000
+"""Length of the write-ahead log (32 MB) from which on commits copy it back by themselves."""
 
 
 def create(path: Path) -> sqlite3.Connection:
@@ -246,7 +248,7 @@ def open_writer(path: Path) -> sqlite3.Connection:
     require_local(path.parent)
     _must_exist(path)
     with readable(path):
-        conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rw")
+        conn = connect(path)
         with _closed_on_error(conn):
             _check_ours(conn, path)
             _for_writing(conn)
@@ -341,6 +343,11 @@ def _closed_on_error(conn: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
+def connect(path: Path) -> sqlite3.Connection:
+    """Connection to a file that is there, for writing, unchecked. Raise sqlite3.Error."""
+    return _connect(f"file:{quote(str(path.absolute()))}?mode=rw")
+
+
 def _connect(uri: str) -> sqlite3.Connection:
     conn = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S, cached_statements=256)
     conn.execute("PRAGMA foreign_keys=ON")
@@ -349,6 +356,7 @@ def _connect(uri: str) -> sqlite3.Connection:
 
 def _for_writing(conn: sqlite3.Connection) -> None:
     conn.execute("PRAGMA synchronous=FULL")
+    conn.execute(f"PRAGMA wal_autocheckpoint={AUTOCHECKPOINT_PAGES}")
     conn.execute("PRAGMA temp_store=MEMORY")
 
 

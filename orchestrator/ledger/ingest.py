@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.ledger import clean
 from orchestrator.ledger.model import Attempt
-from orchestrator.ledger.writer import Ledger
+from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.reasons import Reason
 from worker.protocol import (
     MAX_ONLY,
@@ -79,6 +80,15 @@ class _Odd(Exception):
     """An impossible record; the text is the reason."""
 
 
+@dataclass(slots=True)
+class _Source:
+    """The attempt that a slot reports on, read once for its many rows."""
+
+    attempt: Attempt
+    shapes: frozenset[int]
+    device: dict[str, Any]
+
+
 class Ingest:
     """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
 
@@ -90,6 +100,10 @@ class Ingest:
         self._torn: dict[tuple[str, str], bytes] = {}
         """The unfinished last line of a slot's stream: beyond the ledger's offset, so a new controller is sent it
         again."""
+        self._sources: dict[tuple[str, str], _Source] = {}
+        """By (node, slot)."""
+        self._rows: list[tuple[Any, ...]] = []
+        """Rows of the bytes that are being read, to be put into the ledger together."""
 
     def feed(self, node: str, slot: str, data: bytes) -> tuple[list[ev.Event], int]:
         """Read the bytes that follow those fed before (after a restart: the ledger's offset).
@@ -110,19 +124,19 @@ class Ingest:
             except ProtocolError as e:
                 self._ledger.note_bad(node, slot, EVENTS, str(e))
                 continue
-            out += self.record(node, slot, raw)
+            try:
+                out += self._take(node, slot, raw)
+            except _Odd as e:
+                self._ledger.note_bad(node, slot, EVENTS, f"{clean.text(raw.get('type'), 40)}: {e}")
+        self._put_rows()
         if consumed:
-            at = self._ledger.offsets(node).get((EVENTS, slot), 0)
-            self._ledger.set_offset(node, slot, EVENTS, at + consumed)
+            self._ledger.advance_offset(node, slot, EVENTS, consumed)
         return out, consumed
 
-    def record(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
-        """Ingest one record (of worker.protocol.parse_record); never raises for its content."""
-        try:
-            return self._take(node, slot, raw)
-        except _Odd as e:
-            self._ledger.note_bad(node, slot, EVENTS, f"{clean.text(raw.get('type'), 40)}: {e}")
-            return []
+    def _put_rows(self) -> None:
+        if self._rows:
+            self._ledger.put_rows(self._rows)
+            self._rows.clear()
 
     def _take(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
         match raw.get("type"):
@@ -130,6 +144,7 @@ class Ingest:
                 self._ledger.slot_info(node, slot, info=clean.document(raw["info"]))
             case "tuner_ready":
                 self._ledger.slot_info(node, slot, device=clean.document(raw["device"]))
+                self._sources.pop((node, slot), None)
             case "canary":
                 return [self._canary(node, slot, raw)]
             case "canary_timed":
@@ -156,37 +171,52 @@ class Ingest:
         degrees = [d for v in warm.values() if (d := clean.number(v))] if isinstance(warm, dict) else []
         return ev.CanaryTimed(node, slot, compute, memory, " ".join(names), max(degrees, default=0.0), cap or 0.0)
 
-    def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
-        name = raw.get("attempt")
-        attempt = self._ledger.attempt(name) if isinstance(name, str) and _encodable(name) else None
+    def _source(self, node: str, slot: str, name: object) -> _Source | None:
+        """The attempt of that name; None: it is a canary's. Raise _Odd."""
+        source = self._sources.get((node, slot))
+        if source is not None and source.attempt.id == name:
+            return source
+        known = isinstance(name, str) and _encodable(name)
+        attempt = self._ledger.attempt(str(name)) if known else None
         if attempt is None:
-            if isinstance(name, str) and _encodable(name) and self._ledger.is_canary(name):
-                return []
+            if known and self._ledger.is_canary(str(name)):
+                return None
             raise _Odd(f"unknown attempt {_shown(name)}")
         if attempt.node != node:
             raise _Odd(f"attempt {attempt.id} was not sent to this node")
+        device = {**self._ledger.slot(node, slot).device, **attempt.device}
+        source = _Source(attempt, frozenset(self._ledger.group_shapes(attempt.group)), device)
+        self._sources[node, slot] = source
+        return source
+
+    def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
+        source = self._source(node, slot, raw.get("attempt"))
+        if source is None:
+            return []
+        attempt = source.attempt
         match raw["type"]:
             case "attempt_started":
-                self._ledger.attempt_report(
-                    attempt.id, device=clean.document(raw["device"]), conditions=_conditions("before", raw)
-                )
+                device = clean.document(raw["device"])
+                self._ledger.attempt_report(attempt.id, device=device, conditions=_conditions("before", raw))
+                if not attempt.device:
+                    source.device |= device
                 return [*self._overtaken(attempt, slot), ev.AttemptStarted(attempt.id, node, slot)]
             case "attempt_ended":
-                return [self._ended(attempt, raw)]
+                return [self._ended(source, raw)]
             case "spec_rejected":
                 detail = clean.text(raw["detail"])
                 return [ev.AttemptEnded(attempt.id, Reason.REJECTED, None, detail, 0.0)]
         shape = raw.get("shape")
-        if type(shape) is not int or clean.integer(shape) is None or not self._ledger.in_group(attempt.group, shape):
+        if type(shape) is not int or shape not in source.shapes:
             raise _Odd(f"attempt {attempt.id} has no shape {_shown(shape)}")
         match raw["type"]:
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "row":
-                self._row(attempt, shape, slot, raw, node)
+                self._row(source, shape, slot, raw)
             case "shape_tuned":
                 candidates = self._of_candidates(attempt, shape, slot, raw, node)
-                if self._row(attempt, shape, slot, raw, node, winner=True):
+                if self._row(source, shape, slot, raw, winner=True):
                     best = () if raw.get("candidate") is None else identity(raw["candidate"])
                     drawn = best and candidates["complete"] and shape in self._twice
                     runners = identities(raw.get("runners", ()), MAX_RUNNERS, "runners") if drawn else ()
@@ -213,6 +243,7 @@ class Ingest:
         except ProtocolError as e:
             raise _Odd(str(e)) from e
         self._ledger.withheld(attempt=attempt.id, shape=shape, node=node, slot=slot, entries=entries)
+        self._put_rows()
         open_ = [e for e in entries if not e["confirmed"]]
         return {
             "complete": not (open_ or more or requested),
@@ -223,47 +254,41 @@ class Ingest:
             "trials": len(ran) if requested else self._ledger.trials(attempt.id, shape),
         }
 
-    def _row(
-        self,
-        attempt: Attempt,
-        shape: int,
-        slot: str,
-        raw: Mapping[str, Any],
-        node: str,
-        *,
-        winner: bool = False,
-    ) -> bool:
+    def _row(self, source: _Source, shape: int, slot: str, raw: Mapping[str, Any], *, winner: bool = False) -> bool:
         """Keep a row; return whether it is a valid winner."""
-        row = raw["row"]
+        row, attempt = raw["row"], source.attempt
         if not isinstance(row, dict):
             raise _Odd("its row is no object")
-        device = {**self._ledger.slot(node, slot).device, **attempt.device}
-        fault = winner_fault(row, device, self._err) if winner else None
+        fault = winner_fault(row, source.device, self._err) if winner else None
         t = clean.number(raw.get("t"))
-        self._ledger.row(
-            attempt=attempt.id,
-            shape=shape,
-            node=node,
-            slot=slot,
-            t=t if t is not None and 0 <= t < _MAX_T else 0.0,
-            row=row,
-            winner=winner and fault is None,
-            device=device,
-            note=f"no valid winner: {fault}" if fault else None,
+        self._rows.append(
+            row_values(
+                attempt=attempt.id,
+                shape=shape,
+                node=attempt.node,
+                slot=slot,
+                t=t if t is not None and 0 <= t < _MAX_T else 0.0,
+                row=row,
+                winner=winner and fault is None,
+                device=source.device,
+                note=f"no valid winner: {fault}" if fault else None,
+            )
         )
         if fault:
-            self._ledger.note_bad(node, slot, EVENTS, f"shape_tuned: {attempt.id}, shape {shape}: {fault}")
+            why = f"shape_tuned: {attempt.id}, shape {shape}: {fault}"
+            self._ledger.note_bad(attempt.node, slot, EVENTS, why)
         return winner and fault is None
 
     def _overtaken(self, attempt: Attempt, slot: str) -> list[ev.Event]:
         """A slot does one attempt at a time: where the end of an earlier one was lost (a torn record), this is it."""
         return [
-            ev.AttemptEnded(a.id, Reason.DONE, None, f"its end was not read; the slot went on to {attempt.id}", 0.0)
-            for a in self._ledger.attempts(node=attempt.node, open_only=True)
-            if a.slot == slot and a.started_at is not None and a.id != attempt.id and a.id not in self._ends
+            ev.AttemptEnded(a, Reason.DONE, None, f"its end was not read; the slot went on to {attempt.id}", 0.0)
+            for a in self._ledger.running_on(attempt.node, slot)
+            if a != attempt.id and a not in self._ends
         ]
 
-    def _ended(self, attempt: Attempt, raw: Mapping[str, Any]) -> ev.Event:
+    def _ended(self, source: _Source, raw: Mapping[str, Any]) -> ev.Event:
+        attempt = source.attempt
         self._ends.add(attempt.id)
         self._ledger.attempt_report(
             attempt.id,
@@ -272,7 +297,7 @@ class Ingest:
             conditions=_conditions("after", raw),
         )
         flying, detail = raw["in_flight"], clean.text(raw["detail"])
-        if type(flying) is not int or clean.integer(flying) is None or not self._ledger.in_group(attempt.group, flying):
+        if type(flying) is not int or flying not in source.shapes:
             flying = None
         if raw["outcome"] in OUTCOMES:
             outcome = Reason(raw["outcome"])

@@ -155,10 +155,6 @@ class LedgerReader(LedgerFile):
         """The shapes that the group was made of, settled or not; () where there is no such group."""
         return tuple(s for (s,) in self._all("SELECT shape FROM members WHERE grp=? ORDER BY shape", (group,)))
 
-    def in_group(self, group: str, shape: int) -> bool:
-        """Return whether the group was made with this shape."""
-        return bool(self._all("SELECT 1 FROM members WHERE grp=? AND shape=?", (group, shape)))
-
     def groups(self) -> list[GroupState]:
         """Every group, split ones too, in the order of their names."""
         rows = self._all(
@@ -221,6 +217,11 @@ class LedgerReader(LedgerFile):
         sql = f"{_ATTEMPT} AS a WHERE grp=coalesce(?, grp) AND node=coalesce(?, node)"
         sql += f" AND {_OPEN}" if open_only else ""
         return [_attempt(r) for r in self._all(f"{sql} ORDER BY sent_at, seq", (group, node))]
+
+    def running_on(self, node: str, slot: str) -> list[str]:
+        """Ids of the attempts that a worker of the slot began and that, as far as is known, are not over."""
+        sql = f"SELECT a.id FROM attempts a WHERE node=? AND slot=? AND started_at IS NOT NULL AND {_OPEN} ORDER BY seq"
+        return [a for (a,) in self._all(sql, (node, slot))]
 
     def is_canary(self, attempt: str) -> bool:
         """Return whether a canary of that id was requested; its result is in the journal."""

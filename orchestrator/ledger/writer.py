@@ -128,43 +128,22 @@ class Ledger(LedgerReader):
         `conditions`: readings of worker/device/health.py as `before` or `after`.
         """
         if conditions:
-            there = self.attempt(attempt)
-            conditions = {**conditions, **there.conditions} if there else conditions
-            self._run("UPDATE attempts SET conditions=? WHERE id=?", (_dumps(conditions), attempt))
+            there = self._all("SELECT conditions FROM attempts WHERE id=?", (attempt,))
+            conditions = {**conditions, **json.loads((there and there[0][0]) or "{}")}
         self._run(
-            """UPDATE attempts SET device=coalesce(device, ?), exit=coalesce(exit, ?), spent=coalesce(spent, ?)
-               WHERE id=?""",
-            (_dumps(device), exit, _dumps(spent), attempt),
+            """UPDATE attempts SET device=coalesce(device, ?), exit=coalesce(exit, ?), spent=coalesce(spent, ?),
+               conditions=coalesce(?, conditions) WHERE id=?""",
+            (_dumps(device), exit, _dumps(spent), _dumps(conditions), attempt),
         )
 
-    def row(
-        self,
-        *,
-        attempt: str,
-        shape: int,
-        node: str,
-        slot: str,
-        t: float,
-        row: Mapping[str, Any],
-        winner: bool = False,
-        device: Mapping[str, Any] | None = None,
-        note: str | None = None,
-    ) -> None:
-        """Keep a measured candidate (worker.protocol.Row), cleaned. `device` gives gfx and cu_num."""
-        device = device or {}
-        us = clean.number(row.get("us"))
-        extra = clean.document({k: v for k, v in row.items() if k not in _KNOWN_ROW})
-        values = (
-            attempt, shape, node, slot, t, int(winner), -1.0 if us is None else us,
-            clean.number(row.get("errRatio")), clean.text(row.get("status"), 40) or "ok",
-            clean.integer(row.get("kernelId")), clean.integer(row.get("splitK")),
-            clean.text(row.get("kernelName")), clean.text(row.get("libtype"), 100),
-            clean.number(row.get("tflops")), clean.number(row.get("bw")), clean.number(row.get("spread")),
-            clean.integer(row.get("samples")), clean.text(row.get("detail")),
-            clean.text(device.get("gfx"), 64), clean.integer(device.get("cu_num")),
-            json.dumps(extra) if extra else None, note,
-        )  # fmt: skip
-        self._run(_PUT_ROW, values)
+    def row(self, **values: Any) -> None:
+        """Keep a measured candidate; arguments as of `row_values`."""
+        self.put_rows([row_values(**values)])
+
+    def put_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
+        """Keep measured candidates (of `row_values`)."""
+        self._must_be_open()
+        self._conn.executemany(_PUT_ROW, rows)
 
     def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
@@ -201,6 +180,14 @@ class Ledger(LedgerReader):
             (node, slot, stream, offset),
         )
 
+    def advance_offset(self, node: str, slot: str, stream: str, by: int) -> None:
+        """Move the offset of a stream on: commit it together with what was read."""
+        self._run(
+            """INSERT INTO offsets (node, slot, stream, offset) VALUES (?, ?, ?, ?)
+               ON CONFLICT (node, slot, stream) DO UPDATE SET offset=offset+excluded.offset""",
+            (node, slot, stream, by),
+        )
+
     def note_bad(self, node: str, slot: str, stream: str, why: str) -> None:
         """Count a line of a stream that was no record, or an impossible one."""
         self._run(
@@ -208,6 +195,34 @@ class Ledger(LedgerReader):
                ON CONFLICT (node, slot, stream) DO UPDATE SET bad=bad+1, last_bad=excluded.last_bad""",
             (node, slot, stream, clean.text(why, 300)),
         )
+
+
+def row_values(
+    *,
+    attempt: str,
+    shape: int,
+    node: str,
+    slot: str,
+    t: float,
+    row: Mapping[str, Any],
+    winner: bool = False,
+    device: Mapping[str, Any] | None = None,
+    note: str | None = None,
+) -> tuple[Any, ...]:
+    """A measured candidate (worker.protocol.Row), cleaned, for `put_rows`. `device` gives gfx and cu_num."""
+    device, get = device or {}, row.get
+    us = clean.number(get("us"))
+    extra = None if row.keys() <= _KNOWN_ROW else clean.document({k: row[k] for k in row if k not in _KNOWN_ROW})
+    return (
+        attempt, shape, node, slot, t, int(winner), -1.0 if us is None else us,
+        clean.number(get("errRatio")), clean.text(get("status"), 40) or "ok",
+        clean.integer(get("kernelId")), clean.integer(get("splitK")),
+        clean.text(get("kernelName")), clean.text(get("libtype"), 100),
+        clean.number(get("tflops")), clean.number(get("bw")), clean.number(get("spread")),
+        clean.integer(get("samples")), clean.text(get("detail")),
+        clean.text(device.get("gfx"), 64), clean.integer(device.get("cu_num")),
+        json.dumps(extra) if extra else None, note,
+    )  # fmt: skip
 
 
 def _dumps(value: Mapping[str, Any] | None) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CERTAIN = 1.645
@@ -50,12 +50,63 @@ class UnderWay:
     """Estimate of the shape in flight, with the set-up where nothing is settled; 0: not known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Bulk:
+    """Groups too many to be scheduled one by one. `longest`: seconds of the longest, as far as it is known."""
+
+    number: int
+    seconds: float
+    longest: float = 0.0
+
+    def __len__(self) -> int:
+        return self.number
+
+
+class Measured:
+    """Groups that are over, as sums of their (estimate, measured) seconds: a run has many."""
+
+    __slots__ = ("count", "estimated", "log", "log2", "measured", "squared")
+
+    def __init__(self, pairs: Iterable[tuple[float, float]] = ()) -> None:
+        self.count, self.estimated, self.measured, self.squared = 0, 0.0, 0.0, 0.0
+        self.log, self.log2 = 0.0, 0.0
+        for estimate, took in pairs:
+            self.add(estimate, took)
+
+    def add(self, estimate: float, took: float) -> None:
+        """Add a group; one without an estimate or a time says nothing."""
+        if estimate <= 0 or took <= 0:
+            return
+        log = math.log(took / estimate)
+        self.count += 1
+        self.estimated += estimate
+        self.measured += took
+        self.squared += estimate * estimate
+        self.log += log
+        self.log2 += log * log
+
+    def paced(self, pace: float) -> Measured:
+        """The same with `pace` times the estimates."""
+        out, shift = Measured(), math.log(pace)
+        out.count, out.measured = self.count, self.measured
+        out.estimated, out.squared = pace * self.estimated, pace * pace * self.squared
+        out.log = self.log - shift * self.count
+        out.log2 = self.log2 - 2.0 * shift * self.log + shift * shift * self.count
+        return out
+
+    def __add__(self, other: Measured) -> Measured:
+        out = Measured()
+        for name in self.__slots__:
+            setattr(out, name, getattr(self, name) + getattr(other, name))
+        return out
+
+
 def seconds_left(
-    waiting: Sequence[float],
+    waiting: Sequence[float] | Bulk,
     slots: int,
     *,
     spread: float,
-    over: Sequence[tuple[float, float]] = (),
+    over: Measured | Iterable[tuple[float, float]] = (),
     running: Sequence[UnderWay] = (),
     start: Range | None = None,
 ) -> Range | None:
@@ -68,7 +119,9 @@ def seconds_left(
     """
     if not waiting and not running:
         return None
-    factor, known, noise = _factor(over, running, spread)
+    if not isinstance(waiting, Bulk) and len(waiting) > MOST_SCHEDULED:
+        waiting = Bulk(len(waiting), sum(waiting), max(waiting))
+    factor, known, noise = _factor(over if isinstance(over, Measured) else Measured(over), running, spread)
     off = math.sqrt(known * known + noise * noise * max(1, slots) / (len(waiting) + len(running) + slots))
     begins = start or Range(0.0, 0.0, 0.0)
     low, mid, high = (
@@ -78,14 +131,12 @@ def seconds_left(
     return Range(low, mid, high)
 
 
-def _factor(
-    over: Sequence[tuple[float, float]], running: Sequence[UnderWay], spread: float
-) -> tuple[float, float, float]:
+def _factor(over: Measured, running: Sequence[UnderWay], spread: float) -> tuple[float, float, float]:
     """(measured over estimated seconds, standard deviation of its log, that of a single group)."""
     prior = max(1e-3, math.log(max(1.0, spread)) / CERTAIN)
-    factor = _posterior([*over, *((u.done_s, u.took_s) for u in running)], prior)[0]
+    factor = _posterior(over + Measured((u.done_s, u.took_s) for u in running), prior)[0]
     # an overdue shape in flight is evidence as well: it takes at least the time so far
-    return _posterior([*over, *(_so_far(u, factor) for u in running)], prior)
+    return _posterior(over + Measured(_so_far(u, factor) for u in running), prior)
 
 
 def _so_far(u: UnderWay, factor: float) -> tuple[float, float]:
@@ -93,16 +144,14 @@ def _so_far(u: UnderWay, factor: float) -> tuple[float, float]:
     return late if late[1] > factor * late[0] else (u.done_s, u.took_s)
 
 
-def _posterior(seen: Sequence[tuple[float, float]], prior: float) -> tuple[float, float, float]:
+def _posterior(seen: Measured, prior: float) -> tuple[float, float, float]:
     """(factor, standard deviation of its log, that of a single group)."""
-    seen = [(e, t) for e, t in seen if e > 0 and t > 0]
-    if not seen:
+    if not seen.count:
         return 1.0, prior, NOISE
-    estimated, measured = sum(e for e, _ in seen), sum(t for _, t in seen)
-    ratio = math.log(measured / estimated)
-    count = estimated * estimated / sum(e * e for e, _ in seen)
-    scatter = sum((math.log(t / e) - ratio) ** 2 for e, t in seen)
-    noise = math.sqrt((NOISE_WEIGHT * NOISE * NOISE + scatter) / (NOISE_WEIGHT + len(seen)))
+    ratio = math.log(seen.measured / seen.estimated)
+    count = seen.estimated * seen.estimated / seen.squared
+    scatter = max(0.0, seen.log2 - 2.0 * ratio * seen.log + seen.count * ratio * ratio)
+    noise = math.sqrt((NOISE_WEIGHT * NOISE * NOISE + scatter) / (NOISE_WEIGHT + seen.count))
     weight, before = count / (noise * noise), 1.0 / (prior * prior)
     return math.exp(ratio * weight / (weight + before)), 1.0 / math.sqrt(weight + before), noise
 
@@ -111,15 +160,17 @@ def _next(u: UnderWay) -> float:
     return u.next_s or (u.estimate_s - u.done_s)
 
 
-def _end(waiting: Sequence[float], running: Sequence[UnderWay], slots: int, factor: float, shift: float) -> float:
+def _end(
+    waiting: Sequence[float] | Bulk, running: Sequence[UnderWay], slots: int, factor: float, shift: float
+) -> float:
     """Seconds until the last group is over, each taking `factor` times its estimate, the longest first."""
     busy = sorted(_rest(u, factor, shift) for u in running)
     slots = max(1, slots, len(busy))
     free = [0.0] * (slots - len(busy)) + busy
     last = free[-1]
-    if len(waiting) > MOST_SCHEDULED:
-        even = (sum(free) + factor * sum(waiting)) / slots
-        return max(last, even + factor * min(waiting), factor * max(waiting))
+    if isinstance(waiting, Bulk):
+        even = (sum(free) + factor * waiting.seconds) / slots
+        return max(last, even + factor * waiting.seconds / len(waiting), factor * waiting.longest)
     for seconds in sorted(waiting, reverse=True):
         at = heapq.heappop(free) + factor * seconds
         heapq.heappush(free, at)

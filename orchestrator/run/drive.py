@@ -35,6 +35,7 @@ from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
 from orchestrator.leases.nodes import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
+from orchestrator.ledger.checkpoint import checkpoints
 from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts
@@ -92,7 +93,7 @@ def drive(
     """
     began = time.monotonic()
     config = RunConfig.read(paths.config)
-    with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger:
+    with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
         if not cancel and not _goes_on(ledger, config, watcher):
             return Outcome("finished", time.monotonic() - began)
         interrupts = Interrupts()

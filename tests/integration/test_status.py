@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.cli.output.status import status_rows
+from orchestrator.cli.output.node_rows import status_rows
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.nodes.poll import slow_answer
 from orchestrator.run.snapshot import add_answer

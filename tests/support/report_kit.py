@@ -147,12 +147,12 @@ def empty_run(folder: Path, n: int = 24, of: Family = FAMILY, **config: Any) -> 
 
 
 def simulated_run(
-    folder: Path, n: int = 240, *, state: str = "finished", until: float | None = None,
+    folder: Path, n: int = 240, *, state: str = "finished", until: float | None = None, nodes: int = 3, slots: int = 4,
     names: dict[int, str] | None = None, **config: Any,
 ) -> RunPaths:  # fmt: skip
     """A run of n shapes with faults, kept up to `until` (virtual seconds), its first shapes skipped."""
     paths, asked = empty_run(folder, n, **config)
-    simulator = Simulator(plan(n))
+    simulator = Simulator(plan(n, nodes, slots))
     simulator.run()
     journal = [(t, r) for t, r in simulator.journal if until is None or t <= until]
     with Ledger.open(paths.ledger) as ledger:

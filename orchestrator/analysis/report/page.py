@@ -34,6 +34,9 @@ GENERATOR = "gemmfleet report"
 
 _BUDGETS = ((50_000, 600), (50_000, 120), (20_000, 120), (10_000, 120), (5_000, 80), (2_000, 60), (500, 40))
 """Rows of the table and characters of a text, tried in turn."""
+_SAMPLE = 500
+"""Rows by which the size of the table is estimated."""
+_PLAIN = frozenset((int, float, bool, type(None)))
 _FRAME = 250_000
 """Room for all of a page but its data."""
 
@@ -62,9 +65,14 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
 
 def fit(document: dict[str, Any]) -> dict[str, Any]:
     """The document cut so that its page is small enough."""
+    shapes, room = document["shapes"], MAX_BYTES - _FRAME
+    sample = shapes[:: len(shapes) // _SAMPLE + 1]
     for rows, characters in _BUDGETS:
+        a_row = len(embedded(_cut(sample, characters))) / (len(sample) or 1)
+        if (rows, characters) != _BUDGETS[-1] and min(rows, len(shapes)) * a_row > 1.2 * room:
+            continue  # far too large: not worth a try
         cut = fitted(document, rows, characters)
-        if len(embedded(cut)) <= MAX_BYTES - _FRAME:
+        if len(embedded(cut)) <= room:
             break
     return cut
 
@@ -91,7 +99,7 @@ def safe(value: Any) -> Any:
     if isinstance(value, dict):
         return {escaped(str(k)): safe(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [safe(v) for v in value]
+        return [v if type(v) in _PLAIN else safe(v) for v in value]
     return value
 
 
@@ -116,7 +124,7 @@ def _cut(value: Any, characters: int) -> Any:
     if isinstance(value, dict):
         return {k: _cut(v, characters) for k, v in value.items()}
     if isinstance(value, list):
-        return [_cut(v, characters) for v in value]
+        return [v if type(v) in _PLAIN else _cut(v, characters) for v in value]
     return value
 
 

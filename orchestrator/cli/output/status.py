@@ -11,6 +11,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from orchestrator.cli.output.node_rows import (
+    MOST_NODES,
+    by_node,
+    gpu_words,
+    needs_look,
+    node_row,
+    rest_words,
+    status_rows,
+)
 from orchestrator.cli.output.terminal import console, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
@@ -28,9 +37,8 @@ if TYPE_CHECKING:
 
 AGAIN_S = 3.0
 """Time between two polls of a folder with --watch."""
-MAX_SLOT_LINES = 24
-AWAY = ("unreachable", "slow")
-"""States of a node without current data."""
+MAX_LINES = 24
+"""Lines of the live view."""
 
 
 class View(Protocol):
@@ -113,7 +121,7 @@ class RichView:
 
 
 def picture(s: RunStatus) -> RenderableType:
-    """Return the live view of a run: progress, counts, and a line per slot."""
+    """Return the live view of a run: progress, counts, and a line per slot (per node where there are many)."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -142,39 +150,26 @@ def picture(s: RunStatus) -> RenderableType:
         table.add_column(heading, no_wrap=True, min_width=min(width, 5), max_width=width)
     table.add_column("GPU now" if any(x.gpu for n in s.nodes for x in n.slots) else "", no_wrap=True)
     table.add_column("measuring now", no_wrap=True, ratio=1)
-    rows = [row for node in s.nodes for row in status_rows(node)]
-    for name, slot, state, _, _, since, gpu, doing in rows[:MAX_SLOT_LINES]:
+    if by_node(s.nodes):
+        nodes = sorted(s.nodes, key=lambda n: not needs_look(n))
+        rows, more = [node_row(n) for n in nodes[:MAX_LINES]], rest_words(nodes[MAX_LINES:])
+        more = more if len(nodes) > MAX_LINES else ""
+    else:
+        rows = [row for node in s.nodes for row in status_rows(node)]
+        more = plural(len(rows) - MAX_LINES, "more slot") if len(rows) > MAX_LINES else ""
+    for name, slot, state, _, _, since, gpu, doing in rows[:MAX_LINES]:
         table.add_row(plain(name, 16), slot, state, since, gpu, plain(doing, 120))
     parts: list[RenderableType] = [head, counts, table]
     parts += [Text(f"  ! {plain(words, 120)}", style="red") for words in s.standing_out[:4]]
-    if len(rows) > MAX_SLOT_LINES:
-        parts.append(Text(f"  ... and {plural(len(rows) - MAX_SLOT_LINES, 'more slot')}", style="dim"))
+    if more:
+        parts.append(Text(f"  ... and {more}", style="dim"))
     return Group(*parts)
-
-
-def gpu_words(gpu: dict[str, Any] | None) -> str:
-    """Return `97 %, 12/288 GiB, 68 C`, a fault first; "" where nothing is known."""
-    if not gpu:
-        return ""
-    parts = [] if gpu["health"] == "ok" else [f"! {gpu['health']}"]
-    parts += [f"{gpu['use_pct']:.0f} %"] if "use_pct" in gpu else []
-    if gpu.get("memory_total"):
-        parts.append(f"{gpu.get('memory_used', 0) / 2**30:.0f}/{gpu['memory_total'] / 2**30:.0f} GiB")
-    if gpu.get("temperature_c"):
-        parts.append(f"{max(gpu['temperature_c'].values()):.0f} C")
-    return plain(", ".join(parts), 60)
 
 
 def lease_words(node: NodeStatus, now: float) -> str:
     """Return `lease 17 on g1, 41 min left`."""
     left = f", {duration(max(0.0, node.ends_at - now))} left" if node.ends_at else ""
     return plain(f"lease {node.lease} on {node.host}{left}", 120)
-
-
-def doing_words(node: NodeStatus, i: int) -> str:
-    """Return what slot number `i` measures, or why its node does not answer."""
-    detail = node.detail if i == 0 else ""
-    return (detail or node.slots[i].doing) if node.state in AWAY else (node.slots[i].doing or detail)
 
 
 def show_status(paths: RunPaths, limit_s: float) -> None:
@@ -199,16 +194,27 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>5}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
     heads = ("node", "slot", "state", "tuned", "failed", "for", "GPU now", "measuring now")
     out.print(form.format(*heads).rstrip(), style="bold", highlight=False, soft_wrap=True)
-    polled = {p.node for p in snapshot.plans}
+    polled, many, shown = {p.node for p in snapshot.plans}, by_node(status.nodes), list[NodeStatus]()
+
+    def show(node: NodeStatus) -> None:
+        if many and (len(shown) == MOST_NODES or not needs_look(node)):
+            return
+        shown.append(node)
+        for row in [node_row(node)] if many else status_rows(node):
+            out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
+
     for node in status.nodes:  # leases: the controller's word is what there is
-        for row in status_rows(node) if node.name not in polled else ():
-            out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
+        if node.name not in polled:
+            show(node)
     for answer in poll(snapshot.plans, limit_s):
-        for row in status_rows(snapshot.add(status, answer)):
-            out.print(Text(form.format(*row).rstrip()), soft_wrap=True)
+        show(snapshot.add(status, answer))
+    named = {n.name for n in shown}
+    if rest := [n for n in status.nodes if n.name not in named]:
+        where = command(f"status {paths.named} --json")
+        out.print(f"{rest_words(rest)} ({where} has each)", highlight=False, soft_wrap=True)
     for words in status.standing_out:
         out.print(f"! {plain(words, 200)}", highlight=False)
-    for node in status.nodes:
+    for node in shown:
         if node.host and node.state != "ended":
             out.print(f"{node.name} is {lease_words(node, time.time())}", highlight=False, style="dim")
         for line in node.log:
@@ -216,18 +222,6 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     for file in status.files:
         age = duration(time.time() - file["written"])
         out.print(f"{file['path']} ({plural(file['bytes'], 'byte')}, {age} ago)", highlight=False, style="dim")
-
-
-def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
-    """Return a row per slot; the first one carries what concerns the node."""
-    rows: list[tuple[str, ...]] = []
-    for i, slot in enumerate(node.slots):
-        state = node.state if node.state in (*AWAY, "draining", "preparing") else slot.state
-        since = duration(time.time() - slot.since) if slot.attempt and slot.since else ""
-        name, tuned, failed = (plain(node.name), str(node.tuned), str(node.failed)) if i == 0 else ("", "", "")
-        doing = plain(doing_words(node, i), 160)
-        rows.append((name, slot.slot, plain(state, 40), tuned, failed, since, gpu_words(slot.gpu), doing))
-    return rows or [(plain(node.name), "", node.state, str(node.tuned), str(node.failed), "", "", plain(node.detail))]
 
 
 def watch_status(paths: RunPaths, limit_s: float) -> None:

@@ -52,17 +52,23 @@ class CanaryTimes:
         default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT))
     )
 
+    _speeds: dict[SlotId, SlotSpeed] | None = None
+
     def feed(self, t: float, r: CanaryTimed) -> None:
         """Take one in."""
         self.of[r.node, r.slot].append((t, r))
+        self._speeds = None
 
     def speeds(self) -> dict[SlotId, SlotSpeed]:
-        """Each slot with times, beside those of its device."""
+        """Each slot with times, beside those of its device; computed again once there is a new time."""
+        if self._speeds is not None:
+            return self._speeds
         by_device: dict[str, dict[SlotId, list[CanaryTimed]]] = defaultdict(dict)
         for slot, seen in self.of.items():
             last = [r for _, r in seen][-LATEST:]
             by_device[last[-1].device][slot] = [r for r in last if r.device == last[-1].device]
-        return {slot: speed for slots in by_device.values() for slot, speed in _speeds(slots).items()}
+        self._speeds = {slot: speed for slots in by_device.values() for slot, speed in _speeds(slots).items()}
+        return self._speeds
 
     def flags(self) -> dict[SlotId, str]:
         """Slots that stand out, and why."""

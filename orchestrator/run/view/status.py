@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from orchestrator import events as ev
-from orchestrator.planning.estimate import Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
 from orchestrator.reasons import Reason
 from orchestrator.run.view.places import Node, Slot
 from orchestrator.run.view.run_view import RunView
@@ -50,23 +50,27 @@ SPREAD = 5.0
 
 def time_left(view: RunView, now: float, *, driven: bool) -> Range | None:
     """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
-    work, waiting, running = view.work, list[float](), list[UnderWay]()
+    work = view.work
     speeds = view.places.timed.speeds()
     pace, usual = {slot: s.pace for slot, s in speeds.items()}, usual_pace(speeds)
-    for group in work.groups.values():
-        if group.left <= 0:
-            continue
-        attempt = work.attempts.get(group.running) if driven else None
-        if attempt is None:
-            waiting.append(usual * (work.setup_s + group.left_s))
-        else:
-            running.append(_under_way(view, group, attempt, now, pace.get((attempt.node, attempt.slot), 1.0)))
+    at_work: dict[str, Attempt] = {}
+    for a in (s.attempt for n in view.places.nodes.values() for s in n.slots.values()) if driven else ():
+        if a is not None and a.group in work.open and work.open[a.group].running == a.id:
+            at_work[a.group] = a
+    running = [_under_way(view, work.open[g], a, now, pace.get((a.node, a.slot), 1.0)) for g, a in at_work.items()]
+    waiting: list[float] | Bulk
+    if len(work.open) > MOST_SCHEDULED:
+        left_s = work.left_s - sum(work.open[g].left_s for g in at_work)
+        n = len(work.open) - len(at_work)
+        waiting = Bulk(n, usual * (n * work.setup_s + left_s))
+    else:
+        waiting = [usual * (work.setup_s + g.left_s) for g in work.open.values() if g.id not in at_work]
     costs, slots = work.costs, _slots(view)
     return seconds_left(
         waiting,
         slots,
         spread=costs.spread if costs else SPREAD,
-        over=[(pace.get(slot, 1.0) * estimated, took) for slot, estimated, took in work.over],
+        over=sum((m.paced(pace.get(slot, 1.0)) for slot, m in work.over.items()), Measured()),
         running=running,
         start=_start(view, now, driven),
     )
@@ -179,11 +183,13 @@ def rate_per_min(view: RunView, now: float) -> float | None:
     start = view.sessions.start
     if start is None or not begun:
         return None
-    since = max(now - RATE_WINDOW_S, start, min(begun))
+    since, times = max(now - RATE_WINDOW_S, start, min(begun)), view.work.tuned_at
+    if len(times) == times.maxlen:  # older ones are forgotten
+        since = max(since, times[0])
     if now <= since:
         return None
     n = 0
-    for t in reversed(view.work.tuned_at):
+    for t in reversed(times):
         if t <= since:
             break
         n += 1

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from orchestrator import events as ev
+from orchestrator.planning.estimate import Measured
 from orchestrator.reasons import Reason
 
 KINDS = {
@@ -91,10 +92,14 @@ class Work:
     def __init__(self, costs: Costs | None) -> None:
         self.costs = costs
         self.groups: dict[str, Group] = {}
+        self.open: dict[str, Group] = {}
+        """Groups with something left."""
+        self.left_s = 0.0
+        """Estimated seconds of what is left, without set-ups."""
         self.shapes: dict[int, Shape] = {}
         self.attempts: dict[str, Attempt] = {}
-        self.over: list[tuple[tuple[str, str], float, float]] = []
-        """(node and slot, estimated, measured seconds) of attempts that are over, each for what it settled."""
+        self.over: defaultdict[tuple[str, str], Measured] = defaultdict(Measured)
+        """Attempts that are over, by node and slot, each with the time of what it settled."""
         self.tuned = self.failed = 0
         self.tuned_at: deque[float] = deque(maxlen=4096)
         """Times at which the latest shapes were tuned."""
@@ -134,11 +139,16 @@ class Work:
     def _hold(self, group: Group, shape: Shape) -> None:
         group.left += 1
         group.left_s += shape.cost_s
+        self.left_s += shape.cost_s
+        self.open[group.id] = group
 
     def _drop(self, shape: Shape) -> None:
         group = self.groups[shape.group]
         group.left -= 1
         group.left_s = group.left_s - shape.cost_s if group.left else 0.0
+        self.left_s -= shape.cost_s
+        if not group.left:
+            self.open.pop(group.id, None)
 
     def second_attempts(self) -> frozenset[str]:
         """Attempts that ranked a winner again on a second GPU."""
@@ -242,7 +252,7 @@ class Work:
         if a.done:
             # its own clock measured its time, with or without a controller
             took = min(a.took_s, r.seconds) if r.seconds > 0 else a.took_s
-            self.over.append(((a.node, a.slot), self.setup_s + a.done_s, took))
+            self.over[a.node, a.slot].add(self.setup_s + a.done_s, took)
         self._stops(a)
         return a
 

@@ -239,3 +239,28 @@ def test_a_run_s_time_in_summary_status_and_page_leaves_the_night_out(
     document = Collector(paths).document()
     assert f"The run is interrupted after {words}" in document["sentences"][1]
     assert (document["worked_s"], document["sessions"]) == (ended - began + 60.0, 2)
+
+
+def test_the_status_of_many_nodes_names_those_that_need_a_look_and_counts_the_rest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """50 leases with 200 slots, one of them out of reach; a node that no worker runs on yet."""
+    paths, _ = kit.empty_run(tmp_path, 3)
+    slots = ("0", "1", "2", "3")
+    add(paths, ev.GroupAdded("g0001", (1, 2, 3), 10.0), ev.Resumed(1))
+    for i in range(50):
+        add(
+            paths,
+            ev.NodeExpected(f"p-{i}", slots, f"h{i}", slots, f"l{i}", "p", AT + 9e5),
+            ev.NodeJoined(f"p-{i}", slots),
+        )
+        add(paths, *(ev.CanaryPassed(f"p-{i}", s, 10.0) for s in slots))
+    add(paths, ev.NodeTroubled("p-7", "no route", AT))
+    paths.inventory.write_text("nodes: {n1: {transport: local, gpus: 0}}\n")
+    show_status(paths, 0.01)
+    lines = capsys.readouterr().out.splitlines()
+    shown = [line.split()[:2] for line in lines if line.startswith("p-")]
+    assert shown == [["p-7", "4x"], ["p-7", "is"]]
+    (rest,) = (line for line in lines if "more nodes" in line)
+    assert rest.startswith("50 more nodes with 197 slots: 196 idle, 1 preparing;")
+    assert "--json" in rest

@@ -43,6 +43,29 @@ def test_many_slots_are_cut() -> None:
     assert "... and 56 more slots" in console.export_text()
 
 
+def fleet(nodes: int = 200, slots: int = 8) -> list[NodeStatus]:
+    """A fleet at work, of which node n007 has a quarantined slot and n150 does not answer."""
+    states = [[SlotStatus(str(k), "busy", "a") for k in range(slots)] for _ in range(nodes)]
+    states[7][3] = SlotStatus("3", "quarantined")
+    found = [NodeStatus(f"n{i:03}", "busy", of, tuned=5) for i, of in enumerate(states)]
+    found[7].detail = "3 faults of 2 shapes that passed elsewhere"
+    found[150].state, found[150].detail = "unreachable", "no answer"
+    return found
+
+
+def test_of_many_slots_the_nodes_that_need_a_look_come_first_and_the_rest_is_summed_up() -> None:
+    s = status()
+    s.nodes = fleet()
+    console = Console(width=140, record=True)
+    console.print(picture(s))
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("n007"))
+    assert lines[at] == "n007 8x busy 7 busy, 1 quarantined: 3 faults of 2 shapes that passed elsewhere"
+    assert lines[at + 1] == "n150 8x unreachable 8 unreachable: no answer"
+    assert "... and 176 more nodes with 1,408 slots: 1,408 busy; 880 tuned, 0 failed" in lines
+    assert len(lines) < 32
+
+
 def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     view = LineView(every=0.0)
     view.update(status())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sqlite3
@@ -14,8 +15,10 @@ import pytest
 
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import Ledger, LedgerReader, database
+from orchestrator.ledger.checkpoint import checkpoints
 from orchestrator.ledger.database import MIGRATIONS, Migration, migrate
 from tests.support.ledger_kit import Run
+from tests.waiting import wait_until
 
 MOUNTS = """22 27 0:21 / /proc rw,relatime - proc proc rw
 27 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -232,3 +235,24 @@ def test_a_controller_killed_in_a_transaction_leaves_the_one_before(tmp_path: Pa
     with Ledger.open(path) as ledger:
         assert ledger.offsets("n1") == {("E", "0"): 100}
         assert ledger.meta("much") is None
+
+
+def test_checkpoints_are_made_beside_a_writer_that_goes_on(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+
+    def in_the_file() -> int:
+        with contextlib.closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as conn:
+            try:
+                return int(conn.execute("SELECT count(*) FROM meta WHERE key LIKE 'k%'").fetchone()[0])
+            except sqlite3.DatabaseError:  # it is being written
+                return 0
+
+    with Ledger.create(path) as ledger, checkpoints(path, every_s=0.001):
+        for i in range(100):
+            with ledger.transaction():
+                ledger.set_meta(f"k{i}", i)
+        wait_until(lambda: in_the_file() == 100, "what was committed is in the database file")
+        with ledger.transaction():
+            ledger.set_meta("k100", 100)
+    with LedgerReader.open_readonly(path) as reader:
+        assert [reader.meta(f"k{i}") for i in range(101)] == list(range(101))

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from orchestrator.planning.estimate import Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import Bulk, Measured, Range, UnderWay, seconds_left
 
 
 def test_nothing_left_is_no_time_and_something_is_never_none() -> None:
@@ -51,6 +51,27 @@ def test_many_groups_take_no_longer_to_think_of_and_come_to_the_same() -> None:
     assert few is not None
     assert many is not None
     assert many.mid_s == pytest.approx(2 * few.mid_s, rel=0.02)
+
+
+def test_groups_that_are_over_are_kept_as_sums_and_say_the_same() -> None:
+    rng = random.Random(3)
+    over = [(rng.uniform(1.0, 90.0), rng.uniform(1.0, 200.0)) for _ in range(500)] + [(0.0, 5.0), (5.0, 0.0)]
+    running = [UnderWay(10.0, 5.0, 7.0, 1.0), UnderWay(20.0, 0.0, 0.0, 300.0)]
+    kept = Measured(over[:300])
+    for pair in over[300:]:
+        kept.add(*pair)
+    at_once = seconds_left([30.0] * 40, 4, spread=3.0, over=over, running=running)
+    summed = seconds_left([30.0] * 40, 4, spread=3.0, over=kept, running=running)
+    assert at_once is not None
+    assert summed is not None
+    ratio = [math.log(t / e) for e, t in over if e and t]
+    assert summed.mid_s == pytest.approx(at_once.mid_s)
+    assert kept.count == 500
+    assert kept.log == pytest.approx(sum(ratio))
+    slow = Measured((1.3 * e, t) for e, t in over)
+    for name in Measured.__slots__:
+        assert getattr(kept.paced(1.3), name) == pytest.approx(getattr(slow, name))
+    assert seconds_left(Bulk(5000, 5000.0), 8, spread=2.0) == seconds_left([1.0] * 5000, 8, spread=2.0)
 
 
 def simulated(rng: random.Random, spread: float) -> tuple[float, Range]:

@@ -138,6 +138,11 @@ class TestTime:
         view.feed(90_000.0, ev.Resumed(2))
         assert shown(view, 90_010.0).rate_per_min is None
 
+    def test_the_rate_of_more_shapes_than_are_remembered(self) -> None:
+        view = fed((1.0, ev.ShapeTuned("g1-1", 1)))
+        view.work.tuned_at.extend(10.0 + i / 100 for i in range(10_000))  # 100 a second
+        assert shown(view, 110.0).rate_per_min == pytest.approx(6000.0, rel=0.01)
+
 
 class TestNotes:
     def test_a_failed_canary_is_told_once(self) -> None:
@@ -251,6 +256,24 @@ def test_a_run_that_nobody_drives_counts_all_that_is_left() -> None:
     left = time_left(view, 99_999.0, driven=False)
     assert left is not None
     assert left.mid_s == pytest.approx(20.0, rel=0.5)
+
+
+def test_what_is_left_of_many_groups_is_about_what_a_schedule_of_each_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    view, groups = RunView(), 600
+    for g in range(groups):
+        view.feed(0.0, ev.GroupAdded(f"g{g}", (g,), 10.0))
+    view.feed(0.0, ev.NodeJoined("n1", ("0", "1")))
+    for g, slot in ((0, "0"), (1, "1")):
+        view.feed(1.0, ev.Send(f"g{g}-1", f"g{g}", "n1", slot, g))
+        view.feed(1.0, ev.AttemptStarted(f"g{g}-1", "n1", slot))
+    view.feed(9.0, ev.ShapeTuned("g0-1", 0))
+    view.feed(9.0, ev.AttemptEnded("g0-1", Reason.DONE, None, "", 8.0))
+    each = time_left(view, 10.0, driven=True)
+    monkeypatch.setattr("orchestrator.run.view.status.MOST_SCHEDULED", 100)
+    summed = time_left(view, 10.0, driven=True)
+    assert each is not None
+    assert summed is not None
+    assert summed.mid_s == pytest.approx(each.mid_s, rel=0.02)
 
 
 def test_nothing_is_left_of_a_settled_run() -> None:

@@ -1,0 +1,357 @@
+"""The controller at 200 nodes x 8 slots: what it takes in, how soon it hands over, its memory, the ledger's commits.
+
+The real `tune` with its ledger, policy, dispatch and live view drives real node folders of this machine, each with the
+real `worker follow` as its stream. Only the workers are stand-ins, by an engine of this file: one process claims specs
+by rename as 1,600 workers would, and writes their records: after SECONDS a shape, 52 rows and its winner. Every group
+is one shape, so a completion is an attempt of its own. Two loads: with the policy as it is, whose work waits in the
+inboxes; then with one that keeps nothing ahead, so that each claim waits for the controller.
+`python -m benchmarks.scale --help` runs one of another size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import heapq
+import itertools
+import json
+import os
+import resource
+import signal
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from benchmarks.figure import Figure, show
+from orchestrator.engines import WorkerState
+from tests.integration.kit import Bench
+from tests.waiting import wait_until
+from worker.agent.inbox import Inbox
+from worker.agent.loop import lock_slot
+from worker.protocol import NodePaths, Spec, record
+
+NODES, SLOTS, SHAPES, SECONDS = 200, 8, 100_000, 2.6
+ROWS = 53
+"""Profile rows of a shape, its winner among them."""
+WARM_UP_S, MEASURED_S = 45.0, 60.0
+MARKER = "workers"
+"""File of a node folder that tells the stand-ins that its engine started them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Size of a load. `seconds`: of a shape; `ahead`: whether work waits in the inboxes."""
+
+    nodes: int = NODES
+    slots: int = SLOTS
+    shapes: int = SHAPES
+    seconds: float = SECONDS
+    measured_s: float = MEASURED_S
+    ahead: bool = True
+
+    def __str__(self) -> str:
+        kept = "" if self.ahead else ", nothing ahead"
+        return f"{self.nodes} nodes x {self.slots} slots, {self.seconds:g} s a shape{kept}"
+
+
+def run(folder: Path) -> list[Figure]:
+    """Both loads."""
+    figures = []
+    for size in (Size(), Size(seconds=3.0, ahead=False)):
+        place = folder / f"ahead-{size.ahead}"
+        place.mkdir()
+        figures += measure(place, size)
+    return figures
+
+
+def measure(folder: Path, size: Size) -> list[Figure]:
+    """Drive a load for its time; its figures, without the WARM_UP_S in which the nodes join and the inboxes fill."""
+    bench = Bench(folder)
+    bench.shapes(size.shapes)
+    bench.inventory.write_text(
+        f"defaults:\n  family: a16w16\n  tuner: replay\n  engine: process\n  gpus: {size.slots}\n"
+        f"  transport: local\n  workdir: {bench.workdir}\nnodes:\n"
+        + "".join(f"  n{i:03}: {{}}\n" for i in range(size.nodes))
+    )
+    bench.workdir.mkdir()
+    seen, gaps = folder / "controller.json", folder / "workers.json"
+    env = bench.env()
+    me = [sys.executable, "-m", "benchmarks.scale"]
+    workers = subprocess.Popen([*me, "workers", str(bench.workdir), str(size.seconds), str(gaps)], env=env)
+    argv = [
+        *me,
+        "controller",
+        str(seen),
+        str(int(size.ahead)),
+        *bench.argv("tune", *bench.tune_args(seconds=size.seconds))[3:],
+    ]
+    with (folder / "out.txt").open("wb") as out:
+        tune = subprocess.Popen(argv, stdout=out, stderr=out, env=env)
+    try:
+        wait_until(lambda: tune.poll() is not None or bench.tuned() > 0, "the first shape is tuned", 900.0)
+        time.sleep(WARM_UP_S + size.measured_s)
+        tune.send_signal(signal.SIGINT)
+        tune.wait(120.0)
+    finally:
+        for process in (tune, workers):
+            process.terminate()
+            process.wait()
+        bench.close()
+    if not seen.exists():
+        raise SystemExit((folder / "out.txt").read_text()[-3000:])
+    return figures_of(bench, size, json.loads(seen.read_text()), json.loads(gaps.read_text()))
+
+
+def figures_of(bench: Bench, size: Size, seen: dict[str, Any], gaps: list[list[float]]) -> list[Figure]:
+    """Figures of one load."""
+    with bench.ledger() as ledger:
+        settled = sorted(t for (t,) in ledger.query("SELECT settled_at FROM shapes WHERE state='tuned'"))
+    since = settled[0] + WARM_UP_S
+    until = since + size.measured_s
+    done = sum(since <= t < until for t in settled)
+    rate, of = done / size.measured_s, str(size)
+    commits = [1e3 * s for t, s in seen["commits"] if since <= t < until]
+    idle = [1e3 * gap for t, gap in gaps if since <= t < until and gap > 0]
+    cpu = seen["cpu_s"] / (seen["t"] - seen["began"])
+    figures = [
+        Figure(
+            f"completions, {of}", rate, 500.0, "/s",
+            f"{done:,} in {size.measured_s:g} s, {ROWS} rows each: {ROWS * rate:,.0f} rows/s in the ledger; "
+            f"controller's CPU {cpu:.0%} of a core over all", at_least=True,
+        ),
+        Figure(
+            f"ledger commit, p99, {of}", _p99(commits), 20.0, "ms",
+            f"{len(commits):,} commits, median {statistics.median(commits):.1f} ms, the longest {max(commits):.0f} ms",
+        ),
+        Figure(f"controller's memory, {of}", seen["rss_mb"], 1000.0, "MB", f"its peak, {size.shapes:,} shapes planned"),
+    ]  # fmt: skip
+    if not size.ahead:
+        how = f"end on file to next spec in the inbox, {len(idle):,} of them, median {statistics.median(idle):.0f} ms"
+        figures.append(Figure(f"idle to next spec, p99, {of}", _p99(idle), 50.0, "ms", how))
+    return figures
+
+
+def _p99(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[-1]
+
+
+# --- the controller ---------------------------------------------------------------------------------------------------
+
+
+class TimedConnection(sqlite3.Connection):
+    """A connection that notes when it committed, and for how long."""
+
+    commits: ClassVar[list[tuple[float, float]]] = []
+
+    def execute(self, sql: str, *args: Any) -> sqlite3.Cursor:
+        if sql != "COMMIT":
+            return super().execute(sql, *args)
+        began = time.perf_counter()
+        cursor = super().execute(sql, *args)
+        self.commits.append((time.time(), time.perf_counter() - began))
+        return cursor
+
+
+class StandInEngine:
+    """Workers that a process of its own plays."""
+
+    def __init__(self, plan: Any, transport: Any, progress: Any) -> None:
+        self._folder = Path(plan.folder)
+
+    def prepare(self) -> None: ...
+
+    def start(self, slots: Any = (), env: Any = None) -> None:
+        (self._folder / MARKER).touch()
+
+    def hold(self) -> None: ...
+
+    def list(self) -> list[WorkerState]:
+        return []
+
+    def stop(self, *, kill: bool = False) -> None: ...
+
+    def tidy(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
+    """The command line `argv` with stand-in workers; what was measured goes to `seen`."""
+    from orchestrator.cli.main import main as command
+    from orchestrator.dispatch.node_registry import Timeouts
+    from orchestrator.engine import process
+    from orchestrator.run import drive
+    from orchestrator.scheduling import Policy
+    from orchestrator.scheduling.model import PolicySettings
+
+    vars(sqlite3)["connect"] = functools.partial(sqlite3.connect, factory=TimedConnection)
+    vars(process)["SPEC"] = replace(process.SPEC, create=StandInEngine)
+    vars(drive)["export"] = lambda *args: None  # another benchmark's
+    # all nodes are prepared by this machine's few cores
+    vars(drive)["Timeouts"] = functools.partial(Timeouts, starting=600.0, never_up=600.0)
+    if not ahead:
+        vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(groups_ahead=0, seconds_ahead=0.0))
+    began = time.time()
+    sys.argv = ["gemmfleet", *argv]
+    try:
+        command()
+    finally:
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        seen.write_text(
+            json.dumps({
+                "commits": TimedConnection.commits, "rss_mb": used.ru_maxrss / 1024, "t": time.time(), "began": began,
+                "cpu_s": used.ru_utime + used.ru_stime,
+            })
+        )  # fmt: skip
+
+
+# --- the workers ------------------------------------------------------------------------------------------------------
+
+BURSTS = 4
+"""Writes of a shape's rows, over its time."""
+POLL_S, LOOK_S = 0.01, 0.5
+RECENT_S = 0.1
+"""A folder's time may stand still for some milliseconds while names come and go."""
+DEVICE = {"gfx": "gfx950", "cu_num": 256, "device": "AMD Instinct MI355X"}
+CONDITIONS = {"temperature_c": {"edge": 61.0, "junction": 74.0, "memory": 58.0}, "power_w": 812.0, "errors": {"umc": 0}}
+A, S = "@attempt@", -7_777_777
+
+
+def _lines(*records: dict[str, Any]) -> bytes:
+    return b"".join(json.dumps(r, separators=(",", ":")).encode() + b"\n" for r in records)
+
+
+def _row(i: int) -> dict[str, Any]:
+    name = f"a16w16_256x{16 << i % 4}x128x{i}_16x16_8x32x1_intrawave"
+    return {
+        "kernelId": i, "splitK": i % 3, "us": 181.25 + i, "kernelName": name, "libtype": "ck", "tflops": 612.3 - i,
+        "bw": 2210.7, "errRatio": 0.0, "status": "ok", "spread": 0.0031, "samples": 21, "detail": "",
+    }  # fmt: skip
+
+
+def _bursts() -> list[bytes]:
+    """Writes of a worker for an attempt, in turn."""
+    rows = [record("row", 0.0, attempt=A, shape=S, row=_row(i)) for i in range(1, ROWS)]
+    cut = [len(rows) * b // BURSTS for b in range(BURSTS + 1)]
+    began = record("attempt_started", 0.0, attempt=A, group="g", device=DEVICE, conditions=CONDITIONS)
+    ended = record(
+        "attempt_ended", 0.0, attempt=A, outcome="done", in_flight=None, exit=None, detail="", seconds=2.5,
+        spent={"inputs": 0.2, "check": 0.3, "measure": 1.9}, conditions=CONDITIONS,
+    )  # fmt: skip
+    last = [record("shape_tuned", 0.0, attempt=A, shape=S, row=_row(0)), ended]
+    parts = [rows[a:b] for a, b in itertools.pairwise(cut)]
+    return [
+        _lines(began, record("shape_started", 0.0, attempt=A, shape=S)),
+        *(_lines(*p) for p in parts[:-1]),
+        _lines(*parts[-1], *last),
+    ]
+
+
+@dataclass
+class Node:
+    """A node folder and its slots; `idle`: slot -> when its last attempt ended."""
+
+    paths: NodePaths
+    idle: dict[str, float]
+    events: dict[str, int] = field(default_factory=dict)
+    locks: list[int] = field(default_factory=list)
+    seen: float = 0.0
+
+    def begin(self) -> None:
+        """Start every slot's worker."""
+        for slot in self.idle:
+            self.locks.append(lock_slot(self.paths.lock(slot)))
+            self.events[slot] = os.open(self.paths.events(slot), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            started = record("worker_started", time.time(), info={"pid": os.getpid(), "code": "c0de", "host": "here"})
+            ready = record("tuner_ready", time.time(), tuner="replay", device=DEVICE, seconds=0.1)
+            os.write(self.events[slot], _lines(started, ready))
+            self.prove(slot, None)
+
+    def prove(self, slot: str, attempt: str | None) -> None:
+        """Pass a canary."""
+        passed = record("canary", time.time(), ok=True, us=12.0, detail="", attempt=attempt)
+        os.write(self.events[slot], _lines(passed))
+
+    def changed(self, now: float) -> bool:
+        """Return whether an idle slot may find something new in the inbox."""
+        if not self.idle:
+            return False
+        before, self.seen = self.seen, os.stat(self.paths.inbox).st_mtime
+        return self.seen != before or now - self.seen < RECENT_S
+
+
+def workers(workdir: Path, seconds: float, gaps: Path) -> None:
+    """Play all workers of the node folders in `workdir`, until SIGTERM; (time, seconds idle) go to `gaps`."""
+    nodes: dict[Path, Node] = {}
+    due: list[tuple[float, int, int, Node, str, Any, int]] = []
+    bursts, seen, order, ended = _bursts(), list[tuple[float, float]](), 0, list[int]()
+    signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
+    next_look = next_poll = 0.0
+    while not ended:
+        now = time.time()
+        if now >= next_look:
+            next_look = now + LOOK_S
+            for marker in set(workdir.glob(f"*/*/{MARKER}")) - nodes.keys():
+                paths = NodePaths(marker.parent)
+                slots = sorted(p.name for p in (paths.root / "claimed").iterdir())
+                nodes[marker] = Node(paths, dict.fromkeys(slots, 0.0))
+                nodes[marker].begin()
+        for node in nodes.values() if now >= next_poll else ():
+            next_poll = now + POLL_S
+            if not node.changed(now):
+                continue
+            for slot, since in list(node.idle.items()):
+                claim = Inbox(node.paths, slot).claim()
+                if claim is None:
+                    continue
+                came, spec = claim.path.stat().st_mtime, Spec.loads(claim.path.read_bytes())
+                if spec.kind == "canary":
+                    node.prove(slot, spec.attempt)
+                    Inbox(node.paths, slot).put_away(claim)
+                    continue
+                if since:
+                    seen.append((came, came - since))
+                del node.idle[slot]
+                order += 1
+                heapq.heappush(due, (now, order, 0, node, slot, claim, spec.shapes[0].id))
+        while due and due[0][0] <= time.time():
+            at, n, part, node, slot, claim, shape = heapq.heappop(due)
+            data = bursts[part].replace(A.encode(), claim.name.attempt.encode()).replace(b"%d" % S, b"%d" % shape)
+            os.write(node.events[slot], data)
+            if part < BURSTS:
+                heapq.heappush(due, (at + seconds / BURSTS, n, part + 1, node, slot, claim, shape))
+            else:
+                node.idle[slot] = time.time()
+                Inbox(node.paths, slot).put_away(claim)
+        time.sleep(max(0.0005, min(POLL_S, due[0][0] - time.time() if due else POLL_S)))
+    gaps.write_text(json.dumps(seen))
+
+
+def main() -> None:
+    """The parts of a load, or a load of another size."""
+    if sys.argv[1:2] == ["controller"]:
+        controller(Path(sys.argv[2]), sys.argv[3] == "1", sys.argv[4:])
+        return
+    if sys.argv[1:2] == ["workers"]:
+        workers(Path(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
+        return
+    parser = argparse.ArgumentParser("python -m benchmarks.scale")
+    for name, value in asdict(Size()).items():
+        if name != "ahead":
+            parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
+    parser.add_argument("--nothing-ahead", dest="ahead", action="store_false")
+    parser.add_argument("--keep", type=Path, help="folder for all files, which stay")
+    args = vars(parser.parse_args())
+    keep = args.pop("keep")
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as folder:
+        show(measure(keep or Path(folder), Size(**args)))
+
+
+if __name__ == "__main__":
+    main()
