@@ -6,13 +6,14 @@ The published figures are `data/reference_fp4.csv`, with their source in its fir
 from __future__ import annotations
 
 import csv
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean, geometric_mean
+from statistics import fmean
 
 from orchestrator.analysis.backends.table import BackendTable, Best, ShapeBest
 from orchestrator.errors import InputError
@@ -119,7 +120,7 @@ def _pair(shapes: Sequence[ShapeBest], first: str, second: str) -> Pair | None:
         return None
     return Pair(
         first, second, len(ratios), sum(r > 1 for r in ratios), min(ratios), max(ratios),
-        fmean(ratios), geometric_mean(ratios),
+        fmean(ratios), math.exp(fmean([math.log(r) for r in ratios])),
     )  # fmt: skip
 
 
