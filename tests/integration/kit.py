@@ -10,7 +10,6 @@ import contextlib
 import csv
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunPaths, list_runs
 from tests.standins import FAULTY
+from tests.support.processes import kill_in, working_in
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,12 +170,7 @@ class Bench:
 
     def processes(self) -> list[int]:
         """Every process that works in our node folders."""
-        found = []
-        for proc in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):
-                if os.readlink(proc / "cwd").startswith(str(self.workdir)):
-                    found.append(int(proc.name))
-        return found
+        return working_in(self.workdir)
 
     def close(self) -> None:
         for p in self.live:
@@ -184,9 +179,7 @@ class Bench:
             p.wait()
             if p.stdout:
                 p.stdout.close()
-        for pid in self.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        kill_in(self.workdir)
 
     # --- the books ------------------------------------------------------------------------------------------------
 

@@ -80,6 +80,7 @@ def test_they_tune_shapes(tree: Path) -> None:
     assert "engine_options: the engine nice has one option, level: a whole number from 0 to 19" in bad.stderr
 
 
+@pytest.mark.full
 def test_a_family_is_one_entry(tree: Path) -> None:
     found = FAMILY.search(PAGE.read_text())
     assert found

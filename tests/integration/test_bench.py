@@ -73,6 +73,7 @@ def venv(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+@pytest.mark.full
 def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> None:
     local(bench)
     golden, tot = venv(bench.root / "golden"), venv(bench.root / "tot")
@@ -107,6 +108,7 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
     assert {(r["key"]["kernel"], r["key"]["M"]) for r in told["rows"]} == {("torch/mm", "8"), ("torch/mm", "16")}
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
     local(bench)
     bench.shapes_csv.write_text("M,N,K\n" + "".join(f"8,{n},64\n" for n in range(32, 320, 8)))
@@ -147,6 +149,7 @@ def test_tune_does_not_take_it(bench: Bench) -> None:
     assert "gemmfleet bench SHAPES.csv" in done.err
 
 
+@pytest.mark.full
 def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
     from orchestrator.bench.alternation import Alternation, Passes, inventory_of

@@ -10,6 +10,8 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from tests.integration.kit import Bench, read_csv
 from tests.standins.triton_tree import make, values
 
@@ -41,6 +43,7 @@ def config_set(folder: Path, files: dict[str, object]) -> Path:
     return folder
 
 
+@pytest.mark.full
 def test_a_harmful_default_change_is_rejected_and_a_file_of_one_shape_accepted(bench: Bench) -> None:
     root = make(bench.root / "tree", {"DEFAULT.json": OLD, "GEMM-A16W16-N=64-K=64.json": NEW})
     (root / "aiter/ops/triton/utils/_triton/arch_info.py").write_text(ARCH)

@@ -33,6 +33,7 @@ def fill(cache: Path, name: str = "key1") -> Path:
     return path
 
 
+@pytest.mark.full
 def test_of_this_machine_shown_and_cleared(bench: Bench) -> None:
     bench.inventory.write_text("nodes:\n  a: {}\n  gone: {transport: ssh, host: 127.0.0.1, port: 1}\n")
     fill(bench.runs / ".cache")

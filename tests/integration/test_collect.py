@@ -72,6 +72,7 @@ def test_collected_checked_and_merged(bench: Bench) -> None:
     assert bench.run_plain("serve", str(root)).code == 2
 
 
+@pytest.mark.full
 def test_nothing_is_overwritten_and_what_is_missing_is_said(bench: Bench) -> None:
     folder = bench.root / "r"
     results(folder, 2, 5.0)

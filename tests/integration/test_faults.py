@@ -20,15 +20,15 @@ POISON = {"N": "32", "M": "2"}
 @pytest.mark.parametrize(
     ("fault", "reason", "more"),
     [
-        ({"kind": "abort"}, "fault", []),
+        pytest.param({"kind": "abort"}, "fault", [], marks=pytest.mark.full),
         ({"kind": "exit"}, "fault", []),
-        ({"kind": "error"}, "error", []),
-        ({"kind": "stop"}, "hang", ["--watchdog", "1"]),
+        pytest.param({"kind": "error"}, "error", [], marks=pytest.mark.full),
+        pytest.param({"kind": "stop"}, "hang", ["--watchdog", "1"], marks=pytest.mark.full),
         ({"kind": "hang"}, "hang", ["--watchdog", "1"]),
-        ({"kind": "kill_worker"}, "kills_nodes", []),
-        ({"kind": "truncate"}, "kills_nodes", []),
-        ({"kind": "wrong"}, "wrong_result", []),
-        ({"kind": "no_candidate"}, "no_candidate", []),
+        pytest.param({"kind": "kill_worker"}, "kills_nodes", [], marks=pytest.mark.full),
+        pytest.param({"kind": "truncate"}, "kills_nodes", [], marks=pytest.mark.full),
+        pytest.param({"kind": "wrong"}, "wrong_result", [], marks=pytest.mark.full),
+        pytest.param({"kind": "no_candidate"}, "no_candidate", [], marks=pytest.mark.full),
     ],
     ids=lambda v: v["kind"] if isinstance(v, dict) else None,
 )
@@ -122,6 +122,7 @@ def test_a_killed_tuner_comes_back(bench: Bench) -> None:
     bench.check_books(tuned=n, failed={})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("broken", "said"),
     [

@@ -158,6 +158,7 @@ def test_it_ends_by_itself_once_nothing_runs_and_nobody_is_connected(
     assert holder.leftovers_in(held.out.read_bytes()) is None, "the folder of results has them"
 
 
+@pytest.mark.full
 def test_a_connected_controller_keeps_it(tmp_path: Path, made: list[Held], shell: str) -> None:
     made.append(held := Held(tmp_path / "w", shell, idle_s=20))
     stream = held.transport.open(["sh", "-c", "echo there; cat"])
@@ -169,6 +170,7 @@ def test_a_connected_controller_keeps_it(tmp_path: Path, made: list[Held], shell
     assert held.process.wait() == 0
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("why", ["standard output is nobody's", "it keeps no more than 10 bytes"])
 def test_rows_that_nobody_could_read_keep_the_lease_until_its_time_is_up(
     tmp_path: Path, made: list[Held], shell: str, why: str

@@ -121,6 +121,7 @@ def test_ctrl_c_once_lets_running_groups_end(bench: Bench) -> None:
     assert measured_twice(bench) == {}
 
 
+@pytest.mark.full
 def test_ctrl_c_leaves_a_long_group_to_its_worker(bench: Bench) -> None:
     n = bench.shapes(groups=2)
     run = bench.start("tune", *bench.tune_args([bench.held(0, 2)], more=["--grace", "0.5"]))
@@ -173,6 +174,7 @@ def test_cancel_of_a_living_run(bench: Bench) -> None:
     assert bench.run("status", "--json").json()["state"] == "cancelled"
 
 
+@pytest.mark.full
 def test_cancel_of_a_run_whose_controller_died_keeps_what_was_measured(bench: Bench) -> None:
     n = bench.shapes(groups=24)
     run = bench.start("tune", *bench.tune_args([bench.held(6, 12), bench.held(12, 24, until="resumed")]))
@@ -205,6 +207,7 @@ def test_a_second_controller_on_this_machine_is_refused(bench: Bench) -> None:
     run.kill()
 
 
+@pytest.mark.full
 def test_an_older_controller_is_shut_out_by_the_epoch(bench: Bench) -> None:
     """A copy of the run folder stands for another host's: it has its own lock, but the nodes are the same."""
     n = bench.shapes(groups=24)
@@ -227,6 +230,7 @@ def test_an_older_controller_is_shut_out_by_the_epoch(bench: Bench) -> None:
     bench.runs = here
 
 
+@pytest.mark.full
 def test_a_torn_line_in_the_events_is_left_out(bench: Bench) -> None:
     n = bench.shapes(groups=12)
     run = bench.start("tune", *bench.tune_args([bench.held(2, 12)]))
@@ -246,6 +250,7 @@ def test_a_torn_line_in_the_events_is_left_out(bench: Bench) -> None:
         assert sum(o.bad for o in ledger.streams()) >= 1
 
 
+@pytest.mark.full
 def test_a_node_that_left_the_inventory_holds_up_nothing(bench: Bench) -> None:
     n = bench.shapes(groups=8)
     run = bench.start("tune", *bench.tune_args([bench.held(2, 8)]))

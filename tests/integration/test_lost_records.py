@@ -37,6 +37,7 @@ def ends(path: Path) -> list[str]:
     return [r["attempt"] for r in map(json.loads, records(path)) if r["type"] == "attempt_ended"]
 
 
+@pytest.mark.full
 def test_the_end_of_an_attempt_that_is_on_no_record_is_found_out(bench: Bench) -> None:
     """The last records of a worker were destroyed before they were read; the worker lives and is idle."""
     bench.slots = 1

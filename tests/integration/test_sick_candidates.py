@@ -92,6 +92,7 @@ def test_the_winner_is_not_what_a_sick_slot_left_over(two: Two) -> None:
     assert "ran on well slot 0" in two.run("explain", str(charged.shape)).out
 
 
+@pytest.mark.full
 def test_a_slot_that_loses_three_candidates_of_two_shapes_is_quarantined(two: Two) -> None:
     two.record(12)
     done = two.play(asm_faults_on("sick"), seconds=0.4)
@@ -101,6 +102,7 @@ def test_a_slot_that_loses_three_candidates_of_two_shapes_is_quarantined(two: Tw
     assert two.kernels() == {"asm_a"}
 
 
+@pytest.mark.full
 def test_after_the_fault_is_gone_nothing_stays_withheld_and_nobody_is_charged(two: Two) -> None:
     """A verdict goes with the next spec of its node: the last one of a run waits for the next run."""
     two.record(6)
@@ -120,6 +122,7 @@ def test_after_the_fault_is_gone_nothing_stays_withheld_and_nobody_is_charged(tw
     assert left == 0
 
 
+@pytest.mark.full
 def test_where_every_candidate_faults_the_other_node_makes_the_attempt(two: Two) -> None:
     two.record(4)
     done = two.play({"kind": "abort", "match": {"node": "sick", "libtype": ["asm", "ck"]}}, seconds=0.3)
@@ -128,6 +131,7 @@ def test_where_every_candidate_faults_the_other_node_makes_the_attempt(two: Two)
     assert two.kernels() == {"asm_a"}
 
 
+@pytest.mark.full
 def test_a_group_s_fault_leads_to_one_shape_alone_and_then_to_a_second_slot(two: Two) -> None:
     two.record(2, per_group=3)
     done = two.play(asm_faults_on("sick"), seconds=0.3)
@@ -136,6 +140,7 @@ def test_a_group_s_fault_leads_to_one_shape_alone_and_then_to_a_second_slot(two:
     assert two.kernels() == {"asm_a"}
 
 
+@pytest.mark.full
 def test_a_candidate_that_faults_everywhere_is_left_out_and_confirmed(two: Two) -> None:
     two.record(3)
     done = two.play({"kind": "abort", "match": {"kernelName": "asm_a"}}, seconds=0.2)
@@ -149,6 +154,7 @@ def test_a_candidate_that_faults_everywhere_is_left_out_and_confirmed(two: Two) 
     assert "asm_a" in lines
 
 
+@pytest.mark.full
 def test_with_one_slot_the_shape_is_unconfirmed_everywhere(two: Two) -> None:
     two.write_nodes("sick")
     two.record(2)
@@ -167,6 +173,7 @@ def test_with_one_slot_the_shape_is_unconfirmed_everywhere(two: Two) -> None:
     assert "of them unconfirmed" in (two.root / "page.html").read_text()
 
 
+@pytest.mark.full
 def test_a_second_slot_of_the_node_will_do(two: Two) -> None:
     two.write_nodes("sick", slots=2)
     two.record(3)
@@ -176,6 +183,7 @@ def test_a_second_slot_of_the_node_will_do(two: Two) -> None:
     assert "unconfirmed" not in done.out
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", ["kill_worker"])
 def test_a_worker_that_dies_while_it_confirms_costs_nothing(two: Two, kind: str) -> None:
     two.record(1)

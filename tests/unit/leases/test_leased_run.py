@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from orchestrator.run import leased
 from orchestrator.run.drive import drive
 from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.status import RunStatus
+from tests.support.processes import kill_in
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
 
@@ -69,14 +70,17 @@ class LeasedRun:
 
 
 @pytest.fixture
-def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LeasedRun]:
+def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., LeasedRun]]:
     monkeypatch.chdir(tmp_path)  # where commands of a lease begin
 
     def make(scheduler: Scheduler, options: str = "count: 1-3") -> LeasedRun:
         monkeypatch.setattr(leased, "source_of", lambda node, run: scheduler)
         return LeasedRun(tmp_path, scheduler, options)
 
-    return make
+    yield make
+    # a scheduler would have ended the processes of its leases
+    for node in tmp_path.glob("pool-*"):
+        kill_in(node)
 
 
 def test_a_lease_that_is_preempted_costs_nobody_anything(make_run: Callable[..., LeasedRun]) -> None:

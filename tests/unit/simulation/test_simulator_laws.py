@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,7 @@ def test_a_policy_that_only_read_the_journal_goes_on_alike(seed: int) -> None:
     assert resumed.shapes == straight.shapes
 
 
+@pytest.mark.full
 def test_the_laws_hold_where_candidates_fault_one_by_one() -> None:
     broken = {}
     ends: Counter[object] = Counter()
@@ -129,6 +131,7 @@ def test_the_laws_hold_where_candidates_fault_one_by_one() -> None:
     assert min(ends[kind] for kind in (ev.Confirm, ev.SettleShape, ev.ChargeSlot, ev.ConvictCandidates)) > 300
 
 
+@pytest.mark.full
 def test_the_laws_hold_where_winners_are_ranked_again_on_a_second_slot() -> None:
     """Half of the shapes, whatever else goes wrong: none fails for it, and its own attempt's winner stays."""
     broken = {}
@@ -154,6 +157,7 @@ def test_the_laws_hold_where_winners_are_ranked_again_on_a_second_slot() -> None
     assert seen["ranked"] > seen["looks"] // 2
 
 
+@pytest.mark.full
 @settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(1000, 10**9))
 def test_confirmations_survive_a_controller_that_only_read_the_journal(seed: int) -> None:

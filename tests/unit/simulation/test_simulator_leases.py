@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 
+import pytest
+
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import LEASE_ENDS, PolicySettings
@@ -118,6 +120,7 @@ def test_the_laws_hold_on_drawn_plans_with_leases() -> None:
     assert min(seen[False], seen[True]) > 50
 
 
+@pytest.mark.full
 def test_the_laws_hold_where_candidates_fault_on_leases() -> None:
     broken = {}
     for seed in range(120):

@@ -278,6 +278,7 @@ def test_it_beats_also_during_an_attempt(tmp_path: Path) -> None:
         wait_until(lambda: beat.stat().st_mtime > before + 0.9, "two beats in one attempt")
 
 
+@pytest.mark.full
 def test_a_thousand_groups_in_order(tmp_path: Path) -> None:
     """Of no work each; how fast they follow one another, benchmarks/zero_cost says."""
     with node(tmp_path) as n:

@@ -17,6 +17,7 @@ import pytest
 
 from tests.paths import ROOT
 from tests.standins.aiter import Tree, make_tree
+from tests.support.marks import full_but
 from tests.waiting import PATIENCE_S, wait_until
 from worker.families import FAMILIES
 from worker.protocol import TableKernel
@@ -124,7 +125,7 @@ def bench(folder: Path, date: str, faults: Mapping[str, Any] | None = None) -> B
     return Bench(folder, make_tree(folder, date, faults))
 
 
-@pytest.mark.parametrize("date", DATES)
+@pytest.mark.parametrize("date", full_but(DATES, "v0.1.8", "newest"))
 def test_a_group_on_every_date(tmp_path: Path, date: str) -> None:
     at = bench(tmp_path, date)
     done = at.run(THREE)
@@ -144,7 +145,7 @@ def test_a_group_on_every_date(tmp_path: Path, date: str) -> None:
     assert sorted(p.name for p in at.tree.root.glob("hsa/*")) == ["gfx950"]
 
 
-@pytest.mark.parametrize("family", [f for f in FAMILIES if f != "a4w4_blockscale"])
+@pytest.mark.parametrize("family", full_but((f for f in FAMILIES if f != "a4w4_blockscale"), "a8w8", "fmoe"))
 def test_every_family(tmp_path: Path, family: str) -> None:
     """Both scripts of a16w16: the wrapper of gradlib at v0.1.13, the tuner of its own at the newest."""
     for n, date in enumerate(("v0.1.13", "newest") if family == "a16w16" else ("newest",)):
@@ -158,7 +159,7 @@ def test_every_family(tmp_path: Path, family: str) -> None:
             assert done.tuned[0]["err1"] == "0.0%"
 
 
-@pytest.mark.parametrize("date", POOLS)
+@pytest.mark.parametrize("date", full_but(POOLS, "newest"))
 def test_a_fault_in_a_group_names_shape_and_candidate(tmp_path: Path, date: str) -> None:
     at = bench(tmp_path, date, fault("memory_fault"))
     done = at.run(THREE)
@@ -173,7 +174,11 @@ def test_a_fault_in_a_group_names_shape_and_candidate(tmp_path: Path, date: str)
 
 
 @pytest.mark.parametrize(
-    ("date", "do"), [*((d, "memory_fault") for d in POOLS), ("v0.1.5", "hang"), ("v0.1.10", "hang"), ("newest", "hang")]
+    ("date", "do"),
+    full_but(
+        [*((d, "memory_fault") for d in POOLS), ("v0.1.5", "hang"), ("v0.1.10", "hang"), ("newest", "hang")],
+        ("newest", "memory_fault"),
+    ),
 )
 def test_alone_a_shape_keeps_its_other_candidates(tmp_path: Path, date: str, do: str) -> None:
     at = bench(tmp_path, date, fault(do))
@@ -208,7 +213,7 @@ def test_a_group_says_which_candidates_it_left_out_and_of_which_shape(tmp_path: 
     assert [r["detail"][:9] for r in done.rows(1) if r["us"] < 0] == ["left out:"]
 
 
-@pytest.mark.parametrize("date", POOLS)
+@pytest.mark.parametrize("date", full_but(POOLS, "newest"))
 def test_only_what_is_asked_for_is_measured(tmp_path: Path, date: str) -> None:
     """The withheld candidate and the best so far, on a slot where both run, and on one where the first faults."""
     sick = bench(tmp_path / "sick", date, fault("memory_fault"))
@@ -226,7 +231,7 @@ def test_only_what_is_asked_for_is_measured(tmp_path: Path, date: str) -> None:
     assert (entry["candidate"], entry["source"]) == (withheld, "attempt"), "it was tried, though the blocklist has it"
 
 
-@pytest.mark.parametrize("date", POOLS[1:])
+@pytest.mark.parametrize("date", full_but(POOLS[1:], "newest"))
 def test_only_the_kernels_of_a_table_are_measured_of_each_shape(tmp_path: Path, date: str) -> None:
     """A recheck of two shapes of a group; the third is tuned. (v0.1.5 names no CK candidate.)"""
     at = bench(tmp_path, date)
@@ -244,6 +249,7 @@ def test_only_the_kernels_of_a_table_are_measured_of_each_shape(tmp_path: Path, 
     assert "ran" not in done.end()
 
 
+@pytest.mark.full
 def test_what_all_fault_is_no_candidate_and_named(tmp_path: Path) -> None:
     at = bench(tmp_path, "newest", fault("segv", (2, 3)))
     first = at.run(ONE)
@@ -254,6 +260,7 @@ def test_what_all_fault_is_no_candidate_and_named(tmp_path: Path) -> None:
     assert done.end()["ran"] == []
 
 
+@pytest.mark.full
 def test_what_ran_elsewhere_is_tried_again(tmp_path: Path) -> None:
     at = bench(tmp_path, "newest", fault("segv"))
     (entry,) = at.run(ONE).end()["withheld"]
@@ -265,7 +272,7 @@ def test_what_ran_elsewhere_is_tried_again(tmp_path: Path) -> None:
     assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
 
 
-@pytest.mark.parametrize("kernels", [(2,), "all"])
+@pytest.mark.parametrize("kernels", [(2,), pytest.param("all", marks=pytest.mark.full)])
 def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: Path, kernels: Any) -> None:
     """The first shape that an image ever measures builds its modules; a fault of all is still the start's."""
     at = bench(tmp_path, "newest", fault("segv", kernels, M=64, N=512, K=512))
@@ -320,6 +327,7 @@ def test_out_of_memory_is_no_verdict(tmp_path: Path) -> None:
     assert done.failed == {}
 
 
+@pytest.mark.full
 def test_verdicts_have_evidence(tmp_path: Path) -> None:
     for n, (date, do, reason, words) in enumerate(
         [
@@ -350,7 +358,7 @@ def test_a_batch_on_an_image_with_the_topk_fault_has_its_winners_made(tmp_path: 
     assert "AITER named no winner" in done.tuned[2]["detail"]
 
 
-@pytest.mark.parametrize("date", ["v0.1.5", "v0.1.8", "v0.1.13", "newest"])
+@pytest.mark.parametrize("date", full_but(("v0.1.5", "v0.1.8", "v0.1.13", "newest"), "newest"))
 def test_k_that_is_no_multiple_of_256(tmp_path: Path, date: str) -> None:
     at = bench(tmp_path, date)
     done = at.run(mnk((64, 512, 29568)))
@@ -474,6 +482,7 @@ def test_an_option_that_the_script_has_not_is_said_and_left_out(tmp_path: Path) 
     assert "--tuner-arg --libtype is ignored" in done.log
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_outlives_the_worker(tmp_path: Path, number: signal.Signals) -> None:
     at = bench(tmp_path, "v0.1.8")

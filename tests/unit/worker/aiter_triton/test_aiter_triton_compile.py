@@ -60,6 +60,7 @@ def test_facts_come_from_the_compiled_kernel(tmp_path: Path) -> None:
     assert "bytes of shared memory, 163840 are there" in large[1]
 
 
+@pytest.mark.full
 def test_a_fused_operator_is_compiled_by_its_own_code(tmp_path: Path) -> None:
     tree = make(tmp_path, {"DEFAULT.json": {"any": values(amd=True)}}, "gfx950", fused=True)
     one, other = (compiled(tree, "gfx950", [values(amd=True)], caller)[0] for caller in ("", FUSED))
@@ -69,6 +70,7 @@ def test_a_fused_operator_is_compiled_by_its_own_code(tmp_path: Path) -> None:
     assert "no module aiter.ops.triton.gemm.fused" in missing[1]
 
 
+@pytest.mark.full
 def test_a_chip_of_nvidia_is_compiled_for_as_well(tmp_path: Path) -> None:
     tree = make(tmp_path, {"DEFAULT.json": {"any": values()}})
     good, foreign = compiled(tree, "90", [values(32, 64, 64), values(32, 64, 64, amd=True)])

@@ -70,6 +70,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
     assert config_of(values(32, NUM_KSPLIT=2)).name in names
 
 
+@pytest.mark.full
 def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path: Path) -> None:
     configs = {**DEFAULT, "GEMM-A16W16-N=64-K=128.json": {"any": values()}}
     given = {"default": {"M_LEQ_16": values(16, 16)}, "max_candidates": 9}
@@ -88,6 +89,7 @@ def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path
     assert "N=64-K=128.json" in next(r for r in records if r["type"] == "shape_failed")["detail"], output
 
 
+@pytest.mark.full
 def test_a_config_for_the_default_file_is_measured_in_fused_operators_and_at_a_bucket_of_one_m(tmp_path: Path) -> None:
     root = make(tmp_path / "tree", DEFAULT, fused=True)
     code, output, records = run(tmp_path, [16], root=str(root), default={"M_LEQ_16": values(16, 16)})
@@ -100,6 +102,7 @@ def test_a_config_for_the_default_file_is_measured_in_fused_operators_and_at_a_b
     assert not [r for r in records if r["type"] == "row" and "_in_" in r["row"]["kernelName"]]
 
 
+@pytest.mark.full
 def test_a_wrong_config_of_today_is_replaced_and_told(tmp_path: Path) -> None:
     broken = {"DEFAULT.json": {"any": {**values(), "BLOCK_SIZE_K": 24}}}  # no power of two: it cannot run
     code, output, records = run(tmp_path, [5], root=str(make(tmp_path / "tree", broken)))

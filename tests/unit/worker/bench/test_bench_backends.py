@@ -183,6 +183,7 @@ def test_a_kernel_for_another_triton_is_not_imported(stage: Stage, tmp_path: Pat
     assert e.value.status == "unavailable"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("what", "status", "words"),
     [

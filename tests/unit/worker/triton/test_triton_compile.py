@@ -55,6 +55,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Compile:
     return go
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_family_compiles_for_hopper(compiled: Compile, family: str) -> None:
     p, c = FAMILIES[family]
@@ -85,6 +86,7 @@ def test_a_family_compiles_for_mi355x(compiled: Compile, family: str) -> None:
 SAMPLED = (A16, large(A16), replace(large(A16), outdtype="float32"), large(A8), BLOCKS, MX)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("target", [NVIDIA, AMD], ids=lambda t: t.gfx)
 def test_no_candidate_takes_more_shared_memory_than_was_assumed(compiled: Compile, target: Target) -> None:
     for i, p in enumerate(SAMPLED):

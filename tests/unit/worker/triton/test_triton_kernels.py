@@ -14,7 +14,7 @@ from tests.paths import ROOT
 from tests.support.triton_interpreted import CASES, SHORT
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.xdist_group("triton_kernels")
+pytestmark = [pytest.mark.xdist_group("triton_kernels"), pytest.mark.full]
 
 
 @pytest.fixture(scope="module")
