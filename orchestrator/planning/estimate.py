@@ -170,7 +170,7 @@ def _end(
     last = free[-1]
     if isinstance(waiting, Bulk):
         even = (sum(free) + factor * waiting.seconds) / slots
-        return max(last, even + factor * waiting.seconds / len(waiting), factor * waiting.longest)
+        return max(last, even + factor * waiting.seconds / max(1, len(waiting)), factor * waiting.longest)
     for seconds in sorted(waiting, reverse=True):
         at = heapq.heappop(free) + factor * seconds
         heapq.heappush(free, at)

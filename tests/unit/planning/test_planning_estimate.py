@@ -14,9 +14,11 @@ from orchestrator.planning.estimate import Bulk, Measured, Range, UnderWay, seco
 def test_nothing_left_is_no_time_and_something_is_never_none() -> None:
     assert seconds_left([], 4, spread=2.0) is None
     for quiet in (0.0, 1.0, 30.0, 3000.0):
-        left = seconds_left([], 1, spread=1.1, running=[UnderWay(10.0, 9.99, 10.0, quiet)])
+        running = [UnderWay(10.0, 9.99, 10.0, quiet)]
+        left = seconds_left([], 1, spread=1.1, running=running)
         assert left is not None
         assert 1.0 <= left.low_s <= left.mid_s <= left.high_s
+        assert seconds_left(Bulk(0, 0.0), 1, spread=1.1, running=running) == left
 
 
 def test_before_the_start_the_spread_is_the_range_and_preparing_comes_on_top() -> None:
