@@ -109,6 +109,7 @@ def test_an_api_server_that_is_away_for_a_minute_stops_nothing(pool: PodBench) -
     # this cluster takes a node for gone after 8 s without a beat (usual: 40 to 50), an overloaded machine may be slower
     patched(pool, "from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 60.0\n")
     run = pool.at_work(6, 2, pool.bench.held(2, 4, until="now"))
+    wait_until(lambda: pool.starts_of(3) and pool.starts_of(4), "both slots have work")
     pool.fault(pool.expected()[0].lease, TROUBLE)
     pool.cluster.stop_api()
     try:

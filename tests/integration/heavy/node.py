@@ -22,7 +22,8 @@ for home in /root /home/tuner /home/nodocker; do
 done
 if ! cmp -s /fleet/hostkey /etc/ssh/ssh_host_ed25519_key; then
     install -m 600 /fleet/hostkey /etc/ssh/ssh_host_ed25519_key
-    kill -9 "$(cat /run/node-sshd)"; rm -f /run/node-sshd
+    p=$(cat /run/node-sshd); kill -9 "$p"; rm -f /run/node-sshd
+    while kill -0 "$p" 2>/dev/null; do sleep 0.02; done # it has the port until it is gone
 fi
 if ! { [ -s /run/node-sshd ] && kill -0 "$(cat /run/node-sshd)"; } 2>/dev/null; then
     rm -f /run/node-sshd; kill -USR2 1; until [ -s /run/node-sshd ]; do sleep 0.02; done
@@ -135,7 +136,7 @@ class HeavyNode:
 
     def stop_sshd(self) -> None:
         """No SSH at all: the server and its sessions die; new connections are refused."""
-        self.sh('kill -9 "$(cat /run/node-sshd)"; rm -f /run/node-sshd; pkill -9 -x sshd; true')
+        self.sh("pkill -9 -x sshd; while pgrep -x sshd >/dev/null; do sleep 0.02; done; rm -f /run/node-sshd")
 
     def start_sshd(self) -> None:
         self.sh("kill -USR2 1; until [ -s /run/node-sshd ]; do sleep 0.02; done")
