@@ -68,7 +68,7 @@ def verdict(state: State, shape: Shape, e: AttemptEnd) -> FailShape | None:
     if shape.faults:
         outcome = shape.faults[-1].reason
         hosts = {state.fleet.host(node) for node, _ in places}
-        elsewhere = sum(1 for n in state.fleet.usable if state.fleet.host(n) not in hosts)
+        elsewhere = any(state.fleet.host(n) not in hosts for n in state.fleet.usable)
         seen = _seen(state, [(f.place, f.reason.value) for f in shape.faults])
         detail = f"{e.detail}; {seen}" if e.detail else seen
         sound = {state.fleet.host(f.place[0]) for f in shape.faults if not _doubtful(state, f)}
@@ -123,7 +123,7 @@ def _awaits_proof(state: State, shape: Shape, e: AttemptEnd, now: float) -> bool
         return False
     for fault in shape.faults:
         n, slot = state.fleet.nodes.get(fault.place[0]), state.fleet.slot(*fault.place)
-        if n is None or slot is None or slot.health.tunes > fault.tunes or n.state != "joined" or slot.state != "ready":
+        if n is None or slot is None or slot.health.tunes > fault.tunes or slot.state != "ready":
             continue
         if slot.running is not None or slot.named or n.anyone or len(state.backlog):
             return True

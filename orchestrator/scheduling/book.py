@@ -181,6 +181,10 @@ class KeyedHeap:
             heapq.heappop(self._heap)
         return None
 
+    def last(self) -> str:
+        """Item with the largest key; there must be one. Costs O(items)."""
+        return max(self._keys, key=self._keys.__getitem__)
+
     def walk(self) -> Generator[str, None, None]:
         """Items by rising key; close it (or exhaust it) before changing a key. Costs as far as one goes."""
         seen: list[tuple[Key, str]] = []
@@ -263,6 +267,10 @@ class Backlog:
         """Next group of a bucket."""
         heap = self._buckets.get((kind, avoid))
         return heap.first() if heap is not None else None
+
+    def last(self, kind: QueueKind) -> str:
+        """The last group of the bucket without conditions, which must not be empty. Costs O(groups)."""
+        return self._buckets[kind, ()].last()
 
     def ticket(self, group: str) -> Ticket | None:
         return self._tickets.get(group)

@@ -226,6 +226,7 @@ def quarantine(state: State, d: ev.Quarantine, t: float) -> None:
     slot.requested, slot.checking = None, False
     slot.health.strikes += 1
     slot.health.marks.clear()
+    slot.health.fresh.clear()
     state.trials, state.charged = state.trials - slot.health.trials, state.charged - len(slot.health.charges)
     slot.health.charges.clear()
     slot.health.trials = 0

@@ -239,6 +239,8 @@ class Health:
     """Shapes tuned here."""
     marks: dict[str, int] = field(default_factory=dict)
     """Attempt -> shape that faulted here and passed elsewhere since."""
+    fresh: dict[str, None] = field(default_factory=dict)
+    """Planned groups of which a shape faulted here, and nowhere before, since a shape was last tuned here."""
     charges: dict[tuple[int, CandidateId], None] = field(default_factory=dict)
     """(shape, candidate) that faulted here and ran elsewhere."""
     trials: int = 0
@@ -276,6 +278,16 @@ class Slot:
     @property
     def hopeful(self) -> bool:
         return self.state in ("starting", "ready")
+
+    @property
+    def idle(self) -> bool:
+        """Return whether its worker claims the next attempt that it finds."""
+        return self.state == "ready" and self.running is None and not self.checking
+
+    @property
+    def doubtful(self) -> bool:
+        """Return whether it was quarantined, or shapes of several groups faulted here, and nothing was tuned since."""
+        return self.health.strikes > 0 or len(self.health.fresh) > 1
 
     @property
     def trust(self) -> int:
@@ -341,6 +353,9 @@ class PolicySettings:
     """Least faults of shapes or candidates that ran elsewhere, to put a slot into quarantine."""
     mark_shapes: int = 2
     """Least number of distinct shapes among these faults."""
+    streak_p: float = 1e-6
+    """Largest probability, by the rate of faults elsewhere, at which faults of one planned group after the other, with
+    no tuned shape between them, put a slot into quarantine."""
     fisher_p: float = 0.001
     """Largest p-value of Fisher's exact test (one-sided) at which faults of candidates put a slot into quarantine: the
     rate of faults on the slot against that elsewhere."""

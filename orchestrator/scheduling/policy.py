@@ -202,7 +202,7 @@ def digest(state: State) -> str:
         ],
         sorted(t for t in set(state.timers) if _is_live(state, *t)),
         [list(q.items()) for q in (state.charges, state.convicted, state.unsure, state.unsure_waiting)],
-        [list(state.incomplete), list(state.reopened), list(state.second), state.trials, state.charged],
+        [list(state.incomplete), list(state.reopened), list(state.second), state.faulted, state.trials, state.charged],
         (state.stopped, state.may_grow, state.epoch, state.next_seq, state.next_canary),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

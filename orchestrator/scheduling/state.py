@@ -92,6 +92,8 @@ class State:
         """Groups that wait for a slot to confirm on, by where they must not run."""
         self.second: dict[int, None] = {}
         """Shapes whose complete winner is being ranked again on a second slot."""
+        self.faulted = 0
+        """Shapes that ever faulted."""
         self.trials, self.charged = 0, 0
         """Sums over all slots of `Slot.trials` and `Slot.charges`."""
         self.recall: dict[str, None] = {}
@@ -297,11 +299,33 @@ class State:
             return
         health.marks[attempt] = shape
         shapes = len(set(health.marks.values()))
-        again = health.strikes > 0  # it was in quarantine, and has tuned nothing since
-        if again or (len(health.marks) >= self.settings.marks and shapes >= self.settings.mark_shapes):
+        if len(health.marks) >= self.settings.marks and shapes >= self.settings.mark_shapes:
             self._condemn(
                 place, f"{plural(len(health.marks), 'fault')} of {plural(shapes, 'shape')} that passed elsewhere"
             )
+
+    def fault(self, place: SlotId, shape: Shape) -> None:
+        """Record a shape's fault at the slot. Its first one anywhere is as likely on any slot, so that a row of these
+        without a tuned shape is evidence against the slot, before any of the shapes passes elsewhere."""
+        if shape.faults:
+            return
+        self.faulted += 1
+        health = self._trusted(place)
+        if health is None:
+            return
+        health.fresh[shape.root] = None
+        here = len(health.fresh)
+        elsewhere = self.faulted - here + 1
+        rate = elsewhere / (elsewhere + self.book.tuned + 1)
+        if here >= self.settings.marks and rate**here <= self.settings.streak_p and self.has_slot_now((place,)):
+            self._condemn(place, f"shapes of {plural(here, 'group')} faulted here, one after the other")
+
+    def relapsed(self, place: SlotId) -> None:
+        """Record a bad end at the slot: after a quarantine, before it has tuned anything, one is enough for another,
+        as long as there are other slots."""
+        health = self._trusted(place)
+        if health is not None and health.strikes and self.has_slot_now((place,)):
+            self._condemn(place, "a bad end after its quarantine, and nothing tuned since")
 
     def wedged(self, shape: Shape, fault: Fault) -> None:
         """Record that the canary of a slot which had tuned shapes failed after this fault. On a second machine that is

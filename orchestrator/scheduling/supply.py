@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import islice
 
 from orchestrator.events import Decision, Send, TakeBack
 from orchestrator.scheduling.blame import other_slot
@@ -38,6 +39,10 @@ def _next(state: State) -> Send | None:
     group = state.backlog.first("plain")
     node = state.fleet.nodes[idlest]
     turns = node.free or node.ahead_s < len(node.unclaimed) * state.settings.seconds_ahead
+    if group is not None and node.free and is_long(state, group):
+        idle = [s for s in node.slots.values() if s.idle and not s.named]
+        if idle and all(s.doubtful for s in idle):  # a sick slot would cost the run most where the longest group faults
+            return make_send(state, state.backlog.last("plain"), idlest, idle[0].name)
     if group is not None and (turns or not is_long(state, group)):
         return make_send(state, group, idlest, choose_slot(state, node, (), 0) or ANY)
     return _send_conditional(state, ("risky",)) if small else None
@@ -73,20 +78,29 @@ def _send_conditional(state: State, kinds: tuple[QueueKind, ...]) -> Send | None
 
 
 def _find(state: State, group: str, careful: bool) -> SlotId | None:
-    """(node, slot) for a group with conditions: the idlest node that wants work and suits it."""
+    """(node, slot) for a group with conditions: the idlest node that wants work and suits it, but first one where it
+    starts at once: an idle node may want it for a slot that is busy, as there is something against the others."""
     g = state.book.groups[group]
     faults, avoid = state.book.avoided(g)
+    found: SlotId | None = None
     with closing(state.fleet.by_load.walk()) as nodes:
         for name in nodes:
             node = state.fleet.nodes[name]
-            if not wants(state, node):
-                return None
+            if not wants(state, node) or (found is not None and not node.free):
+                return found
             if careful and node.careful:
                 continue
             slot = suits(state, faults, avoid, node, g.barred)
-            if slot is not None:
+            if slot is not None and starts_at_once(node, slot):
                 return (name, slot)
-    return None
+            if slot is not None and found is None:
+                found = (name, slot)
+    return found
+
+
+def starts_at_once(n: Node, slot: str) -> bool:
+    """Return whether a slot with nothing to do claims what is sent there."""
+    return n.free > 0 if slot == ANY else n.slots[slot].idle and not n.slots[slot].named
 
 
 def suits(
@@ -167,8 +181,8 @@ def recalls(state: State) -> Iterator[Decision]:
 def balance(state: State) -> Iterator[Decision]:
     """Take back the last attempt of the node with the most work queued, where nothing else waits for an idle slot.
 
-    Never more than there are idle slots, and never what an idle slot of its own node is about to claim, so that no
-    attempt goes to and fro.
+    Never more than there are idle slots, never what an idle slot of its own node is about to claim, and never what
+    would wait for a busy slot again, so that no attempt goes to and fro.
     """
     while not state.stopped and state.fleet.free > state.fleet.taking:
         idle = state.fleet.by_load.first()
@@ -181,27 +195,36 @@ def balance(state: State) -> Iterator[Decision]:
 
 
 def _spare_for(state: State, idle: Node) -> Attempt | None:
-    looked = 0
     with closing(state.fleet.by_spare.walk()) as nodes:
-        for name in nodes:
-            for id_ in reversed(state.fleet.nodes[name].unclaimed):
-                looked += 1
-                if looked > LOOKED_AT:
-                    return None
-                a = state.attempts[id_]
-                if not a.exclusive and _may_run(state, a, idle):
-                    return a
-    return None
+        spares = (a for name in nodes for a in _spares(state, state.fleet.nodes[name]))
+        return next((a for a in islice(spares, LOOKED_AT) if not a.exclusive and _starts_on(state, a, idle)), None)
 
 
-def _may_run(state: State, a: Attempt, n: Node) -> bool:
+def _spares(state: State, n: Node) -> Iterator[Attempt]:
+    """Yield the unclaimed attempts of the node that no idle slot there is about to claim, the last first."""
+    idle = {s.name: s.named for s in n.slots.values() if s.idle}
+    bare = max(0, sum(not named for named in idle.values()) - n.claimed)
+    for a in (state.attempts[id_] for id_ in reversed(n.unclaimed)):
+        if a.slot is None:
+            spare = n.anyone > bare
+        else:
+            spare = a.slot not in idle or (idle[a.slot] > 1 and a.seq != FIRST)
+        if spare:
+            yield a
+
+
+def _starts_on(state: State, a: Attempt, n: Node) -> bool:
+    """Return whether the attempt's group, sent to the node, would go to a slot with nothing to do: else it would wait
+    there as it waits now, and be taken back again."""
     group = state.book.groups[a.group]
     if a.careful and n.careful - (a.node == n.name) > 0:
         return False
     faults, avoid = state.book.avoided(group)
     if faults or avoid or group.barred:
-        return suits(state, faults, avoid, n, group.barred) is not None
-    return choose_slot(state, n, (), 0) is not None
+        slot = suits(state, faults, avoid, n, group.barred)
+    else:
+        slot = choose_slot(state, n, (), 0)
+    return slot is not None and starts_at_once(n, slot)
 
 
 def exclusives(state: State) -> Iterator[Decision]:

@@ -100,6 +100,7 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
         if slot is not None:
             slot.health.strikes = 0
             slot.health.tunes += 1
+            slot.health.fresh.clear()
             if not slot.health.proven:
                 slot.health.proven, slot.health.streak = True, 0
                 state.fleet.refresh(state.fleet.nodes[a.node])
@@ -209,6 +210,7 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
         slot.checking, slot.last_fault = True, None
         slot.health.streak += 1
         slot.health.proven = False
+        state.relapsed(state.place_of(a))
     if e.outcome is Reason.DISK_FULL:
         for s in state.fleet.nodes[a.node].slots.values():
             if s.hopeful:
@@ -241,6 +243,8 @@ def _charge(state: State, a: Attempt, group: Group, outcome: Reason) -> tuple[in
         slot = state.fleet.slot(*a.place)
         if slot is not None:
             slot.last_fault = (accused[0], a.id)
+            if outcome.may_blame_slot:
+                state.fault(state.place_of(a), state.book.shapes[accused[0]])
         state.resolve_unattributed(state.book.shapes[accused[0]], None)
     health = slot.health if (slot := state.fleet.slot(*a.place)) is not None else Health()
     for s in accused:

@@ -204,6 +204,63 @@ def test_what_an_idle_slot_is_about_to_claim_is_not_taken_from_it() -> None:
     assert rig.node("b", 2) == []
 
 
+def test_what_waits_for_a_busy_slot_is_not_taken_back_to_wait_for_it_again() -> None:
+    rig = Rig()
+    rig.group("g1", [10, 11])
+    rig.node("a", 2)
+    rig.start("g1-1", "a", "0")
+    rig.tuned("g1-1", 10)
+    rig.group("g2", [20])
+    rig.start("g2-1", "a", "1")
+    rig.group("g3", [30], 50.0)
+    rig.node("b")
+    rig.taken("g3-1")
+    rig.start("g3-2", "b")
+    rig.fault("g2-1", 20)
+    out = rig.fault("g3-2", 30)
+    assert sends(out) == [("g3-3", "a", "0")], "the one slot elsewhere that tuned something is busy"
+    assert of(ev.TakeBack, out) == []
+    # slot 1 of a has nothing to do, yet nothing that it should get
+    assert sends(rig.start("g2-2", "b")) == []
+    assert rig.tick() == []
+    assert "in the inbox of a slot 0" in rig.policy.why("g3")
+
+
+def test_a_slot_in_doubt_gets_the_shortest_group_before_a_long_one() -> None:
+    rig = Rig()
+    for i, node in ((8, "c"), (9, "a")):
+        rig.node(node)
+        rig.group(f"g{i}", [i], 900.0)
+        rig.start(f"g{i}-1", node)
+    rig.node("b")
+    rig.canary("b", ok=False)
+    for i, cost in ((1, 600.0), (2, 200.0), (3, 500.0)):
+        rig.group(f"g{i}", [i], cost)
+    rig.tick(60.0)
+    assert sends(rig.canary("b")) == [("g2-1", "b", "0")]
+    rig.start("g2-1", "b")
+    rig.tuned("g2-1", 2)
+    assert sends(rig.end("g2-1")) == [("g1-1", "b", None)], "it has tuned a shape"
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def test_a_suspect_goes_to_a_node_where_it_starts_at_once() -> None:
+    rig = Rig()
+    for node, groups in (("a", (1, 2, 3)), ("b", (4, 5)), ("c", (6,))):
+        rig.node(node, len(groups))
+        for slot, i in enumerate(groups):
+            rig.group(f"g{i}", [10 * i, 10 * i + 1])
+            rig.start(f"g{i}-1", node, str(slot))
+            rig.tuned(f"g{i}-1", 10 * i)
+    for i in (2, 3):  # two slots of a end badly, with nothing left to do
+        rig.tuned(f"g{i}-1", 10 * i + 1)
+        rig.fault(f"g{i}-1", None)
+    rig.tuned("g5-1", 51)
+    rig.end("g5-1")
+    # a is the idlest node, but its one slot with nothing against it is busy
+    assert sends(rig.fault("g6-1", 61)) == [("g6-2", "b", None)]
+
+
 def test_an_attempt_that_never_arrived_is_sent_again() -> None:
     rig = Rig()
     rig.group("g1", [1])

@@ -80,6 +80,13 @@ def test_the_verdict_does_not_wait_for_ever() -> None:
     assert fails(rig.tick(1.0)) == [(1, Reason.FAULT, True)]
 
 
+def test_the_verdict_waits_through_a_restart_of_the_controller() -> None:
+    rig = Rig()
+    _faulted_twice(rig)
+    assert fails(rig.do(ev.Resumed(2)) + rig.tick(5.0)) == [], "the nodes are about to join again, and work on"
+    assert fails(rig.tick(115.0)) == [(1, Reason.FAULT, True)]
+
+
 def test_a_fault_on_a_slot_with_marks_does_not_count_while_a_node_is_left() -> None:
     """Shape 1 faults on a, by chance, and on b, which falls sick and whose canary passes all the same."""
     rig = Rig()

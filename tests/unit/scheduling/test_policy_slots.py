@@ -138,7 +138,7 @@ def test_three_faults_of_shapes_that_pass_elsewhere_shut_the_slot() -> None:
     assert sends(rig.taken("g6-1")) == [("g6-2", "b", None)]
 
 
-def test_a_slot_that_was_shut_is_shut_by_one_fault_until_it_tunes_something() -> None:
+def test_a_slot_that_was_shut_is_shut_by_one_bad_end_until_it_tunes_something() -> None:
     rig = Rig()
     rig.node("b")
     rig.node("a")
@@ -146,14 +146,62 @@ def test_a_slot_that_was_shut_is_shut_by_one_fault_until_it_tunes_something() ->
         _sick_slot(rig, shape)
     rig.tick(60.0)
     rig.canary("b")
-    assert kinds(_sick_slot(rig, 4)) == ["Quarantine"]
+    rig.group("g4", [4])
+    rig.start("g4-1", "b", "0", 4)
+    why = "a bad end after its quarantine, and nothing tuned since"
+    out = rig.end("g4-1", Reason.FAULT, 4)
+    assert of(ev.Quarantine, out) == [ev.Quarantine("b", "0", why, rig.now + 120.0)]
+    rig.canary("b")
+    assert sends(rig.tick()) == [], "its own canary lifts nothing"
     rig.tick(120.0)
     rig.canary("b")
-    assert sends(rig.group("g5", [5])) == [("g5-1", "b", None)]
+    rig.group("g5", [5])
     rig.start("g5-1", "b", "0", 5)
     rig.tuned("g5-1", 5)
     rig.end("g5-1")
     assert _sick_slot(rig, 6) == []
+
+
+def _faults_in_turn(tuned_elsewhere: int, *, between: bool = False) -> list[ev.Record]:
+    """Three shapes, each its own group, fault on b, and are still to be tried on a; the quarantines that follow."""
+    rig = Rig()
+    rig.node("a")
+    rig.group("g1", range(1, 201))
+    rig.start("g1-1", "a")
+    rig.tuned("g1-1", *range(1, tuned_elsewhere + 1))
+    rig.node("b")
+    out: list[ev.Decision] = []
+    for i in (2, 3, 4):
+        assert sends(rig.group(f"g{i}", [1000 * i])) == [(f"g{i}-1", "b", None)]
+        rig.start(f"g{i}-1", "b")
+        out += rig.fault(f"g{i}-1", 1000 * i)
+        if between:
+            rig.group(f"g{i}0", [1000 * i + 1])
+            rig.start(f"g{i}0-1", "b")
+            rig.tuned(f"g{i}0-1", 1000 * i + 1)
+            rig.end(f"g{i}0-1")
+    assert rig.replayed().digest() == rig.policy.digest()
+    return of(ev.Quarantine, out)
+
+
+def test_a_slot_where_group_after_group_faults_is_shut_before_any_passes_elsewhere() -> None:
+    why = "shapes of 3 groups faulted here, one after the other"
+    assert _faults_in_turn(100) == [ev.Quarantine("b", "0", why, 1060.0)]
+    assert _faults_in_turn(20) == [], "too little is known of how often shapes fault elsewhere"
+    assert _faults_in_turn(100, between=True) == [], "it tunes others"
+
+
+def test_the_last_slot_is_not_shut_for_a_bad_end() -> None:
+    rig = Rig()
+    rig.group("g1", [1])
+    rig.group("g2", [2])
+    rig.node("a")
+    rig.canary("a", ok=False)
+    rig.tick(60.0)
+    rig.canary("a")
+    attempt, _, _ = next((a, n, s) for a, (n, s) in rig.outstanding().items())
+    rig.start(attempt, "a", "0", 1)
+    assert of(ev.Quarantine, rig.fault(attempt, 1)) == []
 
 
 def test_a_slot_that_works_on_while_its_node_is_given_up_owes_no_canary_until_it_is_done() -> None:

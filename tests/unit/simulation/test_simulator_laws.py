@@ -17,6 +17,9 @@ from orchestrator.simulation.plan import Faults, Losing, SimPlan
 from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
 from tests.support.drawn_plans import draw_groups, draw_plan, guilty, with_candidates
 
+MOST_TAKEN_BACK = 12
+"""Times that a group may be taken back: for slots that fall idle one after the other, for quarantines and drains."""
+
 
 def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Death] = ()) -> list[str]:
     """Breaches of the laws, in words. `forgiven`: deaths that the policy had to take for something else."""
@@ -45,6 +48,8 @@ def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Deat
     out += [f"attempt {a} started {n} times" for a, n in started.items() if n > 1]
     sent: Counter[str] = Counter(r.attempt for _, r in result.journal if isinstance(r, ev.Send))
     out += [f"attempt {a} was sent {n} times" for a, n in sent.items() if n > 1]
+    taken: Counter[str] = Counter(r.attempt.rpartition("-")[0] for _, r in result.journal if isinstance(r, ev.TakeBack))
+    out += [f"group {g} was taken back {n} times" for g, n in taken.items() if n > MOST_TAKEN_BACK]
     return out
 
 
