@@ -4,18 +4,21 @@ The real `tune` with its ledger, policy, dispatch and live view drives real node
 real `worker follow` as its stream. Only the workers are stand-ins, by an engine of this file: one process claims specs
 by rename as 1,600 workers would, and writes their records: after SECONDS a shape, 52 rows and its winner. Every group
 is one shape, so a completion is an attempt of its own. Two loads: with the policy as it is, whose work waits in the
-inboxes; then with one that keeps nothing ahead, so that each claim waits for the controller.
+inboxes; then with one that keeps nothing ahead, so that each claim waits for the controller. All nodes are prepared by
+this machine's few cores: BATCH at a time, and none claims anything until the last has joined.
 `python -m benchmarks.scale --help` runs one of another size.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import heapq
 import itertools
 import json
 import os
+import random
 import resource
 import signal
 import sqlite3
@@ -23,15 +26,19 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.figure import Figure, show
+from orchestrator.dispatch.messages import Message, NodeUp
+from orchestrator.dispatch.node import NodeDriver
 from orchestrator.engines import WorkerState
+from orchestrator.errors import LedgerError
+from orchestrator.events import NodeTroubled
 from tests.integration.kit import Bench
-from tests.waiting import wait_until
 from worker.agent.inbox import Inbox
 from worker.agent.loop import lock_slot
 from worker.protocol import NodePaths, Spec, record
@@ -39,25 +46,33 @@ from worker.protocol import NodePaths, Spec, record
 NODES, SLOTS, SHAPES, SECONDS = 200, 8, 100_000, 2.6
 ROWS = 53
 """Profile rows of a shape, its winner among them."""
-WARM_UP_S, MEASURED_S = 45.0, 60.0
-MARKER = "workers"
-"""File of a node folder that tells the stand-ins that its engine started them."""
+BATCH = 20
+"""Nodes that are prepared at a time."""
+WARM_UP_S, MEASURED_S = 30.0, 60.0
+"""After the last node joined."""
+JOINED_WITHIN_S = 1200.0
+MARKER, GO = "workers", "go"
+"""Files that tell the stand-ins: of a node folder, that its engine started them; beside them, to claim work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """Size of a load. `seconds`: of a shape; `ahead`: whether work waits in the inboxes."""
+    """Size of a load. `seconds`: of a shape; `busy`: share of its time that a slot works, in the rest it claims
+    nothing; `ahead`: whether work waits in the inboxes."""
 
     nodes: int = NODES
     slots: int = SLOTS
     shapes: int = SHAPES
     seconds: float = SECONDS
+    busy: float = 1.0
+    warm_up_s: float = WARM_UP_S
     measured_s: float = MEASURED_S
     ahead: bool = True
 
     def __str__(self) -> str:
+        busy = f", {self.busy:.0%} busy" if self.busy < 1 else ""
         kept = "" if self.ahead else ", nothing ahead"
-        return f"{self.nodes} nodes x {self.slots} slots, {self.seconds:g} s a shape{kept}"
+        return f"{self.nodes} nodes x {self.slots} slots, {self.seconds:g} s a shape{busy}{kept}"
 
 
 def run(folder: Path) -> list[Figure]:
@@ -71,7 +86,7 @@ def run(folder: Path) -> list[Figure]:
 
 
 def measure(folder: Path, size: Size) -> list[Figure]:
-    """Drive a load for its time; its figures, without the WARM_UP_S in which the nodes join and the inboxes fill."""
+    """Drive a load for its time; its figures, without the time in which the nodes join and the inboxes fill."""
     bench = Bench(folder)
     bench.shapes(size.shapes)
     bench.inventory.write_text(
@@ -83,7 +98,8 @@ def measure(folder: Path, size: Size) -> list[Figure]:
     seen, gaps = folder / "controller.json", folder / "workers.json"
     env = bench.env()
     me = [sys.executable, "-m", "benchmarks.scale"]
-    workers = subprocess.Popen([*me, "workers", str(bench.workdir), str(size.seconds), str(gaps)], env=env)
+    played = [str(bench.workdir), str(size.seconds), str(size.busy), str(gaps)]
+    workers = subprocess.Popen([*me, "workers", *played], env=env)
     argv = [
         *me,
         "controller",
@@ -94,8 +110,14 @@ def measure(folder: Path, size: Size) -> list[Figure]:
     with (folder / "out.txt").open("wb") as out:
         tune = subprocess.Popen(argv, stdout=out, stderr=out, env=env)
     try:
-        wait_until(lambda: tune.poll() is not None or bench.tuned() > 0, "the first shape is tuned", 900.0)
-        time.sleep(WARM_UP_S + size.measured_s)
+        until = time.monotonic() + JOINED_WITHIN_S
+        while tune.poll() is None and len(joined(bench)) < size.nodes and time.monotonic() < until:
+            time.sleep(2.0)  # it reads the journal, on the same cores
+        (bench.workdir / GO).touch()
+        since = time.time() + size.warm_up_s
+        time.sleep(size.warm_up_s + size.measured_s)
+        if tune.poll() is not None:
+            raise SystemExit(f"it ended before it was measured: {(folder / 'out.txt').read_text()[-3000:]}")
         tune.send_signal(signal.SIGINT)
         tune.wait(120.0)
     finally:
@@ -105,25 +127,37 @@ def measure(folder: Path, size: Size) -> list[Figure]:
         bench.close()
     if not seen.exists():
         raise SystemExit((folder / "out.txt").read_text()[-3000:])
-    return figures_of(bench, size, json.loads(seen.read_text()), json.loads(gaps.read_text()))
+    return figures_of(bench, size, since, json.loads(seen.read_text()), json.loads(gaps.read_text()))
 
 
-def figures_of(bench: Bench, size: Size, seen: dict[str, Any], gaps: list[list[float]]) -> list[Figure]:
+def joined(bench: Bench) -> list[float]:
+    """Times at which the nodes that were up joined first."""
+    with contextlib.suppress(IndexError, LedgerError), bench.ledger() as ledger:  # there may be no run yet
+        sql = "SELECT min(t) FROM journal WHERE type='NodeJoined' GROUP BY json_extract(data, '$.node')"
+        return [t for (t,) in ledger.query(sql)]
+    return []
+
+
+def figures_of(bench: Bench, size: Size, since: float, seen: dict[str, Any], gaps: list[list[float]]) -> list[Figure]:
     """Figures of one load."""
     with bench.ledger() as ledger:
         settled = sorted(t for (t,) in ledger.query("SELECT settled_at FROM shapes WHERE state='tuned'"))
-    since = settled[0] + WARM_UP_S
+    up = joined(bench)
     until = since + size.measured_s
     done = sum(since <= t < until for t in settled)
     rate, of = done / size.measured_s, str(size)
     commits = [1e3 * s for t, s in seen["commits"] if since <= t < until]
     idle = [1e3 * gap for t, gap in gaps if since <= t < until and gap > 0]
-    cpu = seen["cpu_s"] / (seen["t"] - seen["began"])
+    loop, whole = (_spent(seen["cpu"], since, until, of) for of in (1, 2))
     figures = [
         Figure(
             f"completions, {of}", rate, 500.0, "/s",
-            f"{done:,} in {size.measured_s:g} s, {ROWS} rows each: {ROWS * rate:,.0f} rows/s in the ledger; "
-            f"controller's CPU {cpu:.0%} of a core over all", at_least=True,
+            f"{len(up)} of {size.nodes} nodes joined, the last {max(up) - min(up):.0f} s after the first; {done:,} in "
+            f"{size.measured_s:g} s, {ROWS} rows each: {ROWS * rate:,.0f} rows/s in the ledger", at_least=True,
+        ),
+        Figure(
+            f"CPU time of the controller's loop a completion, {of}", 1e3 * loop / max(1, done), 1.5, "ms",
+            f"{loop / size.measured_s:.0%} of a core; with all its threads {1e3 * whole / max(1, done):.1f} ms",
         ),
         Figure(
             f"ledger commit, p99, {of}", _p99(commits), 20.0, "ms",
@@ -135,6 +169,12 @@ def figures_of(bench: Bench, size: Size, seen: dict[str, Any], gaps: list[list[f
         how = f"end on file to next spec in the inbox, {len(idle):,} of them, median {statistics.median(idle):.0f} ms"
         figures.append(Figure(f"idle to next spec, p99, {of}", _p99(idle), 50.0, "ms", how))
     return figures
+
+
+def _spent(samples: list[list[float]], since: float, until: float, of: int) -> float:
+    """CPU seconds between two times, of samples (time, loop, all threads)."""
+    within = [s[of] for s in samples if since <= s[0] < until]
+    return within[-1] - within[0]
 
 
 def _p99(values: list[float]) -> float:
@@ -156,6 +196,26 @@ class TimedConnection(sqlite3.Connection):
         cursor = super().execute(sql, *args)
         self.commits.append((time.time(), time.perf_counter() - began))
         return cursor
+
+
+class BatchedDriver(NodeDriver):
+    """A driver that waits until fewer than BATCH others prepare their nodes."""
+
+    _batch: ClassVar = threading.BoundedSemaphore(BATCH)
+    _holds = False
+
+    def _prepare(self) -> frozenset[str]:
+        self._batch.acquire()
+        self._holds, post = True, self._post
+
+        def until_up(message: Message) -> None:
+            if self._holds and isinstance(message, NodeUp | NodeTroubled):
+                self._holds, self._post = False, post
+                self._batch.release()
+            post(message)
+
+        self._post = until_up
+        return super()._prepare()
 
 
 class StandInEngine:
@@ -193,22 +253,28 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     vars(sqlite3)["connect"] = functools.partial(sqlite3.connect, factory=TimedConnection)
     vars(process)["SPEC"] = replace(process.SPEC, create=StandInEngine)
     vars(drive)["export"] = lambda *args: None  # another benchmark's
-    # all nodes are prepared by this machine's few cores
+    vars(drive)["NodeDriver"] = BatchedDriver
     vars(drive)["Timeouts"] = functools.partial(Timeouts, starting=600.0, never_up=600.0)
     if not ahead:
         vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(groups_ahead=0, seconds_ahead=0.0))
-    began = time.time()
+    cpu: list[tuple[float, float, float]] = []
+    threading.Thread(target=_sample, args=(cpu,), daemon=True).start()
     sys.argv = ["gemmfleet", *argv]
     try:
         command()
     finally:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        seen.write_text(
-            json.dumps({
-                "commits": TimedConnection.commits, "rss_mb": used.ru_maxrss / 1024, "t": time.time(), "began": began,
-                "cpu_s": used.ru_utime + used.ru_stime,
-            })
-        )  # fmt: skip
+        seen.write_text(json.dumps({"commits": TimedConnection.commits, "rss_mb": used.ru_maxrss / 1024, "cpu": cpu}))
+
+
+def _sample(into: list[tuple[float, float, float]]) -> None:
+    """Note (time, CPU seconds of the main thread, of the process) now and then."""
+    ident = threading.main_thread().ident
+    assert ident is not None
+    loop = time.pthread_getcpuclockid(ident)
+    while True:
+        into.append((time.time(), time.clock_gettime(loop), time.process_time()))
+        time.sleep(0.5)
 
 
 # --- the workers ------------------------------------------------------------------------------------------------------
@@ -286,23 +352,26 @@ class Node:
         return self.seen != before or now - self.seen < RECENT_S
 
 
-def workers(workdir: Path, seconds: float, gaps: Path) -> None:
+def workers(workdir: Path, seconds: float, busy: float, gaps: Path) -> None:
     """Play all workers of the node folders in `workdir`, until SIGTERM; (time, seconds idle) go to `gaps`."""
     nodes: dict[Path, Node] = {}
     due: list[tuple[float, int, int, Node, str, Any, int]] = []
+    resting: list[tuple[float, int, Node, str, float]] = []
     bursts, seen, order, ended = _bursts(), list[tuple[float, float]](), 0, list[int]()
     signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
     next_look = next_poll = 0.0
+    going = False
     while not ended:
         now = time.time()
         if now >= next_look:
             next_look = now + LOOK_S
+            going = (workdir / GO).exists()
             for marker in set(workdir.glob(f"*/*/{MARKER}")) - nodes.keys():
                 paths = NodePaths(marker.parent)
                 slots = sorted(p.name for p in (paths.root / "claimed").iterdir())
                 nodes[marker] = Node(paths, dict.fromkeys(slots, 0.0))
                 nodes[marker].begin()
-        for node in nodes.values() if now >= next_poll else ():
+        for node in nodes.values() if going and now >= next_poll else ():
             next_poll = now + POLL_S
             if not node.changed(now):
                 continue
@@ -327,8 +396,13 @@ def workers(workdir: Path, seconds: float, gaps: Path) -> None:
             if part < BURSTS:
                 heapq.heappush(due, (at + seconds / BURSTS, n, part + 1, node, slot, claim, shape))
             else:
-                node.idle[slot] = time.time()
+                end = time.time()
                 Inbox(node.paths, slot).put_away(claim)
+                rest = seconds * (1 / busy - 1) * random.uniform(0, 2)
+                heapq.heappush(resting, (end + rest, n, node, slot, end))
+        while resting and resting[0][0] <= time.time():
+            _, _, node, slot, end = heapq.heappop(resting)
+            node.idle[slot] = end
         time.sleep(max(0.0005, min(POLL_S, due[0][0] - time.time() if due else POLL_S)))
     gaps.write_text(json.dumps(seen))
 
@@ -339,7 +413,7 @@ def main() -> None:
         controller(Path(sys.argv[2]), sys.argv[3] == "1", sys.argv[4:])
         return
     if sys.argv[1:2] == ["workers"]:
-        workers(Path(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]))
+        workers(Path(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4]), Path(sys.argv[5]))
         return
     parser = argparse.ArgumentParser("python -m benchmarks.scale")
     for name, value in asdict(Size()).items():

@@ -167,11 +167,19 @@ _NOT_WORTH_IT = (
         BEGIN SELECT RAISE(ABORT, 'a tuned or skipped shape stays so'); END""",
 )
 
+_MANY_ATTEMPTS = (
+    # looked up at each start of an attempt, and for each spec: neither may read all attempts of the run
+    "DROP INDEX attempts_open",
+    "CREATE INDEX attempts_open ON attempts (node, slot) WHERE ended_at IS NULL",
+    "CREATE INDEX attempts_begun ON attempts (node, sent_at) WHERE started_at IS NOT NULL",
+)
+
 MIGRATIONS: tuple[Migration, ...] = (
     Migration(1, "the first tables", _FIRST),
     Migration(2, "conditions of attempts", _CONDITIONS),
     Migration(3, "withheld candidates", _WITHHELD),
     Migration(4, "shapes that a limit left out", _NOT_WORTH_IT),
+    Migration(5, "attempts by node and slot", _MANY_ATTEMPTS),
 )
 
 

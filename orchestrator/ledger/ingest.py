@@ -89,11 +89,22 @@ class _Source:
     device: dict[str, Any]
 
 
+def _shape_of(source: _Source, raw: Mapping[str, Any]) -> int:
+    """The shape that a record is about. Raise _Odd."""
+    shape = raw["shape"]
+    if type(shape) is not int or shape not in source.shapes:
+        raise _Odd(f"attempt {source.attempt.id} has no shape {_shown(shape)}")
+    return shape
+
+
 class Ingest:
     """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
 
     def __init__(self, ledger: Ledger, err_ratio: float = 0.05, twice: Collection[int] = ()) -> None:
         """`twice`: shapes whose winner is to be ranked again on a second slot, where its tuner names runners-up."""
+        from pydantic_core import from_json  # here: who only reads a ledger needs no decoder of records
+
+        self._decode = from_json
         self._ledger, self._err, self._twice = ledger, err_ratio, twice
         self._ends: set[str] = set()
         """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
@@ -120,7 +131,7 @@ class Ingest:
             if not line.strip():
                 continue
             try:
-                raw = parse_record(line)
+                raw = parse_record(line, self._decode)
             except ProtocolError as e:
                 self._ledger.note_bad(node, slot, EVENTS, str(e))
                 continue
@@ -139,7 +150,10 @@ class Ingest:
             self._rows.clear()
 
     def _take(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
-        match raw.get("type"):
+        match raw["type"]:
+            case "row":  # by far the most
+                if (source := self._source(node, slot, raw["attempt"])) is not None:
+                    self._row(source, _shape_of(source, raw), slot, raw)
             case "worker_started":
                 self._ledger.slot_info(node, slot, info=clean.document(raw["info"]))
             case "tuner_ready":
@@ -190,7 +204,7 @@ class Ingest:
         return source
 
     def _of_attempt(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
-        source = self._source(node, slot, raw.get("attempt"))
+        source = self._source(node, slot, raw["attempt"])
         if source is None:
             return []
         attempt = source.attempt
@@ -206,14 +220,10 @@ class Ingest:
             case "spec_rejected":
                 detail = clean.text(raw["detail"])
                 return [ev.AttemptEnded(attempt.id, Reason.REJECTED, None, detail, 0.0)]
-        shape = raw.get("shape")
-        if type(shape) is not int or shape not in source.shapes:
-            raise _Odd(f"attempt {attempt.id} has no shape {_shown(shape)}")
+        shape = _shape_of(source, raw)
         match raw["type"]:
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
-            case "row":
-                self._row(source, shape, slot, raw)
             case "shape_tuned":
                 candidates = self._of_candidates(attempt, shape, slot, raw, node)
                 if self._row(source, shape, slot, raw, winner=True):

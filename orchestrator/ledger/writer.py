@@ -5,6 +5,8 @@ A record is kept in the journal and projected onto the tables in one transaction
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import re
 import sqlite3
@@ -30,7 +32,8 @@ STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancell
 
 _KNOWN_ROW = frozenset(Row.__annotations__)
 _ENTRY = ("key", "slot", "image", "driver", "t")
-_PUT_ROW = f"INSERT INTO rows VALUES (NULL, {', '.join('?' * 22)})"
+_ROW = f"(NULL, {', '.join('?' * 22)})"
+_ROWS_AT_ONCE = 64
 
 
 class Ledger(LedgerReader):
@@ -140,10 +143,13 @@ class Ledger(LedgerReader):
         """Keep a measured candidate; arguments as of `row_values`."""
         self.put_rows([row_values(**values)])
 
-    def put_rows(self, rows: Iterable[tuple[Any, ...]]) -> None:
+    def put_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Keep measured candidates (of `row_values`)."""
         self._must_be_open()
-        self._conn.executemany(_PUT_ROW, rows)
+        # one statement for many: at the end of each, SQLite's caller has to wait for the interpreter's lock again
+        for i in range(0, len(rows), _ROWS_AT_ONCE):
+            part = rows[i : i + _ROWS_AT_ONCE]
+            self._conn.execute(_put_rows(len(part)), [*itertools.chain.from_iterable(part)])
 
     def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
@@ -195,6 +201,11 @@ class Ledger(LedgerReader):
                ON CONFLICT (node, slot, stream) DO UPDATE SET bad=bad+1, last_bad=excluded.last_bad""",
             (node, slot, stream, clean.text(why, 300)),
         )
+
+
+@functools.cache
+def _put_rows(n: int) -> str:
+    return f"INSERT INTO rows VALUES {', '.join([_ROW] * n)}"
 
 
 def row_values(

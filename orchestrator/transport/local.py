@@ -105,6 +105,9 @@ class ProcessChannel:
         assert self._p.stdin is not None and self._p.stdout is not None and self._p.stderr is not None  # noqa: PT018
         self._in, self._out, self._err = self._p.stdin, self._p.stdout, self._p.stderr
         os.set_blocking(self._in.fileno(), False)
+        self._poll = select.poll()
+        for stream in (self._out, self._err):
+            self._poll.register(stream, select.POLLIN)
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._words = bytearray()
         self._closing = self.ended = False
@@ -113,11 +116,7 @@ class ProcessChannel:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
         with self._reading:
             while not self._closing and not self.ended:
-                poll = select.poll()
-                for stream in (self._out, self._err):
-                    if not stream.closed:
-                        poll.register(stream, select.POLLIN)
-                ready = {fd for fd, _ in poll.poll(1000 * _left(deadline))}
+                ready = {fd for fd, _ in self._poll.poll(1000 * _left(deadline))}
                 if not self._err.closed and self._err.fileno() in ready:
                     self._keep_words()
                 if self._out.fileno() in ready:
@@ -131,6 +130,7 @@ class ProcessChannel:
     def _keep_words(self) -> None:
         more = os.read(self._err.fileno(), 65536)
         if not more:
+            self._poll.unregister(self._err)
             self._err.close()
         self._words += more
         del self._words[:-MAX_WORDS]

@@ -2,11 +2,13 @@
 
 Frames are as in worker.protocol. Reads only; any number may run beside the workers. It keeps each file open
 and sends what was added: records up to their last whole line, log bytes as they are, at most CHUNK bytes a
-frame. It ends when its stdin or stdout is closed.
+frame. It ends when its stdin or stdout is closed. The kernel tells it of changes; where it does not, it looks again
+and again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -19,14 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from worker.agent.changes import MODIFY, NEW_NAMES, Changes
 from worker.agent.inbox import read_epoch, read_stop
 from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
 
 CHUNK = MAX_RECORD_BYTES
 """Small, because the controller queues frames by number; not smaller, so that every record fits."""
+FOLDERS = ("events", "logs", "claimed")
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 2.0
 LOOK_S = 0.25
-"""Seconds between searches for new slots and files."""
+"""Seconds between searches for new slots and files, where the kernel does not tell of them."""
 
 
 @dataclass(slots=True)
@@ -93,6 +97,10 @@ class Stream:
             if followed.fd < 0 and not followed.error:
                 followed.open()
 
+    def folders(self) -> list[Path]:
+        """Folders in which slots and files appear, and whose files are sent."""
+        return [self.paths.root / name for name in FOLDERS]
+
     def frames(self) -> Iterator[bytes]:
         """One frame of every file that has something new, records first."""
         for (kind, slot), followed in sorted(self.files.items()):
@@ -121,9 +129,9 @@ class Stream:
 
     def _slots_there(self) -> list[str]:
         found: set[str] = set()
-        for folder in ("events", "logs", "claimed"):
+        for folder in self.folders():
             try:
-                names = os.listdir(self.paths.root / folder)
+                names = os.listdir(folder)
             except FileNotFoundError:
                 continue
             found |= {n.partition(".")[0] for n in names}
@@ -166,14 +174,16 @@ def is_alive(paths: NodePaths, slot: str) -> bool:
     return False
 
 
-def follow(stream: Stream, out: int) -> None:
-    """Send frames to `out` until that fails (BrokenPipeError)."""
+def follow(stream: Stream, out: int, changes: Changes | None = None) -> None:
+    """Send frames to `out` until that fails (BrokenPipeError). `changes`: those in the stream's folders; without them,
+    or once there was one that they did not tell of, the files are polled."""
     next_beat = next_look = moved = 0.0
+    told = NEW_NAMES
     while True:
         now = time.monotonic()
-        if now >= next_look:
+        if now >= next_look or told & NEW_NAMES:
             stream.look()
-            next_look = now + LOOK_S
+            next_look = now + (LOOK_S if changes is None else BEAT_S)
         if now >= next_beat:
             _send(out, stream.beat(time.time()))
             next_beat = now + BEAT_S
@@ -181,10 +191,21 @@ def follow(stream: Stream, out: int) -> None:
         for frame in stream.frames():
             _send(out, frame)
             sent = True
-        if sent:
-            moved = now
+        if changes is None:
+            told = 0
+            if sent:
+                moved = now
+            else:
+                time.sleep(POLL_S if now - moved < POLL_FAST_FOR_S else POLL_SLOW_S)
+        elif sent and told:
+            told = MODIFY  # a file may have more than a frame takes
+        elif sent:
+            told = changes.wait(POLL_S)
+            if not told:  # another machine writes, and this kernel does not see it
+                changes.close()
+                changes = None
         else:
-            time.sleep(POLL_S if now - moved < POLL_FAST_FOR_S else POLL_SLOW_S)
+            told = changes.wait(min(next_look, next_beat) - time.monotonic())
 
 
 def parse_start(text: str) -> dict[str, dict[str, int]]:
@@ -209,8 +230,11 @@ def main(node_dir: Path, slots: Sequence[str], start: str) -> int:
         print(f"worker follow: {e}", file=sys.stderr)
         return 2
     threading.Thread(target=_exit_with_stdin, daemon=True).start()
+    changes: Changes | None = None
+    with contextlib.suppress(OSError):
+        changes = Changes(stream.folders())
     try:
-        follow(stream, sys.stdout.fileno())
+        follow(stream, sys.stdout.fileno(), changes)
     except (BrokenPipeError, KeyboardInterrupt):
         pass
     os._exit(0)  # the thread may sit in a read that would hold a clean exit up

@@ -355,3 +355,26 @@ def test_a_profile_row_keeps_what_the_family_needs_beyond_the_usual(run: Run) ->
     assert (kept.us, kept.status, kept.extra) == (-1.0, "timeout", {"block_m": 32})
     assert kept.as_row()["block_m"] == 32
     assert (kept.gfx, kept.cu_num, kept.key) == ("gfx950", 256, (3, 64, 128))
+
+
+def test_what_is_looked_up_for_each_attempt_does_not_read_all_attempts(run: Run) -> None:
+    earlier = 2000
+    with run.ledger.transaction():
+        for n in range(1, earlier + 1):
+            run.ledger.journal(ev.Send(f"g0001-{n}", "g0001", "n1", None, n), 1.0)
+            run.ledger.journal(ev.AttemptStarted(f"g0001-{n}", "n1", "0"), 1.0)
+            if n % 2:  # the others were never read to their end, on another slot
+                run.ledger.journal(ev.AttemptEnded(f"g0001-{n}", Reason.DONE, None, "", 1.0), 1.0)
+            else:
+                run.ledger.journal(ev.AttemptStarted(f"g0001-{n}", "n1", "1"), 1.0)
+    steps: list[int] = []
+    run.ledger._conn.set_progress_handler(lambda: steps.append(1), 100)
+    assert run.ledger.running_on("n1", "0") == []
+    assert run.ledger.blocklist_verdicts("n1") == ([], [])
+    assert len(steps) < earlier / 100, "fewer than one of SQLite's steps for each attempt"
+
+
+def test_many_rows_of_one_read_are_kept_in_order(run: Run) -> None:
+    run.send("g0001-1")
+    run.says(started("g0001-1"), *(row("row", "g0001-1", 1, us=float(us)) for us in range(1, 151)))
+    assert [r.us for r in run.ledger.profile_rows(1)] == [float(us) for us in range(1, 151)]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json
 
 from orchestrator import events as ev
 from orchestrator.ledger import Ingest, clean, split_lines
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from tests.support.ledger_kit import DEVICE, Run, ended, row, started
-from worker.protocol import MAX_RECORD_BYTES, RECORDS, record
+from worker.protocol import MAX_RECORD_BYTES, RECORDS, ProtocolError, parse_record, record
 
 
 @pytest.fixture
@@ -214,6 +215,42 @@ def test_a_document_is_clean_json_of_a_bounded_size() -> None:
     assert out == {"a": 1}
     assert clean.document({"b": raw["b"], "deep": deep})["b"] == [True, None, "xy"]
     assert clean.document([1]) == {}
+
+
+def _read(line: bytes, decode: Callable[[bytes], Any] | None) -> str:
+    try:
+        return repr(parse_record(line, decode))  # nan is not equal to itself
+    except ProtocolError as e:
+        return f"refused: {e}"
+
+
+_SAID = json.dumps(record("row", 1.5, attempt="g-1", shape=1, row={"us": -0.5e-7, "k": "é\n\U0001f600", "n": None}))
+
+
+@given(
+    st.sampled_from([_SAID, json.dumps(json.loads(_SAID), ensure_ascii=False)]),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 2), st.sampled_from(b'0.eE+-"\\{}[],: \n\0\xc3\xedufN'))),
+)
+def test_the_fast_decoder_reads_as_json_does_however_a_line_is_damaged(
+    text: str, damage: list[tuple[int, int, int]]
+) -> None:
+    line = bytearray(text.encode())
+    for at, removed, put in damage:
+        line[at : at + removed] = bytes([put])
+    assert _read(bytes(line), from_json) == _read(bytes(line), None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        '"\\ud800"', '"\\udc00\\ud800"', "[" * 300 + "]" * 300, "[" * 10_000, "1" * 4000, "1" * 5000, "-" + "1" * 5000,
+        "NaN", "-Infinity", "1e999", "-0", "0.1234567890123456789", '1,"x":2,"x":3', '"\t"', '"\x7f"', "nan", "'x'",
+    ],
+    ids=lambda v: v[:20].encode("unicode_escape").decode(),
+)  # fmt: skip
+def test_the_fast_decoder_takes_and_refuses_what_json_does(value: str) -> None:
+    line = f'{{"type":"worker_stopped","t":1,"why":"","x":{value}}}'.encode()
+    assert _read(line, from_json) == _read(line, None)
 
 
 def test_torn_lines_wait_and_bad_ones_in_the_middle_are_skipped(run: Run) -> None:
