@@ -52,8 +52,9 @@ class ConfigKind:
     that is there. `required`: keys that every bucket must have; the kernel has no parameter for others of REQUIRED.
     `custom_suffix`: specialised files are not named by N and K. `shuffled_w`: W is in shuffled order. `block_k`: the
     one BLOCK_SIZE_K that the wrapper accepts (a scale's block), 0 for any. `scales_by_32`: scales of X are shuffled
-    from M = 32 on, so that the wrapper asserts BLOCK_SIZE_M <= 16 below and >= 32 from there. `parameters`: those of
-    AMD_ONLY that the kernel itself has as parameters, so that files of every chip hold them. `callers`: other readers.
+    from M = 32 on, so that the wrapper asserts BLOCK_SIZE_M <= 16 below and >= 32 from there. `quantises_x`: X comes in
+    16 bits, its blocks are quantised between load and product. `parameters`: those of AMD_ONLY that the kernel itself
+    has as parameters, so that files of every chip hold them. `callers`: other readers.
     """
 
     name: str
@@ -70,6 +71,7 @@ class ConfigKind:
     shuffled_w: bool = False
     block_k: int = 0
     scales_by_32: bool = False
+    quantises_x: bool = False
     parameters: tuple[str, ...] = ()
     callers: tuple[Caller, ...] = ()
 
@@ -135,9 +137,10 @@ KINDS: tuple[ConfigKind, ...] = (
           required=_NO_SPLIT[:-1]),
     _kind("batched_a4w4", "BATCHED_GEMM-AFP4WFP4", "gemm.batched.batched_gemm_afp4wfp4", bounds=_BATCHED_BOUNDS,
           packed_k=True),
-    _kind("batched_a16w4", "BATCHED_GEMM-A16WFP4", "gemm.batched.batched_gemm_a16wfp4", packed_k=True),
+    _kind("batched_a16w4", "BATCHED_GEMM-A16WFP4", "gemm.batched.batched_gemm_a16wfp4", packed_k=True,
+          quantises_x=True),
     _kind("batched_a8w8_prequant", "BATCHED_GEMM-A8W8-A_PER_TOKEN_GROUP_PREQUANT_W_PER_BATCHED_TENSOR_QUANT",
-          f"gemm.batched.{_PREQUANT}", required=tuple(k for k in _NO_SPLIT if k != "BLOCK_SIZE_K")),
+          f"gemm.batched.{_PREQUANT}", required=tuple(k for k in _NO_SPLIT if k != "BLOCK_SIZE_K"), quantises_x=True),
     # The rest: linted and resolved, not tuned.
     _kind("a16w16_atomic", "GEMM-A16W16-ATOMIC", "gemm.basic.gemm_a16w16_atomic"),
     _kind("a16w16_gated", "GEMM-A16W16-gated", "gemm.basic.gemm_a16w16_gated", bounds=(64, 128, 256, 512, 2048),

@@ -16,7 +16,7 @@ from typing import Any
 from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.aiter_triton.config import AiterConfig, config_of
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.model import MAX_REGISTERS, accumulators, estimate_us, stage_bytes
+from worker.tuners.triton.model import MAX_REGISTERS, accumulators, estimate_us
 from worker.tuners.triton.target import Target
 
 Completed = Callable[[dict[str, Any]], dict[str, Any]]
@@ -194,6 +194,28 @@ def why_illegal(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) ->
         return f"its sums take {sums} registers of a lane"
     if sums + 32 > MAX_REGISTERS[target.backend]:
         return "it takes more registers than a lane has"
-    buffers = max(1, plain.num_stages - (target.backend == "hip"))  # one step is in registers on AMD
-    need = buffers * stage_bytes(p, plain)
+    need = least_shared_bytes(kind, p, c, target)
     return f"takes {need} bytes of shared memory or more" if need > target.shared_bytes else None
+
+
+def least_shared_bytes(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> int:
+    """Bytes of shared memory that the compiler takes for the operands at least; it may pad rows, and add scales.
+
+    On AMD a loop of one stage has one operand there at a time; one warp may load it into registers. So has one of one
+    step in AITER's kernels with scales along K, where the number of steps is a constant. Of a pipelined one every stage
+    is there with asynchronous copies; else all but one, which is in registers. Shuffled W may stay in registers, as may
+    all but one stage of an X beside it; X that is quantised between load and product is there once.
+    """
+    plain = c.plain
+    x, w = (size * plain.block_k * p.bits // 8 for size in (plain.block_m, plain.block_n))
+    if target.backend != "hip":
+        return plain.num_stages * (x + w)
+    if kind.shuffled_w:
+        w = 0
+    one_step = p.scale in ("block", "mx") and p.k <= plain.split_k * plain.block_k
+    if plain.num_stages == 1 or one_step:
+        return max(x, w) if plain.num_warps > 1 else 0
+    buffers = plain.num_stages - (not target.async_copy)
+    if kind.shuffled_w and not target.async_copy:
+        return x
+    return x + buffers * w if kind.quantises_x else buffers * (x + w)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.options import Rule, option, parse_options, whole
 from worker.triton_configs.files import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
+from worker.tuners.aiter_triton.order import Order, for_nodes
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
 from worker.tuners.triton.spec import EXHAUSTIVE
 from worker.tuners.triton.spec import Options as TritonOptions
@@ -61,6 +64,8 @@ class Options(TritonOptions):
     """Instead of the model's best, so many legal candidates drawn by `seed`; 0: none."""
     counts: tuple[tuple[str, float], ...] = option((), _COUNTS)
     """Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`."""
+    order: Order | None = option(None, Order.parse)  # noqa: RUF009 - a field, as the others
+    """Candidates to try behind others; a user names the file, nodes get what they need of it."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -94,6 +99,19 @@ def kind_of(options: Options) -> ConfigKind:
     return found[0]
 
 
+def source_of(folder: Path, kind: str) -> str:
+    """A hash of a kind's name and of the sources of AITER's Triton GEMMs in `aiter/ops/triton`."""
+    digest = hashlib.sha256(kind.encode())
+    for path in sorted((*folder.glob("gemm/**/*.py"), *folder.glob("_triton_kernels/**/*.py"))):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _with_order(options: Mapping[str, Any]) -> dict[str, Any]:
+    named = options.get("order")
+    return {**options, **({"order": for_nodes(Path(named).expanduser())} if isinstance(named, str) else {})}
+
+
 def create() -> Tuner:
     """A tuner that has not been opened."""
     from worker.tuners.aiter_triton.tuner import AiterTritonTuner
@@ -109,6 +127,7 @@ SPEC = TunerSpec(
     name=NAME,
     create=create,
     parse_options=Options.parse,
+    read_files=_with_order,
     cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
     slower_families={"a4w4_blockscale": 2.0},
     cost_factor=_factor,

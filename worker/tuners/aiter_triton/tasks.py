@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worker.protocol import SpecShape
+from worker.triton_configs.files import ConfigFileError
 from worker.triton_configs.kinds import ConfigKind
+from worker.triton_configs.resolve import ResolveError
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.bucket_search import PointTask
-from worker.tuners.aiter_triton.buckets import BucketWork, Point, bucket_of
+from worker.tuners.aiter_triton.buckets import BucketWork, Point, bucket_of, plan
 from worker.tuners.aiter_triton.config import AiterConfig, config_of
+from worker.tuners.aiter_triton.order import shape_name
 from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.aiter_triton.seeds import Seeds
 from worker.tuners.aiter_triton.spec import Options
@@ -43,7 +46,22 @@ class TaskMaker:
         self.default = {name: config_of(values) for name, values in options.default}
         """Configs by bucket that are measured instead of a search."""
 
-    def add(self, shape: SpecShape, family: str) -> tuple[int, str]:
+    def buckets(
+        self, shapes: Sequence[SpecShape], family: str, refuse: Callable[[SpecShape, str], None]
+    ) -> list[BucketWork]:
+        """The buckets of the shapes that can be searched; `refuse` gets the others with the reason."""
+        names: dict[int, str] = {}
+        for shape in shapes:
+            self._context.emit.alive()
+            try:
+                m, bucket = self._add(shape, family)
+                names[m] = bucket
+            except (UnsupportedError, ResolveError, ConfigFileError, OSError) as e:
+                refuse(shape, str(e))
+        counts = dict(self.options.counts)
+        return plan({m: counts.get(shape_name(self.shapes[m].key), 1.0) for m in names}, names)
+
+    def _add(self, shape: SpecShape, family: str) -> tuple[int, str]:
         """(M, the bucket that it is tuned for) of a shape of the group. Raises UnsupportedError, ResolveError,
         ConfigFileError, OSError."""
         self._family = family
@@ -80,7 +98,8 @@ class TaskMaker:
         """`like`: a shape of the bucket, in whose name a bound is measured that is no shape."""
         self._context.emit.alive()
         shape = self.shapes.get(point.m)
-        p = self._problem(shape or SpecShape(like.id, {**like.key, "M": point.m}))
+        measured = shape or SpecShape(like.id, {**like.key, "M": point.m})
+        p = self._problem(measured)
         today = self.seeds.today(p.m, p.n, p.k, p.batch)
         config = config_of(today.values)
         candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
@@ -88,6 +107,8 @@ class TaskMaker:
         target = self._context.target
         estimates = [space.estimate(p, c, target) for c in candidates]
         ranker = CandidateRanker(estimates, [c.features for c in candidates], rules)
+        if self.options.order is not None:
+            ranker.put_behind(self.options.order.levels(shape_name(measured.key), [c.name for c in candidates]))
         job_of = self._job_of(p)
         task = ShapeTask(
             shape or like, p, candidates, [job_of(c) for c in candidates], ranker,

@@ -7,9 +7,9 @@ policy of buckets.py decides. Rows carry what a config file needs (`triton_confi
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
@@ -19,11 +19,9 @@ from worker.triton_configs.files import ConfigFileError
 from worker.triton_configs.kinds import ConfigKind
 from worker.triton_configs.resolve import ResolveError
 from worker.tuners.aiter_triton.bucket_search import BucketSearch
-from worker.tuners.aiter_triton.buckets import BucketWork, plan
 from worker.tuners.aiter_triton.seeds import Seeds
-from worker.tuners.aiter_triton.spec import Options, kind_of
+from worker.tuners.aiter_triton.spec import Options, kind_of, source_of
 from worker.tuners.aiter_triton.tasks import TaskMaker
-from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.triton.measuring_process import NoDeviceError, Opened
 from worker.tuners.triton.processes import Serve, Work
 from worker.tuners.triton.search import SearchContext
@@ -43,6 +41,8 @@ class AiterTritonTuner(TritonTuner):
         self._tree: Tree  # since `open`
         self._wrapper: Wrapper | None = None
         self._seeds: Seeds | None = None
+        self._source = ""
+        self._told = False
 
     def open(self) -> dict[str, Any]:
         """As the tuner triton's; also AITER's tree. NoDeviceError where there is no GPU, or no tree."""
@@ -65,11 +65,8 @@ class AiterTritonTuner(TritonTuner):
         return serve, (str(self._tree.root), self._kind().name), compile_job
 
     def about(self, opened: Opened) -> dict[str, str]:
-        folder = self._tree.package / "ops" / "triton"
-        digest = hashlib.sha256(self._kind().name.encode())
-        for path in sorted((*folder.glob("gemm/**/*.py"), *folder.glob("_triton_kernels/**/*.py"))):
-            digest.update(path.read_bytes())
-        return about(opened, digest.hexdigest()[:16])
+        self._source = source_of(self._tree.package / "ops" / "triton", self._kind().name)
+        return about(opened, self._source)
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the buckets of a group's shapes, and settle every shape."""
@@ -81,8 +78,9 @@ class AiterTritonTuner(TritonTuner):
             for shape in spec.shapes:
                 self._refuse(context, shape, str(e))
             return
-        making = TaskMaker(context, context.options, self._kind(), self._entered(context), seeds, str(self._tree.root))
-        buckets = self._buckets(spec, context, making)
+        options = self._ordered(context.options, context.target.gfx)
+        making = TaskMaker(context, options, self._kind(), self._entered(context), seeds, str(self._tree.root))
+        buckets = making.buckets(spec.shapes, spec.family, lambda shape, why: self._refuse(context, shape, why))
         facts = {"kind": self._kind().name, "arch": arch, **({"default": True} if context.options.default else {})}
         callers = [c.function for c in self._kind().callers if c.given is not None and c.reads_on(arch)]
         tasks, prior = making.tasks(buckets[0]) if buckets else [], None
@@ -94,19 +92,21 @@ class AiterTritonTuner(TritonTuner):
             prior = BucketSearch(context, bucket.name, tasks, ahead, facts, making.won, fixed, callers).run(prior)
             tasks = following
 
-    def _buckets(self, spec: Spec, context: SearchContext, making: TaskMaker) -> list[BucketWork]:
-        """The buckets of the shapes that can be searched; the others are settled at once."""
-        names: dict[int, str] = {}
-        for shape in spec.shapes:
-            context.emit.alive()
-            try:
-                m, bucket = making.add(shape, spec.family)
-                names[m] = bucket
-            except (UnsupportedError, ResolveError, ConfigFileError, OSError) as e:
-                self._refuse(context, shape, str(e))
-        counts = dict(making.options.counts)
-        weights = {m: counts.get(_name(making.shapes[m].key), 1.0) for m in names}
-        return plan(weights, names)
+    def _ordered(self, options: Options, gfx: str) -> Options:
+        """The options, without an order that was made for another chip or kind; what differs is told once."""
+        if options.order is None:
+            return options
+        assert self._measurer is not None
+        assert self._measurer.opened is not None
+        version = str(self._measurer.opened.info.get("triton", ""))
+        here = {"kind": self._kind().name, "gfx": gfx, "triton": version, "source": self._source}
+        about = options.order.about
+        other = (about["kind"], about["gfx"]) != (here["kind"], gfx)
+        if (differing := options.order.misfit(here)) and not self._told:
+            does = "is left aside" if other else "is a weaker hint"
+            print(f"gemmfleet: the order of candidates was made for {differing}: it {does}", flush=True)
+        self._told = True
+        return replace(options, order=None) if other else options
 
     def _refuse(self, context: SearchContext, shape: SpecShape, why: str) -> None:
         context.emit.started(shape.id)
@@ -123,8 +123,3 @@ class AiterTritonTuner(TritonTuner):
 
     def _kind(self) -> ConfigKind:
         return kind_of(self.parsed(self._raw))
-
-
-def _name(key: Mapping[str, int | str]) -> str:
-    """A shape as `counts` names it."""
-    return "x".join(map(str, key.values()))

@@ -17,17 +17,24 @@ from tests.standins.triton_tree import make, values
 pytestmark = pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")
 CODE = """
 import json, sys
+from dataclasses import replace
+from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.compile import CompileJob, compile_job
+from worker.tuners.aiter_triton.config import config_of
 from worker.tuners.aiter_triton.problem import problem_of
-from worker.tuners.triton.target import known
+from worker.tuners.aiter_triton.space import least_shared_bytes
+from worker.tuners.triton.target import copies_async, known
 root, arch = sys.argv[1], sys.argv[2]
 target = known(int(arch) if arch.isdigit() else arch)
+target = replace(target, async_copy=target.backend == "hip" and copies_async(arch))
 key = {"M": 20, "N": 64, "K": 4096, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
-case = problem_of("a16w16", "a16w16", key, target.gfx).case
+p = problem_of("a16w16", "a16w16", key, target.gfx)
+case = p.case
 for values in json.loads(sys.argv[3]):
     job = CompileJob(root, "a16w16", case, tuple(values.items()), sys.argv[4])
     status, detail, *facts = compile_job((job, target))
-    print(json.dumps([status, detail, *([f.lds, f.vgprs, f.spills, repr(f.same_as)] for f in facts)]))
+    least = least_shared_bytes(BY_NAME["a16w16"], p, config_of(values), target)
+    print(json.dumps([status, detail, *([f.lds, f.vgprs, f.spills, repr(f.same_as), least] for f in facts)]))
 """
 
 
@@ -35,7 +42,8 @@ FUSED = "fused_gemm_a16w16_quant_x"
 
 
 def compiled(tree: Path, arch: str, configs: list[dict[str, Any]], caller: str = "") -> list[list[Any]]:
-    """(status, detail, [LDS, registers, spills, what it is the same as]) of configs, compiled in a fresh process."""
+    """(status, detail, [LDS, registers, spills, what it is the same as, LDS that is expected at least]) of configs,
+    compiled in a fresh process."""
     argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree), arch, json.dumps(configs), caller]
     env = {"TRITON_CACHE_DIR": str(tree / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, capture_output=True, text=True, env=env)
@@ -58,6 +66,14 @@ def test_facts_come_from_the_compiled_kernel(tmp_path: Path) -> None:
     assert "power of 2" in broken[1]
     assert (large[0], len(large)) == ("unsupported", 2)
     assert "bytes of shared memory, 163840 are there" in large[1]
+
+
+def test_the_compiler_takes_the_shared_memory_that_is_expected_and_little_more(tmp_path: Path) -> None:
+    tree = make(tmp_path, {"DEFAULT.json": {"any": values(amd=True)}}, "gfx950")
+    configs = [values(32, 64, 128, amd=True, num_stages=stages) for stages in (1, 2, 3)]
+    for status, _, (lds, *_, least) in compiled(tree, "gfx950", configs):
+        assert status == "ok"
+        assert least <= lds <= 1.1 * least
 
 
 @pytest.mark.full

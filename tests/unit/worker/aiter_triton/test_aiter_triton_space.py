@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -107,6 +108,44 @@ def test_what_cannot_run_is_dropped_before_it_is_compiled(config: dict[str, Any]
     found = space.why_illegal(A16W16, problem(gfx=target.gfx), config_of(config), target)
     assert found is not None
     assert words in found
+
+
+@pytest.mark.parametrize(
+    ("kind", "stages", "kept", "copied"),
+    [
+        ("a16w16", 1, 32768, 32768),  # one operand at a time
+        ("a16w16", 2, 40960, 81920),
+        ("a16w16", 3, 81920, 122880),
+        ("a8w8_blockscale_bpreshuffle", 3, 4096, 12288),  # W need not be there at all
+        ("batched_a16w4", 3, 18432, 26624),  # X once
+    ],
+)
+def test_shared_memory_is_never_overestimated_for_a_way_of_loading(
+    kind: str, stages: int, kept: int, copied: int
+) -> None:
+    """`kept`: a stage is in registers; `copied`: asynchronous copies. As Triton 3.6 and 3.9 take at least."""
+    family = {"batched_a16w4": "batched_bf16"}.get(kind, kind)
+    p = problem(kind, family, B=2)
+    c = config_of(values(32, 128, 128, amd=True, num_stages=stages))
+    of = [space.least_shared_bytes(BY_NAME[kind], p, c, replace(MI355X, async_copy=a)) for a in (False, True)]
+    assert of == [kept, copied]
+
+
+def test_a_loop_of_one_step_is_none_where_the_number_of_steps_is_a_constant() -> None:
+    def least(kind: str, split: int) -> int:
+        c = config_of(values(32, 128, 128, amd=True, NUM_KSPLIT=split))
+        return space.least_shared_bytes(BY_NAME[kind], problem(kind, kind), c, MI355X)
+
+    assert [least("a16w16", split) for split in (8, 4)] == [40960, 40960]
+    assert [least("a8w8_blockscale", split) for split in (8, 4)] == [16384, 20480]
+
+
+def test_one_stage_of_a_large_tile_fits_where_two_do_not() -> None:
+    one, two = (config_of(values(64, 256, 256, amd=True, num_stages=n, num_warps=8)) for n in (1, 2))
+    target = replace(MI355X, async_copy=True)
+    assert space.why_illegal(A16W16, problem(), one, target) is None
+    assert space.why_illegal(A16W16, problem(), two, MI355X) is None
+    assert "takes 327680 bytes" in str(space.why_illegal(A16W16, problem(), two, target))
 
 
 def test_a_sample_is_drawn_by_its_seed_from_all_knobs() -> None:

@@ -43,8 +43,10 @@ def run(folder: Path, ms: list[int], **options: Any) -> tuple[int, str, list[Any
 def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Path) -> None:
     root = make(tmp_path / "tree", DEFAULT)
     counts = {"20x64x128xtorch.float16xtorch.float16": 9}
-    code, output, records = run(tmp_path, [5, 20, 32], root=str(root), counts=counts)
+    order = {"kind": "a16w16", "gfx": "sm_90", "triton": "1.0", "source": "", "behind": {"gone": [["config_x"], []]}}
+    code, output, records = run(tmp_path, [5, 20, 32], root=str(root), counts=counts, order=order)
     assert code == 0, output
+    assert output.count("the order of candidates was made for triton 1.0 (here ") == 1
     tuned = {r["shape"]: r["row"] for r in records if r["type"] == "shape_tuned"}
     assert sorted(tuned) == [1, 2, 3], output
     documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
