@@ -11,7 +11,8 @@ took together, on whatever clock is right for the device. The caller prepares (t
   tied, and the tie goes to the simplest.
 
 Where a power cap sets the clock, a kernel's clock follows from what it draws, some tens of milliseconds later. Large
-problems are therefore measured *sustained*: each candidate first runs until the clock is its own.
+problems are therefore measured *sustained*: each candidate first runs until the clock is its own. What a few samples
+in a row say of one is off by 3 to 8 % there, so that more are ranked, and those clearly behind drop out round by round.
 
 Times are in seconds unless a name ends with `us`.
 """
@@ -33,7 +34,7 @@ Clock = Callable[[], float]
 MIN_US = 1e-3
 """No call takes less than a nanosecond: anything below is a broken clock, not a winner."""
 
-TIE_FLOOR, TIE_CEILING = 0.005, 0.01
+TIE_FLOOR, TIE_CEILING = 0.002, 0.005
 """Differences below the floor are always a tie, above the ceiling never."""
 
 RUNNER_UP = 1.5
@@ -42,8 +43,13 @@ SMALL_MARGIN = 3.0
 """A margin below it, in standard errors, may be luck."""
 LEAST_ERROR = 1e-4
 """No ratio of two times is known better than that."""
-SETTLE_S, RANK_SETTLE_S, SUSTAINED_S = 0.1, 0.2, 0.1
-"""Sustained: seconds that a candidate runs before its samples, before each sample of a ranking, and such a sample."""
+ROUNDS = 5
+"""Rounds of a ranking at least."""
+SETTLE_S, SUSTAINED_S, SUSTAINED_ROUNDS, CLEAR_ROUNDS = 0.2, 0.1, 12, 3
+"""Sustained: seconds that a candidate runs before its samples and before each sample of a ranking, seconds of such a
+sample, rounds at least, and rounds before any contender drops out: one sample may be far off."""
+SUSTAINED_NOISE = 0.015
+"""Standard deviation of the ratio of two sustained samples of a round, seen on an H200 at its power cap."""
 
 WIDE, FEW = 0.15, 5
 """A spread from, and a sample count below which a median may owe more to the machine's other work."""
@@ -193,7 +199,7 @@ def rerank(
     simplicity: Sequence[tuple[int, ...]],
     rng: random.Random,
     cap_s: float,
-    min_rounds: int = 5,
+    min_rounds: int = ROUNDS,
     max_rounds: int = 41,
     now: Clock = time.perf_counter,
     tick: Callable[[], None] = lambda: None,
@@ -202,26 +208,29 @@ def rerank(
 ) -> Ranking:
     """Measure the contenders again, interleaved, and pick (see `pick`).
 
-    Each round takes one sample of every contender, in an order drawn anew, after `before` calls of it (by default one:
-    the previous run had other threads and other data in the cache). Ends at `max_rounds`, when no more rounds can
-    change the choice, or at `cap_s` once `min_rounds` are in. While the margin is small that is repeated, up to `again`
-    times; all rounds count.
+    Each round takes one sample of every contender, in an order drawn anew, after one call of it (the previous run had
+    other threads and other data in the cache). Ends at `max_rounds`, when no more rounds can change the choice, or at
+    `cap_s` once `min_rounds` are in. While the margin is small that is repeated, up to `again` times; all rounds count.
+    Sustained: `before` has the calls before each sample, and who is clearly behind takes no further part.
     """
-    rounds: list[list[float]] = []
+    rounds: list[list[float | None]] = []
     order = list(range(len(timers)))
+    least = max(min_rounds, SUSTAINED_ROUNDS) if before else min_rounds
     for repeat in range(again + 1):
         start, first = now(), len(rounds)
         with without_gc():
             while len(rounds) - first < max_rounds:
                 rng.shuffle(order)
-                taken = [0.0] * len(timers)
+                taken: list[float | None] = [None] * len(timers)
                 for i in order:
                     timers[i](before[i] if before else 1)
                     taken[i] = timers[i](calls[i]) / calls[i]
                     tick()
                 rounds.append(taken)
+                if before and len(rounds) >= CLEAR_ROUNDS:
+                    order = _in_the_race(rounds)
                 over = now() - start >= cap_s or (repeat == 0 and _decided(rounds))
-                if over and len(rounds) - first >= min_rounds:
+                if over and len(rounds) - first >= least:
                     break
         ranking = pick(rounds, simplicity)
         if ranking.margin is None or abs(ranking.margin) >= SMALL_MARGIN:
@@ -231,11 +240,11 @@ def rerank(
 
 def sustained(us: Sequence[float]) -> tuple[list[int], list[int]]:
     """(calls of a sample, calls before it) of contenders of these times, for sustained rounds."""
-    return [calls_of(SUSTAINED_S, t / 1e6) for t in us], [calls_of(RANK_SETTLE_S, t / 1e6) for t in us]
+    return [calls_of(SUSTAINED_S, t / 1e6) for t in us], [calls_of(SETTLE_S, t / 1e6) for t in us]
 
 
-def pick(rounds: Sequence[Sequence[float]], simplicity: Sequence[tuple[int, ...]]) -> Ranking:
-    """The winner of re-rank samples (`rounds[r][i]`: seconds of contender i in round r).
+def pick(rounds: Sequence[Sequence[float | None]], simplicity: Sequence[tuple[int, ...]]) -> Ranking:
+    """The winner of re-rank samples (`rounds[r][i]`: seconds of contender i in round r, None once it dropped out).
 
     The fastest is the one of the lowest median. A contender is tied with it when the median of its ratio to it, taken
     within each round, is above 1 by no more than twice that median's standard error, but at least TIE_FLOOR and at
@@ -261,9 +270,9 @@ def margin(winner: Sequence[float], others: Sequence[Sequence[float]]) -> float 
     """Lead of the winner over the runner-up in standard errors of the median of their ratio within a round.
 
     Below 0 where the winner is the slower one of a tie; None where there is no other. The runner-up is the one of the
-    least ratio; the samples of a round have the same index.
+    least ratio; the samples of a round have the same index, and one that dropped out has fewer.
     """
-    ratios = [[t / max(w, 1e-12) for t, w in zip(other, winner, strict=True)] for other in others]
+    ratios = [[t / max(w, 1e-12) for t, w in zip(other, winner, strict=False)] for other in others]
     if not ratios:
         return None
     nearest = min(ratios, key=statistics.median)
@@ -288,18 +297,30 @@ def _measurement(samples: Sequence[float], calls: int, why: str) -> Measurement:
     return Measurement(us, spread(samples), len(samples), calls, why, min(samples) * 1e6)
 
 
-def _against_best(rounds: Sequence[Sequence[float]]) -> tuple[list[list[float]], list[list[float]]]:
+def _against_best(rounds: Sequence[Sequence[float | None]]) -> tuple[list[list[float]], list[list[float]]]:
     """Each contender's samples, and their ratios to the fastest contender's of the same round."""
-    columns = [list(c) for c in zip(*rounds, strict=True)]
-    best = min(columns, key=statistics.median)
-    return columns, [[t / max(b, 1e-12) for t, b in zip(c, best, strict=True)] for c in columns]
+    columns = [[t for t in c if t is not None] for c in zip(*rounds, strict=True)]
+    best = min((c for c in columns if len(c) == len(rounds)), key=statistics.median)
+    return columns, [[t / max(b, 1e-12) for t, b in zip(c, best, strict=False)] for c in columns]
 
 
-def _decided(rounds: Sequence[Sequence[float]]) -> bool:
+def _in_the_race(rounds: Sequence[Sequence[float | None]]) -> list[int]:
+    """Contenders of sustained rounds that may still be the fastest, by index."""
+    _, ratios = _against_best(rounds)
+    return [
+        i
+        for i, r in enumerate(ratios)
+        if len(r) == len(rounds)
+        and statistics.median(r) - 1 <= max(TIE_CEILING, 3 * uncertainty(r), 3 * SUSTAINED_NOISE / math.sqrt(len(r)))
+    ]
+
+
+def _decided(rounds: Sequence[Sequence[float | None]]) -> bool:
     """True where each contender is clearly slower than the fastest, or its ratio known to within the floor."""
     columns, ratios = _against_best(rounds)
-    if len(columns) == 1:
-        return uncertainty(columns[0]) <= TIE_FLOOR
+    ratios = [r for r in ratios if len(r) == len(rounds)]
+    if len(ratios) == 1:
+        return uncertainty(max(columns, key=len)) <= TIE_FLOOR
     return all(
         statistics.median(r) - 1 - 3 * uncertainty(r) > TIE_CEILING or 2 * uncertainty(r) <= TIE_FLOOR for r in ratios
     )

@@ -19,7 +19,7 @@ SCALE_BLOCK = 128
 FLOATS = ("bfloat16", "float16", "float32")
 A16W16_DTYPES = {"torch": FLOATS, "triton": ("bfloat16", "float16")}
 """Operands of a16w16 by tuner."""
-SUSTAINED_FLOPS = 2e11
+SUSTAINED_FLOPS = 1e11
 """Operations of a call from which on candidates are measured sustained: there the power cap sets the clock."""
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1}
 _EIGHT_BITS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from worker.families.triton_config import KernelConfig
@@ -51,6 +51,7 @@ class CandidateRanker:
         self._estimates, self._features, self.rules = estimates, features, rules
         self._first: dict[int, int] = {}
         self._last: set[int] = set()
+        self._behind: Mapping[int, int] = {}
         self._left = set(range(len(estimates)))
         self._residuals: list[float] = []
         self._weight = [0.0] * len(estimates)
@@ -71,6 +72,12 @@ class CandidateRanker:
         if i not in self._first:
             self._last.add(i)
             self._order = None
+
+    def put_behind(self, levels: Mapping[int, int]) -> None:
+        """Try candidates of a level above 0 behind all of lower levels that could win as well. That is an order only:
+        they keep the search going."""
+        self._behind = levels
+        self._order = None
 
     def learn(self, other: CandidateRanker) -> None:
         """Take the residuals of a neighbouring shape for a first guess."""
@@ -99,7 +106,12 @@ class CandidateRanker:
         """Candidates left, the most promising first."""
         if self._order is None:
             times, last = self._times(), len(self._first)
-            self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), i in self._last, times[i], i))
+
+            def key(i: int) -> tuple[object, ...]:
+                level = self._behind.get(i, 0)
+                return self._first.get(i, last), i in self._last, not self._could_win(times[i]), level, times[i], i
+
+            self._order = sorted(self._left, key=key)
         return self._order
 
     def stop_reason(self) -> str:
@@ -115,9 +127,12 @@ class CandidateRanker:
         if any(i in self._left for i in self._first):
             return ""
         times = self._times()
-        if any(times[i] < self.best * (1 - GAIN) for i in self._left - self._last):
+        if any(self._could_win(times[i]) for i in self._left - self._last):
             return ""
         return "no candidate left can win"
+
+    def _could_win(self, us: float) -> bool:
+        return us < self.best * (1 - GAIN)
 
     def _add(self, at: Sequence[float], residual: float, weight: float) -> None:
         self._residuals.append(residual)

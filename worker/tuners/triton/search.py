@@ -57,6 +57,7 @@ AHEAD = 3
 """Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
 TICK_S = 0.1
 LEADERS, WITHIN = 6, 0.06
+SUSTAINED_LEADERS, SUSTAINED_WITHIN = 8, 0.08
 RANK_S = 1.0
 DEATHS = 6
 """Deaths of the measuring process over one shape after which the slot has to be checked."""
@@ -388,7 +389,8 @@ class Search:
         indexes = sorted(self._found)
         if self._task.named:
             return indexes
-        return [indexes[k] for k in leaders([self._found[i] for i in indexes], WITHIN, LEADERS, runner_up=RUNNER_UP)]
+        within, most = (SUSTAINED_WITHIN, SUSTAINED_LEADERS) if self._p.is_sustained else (WITHIN, LEADERS)
+        return [indexes[k] for k in leaders([self._found[i] for i in indexes], within, most, runner_up=RUNNER_UP)]
 
     def ranked(self, indexes: Sequence[int]) -> Ranked | None:
         """These interleaved, the winner checked again; None where it has to begin anew, with fewer found."""

@@ -34,6 +34,8 @@ class Target:
     name: str = ""
     xcds: int = 1
     """Dies that have a cache of their own and get programs in turn (8 on gfx942 and gfx950)."""
+    async_copy: bool = False
+    """The compiler pipelines loads straight into LDS (AMD), so that every stage takes its bytes there."""
 
     @property
     def gfx(self) -> str:
@@ -97,6 +99,19 @@ def known(arch: int | str) -> Target:
     raise KeyError(arch)
 
 
+def copies_async(arch: int | str) -> bool:
+    """True where this process's Triton pipelines loads straight into the LDS of a chip of AMD's: from 3.8 on (gfx950),
+    or as TRITON_HIP_USE_ASYNC_COPY says."""
+    from triton.backends.amd import compiler
+
+    try:
+        from triton import knobs
+    except ImportError:  # before 3.4
+        return False
+    enabled = getattr(compiler, "is_async_copy_enabled", lambda _: knobs.amd.use_async_copy)
+    return bool(enabled(arch))
+
+
 def of_device(index: int = 0) -> Target:
     """The GPU that torch sees. Limits are the device's own; peaks are the datasheet's where the name or arch is known.
 
@@ -121,6 +136,7 @@ def of_device(index: int = 0) -> Target:
         shared_sm_bytes=like.shared_sm_bytes if hip else int(p.shared_memory_per_multiprocessor),
         registers=like.registers if hip else int(p.regs_per_multiprocessor),
         l2_bytes=like.l2_bytes if hip else int(p.L2_cache_size),
+        async_copy=hip and copies_async(arch),
         memory_gbs=like.memory_gbs * share,
         tflops={d: v * share for d, v in like.tflops.items()},
         name=p.name,

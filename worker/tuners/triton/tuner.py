@@ -241,8 +241,10 @@ def _task(shape: SpecShape, problem: Problem, context: SearchContext, only: Choi
     if not found:
         raise UnsupportedError(f"no candidate of {problem.family} is legal for this shape on {context.target.name}")
     estimates = [model.estimate_us(problem, c, context.target) for c in found]
-    every = StopRules(all=named or context.options.search == EXHAUSTIVE)
-    ranker = CandidateRanker(estimates, [features(c) for c in found], every)
+    every = named or context.options.search == EXHAUSTIVE
+    # a candidate that was measured too slow at the power cap hides its neighbours: more are tried there
+    rules = StopRules(at_least=28, patience=14, all=every) if problem.is_sustained else StopRules(all=every)
+    ranker = CandidateRanker(estimates, [features(c) for c in found], rules)
     launches = [launch.plan(problem, c, context.target) for c in found]
     always = frozenset(range(len(found)) if named else ())
     return ShapeTask(shape, problem, found, launches, ranker, always, named=named)
