@@ -1,8 +1,8 @@
-"""python -m benchmarks.recheck [--gpu]: what a recheck costs beside tuning again, and what it misses.
+"""python -m benchmarks.recheck [--gpu FAMILY]: what a recheck costs beside tuning again, and what it misses.
 
 By default two builds are replayed, which an H200 measured (benchmarks/results: two series of the tuner triton, whose
 candidates differ): all candidates of 21 shapes with their times, and the seconds of each exhaustive search. With --gpu
-the tuner triton measures the same two sets of candidates here.
+the tuner triton measures the same two sets of candidates here, of a16w16 or a8w8.
 """
 
 from __future__ import annotations
@@ -168,30 +168,54 @@ def _quality(folder: Path) -> Iterator[Figure]:
     yield Figure("table after a recheck over a full tuning's", statistics.geometric_mean(regret), 1.03, "x", worst)
 
 
-def on_gpu(folder: Path) -> list[Figure]:
-    """The tuner triton on this GPU: all candidates of one set, then a recheck and a full tuning with the other."""
-    figures = []
-    for family in ("a16w16", "a8w8"):
-        sets = [sorted({name for s in recorded(series, family) for name in s.us}) for series in (OLD, NEW)]
-        fleet = Fleet(folder / family, family, "triton")
-        kinds = {(s.n, s.k) for s in recorded(OLD, family)}
-        extra = "".join(f",{c}" for c in TYPES[family]), "".join(f",{v}" for v in TYPES[family].values())
-        lines = [f"{1 << i},{n},{k}{extra[1]}" for n, k in sorted(kinds) for i in range(13)]
-        shapes = fleet.folder / "shapes.csv"
-        shapes.write_text("\n".join([f"M,N,K{extra[0]}", *lines]) + "\n")
-        old, new = (("-O", f"only={json.dumps(names)}", "-O", "search=exhaustive") for names in sets)
-        fleet.gemmfleet("tune", shapes, *old, cache="old")
-        table = fleet.latest().root
-        fleet.gemmfleet("tune", shapes, *new, cache="full")
-        full_s = seconds(fleet.latest())
-        found = fleet.gemmfleet("recheck", table, *new, "--only-check", cache="check")
-        check_s = seconds(RunPaths(fleet.runs / found["runs"][0]))
-        how = f"{len(lines)} rows: {found['counts']}; {check_s:.1f} s to {full_s:.1f} s, starts counted,"
-        how += f" {len(sets[1])} candidates"
-        figures.append(Figure(f"recheck's seconds over a full tuning's, {family}", check_s / full_s, 0.1, "", how))
-    return figures
+def on_gpu(folder: Path, family: str) -> list[Figure]:
+    """The tuner triton on this GPU: a table from one set of candidates, then a recheck with the other beside an
+    exhaustive tuning and one by the race."""
+    sets = [sorted({name for s in recorded(series, family) for name in s.us}) for series in (OLD, NEW)]
+    fleet = Fleet(folder / family, family, "triton", gfx="sm_90", cu_num=132)
+    kinds = {(s.n, s.k) for s in recorded(OLD, family)}
+    extra = "".join(f",{c}" for c in TYPES[family]), "".join(f",{v}" for v in TYPES[family].values())
+    lines = [f"{m},{n},{k}{extra[1]}" for n, k in sorted(kinds) for m in (1, 16, 256, 4096)]
+    shapes = fleet.folder / "shapes.csv"
+    shapes.write_text("\n".join([f"M,N,K{extra[0]}", *lines]) + "\n")
+    old, new = (("-O", f"only={json.dumps(names)}") for names in sets)
+    fleet.gemmfleet("tune", shapes, *old, cache="old")
+    table = fleet.latest().root
+    found = fleet.gemmfleet("recheck", table, *new, "--only-check", cache="check")
+    check_s = seconds(RunPaths(fleet.runs / found["runs"][0]))
+    fleet.gemmfleet("tune", shapes, *new, cache="race")
+    race_s = seconds(fleet.latest())
+    fleet.gemmfleet("tune", shapes, *new, "-O", "search=exhaustive", cache="full")
+    full, full_s = fleet.latest(), seconds(fleet.latest())
+    best = {key(row): float(row["us"]) for row in rows(full.root / "tuned.csv")}
+    us = {(key(row), row["kernelName"]): float(row["us"]) for row in rows(full.root / "profile.csv")}
+    worth, queued = set(), set()
+    for row in found["rows"]:
+        at = tuple(str(row["key"][c]) for c in "MNK")
+        print(*at, row, "full:", best.get(at), us.get((at, row["kernel"])), file=sys.stderr, flush=True)
+        kept = us.get((at, row["kernel"]), -1.0)
+        worth |= {at} if kept <= 0 or kept > best[at] * (1 + BETTER) else set()
+        queued |= set() if row["verdict"] == "good" else {at}
+    how = f"{len(lines)} rows, {len(sets[1])} candidates: {check_s:.1f} s to {full_s:.1f} s, starts counted"
+    race = f"{check_s:.1f} s to {race_s:.1f} s"
+    of = f"{found['counts']}; a full tuning improves {len(worth)} by over {BETTER:.0%}, of which"
+    share = len(worth & queued) / max(1, len(worth))
+    return [
+        Figure(f"recheck's seconds over an exhaustive tuning's, {family}", check_s / full_s, 0.1, "", how),
+        Figure(f"recheck's seconds over the race's, {family}", check_s / race_s, 1.0, "", race),
+        Figure("rows found that are worth it", share, 0.5, "", f"{of} {len(worth & queued)} are found", at_least=True),
+    ]
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def key(row: Mapping[str, str]) -> tuple[str, ...]:
+    return row["M"], row["N"], row["K"]
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
-        show(on_gpu(Path(scratch)) if "--gpu" in sys.argv[1:] else run(Path(scratch)))
+        show(on_gpu(Path(scratch), sys.argv[2]) if "--gpu" in sys.argv[1:] else run(Path(scratch)))

@@ -96,8 +96,9 @@ def _prepared(request: RunRequest, profiles: list[Path], runners: int) -> tuple[
 
     from orchestrator.errors import InputError
     from orchestrator.paths import RunConfig
-    from orchestrator.results.recheck import rows_to_check
+    from orchestrator.results.recheck import chip_of_rows, rows_to_check
     from orchestrator.run.prepare import prepare
+    from orchestrator.tables.tuned import chip_name
     from orchestrator.tuned_db.sources import open_sources
     from worker.tuners.catalog import recorded_tuner
 
@@ -118,10 +119,14 @@ def _prepared(request: RunRequest, profiles: list[Path], runners: int) -> tuple[
     prepared = prepare(request)
     if recorded_tuner(prepared.config.tuner).produces == "configs":
         raise InputError(f"the tuner {prepared.config.tuner} writes config files, no table whose rows could be checked")
-    chip = prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num)
+    chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
     found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
     if not found:
-        raise InputError(f"{table}: has no row of {prepared.plan.gfx} with cu_num {prepared.plan.cu_num}")
+        has = ", ".join(sorted({chip_name(*key[:2]) for key in rows})[:6])
+        raise InputError(
+            f"{table}: has no row of {chip_name(*chip)} (it has {has}); where a node cannot say what it is, "
+            "gfx and cu_num in the inventory do"
+        )
     return prepared, found
 
 

@@ -64,6 +64,13 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
     return out
 
 
+def chip_of_rows(rows: Mapping[Key, object], gfx: str, cu_num: int) -> tuple[int | str, int | str]:
+    """The chip whose rows are checked: the run's, and where that is not known before a node is reached (gfx "",
+    cu_num 0) the only one of the rows that it could be."""
+    fitting = {(key[0], key[1]) for key in rows if gfx in ("", key[0]) and cu_num in (0, key[1])}
+    return fitting.pop() if len(fitting) == 1 else (gfx, cu_num)
+
+
 def _kernel(cells: Mapping[str, str], family: Family) -> TableKernel:
     number = cells.get(dict(family.renames).get("kernelId", "kernelId"), "")
     name, split = cells.get("kernelName", ""), number_of(cells.get("splitK", "")) or 0

@@ -34,6 +34,7 @@ from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.planning.roofline import Device, chip_of
 from orchestrator.planning.value import Forecast, Worth, worths
+from orchestrator.results.recheck import chip_of_rows
 from orchestrator.results.second_gpu import SHARE
 from orchestrator.run.earlier import Dropped, drop_tuned, gather, tuned_times
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
@@ -44,7 +45,7 @@ from orchestrator.shapes.model import Key
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
-from orchestrator.tuners import check_tuner_options, get_tuner
+from orchestrator.tuners import get_tuner, options_for
 from worker.families import Family
 
 if TYPE_CHECKING:
@@ -167,11 +168,11 @@ def prepare(request: RunRequest) -> Prepared:
     family = get_family(request.family or inventory.defaults.family)
     tuner = request.tuner or inventory.defaults.tuner
     spec = get_tuner(tuner, for_tune=not request.bench)
-    check_tuner_options(spec, request.options)
+    options = options_for(spec, request.options)
     if request.db is not None and not request.bench:
         check_db(request.db, family, tuner)
     listed = read_shapes(request.shapes, family)
-    options = {**request.options, **(_counts(listed) if spec.wants_counts else {})}
+    options |= _counts(listed) if spec.wants_counts else {}
     created = time.time()
     run = new_run_id(created)
     machines = machines_of(inventory)
@@ -191,7 +192,7 @@ def prepare(request: RunRequest) -> Prepared:
     chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
     gfx, cu_num = chips[0][0] or "", chips[0][1] or 0
     if request.rows is not None:
-        chip, rows = family.chip(gfx, cu_num), request.rows
+        rows, chip = request.rows, chip_of_rows(request.rows, *family.chip(gfx, cu_num))
         there, others = ([s for s in listed.shapes if ((*chip, *s.key) in rows) is here] for here in (True, False))
         dropped = Dropped(there, others, [])
     else:

@@ -18,7 +18,7 @@ from orchestrator.inventory.load import load_inventory, parse_inventory, with_im
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths, list_runs
 from orchestrator.reasons import Reason
-from orchestrator.results.recheck import RowToCheck, judge, kernels_to_check, rows_to_check, write_rows
+from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, kernels_to_check, rows_to_check, write_rows
 from orchestrator.tuned_db.sources import open_sources
 from tests.support.ledger_kit import Run, ended, row, started
 from worker.protocol import TableKernel, record
@@ -207,13 +207,24 @@ def test_a_table_that_is_good_needs_no_tuning_and_the_way_on_is_shown(fleet: Pat
     assert len(list_runs(runs)) == 2
 
 
+def test_a_node_that_cannot_say_its_compute_units_is_the_chip_of_the_table(fleet: Path) -> None:
+    """nvidia-smi does not tell them, and a lease is not there yet."""
+    runs, inventory = fleet / "runs", fleet / "inv.yaml"
+    gemmfleet("tune", fleet / "shapes.csv", "-i", inventory, "--runs", runs, "-O", f"recording={fleet / 'old.csv'}")
+    rows = rows_to_check(open_sources([list_runs(runs)[0].root / "tuned.csv"], [], None, A4W4), 0)
+    assert chip_of_rows(rows, "gfx950", 0) == chip_of_rows(rows, "", 0) == ("gfx950", 256)
+    assert chip_of_rows(rows, "gfx942", 0) == ("gfx942", 0)
+    rows |= {("gfx950", 128, *key[2:]): row for key, row in rows.items()}
+    assert chip_of_rows(rows, "gfx950", 0) == ("gfx950", 0), "which of the two is not guessed"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("--detach",), "leave out --detach"),
         (("--image", "my/new:1"), "names no image that 'my/new:1' could replace"),
         (("--tuner", "aiter-triton"), "writes config files"),
-        ((), "has no row of gfx950 with cu_num 256"),
+        ((), "has no row of gfx950/256 (it has gfx942/304)"),
     ],
 )
 def test_what_cannot_be_rechecked_is_refused(fleet: Path, words: Sequence[str], says: str) -> None:
