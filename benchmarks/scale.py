@@ -2,7 +2,8 @@
 
 The real `tune` with its ledger, policy, dispatch and live view drives real node folders of this machine, each with the
 real `worker follow` as its stream. Only the workers are stand-ins, by an engine of this file: one process claims specs
-by rename as 1,600 workers would, and writes their records: after SECONDS a shape, 52 rows and its winner. Every group
+by rename as 1,600 workers would, and writes their records: after SECONDS a shape (half to one and a half times that,
+the first one up to that), 52 rows and its winner. Every group
 is one shape, so a completion is an attempt of its own. Two loads: with the policy as it is, whose work waits in the
 inboxes; then with one that keeps nothing ahead, so that each claim waits for the controller. All nodes are prepared by
 this machine's few cores: BATCH at a time, and none claims anything until the last has joined.
@@ -28,13 +29,15 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.figure import Figure, show
-from orchestrator.dispatch.messages import Message, NodeUp
+from orchestrator.dispatch.messages import FromStream, Message, NodeUp
 from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.stream import Chunk
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LedgerError
 from orchestrator.events import NodeTroubled
@@ -166,8 +169,13 @@ def figures_of(bench: Bench, size: Size, since: float, seen: dict[str, Any], gap
         Figure(f"controller's memory, {of}", seen["rss_mb"], 1000.0, "MB", f"its peak, {size.shapes:,} shapes planned"),
     ]  # fmt: skip
     if not size.ahead:
-        how = f"end on file to next spec in the inbox, {len(idle):,} of them, median {statistics.median(idle):.0f} ms"
-        figures.append(Figure(f"idle to next spec, p99, {of}", _p99(idle), 50.0, "ms", how))
+        handed = [1e3 * s for t, s in seen["handed"] if since <= t < until]
+        for what, values, how in (
+            ("idle to next spec", idle, "end on file to next spec in the inbox"),
+            ("the controller's part of it", handed, "end read from the node's stream to next spec in the inbox"),
+        ):
+            how += f", {len(values):,} of them, median {statistics.median(values):.0f} ms"
+            figures.append(Figure(f"{what}, p99, {of}", _p99(values), 50.0, "ms", how))
     return figures
 
 
@@ -199,10 +207,31 @@ class TimedConnection(sqlite3.Connection):
 
 
 class BatchedDriver(NodeDriver):
-    """A driver that waits until fewer than BATCH others prepare their nodes."""
+    """A driver that waits until fewer than BATCH others prepare their nodes, and notes how long the controller takes
+    from the arrival of an attempt's end to the node's next spec in the inbox."""
 
     _batch: ClassVar = threading.BoundedSemaphore(BATCH)
     _holds = False
+    handed: ClassVar[list[tuple[float, float]]] = []
+    """(time, seconds)."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self._ended, post = deque[float](), self._post
+
+        def noting(message: Message) -> None:
+            if isinstance(message, FromStream) and isinstance(message.frame, Chunk):
+                self._ended.extend([time.time()] * message.frame.data.count(b'"attempt_ended"'))
+            post(message)
+
+        self._post = noting
+
+    def _write(self, op: Any) -> None:
+        super()._write(op)
+        now = time.time()
+        for path in getattr(op, "files", ()):
+            if path.startswith("inbox/") and self._ended:
+                self.handed.append((now, now - self._ended.popleft()))
 
     def _prepare(self) -> frozenset[str]:
         self._batch.acquire()
@@ -264,7 +293,8 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
         command()
     finally:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        seen.write_text(json.dumps({"commits": TimedConnection.commits, "rss_mb": used.ru_maxrss / 1024, "cpu": cpu}))
+        noted = {"commits": TimedConnection.commits, "handed": BatchedDriver.handed, "cpu": cpu}
+        seen.write_text(json.dumps({**noted, "rss_mb": used.ru_maxrss / 1024}))
 
 
 def _sample(into: list[tuple[float, float, float]]) -> None:
@@ -355,7 +385,7 @@ class Node:
 def workers(workdir: Path, seconds: float, busy: float, gaps: Path) -> None:
     """Play all workers of the node folders in `workdir`, until SIGTERM; (time, seconds idle) go to `gaps`."""
     nodes: dict[Path, Node] = {}
-    due: list[tuple[float, int, int, Node, str, Any, int]] = []
+    due: list[tuple[float, int, int, float, Node, str, Any, int]] = []
     resting: list[tuple[float, int, Node, str, float]] = []
     bursts, seen, order, ended = _bursts(), list[tuple[float, float]](), 0, list[int]()
     signal.signal(signal.SIGTERM, lambda *_: ended.append(1))
@@ -388,13 +418,15 @@ def workers(workdir: Path, seconds: float, busy: float, gaps: Path) -> None:
                     seen.append((came, came - since))
                 del node.idle[slot]
                 order += 1
-                heapq.heappush(due, (now, order, 0, node, slot, claim, spec.shapes[0].id))
+                # all begin at once, and must not end at once
+                takes = seconds * (random.uniform(0.5, 1.5) if since else random.uniform(0.0, 1.0))
+                heapq.heappush(due, (now, order, 0, takes, node, slot, claim, spec.shapes[0].id))
         while due and due[0][0] <= time.time():
-            at, n, part, node, slot, claim, shape = heapq.heappop(due)
+            at, n, part, takes, node, slot, claim, shape = heapq.heappop(due)
             data = bursts[part].replace(A.encode(), claim.name.attempt.encode()).replace(b"%d" % S, b"%d" % shape)
             os.write(node.events[slot], data)
             if part < BURSTS:
-                heapq.heappush(due, (at + seconds / BURSTS, n, part + 1, node, slot, claim, shape))
+                heapq.heappush(due, (at + takes / BURSTS, n, part + 1, takes, node, slot, claim, shape))
             else:
                 end = time.time()
                 Inbox(node.paths, slot).put_away(claim)

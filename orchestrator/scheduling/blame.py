@@ -111,9 +111,11 @@ def _awaits_canary(state: State, e: AttemptEnd, now: float) -> bool:
 
 def _doubtful(state: State, fault: Fault) -> bool:
     """Return whether the slot may have caused the fault: it has tuned nothing since, and other shapes that faulted
-    there passed elsewhere."""
+    there passed elsewhere, or all that it was given ended badly."""
     slot = state.fleet.slot(*fault.place)
-    return slot is not None and slot.health.tunes == fault.tunes and bool(slot.health.closed or slot.health.marks)
+    if slot is None or slot.health.tunes > fault.tunes:
+        return False
+    return bool(slot.health.closed or slot.health.marks) or slot.health.streak >= state.settings.bad_row
 
 
 def _awaits_proof(state: State, shape: Shape, e: AttemptEnd, now: float) -> bool:
@@ -227,11 +229,16 @@ def canaries(state: State, now: float) -> Iterator[Decision]:
         slot = state.fleet.slot(node, name)
         if slot is None or slot.wake != at:
             heapq.heappop(state.timers)
-        elif slot.requested is not None and slot.running is None:
+        elif slot.requested is not None and slot.running is None and not _is_adrift(state, node, slot, now):
             why = f"no answer to its canary for {state.settings.canary_timeout_s:.0f} s"
             yield _quarantine(state, node, name, why, now)
         else:
             yield _ask(state, node, name)
+
+
+def _is_adrift(state: State, node: str, slot: Slot, now: float) -> bool:
+    """Return whether its worker may still be at what it had when the node was lost: one shape can take long."""
+    return slot.adrift is not None and now - state.fleet.nodes[node].lost_at < state.settings.adrift_s
 
 
 def cool_down_s(state: State, slot: Slot) -> float:

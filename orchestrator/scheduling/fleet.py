@@ -128,7 +128,7 @@ class Fleet:
         if slot is None:
             n.claimed += 1
         elif slot in n.slots:
-            n.slots[slot].running = a.id
+            n.slots[slot].running, n.slots[slot].adrift = a.id, None
             n.slots[slot].checking = False
         self.refresh(n)
 
@@ -151,6 +151,8 @@ class Fleet:
         """Free the slot that ran the attempt."""
         n = self.nodes[a.node]
         slot = n.slots.get(a.at or "")
+        if slot is not None and slot.adrift == a.id:
+            slot.adrift = None
         if slot is not None and slot.running == a.id:
             slot.running = None
             self.refresh(n)

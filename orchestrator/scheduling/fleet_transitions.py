@@ -71,6 +71,7 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
     if n is None or n.state in ("lost", "gone"):
         return
     heads = _claimed_unheard(state, n)
+    at_work = {name: slot.running or slot.adrift for name, slot in n.slots.items()}
     n.state, n.lost_at = "lost", t
     for id_ in list(n.outstanding):
         a = state.attempts[id_]
@@ -92,6 +93,7 @@ def node_lost(state: State, e: ev.NodeLost, t: float) -> None:
         state.lose(a, True, e.detail, accused, t)
     n.owes_canaries = True
     for slot in n.slots.values():
+        slot.adrift = at_work[slot.name]
         slot.state, slot.running, slot.checking, slot.requested = "starting", None, False, None
         slot.last_fault, slot.sick = None, False
         state.set_wake(n.name, slot, None)
@@ -119,6 +121,7 @@ def lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
     n.state = "gone"
     for slot in n.slots.values():
         slot.state, slot.running, slot.checking, slot.requested = "lost", None, False, None
+        slot.adrift = None
         slot.last_fault, slot.sick, slot.why = None, False, f"its lease ended: {e.detail}"
         state.set_wake(n.name, slot, None)
         state.to_quarantine.pop((n.name, slot.name), None)
@@ -161,7 +164,7 @@ def slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
     slot = n.slots.get(e.slot) if n is not None else None
     if n is None or slot is None or slot.state == "lost":
         return
-    slot.state, slot.checking, slot.requested, slot.why = "lost", False, None, e.detail
+    slot.state, slot.checking, slot.requested, slot.adrift, slot.why = "lost", False, None, None, e.detail
     state.set_wake(n.name, slot, None)
     state.to_quarantine.pop((e.node, e.slot), None)
     a = state.attempts.get(slot.running or "")
@@ -186,7 +189,7 @@ def canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
     n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
     if n is None or slot is None or n.state in ("lost", "gone"):
         return
-    slot.checking, slot.last_fault, slot.health.passed = False, None, True
+    slot.checking, slot.adrift, slot.last_fault, slot.health.passed = False, None, None, True
     # a quarantine for another reason than a canary ends with the canary requested at its end only
     if slot.state != "quarantined" or slot.sick or slot.requested:
         slot.state, slot.requested, slot.health.closed = "ready", None, ""
@@ -200,7 +203,7 @@ def canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
     n, slot = state.fleet.nodes.get(e.node), state.fleet.slot(e.node, e.slot)
     if n is None or slot is None or n.state in ("lost", "gone") or slot.state == "lost":
         return
-    slot.sick, slot.checking, slot.requested = True, False, None
+    slot.sick, slot.checking, slot.requested, slot.adrift = True, False, None, None
     if e.final:
         slot.health.strikes = max(slot.health.strikes, NO_HOPE)
     if slot.last_fault is not None:

@@ -272,6 +272,8 @@ class Slot:
     """Time at which to request a canary, or to count the requested one as failed."""
     requested: str | None = None
     """The canary that was requested and has not ended."""
+    adrift: str | None = None
+    """The attempt that ran here when the node was lost: until its end is heard of, its worker may still be at it."""
     sick: bool = False
     """Its last canary failed: the worker claims nothing by itself."""
 
@@ -375,6 +377,8 @@ class PolicySettings:
     """Quarantines in a row after which a fleet does not wait for the slot."""
     canary_timeout_s: float = 300.0
     """Time after which a requested canary without an answer counts as failed."""
+    adrift_s: float = 3600.0
+    """The same for a slot that was at work when its node was lost: since then."""
     lease_end_s: float = 60.0
     """Time before an uncharged end of a lease within which a bad end came with it: processes were being ended."""
     lease_word_s: float = 600.0
@@ -383,5 +387,7 @@ class PolicySettings:
     """Longest time for which the verdict on a shape waits for the slot's canary after the last fault."""
     proof_s: float = 120.0
     """Longest time for which it waits until the slots of the faults tune another shape: a sick one never does."""
+    bad_row: int = 4
+    """Bad ends in a row, with no tuned shape between them, from which on a fault at the slot is in doubt."""
     small_fleet: int = 3
     """Usable nodes below which what was in flight on a lost node runs by itself at once, after all other work."""

@@ -13,8 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.events import (
+    AttemptEnded,
     AttemptStarted,
     AttemptTaken,
+    CanaryFailed,
+    CanaryPassed,
     Decision,
     Event,
     FailShape,
@@ -27,12 +30,14 @@ from orchestrator.events import (
 from orchestrator.reasons import Reason
 from orchestrator.scheduling import blame, confirm, supply
 from orchestrator.scheduling.blame import judge, other_slot
-from orchestrator.scheduling.model import LEASE_ENDS, Attempt, Group, Node, PolicySettings
+from orchestrator.scheduling.model import LEASE_ENDS, Attempt, Group, Node, PolicySettings, SlotId
 from orchestrator.scheduling.state import State
 from orchestrator.scheduling.transitions import DECISIONS, EVENTS
 from worker.text import plural
 
 _PROGRESS = (AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptTaken)
+_FEW = 16
+"""Verdicts that were put off, up to which each end of an attempt and each canary looks at them again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +64,7 @@ class Policy:
         """Apply an event; return the decisions that follow, in order. `now` in epoch seconds."""
         self.apply(event, now)
         out = []
-        for decision in self._decide(now, wait=isinstance(event, _PROGRESS)):
+        for decision in self._decide(event, now):
             self.apply(decision, now)
             out.append(decision)
         return out
@@ -73,9 +78,8 @@ class Policy:
         else:
             DECISIONS[type(record)](self._state, record, t)
 
-    def _decide(self, now: float, *, wait: bool) -> Iterator[Decision]:
-        """Yield one decision after the other; the state changes between them. `wait`: verdicts that were put off wait
-        for the next tick or canary, as looking at many with each shape would take time."""
+    def _decide(self, event: Event, now: float) -> Iterator[Decision]:
+        """Yield one decision after the other; the state changes between them."""
         state = self._state
         while state.refused:
             shape, (attempt, reason, detail) = next(iter(state.refused.items()))
@@ -85,8 +89,8 @@ class Policy:
             child = next(state.book.child_names(state.book.groups[root]))
             yield Split(root, ((child, shapes),), "tried again on request")
         yield from confirm.decide(state)
-        for group in [state.book.groups[g] for g in state.awaiting_verdict]:
-            if group.id in state.awaiting_verdict and not (wait and group.ended is not None and group.ended.t < now):
+        for group in self._due(event, now):
+            if group.id in state.awaiting_verdict:
                 yield from judge(state, group, now)
         yield from blame.quarantines(state, now)
         yield from confirm.unconfirmable(state)
@@ -96,6 +100,17 @@ class Policy:
         yield from supply.sends(state)
         yield from supply.balance(state)
         yield from supply.exclusives(state)
+
+    def _due(self, event: Event, now: float) -> list[Group]:
+        """Groups to be judged now. Of verdicts that were put off only those that the event may bear on, the others
+        with the next tick: looking at many with each event would take time."""
+        waiting = [self._state.book.groups[g] for g in self._state.awaiting_verdict]
+        place: SlotId | None = None
+        if not isinstance(event, _PROGRESS):
+            if len(waiting) <= _FEW or not isinstance(event, (AttemptEnded, CanaryPassed, CanaryFailed)):
+                return waiting
+            place = (event.node, event.slot) if not isinstance(event, AttemptEnded) else None
+        return [g for g in waiting if g.ended is None or g.ended.t >= now or g.ended.place == place]
 
     # --- queries ------------------------------------------------------------------------------------------------
 

@@ -120,8 +120,10 @@ def suits(
             if n.host in hosts:
                 return None
             trust = _best_trust(state, hosts) if faults else 0
+            if trust and not (n.proven if trust > 1 else n.clean):
+                return None
             slot = choose_slot(state, n, avoid, trust)
-            return slot if slot is not None else choose_slot(state, n, barred, trust)
+            return slot if slot is not None or avoid == barred else choose_slot(state, n, barred, trust)
     spared = state.may_grow or other_slot(state, faults)
     return choose_slot(state, n, faults if spared else barred, 0)
 

@@ -198,6 +198,9 @@ def attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
     if a is None:
         return
     if a.state == "over":
+        slot = state.fleet.slot(*a.place)
+        if slot is not None and slot.requested and a.id in (slot.running, slot.adrift):
+            state.set_wake(a.node, slot, t + state.settings.canary_timeout_s)  # only now can its worker answer
         state.fleet.release(a)
         if a.lost:
             state.correct(a, e.in_flight if e.outcome.is_loss else None, e.detail, t)

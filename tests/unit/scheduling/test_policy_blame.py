@@ -80,6 +80,22 @@ def test_the_verdict_does_not_wait_for_ever() -> None:
     assert fails(rig.tick(1.0)) == [(1, Reason.FAULT, True)]
 
 
+def test_a_slot_where_all_ends_badly_is_in_doubt() -> None:
+    """Shape 1 faulted on a, which tunes on, and on b, as does the next one there."""
+    rig = Rig(PolicySettings(bad_row=2))
+    _faulted_twice(rig)
+    rig.tuned("g2-1", 2)
+    on_b = next(a for a, (node, _) in rig.outstanding().items() if node == "b")
+    rig.start(on_b, "b", shape=4)
+    made = rig.fault(on_b, 4)
+    assert fails(made) == []
+    assert ("g1-3", "c", None) in sends(made)
+    rig.start("g1-3", "c", shape=1)
+    rig.tuned("g1-3", 1)
+    assert rig.policy.settled(1)
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
 def test_the_verdict_waits_through_a_restart_of_the_controller() -> None:
     rig = Rig()
     _faulted_twice(rig)

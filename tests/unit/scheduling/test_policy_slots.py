@@ -86,6 +86,42 @@ def test_a_canary_that_is_never_answered_counts_as_failed() -> None:
     assert rig.policy.progress().stuck is not None
 
 
+def _adrift(rig: Rig) -> None:
+    """The node is lost and joins again; its worker is still at what it had, and does not say so."""
+    rig.node("a")
+    rig.group("g1", [1, 2])
+    rig.start("g1-1", "a", shape=1)
+    rig.lost("a")
+    assert kinds(rig.do(ev.NodeJoined("a", ("0",)))) == ["AskCanary"]
+    assert kinds(rig.tick(300.0)) == ["AskCanary"]
+
+
+def test_a_slot_that_was_at_work_when_its_node_was_lost_may_take_long_to_answer() -> None:
+    """One shape takes longer than a canary's answer may; once it ends, the answer may take as long as any."""
+    rig = Rig()
+    _adrift(rig)
+    rig.tick(200.0)
+    rig.end("g1-1")
+    assert kinds(rig.tick(299.0)) == []
+    assert sends(rig.canary("a"))
+    assert kinds(rig.tick(600.0)) == []
+    assert rig.replayed().digest() == rig.policy.digest()
+
+
+def test_nor_is_its_answer_awaited_for_ever_after_the_end() -> None:
+    rig = Rig()
+    _adrift(rig)
+    rig.end("g1-1")
+    assert kinds(rig.tick(300.0)) == ["Quarantine"]
+
+
+def test_a_slot_whose_work_at_the_loss_never_ends_is_quarantined_in_the_end() -> None:
+    rig = Rig()
+    _adrift(rig)
+    asked = [kinds(rig.tick(300.0)) for _ in range(11)]
+    assert asked == [["AskCanary"]] * 10 + [["Quarantine"]]
+
+
 def test_what_was_named_for_a_sick_slot_comes_back() -> None:
     rig = Rig()
     rig.group("g1", [1])
