@@ -136,7 +136,7 @@ def empty_run(folder: Path, n: int = 24, of: Family = FAMILY, **config: Any) -> 
         "inventory": "mi355x.yaml",
     }  # fmt: skip
     RunConfig(**(given | config)).write(paths.config)
-    paths.inventory.write_text("nodes: {n1: {host: n1}}\n")
+    paths.inventory.write_text("nodes: {n1: {transport: ssh, host: n1}}\n")
     with Ledger.create(paths.ledger) as ledger, ledger.transaction():
         for key in ("run", "family", "tuner"):
             ledger.set_meta(key, (given | config)[key])
