@@ -3,10 +3,10 @@
 The real `tune` with its ledger, policy, dispatch and live view drives real node folders of this machine, each with the
 real `worker follow` as its stream. Only the workers are stand-ins, by an engine of this file: one process claims specs
 by rename as 1,600 workers would, and writes their records: after SECONDS a shape (half to one and a half times that,
-the first one up to that), 52 rows and its winner. Every group
-is one shape, so a completion is an attempt of its own. Two loads: with the policy as it is, whose work waits in the
-inboxes; then with one that keeps nothing ahead, so that each claim waits for the controller. All nodes are prepared by
-this machine's few cores: BATCH at a time, and none claims anything until the last has joined.
+the first one up to that), 52 rows and its winner. Every group is one shape, so a completion is an attempt of its own.
+Two loads: with the policy as it is, whose work waits in the inboxes; then with one that keeps nothing ahead, so that
+each claim waits for the controller. All nodes are prepared by this machine's few cores: BATCH at a time, and none
+claims anything until the last has joined.
 `python -m benchmarks.scale --help` runs one of another size.
 """
 
