@@ -1,3 +1,3 @@
 """The controller: plans, deploys, dispatches, records and judges. Runs anywhere; needs no GPU."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
