@@ -91,7 +91,7 @@ def analyze(
         raise InputError(f"--json and --format {format_} contradict each other")
     form = Format.JSON if json_ else format_ or (_BY_SUFFIX.get(out.suffix.lower()) if out else None) or Format.TERMINAL
     with find_sources(inputs or [], runs=runs, family=get_family(family) if family else None) as sources:
-        if out is not None and any(out.exists() and out.samefile(s.scanned.path) for s in sources.files):
+        if out is not None and any(out.exists() and out.samefile(s.path) for s in sources.files):
             raise InputError(f"{escaped(str(out))} is one of the inputs: name another file with -o")
         table = backend_table(sources, err_ratio)
     stats = statistics(table, chip or _chip_of_reference(reference))

@@ -1,1 +1,1 @@
-"""Backends against each other: the best of each on each shape, from profiles of any size by DuckDB."""
+"""Backends against each other: the best of each on each shape, from profiles of any size."""

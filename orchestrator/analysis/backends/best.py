@@ -8,20 +8,14 @@ for shape in table.shapes:
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
-from operator import attrgetter, itemgetter
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from orchestrator.analysis.backends import query
-from orchestrator.analysis.backends.query import REASONS, TFLOPS_OFF
-from orchestrator.analysis.backends.scan import layout
+import numpy as np
+import pandas as pd
+
+from orchestrator.analysis.backends.read import CleanLines, Layout, chunks, layout
 from orchestrator.analysis.backends.sources import InputTable, InputTables
 from orchestrator.analysis.backends.table import (
     COUNTED,
@@ -31,282 +25,242 @@ from orchestrator.analysis.backends.table import (
     ShapeBest,
     Wrong,
     counted,
+    device_text,
     key_text,
 )
 from orchestrator.errors import InputError
 from orchestrator.ledger.clean import text as clean
 from orchestrator.planning.roofline import Device
-from orchestrator.shapes.model import Key
-from orchestrator.tables.backends import order
+from orchestrator.tables.backends import AITERS, KNOWN, OWN_TRITON, UNKNOWN, order, owned
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from worker import without_gc
-from worker.families import Family
+from worker.families import Column, Family, backend_of
+from worker.families.backends import TRITON
 from worker.text import plural
 
-if TYPE_CHECKING:
-    import duckdb
-
-LARGE = 16 << 20
-"""Bytes of a file that is worth a query of its own; smaller ones that are alike go together."""
+TFLOPS_OFF = 0.05
+"""A tflops column may differ by so much from 2*M*N*K / us before a note names it."""
+MAX_GROUPS = 1_000_000
+"""Shapes times backends. More is not a tuning result, and would not fit the memory."""
+UNNAMED: Device = ("", None)
+_DEVICE = ["gfx", "cu_num"]
 
 
 def backend_table(sources: InputTables, err_ratio: float | None = None) -> BackendTable:
-    """Read all sources and keep the best of each backend on each shape.
+    """Reads all sources and keeps the best of each backend on each shape.
 
     `err_ratio`: the largest share of wrong elements that counts (default: the family's in AITER). fmoe is not judged:
     its columns hold text in percent, of measures that changed. Raises InputError.
     """
     family = sources.family
     limit = family.aiter.err_ratio if err_ratio is None else err_ratio
-    book = ResultCollector(family)
-    inputs: list[InputFile] = []
     notes = list(sources.notes)
-    with without_gc(), TemporaryDirectory(prefix="gemmfleet-analyze-") as folder:
-        names = {str(_staged(s, Path(folder), i)): s for i, s in enumerate(sources.files)}
-        with query.connect(Path(folder)) as db:
-            bad = _read(db, names, family, limit, book)
-        for staged, source in names.items():
-            cut = 1 if source.scanned.cut else 0
-            lines, more = bad.get(staged, (set(), False))
-            inputs.append(InputFile(source.name, source.scanned.size, book.rows[staged], len(lines) + cut, more))
-            notes += _line_notes(source, lines, more)
-    left_out = book.left_out() | {"malformed": sum(f.malformed for f in inputs)}
-    book.adopt_unknown_device(notes)
-    book.add_requested(sources.requested)
-    notes += book.tflops_notes()
-    if not book.shapes and not sources.requested and not any(left_out.values()):
+    with without_gc(), ThreadPoolExecutor(2) as threads:
+        files = list(threads.map(lambda source: _File(source, family, limit), sources.files))
+        notes += (note for f in files for note in f.lines.notes())
+        groups, wrong = (pd.concat(parts) for parts in zip(*((f.groups, f.wrong) for f in files), strict=True))
+        _adopt_unknown_device(groups, wrong, family, notes)
+        by = [*_DEVICE, *family.key_names, "backend"]
+        groups = _reduced(groups, by).sort_values(by[2:])
+        shapes, odd = _shapes(groups, wrong, family)
+    if odd:
+        notes.append(
+            f"{len(odd)} best rows have a tflops column more than {TFLOPS_OFF:.0%} off what their shape and us give (as"
+            f" {odd[0]}): the computed one counts"
+        )
+    devices, there = {s.device for s in shapes}, {s.key for s in shapes}
+    device = devices.pop() if len(devices) == 1 else UNNAMED
+    shapes += [ShapeBest(device, key) for key in dict.fromkeys(sources.requested) if key not in there]
+    left_out_of = groups.groupby("backend")[list(COUNTED)].sum()
+    left_out = {reason: int(left_out_of[reason].sum()) for reason in COUNTED}
+    left_out |= {"no_shape": sum(f.no_shape for f in files), "malformed": sum(f.lines.malformed for f in files)}
+    if not shapes and not any(left_out.values()):
         raise InputError([f"there are no rows in {', '.join(s.name for s in sources.files[:5])}", *notes])
-    shapes = sorted(book.shapes.values(), key=attrgetter("key"))
-    if len({device for device, _ in book.shapes}) > 1:
-        shapes.sort(key=lambda s: (s.device[0], s.device[1] or 0))
-    backends = sorted(book.backends, key=order)
+    by_backend = {b: counted(counts) for b, *counts in left_out_of.itertuples() if any(counts)}
     return BackendTable(
-        family, limit, tuple(shapes), tuple(backends), left_out, book.left_out_of(),
-        tuple(inputs), tuple(notes), sources.title, sources.device_names,
+        family, limit,
+        tuple(sorted(shapes, key=lambda s: (s.device[0], s.device[1] or 0, s.key))),
+        tuple(sorted(groups[groups.us.notna()].backend.unique(), key=order)),
+        left_out, {b: by_backend[b] for b in sorted(by_backend, key=order)},
+        tuple(InputFile(f.source.name, f.source.size, f.rows, f.lines.malformed) for f in files),
+        tuple(notes), sources.title, sources.device_names,
     )  # fmt: skip
 
 
-def _staged(source: InputTable, folder: Path, number: int) -> Path:
-    """The file under a name without wildcards; a copy without its last line where that is cut."""
-    at = folder / f"{number}.csv"
-    path = source.scanned.path.absolute()
-    if not source.scanned.cut:
-        os.symlink(path, at)
-        return at
-    with path.open("rb") as full, at.open("wb") as copy:
-        left = source.scanned.whole
-        while left and (data := full.read(min(left, 1 << 20))):
-            copy.write(data)
-            left -= len(data)
-    shutil.copystat(path, at)
-    return at
+def _shapes(groups: pd.DataFrame, wrong: pd.DataFrame, family: Family) -> tuple[list[ShapeBest], list[str]]:
+    """The shapes, and a text on each tflops column that is off."""
+    names = [*_DEVICE, *family.key_names]
+    keys = pd.concat([groups[names], wrong[names]])
+    at = keys.groupby(names).ngroup().to_numpy()  # numbers from 0, in the order of devices and keys
+    counts = groups[list(COUNTED)].groupby(at[: len(groups)]).sum().to_numpy().tolist()
+    every = _rows(keys.iloc[np.unique(at, return_index=True)[1]], *names)
+    shapes = [
+        ShapeBest((gfx, cu_num or None), tuple(key), c) for (gfx, cu_num, *key), c in zip(every, counts, strict=True)
+    ]
+    flops = [family.flops(dict(zip(family.key_names, s.key, strict=True))) for s in shapes]
+    odd: list[str] = []
+    for i, (backend, us, kernel, err, tflops) in zip(
+        at, _rows(groups, "backend", "us", "kernel", "err", "tflops"), strict=False
+    ):
+        if us is not None:
+            shapes[i].best[backend] = Best(backend, us, made := flops[i] / us / 1e6, kernel, err)
+            if tflops is not None and _differs(made, tflops):
+                odd.append(f"{key_text(family, shapes[i].key)}: {tflops:g} there, {made:.4g} computed")
+    for i, row in zip(at[len(groups) :], _rows(wrong, "backend", "kernel", "err", "us"), strict=True):
+        shapes[i].wrong.append(Wrong(*row))
+    return shapes, odd
 
 
-def _read(
-    db: duckdb.DuckDBPyConnection, names: dict[str, InputTable], family: Family, limit: float, book: ResultCollector
-) -> dict[str, tuple[set[int], bool]]:
-    """Read every file into the collector; return the bad lines by file, and whether there may be more."""
-    bad: dict[str, tuple[set[int], bool]] = {}
-    alike: dict[tuple[object, ...], list[str]] = defaultdict(list)
-    for staged, source in names.items():
-        large = source.scanned.size >= LARGE
-        alike[source.scanned.header, staged if large else None].append(staged)
-
-    reader = db.cursor()
-
-    def ask(number: int, files: list[str]) -> tuple[str, list[Path], dict[str, tuple[set[int], bool]]]:
-        header = names[files[0]].scanned.header
-        paths = [Path(f) for f in files]
-        given = (reader, f"best{number}", paths, len(header), layout(header, family), family, limit)
-        query.make_best(*given)
-        lines, no_numbers = query.rejected(reader)
-        if no_numbers:
-            query.make_best(*given, typed=False)
-            lines, _ = query.rejected(reader)
-        return f"best{number}", paths, lines
-
-    try:
-        # the next query runs while the rows of the last are fetched and gathered
-        with ThreadPoolExecutor(1) as aside:
-            for table, paths, lines in aside.map(ask, count(), alike.values()):
-                bad |= lines
-                for rows in query.best_rows(db, table, paths, family):
-                    book.add(rows)
-    except InputError as e:
-        faults = e.faults
-        for staged, source in names.items():
-            faults = [f.replace(staged, escaped(str(source.scanned.path))) for f in faults]
-        raise InputError(faults) from e
-    return bad
+def _rows(frame: pd.DataFrame, *columns: str) -> Iterable[tuple[Any, ...]]:
+    """The rows as tuples, None for NaN."""
+    cells = (frame[c].astype(object).where(frame[c].notna(), None).tolist() for c in columns)
+    return zip(*cells, strict=True)
 
 
-def _line_notes(source: InputTable, lines: set[int], more: bool) -> Iterable[str]:
-    name = escaped(str(source.scanned.path))
-    if source.scanned.cut:
-        yield f"{name}: its last line has no line end and may be cut short: left out (add a line end if it is whole)"
-    if lines:
-        some = ", ".join(map(str, sorted(lines)[:5])) + (", ..." if len(lines) > 5 else "")
-        word = "line is no row" if len(lines) == 1 else "lines are no rows"
-        least = "at least " if more else ""
-        yield f"{name}:{min(lines)}: {least}{len(lines)} {word} of its header: left out (line {some})"
+def _differs(made: float, column: float) -> bool:
+    """Returns True if the column is off by more than TFLOPS_OFF and by more than the rounding of its last digit."""
+    off = abs(column - made)
+    return off > TFLOPS_OFF * made and off > 0.5 * 10.0 ** -len(repr(column).partition(".")[2])
 
 
-UNNAMED: Device = ("", None)
+def _adopt_unknown_device(groups: pd.DataFrame, wrong: pd.DataFrame, family: Family, notes: list[str]) -> None:
+    """Rows without gfx and cu_num belong to the one device that there is."""
+    known = {(gfx, cu_num or None) for gfx, cu_num in groups[_DEVICE].drop_duplicates().itertuples(index=False)}
+    homeless = groups[(groups.gfx == "") & (groups.cu_num == 0)][list(family.key_names)].drop_duplicates()
+    known -= {UNNAMED}
+    if not known or homeless.empty:
+        return
+    shapes = plural(len(homeless), "shape")
+    if len(known) > 1:
+        names = ", ".join(device_text(d) for d in sorted(known, key=str))
+        notes.append(f"{shapes} without a named device: kept apart from {names}")
+        return
+    (device,) = known
+    for frame in (groups, wrong):
+        frame.loc[(frame.gfx == "") & (frame.cu_num == 0), _DEVICE] = device[0], device[1] or 0
+    notes.append(f"{shapes} came without gfx and cu_num: taken as {device_text(device)}")
 
 
-class ResultCollector:
-    """The rows of the queries, collected by device and key."""
+class _File:
+    """A file, read and reduced.
 
-    def __init__(self, family: Family) -> None:
-        self.family = family
-        self.shapes: dict[tuple[Device, Key], ShapeBest] = {}
-        self.no_shape = 0
-        self._counts: defaultdict[str, list[int]] = defaultdict(lambda: [0] * len(COUNTED))
-        self.rows: Counter[str] = Counter()
-        self._width = len(family.columns)
-        self._texts = [(i, {v.lower(): v for v in c.legal}) for i, c in enumerate(family.columns) if c.kind == "text"]
-        self._odd: list[tuple[str, float, float]] = []
-        self._odd_count = 0
-        self._flops = flops_of(family)
+    `groups`: a row a shape and backend, with its fastest valid row and the counts of those left out; `wrong`: the rows
+    beyond the error ratio, the largest errors first.
+    """
 
-    def add(self, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Rows of query.best_rows. One long loop: there are tens of thousands of them, and a call costs as much."""
-        w, shapes, texts, flops = 3 + self._width, self.shapes, self._texts, self._flops
-        chip: tuple[Any, ...] = ()
-        device = UNNAMED
-        for row in rows:
-            backend, n, no_time, infinite, wrong, worst, wrong_us, listed, us, turn, kernel, tflops, err = row[w:]
-            self.rows[row[0]] += n
-            if row[3] is None:
-                self.no_shape += n
-                continue
-            key: Key = self._spelled(row[3:w]) if texts else row[3:w]
-            if chip != row[1:3]:
-                chip = row[1:3]
-                device = self._device(*chip)
-            at = (device, key)
-            shape = shapes.get(at)
-            if shape is None:
-                shape = shapes[at] = ShapeBest(device, key)
-            if no_time or infinite or wrong:
-                counts, total = shape.counts, self._counts[backend]
-                counts[0] += no_time
-                counts[1] += infinite
-                counts[2] += wrong
-                total[0] += no_time
-                total[1] += infinite
-                total[2] += wrong
-                if wrong:
-                    shape.beyond(worst, wrong_us, [_wrong(r) for r in listed or ()])
-            if us is None:
-                continue
-            old = shape.best.get(backend)
-            if old is None or turn < old.turn:
-                name = kernel or ""
-                name = name if name.isprintable() else clean(name)
-                shape.best[backend] = best = Best(backend, us, flops(key) / us / 1e6, name, err, turn)
-                if tflops is not None:
-                    self._compare(shape, best, tflops)
+    def __init__(self, source: InputTable, family: Family, limit: float) -> None:
+        self.source, self.family, self.limit = source, family, limit
+        self.rows = self.no_shape = 0
+        self.lines = CleanLines(source.path, len(source.header))
+        found = layout(source.header, family)
+        self.judged = "err" in found.at
+        by = [c for c in (*family.key_names, *_DEVICE) if c in found.keys | found.at] + ["backend"]
+        empty = pd.DataFrame(columns=[*by, "us", "err", "tflops", "kernel", *COUNTED])
+        groups, wrong = [], []
+        for chunk in chunks(self.lines, found, family):
+            for part in self._parts(chunk, found):
+                rows = self._judged(part)
+                wrong.append(rows[rows.error_ratio])
+                rows.loc[rows.no_time | rows.not_finite | rows.error_ratio, "us"] = float("nan")
+                groups.append(_reduced(rows, by))
+        self.groups = _named(_reduced(pd.concat(groups), by) if groups else empty, family)
+        self.wrong = _named(pd.concat(wrong) if wrong else empty, family).sort_values(
+            ["backend", "err", "us"], ascending=[True, False, True], na_position="first"
+        )
+        if len(self.groups) > MAX_GROUPS:
+            what = f"has more than {MAX_GROUPS} shapes and backends: these are not tuning results"
+            raise InputError(f"{escaped(str(source.path))}: {what}")
 
-    def _spelled(self, key: Key) -> Key:
-        """The key with its texts as the family spells them."""
-        cells = list(key)
-        for i, legal in self._texts:
-            cell = str(cells[i])
-            cells[i] = legal.get(cell.lower()) or clean(cell, 60)
-        return tuple(cells)
+    def _parts(self, chunk: pd.DataFrame, found: Layout) -> Iterable[pd.DataFrame]:
+        """The measurements of a chunk: one frame, or of a wide benchmark one for each backend."""
+        rows = chunk[[c for c in (*self.family.key_names, *_DEVICE, "err", "kernel", "tflops") if c in chunk]]
+        rows = rows.assign(**{c: float("nan") for c in ("err", "kernel", "tflops") if c not in chunk})
+        for wide in found.wide:
+            backend = wide.backend if wide.owner is None else chunk["owner"].map(lambda cell: owned("triton", cell))
+            tflops = chunk[f"{wide.backend}_tflops"] if wide.tflops is not None else float("nan")
+            yield rows.assign(backend=backend, us=chunk[f"{wide.backend}_us"], tflops=tflops)
+        if not found.wide:
+            yield rows.assign(backend=_backends(chunk, self.family), us=chunk["us"])
 
-    def _device(self, gfx: str | None, cu_num: int | None) -> Device:
-        return (clean(gfx, 40) if gfx else GFX_OF_CU_NUM.get(cu_num or 0, ""), cu_num)
-
-    @property
-    def backends(self) -> set[str]:
-        """Those that have a valid row somewhere."""
-        return set().union(*(s.best for s in self.shapes.values()))
-
-    def left_out_of(self) -> dict[str, dict[str, int]]:
-        """Rows left out by backend and reason."""
-        return {b: counted(self._counts[b]) for b in sorted(self._counts, key=order)}
-
-    def left_out(self) -> dict[str, int]:
-        """Rows left out by reason, lines that were no rows besides."""
-        sums = [sum(column) for column in zip(*self._counts.values(), strict=True)] or [0] * len(COUNTED)
-        total = Counter(dict(zip(COUNTED, sums, strict=True))) + Counter({"no_shape": self.no_shape})
-        return {reason: total[reason] for reason in REASONS}
-
-    def _compare(self, shape: ShapeBest, best: Best, tflops: str) -> None:
-        """Note a best row whose tflops column is not what its shape and time give."""
-        if _differs(best.tflops, tflops):
-            self._odd_count += 1
-            if len(self._odd) < 3:
-                self._odd.append((key_text(self.family, shape.key), float(tflops), best.tflops))
-
-    def add_requested(self, keys: Iterable[Key]) -> None:
-        """Shapes that should be there, on whatever device; what nothing was measured of gets an empty row."""
-        there = {key for _, key in self.shapes}
-        devices = {device for device, _ in self.shapes}
-        device = devices.pop() if len(devices) == 1 else UNNAMED
-        for key in keys:
-            if key not in there:
-                self.shapes[device, key] = ShapeBest(device, key)
-
-    def adopt_unknown_device(self, notes: list[str]) -> None:
-        """Rows without gfx and cu_num belong to the one device that there is."""
-        known = {d for d, _ in self.shapes} - {UNNAMED}
-        homeless = [at for at in self.shapes if at[0] == UNNAMED]
-        if not known or not homeless:
-            return
-        if len(known) > 1:
-            names = ", ".join(device_text(d) for d in sorted(known, key=str))
-            notes.append(f"{plural(len(homeless), 'shape')} without a named device: kept apart from {names}")
-            return
-        (device,) = known
-        for at in homeless:
-            stray = self.shapes.pop(at)
-            self.shapes.setdefault((device, at[1]), ShapeBest(device, at[1])).take(stray)
-        notes.append(f"{plural(len(homeless), 'shape')} came without gfx and cu_num: taken as {device_text(device)}")
-
-    def tflops_notes(self) -> Iterable[str]:
-        """Notes on tflops columns that are not 2*M*N*K / us."""
-        if self._odd_count:
-            shape, column, made = self._odd[0]
-            yield (
-                f"{self._odd_count} best rows have a tflops column more than {TFLOPS_OFF:.0%} off what their shape and"
-                f" us give (as {shape}: {column:g} there, {made:.4g} computed): the computed one counts"
-            )
+    def _judged(self, rows: pd.DataFrame) -> pd.DataFrame:
+        """The rows that have a whole key, with a column for each reason to leave a row out."""
+        whole = pd.Series(True, rows.index)
+        for column in self.family.columns:
+            if column.name in rows:
+                whole &= _sound(rows[column.name], column)
+        self.rows += len(rows)
+        self.no_shape += len(rows) - int(whole.sum())
+        rows = rows[whole]
+        no_time, infinite = ~(rows.us > 0), rows.us == float("inf")
+        wrong = ~(no_time | infinite | rows.err.between(0, self.limit)) if self.judged else False
+        return rows.assign(no_time=no_time, not_finite=infinite, error_ratio=wrong)
 
 
-def _wrong(row: dict[str, Any]) -> Wrong:
-    return Wrong(row["b"], clean(row["k"] or "", 300), row["e"], row["u"])
+def _reduced(rows: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """One row for each combination of `by`: the fastest one, of equals always the same, with the sums of the counts."""
+    groups = rows.groupby(by, sort=False, observed=True, dropna=False)
+    of = groups.ngroup().to_numpy()
+    least = groups["us"].transform("min")
+    candidate = ((rows["us"] == least) | least.isna()).to_numpy()
+    sums = {c: np.bincount(of, rows[c])[of[candidate]].astype(int) for c in COUNTED}
+    return rows[candidate].assign(**sums).sort_values(["us", "kernel", "err"]).drop_duplicates(by)
 
 
-def flops_of(family: Family) -> Callable[[Key], float]:
-    """`Family.flops` of a key as a tuple; without a dictionary a shape where the family is a plain product."""
-    names = family.key_names
-    if family.m_column != "M":
-        return lambda key: family.flops(dict(zip(names, key, strict=True)))
-    sizes: Callable[[Key], tuple[Any, ...]] = itemgetter(*(names.index(c) for c in ("M", "N", "K")))
-    b = names.index("B") if "B" in names else None
-
-    def flops(key: Key) -> float:
-        m, n, k = sizes(key)
-        return float(2 * m * n * k)
-
-    return flops if b is None else lambda key: flops(key) * int(key[b])
-
-
-def device_text(device: Device) -> str:
-    """`gfx950 with 256 CUs`."""
-    gfx, cu_num = device
-    return f"{gfx or 'unknown chip'}{f' with {cu_num} CUs' if cu_num else ''}"
+def _named(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
+    """The same with all columns of device and key, texts cleaned and spelled as the family spells them."""
+    for c in family.columns:
+        legal = {v.lower(): v for v in c.legal}
+        if c.name not in rows:
+            rows[c.name] = int(c.default or 0) if c.kind == "int" else c.default or ""
+        elif c.kind == "int":
+            rows[c.name] = rows[c.name].astype("int64")
+        else:
+            rows[c.name] = _texts(rows[c.name], legal)
+    rows["kernel"] = _texts(rows["kernel"])
+    cu_num = rows["cu_num"] if "cu_num" in rows else pd.Series(0, rows.index)
+    rows["cu_num"] = cu_num.where(cu_num.between(1, 2**31 - 1), 0).astype("int64")
+    of_chip = rows["cu_num"].map(GFX_OF_CU_NUM).fillna("")
+    rows["gfx"] = _texts(rows["gfx"]).where(lambda gfx: gfx != "", of_chip) if "gfx" in rows else of_chip
+    return rows
 
 
-def _differs(made: float, column: str) -> bool:
-    """Beyond TFLOPS_OFF and beyond the rounding of the last printed digit."""
-    try:
-        value = float(column)
-    except ValueError:
-        return False
-    last = 0.5 * 10.0 ** -len(column.partition(".")[2])
-    return abs(value - made) > max(TFLOPS_OFF * made, last)
+def _texts(cells: pd.Series, legal: Mapping[str, str] | None = None) -> pd.Series:
+    cells = cells.astype(object).fillna("")
+    texts = {cell: str(cell) for cell in cells.unique()}  # pandas makes bools of True and False
+    return cells.map({cell: (legal or {}).get(text.lower()) or clean(text) for cell, text in texts.items()})
+
+
+def _sound(cells: pd.Series, column: Column) -> pd.Series:
+    if column.kind == "text":
+        return cells.notna()
+    if column.legal:
+        return cells.isin([int(v) for v in column.legal])
+    return cells.between(1, 2**31 - 1) & (pd.api.types.is_integer_dtype(cells) or cells % 1 == 0)
+
+
+def _backends(chunk: pd.DataFrame, family: Family) -> pd.Series | str:
+    """The backend of each row, found once for each combination of kernel, number and libtype."""
+    cells = [c for c in ("kernel", "kernel_id", "libtype") if c in chunk]
+    if not cells:
+        return backend_name(family)
+    combination = np.zeros(len(chunk), int)
+    for c in cells:
+        combination = combination * (len(chunk[c].cat.categories) + 1) + chunk[c].cat.codes.to_numpy()
+    which, _ = pd.factorize(combination)
+    texts = chunk[cells].iloc[pd.Series(which).drop_duplicates().index].astype(object).fillna("").astype(str)
+    names = [backend_name(family, **dict(zip(cells, row, strict=True))) for row in texts.itertuples(index=False)]
+    return pd.Series(pd.Categorical(names).take(which), chunk.index)
+
+
+def backend_name(family: Family, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
+    """The backend of a row by the worker's rule, named by its owner.
+
+    A libtype calls AITER's Gluon triton; here it has its own name.
+    """
+    libtype, kernel = libtype.strip().lower(), kernel.strip()
+    if libtype in ("", "triton") and kernel.startswith(TRITON):
+        return OWN_TRITON
+    cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
+    found = libtype if libtype in KNOWN else backend_of(family.name, cells)
+    return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN

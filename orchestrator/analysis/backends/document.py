@@ -22,7 +22,7 @@ def document(table: BackendTable, stats: Statistics, references: Sequence[Refere
         "rows": rows,
         "summary": _summary(table, stats),
         "left_out": {**table.left_out, "by_backend": table.left_out_of},
-        "inputs": [asdict(f) for f in table.inputs],
+        "inputs": [{**asdict(f), "more": False} for f in table.inputs],
         "notes": [*table.notes, *stats.notes],
     }
     if references:
@@ -42,7 +42,7 @@ def _row(table: BackendTable, stats: Statistics, at: int, shape: ShapeBest) -> d
         "asm_over_best_other": shape.ratio(LEAD),
         "roofline": None if roof is None else {**roof._asdict(), "share": stats.share(at, shape)},
         "left_out": shape.left_out,
-        "worst_err_ratio": shape.worst_err,
+        "worst_err_ratio": max((w.err for w in shape.wrong if w.err is not None), default=None),
         "beyond_err_ratio": [
             {"backend": w.backend, "kernel": w.kernel, "err_ratio": w.err, "us": w.us} for w in shape.wrong
         ],

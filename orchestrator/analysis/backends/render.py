@@ -1,188 +1,35 @@
-"""An analysis for people: its sentences and tables, on a terminal as wide as it is, and as Markdown."""
+"""Prints an analysis for people: on a terminal as wide as it is, and as Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.analysis.backends.best import device_text
-from orchestrator.analysis.backends.query import REASONS
-from orchestrator.analysis.backends.statistics import LEAD, OFF, Pair, Reference, Statistics, reference_source
-from orchestrator.analysis.backends.table import BackendTable, ShapeBest
+from orchestrator.analysis.backends.statistics import LEAD, OFF, Reference, Statistics, reference_source
+from orchestrator.analysis.backends.table import REASONS, BackendTable, ShapeBest, device_text
 from orchestrator.shapes.model import element_type
 from orchestrator.tables.backends import label
 from worker.text import and_more, plural
 
 MOST_NAMED = 8
-PAIR_HEAD = ("backends", "shapes", "faster on", "min", "max", "mean", "geo. mean")
-WRONG_HEAD = ("shape", "backend", "kernel", "errRatio", "us", "")
-REFERENCE_HEAD = ("shape", "published", "measured", "backend", "deviation")
-
-
-def number(tflops: float) -> str:
-    """Four digits at most, as `5,913`, `86.9`, `0.78`."""
-    return f"{tflops:,.0f}" if tflops >= 99.95 else f"{tflops:.1f}" if tflops >= 9.995 else f"{tflops:.2f}"
-
-
-def ratio(value: float | None) -> str:
-    """`1.17x`, or nothing."""
-    return "" if value is None else f"{value:.2f}x"
-
-
-def percent(value: float | None) -> str:
-    """`57 %`, or nothing; one digit more below 10 %."""
-    return "" if value is None else f"{value:.0%}".replace("%", " %") if value >= 0.0995 else f"{value * 100:.1f} %"
-
-
-def headline(table: BackendTable, stats: Statistics) -> str:
-    """The inputs of an analysis in one sentence."""
-    on = ", ".join(
-        device_text(d) + (f" ({chip.name})" if (chip := stats.chips[d]) else "")
-        for d in table.devices
-        if d != ("", None)
-    )
-    rows, files = sum(f.rows for f in table.inputs), len(table.inputs)
-    return (
-        f"{table.family.name}{f' on {on}' if on else ''}: {plural(len(table.shapes), 'shape')}, "
-        f"{plural(len(table.backends), 'backend')}, from {table.title} ({plural(files, 'file')}, {plural(rows, 'row')})"
-    )
-
-
-def sentences(table: BackendTable, stats: Statistics) -> list[tuple[str, str]]:
-    """(what, the sentence) of the summary, in the order of interest; only what there is to say."""
-    out: list[tuple[str, str]] = []
-    won = [f"{label(b)} on {n:,}" for b, n in sorted(stats.wins.items(), key=lambda kv: -kv[1]) if n]
-    if won:
-        out.append(("fastest", f"{', '.join(won)} of {plural(len(table.shapes), 'shape')}"))
-    if any(LEAD in (p.first, p.second) for p in stats.pairs):
-        worst = sorted(stats.lead_loses, key=lambda s: s.ratio(LEAD) or 0)
-        named = and_more([f"{table.key_text(s)} ({ratio(s.ratio(LEAD))} of {_other(s)})" for s in worst], MOST_NAMED)
-        out.append(("ASM loses", f"on {len(worst):,}: {named}" if worst else "nowhere"))
-    limit = f"{table.err_ratio:g}"
-    if stats.beyond:
-        faster = [table.key_text(s) for s in stats.beyond if s.wrong_was_faster]
-        text = f"{plural(table.left_out['error_ratio'], 'row')} of {plural(len(stats.beyond), 'shape')} above {limit}"
-        more = f", faster than any valid row on {and_more(faster, MOST_NAMED)}" if faster else ""
-        out.append(("error ratio", f"{text}{more}: listed below"))
-    elif table.family.m_column == "M":
-        out.append(("error ratio", f"no row above {limit}"))
-    out.append(
-        (
-            "no backend",
-            and_more([table.key_text(s) for s in stats.without], MOST_NAMED) or "none: every shape has a valid row",
-        )
-    )
-    left = [f"{n:,} {REASONS[reason]}" for reason, n in table.left_out.items() if n]
-    out.append(("left out", f"rows: {'; '.join(left)}" if left else "no row"))
-    for device, chip in stats.chips.items():
-        shares = [x for i, s in enumerate(table.shapes) if s.device == device and (x := stats.share(i, s)) is not None]
-        if chip and shares:
-            typed = element_type(table.family)
-            used = {kind[0] for s in table.shapes if (kind := typed(s.key))}
-            peaks = ", ".join(f"{k} {v:,.0f}" for k, v in chip.peaks.items() if k in used)
-            mean = percent(sum(shares) / len(shares))
-            out.append(
-                ("roofline", f"the fastest reach {percent(min(shares))} to {percent(max(shares))} (mean {mean})")
-            )
-            out.append(("", f"of {chip.name}: {peaks} TFLOPS dense, {chip.bandwidth:g} TB/s ({chip.source})"))
-    return out
-
-
-def pair_cells(p: Pair) -> tuple[str, ...]:
-    """A row under PAIR_HEAD."""
-    return (
-        f"{label(p.first)} over {label(p.second)}", f"{p.shapes:,}", f"{p.wins:,}",
-        *(ratio(v) for v in (p.least, p.most, p.mean, p.geomean)),
-    )  # fmt: skip
-
-
-def wrong_cells(table: BackendTable, stats: Statistics) -> list[tuple[str, ...]]:
-    """The rows beyond the error ratio under WRONG_HEAD, by shape, the largest errors first."""
-    return [
-        (
-            table.key_text(s), label(w.backend), w.kernel or "(no name)", "(none)" if w.err is None else f"{w.err:.4g}",
-            f"{w.us:.2f}", "faster than any valid row" if s.winner is None or w.us < s.winner.us else "",
-        )
-        for s in stats.beyond
-        for w in sorted(s.wrong, key=lambda w: (-(w.err if w.err is not None else 1e300), w.us))
-    ]  # fmt: skip
-
-
-def reference_cells(r: Reference) -> tuple[str, ...]:
-    """A row under REFERENCE_HEAD; what deviates by more than OFF is marked with a `!`."""
-    shape = "x".join(map(str, r.key))
-    if r.measured is None or r.deviation is None:
-        return shape, number(r.tflops), "", "not measured", ""
-    mark = " !" if r.off else ""
-    return shape, number(r.tflops), number(r.measured.tflops), label(r.measured.backend), f"{r.deviation:+.1%}{mark}"
-
-
-def reference_sentence(references: Sequence[Reference]) -> str:
-    """Number of reference shapes measured, and of those that deviate."""
-    there = [r for r in references if r.measured]
-    off = [r for r in there if r.off]
-    return (
-        f"{len(there)} of {len(references)} published shapes were measured, {len(off)} of them deviate by more than"
-        f" {OFF:.0%} (!)"
-    )
-
-
-def _other(shape: ShapeBest) -> str:
-    other = shape.best_other(LEAD)
-    return label(other.backend) if other else ""
-
-
-WINNER = "bold green"
-_MISSING = "-"
 MOST_WRONG = 100
 """Rows beyond the error ratio that a terminal lists."""
+_MISSING = "-"
+_OPTIONAL = ("roof", "ASM/other", "best")
+"""Columns that a narrow terminal leaves out, the first one first."""
 
 
-class Grid:
-    """The main table as text: a column a backend, then best, ratio and share of the roofline."""
+class Grid(NamedTuple):
+    """A table of texts. `left`: columns that are aligned left; `bold`: for each row the column that stands out."""
 
-    def __init__(self, table: BackendTable, stats: Statistics, shapes: Sequence[tuple[int, ShapeBest]]) -> None:
-        self.table, self.shapes = table, shapes
-        several = len(table.devices) > 1
-        lead = any(LEAD in (p.first, p.second) for p in stats.pairs)
-        self.heads = ["shape", *(label(b) for b in table.backends), "best"]
-        self.optional = ["best"]
-        if lead:
-            self.heads.append("ASM/other")
-            self.optional.append("ASM/other")
-        if any(stats.roofs):
-            self.heads.append("roof")
-            self.optional.append("roof")
-        self.rows: list[list[str]] = []
-        for at, s in shapes:
-            won = s.winner
-            row = [table.key_text(s) + (f" {s.device[0] or '?'}/{s.device[1] or '?'}" if several else "")]
-            row += [number(s.best[b].tflops) if b in s.best else _MISSING for b in table.backends]
-            row.append(label(won.backend) if won else "none")
-            if lead:
-                row.append(ratio(s.ratio(LEAD)))
-            if any(stats.roofs):
-                row.append(percent(stats.share(at, s)))
-            self.rows.append(row)
-
-    def winner_at(self, number: int) -> int | None:
-        """The column of the winner in row `number`."""
-        won = self.shapes[number][1].winner
-        return 1 + self.table.backends.index(won.backend) if won else None
-
-    def columns_within(self, width: int) -> list[int] | None:
-        """The columns that fit; None where not even the backends do. The last of the optional ones go first."""
-        widths = [max(len(r[i]) for r in chain([self.heads], self.rows)) + 2 for i in range(len(self.heads))]
-        kept = list(range(len(self.heads)))
-        for name in ["", *reversed(self.optional)]:
-            kept = [i for i in kept if self.heads[i] != name]
-            if sum(widths[i] for i in kept) - 2 <= width:
-                return kept
-        return None
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Sequence[str]
+    bold: Sequence[int | None] = ()
 
 
 def show(
@@ -192,90 +39,40 @@ def show(
     shapes: Sequence[tuple[int, ShapeBest]],
     references: Sequence[Reference] = (),
 ) -> None:
-    """Print an analysis on a terminal. `shapes`: those to list, with their numbers in the table."""
-    console.print(Text(headline(table, stats), style="bold"))
+    """Prints an analysis on a terminal. `shapes`: those to list, with their numbers in the table."""
+    console.print(Text(_headline(table, stats), style="bold"))
     console.print()
-    grid = Grid(table, stats, shapes)
-    kept = grid.columns_within(console.width)
-    if kept is None:
-        _stacked(console, grid)
-        kept = []
+    main = _main(table, stats, shapes)
+    kept = _columns_within(main, console.width)
+    if kept:
+        console.print(_rich(main, kept))
     else:
-        console.print(_rich(grid, kept))
+        _stacked(console, main, len(table.backends))
     if len(shapes) < len(table.shapes):
         more = f"... and {plural(len(table.shapes) - len(shapes), 'more shape')} (--rows 0 shows all)"
         console.print(Text(more, style="dim"))
-    other = "; ASM/other: ASM over the best other" if "ASM/other" in [grid.heads[i] for i in kept] else ""
+    other = "; ASM/other: ASM over the best other" if "ASM/other" in [main.heads[i] for i in kept] else ""
     console.print(Text(f"TFLOPS (1e12 operations a second), bold: the fastest{other}", style="dim"))
     if stats.pairs:
         console.print()
-        console.print(_plain(PAIR_HEAD, map(pair_cells, stats.pairs), left=(0,)))
+        console.print(_rich(_pairs(stats)))
     console.print()
-    for what, sentence in sentences(table, stats):
-        line = Text(sentence)
-        head = Table.grid(padding=(0, 2))
-        head.add_column(width=11, no_wrap=True, style="bold")
-        head.add_column()
-        head.add_row(Text(what), line)
-        console.print(head)
-    if wrong := wrong_cells(table, stats):
+    for what, sentence in _sentences(table, stats):
+        line = Table.grid(padding=(0, 2))
+        line.add_column(width=11, no_wrap=True, style="bold")
+        line.add_row(Text(what), Text(sentence))
+        console.print(line)
+    wrong = _wrong(table, stats)
+    if wrong.rows:
         console.print()
-        console.print(_plain(WRONG_HEAD, iter(wrong[:MOST_WRONG]), left=(0, 1, 2, 5)))
-        if len(wrong) > MOST_WRONG:
-            console.print(Text(f"... and {len(wrong) - MOST_WRONG:,} more (all with --json)", style="dim"))
+        console.print(_rich(wrong._replace(rows=wrong.rows[:MOST_WRONG])))
+    if len(wrong.rows) > MOST_WRONG:
+        console.print(Text(f"... and {len(wrong.rows) - MOST_WRONG:,} more (all with --json)", style="dim"))
     if references:
         console.print()
-        console.print(_plain(REFERENCE_HEAD, map(reference_cells, references), left=(0, 3)))
-        console.print(Text(reference_sentence(references)))
+        console.print(_rich(_references(references)))
+        console.print(Text(_reference_sentence(references)))
         console.print(Text(reference_source(), style="dim"))
-
-
-def _rich(grid: Grid, kept: Sequence[int]) -> Table:
-    out = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for i in kept:
-        out.add_column(grid.heads[i], justify="left" if grid.heads[i] in ("shape", "best") else "right", no_wrap=True)
-    for n, row in enumerate(grid.rows):
-        won = grid.winner_at(n)
-        out.add_row(*(_cell(row[i], i == won) for i in kept))
-    return out
-
-
-def _cell(text: str, won: bool) -> Text:
-    return Text(text, style=WINNER if won else "dim" if text in (_MISSING, "none") else "")
-
-
-def _stacked(console: Console, grid: Grid) -> None:
-    """A narrow terminal: the shape, below it its backends, as many a line as fit."""
-    for n, row in enumerate(grid.rows):
-        console.print(Text(row[0], style="bold"))
-        won = grid.winner_at(n)
-        parts = [
-            Text(f"{label(name)} {row[i]}", style=WINNER if i == won else "")
-            for i, name in enumerate(grid.table.backends, 1)
-            if row[i] != _MISSING
-        ]
-        for line in _lines(parts or [Text("no backend", style="dim")], console.width - 2):
-            console.print(Text("  ") + line, no_wrap=True)
-
-
-def _lines(parts: Sequence[Text], width: int) -> Iterator[Text]:
-    """The parts with two spaces between them, as many a line as fit."""
-    line = Text()
-    for part in parts:
-        if line and len(line) + 2 + len(part) > width:
-            yield line
-            line = Text()
-        line.append("  " if line else "").append_text(part)
-    yield line
-
-
-def _plain(heads: Sequence[str], rows: Iterator[tuple[str, ...]], left: Sequence[int]) -> Table:
-    out = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    for i, head in enumerate(heads):
-        out.add_column(head, justify="left" if i in left else "right", no_wrap=i > 0)
-    for row in rows:
-        out.add_row(*(Text(c, style="bold red" if c.endswith("!") else "") for c in row))
-    return out
 
 
 def markdown(
@@ -285,37 +82,190 @@ def markdown(
     references: Sequence[Reference] = (),
 ) -> Iterator[str]:
     """The same as lines of Markdown."""
-    grid = Grid(table, stats, shapes)
-    yield from (f"**{_safe(headline(table, stats))}**", "")
-    bold = [
-        [f"**{_safe(c)}**" if i == grid.winner_at(n) else _safe(c) for i, c in enumerate(row)]
-        for n, row in enumerate(grid.rows)
-    ]
-    yield from _table(grid.heads, bold, left=[i for i, h in enumerate(grid.heads) if h in ("shape", "best")])
+    yield f"**{_safe(_headline(table, stats))}**"
+    yield from _marked(_main(table, stats, shapes))
     yield from ("", "TFLOPS (1e12 operations a second); bold: the fastest.")
-    if stats.pairs:
-        yield ""
-        yield from _table(PAIR_HEAD, [list(pair_cells(p)) for p in stats.pairs], left=[0])
+    yield from _marked(_pairs(stats))
     yield ""
-    for what, sentence in sentences(table, stats):
+    for what, sentence in _sentences(table, stats):
         yield f"- **{what}**: {_safe(sentence)}" if what else f"  {_safe(sentence)}"
-    if wrong := wrong_cells(table, stats):
-        yield ""
-        yield from _table(WRONG_HEAD, [[_safe(c) for c in row] for row in wrong], left=[0, 1, 2, 5])
+    yield from _marked(_wrong(table, stats))
     if references:
-        yield ""
-        yield from _table(REFERENCE_HEAD, [list(reference_cells(r)) for r in references], left=[0, 3])
-        yield from ("", f"{reference_sentence(references)}. {reference_source()}")
-    notes = [*table.notes, *stats.notes]
-    if notes:
+        yield from _marked(_references(references))
+        yield from ("", f"{_reference_sentence(references)}. {reference_source()}")
+    if notes := [*table.notes, *stats.notes]:
         yield from ("", *(f"- note: {_safe(n)}" for n in notes))
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: Sequence[int]) -> Iterator[str]:
-    yield f"| {' | '.join(heads)} |"
-    yield f"|{'|'.join('---' if i in left else '---:' for i in range(len(heads)))}|"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
+def _number(tflops: float) -> str:
+    """Four digits at most, as `5,913`, `86.9`, `0.78`."""
+    return f"{tflops:,.0f}" if tflops >= 99.95 else f"{tflops:.1f}" if tflops >= 9.995 else f"{tflops:.2f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
+def _percent(value: float | None) -> str:
+    """`57 %`, or nothing; one digit more below 10 %."""
+    return "" if value is None else f"{value * 100:.{0 if value >= 0.0995 else 1}f} %"
+
+
+def _headline(table: BackendTable, stats: Statistics) -> str:
+    """The inputs of an analysis in one sentence."""
+    chips = {d: f" ({chip.name})" if chip else "" for d, chip in stats.chips.items() if d != ("", None)}
+    on = f" on {', '.join(device_text(d) + name for d, name in chips.items())}" if chips else ""
+    rows, files = sum(f.rows for f in table.inputs), len(table.inputs)
+    return (
+        f"{table.family.name}{on}: {plural(len(table.shapes), 'shape')}, {plural(len(table.backends), 'backend')},"
+        f" from {table.title} ({plural(files, 'file')}, {plural(rows, 'row')})"
+    )
+
+
+def _main(table: BackendTable, stats: Statistics, shapes: Iterable[tuple[int, ShapeBest]]) -> Grid:
+    """A row a shape, a column a backend; then the best, the ratio and the share of the roofline."""
+    several, lead, roofs = len(table.devices) > 1, _has_lead(stats), any(stats.roofs)
+    rows: list[list[str]] = []
+    bold: list[int | None] = []
+    for at, s in shapes:
+        won = s.winner
+        row = [table.key_text(s) + (f" {s.device[0] or '?'}/{s.device[1] or '?'}" if several else "")]
+        row += [_number(s.best[b].tflops) if b in s.best else _MISSING for b in table.backends]
+        row += [label(won.backend) if won else "none"]
+        row += [_ratio(s.ratio(LEAD))] * lead + [_percent(stats.share(at, s))] * roofs
+        rows.append(row)
+        bold.append(1 + table.backends.index(won.backend) if won else None)
+    heads = ["shape", *map(label, table.backends), "best", *["ASM/other"] * lead, *["roof"] * roofs]
+    return Grid(heads, rows, ("shape", "best"), bold)
+
+
+def _has_lead(stats: Statistics) -> bool:
+    return any(LEAD in (p.first, p.second) for p in stats.pairs)
+
+
+def _pairs(stats: Statistics) -> Grid:
+    rows = [
+        (f"{label(p.first)} over {label(p.second)}", f"{p.shapes:,}", f"{p.wins:,}",
+         *map(_ratio, (p.least, p.most, p.mean, p.geomean)))
+        for p in stats.pairs
+    ]  # fmt: skip
+    return Grid(("backends", "shapes", "faster on", "min", "max", "mean", "geo. mean"), rows, ("backends",))
+
+
+def _wrong(table: BackendTable, stats: Statistics) -> Grid:
+    """The rows beyond the error ratio, by shape, the largest errors first."""
+    rows = [
+        (table.key_text(s), label(w.backend), w.kernel or "(no name)", "(none)" if w.err is None else f"{w.err:.4g}",
+         f"{w.us:.2f}", "faster than any valid row" if s.winner is None or w.us < s.winner.us else "")
+        for s in stats.beyond
+        for w in sorted(s.wrong, key=lambda w: (-(w.err if w.err is not None else 1e300), w.us))
+    ]  # fmt: skip
+    return Grid(("shape", "backend", "kernel", "errRatio", "us", ""), rows, ("shape", "backend", "kernel", ""))
+
+
+def _references(references: Sequence[Reference]) -> Grid:
+    """Published figures beside those measured. What deviates by more than OFF is marked with a `!`."""
+    rows = []
+    for r in references:
+        row = ("x".join(map(str, r.key)), _number(r.tflops), "", "not measured", "")
+        if r.measured and r.deviation is not None:
+            deviation = f"{r.deviation:+.1%}{' !' if r.off else ''}"
+            row = (*row[:2], _number(r.measured.tflops), label(r.measured.backend), deviation)
+        rows.append(row)
+    return Grid(("shape", "published", "measured", "backend", "deviation"), rows, ("shape", "backend"))
+
+
+def _reference_sentence(references: Sequence[Reference]) -> str:
+    there, off = sum(r.measured is not None for r in references), sum(r.off for r in references)
+    return (
+        f"{there} of {len(references)} published shapes were measured, {off} of them deviate by more than {OFF:.0%} (!)"
+    )
+
+
+def _sentences(table: BackendTable, stats: Statistics) -> Iterator[tuple[str, str]]:
+    """(what, the sentence) of the summary, in the order of interest; only what there is to say."""
+    if won := [f"{label(b)} on {n:,}" for b, n in sorted(stats.wins.items(), key=lambda kv: -kv[1]) if n]:
+        yield "fastest", f"{', '.join(won)} of {plural(len(table.shapes), 'shape')}"
+    if _has_lead(stats):
+        worst = sorted((s.ratio(LEAD) or 0, at) for at, s in enumerate(stats.lead_loses))
+        named = [
+            f"{table.key_text(s)} ({_ratio(of)} of {label(other.backend)})"
+            for of, at in worst
+            if (other := (s := stats.lead_loses[at]).best_other(LEAD))
+        ]
+        yield "ASM loses", f"on {len(worst):,}: {and_more(named, MOST_NAMED)}" if worst else "nowhere"
+    if stats.beyond:
+        text = plural(table.left_out["error_ratio"], "row") + f" of {plural(len(stats.beyond), 'shape')}"
+        faster = [table.key_text(s) for s in stats.beyond if s.wrong_was_faster]
+        more = f", faster than any valid row on {and_more(faster, MOST_NAMED)}" if faster else ""
+        yield "error ratio", f"{text} above {table.err_ratio:g}{more}: listed below"
+    elif table.family.m_column == "M":
+        yield "error ratio", f"no row above {table.err_ratio:g}"
+    without = and_more([table.key_text(s) for s in stats.without], MOST_NAMED)
+    yield "no backend", without or "none: every shape has a valid row"
+    left = [f"{n:,} {REASONS[reason]}" for reason, n in table.left_out.items() if n]
+    yield "left out", f"rows: {'; '.join(left)}" if left else "no row"
+    for device, chip in stats.chips.items():
+        shares = [x for i, s in enumerate(table.shapes) if s.device == device and (x := stats.share(i, s)) is not None]
+        if chip and shares:
+            typed = element_type(table.family)
+            used = {kind[0] for s in table.shapes if (kind := typed(s.key))}
+            peaks = ", ".join(f"{k} {v:,.0f}" for k, v in chip.peaks.items() if k in used)
+            reach = f"{_percent(min(shares))} to {_percent(max(shares))} (mean {_percent(sum(shares) / len(shares))})"
+            yield "roofline", f"the fastest reach {reach}"
+            yield "", f"of {chip.name}: {peaks} TFLOPS dense, {chip.bandwidth:g} TB/s ({chip.source})"
+
+
+def _columns_within(grid: Grid, width: int) -> list[int]:
+    """The columns that fit; none where not even the backends do."""
+    widths = [max(map(len, column)) + 2 for column in zip(grid.heads, *grid.rows, strict=True)]
+    kept = list(range(len(widths)))
+    for name in ("", *_OPTIONAL):
+        kept = [i for i in kept if grid.heads[i] != name]
+        if sum(widths[i] for i in kept) - 2 <= width:
+            return kept
+    return []
+
+
+def _rich(grid: Grid, kept: Iterable[int] | None = None) -> Table:
+    out = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    kept = list(range(len(grid.heads)) if kept is None else kept)
+    for i in kept:
+        head = grid.heads[i]
+        out.add_column(head, justify="left" if head in grid.left else "right", no_wrap=i > 0 or bool(grid.bold))
+    for n, row in enumerate(grid.rows):
+        out.add_row(*(_cell(row[i], bool(grid.bold) and i == grid.bold[n]) for i in kept))
+    return out
+
+
+def _cell(text: str, won: bool) -> Text:
+    dim = text in (_MISSING, "none")
+    return Text(text, style="bold green" if won else "bold red" if text.endswith("!") else "dim" if dim else "")
+
+
+def _stacked(console: Console, grid: Grid, backends: int) -> None:
+    """A narrow terminal: the shape, below it its backends, as many a line as fit."""
+    for row, won in zip(grid.rows, grid.bold, strict=True):
+        console.print(Text(row[0], style="bold"))
+        cells = range(1, backends + 1)
+        parts = [_cell(f"{grid.heads[i]} {row[i]}", i == won) for i in cells if row[i] != _MISSING]
+        line = Text()
+        for part in parts or [Text("no backend", style="dim")]:
+            if line and len(line) + 4 + len(part) > console.width:
+                console.print(line, no_wrap=True)
+                line = Text()
+            line = line + Text("  ") + part
+        console.print(line, no_wrap=True)
+
+
+def _marked(grid: Grid) -> Iterator[str]:
+    """A grid in Markdown below an empty line; nothing if it has no rows."""
+    if grid.rows:
+        yield from ("", f"| {' | '.join(grid.heads)} |")
+        yield f"|{'|'.join('---' if h in grid.left else '---:' for h in grid.heads)}|"
+    for n, row in enumerate(grid.rows):
+        won = grid.bold[n] if grid.bold else None
+        yield f"| {' | '.join(f'**{_safe(c)}**' if i == won else _safe(c) for i, c in enumerate(row))} |"
 
 
 def _safe(text: str) -> str:

@@ -92,7 +92,7 @@ def _statistics(table: BackendTable, chip: str | None) -> Statistics:
         tuple(p for a, b in combinations(table.backends, 2) if (p := _pair(table.shapes, a, b)) is not None),
         {b: wins[b] for b in table.backends},
         tuple(loses),
-        tuple(s for s in table.shapes if s.wrong_us is not None),
+        tuple(s for s in table.shapes if s.wrong),
         tuple(s for s in table.shapes if not s.best),
         chips,
         tuple(roofs),

@@ -15,7 +15,15 @@ from orchestrator.shapes.model import Key
 from worker.families import Family
 
 COUNTED = ("no_time", "not_finite", "error_ratio")
-"""The reasons why rows of a shape are left out (query.REASONS has the words); counts are kept in this order."""
+"""The reasons why rows of a shape are left out; counts are kept in this order."""
+REASONS = {
+    "no_time": "without a time (us missing, not a number, or not above 0)",
+    "not_finite": "with an infinite time",
+    "error_ratio": "beyond the error ratio",
+    "no_shape": "without a whole key",
+    "malformed": "that are not rows of the header (cut short, too long, not UTF-8)",
+}
+"""The words after `N rows`."""
 
 
 def counted(counts: Sequence[int]) -> dict[str, int]:
@@ -32,8 +40,6 @@ class Best(NamedTuple):
     tflops: float
     kernel: str
     err: float | None
-    turn: float = 0.0
-    """`us`, with an order of equal times in digits that mean nothing: the lowest is kept."""
 
 
 class Wrong(NamedTuple):
@@ -47,18 +53,14 @@ class Wrong(NamedTuple):
 
 @dataclass(slots=True)
 class ShapeBest:
-    """A shape on a device. `key` follows the family's key columns; `counts` are of rows left out, by COUNTED."""
+    """A shape on a device. `key` follows the family's key columns; `counts`: rows left out, by COUNTED; `wrong`: those
+    of them that are beyond the error ratio."""
 
     device: Device
     key: Key
+    counts: Sequence[int] = (0, 0, 0)
     best: dict[str, Best] = field(default_factory=dict)
-    counts: list[int] = field(default_factory=lambda: [0, 0, 0])
-    worst_err: float | None = None
-    """Largest error among the rows beyond the limit, None where there are none."""
-    wrong_us: float | None = None
-    """Fastest time among the rows beyond the limit."""
     wrong: list[Wrong] = field(default_factory=list)
-    """The rows beyond the limit (of a shape, backend and file at most query.MOST_WRONG)."""
 
     @property
     def left_out(self) -> dict[str, int]:
@@ -68,37 +70,17 @@ class ShapeBest:
     @property
     def winner(self) -> Best | None:
         """The fastest backend; of equals the first by name. None where no backend has a valid row."""
-        best = self.best
-        if len(best) == 1:
-            return next(iter(best.values()))
-        return _fastest(best.values())
+        return _fastest(self.best.values())
 
     @property
     def wrong_was_faster(self) -> bool:
         """True where a row beyond the error ratio was faster than every valid one."""
         won = self.winner
-        return self.wrong_us is not None and (won is None or self.wrong_us < won.us)
+        return bool(self.wrong) and (won is None or min(w.us for w in self.wrong) < won.us)
 
     def best_other(self, backend: str) -> Best | None:
         """The fastest of the other backends."""
         return _fastest(b for name, b in self.best.items() if name != backend)
-
-    def take(self, other: ShapeBest) -> None:
-        """Add what is known of the same shape from elsewhere."""
-        for b in other.best.values():
-            old = self.best.get(b.backend)
-            if old is None or b.turn < old.turn:
-                self.best[b.backend] = b
-        self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
-        self.beyond(other.worst_err, other.wrong_us, other.wrong)
-
-    def beyond(self, err: float | None, us: float | None, rows: Iterable[Wrong] = ()) -> None:
-        """Note rows beyond the error ratio, their largest error and their fastest time."""
-        self.wrong += rows
-        if err is not None:
-            self.worst_err = err if self.worst_err is None else max(self.worst_err, err)
-        if us is not None:
-            self.wrong_us = us if self.wrong_us is None else min(self.wrong_us, us)
 
     def ratio(self, backend: str) -> float | None:
         """TFLOPS of the backend over those of the best other one; None where one of the two is missing."""
@@ -107,22 +89,23 @@ class ShapeBest:
 
 
 def _fastest(some: Iterable[Best]) -> Best | None:
-    won = None
-    for b in some:
-        if won is None or b.us < won.us or (b.us == won.us and b.backend < won.backend):
-            won = b
-    return won
+    return min(some, key=lambda b: (b.us, b.backend), default=None)
+
+
+def device_text(device: Device) -> str:
+    """`gfx950 with 256 CUs`."""
+    gfx, cu_num = device
+    return f"{gfx or 'unknown chip'}{f' with {cu_num} CUs' if cu_num else ''}"
 
 
 @dataclass(frozen=True, slots=True)
 class InputFile:
-    """A file that was read: `rows` valid or not, `malformed` lines that were no rows (`more` of them than counted)."""
+    """A file that was read: `rows` valid or not, `malformed` lines that were no rows."""
 
     name: str
     bytes: int
     rows: int
     malformed: int
-    more: bool
 
 
 @dataclass(frozen=True)
@@ -151,23 +134,14 @@ class BackendTable:
         return key_text(self.family, shape.key, self._varying)
 
     @cached_property
-    def _varying(self) -> frozenset[int]:
-        return varying(self.family, self.shapes)
+    def _varying(self) -> list[int]:
+        """The key columns besides the sizes that differ from shape to shape, by number."""
+        texts = (i for i, c in enumerate(self.family.columns) if c.kind == "text" or c.legal)
+        return [i for i in texts if len({s.key[i] for s in self.shapes}) > 1]
 
 
-def varying(family: Family, shapes: Iterable[ShapeBest]) -> frozenset[int]:
-    """The key columns besides the sizes that differ from shape to shape, by number."""
-    texts = [i for i, c in enumerate(family.columns) if c.kind == "text" or c.legal]
-    seen: list[set[int | str]] = [set() for _ in texts]
-    if texts:
-        for shape in shapes:
-            for values, i in zip(seen, texts, strict=True):
-                values.add(shape.key[i])
-    return frozenset(i for values, i in zip(seen, texts, strict=True) if len(values) > 1)
-
-
-def key_text(family: Family, key: Key, also: frozenset[int] = frozenset()) -> str:
+def key_text(family: Family, key: Key, also: Iterable[int] = ()) -> str:
     """`16x1280x8192`, followed by `column=value` of the columns in `also`."""
     sizes = "x".join(str(v) for v, c in zip(key, family.columns, strict=True) if c.kind == "int" and not c.legal)
-    rest = (f"{family.columns[i].name}={str(key[i]).removeprefix('torch.')}" for i in sorted(also))
+    rest = (f"{family.columns[i].name}={str(key[i]).removeprefix('torch.')}" for i in also)
     return " ".join((sizes, *rest))
