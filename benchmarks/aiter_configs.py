@@ -32,8 +32,8 @@ from worker.tuners.aiter_triton.config import AiterConfig, config_of
 from worker.tuners.aiter_triton.problem import KindProblem, family_of, problem_of
 from worker.tuners.aiter_triton.spec import tuned_kinds
 from worker.tuners.common.problem import UnsupportedError
+from worker.tuners.search.target import Target, known
 from worker.tuners.triton.model import estimate_us
-from worker.tuners.triton.target import Target, known
 
 DRAWN, TRIES = 100, 3000
 FIRST = 0.08

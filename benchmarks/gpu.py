@@ -15,8 +15,8 @@ from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.problem import Problem
 
 if TYPE_CHECKING:
+    from worker.tuners.search.target import Target
     from worker.tuners.triton.operands import Operands
-    from worker.tuners.triton.target import Target
 
 Row = dict[str, Any]
 
@@ -40,8 +40,8 @@ class Gpu:
     def __init__(self, pool: ProcessPoolExecutor, out: Path | None, end: float) -> None:
         import torch
 
+        from worker.tuners.search.target import of_device
         from worker.tuners.triton import launch
-        from worker.tuners.triton.target import of_device
 
         if not torch.cuda.is_available():
             raise LeftOutError("needs a GPU that torch sees")

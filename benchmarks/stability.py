@@ -96,7 +96,7 @@ def regret_of(bench: Bench, family: str, mnk: Shape, names: Sequence[str]) -> di
 
 def run(folder: Path, match: str = "", out: Path | None = None, cap_s: float = CAP_S) -> list[Figure]:
     """The figures. Raises LeftOutError without a GPU."""
-    from worker.tuners.triton.measuring_process import NoDeviceError
+    from worker.tuners.search.measuring_process import NoDeviceError
 
     until = time.monotonic() + cap_s
     try:

@@ -26,8 +26,8 @@ from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
 
 if TYPE_CHECKING:
+    from worker.tuners.search.target import Target
     from worker.tuners.triton.operands import Operands
-    from worker.tuners.triton.target import Target
 
 BF16, FP8, INT8, FP4 = "bfloat16", "float8_e4m3fn", "int8", "float4_e2m1fn_x2"
 SHAPES = (

@@ -17,10 +17,10 @@ from benchmarks.triton_tuning import NAMED
 from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.measure import Timer, rerank
 from worker.tuners.common.problem import Problem, parse
+from worker.tuners.search.target import Target, of_device
 from worker.tuners.triton import launch, model, space
 from worker.tuners.triton.device_bench import DeviceBench, GraphTimer
 from worker.tuners.triton.operands import Operands, make, out_like
-from worker.tuners.triton.target import Target, of_device
 
 WARMUP_MS, REPEAT_MS = 2, 8
 """Time for which autotune measures a candidate; the tuner takes about as long: up to 31 samples of 0.3 ms."""

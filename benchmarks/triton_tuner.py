@@ -164,7 +164,7 @@ def run(
     families: Sequence[str] = tuple(NAMED), candidates: int = CANDIDATES,
 ) -> list[Figure]:  # fmt: skip
     """The sections' figures. Raises LeftOutError without a GPU."""
-    from worker.tuners.triton.measuring_process import NoDeviceError
+    from worker.tuners.search.measuring_process import NoDeviceError
 
     until = time.monotonic() + cap_s
     try:

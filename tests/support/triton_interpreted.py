@@ -92,8 +92,8 @@ def main() -> None:
     import torch
 
     from worker.tuners.common.operands import poison
+    from worker.tuners.search.target import known
     from worker.tuners.triton import launch, operands
-    from worker.tuners.triton.target import known
 
     target = replace(known(90), sms=3)
     cpu = torch.device("cpu")

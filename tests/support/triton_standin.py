@@ -19,17 +19,17 @@ from worker.families.triton_config import KernelConfig
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
-from worker.tuners.triton.clocks import GpuClock, UnknownClock
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules, features
+from worker.tuners.search.clocks import GpuClock, UnknownClock
+from worker.tuners.search.measuring_process import MeasuringProcess
+from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.search.options import Options
+from worker.tuners.search.processes import CompilePool
+from worker.tuners.search.search import Search, SearchContext, ShapeTask
+from worker.tuners.search.store import KernelStore
+from worker.tuners.search.target import Target, known
+from worker.tuners.search.time_accounting import TimeAccount
 from worker.tuners.triton.launch import plan
-from worker.tuners.triton.measuring_process import MeasuringProcess
-from worker.tuners.triton.measuring_server import MeasuringServer
-from worker.tuners.triton.processes import CompilePool
-from worker.tuners.triton.search import Search, SearchContext, ShapeTask
-from worker.tuners.triton.spec import Options
-from worker.tuners.triton.store import KernelStore
-from worker.tuners.triton.target import Target, known
-from worker.tuners.triton.time_accounting import TimeAccount
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
 SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}
@@ -61,7 +61,7 @@ class Held:
 
 
 class StandIn:
-    """A bench (worker/tuners/triton/measuring_server.py) whose candidates behave as planned."""
+    """A bench (worker/tuners/search/measuring_server.py) whose candidates behave as planned."""
 
     def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
         self._behave, self._once = dict(behave), once

@@ -18,7 +18,8 @@ from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, measure
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError, parse
-from worker.tuners.triton import launch, model, space, target
+from worker.tuners.search import target
+from worker.tuners.triton import launch, model, space
 from worker.tuners.triton.operands import Operands
 
 QUICK = SamplingPolicy(min_samples=3, max_samples=5)

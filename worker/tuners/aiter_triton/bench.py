@@ -14,8 +14,8 @@ from worker.tuners.aiter_triton.config import AiterConfig
 from worker.tuners.aiter_triton.problem import KindProblem
 from worker.tuners.aiter_triton.wrapper import Wrapper, compiling, enter
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
+from worker.tuners.search.measuring_server import MeasuringServer
 from worker.tuners.triton.device_bench import MAX_CALLS, ROOM, DeviceBench, LoadedCandidate, NeedsGpuError
-from worker.tuners.triton.measuring_server import MeasuringServer
 
 
 class WrapperBench(DeviceBench):

@@ -18,8 +18,8 @@ from worker.triton_configs.resolve import Resolved
 from worker.tuners.aiter_triton.buckets import Point, best
 from worker.tuners.aiter_triton.config import AiterConfig
 from worker.tuners.aiter_triton.problem import KindProblem
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
-from worker.tuners.triton.search import CompileJob, Search, SearchContext, ShapeTask, row
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.search.search import CompileJob, Search, SearchContext, ShapeTask, row
 
 FINALISTS = 3
 """Of each M so many leaders are measured at all M of the bucket."""

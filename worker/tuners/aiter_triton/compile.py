@@ -24,9 +24,9 @@ from worker.tuners.aiter_triton.problem import case_of, family_of
 from worker.tuners.aiter_triton.wrapper import Wrapper, compiling, enter, hollow
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 from worker.tuners.common.rows import status_of
+from worker.tuners.search.processes import STATUS
+from worker.tuners.search.target import Target, known
 from worker.tuners.triton.launch import kind_of
-from worker.tuners.triton.processes import STATUS
-from worker.tuners.triton.target import Target, known
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,10 +27,10 @@ from worker.tuners.aiter_triton.spec import Options, kind_of, source_of
 from worker.tuners.aiter_triton.tasks import TaskMaker
 from worker.tuners.aiter_triton.wrapper import Wrapper, enter
 from worker.tuners.common.problem import UnavailableError
-from worker.tuners.triton.processes import CompilePool, CompileResult
-from worker.tuners.triton.search import ShapeTask
-from worker.tuners.triton.store import KernelStore
-from worker.tuners.triton.target import copies_async, known
+from worker.tuners.search.processes import CompilePool, CompileResult
+from worker.tuners.search.search import ShapeTask
+from worker.tuners.search.store import KernelStore
+from worker.tuners.search.target import copies_async, known
 
 TICK_S = 0.5
 PRUNED_EVERY = 1000

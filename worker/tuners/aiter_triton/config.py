@@ -10,7 +10,7 @@ from worker.families.backends import CONFIG
 from worker.families.triton_config import KernelConfig
 from worker.triton_configs.files import spelled
 from worker.triton_configs.kinds import REQUIRED, ConfigKind
-from worker.tuners.triton.candidate_ranker import features as plain_features
+from worker.tuners.search.candidate_ranker import features as plain_features
 
 Values = Mapping[str, Any]
 

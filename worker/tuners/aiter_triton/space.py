@@ -16,8 +16,8 @@ from typing import Any
 from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.aiter_triton.config import AiterConfig, config_of
 from worker.tuners.common.problem import Problem
+from worker.tuners.search.target import Target
 from worker.tuners.triton.model import MAX_REGISTERS, accumulators, estimate_us
-from worker.tuners.triton.target import Target
 
 Completed = Callable[[dict[str, Any]], dict[str, Any]]
 """Values as AITER rewrites them for the problem (wrapper.Wrapper.completed)."""

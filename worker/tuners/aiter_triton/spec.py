@@ -13,8 +13,8 @@ from worker.triton_configs.files import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.aiter_triton.order import Order, for_nodes
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
-from worker.tuners.triton.spec import EXHAUSTIVE
-from worker.tuners.triton.spec import Options as TritonOptions
+from worker.tuners.search.options import EXHAUSTIVE
+from worker.tuners.search.options import Options as TritonOptions
 
 if TYPE_CHECKING:
     from worker.triton_configs.kinds import ConfigKind

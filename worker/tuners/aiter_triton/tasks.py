@@ -18,9 +18,9 @@ from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.aiter_triton.seeds import Seeds
 from worker.tuners.aiter_triton.spec import Options
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
-from worker.tuners.triton.search import SearchContext, ShapeTask
-from worker.tuners.triton.spec import EXHAUSTIVE
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.search.options import EXHAUSTIVE
+from worker.tuners.search.search import SearchContext, ShapeTask
 from worker.tuners.triton.tuner import hints
 
 if TYPE_CHECKING:

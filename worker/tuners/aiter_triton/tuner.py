@@ -22,10 +22,10 @@ from worker.tuners.aiter_triton.bucket_search import BucketSearch
 from worker.tuners.aiter_triton.seeds import Seeds
 from worker.tuners.aiter_triton.spec import Options, kind_of, source_of
 from worker.tuners.aiter_triton.tasks import TaskMaker
-from worker.tuners.triton.measuring_process import NoDeviceError, Opened
-from worker.tuners.triton.processes import Serve, Work
-from worker.tuners.triton.search import SearchContext
-from worker.tuners.triton.spec import Options as TritonOptions
+from worker.tuners.search.measuring_process import NoDeviceError, Opened
+from worker.tuners.search.options import Options as TritonOptions
+from worker.tuners.search.processes import Serve, Work
+from worker.tuners.search.search import SearchContext
 from worker.tuners.triton.tuner import TritonTuner, about
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.aiter_triton.config import Values
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError
+from worker.tuners.search.target import Target
 from worker.tuners.triton.launch import gpu_target
-from worker.tuners.triton.target import Target
 
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
 """Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
@@ -16,9 +18,11 @@ from worker.tuners.common.device import Device, canary, keep_asleep
 from worker.tuners.common.operands import poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.common.timed_canary import timed_canary
-from worker.tuners.triton import launch, operands, target
-from worker.tuners.triton.clocks import GpuClock, UnknownClock, clock_of
-from worker.tuners.triton.measuring_process import Candidate
+from worker.tuners.search import target
+from worker.tuners.search.clocks import GpuClock, UnknownClock, clock_of
+from worker.tuners.search.measuring_process import Candidate
+from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.triton import launch, operands
 from worker.tuners.triton.operands import Operands
 
 Call = Callable[[], None]
@@ -243,3 +247,8 @@ class WallTimer:
 def _event() -> Any:
     event: Any = torch.cuda.Event
     return event(enable_timing=True)
+
+
+def serve(conn: Connection) -> None:
+    """Main function of the measuring process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
+    MeasuringServer(conn, lambda: DeviceBench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")).serve()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
+from worker.tuners.search.processes import STATUS
+from worker.tuners.search.target import Target
 from worker.tuners.triton.model import accumulators, halves, occupancy, stores
-from worker.tuners.triton.target import Target
 
 if TYPE_CHECKING:  # compile processes need no torch
     from worker.tuners.triton.operands import Operands
@@ -244,3 +247,28 @@ def _descriptor(tensor: Any, block: tuple[int, int] | None) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     return TensorDescriptor.from_tensor(tensor.view(-1, tensor.shape[-1]), list(block))
+
+
+def compile_job(job: tuple[LaunchPlan, Target]) -> tuple[str, str]:
+    """Compile for the target; the result is in Triton's disk cache. (status, detail)."""
+    made, target = job
+    try:
+        compiled = compile_plan(made, target)
+    except CompileError as e:
+        return STATUS.get(e.kind, "error"), str(e)
+    except MemoryError:
+        return "oom", "the compiler ran out of memory"
+    with contextlib.suppress(Exception):  # it only saves time: loading the kernel makes a missing one
+        _make_launcher(compiled, target)
+    return "ok", ""
+
+
+def _make_launcher(compiled: Any, target: Target) -> None:
+    """Up to 3.6 Triton has a C compiler make a launcher for each signature (0.1 s): here, not where the GPU waits.
+
+    Later versions have one for all. It is linked against the driver's library, and opens no device.
+    """
+    vendor, name = ("nvidia", "CudaLauncher") if target.backend == "cuda" else ("amd", "HIPLauncher")
+    driver = importlib.import_module(f"triton.backends.{vendor}.driver")
+    if hasattr(driver, "make_launcher") and hasattr(compiled, "metadata"):
+        getattr(driver, name)(compiled.src, compiled.metadata)

@@ -27,7 +27,7 @@ from collections.abc import Iterable
 
 from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import MX_GROUP, Problem
-from worker.tuners.triton.target import Target
+from worker.tuners.search.target import Target
 
 LAUNCH = 1.7
 """us between two nodes of a graph."""

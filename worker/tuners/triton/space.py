@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem
+from worker.tuners.search.target import Target
 from worker.tuners.triton.launch import COUNTERS
 from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
-from worker.tuners.triton.target import Target
 
 MAX_SPLIT = 32
 MAX_BATCH = 65535

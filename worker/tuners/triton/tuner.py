@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import time
@@ -14,19 +15,21 @@ from worker.families.triton_config import KernelConfig, from_name
 from worker.protocol import Choice, Spec, SpecShape
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
-from worker.tuners.triton.measuring_process import Alive, Canary, CanaryResult, CanaryTimes, Opened, TimeCanary
-from worker.tuners.triton.processes import Serve, now
-from worker.tuners.triton.search import Search, SearchContext, ShapeTask
-from worker.tuners.triton.spec import EXHAUSTIVE, Options
-from worker.tuners.triton.store import KernelStore, source_hash
-from worker.tuners.triton.time_accounting import TimeAccount
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules, features
+from worker.tuners.search.measuring_process import Alive, Canary, CanaryResult, CanaryTimes, Opened, TimeCanary
+from worker.tuners.search.options import EXHAUSTIVE, Options
+from worker.tuners.search.processes import Serve, now
+from worker.tuners.search.search import Search, SearchContext, ShapeTask
+from worker.tuners.search.store import KernelStore
+from worker.tuners.search.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
-    from worker.tuners.triton.measuring_process import MeasuringProcess
-    from worker.tuners.triton.processes import CompilePool, CompileResult, Work
+    from worker.tuners.search.measuring_process import MeasuringProcess
+    from worker.tuners.search.processes import CompilePool, CompileResult, Work
 
 CANARY_S = 120.0
+SOURCES = ("kernels.py", "launch.py")
+"""Files of this package that decide about the compiled code."""
 FAST_LIST = 400
 """The fast search looks at so many candidates at most, the best by the model."""
 
@@ -55,8 +58,8 @@ class TritonTuner:
     def open(self) -> dict[str, Any]:
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
-        from worker.tuners.triton.measuring_process import MeasuringProcess
-        from worker.tuners.triton.processes import CompilePool
+        from worker.tuners.search.measuring_process import MeasuringProcess
+        from worker.tuners.search.processes import CompilePool
 
         options = self.parsed(self._raw)
         cache = KernelStore.cache_of(self._place.node_dir).absolute()
@@ -158,9 +161,9 @@ class TritonTuner:
 
     def processes(self, options: Options) -> tuple[Serve, tuple[Any, ...], Work]:
         """Main function of the measuring process with its further arguments, and what compiles a job."""
-        from worker.tuners.triton import measuring_server, processes
+        from worker.tuners.triton import device_bench, launch
 
-        return measuring_server.serve, (), processes.compile_job
+        return device_bench.serve, (), launch.compile_job
 
     def about(self, opened: Opened) -> dict[str, str]:
         """Versions and device that a compiled kernel and its time depend on."""
@@ -208,6 +211,14 @@ class TritonTuner:
             self._pool, self._measurer, self._store, self._measurer.opened.target, options, emit, err_limit, account,
             self._compiled,
         )  # fmt: skip
+
+
+def source_hash(package: Path) -> str:
+    """A hash of the kernels' source and of launch.py."""
+    digest = hashlib.sha256()
+    for name in SOURCES:
+        digest.update(name.encode() + b"\0" + (package / name).read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def about(opened: Opened, source: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ from worker.tuners.aiter_triton.compile import CompileJob, compile_job
 from worker.tuners.aiter_triton.config import config_of
 from worker.tuners.aiter_triton.problem import problem_of
 from worker.tuners.aiter_triton.space import least_shared_bytes
-from worker.tuners.triton.target import copies_async, known
+from worker.tuners.search.target import copies_async, known
 root, arch = sys.argv[1], sys.argv[2]
 target = known(int(arch) if arch.isdigit() else arch)
 target = replace(target, async_copy=target.backend == "hip" and copies_async(arch))

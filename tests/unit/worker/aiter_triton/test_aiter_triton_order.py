@@ -26,8 +26,8 @@ from worker.tuners.aiter_triton.seeds import Seeds
 from worker.tuners.aiter_triton.spec import Options
 from worker.tuners.aiter_triton.tasks import TaskMaker
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
-from worker.tuners.triton.target import known
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.search.target import known
 
 ABOUT = {"kind": "a16w16", "gfx": "gfx950", "triton": "3.9.0", "source": "0123456789abcdef"}
 KEY: dict[str, int | str] = {

@@ -15,7 +15,7 @@ from worker.tuners.aiter_triton.compile import number_after, sections
 from worker.tuners.aiter_triton.config import config_of, portable
 from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.triton.target import Target, known
+from worker.tuners.search.target import Target, known
 
 KEY: dict[str, int | str] = {"M": 64, "N": 512, "K": 1024, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
 MI355X, H200 = known("gfx950"), known(90)

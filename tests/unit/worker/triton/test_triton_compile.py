@@ -19,9 +19,9 @@ pytest.importorskip("triton")
 from tests.support.triton_interpreted import A8, A16, BATCHED, BATCHED8, BLOCKS, MX
 from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.problem import Problem
+from worker.tuners.search.target import Target, known
 from worker.tuners.triton import launch, space
 from worker.tuners.triton.model import shared_bytes
-from worker.tuners.triton.target import Target, known
 
 NVIDIA, AMD = known(90), known("gfx950")
 Compile = Callable[[Problem, KernelConfig, Target], Any]

@@ -13,13 +13,14 @@ import pytest
 from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.triton import clocks, model, space
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules, features
-from worker.tuners.triton.clocks import Unthrottled, clock_of
-from worker.tuners.triton.spec import Options
-from worker.tuners.triton.store import KernelStore, source_hash
-from worker.tuners.triton.target import known
-from worker.tuners.triton.time_accounting import TimeAccount, length, overlap
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules, features
+from worker.tuners.search.clocks import Unthrottled, clock_of
+from worker.tuners.search.options import Options
+from worker.tuners.search.store import KernelStore
+from worker.tuners.search.target import known
+from worker.tuners.search.time_accounting import TimeAccount, length, overlap
+from worker.tuners.triton import launch, model, space
+from worker.tuners.triton.tuner import source_hash
 
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096), (64, 1280, 8192)]
 
@@ -161,10 +162,10 @@ def test_the_cache_stays_below_its_size(tmp_path: Path) -> None:
 
 def test_a_kernel_that_changes_changes_the_hash(tmp_path: Path) -> None:
     copy = tmp_path / "triton"
-    shutil.copytree(Path(clocks.__file__).parent, copy)
+    shutil.copytree(Path(launch.__file__).parent, copy)
     before = source_hash(copy)
-    (copy / "search.py").write_text("")
-    assert source_hash(copy) == before == source_hash(Path(clocks.__file__).parent)
+    (copy / "space.py").write_text("")
+    assert source_hash(copy) == before == source_hash(Path(launch.__file__).parent)
     with (copy / "kernels.py").open("a") as f:
         f.write("# another kernel\n")
     assert source_hash(copy) != before

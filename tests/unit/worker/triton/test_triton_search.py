@@ -15,10 +15,10 @@ from worker.families.triton_config import KernelConfig
 from worker.protocol import Choice, TableKernel
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
+from worker.tuners.search.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
+from worker.tuners.search.processes import CompileResult
+from worker.tuners.search.search import Search
 from worker.tuners.triton import space
-from worker.tuners.triton.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
-from worker.tuners.triton.processes import CompileResult
-from worker.tuners.triton.search import Search
 from worker.tuners.triton.tuner import candidates_of
 
 Make = Callable[..., Kit]

@@ -15,9 +15,9 @@ from worker.families.triton_config import KernelConfig, from_name
 from worker.tuners.common.formats import E2M1
 from worker.tuners.common.operands import widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
+from worker.tuners.search.target import Target, known
 from worker.tuners.triton import launch, model, operands, space
 from worker.tuners.triton.model import MAX_REGISTERS, occupancy, registers, shared_bytes
-from worker.tuners.triton.target import Target, known
 
 CPU = torch.device("cpu")
 NVIDIA, AMD, OLDER_AMD = known(90), known("gfx950"), known("gfx942")

@@ -21,8 +21,8 @@ from worker.tuners.base import RUNNERS, Emit, TunerFault
 from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import ended, ranked_row, row_of, why_no_winner
-from worker.tuners.triton.candidate_ranker import CandidateRanker
-from worker.tuners.triton.measuring_process import (
+from worker.tuners.search.candidate_ranker import CandidateRanker
+from worker.tuners.search.measuring_process import (
     Began,
     Candidate,
     MeasuringProcess,
@@ -35,13 +35,13 @@ from worker.tuners.triton.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.triton.processes import CompilePool, CompileResult, now
-from worker.tuners.triton.spec import EXHAUSTIVE, Options
-from worker.tuners.triton.store import FAULTS_TO_BLOCK, KernelStore
-from worker.tuners.triton.time_accounting import TimeAccount
+from worker.tuners.search.options import EXHAUSTIVE, Options
+from worker.tuners.search.processes import CompilePool, CompileResult, now
+from worker.tuners.search.store import FAULTS_TO_BLOCK, KernelStore
+from worker.tuners.search.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
-    from worker.tuners.triton.target import Target
+    from worker.tuners.search.target import Target
 
 
 class CompileJob(Protocol):

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 from worker.tuners.common.measure import Ranking
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.processes import ChildProcess, Serve, now
-from worker.tuners.triton.target import Target
+from worker.tuners.search.processes import ChildProcess, Serve, now
+from worker.tuners.search.target import Target
 
 
 class Candidate(Protocol):

@@ -11,9 +11,7 @@ and its job becomes a failure; the others go on. The pool does not look into a j
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
-import importlib
 import multiprocessing
 import os
 import signal
@@ -22,16 +20,11 @@ import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from worker.process import exit_words
-from worker.tuners.triton.target import Target
 
-if TYPE_CHECKING:
-    from worker.tuners.triton.launch import LaunchPlan
-
-
-PRELOAD = ["worker.tuners.triton.preload"]
+PRELOAD = ["worker.tuners.search.preload"]
 GRACE_S = 2.0
 
 Serve = Callable[..., None]
@@ -256,30 +249,3 @@ def serve_jobs(conn: Connection, work: Work) -> None:
         except Exception as e:  # noqa: BLE001 - a compiler may raise anything
             status, detail, facts = "error", f"{type(e).__name__}: {e}", []
         conn.send((status, detail, start, now(), *facts))
-
-
-def compile_job(job: tuple[LaunchPlan, Target]) -> tuple[str, str]:
-    """Compile for the target; the result is in Triton's disk cache. (status, detail)."""
-    from worker.tuners.triton.launch import CompileError, compile_plan
-
-    made, target = job
-    try:
-        compiled = compile_plan(made, target)
-    except CompileError as e:
-        return STATUS.get(e.kind, "error"), str(e)
-    except MemoryError:
-        return "oom", "the compiler ran out of memory"
-    with contextlib.suppress(Exception):  # it only saves time: loading the kernel makes a missing one
-        _make_launcher(compiled, target)
-    return "ok", ""
-
-
-def _make_launcher(compiled: Any, target: Target) -> None:
-    """Up to 3.6 Triton has a C compiler make a launcher for each signature (0.1 s): here, not where the GPU waits.
-
-    Later versions have one for all. It is linked against the driver's library, and opens no device.
-    """
-    vendor, name = ("nvidia", "CudaLauncher") if target.backend == "cuda" else ("amd", "HIPLauncher")
-    driver = importlib.import_module(f"triton.backends.{vendor}.driver")
-    if hasattr(driver, "make_launcher") and hasattr(compiled, "metadata"):
-        getattr(driver, name)(compiled.src, compiled.metadata)

@@ -25,16 +25,6 @@ from worker.protocol.environment import CACHE_ENV
 MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
 FAULTS_TO_BLOCK = 2
-SOURCES = ("kernels.py", "launch.py")
-"""Files of this package that decide about the compiled code."""
-
-
-def source_hash(package: Path) -> str:
-    """A hash of the kernels' source and of launch.py."""
-    digest = hashlib.sha256()
-    for name in SOURCES:
-        digest.update(name.encode() + b"\0" + (package / name).read_bytes() + b"\0")
-    return digest.hexdigest()[:16]
 
 
 class KernelStore:

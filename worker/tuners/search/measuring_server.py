@@ -32,8 +32,8 @@ from worker.tuners.common.measure import (
 )
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.triton.clocks import GpuClock, Unthrottled
-from worker.tuners.triton.measuring_process import (
+from worker.tuners.search.clocks import GpuClock, Unthrottled
+from worker.tuners.search.measuring_process import (
     Alive,
     Began,
     Canary,
@@ -52,8 +52,8 @@ from worker.tuners.triton.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.triton.processes import now
-from worker.tuners.triton.target import Target
+from worker.tuners.search.processes import now
+from worker.tuners.search.target import Target
 
 KEPT = RUNNER_UP
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
@@ -285,14 +285,3 @@ class MeasuringServer:
         with self._lock:
             self._sent_at = now()
             self._conn.send(message)
-
-
-def serve(conn: Connection) -> None:
-    """Main function of the process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
-
-    def make() -> Bench:
-        from worker.tuners.triton.device_bench import DeviceBench
-
-        return DeviceBench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")
-
-    MeasuringServer(conn, make).serve()
