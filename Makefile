@@ -22,7 +22,7 @@ SEEDS     ?=
 AITER_GIT ?=
 
 # a local run needs torch here; a run on other nodes does not
-LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
+LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,torch))
 STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
 
 .PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report serve merge export verify collect compare demo test lint format types unit soak system-packages shapes-named test-aiter benchmarks clean
@@ -57,9 +57,6 @@ $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.installed-serve: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[serve])
 
-$(VENV)/.installed-triton: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)triton])
-
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch$(,)triton$(,)serve$(,)kubernetes$(,)dev])
 
@@ -77,7 +74,7 @@ shapes-named:
 tune: shapes-named $(STAMP) ## tune SHAPES (default examples/llm.csv) on INVENTORY (default this machine)
 	@$(BIN)/gemmfleet tune '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--tuner,$(TUNER)) $(call option,--db,$(DB)) $(ARGS)
 
-bench: $(STAMP) ## measure backends on SHAPES (default: the FP4 suite) side by side; ARGS="--backend own-triton,torch,aiter"
+bench: $(STAMP) ## measure backends on SHAPES (default: the FP4 suite) side by side; ARGS="--backend torch,aiter"
 	@$(BIN)/gemmfleet bench $(if $(filter-out file,$(origin SHAPES)),'$(SHAPES)') $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--db,$(DB)) $(ARGS)
 
 plan: shapes-named $(STAMP) ## show what tune would run where: asks the nodes of INVENTORY what they have, starts and writes nothing

@@ -40,18 +40,6 @@ def in_words(tuners: tuple[str, ...]) -> str:
     return f"the tuners {', '.join(first)} and {last}" if first else f"the tuner {last}"
 
 
-def options_for(spec: TunerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A tuner's options, checked, with what the files hold that they name. Raises InputError."""
-    try:
-        options = dict(spec.read_files(given))
-    except OSError as e:
-        raise InputError(f"{e.filename}: {e.strerror}") from e
-    except ValueError as e:
-        raise InputError(str(e)) from e
-    check_tuner_options(spec, options)
-    return options
-
-
 def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
     """Raise InputError where the tuner does not take these options, before anything starts."""
     try:

@@ -69,11 +69,6 @@ TRITON_CONFIG = (
     Entry("undo", "Take back the last merge into a tree.", "orchestrator.cli.triton_config:undo"),
     Entry("check", "Check AITER's Triton configs on this machine's CPU.", "orchestrator.cli.triton_config:check"),
     Entry(
-        "order",
-        "Compile the candidates of shapes on this machine's cores, for nodes to try in that order.",
-        "orchestrator.cli.triton_config:order",
-    ),
-    Entry(
         "rows", "Write tuned rows that route shapes to AITER's Triton kernel.", "orchestrator.cli.triton_config:rows"
     ),
 )

@@ -16,7 +16,7 @@ from typing import Literal
 
 from orchestrator.collect.node_folder import Fetched
 from orchestrator.reasons import Reason
-from orchestrator.tables.backends import OWNER_COLUMN, owned
+from orchestrator.tables.backends import owned
 from orchestrator.tables.locate import families_by_content, family_in_name
 from orchestrator.tables.tuned import NULLS, Key, KeyFault, key_dict, key_of, number_of
 from orchestrator.tuned_db.merge_policy import Newcomer, champions
@@ -129,7 +129,7 @@ def _of_row(row: dict[str, str], node: str) -> Iterable[BenchRow]:
         us = number_of(row[name]) if name.endswith("_us") else None
         if us is not None and us > 0:
             backend = name.removesuffix("_us")
-            whose = owned(backend, row.get(OWNER_COLUMN, ""))
+            whose = owned(backend)
             yield BenchRow(key, whose, us, number_of(row.get(f"{backend}_tflops", "")), node)
 
 

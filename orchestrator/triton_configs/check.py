@@ -117,7 +117,7 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
 
 def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
     """One bucket compiled in this process. Raises nothing: a failure is the answer."""
-    from worker.tuners.aiter_triton.compile import compile_config
+    from worker.tuners.aiter_triton.source import compile_config
     from worker.tuners.aiter_triton.spec import tuned_kinds
 
     if bucket.kind not in tuned_kinds():
@@ -127,7 +127,7 @@ def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
         facts = compile_config(bucket.kind, gfx, bucket.values, m, n, k, b, root=root)
     except Exception as e:  # noqa: BLE001 - the compiler's and the kernel's own errors are of any type
         return replace(bucket, error=re.sub(r"\s+", " ", f"{type(e).__name__}: {e}")[:300])
-    return replace(bucket, lds=facts.lds, vgprs=facts.vgprs, spills=facts.spills, hash=facts.hash)
+    return replace(bucket, lds=facts.shared_bytes, vgprs=facts.vgprs, spills=facts.spills, hash=facts.hash)
 
 
 def _faults(buckets: Sequence[Compiled], lds: int | None) -> Iterator[Finding]:

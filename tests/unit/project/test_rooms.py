@@ -45,11 +45,10 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners.common": (*BASE, "worker", "worker.device"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
     "worker.tuners.search": (*ON_A_NODE, "worker.process"),
-    "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.search"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
     "worker.tuners.aiter_triton": (
         *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.search",
-        "worker.tuners.triton", "worker.bench",
+        "worker.bench",
     ),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
@@ -57,7 +56,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.capture": (),
     "worker.bench": (
         *ON_A_NODE, "worker.process", "worker.agent", "worker.aiter_tree", "worker.triton_configs",
-        "worker.tuners.aiter", "worker.tuners.search", "worker.tuners.torch", "worker.tuners.triton",
+        "worker.tuners.aiter", "worker.tuners.search", "worker.tuners.torch",
     ),
 }  # fmt: skip
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""

@@ -1,13 +1,13 @@
 """Order of the candidates and the end of a search: its policy, pure, without clock or device.
 
-A candidate begins with an estimate in microseconds (the analytic model's). Measurements correct it: the log of
+A candidate begins with an estimate in microseconds (its source's). Measurements correct it: the log of
 measured over estimated is a residual, and a candidate's residual is guessed from those measured near it,
 
     guess(i)      = (sum_j w_ij r_j + PULL * median r) / (sum_j w_ij + PULL),   w_ij = exp(-|f_i - f_j|^2 / 2)
     likely(i)     = estimate_i * exp(guess(i))
     optimistic(i) = estimate_i * exp(guess(i) - KAPPA * s / sqrt(1 + sum_j w_ij))
 
-with f the candidate's features (see `features`) and s the spread of the residuals. (A Nadaraya-Watson regression with
+with f the candidate's features and s the spread of the residuals. (A Nadaraya-Watson regression with
 a lower confidence bound.) The next candidate is the one of the least optimistic time. The search stops when no
 candidate that is left could win by more than GAIN even by its optimistic time, and the last `patience` measured
 brought nothing.
@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-from worker.families.triton_config import KernelConfig
 
 PULL = 0.5
 """Weight of the median residual against one measured candidate of the same features."""
@@ -36,10 +34,10 @@ GAIN = 0.01
 class StopRules:
     """Rule for when a search stops."""
 
-    at_least: int = 20
+    at_least: int = 24
     """Candidates measured before it may stop."""
-    patience: int = 12
-    at_most: int = 48
+    patience: int = 16
+    at_most: int = 64
     all: bool = False
     """Exhaustive: stop only when every candidate was tried."""
 
@@ -51,7 +49,6 @@ class CandidateRanker:
         self._estimates, self._features, self.rules = estimates, features, rules
         self._first: dict[int, int] = {}
         self._last: set[int] = set()
-        self._behind: Mapping[int, int] = {}
         self._left = set(range(len(estimates)))
         self._residuals: list[float] = []
         self._weight = [0.0] * len(estimates)
@@ -72,12 +69,6 @@ class CandidateRanker:
         if i not in self._first:
             self._last.add(i)
             self._order = None
-
-    def put_behind(self, levels: Mapping[int, int]) -> None:
-        """Try candidates of a level above 0 behind all of lower levels that could win as well. That is an order only:
-        they keep the search going."""
-        self._behind = levels
-        self._order = None
 
     def learn(self, other: CandidateRanker) -> None:
         """Take the residuals of a neighbouring shape for a first guess."""
@@ -106,12 +97,7 @@ class CandidateRanker:
         """Candidates left, the most promising first."""
         if self._order is None:
             times, last = self._times(), len(self._first)
-
-            def key(i: int) -> tuple[object, ...]:
-                level = self._behind.get(i, 0)
-                return self._first.get(i, last), i in self._last, not self._could_win(times[i]), level, times[i], i
-
-            self._order = sorted(self._left, key=key)
+            self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), i in self._last, times[i], i))
         return self._order
 
     def stop_reason(self) -> str:
@@ -157,26 +143,6 @@ class CandidateRanker:
                 for i in self._left
             }
         return self._optimistic
-
-
-def features(c: KernelConfig) -> tuple[float, ...]:
-    """A candidate as a point: neighbours differ by one step of one knob, which lies at a distance of about 1."""
-    return (
-        math.log2(c.block_m),
-        math.log2(c.block_n),
-        math.log2(c.block_k),
-        0.25 * math.log2(c.group_m),
-        math.log2(c.split_k),
-        2.0 * c.persistent,
-        1.5 * c.descriptor,
-        1.5 * c.swap,
-        math.log2(c.num_warps),
-        0.5 * c.num_stages,
-        0.5 * c.waves_per_eu,
-        c.matrix_instr_nonkdim / 16,
-        0.5 * c.kpack,
-        1.5 * (c.side > 0),
-    )
 
 
 def _near(a: Iterable[float], b: Iterable[float]) -> float:

@@ -9,29 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from worker.tuners.common.measure import Ranking
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.processes import ChildProcess, Serve, now
+from worker.tuners.search.source import Candidate
 from worker.tuners.search.target import Target
-
-
-class Candidate(Protocol):
-    """One way to run a kernel; plain data, sent to the measuring process."""
-
-    @property
-    def name(self) -> str:
-        """Canonical text that spells every knob."""
-        ...
-
-    @property
-    def split_k(self) -> int: ...
-
-    @property
-    def simplicity(self) -> tuple[int, ...]:
-        """Of two that are equally fast the lower one wins."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from worker.tuners.common.measure import (
     rerank,
     sustained,
 )
-from worker.tuners.common.problem import Problem
+from worker.tuners.common.problem import Problem, UnavailableError
 from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.search.clocks import GpuClock, Unthrottled
 from worker.tuners.search.measuring_process import (
@@ -39,7 +39,6 @@ from worker.tuners.search.measuring_process import (
     Canary,
     CanaryResult,
     CanaryTimes,
-    Candidate,
     Fatal,
     Opened,
     Prepare,
@@ -53,6 +52,7 @@ from worker.tuners.search.measuring_process import (
     Try,
 )
 from worker.tuners.search.processes import now
+from worker.tuners.search.source import Candidate
 from worker.tuners.search.target import Target
 
 KEPT = RUNNER_UP
@@ -148,8 +148,7 @@ class MeasuringServer:
         try:
             self._bench = self._make()
         except Exception as e:  # noqa: BLE001 - a driver may raise anything
-            expected = type(e).__name__ == "NeedsGpuError"
-            self._send(Fatal(str(e) if expected else f"{type(e).__name__}: {e}"))
+            self._send(Fatal(str(e) if isinstance(e, UnavailableError) else f"{type(e).__name__}: {e}"))
             return
         self._send(Opened(self._bench.info(), self._bench.target))
         threading.Thread(target=self._load, daemon=True).start()

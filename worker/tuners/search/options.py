@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.options import boolean, option, parse_options, seconds, whole
+from worker.options import boolean, option, seconds, whole
 
 FAST, EXHAUSTIVE = "fast", "exhaustive"
 
@@ -24,7 +23,7 @@ def _names(value: Any) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class SearchOptions:
     """Each option with its default; docs/reference/tuners.md explains them."""
 
     search: str = option(FAST, _search)
@@ -37,8 +36,8 @@ class Options:
     min_samples: int = option(5, whole(1, 100_000))
     max_samples: int = option(31, whole(1, 100_000))
     seed: int = option(0, whole(0, 2**63))
-    rotate_mb: int = option(256, whole(0, 65536))
-    """Memory that the copies of the operands span."""
+    rotate_mb: int = option(512, whole(0, 65536))
+    """Memory that the copies of the operands span: more than the last-level cache of MI300 and MI355X (256 MB)."""
     compile_timeout_s: float = option(90.0, seconds(1, 3600))
     hang_s: float = option(30.0, seconds(0.5, 3600))
     """The measuring process is ended when it sends nothing for so long while it has work."""
@@ -50,8 +49,3 @@ class Options:
     """Winners of earlier runs and of neighbouring shapes come first."""
     again: int = option(0, whole(0, 100))
     """Times that a ranking is repeated whose winner has a small margin."""
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Options:
-        """Raises ValueError with every fault."""
-        return parse_options(cls, "triton", raw)

@@ -5,7 +5,7 @@ libraries' memory; that one never touched a GPU. Each talks over one pipe, in pi
 process: its pipe closes, and the agent kills the session.
 
 The pool takes jobs in an order that may change until a process takes them, and returns each result once. A job is a
-name and a pickled launch plan with its target. A process that crashes, or takes longer than the timeout, is replaced
+name and plain data. A process that crashes, or takes longer than the timeout, is replaced
 and its job becomes a failure; the others go on. The pool does not look into a job: `work` does.
 """
 
@@ -17,12 +17,13 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from worker.process import exit_words
+from worker.tuners.search.source import Facts
 
 PRELOAD = ["worker.tuners.search.preload"]
 GRACE_S = 2.0
@@ -86,24 +87,6 @@ def now() -> float:
     return time.monotonic()
 
 
-STATUS = {"resource": "unsupported", "unsupported": "unsupported", "error": "error"}
-"""A row's status by the kind of a CompileError."""
-
-
-class Facts(Protocol):
-    """Facts of a compiled kernel."""
-
-    @property
-    def same_as(self) -> Hashable:
-        """Equal for candidates that are the same machine code, started alike: one of them is measured."""
-        ...
-
-    @property
-    def spills(self) -> int:
-        """Registers that did not fit; a kernel that has some is measured last."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class CompileResult:
     """A job's end: status ok, or unsupported, oom, error, timeout with a detail; its span in CLOCK_MONOTONIC."""
@@ -126,8 +109,6 @@ class _Process:
     helper: ChildProcess
     job: str | None = None
     since: float = 0.0
-    resting: float | None = None
-    """Since when no job is left for it, though jobs had been given."""
 
 
 class CompilePool:
@@ -136,7 +117,6 @@ class CompilePool:
     def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
         self._work, self._env, self._timeout_s = work, env, timeout_s
         self._queue: list[tuple[str, Any]] = []
-        self._rests: list[tuple[float, float]] = []
         self._processes = [_Process(self._start()) for _ in range(max(1, size))]
 
     @property
@@ -158,27 +138,6 @@ class CompilePool:
         running = self.running
         self._queue = [(name, job) for name, job in jobs if name not in running]
         self._hand_out()
-
-    def spans(self) -> list[tuple[float, float]]:
-        """Spans of the running jobs, until now."""
-        return [(p.since, now()) for p in self._processes if p.job is not None]
-
-    def expect(self) -> None:
-        """Announce jobs: a process that waits for them does not count as resting."""
-        self._rests.clear()
-        for p in self._processes:
-            p.resting = None
-
-    def rests(self) -> list[tuple[float, float]]:
-        """Spans in which processes had nothing to do since `expect`: every wanted job was done or another's."""
-        return self._rests + [(p.resting, now()) for p in self._processes if p.resting is not None]
-
-    def drop(self) -> None:
-        """Forget the queue, and end the running jobs."""
-        self._queue.clear()
-        for p in self._processes:
-            if p.job is not None:
-                self._replace(p)
 
     def collect(self) -> list[CompileResult]:
         """Results since the last call; free processes get the next jobs."""
@@ -222,12 +181,6 @@ class CompilePool:
                     self._replace(p)
                     p.helper.conn.send(job)
                 p.job, p.since = name, now()
-                if p.resting is not None:
-                    self._rests.append((p.resting, p.since))
-                    p.resting = None
-        for p in self._processes:
-            if p.job is None and p.resting is None:
-                p.resting = now()
 
     def _replace(self, p: _Process) -> str:
         how = p.helper.end()

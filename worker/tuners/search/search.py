@@ -1,30 +1,29 @@
-"""Search for one shape's fastest candidate: compile processes ahead, the measuring process behind, a ranker between.
+"""The search at one problem: compile processes ahead, the measuring process behind, a ranker between.
 
     order of the ranker -> compile (many processes) -> ready -> check and time (one process, the GPU) -> ranker again
-    ... until the ranker stops -> the leaders interleaved -> winner, checked once more
+    ... until the ranker stops -> the leaders interleaved -> the fastest, checked once more
 
 Nothing is measured or decided here: `ranker` decides, `pool` compiles, `measurer` measures; this module passes the
-results of one to the others, and writes rows.
+results of one to the others, and writes rows. The tuner settles its shapes by `Search.found` and `Search.ranked`.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Row, SpecShape
 from worker.text import plural
-from worker.tuners.base import RUNNERS, Emit, TunerFault
+from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
 from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import ended, ranked_row, row_of, why_no_winner
-from worker.tuners.search.candidate_ranker import CandidateRanker
+from worker.tuners.common.rows import row_of, why_no_winner
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
 from worker.tuners.search.measuring_process import (
     Began,
-    Candidate,
     MeasuringProcess,
     NoDeviceError,
     Prepare,
@@ -35,23 +34,14 @@ from worker.tuners.search.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.search.options import EXHAUSTIVE, Options
+from worker.tuners.search.options import EXHAUSTIVE, SearchOptions
 from worker.tuners.search.processes import CompilePool, CompileResult, now
+from worker.tuners.search.source import Candidate, CompileJob, KernelSource
 from worker.tuners.search.store import FAULTS_TO_BLOCK, KernelStore
 from worker.tuners.search.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
     from worker.tuners.search.target import Target
-
-
-class CompileJob(Protocol):
-    """Job of a compile process for one candidate; plain data."""
-
-    @property
-    def compile_key(self) -> str:
-        """Jobs of one key are one compiled kernel."""
-        ...
-
 
 AHEAD = 3
 """Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
@@ -65,57 +55,75 @@ DEATHS = 6
 
 @dataclass(slots=True)
 class ShapeTask:
-    """A shape that is to be searched: its problem, its candidates with the model's times, and how they are compiled.
+    """A problem that is to be searched: its candidates with their estimates, and how they are compiled.
 
-    `always`: candidates that are measured though others are the same machine code. `quiet`: no rows are emitted.
+    `shape`: the one in whose name rows are emitted. `always`: candidates that are measured though others are the same
+    machine code. `quiet`: no rows are emitted.
     """
 
     shape: SpecShape
     problem: Problem
     candidates: Sequence[Candidate]
-    launches: Sequence[CompileJob]
+    jobs: Sequence[CompileJob]
     ranker: CandidateRanker
     always: frozenset[int] = frozenset()
     quiet: bool = False
-    named: bool = False
-    """The candidates are those that the spec names for the shape (`only`): all of them are ranked."""
     keys: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keys = [made.compile_key for made in self.launches]
+        self.keys = [job.compile_key for job in self.jobs]
 
 
 @dataclass(slots=True)
 class SearchContext:
-    """Processes, store and options of a search, shared by the shapes of a spec; `compiled` by all of the tuner."""
+    """Source, processes, store and options of a search, shared by the shapes of a spec; `compiled` by all of the
+    tuner."""
 
+    source: KernelSource
+    target: Target
     pool: CompilePool
     measurer: MeasuringProcess
     store: KernelStore
-    target: Target
-    options: Options
+    options: SearchOptions
     emit: Emit
     err_limit: float
     account: TimeAccount
     compiled: dict[str, CompileResult] = field(default_factory=dict)
     """Result of each compiled kernel by its key: candidates and shapes share kernels."""
 
+    def task(
+        self, shape: SpecShape, problem: Problem, candidates: Sequence[Candidate], always: frozenset[int] = frozenset(),
+        *, quiet: bool = False, estimated: bool = True,
+    ) -> ShapeTask:  # fmt: skip
+        """The task of a problem. `estimated` False: these few candidates are all measured, in their order."""
+        rules = StopRules(all=not estimated or self.options.search == EXHAUSTIVE)
+        source = self.source
+        us = [source.estimate_us(problem, c, self.target) if estimated else 1.0 for c in candidates]
+        ranker = CandidateRanker(us, [c.features for c in candidates], rules)
+        jobs = [source.job(problem, c) for c in candidates]
+        return ShapeTask(shape, problem, candidates, jobs, ranker, always, quiet)
+
+    def winners(self, task: ShapeTask) -> list[int]:
+        """Indexes of a task's candidates that won before, on this problem or near it."""
+        names = self.store.hints(task.problem.family, task.problem.group_name, task.problem.m)
+        known = {c.name: i for i, c in enumerate(task.candidates)}
+        return [known[name] for name in names if name in known]
+
     def jobs(self, tasks: Sequence[ShapeTask]) -> list[tuple[str, Any]]:
         """The compile jobs of shapes whose turn has not come, one a kernel."""
         jobs: dict[str, Any] = {}
-        for e in tasks:
-            first = e.ranker.order()[
-                : None if e.ranker.rules.all else e.ranker.rules.at_least + e.ranker.rules.patience
-            ]
-            jobs |= {e.keys[i]: (e.launches[i], self.target) for i in first if e.keys[i] not in self.compiled}
+        for t in tasks:
+            rules = t.ranker.rules
+            first = t.ranker.order()[: None if rules.all else rules.at_least + rules.patience]
+            jobs |= {t.keys[i]: t.jobs[i] for i in first if t.keys[i] not in self.compiled}
         return list(jobs.items())
 
 
 class Search:
-    """One shape's search. `run` ends with exactly one `tuned` or `failed`, or raises TunerFault."""
+    """One problem's search: `measure`, then `ranked` as often as wanted. Both raise TunerFault."""
 
     def __init__(self, context: SearchContext, task: ShapeTask, following: Sequence[ShapeTask]) -> None:
-        """`following`: shapes whose candidates are compiled when this one has no more to compile."""
+        """`following`: tasks whose candidates are compiled when this one has no more to compile."""
         self._context, self._task, self._following, self._account = context, task, following, context.account
         self._p, self._ranker = task.problem, task.ranker
         self._ready: dict[int, float] = {}
@@ -131,19 +139,11 @@ class Search:
         """Candidates whose timers the present measuring process has."""
         self._rows: list[Row] = []
         self._prepared = False
-        self.refused = ""
+        self._refused = ""
         self._ranked: Ranked | None = None
         self._deaths = 0
         self._order: list[int] = []
         self._started = now()
-
-    def run(self) -> None:
-        """Measure, rank, and settle the shape."""
-        self.measure()
-        if self._found:
-            self._decide()
-        else:
-            self._context.emit.failed(self._task.shape.id, *self.why_none())
 
     @property
     def found(self) -> Mapping[int, Measurement]:
@@ -162,8 +162,8 @@ class Search:
 
     def why_none(self) -> tuple[str, str]:
         """Reason and detail of a shape none of whose candidates may win."""
-        if self.refused:
-            return "unsupported", self.refused
+        if self._refused:
+            return "unsupported", self._refused
         return why_no_winner(self._rows, self._context.err_limit)
 
     def measure(self) -> None:
@@ -172,7 +172,7 @@ class Search:
         self._order = self._ranker.order()
         self._take_compiled()
         self._prepare()
-        while not self.refused and not self._over():
+        while not self._refused and not self._over():
             self._feed(self._next_ready)
             self._compile_ahead()
             self._turn()
@@ -196,7 +196,7 @@ class Search:
             mine = mine[
                 : max(0, self._ranker.rules.at_most - len(self._ranker.us) - len(self._ready) - len(self._sent))
             ]
-        jobs = [(self._task.keys[i], (self._task.launches[i], self._context.target)) for i in mine]
+        jobs = [(self._task.keys[i], self._task.jobs[i]) for i in mine]
         self._context.pool.want(list(dict([*jobs, *self._context.jobs(self._following)]).items()))
 
     def _next_ready(self) -> int | None:
@@ -249,7 +249,7 @@ class Search:
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Prepared):
-            self._prepared, self.refused = not message.refused, message.refused
+            self._prepared, self._refused = not message.refused, message.refused
             self._account.measuring.append((message.start, message.end))
             self._account.add("inputs", message.end - message.start)
         elif isinstance(message, Began):
@@ -276,8 +276,6 @@ class Search:
                 self._found.pop(t.index)
             self._fail(t.index, t.status, t.detail, t.err)
             return
-        done = self._context.compiled[self._task.keys[t.index]]
-        self._account.needed_until = max(self._account.needed_until, done.end)
         self._rankable.add(t.index)
         if again:
             return
@@ -351,55 +349,23 @@ class Search:
             Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._context.err_limit)
         )
 
-    def _decide(self) -> None:
-        """Rank the leaders until the winner is right also afterwards."""
-        while self._found:
-            ranked = self.ranked(self.leaders())
-            if ranked is None:
-                continue
-            v = ranked.ranking
-            i = ranked.indexes[v.winner]
-            c = self._task.candidates[i]
-            summary = ranking_summary([self._task.candidates[j] for j in ranked.indexes], ranked, len(self._found))
-            won = ranked_row(self._ranked_row(ranked, v.winner, summary), v.margin)
-            self._context.store.won(self._p.family, self._p.group_name, self._p.m, c.name, v.us[v.winner])
-            others = [k for k in range(len(ranked.indexes)) if k != v.winner]
-            for k in others if self._task.named else ():
-                self._emit_row(self._ranked_row(ranked, k, "ranked again"))
-            following = [ranked.indexes[k] for k in sorted(others, key=lambda k: v.us[k])]
-            following += sorted(self._found.keys() - {*ranked.indexes}, key=lambda j: self._found[j].us)
-            self._context.emit.tuned(
-                self._task.shape.id, won, candidate=(c.name,), runners=self._identities(following[:RUNNERS]),
-                ran=ended(self._rows) if self._task.named else (),
-            )  # fmt: skip
-            return
-        self._context.emit.failed(self._task.shape.id, *self.why_none())
-
-    def _ranked_row(self, ranked: Ranked, place: int, detail: str) -> Row:
-        """Row of a contender with its time in the ranking."""
-        v, i = ranked.ranking, ranked.indexes[place]
-        c = self._task.candidates[i]
-        return row(c, self._p, "ok", v.us[place], self._errs[i], v.spread[place], v.rounds, detail)
-
-    def _identities(self, indexes: Iterable[int]) -> list[tuple[str]]:
-        return [(self._task.candidates[i].name,) for i in indexes]
-
     def leaders(self) -> list[int]:
         """Candidates that may be the fastest, by their index."""
         indexes = sorted(self._found)
-        if self._task.named:
-            return indexes
         within, most = (SUSTAINED_WITHIN, SUSTAINED_LEADERS) if self._p.is_sustained else (WITHIN, LEADERS)
         return [indexes[k] for k in leaders([self._found[i] for i in indexes], within, most, runner_up=RUNNER_UP)]
 
     def ranked(self, indexes: Sequence[int]) -> Ranked | None:
-        """These interleaved, the winner checked again; None where it has to begin anew, with fewer found."""
-        ranked = self._rank(list(indexes))
-        if ranked is None or ranked.err <= self._context.err_limit:
-            return ranked
-        i = ranked.indexes[ranked.ranking.winner]
-        self._found.pop(i)
-        self._fail(i, "wrong", f"wrong after being measured: {ranked.err:.4f} of the elements are off", ranked.err)
+        """These measured again, interleaved, and the fastest checked once more; None where none of them is right."""
+        while left := [i for i in indexes if i in self._found]:
+            ranked = self._rank(left)
+            if ranked is None:  # the process died
+                continue
+            if ranked.err <= self._context.err_limit:
+                return ranked
+            i = ranked.indexes[ranked.ranking.winner]
+            self._found.pop(i)
+            self._fail(i, "wrong", f"wrong after being measured: {ranked.err:.4f} of the elements are off", ranked.err)
         return None
 
     def _rank(self, indexes: list[int]) -> Ranked | None:
@@ -407,8 +373,8 @@ class Search:
         while missing or self._sent or not self._prepared:  # candidates measured by a process that died since
             self._feed(lambda: missing.pop() if missing else None)
             self._turn()
-            if self.refused:
-                raise TunerFault("error", f"the operands could not be made again: {self.refused}")
+            if self._refused:
+                raise TunerFault("error", f"the operands could not be made again: {self._refused}")
         indexes = [i for i in indexes if i in self._rankable and i in self._found]
         if not indexes:
             return None
@@ -434,15 +400,3 @@ def row(
     kernel_id = zlib.crc32(c.name.encode()) & 0x7FFFFFFF
     split = c.split_k if c.split_k > 1 else 0
     return row_of(p, "triton", c.name, kernel_id, split, status, us, err, spread, samples, detail)
-
-
-def ranking_summary(candidates: Sequence[Candidate], ranked: Ranked, tried: int) -> str:
-    """Summary of the ranking: rounds, dropped samples, and the times of the others."""
-    v = ranked.ranking
-    others = sorted(
-        (v.us[i], c.name + (" (tied)" if i in v.tied else "")) for i, c in enumerate(candidates) if i != v.winner
-    )
-    text = f"best of {tried}; ranked {len(candidates)} in {v.rounds} rounds"
-    if ranked.dropped:
-        text += f", {plural(ranked.dropped, 'sample')} dropped (clock throttled)"
-    return text + (": next " + ", ".join(f"{name} {us:.4g} us" for us, name in others) if others else "")

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worker.tuners.common.problem import fp8_of
-
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -32,8 +30,6 @@ class Target:
     tflops: Mapping[str, float] = field(hash=False)
     clock_ghz: float
     name: str = ""
-    xcds: int = 1
-    """Dies that have a cache of their own and get programs in turn (8 on gfx942 and gfx950)."""
     async_copy: bool = False
     """The compiler pipelines loads straight into LDS (AMD), so that every stage takes its bytes there."""
 
@@ -41,16 +37,6 @@ class Target:
     def gfx(self) -> str:
         """The chip's name in rows: `sm_90`, `gfx950`."""
         return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
-
-    @property
-    def fp8(self) -> str:
-        """The e4m3 that the device multiplies."""
-        return fp8_of(self.arch)
-
-    @property
-    def descriptors(self) -> bool:
-        """True where tensor descriptors are loaded by hardware (TMA)."""
-        return self.backend == "cuda" and int(self.arch) >= 90
 
     @property
     def native_mx(self) -> bool:
@@ -82,11 +68,11 @@ _KNOWN = (
     Target("cuda", 90, 32, 132, 232448, 233472, 65536, 50 << 20, 3350, _HOPPER, 1.83, "NVIDIA H100 80GB HBM3"),
     Target(
         "hip", "gfx950", 64, 256, 163840, 163840, 131072, 256 << 20, 8000,
-        _rates(2517, 5033, 5033, 10066), 2.4, "AMD Instinct MI355X", 8,
+        _rates(2517, 5033, 5033, 10066), 2.4, "AMD Instinct MI355X",
     ),
     Target(
         "hip", "gfx942", 64, 304, 65536, 65536, 131072, 256 << 20, 5300,
-        _rates(1307, 2615, 2615, 1307), 2.1, "AMD Instinct MI300X", 8,
+        _rates(1307, 2615, 2615, 1307), 2.1, "AMD Instinct MI300X",
     ),
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Analytic model of a candidate: time, shared memory, registers, occupancy; and the order to try candidates in.
+"""An analytic model of a Triton GEMM: its time, shared memory, registers and occupancy, from its knobs.
 
 One step along K of one program loads (BM + BN) BK elements and multiplies BM BN BK. A multiprocessor runs `r`
 programs at a time and needs for a step of each the longest of
@@ -10,22 +10,21 @@ programs at a time and needs for a step of each the longest of
 
 so that a program of S steps takes LATENCY + S step + END times the writing of its tile, and the whole the larger of
 
-    waves    waves * program, waves = programs / (sms * r), rounded up; a persistent program has one end for all
+    waves    waves * program, waves = programs / (sms * r), rounded up
     memory   LATENCY + (X rereads + W rereads + out) / min(MEMORY bandwidth, bytes in flight / FLIGHT)
 
 plus LAUNCH; split-K adds SPLIT + PART splits + writing and reading its parts at PARTS of the bandwidth. W is read again
 for each group of tile rows, X for each column of tiles, as far as half the cache does not hold them.
 
 Rates of shared memory and matrix instructions are the vendors'. The constants in capitals were fitted to 648
-measurements of 18 shapes on an H200 (fit: benchmarks/results/triton-kernels.md);
-elsewhere they are a first guess.
+measurements of 18 shapes on an H200; on other chips they are a first guess.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from dataclasses import dataclass
 
-from worker.families.triton_config import KernelConfig
 from worker.tuners.common.problem import MX_GROUP, Problem
 from worker.tuners.search.target import Target
 
@@ -50,15 +49,38 @@ MAX_REGISTERS = {"cuda": 255, "hip": 512}
 vector and 256 accumulation registers)."""
 OTHER_REGISTERS = 40
 """Registers of addresses and loop state beside the accumulator, seen on sm_90."""
-STORED = 128 * 128
-"""Elements of a tile from which on it is written through a descriptor."""
 BARRIERS = 1024
 """Bytes for mbarriers and alignment between buffers."""
 
 
-def estimate_us(p: Problem, c: KernelConfig, target: Target) -> float:
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """The knobs of a Triton GEMM by which its time is estimated. The last three are AMD's."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    group_m: int
+    split_k: int
+    num_warps: int
+    num_stages: int
+    waves_per_eu: int = 0
+    matrix_instr_nonkdim: int = 0
+    kpack: int = 1
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        """The knobs as a point: a step of one knob is a distance of about 1."""
+        return (
+            math.log2(self.block_m), math.log2(self.block_n), math.log2(self.block_k), 0.25 * math.log2(self.group_m),
+            math.log2(self.split_k), math.log2(self.num_warps), 0.5 * self.num_stages, 0.5 * self.waves_per_eu,
+            self.matrix_instr_nonkdim / 16, 0.5 * self.kpack,
+        )  # fmt: skip
+
+
+def estimate_us(p: Problem, c: Knobs, target: Target) -> float:
     """Microseconds of one call, launch included. Wrong by tens of percent; made to compare candidates."""
-    rows, columns = -(-p.m // c.block_m), -(-p.n // c.width)
+    rows, columns = -(-p.m // c.block_m), -(-p.n // c.block_n)
     programs = rows * columns * p.b * c.split_k
     blocks = -(-p.k // c.block_k)
     steps = -(-blocks // c.split_k)
@@ -72,25 +94,20 @@ def estimate_us(p: Problem, c: KernelConfig, target: Target) -> float:
         resident * stage_bytes(p, c) / (PORT * target.clock_ghz * 1e3),
         LATENCY / max(1, c.num_stages - 1),
     )
-    end = LATENCY + END * c.block_m * c.width * p.out_size * resident / (bandwidth / target.sms)
-    busy = waves * steps * step + end * (1 if c.persistent else waves)
+    end = LATENCY + END * c.block_m * c.block_n * p.out_size * resident / (bandwidth / target.sms)
+    busy = waves * steps * step + end * waves
     flying = min(programs, slots) * stage_bytes(p, c) * max(1, c.num_stages - 1)
     memory = LATENCY + _memory_bytes(p, c, target, rows, columns) / min(bandwidth * MEMORY, flying / FLIGHT)
     split = 0.0
     if c.split_k > 1:
-        parts = 8.0 * programs * c.block_m * c.width
+        parts = 8.0 * programs * c.block_m * c.block_n
         split = SPLIT + PART * c.split_k + parts / (bandwidth * PARTS)
     return LAUNCH + max(busy, memory) + split
 
 
-def order(p: Problem, target: Target, candidates: Iterable[KernelConfig]) -> list[KernelConfig]:
-    """Candidates by estimate, the fastest first."""
-    return sorted(candidates, key=lambda c: (estimate_us(p, c, target), c.name))
-
-
-def _math_us(p: Problem, c: KernelConfig, target: Target) -> float:
+def _math_us(p: Problem, c: Knobs, target: Target) -> float:
     """One step's matrix instructions on a multiprocessor alone."""
-    m, n = (c.width, c.block_m) if c.swap else (c.block_m, c.width)
+    m, n = c.block_m, c.block_n
     dtype = "bfloat16" if p.scale == "mx" and not target.native_mx else p.dtype
     rate = target.peak(dtype) * 1e6 / target.sms
     if target.backend == "cuda" and m < 64:
@@ -103,14 +120,13 @@ def _math_us(p: Problem, c: KernelConfig, target: Target) -> float:
     return time
 
 
-def _shared_us(p: Problem, c: KernelConfig, target: Target) -> float:
-    """Operands read from shared memory: W's block once for each 64 rows, X's once, and once more for columns beside."""
-    m, n = (c.width, c.block_m) if c.swap else (c.block_m, c.width)
-    read = (m * (2 if c.side else 1) + n * max(1, m // 64)) * c.block_k * p.bits // 8
+def _shared_us(p: Problem, c: Knobs, target: Target) -> float:
+    """Operands read from shared memory: W's block once for each 64 rows, X's once."""
+    read = (c.block_m + c.block_n * max(1, c.block_m // 64)) * c.block_k * p.bits // 8
     return read / (128 * target.clock_ghz * 1e3)
 
 
-def _memory_bytes(p: Problem, c: KernelConfig, target: Target, rows: int, columns: int) -> float:
+def _memory_bytes(p: Problem, c: Knobs, target: Target, rows: int, columns: int) -> float:
     """Bytes from and to memory, with the operands that the cache does not hold until they are read again."""
     cache = target.l2_bytes * 0.5
     groups = -(-rows // c.group_m)
@@ -120,17 +136,17 @@ def _memory_bytes(p: Problem, c: KernelConfig, target: Target, rows: int, column
     return x + w + p.out_bytes + p.scale_bytes
 
 
-def stage_bytes(p: Problem, c: KernelConfig) -> int:
+def stage_bytes(p: Problem, c: Knobs) -> int:
     """Bytes of X and W that one step along K loads."""
-    return (c.block_m + c.width) * c.block_k * p.bits // 8
+    return (c.block_m + c.block_n) * c.block_k * p.bits // 8
 
 
-def shared_bytes(p: Problem, c: KernelConfig, target: Target) -> int:
+def shared_bytes(p: Problem, c: Knobs, target: Target) -> int:
     """Upper bound of a program's shared memory.
 
     The pipeline holds `num_stages` steps; ROCm pads its rows (by up to 1/32, seen on gfx950). Where MXFP4 has
     no instruction, wgmma reads W widened to bfloat16. A tile on its way out takes its size, padded where it
-    goes as float32: instead of the pipeline where the loop has ended, beside it in a persistent kernel.
+    goes as float32, instead of the pipeline, whose loop has ended.
     """
     pipeline = c.num_stages * stage_bytes(p, c)
     if p.scale == "mx":
@@ -141,45 +157,25 @@ def shared_bytes(p: Problem, c: KernelConfig, target: Target) -> int:
         pipeline += 4 * c.block_m  # a step's scales on their way to the sums
     if target.backend == "hip":
         pipeline += pipeline // 32
-    size = 4 if c.split_k > 1 or c.swap else p.out_size
-    tile = c.block_m * c.width * size
+    size = 4 if c.split_k > 1 else p.out_size
+    tile = c.block_m * c.block_n * size
     if size == 4:
         tile += tile // 8
-    if c.persistent:
-        return pipeline + (tile // 2 if halves(p, c) else tile) + BARRIERS
     return max(pipeline, tile) + BARRIERS
 
 
-def halves(p: Problem, c: KernelConfig) -> bool:
-    """True where a persistent kernel writes a tile in two halves.
-
-    Where the columns of a tile are shared by warps, or the output is float32, the compiler gains nothing by it.
-    """
-    return c.persistent and c.block_n >= 256 and 16 * c.num_warps <= c.block_m and p.out_size < 4
-
-
-def stores(p: Problem, c: KernelConfig) -> bool:
-    """True where a tile is written through a tensor descriptor: large tiles, whose rows start at multiples of 16 bytes.
-
-    A descriptor masks the rows beyond the last, so there must be no other batch behind it.
-    """
-    large = c.block_m * c.block_n >= STORED and not c.swap
-    return c.descriptor and large and p.b == 1 and p.n * p.out_size % 16 == 0
-
-
-def accumulators(c: KernelConfig, target: Target) -> int:
+def accumulators(c: Knobs, target: Target) -> int:
     """Registers a lane needs for the tile's sums."""
-    return c.block_m * c.width // (c.num_warps * target.warp_size)
+    return c.block_m * c.block_n // (c.num_warps * target.warp_size)
 
 
-def registers(p: Problem, c: KernelConfig, target: Target) -> int:
-    """Registers a lane needs, at least. A product that is scaled before it is added is a second accumulator."""
-    return accumulators(c, target) * (2 if p.scale == "block" else 1) + OTHER_REGISTERS
+def occupancy(p: Problem, c: Knobs, target: Target) -> int:
+    """Programs of a candidate that a multiprocessor runs at the same time, at least 1.
 
-
-def occupancy(p: Problem, c: KernelConfig, target: Target) -> int:
-    """Programs of a candidate that a multiprocessor runs at the same time, at least 1."""
+    A product that is scaled before it is added is a second accumulator.
+    """
     lanes = c.num_warps * target.warp_size
+    registers = accumulators(c, target) * (2 if p.scale == "block" else 1) + OTHER_REGISTERS
     by_shared = target.shared_sm_bytes // max(1, shared_bytes(p, c, target))
-    by_registers = target.registers // max(1, lanes * registers(p, c, target))
+    by_registers = target.registers // max(1, lanes * registers)
     return max(1, min(by_shared, by_registers, 2048 // lanes, 16))

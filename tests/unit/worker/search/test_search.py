@@ -1,4 +1,4 @@
-"""The search of the tuner triton against stand-ins for GPU and compiler: real processes, pipes and deaths."""
+"""The search against stand-ins for GPU, kernels and compiler: real processes, pipes and deaths."""
 
 from __future__ import annotations
 
@@ -9,17 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.support.triton_standin import PROBLEM, Kit, serve_nothing, true_us
+from tests.support.search_standin import PROBLEM, Kit, Tile, serve_nothing, true_us
 from tests.waiting import wait_until
-from worker.families.triton_config import KernelConfig
-from worker.protocol import Choice, TableKernel
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
 from worker.tuners.search.processes import CompileResult
-from worker.tuners.search.search import Search
-from worker.tuners.triton import space
-from worker.tuners.triton.tuner import candidates_of
 
 Make = Callable[..., Kit]
 
@@ -30,13 +25,14 @@ class FactsOf:
 
     same_as: str
     spills: int = 0
+    shared_bytes: int = 0
 
 
-BEST = KernelConfig(64, 64, 64)
-SLOW = KernelConfig(128, 128, 64)
-SLOWEST = KernelConfig(256, 128, 64, num_warps=8)
-OTHER = KernelConfig(64, 32, 64)
-FIVE = [SLOWEST, SLOW, OTHER, BEST, KernelConfig(32, 32, 64)]
+BEST = Tile(64, 64, 64)
+SLOW = Tile(128, 128, 64)
+SLOWEST = Tile(256, 128, 64, warps=8)
+OTHER = Tile(64, 32, 64)
+FIVE = [SLOWEST, SLOW, OTHER, BEST, Tile(32, 32, 64)]
 
 
 @pytest.fixture
@@ -54,36 +50,36 @@ def kit(tmp_path: Path) -> Iterator[Make]:
 
 def test_the_fastest_wins_and_every_candidate_is_a_row(kit: Make) -> None:
     k = kit(search="exhaustive")
-    k.run(FIVE)
+    assert k.run(FIVE) == BEST.name
     assert set(k.rows) == {c.name for c in FIVE}
     assert all(r["status"] == "ok" and r["libtype"] == "triton" for r in k.rows.values())
-    (won,) = k.of("shape_tuned")
-    assert won["row"]["kernelName"] == BEST.name
-    assert won["row"]["us"] == pytest.approx(true_us(BEST))
-    assert won["row"]["samples"] >= 5
-    assert k.store.hints("a16w16", "a16w16/1/256/512/bfloat16/bfloat16/False/none", 64) == [BEST.name]
+    assert k.ranked is not None
+    ranking = k.ranked.ranking
+    assert ranking.us[ranking.winner] == pytest.approx(true_us(BEST))
+    assert ranking.rounds >= 5
+    assert ranking.margin is not None
+    assert ranking.margin > 3
 
 
 def test_what_does_not_compile_is_a_row_and_a_crashed_compiler_is_replaced(kit: Make) -> None:
     k = kit(search="exhaustive")
-    too_big, crash = KernelConfig(64, 64, 16), KernelConfig(64, 64, 32)
-    k.run([too_big, crash, *FIVE])
-    assert k.rows[too_big.name]["status"] == "unsupported"
-    assert "shared memory" in k.rows[too_big.name]["detail"]
+    refused, large, crash = Tile(64, 64, 16), Tile(64, 64, 8), Tile(64, 64, 32)
+    assert k.run([refused, large, crash, *FIVE]) == BEST.name
+    assert k.rows[refused.name]["status"] == k.rows[large.name]["status"] == "unsupported"
+    assert "shared memory" in k.rows[refused.name]["detail"]
+    assert "needs 232449 bytes of shared memory, 232448 are there" in k.rows[large.name]["detail"]
     assert k.rows[crash.name]["status"] == "error"
     assert "SIGSEGV" in k.rows[crash.name]["detail"]
-    assert k.of("shape_tuned")[0]["row"]["kernelName"] == BEST.name
 
 
 @pytest.mark.parametrize("how", ["segv", "abort", "kill", "raise CUDA error: an illegal memory access was encountered",
                                  "raise HIP error: unspecified launch failure"])  # fmt: skip
 def test_a_candidate_that_faults_twice_is_blocked_and_the_shape_goes_on(kit: Make, how: str) -> None:
     k = kit({SLOW.name: how}, search="exhaustive")
-    k.run(FIVE)
+    assert k.run(FIVE) == BEST.name
     assert k.rows[SLOW.name]["status"] == "error"
     assert "blocked from now on" in k.rows[SLOW.name]["detail"]
     assert k.store.blocked("a16w16") == {SLOW.name}
-    assert k.of("shape_tuned")[0]["row"]["kernelName"] == BEST.name
     assert {n for n, r in k.rows.items() if r["status"] == "ok"} == {c.name for c in FIVE} - {SLOW.name}
 
 
@@ -98,18 +94,20 @@ def test_a_blocked_candidate_is_not_run_again(kit: Make) -> None:
 
 def test_candidates_of_one_machine_code_are_measured_once_and_those_that_spill_last(kit: Make) -> None:
     k = kit(search="exhaustive")
-    twin = KernelConfig(64, 64, 64, waves_per_eu=1)
-    task = k.task([SLOW, twin, BEST, OTHER])
+    twin = replace(BEST, waves=1)
+    tiles = [SLOW, twin, BEST, OTHER]
+    task = k.task(tiles)
     told = [FactsOf("slow", 3), FactsOf("best"), FactsOf("best"), FactsOf("other")]
     for key, facts in zip(task.keys, told, strict=True):
         k.context.compiled[key] = CompileResult(key, "ok", "", 0.0, 0.0, facts)
-    Search(k.context, task, []).run()
-    named = [m["row"]["kernelName"] for m in k.of("row")]
+    k.run(tiles, task=task)
+    named = [m["row"]["kernelName"] for m in k.messages if m["type"] == "row"]
     assert named[-1] == SLOW.name
     assert sorted(named) == sorted([SLOW.name, twin.name, OTHER.name]), "the second of one code is no row"
-    kept = k.task([twin, BEST], id_=2)
-    Search(k.context, replace(kept, always=frozenset({1})), []).run()
-    assert {m["row"]["kernelName"] for m in k.of("row") if m["shape"] == 2} == {twin.name, BEST.name}
+    both = [twin, BEST]
+    k.run(both, task=replace(k.task(both, id_=2), always=frozenset({1})))
+    shown = {m["row"]["kernelName"] for m in k.messages if m["type"] == "row" and m["shape"] == 2}
+    assert shown == {twin.name, BEST.name}
 
 
 def test_a_candidate_that_faulted_once_gets_another_chance(kit: Make) -> None:
@@ -121,9 +119,8 @@ def test_a_candidate_that_faulted_once_gets_another_chance(kit: Make) -> None:
 
 def test_a_hang_is_ended_and_told_as_one(kit: Make) -> None:
     k = kit({SLOW.name: "hang"}, search="exhaustive", hang_s=0.5)
-    k.run(FIVE)
+    assert k.run(FIVE) == BEST.name
     assert k.rows[SLOW.name]["status"] == "timeout"
-    assert k.of("shape_tuned")[0]["row"]["kernelName"] == BEST.name
 
 
 @pytest.mark.parametrize(
@@ -144,36 +141,28 @@ def test_an_error_that_leaves_the_device_sound_is_a_row(kit: Make, text: str, st
     assert k.store.faults("a16w16") == {}
 
 
-def test_wrong_results_never_win(kit: Make) -> None:
-    k = kit({BEST.name: "wrong"}, search="exhaustive")
-    k.run(FIVE)
+@pytest.mark.parametrize("when", ["wrong", "wrong later"])
+def test_wrong_results_never_win(kit: Make, when: str) -> None:
+    """Later: after it was measured, in the check of the fastest."""
+    k = kit({BEST.name: when}, search="exhaustive")
+    assert k.run(FIVE) == OTHER.name
     assert k.rows[BEST.name]["status"] == "wrong"
-    assert k.of("shape_tuned")[0]["row"]["kernelName"] == OTHER.name
-
-
-def test_a_winner_that_is_wrong_after_being_measured_loses(kit: Make) -> None:
-    k = kit({BEST.name: "wrong later"}, search="exhaustive")
-    k.run(FIVE)
-    assert k.rows[BEST.name]["status"] == "wrong"
-    assert k.of("shape_tuned")[0]["row"]["kernelName"] == OTHER.name
 
 
 def test_all_wrong_is_a_verdict(kit: Make) -> None:
-    k = kit({"triton_": "wrong"})
-    k.run(FIVE)
-    (failed,) = k.of("shape_failed")
-    assert failed["reason"] == "wrong_result"
+    k = kit({"tile_": "wrong"})
+    assert k.run(FIVE) == ""
+    assert k.search.why_none()[0] == "wrong_result"
 
 
 def test_a_shape_without_room_is_unsupported(kit: Make) -> None:
     k = kit()
-    k.run(FIVE, Problem("a16w16", 1, 64, 256, 999, "bfloat16"))
-    (failed,) = k.of("shape_failed")
-    assert (failed["reason"], failed["detail"]) == ("unsupported", "no room")
+    assert k.run(FIVE, replace(PROBLEM, k=999)) == ""
+    assert k.search.why_none() == ("unsupported", "no room")
 
 
 def test_a_device_on_which_everything_faults_ends_the_attempt(kit: Make) -> None:
-    k = kit({"triton_": "segv"})
+    k = kit({"tile_": "segv"})
     with pytest.raises(TunerFault, match="died 6 times") as e:
         k.run(FIVE)
     assert e.value.outcome == "fault"
@@ -181,27 +170,32 @@ def test_a_device_on_which_everything_faults_ends_the_attempt(kit: Make) -> None
 
 def test_fast_stops_before_all_are_measured(kit: Make) -> None:
     k = kit()
-    many = [KernelConfig(m, n, 64, num_warps=w) for m in (32, 64, 128, 256) for n in (32, 64, 128) for w in (4, 8)]
-    k.run(many)
-    assert k.of("shape_tuned")[0]["row"]["us"] == min(r["us"] for r in k.rows.values())
+    many = [Tile(m, n, 64, warps=w) for m in (32, 64, 128, 256) for n in (32, 64, 128) for w in (4, 8)]
+    won = k.run(many)
+    assert k.rows[won]["us"] == min(r["us"] for r in k.rows.values())
     assert len(k.rows) < len(many)
 
 
 def test_the_shapes_of_a_group_share_compiled_kernels(kit: Make) -> None:
     k = kit(search="exhaustive")
-    first = k.task(FIVE)
-    second = k.task(FIVE, Problem("a16w16", 1, 128, 256, 512, "bfloat16"), 2)
-    Search(k.context, first, [second]).run()
+    second = k.task(FIVE, replace(PROBLEM, m=128), 2)
+    assert k.run(FIVE, following=[second]) == BEST.name
     compiled = len(k.context.account.compiled)
-    Search(k.context, second, []).run()
+    assert k.run(FIVE, task=second) == BEST.name
     assert len(k.context.account.compiled) == compiled == len(FIVE)
-    assert [m["shape"] for m in k.of("shape_tuned")] == [1, 2]
+
+
+def test_earlier_winners_are_found_among_the_candidates(kit: Make) -> None:
+    k = kit()
+    k.store.won(PROBLEM.family, PROBLEM.group_name, 32, OTHER.name, 1.0)
+    k.store.won(PROBLEM.family, PROBLEM.group_name, 64, BEST.name, 1.0)
+    k.store.won(PROBLEM.family, PROBLEM.group_name, 64, "gone", 1.0)
+    assert k.context.winners(k.task(FIVE)) == [FIVE.index(BEST), FIVE.index(OTHER)]
 
 
 def test_a_budget_ends_the_search_with_what_there_is(kit: Make) -> None:
     k = kit(search="exhaustive", budget_s_per_shape=1e-3)
-    k.run(FIVE)
-    assert k.of("shape_tuned")
+    assert k.run(FIVE)
     assert len(k.rows) < len(FIVE)
 
 
@@ -215,47 +209,16 @@ def test_the_account_knows_when_the_gpu_waited(kit: Make) -> None:
     k.run(FIVE)
     account = k.context.account
     account.end = max(b for _, b in account.measuring)
-    spent = account.spent()
-    assert {"inputs", "check", "measure", "compile", "wait"} == set(spent)
+    assert set(account.spent()) == {"inputs", "check", "measure", "compile", "wait"}
     assert 0 <= account.idle_s <= account.wall_s
-    assert 0 < account.compile_busy <= 1
-    assert PROBLEM.m == 64
-
-
-def test_a_winner_names_its_runners_up_and_has_a_margin(kit: Make) -> None:
-    k = kit(search="exhaustive")
-    k.run(FIVE)
-    (won,) = k.of("shape_tuned")
-    others = sorted((c for c in FIVE if c != BEST), key=true_us)
-    assert won["candidate"] == [BEST.name]
-    assert won["runners"] == [[c.name] for c in others[:3]]
-    assert "ran" not in won
-    assert won["row"]["margin"] > 3
-
-
-def test_named_candidates_are_all_ranked_whatever_their_distance(kit: Make) -> None:
-    k = kit()
-    far = KernelConfig(32, 32, 64)
-    Search(k.context, replace(k.task([far, BEST]), always=frozenset({0, 1}), named=True), []).run()
-    (won,) = k.of("shape_tuned")
-    assert won["row"]["kernelName"] == BEST.name
-    assert won["row"]["margin"] > 3
-    assert sorted(won["ran"]) == sorted([[BEST.name], [far.name]])
-    assert (k.rows[far.name]["detail"], k.rows[far.name]["us"]) == ("ranked again", true_us(far))
-
-
-def test_candidates_are_chosen_by_identity_or_as_kernels_of_a_table(kit: Make) -> None:
-    k = kit(max_candidates=1)
-    _, one, two, *_ = space.candidates(PROBLEM, k.context.target)
-    only = Choice(((one.name,),), (TableKernel("triton", "7", two.name, "0"), TableKernel("triton", "8", "gone", "0")))
-    assert {c.name for c in candidates_of(PROBLEM, k.context, only)} == {one.name, two.name}
 
 
 def test_large_shapes_are_measured_sustained(kit: Make) -> None:
     """Each contender runs before its sample; the stand-in counts none of it."""
     k = kit(search="exhaustive")
-    k.run(FIVE, Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16"))
-    assert k.of("shape_tuned")[0]["row"]["us"] == pytest.approx(true_us(BEST))
+    assert k.run(FIVE, Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16")) == BEST.name
+    assert k.ranked is not None
+    assert k.ranked.ranking.rounds >= 12
 
 
 def test_the_measuring_process_times_the_two_kernels(kit: Make) -> None:

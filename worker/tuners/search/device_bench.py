@@ -1,4 +1,4 @@
-"""The device as the measuring process uses it: a GPU, or Triton's interpreter on the CPU. Imports torch and triton."""
+"""The GPU as the measuring process uses it, or Triton's interpreter on the CPU. Imports torch and triton."""
 
 from __future__ import annotations
 
@@ -13,19 +13,15 @@ from typing import Any
 import torch
 import triton
 
-from worker.families.triton_config import KernelConfig
 from worker.tuners.common.device import Device, canary, keep_asleep
-from worker.tuners.common.operands import poison
-from worker.tuners.common.problem import Problem, UnsupportedError
+from worker.tuners.common.operands import error_ratio, poison
+from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
 from worker.tuners.common.timed_canary import timed_canary
 from worker.tuners.search import target
 from worker.tuners.search.clocks import GpuClock, UnknownClock, clock_of
-from worker.tuners.search.measuring_process import Candidate
+from worker.tuners.search.compiling import compiling, gpu_target
 from worker.tuners.search.measuring_server import MeasuringServer
-from worker.tuners.triton import launch, operands
-from worker.tuners.triton.operands import Operands
-
-Call = Callable[[], None]
+from worker.tuners.search.source import Call, Candidate, KernelSource
 
 SAMPLE_S = 300e-6
 """A graph holds as many rounds over the copies as take so long."""
@@ -36,13 +32,9 @@ ROOM = 0.9
 """Share of the free memory that the operands may take."""
 
 
-class NeedsGpuError(Exception):
-    """No GPU, and TRITON_INTERPRET is not set."""
-
-
 @dataclass(slots=True)
 class LoadedCandidate:
-    """A loaded candidate: calls on the checked operands and on each copy."""
+    """A loaded candidate: a call on the checked operands, and one on each copy that is timed."""
 
     candidate: Candidate
     checked: Call
@@ -52,27 +44,23 @@ class LoadedCandidate:
 class DeviceBench:
     """A GPU (or the interpreter) with the operands of one problem on it."""
 
-    def __init__(self, *, interpreted: bool) -> None:
-        """Open the device. Raises NeedsGpuError."""
+    def __init__(self, source: KernelSource, *, interpreted: bool) -> None:
+        """Open the device and import the kernels. Raises UnavailableError."""
         if not interpreted and not torch.cuda.is_available():
-            raise NeedsGpuError(
-                "the tuner triton needs a GPU, and torch sees none here; use the tuner torch on this machine"
-            )
-        self._interpreted = interpreted
+            raise UnavailableError("this tuner needs a GPU, and torch sees none here; --tuner torch works without one")
+        self._source, self._interpreted = source, interpreted
         self._device = Device("cpu" if interpreted else "cuda")
         self.target = target.known(90) if interpreted else target.of_device()
         self.clock: GpuClock = (
             UnknownClock("the interpreter has no clock") if interpreted else _clock(self.target.backend)
         )
         self._problem: Problem | None = None
-        self._checked: Operands | None = None
-        self.copies: list[Operands] = []
-        self._workspace: torch.Tensor | None = None
+        self._operands: list[Any] = []
+        """Those that are checked, then the copies that are timed."""
         self._right = self._out = torch.empty(0)
-        self._kernels: dict[str, Any] = {}
-        """Loaded kernels of the problem's group by their key: candidates and M share them."""
         if not interpreted:
             torch.zeros(1, device=self._device.torch)  # the context, before a thread needs it
+        source.enter(self.target if interpreted else None)
 
     def info(self) -> dict[str, Any]:
         """gfx, cu_num, device, torch, cuda or hip, triton, and where throttling is seen."""
@@ -88,20 +76,19 @@ class DeviceBench:
     def warm(self) -> None:
         """Build Triton's driver module, which its disk cache keeps, and let the libraries initialise.
 
-        A product (the reference's), a generator, a graph and its pool, events, a check.
+        A product (the reference's), a graph and its pool, events, a check.
         """
-        self._kernels.clear()
         if self._interpreted:
             return
         triton.runtime.driver.active.get_current_target()
-        triton.compiler.make_backend(launch.gpu_target(self.target))
-        small = Problem("a16w16", 1, 16, 128, 128, "bfloat16")
-        made = operands.make(small, self._device.torch, 0)
-        right, out = operands.reference(made), operands.out_like(small, self._device.torch)
-        operands.check(out, right)
+        triton.compiler.make_backend(gpu_target(self.target))
+        x = torch.ones(128, 128, dtype=torch.bfloat16, device=self._device.torch)
+        out = torch.empty_like(x)
+        poison([out])
+        error_ratio(out, x.float() @ x.float().t())
 
         def product() -> None:
-            torch.mm(made.x, made.w.t(), out=out)
+            torch.mm(x, x.t(), out=out)
 
         GraphTimer([product])(1)
         self._device.sync()
@@ -114,64 +101,56 @@ class DeviceBench:
         return timed_canary(self._device)
 
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
-        """Operands that are checked, other ones that are timed in copies, the float32 reference, an output."""
-        weights = self._checked
+        """Operands that are checked, other ones that are timed in copies, the float32 reference, an output.
+
+        X of the checked operands is used in no timed call, so what a kernel leaves unwritten cannot hold an earlier
+        right answer.
+        """
         self._free()
-        need, free = operands.needed_bytes(problem), self._device.available()
+        source, device = self._source, self._device
+        need, free = source.needed_bytes(problem), device.available()
         if need > ROOM * free:
             return f"operands, output and reference need {need} bytes, {free} are available"
-        if weights is None or weights.problem.group_key != problem.group_key:
-            self._kernels.clear()
-        shared = weights if weights is not None and weights.problem.group_key == problem.group_key else None
         try:
-            self._checked = operands.make(problem, self._device.torch, seed, 0, shared)
+            checked = source.inputs(problem, device.torch, seed, 0)
+            self._right, self._out = checked.reference(), checked.output()
+            self._operands = [source.operands(checked)]
             tick()
-            timed = operands.make(problem, self._device.torch, seed, 1, self._checked)
-            self._right = operands.reference(self._checked)
-        except UnsupportedError as e:
+            timed = source.inputs(problem, device.torch, seed, 1)
+            span = 0 if self._interpreted else rotate_bytes
+            count = max(1, min(MAX_CALLS, -(-span // timed.bytes), device.available() // 2 // timed.bytes))
+            for i in range(count):
+                self._operands.append(source.operands(timed if i == 0 else timed.copy()))
+                tick()
+        except (UnsupportedError, UnavailableError) as e:
             return str(e)
-        tick()
-        self.copies = operands.rotation(timed, 0 if self._interpreted else rotate_bytes, self._device.available())
-        self._out = operands.out_like(problem, self._device.torch)
         self._problem = problem
-        self._device.sync()
+        device.sync()
         return ""
 
-    def load(self, candidate: KernelConfig) -> LoadedCandidate:
-        """Compile (a hit in the disk cache), load, bind."""
+    def load(self, candidate: Candidate) -> LoadedCandidate:
+        """Bind it to the operands, compile (a hit in the disk cache) and load."""
         assert self._problem is not None
-        assert self._checked is not None
-        made = launch.plan(self._problem, candidate, self.target)
-        compiled = self._kernels.get(made.compile_key)
-        if compiled is None:
-            compiled = self._kernels[made.compile_key] = launch.compile_plan(made, self.target)
-        workspace = self._room(made.workspace_bytes)
-
-        def bind_to(o: Operands) -> Call:
-            return launch.bind(made, compiled, o, self._out, workspace)
-
-        return LoadedCandidate(candidate, bind_to(self._checked), [bind_to(o) for o in self.copies])
+        checked, *timed = self._source.launch(self._problem, candidate, self._operands, self._out)
+        if not self._interpreted:
+            with compiling() as kernels:
+                checked()
+            for kernel in kernels:
+                _ = kernel.run  # Triton loads it then
+        return LoadedCandidate(candidate, checked, timed)
 
     def check(self, loaded: LoadedCandidate) -> float:
         poison([self._out])
         loaded.checked()
-        return operands.check(self._out, self._right)
+        n = self._right.shape[-1]
+        return error_ratio(self._out.view(-1, n), self._right.view(-1, n))
 
     def timer(self, loaded: LoadedCandidate) -> GraphTimer | WallTimer:
         return (WallTimer if self._interpreted else GraphTimer)(loaded.timed)
 
-    def _room(self, size: int) -> torch.Tensor | None:
-        """The workspace, shared by all candidates of the problem; grown where one needs more."""
-        if not size:
-            return None
-        if self._workspace is None or self._workspace.numel() < size:
-            self._workspace = torch.zeros(size, dtype=torch.uint8, device=self._device.torch)
-        return self._workspace
-
     def _free(self) -> None:
         """Let go of everything of the last problem."""
-        self._problem = self._checked = self._workspace = None
-        self.copies = []
+        self._problem, self._operands = None, []
         self._right = self._out = torch.empty(0)
 
 
@@ -249,6 +228,7 @@ def _event() -> Any:
     return event(enable_timing=True)
 
 
-def serve(conn: Connection) -> None:
+def serve(conn: Connection, source: KernelSource) -> None:
     """Main function of the measuring process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
-    MeasuringServer(conn, lambda: DeviceBench(interpreted=os.environ.get("TRITON_INTERPRET") == "1")).serve()
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    MeasuringServer(conn, lambda: DeviceBench(source, interpreted=interpreted)).serve()
