@@ -120,7 +120,7 @@ def test_the_scripts_of_every_inventory_here_pass_the_shell_and_shellcheck(
 def test_no_shell_template_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_USER", "someone")
     used = {t for i, path in enumerate(INVENTORIES) for t in rendered_for(path, tmp_path / str(i))}
-    # `image render`'s: test_image.py; the holder's: leases/test_holder_script.py; a part of launch.sh
+    # `image build`'s: test_image.py; the holder's: leases/test_holder_script.py; a part of launch.sh
     used |= {"build.sh.j2", "lease.sh.j2", "hold.sh.j2"}
     assert used == {p.name for p in data_folder("templates").glob("*.sh.j2")}
 
