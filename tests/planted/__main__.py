@@ -94,7 +94,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Judge the bugs and print a line for each; 1 where one is not caught or cannot be planted."""
     parser = argparse.ArgumentParser(prog="python -m tests.planted", description=__doc__)
     parser.add_argument("--only", action="append", metavar="NAME", help="this bug alone; may be given several times")
-    parser.add_argument("-j", type=int, default=2, metavar="N", help="so many bugs at once (default 2)")
+    parser.add_argument("-j", type=int, default=2, metavar="N", help="run this number of bugs at once (default 2)")
     parser.add_argument("--whole", action="store_true", help="run the whole suite against each, not its tests alone")
     options = parser.parse_args(argv)
     names = {b.name for b in BUGS}

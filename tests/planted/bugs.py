@@ -169,7 +169,7 @@ BUGS: tuple[Bug, ...] = (
         "mixed-images", 8, "orchestrator/tuned_db/compatibility.py",
         "if faults and not allowed:",
         "if faults and not there:",
-        "Rows that were measured on two images stand in one table without a word.",
+        "Rows that were measured on two images get into one table, and nothing says so.",
         ("tests/unit/tuned_db/test_db_merge.py::test_images_and_tuner_versions_that_are_known_do_not_mix_silently",),
     ),
     Bug(

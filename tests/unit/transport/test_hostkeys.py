@@ -1,4 +1,4 @@
-"""Host keys: what is unknown, changed or revoked is refused, on each hop."""
+"""Host keys: an unknown, changed or revoked key is refused, on each hop."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Connection:
         self._policy.missing_host_key(self, self._host, SimpleNamespace(get_name=lambda: TYPE, asbytes=lambda: OURS))
 
     def get_transport(self) -> None:
-        """There is none."""
+        """The host has no transport."""
 
     def set_keepalive(self, seconds: int) -> None:
         """Nothing to do."""
