@@ -25,7 +25,7 @@ AITER_GIT ?=
 LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
 STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
 
-.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo test lint format types unit soak system-packages shapes-named test-aiter benchmarks clean
+.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo test lint format types unit planted soak system-packages shapes-named test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -142,6 +142,9 @@ types: $(VENV)/.installed-dev ## mypy strict
 
 unit: $(VENV)/.installed-dev ## pytest in four processes; ARGS="-n 0 tests/unit/planning/test_planning.py" for one and some
 	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
+
+planted: $(VENV)/.installed-dev ## plant 40 bugs against the laws, each in a copy: the tests must catch them; ARGS="--only double-key"
+	@$(BIN)/python -m tests.planted $(ARGS)
 
 soak: system-packages $(VENV)/.installed-dev ## drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
 	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)

@@ -151,7 +151,10 @@ def test_inherited_tuning_switches_are_cleared_and_named(tmp_path: Path) -> None
     assert done.stdout == "None None /mine ['AITER_JIT_DIR', 'AITER_REBUILD', 'HIP_ONLINE_TUNING']\n"
 
 
-def test_an_undefined_name_and_a_control_character_are_refused() -> None:
+def test_an_undefined_name_and_a_control_character_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.j2").write_text("rm -rf /data/{{ folder }}\n")
+    with pytest.raises(TemplateError, match="'folder' is undefined"):
+        render(tmp_path / "t.j2", {})
     with pytest.raises(TemplateError, match=r"templates/launch\.sh\.j2.*undefined"):
         render("launch.sh.j2", {"run": "r"})
     with pytest.raises(TemplateError, match="control character"):
