@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -44,17 +42,6 @@ def test_the_runbooks_columns_come_first_and_hold_its_backends() -> None:
     assert (row["triton_us"], row["gluon_us"], row["gluon_tflops"]) == ("10.0000", "0.0", "0.0")
     assert (row["fastest"], row["torch_us"]) == ("aiter-triton", "20.0000")
     assert "aiter-triton_us" not in row
-
-
-def test_collect_reads_what_bench_writes() -> None:
-    from orchestrator.collect.merging import fastest_bench_rows, read
-    from orchestrator.collect.node_folder import Fetched
-
-    out = io.StringIO()
-    csv.writer(out).writerows(wide([result("torch", 20.0), result("aiter-triton", 10.0)], FP4))
-    content = read(Fetched("n", "bench.csv", out.getvalue().encode()))
-    assert content.kind == "bench"
-    assert {(m.backend, m.us) for m in fastest_bench_rows([content])} == {("torch", 20.0), ("aiter-triton", 10.0)}
 
 
 def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:
