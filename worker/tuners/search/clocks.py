@@ -36,7 +36,6 @@ class GpuClock(Protocol):
 
     def throttle_reason(self) -> str:
         """Reason of the throttling, "" where there is none."""
-        ...
 
 
 class UnknownClock:

@@ -52,7 +52,6 @@ from worker.tuners.search.measuring_process import (
     Try,
 )
 from worker.tuners.search.processes import now
-from worker.tuners.search.source import Candidate
 from worker.tuners.search.target import Target
 
 KEPT = RUNNER_UP
@@ -63,20 +62,6 @@ CANDIDATE_S = 2.0
 """No candidate is measured for longer, however it spreads."""
 
 
-class Loaded(Protocol):
-    """A candidate whose kernel is on the device, bound to the operands."""
-
-    candidate: Candidate
-
-
-class SizedTimer(Protocol):
-    """A Timer (worker/tuners/common/measure.py) that makes `size` calls at once."""
-
-    size: int
-
-    def __call__(self, calls: int) -> float: ...
-
-
 class Bench(Protocol):
     """A device with the operands of one problem on it."""
 
@@ -85,46 +70,37 @@ class Bench(Protocol):
 
     def info(self) -> dict[str, Any]:
         """gfx, cu_num, device, and the versions that a result depends on."""
-        ...
 
     def enter_thread(self) -> None:
         """Make the device current in this thread."""
-        ...
 
     def warm(self) -> None:
         """Do the one-time work of a first load, and forget loaded kernels; the environment is settled."""
-        ...
 
     def canary(self) -> tuple[bool, float, str]:
         """A small problem with a known answer: (ok, microseconds, detail)."""
-        ...
 
     def time_canary(self) -> tuple[float, float]:
         """Times of two known kernels (worker/tuners/common/timed_canary.py); frees the last problem."""
-        ...
 
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         """Make operands, copies and reference; why that cannot be, "" where it was done."""
-        ...
 
     def load(self, candidate: Any) -> Any:
-        """Load and bind it, for `check` and `timer`. Called from the loading thread."""
-        ...
+        """Load and bind a candidate, which the result holds as `candidate`, for `check` and `timer`. Called from the loading thread."""
 
     def check(self, loaded: Any) -> float:
         """errRatio of one call on a poisoned output and the X that no timed call uses."""
-        ...
 
-    def timer(self, loaded: Any) -> SizedTimer:
-        """Times calls on the rotated copies."""
-        ...
+    def timer(self, loaded: Any) -> Any:
+        """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once."""
 
 
 @dataclass(slots=True)
 class Contender:
     """A candidate that may be ranked."""
 
-    loaded: Loaded
+    loaded: Any
     timer: Timer
     m: Measurement
     simplicity: tuple[int, ...]
@@ -230,7 +206,7 @@ class MeasuringServer:
             failed = Tried(command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now())
             self._send(failed)
 
-    def _check_and_time(self, command: Try, loaded: Loaded, start: float) -> Tried:
+    def _check_and_time(self, command: Try, loaded: Any, start: float) -> Tried:
         index = command.index
         err = self._bench.check(loaded)
         checked = now()
