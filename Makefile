@@ -42,28 +42,30 @@ $(VENV)/bin/python:
 	@echo "setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
+# a torch or Triton that imports is what the user measures with: it is kept, whatever constraints.txt says
 define install
-	@echo "installing gemmfleet$(1) into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(1)'
+	@extras=; for extra in $(1); do \
+	  case $$extra in torch|triton) if $(BIN)/python -c "import $$extra" 2>/dev/null; then continue; fi ;; esac; \
+	  extras=$$extras$${extras:+,}$$extra; done; what="$${extras:+[$$extras]}"; \
+	  echo "installing gemmfleet$$what into $(VENV) (once) ..."; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$$what"
 	@touch $@
 endef
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,)
+	$(call install)
 
 $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch])
+	$(call install,torch)
 
 $(VENV)/.installed-serve: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[serve])
+	$(call install,serve)
 
 $(VENV)/.installed-triton: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)triton])
+	$(call install,torch triton)
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)triton$(,)serve$(,)kubernetes$(,)dev])
-
-, := ,
+	$(call install,torch triton serve kubernetes dev)
 
 setup: $(STAMP) ## set up .venv (the other targets do it by themselves)
 
