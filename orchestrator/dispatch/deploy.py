@@ -144,7 +144,8 @@ def _docker_values(plan: NodePlan, run: str) -> dict[str, Any] | None:
     if plan.docker is None:
         return None
     cpus = {slot: env.get(CPUS, "") for slot, env in plan.devices.items()}
-    return plan.docker.values(run, plan.node, plan.slots, __version__, cpus)
+    gpus = [slot for slot, env in plan.devices.items() if env.get("HIP_VISIBLE_DEVICES")]
+    return plan.docker.values(run, plan.node, plan.slots, __version__, cpus, gpus)
 
 
 def node_folders(slots: tuple[str, ...]) -> list[str]:

@@ -63,10 +63,13 @@ class Strict(BaseModel):
 
 
 class DockerSection(Strict):
-    """Options of the containers. What is not given here is Docker's own default, but for network: it has none."""
+    """Options of the containers. What is not given here is Docker's own default, but for network, which is none, and
+    for the devices."""
 
-    devices: Annotated[tuple[Device, ...], BeforeValidator(listed)] = ()
-    """Devices of the node. `/dev/dri` alone means the render node of the slot's own GPU; `/dev/dri:/dev/dri` all."""
+    devices: Annotated[tuple[Device, ...] | None, BeforeValidator(listed)] = None
+    """Devices of the node. Without a list a container gets the GPU of its slot: of AMD /dev/kfd, the GPU's render node
+    and the groups that own them, of NVIDIA `--gpus device=N`. In a list, `/dev/dri` alone means the render node of the
+    slot's own GPU; `/dev/dri:/dev/dri` all."""
     group_add: Annotated[tuple[GroupRef, ...], BeforeValidator(listed)] = ()
     """Further groups: `auto` (the numeric groups of the devices, read on the node), numbers, or names of the image."""
     cap_add: Annotated[tuple[Capability, ...], BeforeValidator(listed)] = ()

@@ -143,9 +143,10 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "aiter_root": node.aiter.root or "",
         "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
-        "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices))
+        "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices or ()))
         if find_engine(node.engine).runs_images
         else [],
+        "own_gpus": find_engine(node.engine).runs_images and node.docker.devices is None,
         "engine": node.engine,
         "docker_command": list(node.docker.docker_command),
         "image": node.image or "",

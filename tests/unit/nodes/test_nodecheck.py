@@ -194,7 +194,9 @@ GOOD = {
     "workdir_writable": "yes", "workdir_fs": "ext2/ext3", "workdir_free_kb": str(100 * 2**20),
     "workdir_free_inodes": "9",
     "docker.version": "28.0 28.0", "image": "sha256:abc 1 linux/amd64 ", "python": "3.11.2 /usr/bin/python3 True",
-    "gpu.0.gfx_target_version": "90500", "gpu.0.simd_count": "1024", "gpu.0.simd_per_cu": "4", "end": "1",
+    "gpu.0.gfx_target_version": "90500", "gpu.0.simd_count": "1024", "gpu.0.simd_per_cu": "4",
+    "gpu.0.render": "renderD128", "device./dev/kfd": "44 video 660 open", "device./dev/dri/renderD128": "9 r 660 open",
+    "end": "1",
 }  # fmt: skip
 
 
@@ -205,13 +207,17 @@ def answer(**changes: str | None) -> Completed:
 
 def test_a_good_node() -> None:
     report = check_node(in_docker(), answer(), NOW + 1)
-    assert (report.state, report.findings, report.skew_s) == ("ok", (), -1.0)
+    assert (report.state, report.problems(), report.skew_s) == ("ok", [], -1.0)
+    assert report.devices() == (
+        "each container gets /dev/kfd, the render node of its slot's GPU (0: renderD128), and their groups"
+    )
     assert report.row() == ("n", "ok", "1 x gfx950", "28.0", "abc", "100 GiB", "-1 s", "")
     assert len(report.row()) == len(COLUMNS)
     assert json.loads(json.dumps(report.to_json()))["gpus"][0]["gfx"] == "gfx950"
 
 
-DRI = in_docker(docker={"devices": ("/dev/dri",)})
+DRI = in_docker(docker={"devices": ("/dev/kfd", "/dev/dri")})
+NO_RENDER = {"device./dev/dri/renderD128": None}
 
 
 @pytest.mark.parametrize(
@@ -250,13 +256,25 @@ DRI = in_docker(docker={"devices": ("/dev/dri",)})
         (in_docker(docker={"pull": "never"}), {"image": "missing"}, "unusable", "pull is never: load it there"),
         (in_docker(), {"image": "missing", "docker__free_kb": "1000000"}, "warning", "Docker's disk has 1 GiB free"),
         (in_docker(), {"device./dev/kfd": "missing"}, "unusable", "there is no /dev/kfd: load the GPU's driver"),
-        (DRI, {}, "unusable", "there is no render node in /dev/dri"),
-        (DRI, {"device./dev/dri/renderD128": "44 video 660 open"}, "ok", ""),
+        (in_docker(), NO_RENDER, "unusable", "GPU 0 has no render node /dev/dri/renderD128: see why"),
+        (in_docker(gpus=0), {**NO_RENDER, "device./dev/kfd": None}, "ok", ""),
+        (DRI, NO_RENDER, "unusable", "there is no render node in /dev/dri"),
+        (DRI, {}, "ok", ""),
+        (in_docker(docker={"devices": ("/dev/kfd", "/dev/dri/renderD128:/dev/x")}), {}, "ok", ""),
+        *(
+            (in_docker(docker={"devices": d}), {}, "unusable", "of GPU 0 no /dev/kfd or no render node: they would see")
+            for d in ((), ("/dev/kfd",), ("/dev/dri",), ("/dev/kfd", "/dev/dri/renderD129"))
+        ),
         (in_docker(gpus=2), {}, "unusable", "gpus: 2, but 1 were found: correct `gpus:`"),
         (in_docker(gpus=(0, 3)), {}, "unusable", "gpus: [0, 3], but 1 were found"),
         (in_docker(gfx="gfx942", cu_num=304), {}, "unusable", "its GPUs are gfx950, not gfx942: correct or drop"),
         (in_docker(gfx="gfx950", cu_num=304), {}, "unusable", "a GPU has 256 compute units, not 304"),
-        (in_docker(), {"gpu.1.gfx_target_version": "90402"}, "warning", "its GPUs differ: 1 x gfx950, 1 x gfx942"),
+        (
+            in_docker(),
+            {"gpu.1.gfx_target_version": "90402", "gpu.1.render": "renderD128"},
+            "warning",
+            "its GPUs differ: 1 x gfx950, 1 x gfx942",
+        ),
         (in_docker(), {"gpu.0.ras.umc": "ue: 2 ce: 0"}, "warning", "GPU 0 has counted uncorrectable errors (umc 2)"),
         (in_docker(), {"gpu.0.ras.umc": "ue: 0 ce: 9"}, "ok", ""),
         (in_docker(), {"gpu.0.sensor.junction": "104000"}, "warning", "GPU 0 is at 104 C"),
@@ -276,9 +294,51 @@ def test_verdicts(node: Node, changes: dict[str, str | None], state: str, says: 
     report = check_node(node, answer(**changes), NOW, "mine")
     assert report.state == state, report.findings
     assert report.usable is (state != "unusable")
-    assert says in "; ".join(str(f) for f in report.findings)
-    assert bool(report.findings) is bool(says)
-    assert all(f.way_out for f in report.findings)
+    problems = [f for f in report.findings if f.level != "ok"]
+    assert says in "; ".join(map(str, problems))
+    assert bool(problems) is bool(says)
+    assert all(f.way_out for f in problems)
+
+
+NVIDIA = {"gpu.0.simd_count": None, "gpu.0.render": None, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
+
+
+@pytest.mark.parametrize(
+    ("node", "gpus", "state", "says"),
+    [
+        (in_docker(), "yes", "ok", "each container gets its slot's GPU by --gpus device=N"),
+        (in_docker(), "no", "unusable", "install the NVIDIA Container Toolkit"),
+        (in_docker(docker={"devices": ("/dev/nvidia0",)}), None, "ok", ""),
+        (in_docker(docker={"devices": ()}), None, "warning", "docker.devices names no NVIDIA device"),
+    ],
+)
+def test_verdicts_on_nvidia_gpus(node: Node, gpus: str | None, state: str, says: str) -> None:
+    nothing = {k: None for k in GOOD if k.startswith(("gpu.", "device."))}
+    report = check_node(node, answer(**{**nothing, **NVIDIA, "docker.gpus": gpus}), NOW)
+    assert [g.vendor for g in report.facts.gpus] == ["nvidia"]
+    assert report.state == state, report.findings
+    assert says in "; ".join(map(str, report.findings))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_devices_that_containers_get_unasked_as_the_script_sees_them(tmp_path: Path, shell: str) -> None:
+    root = machine(tmp_path)
+    assert set(read_facts(run(in_docker(), root, shell)).devices) == {
+        "/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD136",
+    }  # fmt: skip
+    (root / "dev/kfd").unlink()
+    assert read_facts(run(in_docker(), root, shell)).devices["/dev/kfd"] == "missing"
+    assert read_facts(run(in_docker(), tmp_path / "no gpu", shell)).devices == {}
+
+
+@pytest.mark.parametrize(("runtimes", "told"), [('{"nvidia":{},"runc":{}}', "yes"), ('{"runc":{}}', "no")])
+def test_whether_docker_hands_out_nvidia_gpus_as_the_script_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtimes: str, told: str
+) -> None:
+    fake_docker(tmp_path / "bin", ps="", version="28.0 28.0", info=runtimes, image="sha256:a 1 l/a ")
+    (tmp_path / "bin/nvidia-smi").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert read_facts(run(in_docker(), tmp_path)).values["docker.gpus"] == told
 
 
 @pytest.mark.parametrize(
@@ -330,10 +390,10 @@ def test_nodes_are_compared() -> None:
         ]
     )
     assert (a.state, b.state, c.state, d.state) == ("ok", "ok", "warning", "unusable")
-    assert "its image sha256:fff is not the sha256:abc of most nodes: name the image by digest" in str(c.findings[0])
+    assert "its image sha256:fff is not the sha256:abc of most nodes: name the image by digest" in str(c.problems())
     assert str(d.findings[0]) == "no route: try: ssh d true"
     x, y = compare([report("x"), report("y", **{"gpu.0.gfx_target_version": "90402"})])
-    assert (x.state, y.findings[0].about) == ("ok", "gfx")
+    assert (x.state, y.findings[-1].about) == ("ok", "gfx")
 
 
 @pytest.mark.parametrize(
