@@ -37,11 +37,13 @@ def check(
     """
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.occupancy import refuse_one_gpu_twice
     from orchestrator.templating import data_folder
 
     path = file or data_folder("inventories") / "local.yaml"
     try:
         found = load_inventory(path)
+        refuse_one_gpu_twice(found.nodes, {})
         if env:
             _resolve_all(found)
     except InputError as e:

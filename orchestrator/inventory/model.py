@@ -217,7 +217,8 @@ class Node(NodeOptions):
     name: str
     source: str = ""
     origins: dict[str, int] = Field(default_factory=dict, repr=False)
-    """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
+    """The line of each text that holds a reference, by its path such as `docker.volumes.0`, and that of the node itself
+    as `name`."""
 
     login: LoginHost | None = None
     """The host that `via:` names, where `hosts:` has it."""
@@ -228,7 +229,7 @@ class Node(NodeOptions):
         return self.transport == "local" and self.lease is None
 
     def origin(self, path: str) -> str:
-        """`file:line` of an option that holds a reference."""
+        """`file:line` of an option that holds a reference, or of the node (`name`)."""
         line = self.origins.get(path)
         return f"{self.source}:{line}" if line else self.source or "inventory"
 
@@ -282,7 +283,8 @@ def merged(
     merged name by name, `labels` add up. `hosts`: the login nodes that `via:` may name."""
     values: dict[str, Any] = {}
     docker: dict[str, Any] = {}
-    origins: dict[str, int] = {}
+    own = lines(("nodes", name)) if lines else None
+    origins: dict[str, int] = {"name": own} if own else {}
     for place, layer in ((("defaults",), defaults), (("nodes", name), options)):
         given = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
         section: dict[str, Any] = {f: getattr(layer.docker, f) for f in layer.docker.model_fields_set}

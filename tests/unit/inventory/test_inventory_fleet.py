@@ -73,7 +73,7 @@ nodes:
     assert node.docker.docker_command == ("sudo", "-n", "docker")
     assert (node.user, node.docker.volumes[1]) == ("${env:U}", "${env:DATA}:/d")
     assert {p: node.origin(p).rpartition(":")[2] for p in node.origins} == {
-        "user": "6", "identity": "7", "image": "10", "workdir": "12",
+        "name": "2", "user": "6", "identity": "7", "image": "10", "workdir": "12",
         "docker.volumes.1": "26", "docker.env.TOKEN": "27",
     }  # fmt: skip
 
