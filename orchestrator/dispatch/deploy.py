@@ -22,7 +22,7 @@ from orchestrator.errors import InputError
 from orchestrator.inventory import Node
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile, Transport
-from worker.protocol import ATTEMPT_RE, CPUS, InboxName, NodeConfig, NodePaths
+from worker.protocol import ATTEMPT_RE, CPUS, DEVICE_LOCK, LOCKS, InboxName, NodeConfig, NodePaths
 from worker.tuners.catalog import GROUP, recorded_tuner
 
 TEXTS = NodePaths(Path()).texts.name
@@ -114,6 +114,7 @@ def node_files(
         "python": plan.python,
         "code_sha": sha,
         "docker": _docker_values(plan, run),
+        "locks": LOCKS if any(DEVICE_LOCK in env for env in plan.devices.values()) else "",
         "enter": enter(plan.source) if (enter := find_engine(plan.engine).enter) and plan.source else "",
         "engine_options": plan.source.engine_options if plan.source else {},
         "cache": plan.cache if spec.keeps_cache else "",

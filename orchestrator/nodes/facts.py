@@ -14,6 +14,7 @@ from orchestrator.engines import find_engine
 from orchestrator.ledger import clean
 from orchestrator.templating import render
 from worker.device.probe import ISA_LEVELS, gfx_of_target, parse_nvidia_smi
+from worker.protocol import LOCKS
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -81,7 +82,8 @@ class NodeFacts:
     """A device's path to `GID GROUP MODE open|closed`, or `missing`."""
     containers: tuple[Container, ...] = ()
     locks: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Lock files by state: held, stale, waiting; paths relative to the workdir."""
+    """Locks by state. held: RUN/NODE/DEVICE of living workers, whatever their workdir. stale, waiting: lock files of
+    slots without a worker, relative to the workdir."""
     lacks: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
 
@@ -137,6 +139,7 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "brief": brief,
         "sys": sys,
         "dev": dev,
+        "locks": LOCKS,
         "workdir": from_home(node.workdir or DEFAULT_WORKDIR),
         "timeout_s": TOOL_TIMEOUT_S,
         "container_timeout_s": CONTAINER_TIMEOUT_S,

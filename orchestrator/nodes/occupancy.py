@@ -50,6 +50,11 @@ def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
     return tuple(range(len(facts.gpus) if node.gpus == "auto" else node.gpus))
 
 
+def device_lock(gpu: int | None) -> str:
+    """The name of the lock on a GPU of a host, or on its cores."""
+    return "cores" if gpu is None else f"gpu-{gpu}"
+
+
 def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant, ...]:
     """Occupants of these GPUs (of the cores, where there are none). `run`: our own run, whose workers do not count; ""
     before there is one.
@@ -64,10 +69,10 @@ def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occu
             named.add(c.run)
             whose = f"worker of run {c.run}" if c.run else c.image
             yield Occupant(f"container {c.name}", f"container {c.name} ({whose})")
+    ours = set(map(device_lock, gpus or (None,)))
     for path in facts.locks.get("held", ()):
-        other, _, rest = path.partition("/")
-        slot = rest.rsplit("/", 2)[-2] if rest.count("/") >= 2 else ""
-        if other not in (run, *named) and (not gpus or slot in map(str, gpus)):
+        other, device = path.partition("/")[0], path.rpartition("/")[2]
+        if other not in (run, *named) and device in ours:
             yield Occupant(f"run {other}", f"workers of run {other}")
     for number in gpus:
         if number < len(facts.gpus):

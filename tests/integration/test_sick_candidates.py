@@ -92,7 +92,7 @@ def test_the_winner_is_not_what_a_sick_slot_left_over(two: Two) -> None:
     assert {w["elsewhere"] for w in provenance["withheld"]} == {"ran"}
     assert {w["node"] for w in provenance["withheld"]} == {"sick"}
     charged = journal(two, ev.ChargeSlot)[0][1]
-    assert "ran on well slot 0" in two.run("explain", str(charged.shape)).out
+    assert "ran on well slot 1" in two.run("explain", str(charged.shape)).out
 
 
 @pytest.mark.full

@@ -17,6 +17,8 @@ from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, u
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.support.health_kit import unfold
+from worker.agent.device_lock import DeviceLock
+from worker.protocol import LOCKS_ENV
 
 NOW = 1_800_000_000.0
 SHELLS = [s for s in ("sh", "dash", "bash", "busybox") if shutil.which(s)]
@@ -156,7 +158,9 @@ def test_an_image_that_is_not_shown_in_time_is_not_missing(tmp_path: Path, monke
     assert "image" not in read_facts(run(in_docker(), tmp_path)).values
 
 
-def test_locks_as_the_script_sees_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", SHELLS)
+def test_locks_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    """Of devices whatever the work folder, and of slots in it that a worker left behind."""
     work = tmp_path / "work"
     for run_, files in (("dead", ["claimed/0/spec.json"]), ("idle", []), ("left", ["inbox/x.json"]), ("busy", [])):
         folder = work / run_ / "n"
@@ -165,16 +169,24 @@ def test_locks_as_the_script_sees_them(tmp_path: Path) -> None:
         (folder / "claimed/0/lock").touch()
         for name in files:
             (folder / name).touch()
+    devices = tmp_path / "it's"
+    monkeypatch.setenv(LOCKS_ENV, str(devices))
+    ended, living = DeviceLock("gpu-0", "ended/n"), DeviceLock("gpu-1", "living/far")
+    assert ended.take()
+    assert living.take()
+    os.close(ended._fd)
     holder = subprocess.Popen(["flock", str(work / "busy/n/claimed/0/lock"), "sh", "-c", "echo up; read x"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n"
-        facts = read_facts(run(a_node(workdir=str(work)), tmp_path))
+        facts = read_facts(run(a_node(workdir=str(work)), tmp_path, shell))
+        brief = read_facts(run(a_node(workdir=str(work)), tmp_path, shell, brief=True))
     finally:
         holder.communicate(b"\n")
+    assert brief.locks == {"held": ("living/far/gpu-1",)}
     assert facts.locks == {
-        "held": ("busy/n/claimed/0/lock",),
+        "held": ("living/far/gpu-1",),
         "stale": ("dead/n/claimed/0/lock",),
         "waiting": ("left/n/claimed/0/lock",),
     }
@@ -286,8 +298,8 @@ NO_RENDER = {"device./dev/dri/renderD128": None}
             "(busy 0 %, memory 50 %)",
         ),
         (in_docker(), {"lock.stale": "old-run/n/claimed/0/lock"}, "warning", "run old-run left claimed work behind"),
-        (in_docker(), {"lock.held": "other/n/claimed/0/lock"}, "warning", "run other has workers that live"),
-        (in_docker(), {"lock.held": "mine/n/claimed/0/lock"}, "ok", ""),
+        (in_docker(), {"lock.held": "other/n/gpu-0"}, "warning", "run other has workers that live"),
+        (in_docker(), {"lock.held": "mine/n/gpu-0"}, "ok", ""),
     ],
 )
 def test_verdicts(node: Node, changes: dict[str, str | None], state: str, says: str) -> None:
