@@ -21,6 +21,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 sys.path.insert(0, str(FAULTY))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAULTY), os.environ.get("PYTHONPATH", ""))))
 
+# runs of fixtures that serve several tests; see own_device_locks
+os.environ[LOCKS_ENV] = f"/tmp/gemmfleet-test-locks-{os.getpid()}"
+
 # an example may take as long as the machine needs
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
@@ -32,7 +35,7 @@ def own_device_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pyte
     monkeypatch.setenv(LOCKS_ENV, f"{tmp_path_factory.getbasetemp()}/locks-{secrets.token_hex(4)}")
 
 
-SWITCHES = {"full": "FULL", "system": "SYSTEM"}
+SWITCHES = {"full": "FULL", "system": "SYSTEM", "soak": "SOAK"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

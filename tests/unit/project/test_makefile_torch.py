@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
         ("triton", "", "[torch,triton]"),
         ("triton", "torch", "[triton]"),
         ("triton", "torch triton", ""),
-        ("dev", "torch triton", "[serve,kubernetes,dev]"),
+        ("dev", "torch triton", "[live,kubernetes,dev]"),
     ],
 )
 def test_what_imports_is_not_installed_again(tmp_path: Path, target: str, there: str, extras: str) -> None:
