@@ -98,6 +98,9 @@ def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remot
     host = json.loads(node.sh(f"docker inspect gemmfleet-{remote.paths.run}-h1-0"))[0]["HostConfig"]
     assert {d["PathOnHost"] for d in host["Devices"]} == {"/dev/kfd", "/dev/dri/renderD128"}
     assert host["GroupAdd"] == [node.sh("stat -c %g /dev/kfd").strip()]
+    # its worker has locked the device for all runs of the host
+    lock = "/tmp/.gemmfleet-locks/gpu-0"
+    assert node.sh(f"flock -n -s 9 9<{lock} || cat {lock}").strip() == f"{remote.paths.run}/h1"
     checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory)).out
     assert "h1, h2: each container gets /dev/kfd, the render node of its slot's GPU (0: renderD128)" in checked
     release(fleet, remote)
