@@ -97,7 +97,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     for words in [*missing, *flags]:
         print(f"! {plain(words)}")
     if note := second_gpu_words(looks):
-        print(f"second GPU: {plain(note, 400)}")
+        print(f"second GPU: {plain(note)}")
     if note := close_ck_note(close, {w.shape: describe(w.key) for w in winners}.__getitem__):
         print(f"note: {note}")
     if value is not None:
@@ -164,7 +164,7 @@ def _print_failed(failed: Sequence[FailedShape]) -> None:
     for f in failed[:MOST_ROWS]:
         where = f" on {f.node} slot {f.slot}" if f.node else ""
         sure = "" if f.confirmed else " (unconfirmed)"
-        print(f"! {describe(f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
+        print(f"! {describe(f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail, 400)}")
     if len(failed) > MOST_ROWS:
         print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
 
