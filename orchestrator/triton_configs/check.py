@@ -111,7 +111,7 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
     """
     if not (find_spec("triton") and find_spec("torch")):
         raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
-    from worker.tuners.common.problem import NotImportableError
+    from worker.tuners.aiter_triton.compile import NotImportableError
 
     workers = min(len(os.sched_getaffinity(0)), len(buckets)) or 1
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -132,9 +132,8 @@ def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
 
     Raises NotImportableError if this Python cannot import the kind's wrapper: no other bucket would do better.
     """
-    from worker.tuners.aiter_triton.compile import compile_config
+    from worker.tuners.aiter_triton.compile import NotImportableError, compile_config
     from worker.tuners.aiter_triton.spec import tuned_kinds
-    from worker.tuners.common.problem import NotImportableError
 
     if bucket.kind not in tuned_kinds():
         return replace(bucket, skipped=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -23,7 +24,7 @@ def test_the_compare_line_and_the_records_have_the_order_of_env(
 ) -> None:
     paths = RunPaths(tmp_path / "r1")
     paths.root.mkdir()
-    envs = [{"name": name, "python": "", "variables": {}} for name in ("golden", "tot")]
+    envs: list[dict[str, Any]] = [{"name": name, "python": "", "variables": {}} for name in ("golden", "tot")]
     options = {"backends": ["torch"], "envs": envs}
     RunConfig("r1", 0.0, [], "0", A8W8.name, "bench", "s.csv", "", "i.yaml", options=options).write(paths.config)
     device = {**DEVICE, "bench": {"tot": {"torch": "2.9"}, "golden": {"torch": "2.8"}}}
