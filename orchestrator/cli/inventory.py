@@ -82,17 +82,21 @@ def summarise(found: Inventory) -> dict[str, Any]:
 
 def _node(node: Node) -> dict[str, Any]:
     from orchestrator.engines import find_engine
+    from orchestrator.inventory.pools import pool_words
     from orchestrator.inventory.values import missing, names, texts
 
-    options = node.options()
+    options, kubernetes = node.options(), node.lease == "kubernetes"
     used = dict.fromkeys(n for _, text in texts(options) for n in names(text))
     lacking = {name for _, name in missing(options)}
     return {
         "name": node.name,
         "transport": node.transport,
         "host": (node.host or node.name) if node.transport == "ssh" else None,
+        "lease": node.lease,
+        "pool": pool_words(node) if node.lease else None,
+        "via": node.via,
         "engine": node.engine,
-        "image": node.image if (e := find_engine(node.engine)).runs_images or e.enter or node.lease else None,
+        "image": node.image if (e := find_engine(node.engine)).runs_images or e.enter or kubernetes else None,
         "gpus": node.gpus,
         "labels": list(node.labels),
         "references": {name: name not in lacking for name in used},
@@ -104,8 +108,10 @@ def _lines(summary: dict[str, Any]) -> list[str]:
 
     out = [f"{escaped(summary['file'])}: good, {plural(len(summary['nodes']), 'node')}"]
     for node in summary["nodes"]:
-        where = f"ssh to {node['host']}" if node["host"] else "this machine"
-        how = f"docker with {node['image']}" if node["image"] else "processes"
+        where = node["pool"] or (f"ssh to {node['host']}" if node["host"] else "this machine")
+        where += f", asked for on {node['via']}" if node["via"] else ""
+        engine = "pods" if node["lease"] == "kubernetes" else node["engine"]
+        how = f"{engine} with {node['image']}" if node["image"] else "processes"
         gpus = node["gpus"] if isinstance(node["gpus"], (str, int)) else ", ".join(map(str, node["gpus"]))
         labels = f"; labels {', '.join(node['labels'])}" if node["labels"] else ""
         out.append(f"  {node['name']}: {where}, {how}, gpus {gpus}{labels}")

@@ -331,6 +331,20 @@ def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest
     assert (first["name"], first["references"]) == ("gpu-node-1", {"FLEET_USER": True})
 
 
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("slurm", "mi355: 1 to 8 leases by Slurm, partition compute, asked for on login1, processes, gpus 8"),
+        ("kubernetes", "pool: 1 to 8 leases by Kubernetes, pods with rocm/pytorch:latest, gpus 8"),
+    ],
+)
+def test_inventory_check_says_what_a_pool_is(example: str, words: str) -> None:
+    done = CliRunner().invoke(app, ["inventory", "check", str(EXAMPLE.with_name(f"{example}.example.yaml"))])
+    assert done.exit_code == 0
+    assert words in done.stdout
+    assert "this machine" not in done.stdout
+
+
 def test_inventory_check_gives_all_faults_as_json(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text("nodes: {a: {gpu: 1, token: x}}")
