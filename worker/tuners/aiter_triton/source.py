@@ -22,6 +22,7 @@ from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.config import AiterConfig, Values
 from worker.tuners.aiter_triton.problem import KindProblem, case_of, family_of
 from worker.tuners.aiter_triton.wrapper import Wrapper, enter, hollow
+from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 from worker.tuners.search.compiling import CompileFacts, compiling, facts_of
 from worker.tuners.search.source import Call
@@ -58,9 +59,7 @@ class AiterSource:
         try:
             self._wrapper()
         except UnavailableError as e:
-            raise UnavailableError(
-                f"AITER's Triton wrapper of {self.name} cannot be imported from {self.root}: {e}"
-            ) from e
+            raise type(e)(f"AITER's Triton wrapper of {self.name} cannot be imported from {self.root}: {e}") from e
 
     def candidates(
         self, problem: KindProblem, target: Target, first: Sequence[AiterConfig] = (), most: int = 0
@@ -134,5 +133,5 @@ def compile_config(
     source, target = AiterSource(str(root), kind), known(arch)
     key: dict[str, int | str] = {"M": M, "N": N, "K": K, **({} if B is None else {"B": B})}
     case = case_of(source.kind, family_of(source.kind), key, target.gfx)
-    source.enter(target)
+    enter(source.root, target)
     return source.compile(CompileJob(case, tuple(values.items()), caller), target)

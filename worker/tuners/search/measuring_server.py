@@ -87,7 +87,7 @@ class Bench(Protocol):
         """Make operands, copies and reference; why that cannot be, "" where it was done."""
 
     def load(self, candidate: Any) -> Any:
-        """Load and bind a candidate, which the result holds as `candidate`, for `check` and `timer`. Called from the loading thread."""
+        """Load and bind a candidate, which the result holds as `candidate`. Called from the loading thread."""
 
     def check(self, loaded: Any) -> float:
         """errRatio of one call on a poisoned output and the X that no timed call uses."""
