@@ -31,7 +31,7 @@ from orchestrator.analysis.backends.table import (
 from orchestrator.errors import InputError
 from orchestrator.ledger.clean import text as clean
 from orchestrator.planning.roofline import Device
-from orchestrator.tables.backends import AITERS, KNOWN, OWN_TRITON, UNKNOWN, order, owned
+from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, order, owned
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from worker import without_gc
@@ -177,9 +177,8 @@ class _File:
         rows = chunk[[c for c in (*self.family.key_names, *_DEVICE, "err", "kernel", "tflops") if c in chunk]]
         rows = rows.assign(**{c: float("nan") for c in ("err", "kernel", "tflops") if c not in chunk})
         for wide in found.wide:
-            backend = wide.backend if wide.owner is None else chunk["owner"].map(lambda cell: owned("triton", cell))
             tflops = chunk[f"{wide.backend}_tflops"] if wide.tflops is not None else float("nan")
-            yield rows.assign(backend=backend, us=chunk[f"{wide.backend}_us"], tflops=tflops)
+            yield rows.assign(backend=wide.backend, us=chunk[f"{wide.backend}_us"], tflops=tflops)
         if not found.wide:
             yield rows.assign(backend=_backends(chunk, self.family), us=chunk["us"])
 
@@ -256,11 +255,12 @@ def _backends(chunk: pd.DataFrame, family: Family) -> pd.Series | str:
 def backend_name(family: Family, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
     """The backend of a row by the worker's rule, named by its owner.
 
-    A libtype calls AITER's Gluon triton; here it has its own name.
+    A libtype calls AITER's Gluon triton; here it has its own name. Rows of our tuner triton, which is gone, are
+    nobody's.
     """
     libtype, kernel = libtype.strip().lower(), kernel.strip()
     if libtype in ("", "triton") and kernel.startswith(TRITON):
-        return OWN_TRITON
+        return UNKNOWN
     cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
     found = libtype if libtype in KNOWN else backend_of(family.name, cells)
     return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN

@@ -17,7 +17,7 @@ from typing import NoReturn, TextIO
 import pandas as pd
 
 from orchestrator.errors import InputError
-from orchestrator.tables.backends import OWNER_COLUMN, legal_name, owned
+from orchestrator.tables.backends import legal_name, owned
 from orchestrator.tables.faults import Faults, escaped
 from orchestrator.tables.open import decode, open_file
 from worker.families import Family
@@ -71,13 +71,11 @@ def read_header(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """The columns of one backend in a wide benchmark, by number. `owner`: the column that says whose kernels these
-    are, in a benchmark of version 0.1.0."""
+    """The columns of one backend in a wide benchmark, by number."""
 
     backend: str
     us: int
     tflops: int | None
-    owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +95,7 @@ def layout(header: tuple[str, ...], family: Family) -> Layout:
     wide = []
     for name, i in () if "us" in at else sorted(lower.items(), key=lambda item: item[1]):
         if name.endswith(_US) and (backend := legal_name(name.removesuffix(_US))):
-            owner = lower.get(OWNER_COLUMN) if backend == "triton" else None
-            wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS), owner))
+            wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS)))
     return Layout(at, keys, tuple(wide))
 
 
@@ -108,12 +105,11 @@ def chunks(lines: CleanLines, found: Layout, family: Family) -> Iterator[pd.Data
     Numbers are float or int, NaN where a cell does not hold one; texts are categories. Raises InputError where a line
     makes the rest of the file unreadable.
     """
-    texts = {c.name for c in family.columns if c.kind == "text"} | {*_TEXTS, "owner"}
+    texts = {c.name for c in family.columns if c.kind == "text"} | set(_TEXTS)
     names = {i: name for name, i in (found.at | found.keys).items()}
     for wide in found.wide:
-        owner = {} if wide.owner is None else {wide.owner: "owner"}
         tflops = {} if wide.tflops is None else {wide.tflops: wide.backend + _TFLOPS}
-        names |= {wide.us: wide.backend + _US} | tflops | owner
+        names |= {wide.us: wide.backend + _US} | tflops
     try:
         reader = pd.read_csv(
             lines, header=None, names=[names.get(i, f" {i}") for i in range(lines.columns)], chunksize=_CHUNK,

@@ -23,7 +23,6 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
-from orchestrator.tables.backends import OLD_BENCH_NOTE, OWNER_COLUMN
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import family_of, locate, provenance_of
 from worker.families import FAMILIES, Column, Family
@@ -186,8 +185,6 @@ class _Finder:
             raise InputError([f"no measurements of {family.name} are among the files", *notes])
         if bare:
             notes.append(f"no column of errors, so nothing there is left out for them: {_named(bare)}")
-        if old := [t for t in files if OWNER_COLUMN in t.header]:
-            notes.append(f"{_named(old)}: {OLD_BENCH_NOTE}")
         if family is PLAIN:
             notes.append("the family of these tables is unknown: read by M, N and K alone (name it with --family)")
         title = ", ".join(self.titles) or _named(files, 3)

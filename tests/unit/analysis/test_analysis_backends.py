@@ -10,16 +10,16 @@ from worker.families import BACKENDS, FAMILIES
 A4W4, A8W8 = FAMILIES["a4w4_blockscale"], FAMILIES["a8w8"]
 
 
-def test_triton_is_aiters_but_for_kernels_of_our_own() -> None:
+def test_triton_is_aiters_but_for_rows_of_the_tuner_that_is_gone() -> None:
     for family in (FAMILIES["a16w16"], A8W8):
         for libtype in ("Triton", ""):
             assert backend_name(family, "auto", "", libtype) == "aiter-triton"
-            assert backend_name(family, "triton_128x64x64_g8_k1_w4_s3", "", libtype) == "own-triton"
+            assert backend_name(family, "triton_128x64x64_g8_k1_w4_s3", "", libtype) == "unknown"
     routed = FAMILIES["a8w8_blockscale_bpreshuffle"]
     assert [backend_name(routed, n, "0", "triton") for n in ("triton", "gluon", "anything")] == [
         "aiter-triton", "aiter-gluon", "aiter-triton"]  # fmt: skip
-    wide = layout(("M", "N", "K", "triton_us", "gluon_us", "own-triton_us"), A4W4).wide
-    assert [w.backend for w in wide] == ["aiter-triton", "aiter-gluon", "own-triton"]
+    wide = layout(("M", "N", "K", "triton_us", "gluon_us", "mine_us"), A4W4).wide
+    assert [w.backend for w in wide] == ["aiter-triton", "aiter-gluon", "mine"]
 
 
 def test_libtype_counts_before_the_name_and_the_name_before_the_number() -> None:
