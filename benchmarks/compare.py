@@ -94,7 +94,7 @@ def rates(of: Simulated, tables: int, seed: int) -> Rates:
         left -= n
         golden, tot = of.measure(rng, *of.rows_of(rng, n), repeats=of.repeats, paired=of.paired)
         tot[:, : of.changed] *= 1 + of.slower
-        look = judge(golden, tot, paired=of.paired, sizes=False)
+        look = judge(golden, tot, paired=of.paired)
         regression = look.verdicts == "regression"
         accused = regression.any(axis=1) | look.slower
         # as the rule is used by hand: on the means of all repeats
@@ -114,12 +114,12 @@ def both_looks(of: Simulated, tables: int, seed: int, second: int = 7) -> tuple[
     golden, tot = of.measure(rng, base, noise, repeats=of.repeats, paired=of.paired)
     tot[:, : of.changed] *= 1 + of.slower
     for i in range(tables):
-        look = judge(golden[i], tot[i], paired=of.paired, sizes=False)
+        look = judge(golden[i], tot[i], paired=of.paired)
         slow, whole, at = look.verdicts == "regression", bool(look.slower), np.flatnonzero(look.suspect)
         if len(at):
             a, b = of.measure(rng, base[i, at], noise[i, at], repeats=second, paired=True)
             b[at < of.changed] *= 1 + of.slower
-            anew = judge(a, b, paired=True, bound=AGAIN_BOUND, sizes=False)
+            anew = judge(a, b, paired=True, bound=AGAIN_BOUND)
             slow[at] |= anew.verdicts == "regression"
             whole |= bool(anew.slower)
         accused += bool(slow.any() or whole)

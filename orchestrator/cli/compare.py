@@ -170,13 +170,10 @@ def _print_verdict(found: Comparison, listed: str) -> None:
     from orchestrator.tables.faults import escaped
 
     screen = console()
-    means = {d.name: output.differs(d) for d in found.differences}
-    golden, tot = found.golden.fields, found.tot.fields
-    names = list(dict.fromkeys((*golden, *tot)))
-    if names:
+    if fields := output.environments(found):
         environments = table("environment", "golden", "tot", "")
-        for n in names:
-            environments.add_row(*(Text(escaped(x[:60])) for x in (n, golden.get(n, ""), tot.get(n, ""))), means.get(n))
+        for *texts, means in fields:
+            environments.add_row(*(Text(escaped(x[:60])) for x in texts), means)
         screen.print(environments)
     numbers = ("golden us", "tot us", "change", "p", "noise", "seen from")
     keys = len(found.columns)
@@ -193,10 +190,8 @@ def _print_verdict(found: Comparison, listed: str) -> None:
     screen.print(rows)
     if left := len(found.rows) - len(_shown(found)):
         print(f"... and {plural(left, 'more row')} (all with --out or --json)")
-    lines = (*output.sentences(found), *config_sets.sentences(found))
-    for line in (*lines, output.pairing(found), output.noise_source(found), output.caveat(found)):
-        if line:
-            print(escaped(line))
+    for line in (*output.sentences(found), *config_sets.sentences(found), *output.remarks(found)):
+        print(escaped(line))
     if steps := output.next_steps(found, listed):
         which = "it" if len(found.open) == 1 else "them"
         print(f"to judge {which}, measure again, interleaved and seven times, and compare:")
@@ -206,4 +201,4 @@ def _print_verdict(found: Comparison, listed: str) -> None:
 
 def _shown(found: Comparison) -> list[Row]:
     """Return the first rows, and all that regressed or could not be judged."""
-    return [r for i, r in enumerate(found.rows) if i < SHOWN or r.suspect or r.verdict == "regression"]
+    return [r for i, r in enumerate(found.rows) if i < SHOWN or r.second_look or r.verdict == "regression"]

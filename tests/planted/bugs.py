@@ -282,8 +282,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "unjudged-rows-pass", 15, "orchestrator/analysis/compare/join.py",
-        "return 1 if self.regression else 4 if self.open else 0",
-        "return 1 if self.regression else 0",
+        "return 1 if regression else 4 if self.open else 0",
+        "return 1 if regression else 0",
         "`compare` ends with 0 where rows could not be judged.",
         ("tests/unit/analysis/test_compare_command.py::test_rows_for_a_second_look",),
     ),

@@ -251,7 +251,7 @@ def _stacked(console: Console, grid: Grid, backends: int) -> None:
         parts = [_cell(f"{grid.heads[i]} {row[i]}", i == won) for i in cells if row[i] != _MISSING]
         line = Text()
         for part in parts or [Text("no backend", style="dim")]:
-            if line and len(line) + 4 + len(part) > console.width:
+            if line and len(line) + 2 + len(part) > console.width:
                 console.print(line, no_wrap=True)
                 line = Text()
             line = line + Text("  ") + part

@@ -31,7 +31,7 @@ def changed_files(of: Comparison) -> list[dict[str, Any]]:
     for path, rows in sorted(files.items()):
         slower = [_measured(of, r) for r in rows if r.verdict == "regression"]
         faster = [dict(_shape(of, r)) for r in rows if r.verdict == "improved"]
-        verdict = "rejected" if slower else "open" if any(r.suspect for r in rows) else "accepted"
+        verdict = "rejected" if slower else "open" if any(r.second_look for r in rows) else "accepted"
         out.append({"file": path, "default": "-N=" not in path, "verdict": verdict, "changed": len(rows),
                     "faster": faster, "slower": slower})  # fmt: skip
     return out

@@ -1,42 +1,47 @@
-"""Two sides joined by kernel and shape, judged, row by row."""
+"""Joins two sides by kernel and shape, and has them judged."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from orchestrator.analysis.compare.reading import Key, Run, Timings
-from orchestrator.analysis.compare.sides import UNDER_TEST, Difference, Side, differences, interleaved, refuse_swapped
-from orchestrator.analysis.compare.statistics import ENOUGH, Floats, Settled
-from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
+from orchestrator.analysis.compare.reading import Key, Run, Side
+from orchestrator.analysis.compare.sides import Difference, differences, fields_of, in_turn, refuse_swapped
+from orchestrator.analysis.compare.statistics import ENOUGH, Floats
+from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, by_rule_only, judge
 from orchestrator.errors import InputError
 from orchestrator.tables.faults import escaped, shown
 from worker.text import plural
 
+Times = dict[Key, dict[Run, float]]
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One kernel and shape. Times in us; `change`, `noise` and `seen_from` as shares of the golden time; None where
-    there is none. `repeats` as kept of all, `1/3`. `configs`: the config of each side, "" where rows name none."""
+    """One kernel and shape. Times in us; `change`, `noise` and `seen_from` as shares of the golden time; None for none.
+
+    Repeats as kept of all, `1/3`. `second_look`: it could not be judged. `configs`: the config of each side, "" if
+    rows name none.
+    """
 
     key: Key
-    verdict: Verdict
     golden_us: float | None
     tot_us: float | None
     change: float | None
+    verdict: str
     p: float | None
     noise: float | None
     seen_from: float | None
+    beyond_rule: bool
+    second_look: bool
     golden_repeats: str
     tot_repeats: str
-    beyond: bool
-    suspect: bool
     note: str
-    configs: tuple[str, str] = ("", "")
+    configs: tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,27 +57,23 @@ class Comparison:
     tot: Side
     differences: list[Difference]
     warnings: list[str]
-    rule_only: bool = False
-
-    @property
-    def regression(self) -> bool:
-        """True where a row, or the table as a whole, is a regression."""
-        return self.slower or any(r.verdict == "regression" for r in self.rows)
+    rule_only: bool
 
     @property
     def slower(self) -> bool:
-        """True where the table as a whole is a regression."""
+        """True if the table as a whole is a regression."""
         return bool(self.judged.slower)
 
     @property
     def open(self) -> list[Row]:
         """The rows that could not be judged: they deserve a second look."""
-        return [r for r in self.rows if r.suspect]
+        return [r for r in self.rows if r.second_look]
 
     @property
     def exit_code(self) -> int:
         """1: a regression; 4: something could not be judged; 0: all is judged, and nothing is slower."""
-        return 1 if self.regression else 4 if self.open else 0
+        regression = self.slower or self.counts["regression"]
+        return 1 if regression else 4 if self.open else 0
 
     @property
     def counts(self) -> dict[str, int]:
@@ -85,105 +86,76 @@ def compare(
     golden: Side, tot: Side, *, rule: Rule | None = None, bound: float = BOUND, under_test: Sequence[str] = (),
     other_gpu: bool = False, rule_only: bool = False,
 ) -> Comparison:  # fmt: skip
-    """Join and judge two sides. Raises InputError where they cannot be compared."""
+    """Joins and judges two sides. Raises InputError if they cannot be compared."""
     rule = rule or Rule()
-    refuse_swapped(golden.records, tot.records)
-    _same_columns(golden, tot)
-    found = differences(golden.fields, tot.fields, (*UNDER_TEST, *under_test))
-    warnings = [*golden.side.notes, *tot.side.notes]
-    machine = [d for d in found if d.kind == "machine"]
-    if machine:
-        what = "; ".join(f"{d.name}: {d.golden} and {d.tot}" for d in machine)
-        if not other_gpu:
-            raise InputError(f"the sides are of different machines ({escaped(what)}): their times say nothing of the"
-                             " software; --other-gpu compares them all the same")  # fmt: skip
-        warnings.append(f"the sides are of different machines ({what}): a verdict is not one on the software")
-    method = "; ".join(f"{d.name}: {d.golden} and {d.tot}" for d in found if d.kind == "method")
-    warnings += [f"not measured in the same way ({method})"] if method else []
-    names = golden.side.shape
-    order = [tot.side.shape.index(n) for n in names]
-    places = {k: (k[0], *(k[1 + i] for i in order)) for k in tot.side.times}
-    tot_times = {places[k]: times for k, times in tot.side.times.items()}
-    configs = golden.side.configs, {places[k]: config for k, config in tot.side.configs.items()}
-    keys = list(dict.fromkeys((*golden.side.times, *tot_times)))
-    in_turn = (golden.interleaved and tot.interleaved) or interleaved(golden.records, tot.records)
-    paired = in_turn and _same_runs(golden.side, tot_times, tot.side.numbered, warnings)
-    arrays = _array(keys, golden.side.times), _array(keys, tot_times)
-    judged = judge(*arrays, rule=rule, bound=bound, paired=paired)
-    if rule_only:
-        judged = by_rule_only(judged, rule)
-    if not any(k in tot_times for k in golden.side.times):
-        example = [" ".join(map(str, next(iter(t)))) for t in (golden.side.times, tot_times)]
-        warnings.append(f"no row is on both sides; golden has {shown(example[0], 120)}, tot {shown(example[1], 120)}")
-    rows = [_row(i, key, judged, golden.side.times, tot_times) for i, key in enumerate(keys)]
-    if any(configs):
-        rows = [replace(r, configs=(configs[0].get(r.key, ""), configs[1].get(r.key, ""))) for r in rows]
-    rows.sort(
-        key=lambda r: (VERDICTS.index(r.verdict), -(r.change or 0.0) if r.verdict != "improved" else r.change or 0.0)
-    )
-    return Comparison(("kernel", *names), rows, judged, rule, bound, golden, tot, found, warnings, rule_only)
-
-
-def _same_columns(golden: Side, tot: Side) -> None:
-    only = [(n, s) for s, other in ((golden, tot), (tot, golden)) for n in s.side.shape if n not in other.side.shape]
-    if only:
+    if only := [(n, s) for s, o in ((golden, tot), (tot, golden)) for n in s.shape if n not in o.shape]:
         faults = [f"{escaped(str(s.files[0]))}:1: column {shown(n)} is on the {s.name} side only" for n, s in only]
         raise InputError([*faults, "rows are joined by the kernel and all columns of the shape; a column that is no"
                           " part of it is left out with --ignore-column NAME"])  # fmt: skip
+    refuse_swapped(golden, tot)
+    found = differences(fields_of(golden), fields_of(tot), under_test)
+    machine, method = (
+        "; ".join(f"{d.name}: {d.golden} and {d.tot}" for d in found if d.kind == kind)
+        for kind in ("machine", "method")
+    )
+    warnings = [*golden.notes, *tot.notes]
+    if machine:
+        if not other_gpu:
+            raise InputError(f"the sides are of different machines ({escaped(machine)}): their times say nothing of the"
+                             " software; --other-gpu compares them all the same")  # fmt: skip
+        warnings.append(f"the sides are of different machines ({machine}): a verdict is not one on the software")
+    warnings += [f"not measured in the same way ({method})"] if method else []
+    order = [0, *(1 + tot.shape.index(n) for n in golden.shape)]
+    times = golden.times, {tuple(k[i] for i in order): v for k, v in tot.times.items()}
+    configs = golden.configs, {tuple(k[i] for i in order): v for k, v in tot.configs.items()}
+    keys = list(dict.fromkeys((*times[0], *times[1])))
+    paired = in_turn(golden, tot) and _same_runs(golden.numbered and tot.numbered, *times, warnings)
+    arrays = [_array(keys, side) for side in times]
+    judged = judge(*arrays, rule=rule, bound=bound, paired=paired)
+    judged = by_rule_only(judged, rule) if rule_only else judged
+    if not times[0].keys() & times[1].keys():
+        a, b = (shown(" ".join(next(iter(t))), 120) for t in times)
+        warnings.append(f"no row is on both sides; golden has {a}, tot {b}")
+    rows = [_row(i, k, judged, times, (configs[0].get(k, ""), configs[1].get(k, ""))) for i, k in enumerate(keys)]
+    rows.sort(key=lambda r: (VERDICTS.index(r.verdict), (r.change or 0.0) * (1 if r.verdict == "improved" else -1)))
+    return Comparison(("kernel", *golden.shape), rows, judged, rule, bound, golden, tot, found, warnings, rule_only)
 
 
-def _same_runs(golden: Timings, tot: dict[Key, dict[Run, float]], numbered: bool, warnings: list[str]) -> bool:
-    if not (golden.numbered and numbered):
+def _same_runs(numbered: bool, golden: Times, tot: Times, warnings: list[str]) -> bool:
+    odd = sum(golden[k].keys() != tot[k].keys() for k in golden.keys() & tot.keys())
+    if not numbered:
         warnings.append("the sides say that they were measured in turn, but their rows have no run numbers: not paired")
-        return False
-    odd = sum(golden.times[k].keys() != tot[k].keys() for k in golden.times if k in tot)
-    if odd:
+    elif odd:
         rows = plural(odd, "row has", "rows have")
         warnings.append(f"measured in turn, but {rows} other run numbers on the other side: not paired")
-    return not odd
+    return numbered and not odd
 
 
-def _array(keys: Sequence[Key], times: dict[Key, dict[Run, float]]) -> Floats:
+def _array(keys: Sequence[Key], times: Times) -> Floats:
     """(rows, repeats), a row's repeats in the order of their runs: with the same runs on both sides, they pair up."""
-    out = np.full((len(keys), max(ENOUGH, *map(len, times.values()))), np.nan)
+    out = np.full((len(keys), max(map(len, times.values()))), np.nan)
     for row, key in enumerate(keys):
         there = times.get(key, {})
         out[row, : len(there)] = [there[run] for run in sorted(there)]
     return out
 
 
-def _row(
-    i: int, key: Key, judged: Judged, golden: dict[Key, dict[Run, float]], tot: dict[Key, dict[Run, float]]
-) -> Row:
-    verdict: Verdict = judged.verdicts[i]
-    a, b = _number(judged.golden.us[i]), _number(judged.tot.us[i])
-    sides = ((judged.golden, golden.get(key, {})), (judged.tot, tot.get(key, {})))
-    repeats = [f"{s.count[i] if s.stable[i] or judged.averaged else 0}/{len(times)}" for s, times in sides]
+def _row(i: int, key: Key, of: Judged, times: tuple[Times, Times], configs: tuple[str, str]) -> Row:
+    numbers = (of.golden.us[i], of.tot.us[i], of.p[i], of.noise.level[i] + 0 * of.p[i], of.seen_from[i])
+    a, b, p, noise, seen = (float(x) if math.isfinite(x) else None for x in numbers)
+    verdict, notes, repeats = str(of.verdicts[i]), [], []
+    for name, side, all_times in (("golden", of.golden, times[0]), ("tot", of.tot, times[1])):
+        n, kept = len(all_times.get(key, {})), int(side.count[i]) if side.stable[i] else 0
+        repeats.append(f"{kept}/{n}")
+        if n < ENOUGH or not kept:
+            notes.append(f"{name}: {n} of {ENOUGH} repeats" if n < ENOUGH else f"{name}: no {ENOUGH} of {n} agree")
+        elif kept < n:
+            notes.append(f"{name}: {n - kept} of {n} strayed")
+    if verdict == "unstable" and not notes:
+        notes.append("fewer than three pairs of runs without a stray")
+    if verdict == "ok" and of.beyond[i]:
+        notes.append("beyond the rule only with the shift of the whole table")
     return Row(
-        key, verdict, a, b, b / a - 1 if a and b else None, _number(judged.p[i]), _number(judged.noise[i]),
-        _number(judged.seen_from[i]), repeats[0], repeats[1], bool(judged.beyond[i]), bool(judged.suspect[i]),
-        _note(i, verdict, judged, sides),
+        key, a, b, b / a - 1 if a and b else None, verdict, p, noise, seen, bool(of.beyond[i]), bool(of.suspect[i]),
+        repeats[0], repeats[1], "" if verdict in ("new", "missing", "ignored") else "; ".join(notes), configs,
     )  # fmt: skip
-
-
-def _number(x: float) -> float | None:
-    return float(x) if math.isfinite(x) else None
-
-
-def _note(i: int, verdict: Verdict, judged: Judged, sides: Sequence[tuple[Settled, dict[Run, float]]]) -> str:
-    if verdict in ("new", "missing", "ignored") or judged.averaged:
-        return ""
-    out = []
-    for name, (side, times) in zip(("golden", "tot"), sides, strict=True):
-        n = len(times)
-        if n < ENOUGH:
-            out.append(f"{name}: {n} of {ENOUGH} repeats")
-        elif not side.stable[i]:
-            out.append(f"{name}: no {ENOUGH} of {n} agree")
-        elif side.count[i] < n:
-            out.append(f"{name}: {n - side.count[i]} of {n} strayed")
-    if verdict == "unstable" and not out:
-        out.append("fewer than three pairs of runs without a stray")
-    if verdict == "ok" and judged.beyond[i]:
-        out.append("beyond the rule only with the shift of the whole table")
-    return "; ".join(out)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,29 +14,22 @@ from orchestrator.analysis.compare.statistics import (
     Noise,
     Settled,
     Shift,
-    chance,
-    evidence,
     learn,
-    noise_of_changes,
     settle,
     shift_of,
+    tail,
 )
 
-Verdict = Literal["regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored"]
-VERDICTS: tuple[Verdict, ...] = (
-    "regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored",
-)  # fmt: skip
-"""The worst first."""
-OPEN: tuple[Verdict, ...] = ("boundary", "unstable", "missing")
-"""Verdicts of rows that could not be judged."""
-
+# The worst first.
+VERDICTS = ("regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored")
+# Verdicts of rows that could not be judged.
+OPEN = ("boundary", "unstable", "missing")
+# Expected false regressions in a table in which nothing changed ...
 BOUND = 0.008
-"""Expected false regressions in a table in which nothing changed ..."""
+# ... and this part of it for the table as a whole: at most one unchanged table in a hundred is accused.
 TABLE_BOUND = 0.25
-"""... and this part of it for the table as a whole: at most one unchanged table in a hundred is accused."""
+# The bound of a second look, small enough that both looks together stay near that.
 AGAIN_BOUND = 0.002
-"""The bound of a second look, small enough that both looks together stay near that."""
-_PRECISION = 1e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,107 +50,87 @@ class Judged:
     """A table judged; arrays have an entry a row, NaN where nothing is known. Several tables have one axis more.
 
     `p` is how likely a row without a change shows one of this direction and at least this size; `seen_from` the
-    smallest change (0.02: 2 % slower) that would have been called a regression; `noise` the standard deviation of one
-    repeat; `beyond` what the rule alone says; `suspect` which rows could not be judged. `averaged`: no row has repeats;
-    `slower`: the table as a whole is a regression; `threshold` is that of a row's p.
+    smallest change (0.02: 2 % slower) that would have been called a regression; `beyond` what the rule alone says;
+    `averaged`: no row has repeats, so none is judged; `slower`: the table as a whole is a regression; `threshold` is
+    that of a row's p.
     """
 
     verdicts: npt.NDArray[np.object_]
     golden: Settled
     tot: Settled
-    change: Floats
     p: Floats
-    noise: Floats
+    noise: Noise
     seen_from: Floats
     beyond: Bools
-    suspect: Bools
     paired: bool
-    in_pairs: bool
     averaged: bool
-    alike: Bools
     shift: Shift
     slower: Bools
     threshold: Floats
     rows: npt.NDArray[np.int64]
 
+    @property
+    def suspect(self) -> Bools:
+        """The rows that could not be judged."""
+        return np.isin(self.verdicts, OPEN)
+
 
 def judge(
-    golden: Floats, tot: Floats, *, rule: Rule | None = None, bound: float = BOUND, paired: bool = False,
-    sizes: bool = True,
-) -> Judged:  # fmt: skip
-    """Judge arrays (rows, repeats) of microseconds, NaN where there is no repeat; paired: column by column.
+    golden: Floats, tot: Floats, *, rule: Rule | None = None, bound: float = BOUND, paired: bool = False
+) -> Judged:
+    """Judges arrays (rows, repeats) of microseconds, NaN where there is no repeat; paired: column by column.
 
-    Arrays of several tables (tables, rows, repeats) are judged table by table. `sizes` False leaves out `seen_from`,
-    which takes most of the time.
+    Arrays of several tables (tables, rows, repeats) are judged table by table. A row without evidence of noise is
+    unstable, so a table of averages is left open as a whole.
     """
     rule = rule or Rule()
     width = max(golden.shape[-1], tot.shape[-1], ENOUGH)
-    golden, tot = (_wide(x, width) for x in (golden, tot))
+    pad = [(0, 0)] * (golden.ndim - 1)
+    golden, tot = (np.pad(x, [*pad, (0, width - x.shape[-1])], constant_values=np.nan) for x in (golden, tot))
     a, b = settle(golden), settle(tot)
     both = (a.count > 0) & (b.count > 0)
-    with np.errstate(invalid="ignore"):
-        ignored = both & (a.us < rule.ignore_below)
+    ignored = both & (a.us < rule.ignore_below)
     usable = both & ~ignored
-    by = evidence(golden, tot, a, b, usable, paired)
-    averaged = bool(usable.any()) and not by.degrees.any() and bool((a.total[usable] + b.total[usable] == 2).all())
-    change = np.where(usable, b.log - a.log, np.nan)
-    noise = noise_of_changes(change, usable) if averaged else learn(by.squares, by.degrees, a.strays + b.strays)
-    whole = usable if averaged else a.stable & b.stable & usable & (by.degrees > 0)
-    level = np.broadcast_to(noise.by_row, change.shape)
-    shift = shift_of(change, level * by.spread, whole, paired)
+    noise = learn(golden, tot, a, b, usable, paired)
+    known = usable & (noise.degrees > 0)
+    whole = a.stable & b.stable & known
+    change = np.where(usable, b.log - a.log, 0.0)
+    shift = shift_of(change, noise.level * noise.spread, whole, paired)
     rows = usable.sum(axis=-1)
     threshold = bound / np.maximum(rows, 1)
-    removed = shift.removed[..., None]
-    moved = np.where(usable, change - removed, 0.0)
-    known = usable & (averaged | np.asarray(by.degrees.any(axis=-1))[..., None])
-    p = np.where(known, chance(noise, np.abs(moved), by.spread, shift.extra), np.nan)
-    with np.errstate(invalid="ignore"):
-        adjusted = b.us * np.exp(-removed)
-        beyond = usable & (b.us > rule.limit(a.us))
-        over: Bools = usable & (adjusted > rule.limit(a.us))
-        under: Bools = whole & (a.us > rule.limit(adjusted))
-        sure = p <= threshold[..., None]
-    verdicts = np.full(a.us.shape, "ok", dtype=object)
-    verdicts[np.asarray(under & sure)] = "improved"
-    verdicts[over] = "boundary"
-    verdicts[usable & ~whole] = "unstable"
-    verdicts[np.asarray(over & sure & (moved > 0))] = "regression"
-    verdicts[ignored] = "ignored"
-    verdicts[(a.count > 0) & (b.count == 0)] = "missing"
-    verdicts[(a.count == 0) & (b.count > 0)] = "new"
+    removed, moved = shift.removed[..., None], change - shift.removed[..., None]
+    deviation = np.hypot(noise.level * noise.spread, shift.extra[..., None])
+    p = np.where(known, tail(np.abs(moved) / deviation, noise.degrees), np.nan)
+    adjusted = b.us * np.exp(-removed)
+    over, under = usable & (adjusted > rule.limit(a.us)), whole & (a.us > rule.limit(adjusted))
+    sure = p <= threshold[..., None]
+    verdicts = np.select(
+        [(a.count == 0) & (b.count > 0), (a.count > 0) & (b.count == 0), ignored, over & sure & (moved > 0),
+         usable & ~whole, over, under & sure],
+        ["new", "missing", "ignored", "regression", "unstable", "boundary", "improved"], "ok",
+    )  # fmt: skip
     most = 2 * (over & whole).sum(axis=-1) > whole.sum(axis=-1)
-    slower = most & (shift.p <= TABLE_BOUND * bound)
-    seen = _seen_from(noise, by.spread, shift.extra, threshold) if sizes else np.full(p.shape, np.nan)
-    with np.errstate(invalid="ignore"):
-        seen = np.where(whole, np.maximum(np.expm1(seen), rule.limit(a.us) / a.us - 1), np.nan)
+    seen = np.expm1(_smallest(threshold[..., None], noise.degrees) * deviation)
+    seen = np.where(whole, np.maximum(seen, rule.limit(a.us) / a.us - 1), np.nan)
     return Judged(
-        verdicts, a, b, change, p, np.where(known, level, np.nan), seen, beyond, np.isin(verdicts, OPEN), paired,
-        by.in_pairs, averaged, noise.alike, shift, slower, threshold, rows,
+        verdicts, a, b, p, noise, seen, usable & (b.us > rule.limit(a.us)), paired,
+        bool(usable.any()) and not known.any(), shift, most & (shift.p <= TABLE_BOUND * bound), threshold, rows,
     )  # fmt: skip
 
 
 def by_rule_only(of: Judged, rule: Rule) -> Judged:
     """The same table by the rule alone: what is beyond it is a regression, whatever the noise."""
-    a, b = of.golden, of.tot
-    verdicts = np.full(a.us.shape, "ok", dtype=object)
-    with np.errstate(invalid="ignore"):
-        verdicts[a.us > rule.limit(b.us)] = "improved"
-        verdicts[of.beyond] = "regression"
-    for same in ("missing", "new", "ignored"):
-        verdicts[of.verdicts == same] = same
-    return replace(of, verdicts=verdicts, suspect=verdicts == "missing", slower=np.zeros_like(of.slower))
+    kept = np.isin(of.verdicts, ("missing", "new", "ignored"))
+    improved = of.golden.us > rule.limit(of.tot.us)
+    plain = np.select([kept, of.beyond, improved], [of.verdicts, "regression", "improved"], "ok")
+    return replace(of, verdicts=plain, slower=np.zeros_like(of.slower))
 
 
-def _wide(x: Floats, width: int) -> Floats:
-    missing = np.full((*x.shape[:-1], width - x.shape[-1]), np.nan)
-    return np.concatenate([x, missing], axis=-1)
-
-
-def _seen_from(noise: Noise, spread: Floats, extra: Floats, threshold: Floats) -> Floats:
-    """The change that has exactly the probability `threshold` under no change, by bisection."""
-    low, high = np.zeros(spread.shape), np.full(spread.shape, 4.0)
-    for _ in range(int(np.ceil(np.log2(4.0 / _PRECISION)))):
+def _smallest(threshold: Floats, degrees: Floats) -> Floats:
+    """The t that has exactly the probability `threshold`, by bisection of its logarithm."""
+    low, high = np.full(degrees.shape, -3.0), np.full(degrees.shape, 12.0)
+    for _ in range(24):
         middle = (low + high) / 2
-        far = chance(noise, middle, spread, extra) > threshold[..., None]
+        far = tail(np.exp(middle), degrees) > threshold
         low, high = np.where(far, middle, low), np.where(far, high, middle)
-    return high
+    return np.asarray(np.exp(high))
