@@ -30,7 +30,8 @@ LEAST_NOISE = 0.0005
 ALIKE = 1.8
 # A row whose variance is more than so many times the common one is judged by a prior all the same.
 LOUD = 3.0
-# The share of limma's prior degrees of freedom that counts, and the most: a few noisy rows make it too sure.
+# The share of limma's prior degrees of freedom that counts, and the most (or a quarter of the rows): a few noisy rows
+# make the prior too sure.
 PRIOR, MOST_PRIOR = 0.5, 10.0
 # Share of repeats that stray for reasons of their own, not by the row's noise.
 STRAYS = 0.01
@@ -159,7 +160,7 @@ def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats, Bools]:
     grid = np.geomspace(1e4, 0.05, 400)
     half = np.interp(np.maximum(excess, 1e-4), _trigamma(grid), grid)
     prior = np.exp(mean + _digamma(half) - np.log(half))
-    worth, d = np.minimum(2 * PRIOR * half, MOST_PRIOR), np.where(says, degrees, 0.0)
+    worth, d = np.minimum(2 * PRIOR * half, np.minimum(MOST_PRIOR, rows / 4)), np.where(says, degrees, 0.0)
     each = (worth * prior + np.where(says, squares, 0.0)) / (worth + d)
     joins = alike & (squares <= LOUD * pooled * d)
     variance = np.maximum(np.where(joins, pooled, each), LEAST_NOISE**2)
