@@ -82,7 +82,6 @@ COMMANDS = {
         Entry("tune", "Tune the shapes of a CSV on every slot of an inventory.", "orchestrator.cli.tune:tune"),
         Entry("recheck", "Check a tuned table on a new build; tune what fails it.", "orchestrator.cli.recheck:recheck"),
         Entry("bench", "Measure several backends on the same shapes, interleaved.", "orchestrator.cli.bench:bench"),
-        Entry("simulate", "Simulate a job on other nodes, or with faults.", "orchestrator.cli.simulate:simulate"),
         Entry("resume", "Continue a run whose controller died or was interrupted.", "orchestrator.cli.runs:resume"),
         Entry("retry", "Queue the failed shapes of a run again, with fresh tries.", "orchestrator.cli.runs:retry"),
         Entry("cancel", "Stop a run and its workers; what was measured stays.", "orchestrator.cli.runs:cancel"),

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Losing, SimPlan
-from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
+from tests.simulator.plan import Faults, Losing, SimPlan
+from tests.simulator.simulator import Death, Result, Simulator, simulate
 from tests.support.drawn_plans import draw_groups, draw_plan, guilty, with_candidates
 
 MOST_TAKEN_BACK = 12

@@ -167,8 +167,6 @@ class SimPlan:
     """Time from a worker's death to its next start."""
     setup_s: float = 0.0
     """Set-up of an attempt before its first shape."""
-    batch: int = 0
-    """Shapes after which an attempt sets up a new process; 0: it has one."""
     cold_s: float = 0.0
     """The same for the first attempt of a slot, and after a power cut, where it is more."""
     slow: Mapping[SlotId, float] = field(default_factory=dict)
@@ -194,6 +192,6 @@ class SimPlan:
         return f"c{min(left, key=lambda c: self.us(('', ''), shape, c))}" if left else ""
 
     def lower_bound_s(self) -> float:
-        """All work over all slots, or the longest group; `bound.lower_bound_s` counts speeds, set-ups and absences."""
+        """All work over all slots, or the longest group, if that is more. Counts no set-ups, speeds or absences."""
         total = sum(sum(g.seconds) for g in self.groups)
         return max(total / max(1, self.slots), max((sum(g.seconds) for g in self.groups), default=0.0))
