@@ -257,14 +257,6 @@ class ShapeTuned(Event):
     cut: bool = False
     trials: int = 0
     """Candidates that came to an end without a fault."""
-    runners: tuple[tuple[str, ...], ...] = ()
-    """The next best of a complete attempt whose winner was drawn to be ranked again on a second slot: SettleShape
-    follows, as it does without a second slot."""
-
-    @property
-    def settles(self) -> bool:
-        """Return whether it settles the shape by itself."""
-        return self.complete and not self.runners
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +360,6 @@ class Confirm(Decision):
     only: tuple[tuple[str, ...], ...]
     barred: tuple[tuple[str, str], ...]
     why: str
-    second: bool = False
-    """Nothing faulted: the winner (first of `only`) and its runners-up are ranked again, to see how GPUs agree."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -269,7 +269,7 @@ def _project(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
             return run(sql, (record.shape, record.attempt)).rowcount > 0
         case ev.ShapeTuned():
             _landed(conn, record.attempt, record.shape)
-            return record.settles and _settle_tuned(conn, record.attempt, record.shape, t)
+            return record.complete and _settle_tuned(conn, record.attempt, record.shape, t)
         case ev.SettleShape():
             return _settle_tuned(conn, record.attempt, record.shape, t, record)
         case ev.Confirm():

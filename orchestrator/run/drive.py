@@ -48,7 +48,6 @@ from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
-from orchestrator.results.second_gpu import drawn
 from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
 from orchestrator.run.limits import Limits
 from orchestrator.run.view import RunView
@@ -165,7 +164,6 @@ def _controller(
         ledger.set_meta("state", "preparing")
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
-    todo = [s.id for s in ledger.shapes() if s.state != "skipped"]
     costs = costs_of(ledger, list(shapes.values()))
     policy = Policy()
     known: set[str] = set()
@@ -224,7 +222,7 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger, config.err_ratio, drawn(todo, config.run, config.second_gpu)),
+        Ingest(ledger, config.err_ratio),
         LiveStatus(view, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),

@@ -261,10 +261,9 @@ class SimNode:
                 ev.ShapeRefused(spec.attempt, shape, no, why, complete, ran_ids, withheld, old, False, len(ran))
             )  # fmt: skip
             return
-        best, *others = sorted(ran, key=lambda c: self.plan.us((self.name, w.slot), shape, c))
-        runners = tuple((f"c{c}",) for c in others[:3]) if complete and shape in self.plan.twice else ()
+        best = min(ran, key=lambda c: self.plan.us((self.name, w.slot), shape, c))
         names = (f"c{best}",), ran_ids, withheld, old
-        self.write(ev.ShapeTuned(spec.attempt, shape, complete, *names, False, len(ran), runners))
+        self.write(ev.ShapeTuned(spec.attempt, shape, complete, *names, False, len(ran)))
 
     def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int], seconds: float) -> None:
         shape = spec.shapes[i]

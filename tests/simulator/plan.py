@@ -154,8 +154,6 @@ class SimPlan:
     """Time from the end of a lease to the scheduler's report of it."""
     candidates: int = 0
     """Candidates of each shape; 0: the simulation has no candidates."""
-    twice: frozenset[int] = frozenset()
-    """Shapes whose complete winner names runners-up, and is ranked again on a second slot."""
     speed: Mapping[SlotId, float] = field(default_factory=dict)
     """Factor on every candidate's time, of slots that are slower or faster."""
     start_s: tuple[float, float] = (1.0, 5.0)

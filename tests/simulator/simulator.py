@@ -85,7 +85,7 @@ def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
                 out.update((s, ShapeEnd()) for s in shapes)
             case ev.ShapeStarted(attempt, shape):
                 out[shape].attempts.append(attempt)
-            case ev.ShapeTuned(attempt, shape) if r.settles and out[shape].end == "pending":
+            case ev.ShapeTuned(attempt, shape) if r.complete and out[shape].end == "pending":
                 out[shape].end, out[shape].reason = "tuned", None
                 out[shape].winner = best[attempt, shape]
                 out[shape].settled += 1

@@ -24,7 +24,6 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import noise_note
-from orchestrator.results.second_gpu import second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader
@@ -58,7 +57,7 @@ class Collector:
         with self._open() as ledger, ledger.snapshot():
             measured = self._measured = self._measured or Measurements(ledger.family, self.config.err_ratio)
             view = self._reader.update(ledger)
-            measured.update(ledger, view.work.second_attempts())
+            measured.update(ledger)
             return self._made(ledger, measured, view)
 
     def _open(self) -> LedgerReader:
@@ -97,8 +96,7 @@ class Collector:
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
         close = "" if going else close_ck_note(close_ck(ledger), named)
-        twice = second_gpu_words(second_looks(ledger))
-        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close, twice))]
+        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close))]
         notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None

@@ -10,14 +10,14 @@ results of one to the others, and writes rows.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, Protocol
 
 from worker.protocol import Row, SpecShape
 from worker.text import plural
-from worker.tuners.base import RUNNERS, Emit, TunerFault
+from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import ended, ranked_row, row_of, why_no_winner
@@ -366,10 +366,8 @@ class Search:
             others = [k for k in range(len(ranked.indexes)) if k != v.winner]
             for k in others if self._task.named else ():
                 self._emit_row(self._ranked_row(ranked, k, "ranked again"))
-            following = [ranked.indexes[k] for k in sorted(others, key=lambda k: v.us[k])]
-            following += sorted(self._found.keys() - {*ranked.indexes}, key=lambda j: self._found[j].us)
             self._context.emit.tuned(
-                self._task.shape.id, won, candidate=(c.name,), runners=self._identities(following[:RUNNERS]),
+                self._task.shape.id, won, candidate=(c.name,),
                 ran=ended(self._rows) if self._task.named else (),
             )  # fmt: skip
             return
@@ -380,9 +378,6 @@ class Search:
         v, i = ranked.ranking, ranked.indexes[place]
         c = self._task.candidates[i]
         return row(c, self._p, "ok", v.us[place], self._errs[i], v.spread[place], v.rounds, detail)
-
-    def _identities(self, indexes: Iterable[int]) -> list[tuple[str]]:
-        return [(self._task.candidates[i].name,) for i in indexes]
 
     def leaders(self) -> list[int]:
         """Candidates that may be the fastest, by their index."""
