@@ -6,7 +6,7 @@ The ledger's journal holds nothing else.
 them (send, split, quarantine). Both are journaled with a time before anything acts on them, and the policy's
 state is a function of that journal alone: replaying it is how `resume` starts.
 
-Adding a field: give it a default, so that older ledgers still read. Never rename a class.
+A change of what a record says gets the ledger's next VERSION (`ledger/database.py`).
 """
 
 from __future__ import annotations
@@ -438,11 +438,10 @@ def to_json(record: Record) -> str:
 
 
 def from_json(type_: str, data: str) -> Record:
-    """The inverse of `to_json`; KeyError on a type this version does not know."""
+    """The inverse of `to_json`."""
     cls = RECORD_TYPES[type_]
     raw: dict[str, Any] = json.loads(data)
-    known = _FIELDS[cls]
-    return cls(**{k: _value(k, v) for k, v in raw.items() if k in known})
+    return cls(**{k: _value(k, v) for k, v in raw.items()})
 
 
 def _value(name: str, v: Any) -> Any:

@@ -41,12 +41,12 @@ class Ledger(LedgerReader):
 
     @classmethod
     def create(cls, path: Path) -> Ledger:
-        """A new ledger. Raises LedgerError where there is one, or on a network file system."""
+        """A new ledger. Raises LedgerError if there is one already."""
         return cls(database.create(path), path)
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """An existing ledger, migrated to this version. Raises LedgerError."""
+        """An existing ledger of this version. Raises LedgerError."""
         return cls(database.open_writer(path), path)
 
     @contextmanager

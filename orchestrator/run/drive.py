@@ -93,6 +93,7 @@ def drive(
     began = time.monotonic()
     config = RunConfig.read(paths.config)
     with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
+        warn_without_wal(ledger, watcher)
         if not cancel and not _goes_on(ledger, config, watcher):
             return Outcome("finished", time.monotonic() - began)
         interrupts = Interrupts()
@@ -131,6 +132,17 @@ def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
     with ledger.transaction():
         ledger.reopen_skipped()
     return True
+
+
+def warn_without_wal(ledger: LedgerReader, watcher: Watcher) -> None:
+    """Tell the watcher if SQLite has no write-ahead log on the file system of the run, as on some network disks."""
+    mode = ledger.query("PRAGMA journal_mode")[0][0]
+    if mode != "wal":
+        watcher.note(
+            f"{ledger.path}: SQLite's write-ahead log does not work on this file system (journal mode {mode}), so that"
+            " `status` and the page may hold up the run; keep runs on a local disk: --runs DIR",
+            bad=True,
+        )
 
 
 def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
