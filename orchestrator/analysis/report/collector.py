@@ -22,7 +22,6 @@ from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import noise_note
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.view import RunView
@@ -95,8 +94,7 @@ class Collector:
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
-        close = "" if going else close_ck_note(close_ck(ledger), named)
-        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close))]
+        notes = [] if going else [*untried_kinds(ledger), *([noisy] if noisy else [])]
         notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
