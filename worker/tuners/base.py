@@ -75,9 +75,8 @@ class Emit:
     ) -> None:
         """Report the shape's winner: the tuner is done with the shape.
 
-        `candidate`: the winner's identity. `ran`: of the spec's
-        `only`, those that came to an end. `withheld`: those that were left out because they faulted, which makes the
-        attempt incomplete (worker/protocol/candidates.py).
+        `candidate`: the winner's identity. `ran`: of the spec's `only`, those that came to an end. `withheld`: those
+        that were left out because they faulted, which makes the attempt incomplete (worker/protocol/candidates.py).
         """
         self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, ran, withheld))
 
