@@ -110,18 +110,19 @@ def chunks(lines: CleanLines, found: Layout, family: Family) -> Iterator[pd.Data
     for wide in found.wide:
         tflops = {} if wide.tflops is None else {wide.tflops: wide.backend + _TFLOPS}
         names |= {wide.us: wide.backend + _US} | tflops
-    try:
-        reader = pd.read_csv(
-            lines, header=None, names=[names.get(i, f" {i}") for i in range(lines.columns)], chunksize=_CHUNK,
-            usecols=list(names.values()), dtype={name: "category" for name in names.values() if name in texts},
-            na_values=NULLS, low_memory=False, index_col=False, engine="c",
-        )  # fmt: skip
-    except pd.errors.EmptyDataError:
-        return
-    with reader:
-        for chunk in reader:
-            numbers = (name for name in names.values() if name not in texts)
-            yield chunk.assign(**{name: pd.to_numeric(chunk[name], errors="coerce") for name in numbers})
+    with lines:
+        try:
+            reader = pd.read_csv(
+                lines, header=None, names=[names.get(i, f" {i}") for i in range(lines.columns)], chunksize=_CHUNK,
+                usecols=list(names.values()), dtype={name: "category" for name in names.values() if name in texts},
+                na_values=NULLS, low_memory=False, index_col=False, engine="c",
+            )  # fmt: skip
+        except pd.errors.EmptyDataError:
+            return
+        with reader:
+            for chunk in reader:
+                numbers = (name for name in names.values() if name not in texts)
+                yield chunk.assign(**{name: pd.to_numeric(chunk[name], errors="coerce") for name in numbers})
 
 
 class CleanLines(io.TextIOBase):
