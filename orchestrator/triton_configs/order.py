@@ -42,7 +42,7 @@ class Made:
 def tree_of_this_python() -> str:
     """The folder of the AITER that is installed here. Raises InputError."""
     try:
-        return str(choose("", search=None)[0].root)
+        return str(choose("")[0].root)
     except NotATreeError as e:
         raise InputError(f"{e}, or give --build TREE") from e
 

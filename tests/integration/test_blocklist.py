@@ -10,7 +10,7 @@ import pytest
 from tests.integration.kit import Bench
 from tests.integration.sshd import light_fleet
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
-from worker.tuners.aiter.drive.blocklist import Blocklist
+from worker.tuners.aiter.blocklist import Blocklist
 
 HERE = SlotIdentity("0xabc", "sha256:0123456789abcdef", "amdgpu 6.14")
 

@@ -59,7 +59,7 @@ class AiterTritonTuner(TritonTuner):
 
         assert isinstance(options, Options)
         try:
-            self._tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""), search=None)[0]
+            self._tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
         except NotATreeError as e:
             raise NoDeviceError(f"the tuner aiter-triton: {e}") from e
         return serve, (str(self._tree.root), self._kind().name), compile_job
