@@ -237,7 +237,7 @@ def test_a_value_is_checked_like_text_of_the_file_and_not_repeated(tmp_path: Pat
 
 def test_the_schema_in_the_repository_is_up_to_date() -> None:
     path = ROOT / "inventories" / "inventory.schema.json"
-    assert path.read_text() == dumps(), "run: gemmfleet inventory schema > inventories/inventory.schema.json"
+    assert path.read_text() == dumps(), "run: gemmfleet inventory check --schema > inventories/inventory.schema.json"
 
 
 def test_every_option_of_the_schema_is_described() -> None:
@@ -311,7 +311,7 @@ def test_the_example_is_good_names_its_schema_and_explains_what_it_opts_in_to() 
 
 
 def test_inventory_schema_prints_the_schema() -> None:
-    done = CliRunner().invoke(app, ["inventory", "schema"])
+    done = CliRunner().invoke(app, ["inventory", "check", "--schema"])
     assert (done.exit_code, done.stdout) == (0, dumps())
 
 
@@ -329,6 +329,20 @@ def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest
     assert "someone-private" not in done.output
     first = json.loads(done.stdout)["nodes"][0]
     assert (first["name"], first["references"]) == ("gpu-node-1", {"FLEET_USER": True})
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("slurm", "mi355: 1 to 8 leases by Slurm, partition compute, asked for on login1, processes, gpus 8"),
+        ("kubernetes", "pool: 1 to 8 leases by Kubernetes, pods with rocm/pytorch:latest, gpus 8"),
+    ],
+)
+def test_inventory_check_says_what_a_pool_is(example: str, words: str) -> None:
+    done = CliRunner().invoke(app, ["inventory", "check", str(EXAMPLE.with_name(f"{example}.example.yaml"))])
+    assert done.exit_code == 0
+    assert words in done.stdout
+    assert "this machine" not in done.stdout
 
 
 def test_inventory_check_gives_all_faults_as_json(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.standins.aiter import Tree, make_tree
 from tests.support.marks import full_but
 from tests.waiting import PATIENCE_S, wait_until
 from worker.families import FAMILIES
-from worker.protocol import TableKernel
+from worker.protocol import NodeConfig, TableKernel
 from worker.tuners.aiter.warmup import tiny_key
 
 DATES = ("runbook", "newest")
@@ -121,6 +121,20 @@ class Done:
 
 def bench(folder: Path, date: str, faults: Mapping[str, Any] | None = None) -> Bench:
     return Bench(folder, make_tree(folder, date, faults))
+
+
+@pytest.mark.parametrize(
+    ("date", "named"), [("runbook", ["asm_dir_symlink", "tile_column_case", "k_trim"]), ("newest", [])]
+)
+def test_the_record_of_the_start_names_the_workarounds_that_were_applied(
+    tmp_path: Path, date: str, named: list[str]
+) -> None:
+    at, config = bench(tmp_path, date), NodeConfig("r", "n", "aiter", {"family": "a4w4_blockscale"})
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/node.json").write_bytes(config.dumps())
+    done = at.run(ONE)
+    (ready,) = (r for r in done.records if r["type"] == "tuner_ready")
+    assert [a["name"] for a in ready["device"]["aiter"]["applied"]] == named
 
 
 @pytest.mark.parametrize("date", DATES)
