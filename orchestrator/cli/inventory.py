@@ -34,6 +34,7 @@ def check(
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.inventory.model import dumps
+    from orchestrator.nodes.occupancy import refuse_one_gpu_twice
     from orchestrator.templating import data_folder
 
     if schema:
@@ -42,6 +43,7 @@ def check(
     path = file or data_folder("inventories") / "local.yaml"
     try:
         found = load_inventory(path)
+        refuse_one_gpu_twice(found.nodes, {})
         if env:
             _resolve_all(found)
     except InputError as e:
