@@ -14,7 +14,6 @@ from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.kit import ROOT, Bench
-from tests.integration.sshd import light_fleet
 from tests.waiting import PATIENCE_S
 
 LINE = (
@@ -126,23 +125,6 @@ def test_on_a_node(bench: Bench, work: Path) -> None:
     assert os.listdir(bench.workdir) == []
     wrong = bench.run_plain("shapes", "capture", "--node", "no", "-i", str(bench.inventory), "--", "true")
     assert (wrong.code, "has no node 'no'" in wrong.err) == (2, True)
-
-
-@pytest.mark.system
-def test_over_ssh(bench: Bench, work: Path) -> None:
-    with light_fleet() as fleet:
-        (node,) = fleet.up(1)
-        bench.inventory.write_text(
-            f"nodes:\n  far: {{transport: ssh, host: {node.address}, port: {node.port}, ssh_config: {fleet.config},"
-            f" gpus: 0, workdir: {bench.workdir}, python: {sys.executable}}}\n"
-        )
-        done = bench.run_plain(
-            "shapes", "capture", "--node", "far", "-i", str(bench.inventory), "-o", str(bench.root / "m.csv"), "--",
-            "env", f"PYTHONPATH={bench.root}", sys.executable, str(work), "it's a word", "fail",
-        )  # fmt: skip
-    assert done.code == 1, done.out + done.err
-    assert "which ended with code 3" in done.out
-    assert shapes(bench.root / "m.csv", "a4w4_blockscale") == [16, 32]
 
 
 @pytest.mark.system

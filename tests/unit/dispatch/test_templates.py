@@ -159,10 +159,3 @@ def test_an_undefined_name_and_a_control_character_are_refused(tmp_path: Path) -
         render("launch.sh.j2", {"run": "r"})
     with pytest.raises(TemplateError, match="control character"):
         quote("a\x1b[2J")
-
-
-def test_the_code_folder_is_named_by_its_content() -> None:
-    sha, files = worker_code()
-    assert len(sha) == 16
-    assert "worker/protocol/spec.py" in files
-    assert data_folder("templates").is_dir()

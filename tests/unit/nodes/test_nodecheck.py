@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.inventory import Node
 from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, unreachable
-from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
+from orchestrator.nodes.facts import ARGV, NodeFacts, read_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.support.health_kit import unfold
 
@@ -395,8 +395,3 @@ def test_what_a_plan_keeps_holds_no_names() -> None:
     assert "secret" not in json.dumps(kept)
     back = NodeFacts.from_plan(kept)
     assert (back.gpus, back.gfx, back.cu_num, back.cpu_flags) == (facts.gpus, "gfx950", 256, ("avx2",))
-
-
-@pytest.mark.parametrize(("path", "out"), [("~", "."), ("~/", "."), ("~/a b", "a b"), ("/a", "/a"), ("~x/a", "~x/a")])
-def test_paths_below_the_home_folder(path: str, out: str) -> None:
-    assert from_home(path) == out

@@ -15,8 +15,6 @@ from orchestrator.errors import InputError
 from orchestrator.publish import publish as publishing
 from orchestrator.triton_configs import merge as merging
 from orchestrator.triton_configs.trial import Call, Trial
-from orchestrator.tuned_db.aiter_build import Build
-from orchestrator.tuned_db.check import check, verdict_of
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text
@@ -240,13 +238,6 @@ def test_two_families_in_one_branch(tmp_path: Path, aiter: Path) -> None:
     assert found["branch"] == "gemmfleet/llama-a4w4_blockscale-a8w8_blockscale"
     assert "aiter/configs/model_configs/a8w8_blockscale_tuned_gemm_llama.csv" in found["files"]
     assert found["title"] == "[Config] Tune llama a4w4_blockscale (fp4) and a8w8_blockscale (fp8) GEMMs for gfx950"
-
-
-def test_the_branch_serves_its_tables(tmp_path: Path, aiter: Path) -> None:
-    published(table(tmp_path, *ROWS), "--onto", aiter)
-    git(aiter, "switch", "-q", BRANCH)
-    found, faults = check([aiter], None, 0.05, Build(aiter))
-    assert (faults, verdict_of(found)) == ([], "safe")
 
 
 def test_triton_configs_become_a_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

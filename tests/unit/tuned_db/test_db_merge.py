@@ -28,7 +28,6 @@ from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
 from orchestrator.tuned_db.merge_policy import Newcomer, Policy, Time, decide, identity
 from orchestrator.tuned_db.records import read_records, records_path
 from orchestrator.tuned_db.sources import open_sources
-from orchestrator.userfiles import write_atomic
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.unit.tuned_db.test_tuned_db import HEADER, line, new, table
@@ -129,14 +128,6 @@ def test_a_table_with_its_profile_beside_is_judged_by_it(tmp_path: Path) -> None
     # of key 2 the profile has another time than the table: it is of another session
     assert [(r.action, r.judged) for r in report.rows] == [("kept", "same profile"), ("replaced", "old figure")]
     assert any("2 candidates" in n for n in report.notes)
-
-
-def test_a_profile_of_aiters_is_a_session_and_a_tuned_table_is_none(tmp_path: Path) -> None:
-    db = table(tmp_path, line(1, "100.0"))
-    assert merged(db, csv(tmp_path / "t.csv", line(1, "90.0"))).rows[0].judged == "old figure"
-    db = table(tmp_path, line(1, "100.0"))
-    profile = csv(tmp_path / "p.csv", line(1, "90.0", name="new"), line(1, "91.0"))
-    assert merged(db, profile).rows[0].judged == "same profile"
 
 
 rows_of_sessions = st.lists(
@@ -439,9 +430,3 @@ def test_old_headers_are_filled_from_cu_num_and_keep_their_columns(tmp_path: Pat
     ]  # fmt: skip
     done = cli("merge", db, "--into", newer, "--policy", "replace", "--json")
     assert "of tables without errRatio: it was not checked" in json.dumps(json.loads(done.stdout)["notes"])
-
-
-def test_writing_is_atomic(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    write_atomic(path, lambda f: f.writelines(["a"]))
-    assert path.read_text() == "a"
