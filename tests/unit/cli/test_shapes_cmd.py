@@ -49,12 +49,6 @@ def test_json_of_a_bad_list(tmp_path: Path) -> None:
         assert json.loads(out)["faults"] == error.faults
 
 
-def test_bad_list_prints_nothing_but_the_error(tmp_path: Path) -> None:
-    out, error = check(str(tmp_path / "none.csv"))
-    assert out == ""
-    assert str(error).endswith("none.csv: no such file")
-
-
 def test_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "how-to" / "shape-lists.md").read_text(), re.DOTALL)

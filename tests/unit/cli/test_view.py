@@ -35,14 +35,6 @@ def test_the_picture_shows_progress_and_every_slot() -> None:
         assert words in text, words
 
 
-def test_many_slots_are_cut() -> None:
-    s = status()
-    s.nodes = [NodeStatus(f"n{i}", slots=[SlotStatus(str(k)) for k in range(8)]) for i in range(10)]
-    console = Console(width=110, record=True)
-    console.print(picture(s))
-    assert "... and 56 more slots" in console.export_text()
-
-
 def fleet(nodes: int = 200, slots: int = 8) -> list[NodeStatus]:
     """A fleet at work, of which node n007 has a quarantined slot and n150 does not answer."""
     states = [[SlotStatus(str(k), "busy", "a") for k in range(slots)] for _ in range(nodes)]

@@ -18,7 +18,7 @@ from orchestrator.reasons import Reason
 from orchestrator.run.drive import report_faults
 from orchestrator.run.explain import of_group, of_node, of_shape
 from orchestrator.status import RunStatus
-from tests.support.ledger_kit import A8W8, Run, ended, per_node, row, shapes, started, tuned_times
+from tests.support.ledger_kit import A8W8, Run, ended, per_node, row, shapes, started
 
 
 @pytest.fixture
@@ -125,11 +125,6 @@ def test_a_split_that_doubles_or_takes_foreign_shapes_is_refused(
 ) -> None:
     with pytest.raises(LedgerError, match="cannot be split so"):
         run.journal(ev.Split("g0001", children, ""))
-
-
-def test_a_split_that_loses_a_shape_shows_in_the_books(run: Run) -> None:
-    run.journal(ev.Split("g0001", (("g0001a", (1,)),), ""))
-    assert reconcile(run.ledger) == ["shape 2 is pending but in no group that is still whole"]
 
 
 def test_what_does_not_add_up_is_noted_when_a_run_ends(run: Run) -> None:
@@ -309,15 +304,6 @@ def test_readers_see_whole_transactions_while_a_controller_writes(run: Run) -> N
                 run.ledger.skip_shapes([3], "in the table")
             assert reader.counts().skipped == 0
         assert reader.counts().skipped == 1
-
-
-def test_when_shapes_were_tuned_ascends(run: Run) -> None:
-    run.send("g0001-1")
-    run.tune("g0001-1", 1, 2)
-    tuned = tuned_times(run.ledger)
-    assert tuned == [s.settled_at for s in run.ledger.shapes("tuned")]
-    assert len(tuned) == 2
-    assert tuned == sorted(tuned)
 
 
 def test_history_of_a_group_and_a_node(run: Run) -> None:

@@ -365,10 +365,12 @@ def test_a_false_root_of_aiter_as_the_script_sees_it(tmp_path: Path) -> None:
     for root, said in (("tree", "there"), ("tree/aiter", "there"), ("tree/aiter_meta", "there"),
                        ("half", "empty"), ("nope it's", "missing")):  # fmt: skip
         node = a_node(aiter={"root": str(tmp_path / root)})
-        for shell in SHELLS:
-            assert read_facts(run(node, tmp_path, shell)).values["aiter_root"] == said, root
-        told = check_node(node, run(node, tmp_path), time.time()).findings
+        done = run(node, tmp_path, brief=False)
+        assert read_facts(done).values["aiter_root"] == said, root
+        told = check_node(node, done, time.time()).findings
         assert [f.level for f in told if f.about == "aiter"] == ([] if said == "there" else ["unusable"])
+    for shell in SHELLS:
+        assert read_facts(run(node, tmp_path, shell)).values["aiter_root"] == "missing"
     assert "aiter_root" not in read_facts(run(a_node(), tmp_path)).values
     assert "aiter_root" not in read_facts(run(node, tmp_path, brief=True)).values
 

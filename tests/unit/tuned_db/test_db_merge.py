@@ -308,25 +308,24 @@ def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
     assert state(db) == old
 
 
-def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(tmp_path: Path) -> None:
+def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     db = table(tmp_path, line(1, "100.0"))
     merge([new(1, 90.0)], db, A8W8, facts=of("sha256:a"))
     old = state(db)
-    script = f"""
-        import os, signal
-        from pathlib import Path
-        from tests.unit.tuned_db.test_db_merge import A8W8, merge, new, of
-        real, n = os.rename, [0]
-        def rename(*args):
-            n[0] += 1
-            if n[0] == 2:  # the records are replaced, the table is not
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(*args)
-        os.rename = rename
-        merge([new(1, 50.0)], Path({str(db)!r}), A8W8, facts=of("sha256:a"))
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL
+    real, count = os.rename, itertools.count(1)
+
+    def rename(*args: Any) -> None:
+        if next(count) == 2:  # the records are replaced, the table is not
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*args)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(os, "rename", rename)
+        merge([new(1, 50.0)], db, A8W8, facts=of("sha256:a"))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert db.read_bytes() == old[0]
     assert versions.undo(db, LOCK_WAIT_S).left == 1, "the merge before can be undone still"
     assert state(db) == old

@@ -190,14 +190,6 @@ def test_a_tie_goes_to_the_simpler() -> None:
     assert pick(rounds, [(1, 5), (1, 9), (1, 1)]).winner == 0
 
 
-def test_no_noise_makes_a_tie_of_more_than_the_ceiling() -> None:
-    rng = random.Random(5)
-    rounds = [[rng.uniform(0.5, 1.5), rng.uniform(0.5, 1.5) * 1.5] for _ in range(5)]
-    verdict = pick(rounds, [(1,), (0,)])
-    assert verdict.lag[1] > TIE_CEILING
-    assert verdict.winner == 0
-
-
 def test_the_rerank_keeps_to_its_time_but_for_the_least_rounds() -> None:
     m = Machine(seed=9, noise=0.3)
     verdict = rerank([m.timer(1e-3)] * 3, [1] * 3, [(0,), (1,), (2,)], random.Random(0), cap_s=0.0, now=m.clock)
