@@ -52,7 +52,6 @@ def write_inventory(bench: Bench, fleet: HeavyFleet, gpus: str = "[0]", names: t
     bench.inventory.write_text(
         f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n"
         f"  ssh_config: {fleet.folder}/ssh_config\n  gpus: {gpus}\n"
-        "  docker: {devices: [/dev/kfd]}\n"
         "nodes:\n" + "".join(f"  {n}: {{}}\n" for n in names)
     )
 
@@ -95,6 +94,15 @@ def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remot
     assert node.containers("label=gemmfleet.run") == []
     node.remove_containers("name=theirs")
     wait_until(lambda: [r for _, r in told(remote, AttemptStarted) if r.node == "h1"], "h1 has work")
+    # the inventory says nothing about devices: the container got its GPU, and the group that may open it
+    host = json.loads(node.sh(f"docker inspect gemmfleet-{remote.paths.run}-h1-0"))[0]["HostConfig"]
+    assert {d["PathOnHost"] for d in host["Devices"]} == {"/dev/kfd", "/dev/dri/renderD128"}
+    assert host["GroupAdd"] == [node.sh("stat -c %g /dev/kfd").strip()]
+    # its worker has locked the device for all runs of the host
+    lock = "/tmp/.gemmfleet-locks/gpu-0"
+    assert node.sh(f"flock -n -s 9 9<{lock} || cat {lock}").strip() == f"{remote.paths.run}/h1"
+    checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory)).out
+    assert "h1, h2: each container gets /dev/kfd, the render node of its slot's GPU (0: renderD128)" in checked
     release(fleet, remote)
     out, _ = run.communicate(timeout=PATIENCE_S)
     assert run.returncode == 0, out

@@ -38,6 +38,7 @@ def test_a_poison_shape_fails_alone(bench: Bench, fault: dict[str, str], reason:
     assert done.code == 1, done.out + done.err
     bench.check_books(tuned=n - 1, failed={"2x32x64": reason})
     assert f"2x32x64 failed: {reason}" in done.out
+    assert done.out.count("2x32x64 failed: ") == 1
     assert "gemmfleet retry" in done.out
     assert "2x32x64" in bench.run("explain").out
 

@@ -82,15 +82,15 @@ def lost_at(bench: Bench) -> list[float]:
 def test_a_truncated_results_file_costs_its_node_and_its_worker_is_stopped(bench: Bench) -> None:
     """It is shorter than what was read of it: the node is given up, the other does its work; nothing is left."""
     bench.inventory.write_text(
-        "defaults: {family: a16w16, tuner: replay, gpus: [0]}\nnodes:\n"
-        + "".join(f"  {n}: {{workdir: {bench.workdir}/{n}}}\n" for n in ("h1", "h2"))
+        "defaults: {family: a16w16, tuner: replay}\nnodes:\n"
+        + "".join(f"  {n}: {{gpus: [{i}], workdir: {bench.workdir}/{n}}}\n" for i, n in enumerate(("h1", "h2")))
     )
     n = bench.shapes(groups=24)
     run = bench.start("tune", *bench.tune_args([bench.held(18, 24)], seconds=0.1, more=["--lost-after", "4"]))
     path: list[Path] = []
 
     def has_results() -> bool:
-        path[:] = [p for p in bench.workdir.glob("h2/*/h2/events/0.jsonl") if len(ends(p)) > 2]
+        path[:] = [p for p in bench.workdir.glob("h2/*/h2/events/1.jsonl") if len(ends(p)) > 2]
         return bool(path) and bench.tuned() > 3
 
     wait_until(has_results, "it has results")

@@ -28,7 +28,10 @@ class Two(Bench):
         self.write_nodes("sick", "well")
 
     def write_nodes(self, *names: str, slots: int = 1) -> None:
-        nodes = "".join(f"  {n}:\n    gpus: {list(range(slots))}\n    workdir: {self.workdir / n}\n" for n in names)
+        nodes = "".join(
+            f"  {n}:\n    gpus: {list(range(i * slots, (i + 1) * slots))}\n    workdir: {self.workdir / n}\n"
+            for i, n in enumerate(names)
+        )
         self.inventory.write_text("defaults: {family: a16w16, tuner: replay}\nnodes:\n" + nodes)
 
     def record(self, shapes: int, per_group: int = 1) -> None:
@@ -89,7 +92,7 @@ def test_the_winner_is_not_what_a_sick_slot_left_over(two: Two) -> None:
     assert {w["elsewhere"] for w in provenance["withheld"]} == {"ran"}
     assert {w["node"] for w in provenance["withheld"]} == {"sick"}
     charged = journal(two, ev.ChargeSlot)[0][1]
-    assert "ran on well slot 0" in two.run("explain", str(charged.shape)).out
+    assert "ran on well slot 1" in two.run("explain", str(charged.shape)).out
 
 
 @pytest.mark.full
