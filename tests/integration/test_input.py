@@ -9,17 +9,6 @@ from tests.integration.kit import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SHAPES = {
-    "missing column": ("M,N\n1,2\n", "K"),
-    "empty": ("", "empty"),
-    "float": ("M,N,K\n1.5,2,3\n", ":2:"),
-    "negative": ("M,N,K\n-1,2,3\n", ":2:"),
-    "formula": ("M,N,K\n=1+1,2,3\n", ":2:"),
-    "stray quote": ('M,N,K\n1",2,3\n', ":2:"),
-    "short row": ("M,N,K\n1,2\n", ":2:"),
-    "binary": ("M,N,K\n\0\0\0", "binary"),
-}
-
 
 def test_shapes_and_inventory(bench: Bench) -> None:
     """One mistake of each file; tests/unit/shapes and tests/unit/inventory have all of them."""

@@ -249,10 +249,8 @@ def test_why_leases_end(slurm: SlurmCluster, make: Callable[..., Pool], tmp_path
     slurm.run("sbatch", f"--partition={URGENT}", "--nodelist=g2", "--exclusive", "--wrap", "sleep 1", "-o", "/dev/null")
     ends = {host: pool.ended(lease) for host, lease in leases.items()}
     assert {host: x.cause for host, x in ends.items()} == {
-        "g1": EndCause.TIME_LIMIT,
-        "g2": EndCause.PREEMPTED,
-        "g3": EndCause.NODE_FAILURE,
-    }
+        "g1": EndCause.TIME_LIMIT, "g2": EndCause.PREEMPTED, "g3": EndCause.NODE_FAILURE,
+    }  # fmt: skip
     assert ends["g3"].why.startswith("NODE_FAIL")
     assert not [pid for found in pids.values() for pid in found if Path(f"/proc/{pid}").exists()]
     # before its time was up it closed its books

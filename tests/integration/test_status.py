@@ -69,10 +69,8 @@ def test_a_slow_node_is_not_called_unreachable(make_bench: Callable[..., Bench])
         held: list[socket.socket] = []
         threading.Thread(target=greet, daemon=True).start()
         places = {
-            "busy": (node.address, node.port),
-            "hello": hello.getsockname(),
-            "mute": mute.getsockname(),
-        }
+            "busy": (node.address, node.port), "hello": hello.getsockname(), "mute": mute.getsockname(),
+        }  # fmt: skip
         options = f"transport: ssh, ssh_config: {fleet.config}, gpus: 0, gfx: cpu, cu_num: 1"
         inventory = bench.paths.inventory
         text = inventory.read_text()

@@ -60,11 +60,9 @@ def test_a_node_is_idle_for_long_only_if_it_was_at_every_look() -> None:
 
 def test_queued_leases_that_are_no_longer_wanted_are_given_back_the_latest_first() -> None:
     held = [
-        lease("1", LeaseState.READY),
-        lease("2", LeaseState.QUEUED),
-        lease("3", LeaseState.QUEUED),
+        lease("1", LeaseState.READY), lease("2", LeaseState.QUEUED), lease("3", LeaseState.QUEUED),
         lease("0", LeaseState.ENDED),
-    ]
+    ]  # fmt: skip
     assert surplus(held, 3) == []
     assert surplus(held, 2) == ["3"]
     assert surplus(held, 0) == ["3", "2"], "what is ready is given back when it is idle"

@@ -34,15 +34,10 @@ not a line
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("/home/you/runs", "nfs4"),
-        ("/home", "nfs4"),
-        ("/homework/runs", "ext4"),
-        ("/home/me/disk/runs", "xfs"),
-        ("/mnt/my share/runs", "cifs"),
-        ("/data/runs", "fuse.sshfs"),
-        ("/", "ext4"),
+        ("/home/you/runs", "nfs4"), ("/home", "nfs4"), ("/homework/runs", "ext4"), ("/home/me/disk/runs", "xfs"),
+        ("/mnt/my share/runs", "cifs"), ("/data/runs", "fuse.sshfs"), ("/", "ext4"),
     ],
-)
+)  # fmt: skip
 def test_the_file_system_is_that_of_the_longest_and_latest_mount(path: str, kind: str) -> None:
     assert database.file_system(path, MOUNTS)[0] == kind
     assert (kind in database.NETWORK) == (kind in ("nfs4", "cifs", "fuse.sshfs"))

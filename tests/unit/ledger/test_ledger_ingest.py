@@ -204,13 +204,8 @@ def test_a_document_is_clean_json_of_a_bounded_size() -> None:
     for _ in range(50):
         deep = {"in": deep}
     raw = {
-        "a": 1,
-        "b": [True, None, "x\x00y"],
-        "deep": deep,
-        "long": ["z" * 1500] * 100,
-        "n": float("nan"),
-        "big": 2**70,
-    }
+        "a": 1, "b": [True, None, "x\x00y"], "deep": deep, "long": ["z" * 1500] * 100, "n": float("nan"), "big": 2**70,
+    }  # fmt: skip
     out = clean.document(raw)
     assert out == {"a": 1}
     assert clean.document({"b": raw["b"], "deep": deep})["b"] == [True, None, "xy"]

@@ -186,10 +186,8 @@ def test_locks_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.Monke
         holder.communicate(b"\n")
     assert brief.locks == {"held": ("living/far/gpu-1",)}
     assert facts.locks == {
-        "held": ("living/far/gpu-1",),
-        "stale": ("dead/n/claimed/0/lock",),
-        "waiting": ("left/n/claimed/0/lock",),
-    }
+        "held": ("living/far/gpu-1",), "stale": ("dead/n/claimed/0/lock",), "waiting": ("left/n/claimed/0/lock",),
+    }  # fmt: skip
 
 
 def test_it_changes_nothing(tmp_path: Path) -> None:
@@ -370,14 +368,8 @@ def test_an_answer_that_is_cut_is_no_answer(done: Completed) -> None:
 def test_hostile_answers_are_cleaned_and_capped() -> None:
     evil = "\x1b]0;x\x07\x1b[31mred\u202e"
     lines = [
-        f"user={evil}",
-        "gpu.x.y=1",
-        "gpu.0=1",
-        "gpu..=",
-        "container=a|b",
-        f"docker.error={evil}",
-        "clock=" + "9" * 400,
-    ]
+        f"user={evil}", "gpu.x.y=1", "gpu.0=1", "gpu..=", "container=a|b", f"docker.error={evil}", "clock=" + "9" * 400,
+    ]  # fmt: skip
     lines += [f"lock.stale=r{i}" for i in range(9000)] + ["end=1"]
     facts = read_facts(Completed(0, "\n".join(lines).encode(), b""))
     assert facts.values["user"] == "red"

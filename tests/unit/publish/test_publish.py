@@ -67,11 +67,9 @@ def test_new_rows_get_files_of_the_model_and_a_faster_row_is_edited_where_it_is(
     found = published(table(tmp_path, *ROWS), "--onto", aiter)
     assert found["branch"] == BRANCH
     assert show(aiter, BRANCH, MODEL) == text(
-        A4W4,
-        line(A4W4, M=4, kernelName=CK2, kernelId=1),
-        line(A4W4, M=16, kernelName=ASM),
+        A4W4, line(A4W4, M=4, kernelName=CK2, kernelId=1), line(A4W4, M=16, kernelName=ASM),
         line(A4W4, M=8, N=128, kernelName=ASM),
-    )
+    )  # fmt: skip
     assert show(aiter, BRANCH, SHAPES) == "M,N,K\n4,64,128\n16,64,128\n900,64,128\n901,64,128\n8,128,128\n"
     changed = git(aiter, "diff", "--unified=0", "main", BRANCH, "--", f"aiter/configs/{OTHER}").splitlines()[5:]
     assert changed == [
@@ -253,11 +251,8 @@ def test_triton_configs_become_a_commit(tmp_path: Path, monkeypatch: pytest.Monk
     run = config_tree.winners(tmp_path / "r1", {own: {"M_LEQ_64": config_tree.values(16)}}, [{}])
     device = {"device": "AMD Instinct MI355X", "versions": {"rocm": "7.1"}, "aiter": {"commit": "abc"}}
     document = {
-        "run": "r1",
-        "tuner": "aiter-triton",
-        "argv": ["tune", "s.csv"],
-        "devices": [{"node": "n1", "device": device}],
-    }
+        "run": "r1", "tuner": "aiter-triton", "argv": ["tune", "s.csv"], "devices": [{"node": "n1", "device": device}],
+    }  # fmt: skip
     (run / "provenance.json").write_text(json.dumps(document))
     found = published(run, "--onto", root)
     path = f"aiter/ops/triton/configs/gemm/{own}"

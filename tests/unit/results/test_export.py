@@ -90,15 +90,10 @@ def test_the_profile_holds_every_candidate_and_who_measured_it(run: Run, tmp_pat
 def test_the_failures_say_why_and_where(run: Run, tmp_path: Path) -> None:
     assert rows(write(run, tmp_path).failed) == [
         {
-            "M": "3",
-            "N": "64",
-            "K": "128",
-            "reason": "fault",
-            "detail": "'-SIGABRT, twice",
-            "node": "n1",
+            "M": "3", "N": "64", "K": "128", "reason": "fault", "detail": "'-SIGABRT, twice", "node": "n1",
             "attempts": "1",
         }
-    ]
+    ]  # fmt: skip
 
 
 def test_the_provenance_says_where_it_all_comes_from(run: Run, tmp_path: Path) -> None:

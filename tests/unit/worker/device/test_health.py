@@ -39,11 +39,9 @@ def test_whole_gpus(tmp_path: Path) -> None:
         "partition": "SPX",
         "memory_partition": "NPS1",
         "errors": {
-            "uncorrectable": {"total": 0},
-            "correctable": {"total": 3, "xgmi_wafl": 3},
-            "deferred": {"total": 0},
+            "uncorrectable": {"total": 0}, "correctable": {"total": 3, "xgmi_wafl": 3}, "deferred": {"total": 0},
         },
-    }
+    }  # fmt: skip
     assert second["errors"]["uncorrectable"] == {"total": 2, "umc": 2}
     assert (second["pci"], second["clock_mhz"]) == ("0000:85:00.0", 132.0)
 

@@ -166,13 +166,9 @@ def test_spread_and_uncertainty() -> None:
 def contest(times: Sequence[float], seed: int, **noise: float) -> int:
     m = Machine(seed=seed, **noise)
     verdict = rerank(
-        [m.timer(t) for t in times],
-        [1] * len(times),
-        [(i,) for i in reversed(range(len(times)))],
-        random.Random(seed),
-        cap_s=1.0,
-        now=m.clock,
-    )
+        [m.timer(t) for t in times], [1] * len(times), [(i,) for i in reversed(range(len(times)))], random.Random(seed),
+        cap_s=1.0, now=m.clock,
+    )  # fmt: skip
     return verdict.winner
 
 

@@ -85,15 +85,10 @@ def test_the_fp8_table_is_the_format(name: str) -> None:
 @pytest.mark.parametrize(
     ("family", "dtype", "k"),
     [
-        (A16W16, "bfloat16", 64),
-        (A16W16, "float16", 4096),
-        (A16W16, "float32", 1000),
-        (A8W8, "int8", 777),
-        (A8W8, "float8_e4m3fn", 512),
-        (A8W8, "float8_e4m3fnuz", 512),
-        (A4W4, "float4_e2m1fn_x2", 2048),
+        (A16W16, "bfloat16", 64), (A16W16, "float16", 4096), (A16W16, "float32", 1000), (A8W8, "int8", 777),
+        (A8W8, "float8_e4m3fn", 512), (A8W8, "float8_e4m3fnuz", 512), (A4W4, "float4_e2m1fn_x2", 2048),
     ],
-)
+)  # fmt: skip
 def test_inputs_are_seeded_and_outputs_are_near_one(family: str, dtype: str, k: int) -> None:
     p = Problem(family, 1, 16, 96, k, dtype)
     a, b = (Operands.make(p, weights(p), 0) for _ in range(2))
@@ -119,13 +114,10 @@ def test_w_is_the_same_for_every_m_of_a_group() -> None:
 @pytest.mark.parametrize(
     ("family", "dtype", "bias"),
     [
-        (A16W16, "bfloat16", True),
-        (A16W16, "float16", False),
-        (A8W8, "int8", False),
-        (A8W8, "float8_e4m3fn", False),
+        (A16W16, "bfloat16", True), (A16W16, "float16", False), (A8W8, "int8", False), (A8W8, "float8_e4m3fn", False),
         (A4W4, "float4_e2m1fn_x2", False),
     ],
-)
+)  # fmt: skip
 def test_the_reference_is_the_sum_of_products(family: str, dtype: str, bias: bool) -> None:
     """Against Python floats, element by element, from the stored bytes."""
     p = Problem(family, 1, 2, 5, 64, dtype, bias=bias)
