@@ -138,13 +138,6 @@ def test_a_host_to_avoid_gets_no_lease(make: Make) -> None:
     wait_until(lambda: [e for e in source.list() if words in e.why or "affinity" in e.why], "no node is left")
 
 
-def test_a_lease_whose_time_is_over(make: Make) -> None:
-    source = make(time_s=1)
-    source.ask(1)
-    over = end_of(source, source.list()[0])
-    assert (over.cause, over.why.partition(":")[0]) == (EndCause.TIME_LIMIT, "DeadlineExceeded")
-
-
 def test_a_lease_that_is_preempted_is_told_from_a_loss(make: Make, cluster: Cluster) -> None:
     source = make()
     source.ask(2)
@@ -420,8 +413,10 @@ def test_a_connection_that_is_cut_is_noticed(leased: tuple[leases.KubernetesSour
 
 
 def test_a_connection_that_carries_nothing_is_noticed(
-    leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster
+    leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("orchestrator.transport.exec.websocket.PING_S", 0.2)
+    monkeypatch.setattr("orchestrator.transport.exec.websocket.SILENCE_S", 2.0)
     source, lease = leased
     channel = start(source, lease, "cat")
     channel.write(b"x\n")
