@@ -99,11 +99,6 @@ def test_status_cuts_no_command() -> None:
     assert COMMAND.replace(" ", "") in "".join(console.export_text().split())
 
 
-def test_plain_caps_and_cleans() -> None:
-    assert plain("a\tb\x07c", 100) == "a b\N{REPLACEMENT CHARACTER}c"
-    assert len(plain("x" * 1000, 50)) == 50
-
-
 def test_json_has_what_was_promised() -> None:
     doc = status().to_json()
     assert doc["shapes"] == {"total": 10, "tuned": 4, "skipped": 0, "failed": 1, "running": 1, "pending": 4}
