@@ -1,6 +1,6 @@
 """Mishaps of a run on three real nodes, drawn from a seed.
 
-The simulator's plans (`orchestrator.simulation.plan`) are in virtual hours and know ends, not means; these are what
+The simulator's plans (`tests.simulator.plan`) are in virtual hours and know ends, not means; these are what
 can be done to real nodes within half a minute. As there, one node (`haven`) always comes back at once, and there is
 a way to tune every innocent shape.
 """

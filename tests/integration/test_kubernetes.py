@@ -29,10 +29,8 @@ from tests.support.kube import NAMESPACE, Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
-    pytest.mark.system,
-    pytest.mark.xdist_group("kubernetes"),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
+    pytest.mark.system, pytest.mark.xdist_group("kubernetes"), pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]  # fmt: skip
 
 RUNS = itertools.count(1)
 Make = Callable[..., leases.KubernetesSource]

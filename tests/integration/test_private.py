@@ -12,10 +12,8 @@ from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.kit import Bench
 
 pytestmark = [
-    pytest.mark.xdist_group("private"),
-    pytest.mark.system,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
+    pytest.mark.xdist_group("private"), pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]  # fmt: skip
 IMAGE, MOUNT, SECRET = "private-registry/private-worker:7", "/opt/private mount", "private value"
 RESULTS = "/data/private results"
 

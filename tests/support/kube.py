@@ -173,14 +173,9 @@ class Cluster:
     def _run(self, name: str, *argv: object, **options: Any) -> subprocess.Popen[str]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*map(str, argv)],
-                cwd=options.pop("cwd", self.folder),
-                stdin=options.pop("stdin", subprocess.DEVNULL),
-                stdout=options.pop("stdout", log),
-                stderr=log,
-                start_new_session=True,
-                text=True,
-            )
+                [*map(str, argv)], cwd=options.pop("cwd", self.folder), stdin=options.pop("stdin", subprocess.DEVNULL),
+                stdout=options.pop("stdout", log), stderr=log, start_new_session=True, text=True,
+            )  # fmt: skip
         self._processes[name] = process
         return process
 

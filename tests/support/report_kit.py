@@ -14,8 +14,8 @@ from orchestrator.ledger import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.reasons import Reason
 from orchestrator.shapes import Shape
-from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
-from orchestrator.simulation.simulator import Simulator
+from tests.simulator.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
+from tests.simulator.simulator import Simulator
 from worker.families import Family
 
 BEGAN = 1_790_000_000.0
@@ -23,15 +23,8 @@ FAMILY = get_family("a8w8_bpreshuffle")
 FP8 = "torch.float8_e4m3fn"
 DEVICE = {"gfx": "gfx950", "cu_num": 256, "device": "AMD Instinct MI355X"}
 WIDTHS = (
-    (1280, 8192),
-    (8192, 1024),
-    (7168, 8192),
-    (8192, 3584),
-    (57344, 8192),
-    (8192, 28672),
-    (6144, 4096),
-    (4096, 4096),
-)
+    (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (57344, 8192), (8192, 28672), (6144, 4096), (4096, 4096),
+)  # fmt: skip
 """N and K of layers of open models."""
 KERNELS = {
     "asm": "_ZN5aiter{m}gemm_bf16_pertokenFp8_{n}x{k}E",

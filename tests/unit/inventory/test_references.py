@@ -21,19 +21,6 @@ def origin(path: str) -> str:
     return f"inv.yaml:{len(path)}"
 
 
-def test_names_are_found_in_order_and_once() -> None:
-    assert references.names("${env:B}/${env:A}:${env:B}") == ("B", "A")
-    assert references.names("${HOME} $env:X {env:X}") == ()
-    assert references.has_reference("x${env:_a1}")
-    assert not references.has_reference("${env:}")
-
-
-def test_texts_know_their_paths() -> None:
-    found = dict(references.texts(DATA))
-    assert found["docker.volumes.1"] == "${env:DATA}:/data"
-    assert set(found) == {"host", "env.A", "env.B", "docker.volumes.0", "docker.volumes.1"}
-
-
 def test_everything_is_resolved_and_nothing_else_changes() -> None:
     env = {"HOST": "n1", "X": "1", "Y": "${env:X}", "DATA": "/mnt"}
     out = references.resolve(DATA, "n", origin, env)
@@ -56,8 +43,3 @@ def test_our_own_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> 
 def test_what_only_looks_like_a_reference_is_said(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape("a reference is written ${env:NAME}")):
         references.masked(f"x {text} y")
-
-
-def test_masking_leaves_the_text_around() -> None:
-    assert references.masked("a-${env:X}.b", "*") == "a-*.b"
-    assert references.masked("$HOME/${X}") == "$HOME/${X}"

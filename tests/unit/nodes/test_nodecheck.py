@@ -387,12 +387,10 @@ def test_nodes_are_compared() -> None:
 
     a, b, c, d = compare(
         [
-            report("a"),
-            report("b"),
-            report("c", image="sha256:fff 1 linux/amd64 "),
+            report("a"), report("b"), report("c", image="sha256:fff 1 linux/amd64 "),
             unreachable(Node(name="d", transport="ssh"), "no route"),
         ]
-    )
+    )  # fmt: skip
     assert (a.state, b.state, c.state, d.state) == ("ok", "ok", "warning", "unusable")
     assert "its image sha256:fff is not the sha256:abc of most nodes: name the image by digest" in str(c.problems())
     assert str(d.findings[0]) == "no route: try: ssh d true"

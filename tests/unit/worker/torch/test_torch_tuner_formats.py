@@ -11,7 +11,7 @@ from worker.tuners.common.formats import Unpacker, unpack_bits, unpack_codes
 from worker.tuners.common.operands import widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.torch.a8w8 import fp8_table
-from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes, weight_key
+from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes
 from worker.tuners.torch.spec import Options
 
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
@@ -95,12 +95,6 @@ def test_inputs_are_seeded_and_outputs_are_near_one(family: str, dtype: str, k: 
     wide = widen(p, *a.weights.master)
     if family != A8W8:
         assert torch.equal(wide, wide.bfloat16().float()), "inputs are exact in bfloat16"
-
-
-def test_w_is_the_same_for_every_m_of_a_group() -> None:
-    p, q = Problem(A16W16, 1, 1, 24, 64, "bfloat16"), Problem(A16W16, 1, 32, 24, 64, "bfloat16")
-    assert weight_key(p) == weight_key(q)
-    assert torch.equal(weights(p).master[0], weights(q).master[0])
 
 
 @pytest.mark.parametrize(
