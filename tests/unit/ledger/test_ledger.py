@@ -43,8 +43,7 @@ def test_a_group_goes_from_waiting_to_done_and_its_shapes_are_settled(run: Run) 
     assert group_state(run, "g0001") == "done"
     counts = run.ledger.counts()
     assert (counts.tuned, counts.running, counts.pending, counts.settled) == (2, 0, 1, 2)
-    attempt = run.ledger.attempt("g0001-1")
-    assert attempt is not None
+    attempt = run.attempt("g0001-1")
     assert (attempt.number, attempt.outcome, attempt.slot, attempt.exit) == (1, "done", "0", 0)
     assert attempt.spent == {"import": 1.0, "measure": 3.0}
     assert attempt.device["gfx"] == "gfx950"
@@ -151,8 +150,7 @@ def test_attempts_of_a_lease_end_with_it_for_good(run: Run, charged: bool, outco
     run.send("g0001-1")
     run.says(started("g0001-1"), {"type": "shape_started", "t": 1.0, "attempt": "g0001-1", "shape": 1})
     assert run.journal(ev.LeaseEnded("n1", "preempted", "PREEMPTED", charged)) == [True]
-    attempt = run.ledger.attempt("g0001-1")
-    assert attempt is not None
+    attempt = run.attempt("g0001-1")
     assert (attempt.outcome, attempt.detail, attempt.in_flight) == (outcome, "PREEMPTED", 1)
     # what was in its files and comes home later opens nothing again
     run.says({"type": "shape_started", "t": 1.0, "attempt": "g0001-1", "shape": 2})
@@ -165,8 +163,7 @@ def test_taken_back_attempts_end_so_and_lost_answers_change_nothing(run: Run) ->
     run.send("g0001-1")
     assert run.journal(ev.AttemptTaken("g0001-1", won=False)) == [False]
     assert run.journal(ev.AttemptTaken("g0001-1", won=True)) == [True]
-    attempt = run.ledger.attempt("g0001-1")
-    assert attempt is not None
+    attempt = run.attempt("g0001-1")
     assert attempt.outcome == "taken_back"
     assert group_state(run, "g0001") == "waiting"
 
@@ -175,8 +172,7 @@ def test_an_attempt_ends_once_but_the_worker_may_still_say_what_it_spent(run: Ru
     run.send("g0001-1")
     assert run.journal(ev.AttemptEnded("g0001-1", Reason.NODE_LOST, None, "gone", 0.0)) == [True]
     run.says(ended("g0001-1", exit=-9))
-    attempt = run.ledger.attempt("g0001-1")
-    assert attempt is not None
+    attempt = run.attempt("g0001-1")
     assert (attempt.outcome, attempt.detail, attempt.exit) == ("node_lost", "gone", -9)
     assert attempt.spent["measure"] == 3.0
 

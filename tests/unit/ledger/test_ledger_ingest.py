@@ -74,8 +74,7 @@ def test_the_end_of_an_attempt_is_taken_with_what_can_be_taken_of_it(run: Run) -
     assert isinstance(e, ev.AttemptEnded)
     assert (e.outcome, e.in_flight, e.seconds) == (Reason.ERROR, None, 0.0)
     assert "exploded" in e.detail
-    attempt = run.ledger.attempt("g0001-1")
-    assert attempt is not None
+    attempt = run.attempt("g0001-1")
     assert attempt.spent == {"measure": 2.5}
     assert attempt.exit is None
 
