@@ -38,7 +38,7 @@ from tests.aiter.driven import (
     K,
     N,
     drive,
-)  # fmt: skip
+)
 from tests.aiter.lookups import MARK
 from tests.aiter.realbase import FAKES, make
 
