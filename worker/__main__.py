@@ -160,15 +160,14 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _probe_tree(args: argparse.Namespace) -> int:
     from worker.aiter_tree.locate import NotATreeError
-    from worker.tuners.aiter.inspect.findings import inspect
-    from worker.tuners.aiter.inspect.findings_text import as_json, lines
+    from worker.tuners.aiter.findings import inspect
 
     try:
         found = inspect(args.aiter_root.absolute(), args.gfx)
     except NotATreeError as e:
         print(f"error: {e}", file=sys.stderr)
         return 2
-    print(json.dumps(as_json(found)) if args.json else "\n".join(lines(found)))
+    print(json.dumps(found.as_json(), indent=None if args.json else 1))
     return 0
 
 

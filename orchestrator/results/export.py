@@ -15,7 +15,7 @@ from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
-from orchestrator.results.untried_kinds import untried_kinds
+from orchestrator.results.untried_kinds import unpromised, untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
 from orchestrator.triton_configs.collect import write as write_configs
@@ -127,6 +127,7 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             for t, r in ledger.journal_records()
             if isinstance(r, NodeBusy) and r.doing == "share"
         ],
+        "unpromised": unpromised(ledger),
         "missing_kinds": untried_kinds(ledger),
         "counts": ledger.counts().to_json(),
         "failures": ledger.failures(),

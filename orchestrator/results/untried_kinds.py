@@ -1,8 +1,8 @@
-"""Kinds of candidate that no slot tried, though the files of the node's AITER have some for these shapes.
+"""Warnings about a run's AITERs: kinds of candidate that no slot tried, and images that are not promised to work.
 
-The workers name the kinds (worker/tuners/aiter/inspect/findings.py) when their tuner is
-ready; here they are held against the rows. One image and chip counts as a whole: a kind that any slot tried
-is not missing.
+The workers name both when their tuner is ready (worker/tuners/aiter/findings.py). The kinds that the files of an image
+have for these shapes are held against the rows. One image and chip counts as a whole: a kind that any slot tried is
+not missing.
 """
 
 from __future__ import annotations
@@ -60,6 +60,17 @@ def untried_kinds(ledger: LedgerReader) -> list[str]:
     names = ledger.family.key_names
     keys = {shape: dict(zip(names, ledger.key(shape), strict=True)) for i in images.values() for shape in i.tried}
     return [words for image in images.values() for words in _missing(image, keys)]
+
+
+def unpromised(ledger: LedgerReader) -> list[str]:
+    """A sentence for each AITER that gemmfleet does not promise to drive, with its nodes."""
+    nodes: dict[str, list[str]] = {}
+    for slot in ledger.slots():
+        facts = slot.device.get("aiter")
+        text = facts.get("warning") if isinstance(facts, dict) else None
+        if isinstance(text, str) and text and slot.node not in nodes.setdefault(text, []):
+            nodes[text].append(slot.node)
+    return [f"{', '.join(names)}: {text}" for text, names in nodes.items()]
 
 
 def _missing(image: _Image, keys: Mapping[int, Mapping[str, int | str]]) -> list[str]:

@@ -20,8 +20,7 @@ from orchestrator.tables.open import read_head
 from orchestrator.tables.tuned import NULLS, Key, TableRow, key_dict, read_shipped
 from orchestrator.tuned_db.kinds import describe_own, kind_of
 from worker.aiter_tree.kernels import KernelAvailability, KernelReader
-from worker.aiter_tree.locate import NotATreeError, tree_at
-from worker.aiter_tree.reading import read_text
+from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
 from worker.families import Family, backend_of
 
 Standing = Literal["loads", "rebuild", "cannot", "unread"]

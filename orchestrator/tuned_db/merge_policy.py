@@ -79,26 +79,6 @@ class Rejected:
     why: str
 
 
-def champions(
-    newcomers: Iterable[Mapping[str, Any]], family: Family, err_ratio: float | None = None
-) -> tuple[list[Newcomer], list[Rejected]]:
-    """(the best newcomer of each key, those that cannot be rows), both in the order of their keys.
-
-    Newcomers are rows by column name, values as text or as numbers. `err_ratio`: the largest share of wrong
-    elements allowed; None (and a family whose error is no share: fmoe) does not look at it.
-    """
-    best: dict[Key, Newcomer] = {}
-    rejected: list[Rejected] = []
-    for raw in newcomers:
-        new = newcomer(raw, family, err_ratio)
-        if isinstance(new, Rejected):
-            rejected.append(new)
-        elif new.key not in best or new.rank() < best[new.key].rank():
-            best[new.key] = new
-    rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
-    return [best[k] for k in sorted(best, key=key_order)], rejected
-
-
 def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | Rejected:
     """A row by column name as a newcomer, or why it cannot be one."""
     cells = {name: value.strip() if type(value) is str else cell(value) for name, value in raw.items()}

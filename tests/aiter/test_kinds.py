@@ -9,7 +9,7 @@ import pytest
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.aiter_tree.locate import tree_at
 from worker.families import FAMILIES
-from worker.tuners.aiter.inspect.findings import Kinds, expected
+from worker.tuners.aiter.findings import Kinds, expected
 
 pytestmark = needs_checkout
 FP8, INT8 = "q_dtype_w = torch.float8_e4m3fn", "q_dtype_w = torch.int8"

@@ -21,28 +21,19 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunPaths, list_runs
 from tests.standins import FAULTY
+from tests.support.command import Done
+from tests.support.command import command as run_command
 from tests.support.processes import kill_in, working_in
 from tests.waiting import PATIENCE_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
+__all__ = ["ROOT", "Bench", "Done", "read_csv"]
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
     """The rows of a CSV, by column name."""
     with path.open(newline="") as f:
         return list(csv.DictReader(f))
-
-
-@dataclass
-class Done:
-    """A command that ended."""
-
-    code: int
-    out: str
-    err: str
-
-    def json(self) -> Any:
-        return json.loads(self.out)
 
 
 @dataclass
@@ -100,21 +91,18 @@ class Bench:
             "PYTHONUNBUFFERED": "1",
         }
 
-    def run(self, command: str, *args: str, timeout: float = PATIENCE_S) -> Done:
-        """Run a command to its end."""
-        p = subprocess.run(self.argv(command, *args), capture_output=True, text=True, timeout=timeout, env=self.env())
-        assert "Traceback" not in p.stderr, p.stderr
-        return Done(p.returncode, p.stdout, p.stderr)
+    def run(self, command: str, *args: str) -> Done:
+        """Run a command to its end: in this process, unless packages of others are to be installed or it detaches."""
+        return self.run_plain(*command.split(), *args, "--runs", str(self.runs))
 
-    def run_plain(self, *argv: str, timeout: float = PATIENCE_S) -> Done:
+    def run_plain(self, *argv: str) -> Done:
         """Run a command that knows no --runs."""
+        if not self.site and "--detach" not in argv:
+            return run_command(*argv)
         p = subprocess.run(
             [sys.executable, "-m", "orchestrator", *argv],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env=self.env(),
-        )
+            capture_output=True, text=True, timeout=PATIENCE_S, env=self.env(),
+        )  # fmt: skip
         assert "Traceback" not in p.stderr, p.stderr
         return Done(p.returncode, p.stdout, p.stderr)
 
@@ -126,8 +114,8 @@ class Bench:
         self.live.append(p)
         return p
 
-    def tune(self, *, timeout: float = PATIENCE_S, **kw: Any) -> Done:
-        return self.run("tune", *self.tune_args(**kw), timeout=timeout)
+    def tune(self, **kw: Any) -> Done:
+        return self.run("tune", *self.tune_args(**kw))
 
     @property
     def paths(self) -> RunPaths:

@@ -194,11 +194,6 @@ class SlurmCluster:
         node.process.wait()
         node.process = None
 
-    def kill_slurmd(self, node: SlurmNode) -> None:
-        """slurmd alone is gone; the jobs go on."""
-        assert node.process is not None
-        _end(node.process, signal.SIGKILL)
-
     def node(self, name: str) -> SlurmNode:
         return next(n for n in self.nodes if n.name == name)
 

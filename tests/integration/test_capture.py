@@ -14,7 +14,6 @@ from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.kit import ROOT, Bench
-from tests.integration.sshd import light_fleet
 from tests.waiting import PATIENCE_S
 
 LINE = (
@@ -129,26 +128,8 @@ def test_on_a_node(bench: Bench, work: Path) -> None:
 
 
 @pytest.mark.system
-def test_over_ssh(bench: Bench, work: Path) -> None:
-    with light_fleet() as fleet:
-        (node,) = fleet.up(1)
-        bench.inventory.write_text(
-            f"nodes:\n  far: {{transport: ssh, host: {node.address}, port: {node.port}, ssh_config: {fleet.config},"
-            f" gpus: 0, workdir: {bench.workdir}, python: {sys.executable}}}\n"
-        )
-        done = bench.run_plain(
-            "shapes", "capture", "--node", "far", "-i", str(bench.inventory), "-o", str(bench.root / "m.csv"), "--",
-            "env", f"PYTHONPATH={bench.root}", sys.executable, str(work), "it's a word", "fail",
-        )  # fmt: skip
-    assert done.code == 1, done.out + done.err
-    assert "which ended with code 3" in done.out
-    assert shapes(bench.root / "m.csv", "a4w4_blockscale") == [16, 32]
-
-
-@pytest.mark.system
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("image", [WORKER_IMAGE, "${env:GF_IMAGE}"], ids=["plain", "private"])
-def test_in_a_container_of_a_node(bench: Bench, image: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_container_of_a_node(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GF_IMAGE", WORKER_IMAGE)
     fleet = HeavyFleet(bench.root / "fleet")
     fleet.start(1, users=("tuner",))
@@ -156,20 +137,21 @@ def test_in_a_container_of_a_node(bench: Bench, image: str, monkeypatch: pytest.
         (node,) = fleet.nodes
         config = bench.root / "ssh_config"
         config.write_text(fleet.ssh_config())
-        bench.inventory.write_text(
-            f"defaults: {{transport: ssh, engine: docker, image: '{image}', ssh_config: {config}, gpus: 0}}\n"
-            f"nodes:\n  {node.name}: {{}}\n"
-        )
         words = ["sh", "-c", 'test -n "$GEMMFLEET_INSIDE" && echo "$1" && echo "$1"; exit 4', "it's", LINE.format(m=48)]
-        done = bench.run_plain(
-            "shapes", "capture", "--node", node.name, "-i", str(bench.inventory), "-o", str(bench.root / "m.csv"),
-            "--json", "--", *words,
-        )  # fmt: skip
-        assert done.code == 1, done.out + done.err
-        (found,) = done.json()["families"]
-        assert (found["family"], found["lines"], found["counts"][0]["M"]) == ("a4w4_blockscale", 2, 48)
-        assert "finds no AITER" in str(done.json()["notes"])
-        assert node.containers() == []
-        assert node.sh("ls ~tuner/.gemmfleet").strip() == ""
+        for i, image in enumerate((WORKER_IMAGE, "${env:GF_IMAGE}")):
+            bench.inventory.write_text(
+                f"defaults: {{transport: ssh, engine: docker, image: '{image}', ssh_config: {config}, gpus: 0}}\n"
+                f"nodes:\n  {node.name}: {{}}\n"
+            )
+            done = bench.run_plain(
+                "shapes", "capture", "--node", node.name, "-i", str(bench.inventory), "-o",
+                str(bench.root / f"m{i}.csv"), "--json", "--", *words,
+            )  # fmt: skip
+            assert done.code == 1, done.out + done.err
+            (found,) = done.json()["families"]
+            assert (found["family"], found["lines"], found["counts"][0]["M"]) == ("a4w4_blockscale", 2, 48)
+            assert "finds no AITER" in str(done.json()["notes"])
+            assert node.containers() == []
+            assert node.sh("ls ~tuner/.gemmfleet").strip() == ""
     finally:
         fleet.stop()

@@ -108,6 +108,7 @@ def test_the_demo_tunes_on_two_nodes_and_leaves_nothing(tmp_path: Path, temp: Pa
 
 
 @on_nodes
+@pytest.mark.soak
 def test_a_demo_that_is_stopped_in_the_middle_leaves_nothing(tmp_path: Path, temp: Path) -> None:
     def tuned() -> int:
         with contextlib.suppress(Exception), LedgerReader.open_readonly(only_run(tmp_path).ledger) as ledger:

@@ -31,10 +31,8 @@ def _reason() -> str:
 
 
 pytestmark = [
-    pytest.mark.xdist_group("image"),
-    pytest.mark.system,
-    pytest.mark.skipif(bool(_reason()), reason=_reason()),
-]
+    pytest.mark.xdist_group("image"), pytest.mark.system, pytest.mark.skipif(bool(_reason()), reason=_reason()),
+]  # fmt: skip
 
 SETUP = """
 import os, site, sys
@@ -50,15 +48,9 @@ open(os.path.join(here, "built"), "w").write(os.environ["PREBUILD_KERNELS"] + " 
 def git(folder: Path, *args: str) -> None:
     env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
     who = (
-        "-c",
-        "user.name=t",
-        "-c",
-        "user.email=t@t",
-        "-c",
-        "protocol.file.allow=always",
-        "-c",
+        "-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always", "-c",
         "init.defaultBranch=main",
-    )
+    )  # fmt: skip
     subprocess.run(["git", *who, *args], cwd=folder, env=env, check=True, capture_output=True)
 
 
@@ -123,14 +115,8 @@ def served(folder: Path, address: str) -> Iterator[str]:
         s.bind((address, 0))
         port = s.getsockname()[1]
     argv = [
-        "git",
-        "daemon",
-        f"--base-path={folder}",
-        "--export-all",
-        f"--listen={address}",
-        f"--port={port}",
-        str(folder),
-    ]
+        "git", "daemon", f"--base-path={folder}", "--export-all", f"--listen={address}", f"--port={port}", str(folder),
+    ]  # fmt: skip
     daemon = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         until = time.monotonic() + PATIENCE_S
@@ -164,11 +150,8 @@ def test_built_on_a_node(tmp_path: Path, repos: Path, base: Path) -> None:
                 "--repo", f"{repo}/aiter", "--prebuild", "1", "--network", "host",
             ]  # fmt: skip
             done = subprocess.run(
-                [sys.executable, "-m", "orchestrator", *argv],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-            )
+                [sys.executable, "-m", "orchestrator", *argv], cwd=ROOT, capture_output=True, text=True,
+            )  # fmt: skip
             assert not done.stderr.startswith("Traceback")
             return done
 

@@ -3,59 +3,26 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
-
-import pytest
 
 from tests.integration.kit import Bench
 
 ROOT = Path(__file__).resolve().parents[2]
 
-SHAPES = {
-    "missing column": ("M,N\n1,2\n", "K"),
-    "empty": ("", "empty"),
-    "float": ("M,N,K\n1.5,2,3\n", ":2:"),
-    "negative": ("M,N,K\n-1,2,3\n", ":2:"),
-    "formula": ("M,N,K\n=1+1,2,3\n", ":2:"),
-    "stray quote": ('M,N,K\n1",2,3\n', ":2:"),
-    "short row": ("M,N,K\n1,2\n", ":2:"),
-    "binary": ("M,N,K\n\0\0\0", "binary"),
-}
 
-
-@pytest.mark.parametrize("kind", SHAPES)
-def test_shapes(bench: Bench, kind: str) -> None:
-    text, said = SHAPES[kind]
-    bench.shapes_csv.write_text(text)
-    done = bench.run("tune", *bench.tune_args())
-    assert done.code == 2
-    assert str(bench.shapes_csv) in done.err
-    assert said in done.err
-    assert done.err.startswith("error: ")
-    assert not bench.runs.exists()
-
-
-INVENTORIES = {
-    "unknown key": ("nodes: {here: {gpuz: 1}}\n", "gpus"),
-    "two nodes of one name": ("nodes:\n  here: {}\n  here: {}\n", "here"),
-    "a list": ("nodes: [here]\n", "mapping"),
-    "no nodes": ("defaults: {}\n", "nodes"),
-    "not yaml": ("nodes: {{\n", ":2"),
-    "empty": ("", "empty"),
-}
-
-
-@pytest.mark.parametrize("kind", INVENTORIES)
-def test_inventory(bench: Bench, kind: str) -> None:
-    text, said = INVENTORIES[kind]
-    bench.shapes(1)
-    bench.inventory.write_text(text)
-    done = bench.run("tune", *bench.tune_args())
-    assert done.code == 2
-    assert f"error: {bench.inventory}" in done.err
-    assert said in done.err
-    assert not bench.runs.exists()
+def test_shapes_and_inventory(bench: Bench) -> None:
+    """One mistake of each file; tests/unit/shapes and tests/unit/inventory have all of them."""
+    good = bench.inventory.read_text()
+    for shapes, inventory, said in (
+        ("M,N,K\n1.5,2,3\n", good, f"error: {bench.shapes_csv}:2:M: "),
+        ("M,N,K\n1,2,3\n", "nodes: {here: {gpuz: 1}}\n", f"error: {bench.inventory}:1: nodes.here.gpuz: unknown key"),
+    ):
+        bench.shapes_csv.write_text(shapes)
+        bench.inventory.write_text(inventory)
+        done = bench.run("tune", *bench.tune_args())
+        assert done.code == 2
+        assert done.err.startswith(said)
+        assert not bench.runs.exists()
 
 
 def test_options(bench: Bench) -> None:
@@ -92,16 +59,3 @@ def test_annotations_travel_with_the_run(bench: Bench) -> None:
     rows = (run / "annotations.csv").read_text().splitlines()
     assert rows[0].startswith("M,N,K,")
     assert [r.rsplit(",", 1)[1] for r in rows] == ["model", "llama", ""]
-
-
-def test_help_needs_no_heavy_import() -> None:
-    code = (
-        "import sys\nsys.argv = ['gemmfleet', '--help']\n"
-        "from orchestrator.cli.main import main\n"
-        "try:\n    main()\nexcept SystemExit as e:\n    assert not e.code\n"
-        "heavy = {'pandas', 'numpy', 'torch', 'docker', 'paramiko', 'plotly', 'fabric', 'pydantic', 'jinja2', 'yaml'}\n"
-        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"
-    assert "tune" in done.stdout

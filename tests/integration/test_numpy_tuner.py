@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.fleetkit import ON_NODES, containers
-from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import ROOT, Bench, read_csv
 from tests.standins.installing import install
 
@@ -25,7 +23,8 @@ def test_tuned_by_a_process_of_this_machine(bench: Bench, site: Path) -> None:
     bench.site.append(site)
     n = bench.shapes(groups=3, per_group=2)
     table = bench.root / "own.csv"
-    done = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--tuner", "numpy", "--db", str(table))
+    bench.inventory.write_text(bench.inventory.read_text().replace("tuner: replay", "tuner: numpy"))
+    done = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--db", str(table))
     assert done.code == 0, done.out + done.err
     bench.check_books(tuned=n, failed={})
     rows = read_csv(bench.paths.root / "profile.csv")
@@ -48,30 +47,3 @@ def test_its_options_are_checked_before_the_start(bench: Bench, site: Path) -> N
     foreign = bench.run("tune", *args, "--warmup", "3")
     assert (foreign.code, foreign.err) == (2, "error: --warmup: for the tuner aiter only, and this is numpy\n")
     assert not bench.runs.exists()
-
-
-def test_it_may_be_the_default_of_an_inventory(bench: Bench, site: Path) -> None:
-    bench.shapes(groups=1)
-    bench.inventory.write_text(bench.inventory.read_text().replace("tuner: replay", "tuner: numpy"))
-    absent = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--plan")
-    assert absent.code == 2
-    assert "defaults.tuner: 'numpy' is not legal" in absent.err
-    bench.site.append(site)
-    planned = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory), "--plan")
-    assert planned.code == 0, planned.err
-    assert "a16w16 with tuner numpy" in planned.out
-
-
-@pytest.mark.full
-@pytest.mark.usefixtures("fleet")
-class TestOnNodes:
-    pytestmark = ON_NODES
-
-    def test_tuned_in_a_container_behind_ssh(self, fleet: HeavyFleet, remote: Bench, site: Path) -> None:
-        remote.site.append(site)
-        n = remote.shapes(groups=6)
-        done = remote.run("tune", str(remote.shapes_csv), "-i", str(remote.inventory), "--tuner", "numpy")
-        assert done.code == 0, done.out + done.err
-        remote.check_books(tuned=n, failed={})
-        assert {r["kernelName"] for r in read_csv(remote.paths.root / "profile.csv")} in (WITH_NUMPY, PLAIN)
-        assert containers(fleet) == []

@@ -10,13 +10,10 @@ import pytest
 from tests.integration.fleetkit import begun, finish_released
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.kit import Bench
-from tests.waiting import PATIENCE_S
 
 pytestmark = [
-    pytest.mark.xdist_group("private"),
-    pytest.mark.system,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
+    pytest.mark.xdist_group("private"), pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]  # fmt: skip
 IMAGE, MOUNT, SECRET = "private-registry/private-worker:7", "/opt/private mount", "private value"
 RESULTS = "/data/private results"
 
@@ -82,18 +79,3 @@ def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -
     assert node.sh(f"stat -c '%U %a' {kept} {kept}/events/0.jsonl") == "tuner 700\ntuner 600"
     assert node.sh(f"cmp {kept}/events/0.jsonl {folder}/events/0.jsonl && ls {kept}") == "events\nlogs"
     assert int(node.sh(f"grep -c tuned {kept}/events/0.jsonl")) >= n
-
-
-def test_what_goes_wrong_is_told_without_them(
-    fleet: HeavyFleet, remote: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (node,) = fleet.nodes
-    remote.shapes(groups=2)
-    remote.inventory.write_text(remote.inventory.read_text().replace("pull: never, ", ""))
-    monkeypatch.setenv("GF_IMAGE", "127.0.0.1:1/private-registry/none:1")
-    run = remote.start("tune", *remote.tune_args())
-    out, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 3, out
-    assert "${env:GF_IMAGE}" in out
-    assert told(str(remote.runs)) == ""
-    assert node.containers("label=gemmfleet.run") == []

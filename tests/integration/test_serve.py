@@ -22,6 +22,7 @@ from orchestrator.paths import RunPaths
 from tests.integration.browser import chromium, missing
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
+from tests.support.command import command
 from tests.support.report_kit import empty_run, simulated_run
 from tests.waiting import PATIENCE_S
 
@@ -71,14 +72,11 @@ def test_only_who_was_given_the_address_gets_the_page(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
     paths, _ = empty_run(tmp_path, 3)
-    argv = [sys.executable, "-m", "orchestrator", "report", "--live"]
-    unknown = subprocess.run([*argv, "2027", "--runs", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
-    assert unknown.returncode == 2
-    assert "there is no run '2027'" in unknown.stderr
+    unknown = command("report", "--live", "2027", "--runs", str(tmp_path))
+    assert (unknown.code, "there is no run '2027'" in unknown.err) == (2, True)
     paths.ledger.write_bytes(b"no ledger")
-    broken = subprocess.run([*argv, "--runs", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
-    assert broken.returncode == 2
-    assert "is damaged or no ledger" in broken.stderr
+    broken = command("report", "--live", "--runs", str(tmp_path))
+    assert (broken.code, "is damaged or no ledger" in broken.err) == (2, True)
     with pytest.raises(LedgerError):
         PageServer(paths).run()
 

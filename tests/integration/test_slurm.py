@@ -249,10 +249,8 @@ def test_why_leases_end(slurm: SlurmCluster, make: Callable[..., Pool], tmp_path
     slurm.run("sbatch", f"--partition={URGENT}", "--nodelist=g2", "--exclusive", "--wrap", "sleep 1", "-o", "/dev/null")
     ends = {host: pool.ended(lease) for host, lease in leases.items()}
     assert {host: x.cause for host, x in ends.items()} == {
-        "g1": EndCause.TIME_LIMIT,
-        "g2": EndCause.PREEMPTED,
-        "g3": EndCause.NODE_FAILURE,
-    }
+        "g1": EndCause.TIME_LIMIT, "g2": EndCause.PREEMPTED, "g3": EndCause.NODE_FAILURE,
+    }  # fmt: skip
     assert ends["g3"].why.startswith("NODE_FAIL")
     assert not [pid for found in pids.values() for pid in found if Path(f"/proc/{pid}").exists()]
     # before its time was up it closed its books
@@ -263,22 +261,6 @@ def test_why_leases_end(slurm: SlurmCluster, make: Callable[..., Pool], tmp_path
         assert events is not None
         assert b'"worker_stopped"' in events.read().splitlines()[-1]
     assert pool.source.leftovers(leases["g3"].id) is None
-
-
-def test_a_node_whose_slurmd_died_is_lost_and_cleared_when_it_is_back(
-    slurm: SlurmCluster, make: Callable[..., Pool], tmp_path: Path
-) -> None:
-    pool = make(extra=("--nodelist=g2",))
-    pool.source.ask(1)
-    (lease,) = pool.ready()
-    t = pool.connect(lease)
-    deploy(t)
-    pids = workers(tmp_path / "work/leases" / lease.id)
-    slurm.kill_slurmd(slurm.node("g2"))
-    assert t.run(["hostname"]).out == b"g2\n", "what runs there goes on"
-    assert pool.ended(lease).cause is EndCause.NODE_FAILURE
-    slurm.start_node(slurm.node("g2"))
-    wait_until(lambda: not [pid for pid in pids if Path(f"/proc/{pid}").exists()], "slurmd ended what was left")
 
 
 def test_steps_whose_srun_was_killed_are_started_again(make: Callable[..., Pool]) -> None:
@@ -390,6 +372,7 @@ def test_through_a_login_node(slurm: SlurmCluster, make: Callable[..., Pool], tm
         pool.close()
 
 
+@pytest.mark.soak
 def test_a_scheduler_that_does_not_answer_is_unreachable_and_leases_go_on(
     slurm: SlurmCluster, make: Callable[..., Pool]
 ) -> None:

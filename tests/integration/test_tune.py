@@ -87,12 +87,6 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     assert db.read_bytes() == before, "the same times do not beat themselves"
 
 
-def test_json_is_one_document(bench: Bench) -> None:
-    bench.shapes(groups=2)
-    done = bench.run("tune", *bench.tune_args(more=["--json"]))
-    assert done.json()["shapes"]["tuned"] == 2
-
-
 def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:
     n = bench.shapes(groups=4)
     done = bench.run("tune", *bench.tune_args([bench.held(2, 4)], more=["--detach"]))

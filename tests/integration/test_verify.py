@@ -106,7 +106,7 @@ def test_rows_of_another_chip_are_not_used(bench: Bench) -> None:
 
 
 def test_an_image_that_cannot(bench: Bench) -> None:
-    node(bench, "v0.1.8")
+    node(bench, "runbook")
     done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64)))
     assert done.code == 3
     assert "this AITER has no --run_config" in done.err

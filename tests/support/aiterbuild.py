@@ -36,8 +36,10 @@ kernels_by_name = {v.name: v for v in kernels_list.values()}
 """
 CKTILE_LIST = """
 from copy import copy
+from dataclasses import dataclass
 from chip_info import get_gfx
 
+@dataclass
 class Tile:
     M: int
     PerCu: int

@@ -173,14 +173,9 @@ class Cluster:
     def _run(self, name: str, *argv: object, **options: Any) -> subprocess.Popen[str]:
         with (self.folder / f"{name}.log").open("ab") as log:
             process = subprocess.Popen(
-                [*map(str, argv)],
-                cwd=options.pop("cwd", self.folder),
-                stdin=options.pop("stdin", subprocess.DEVNULL),
-                stdout=options.pop("stdout", log),
-                stderr=log,
-                start_new_session=True,
-                text=True,
-            )
+                [*map(str, argv)], cwd=options.pop("cwd", self.folder), stdin=options.pop("stdin", subprocess.DEVNULL),
+                stdout=options.pop("stdout", log), stderr=log, start_new_session=True, text=True,
+            )  # fmt: skip
         self._processes[name] = process
         return process
 
@@ -242,7 +237,7 @@ class Cluster:
         (role,) = (d for d in documents if d["kind"] == "Role")
         rules = {role["metadata"]["name"]: role["rules"]}
         rules["watcher"] = [r for r in role["rules"] if r["resources"] != ["pods/exec"]]
-        path, self._role = RBAC, role
+        path = RBAC
         everyone = [{"kind": "User", "name": "tuner"}, {"kind": "ServiceAccount", "name": "tuner"}]
         for name, given in rules.items():
             self.post(f"{path}/roles", {"metadata": {"name": name}, "rules": given})
@@ -360,12 +355,6 @@ class Cluster:
             wait_until(
                 lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used"), "quota counts"
             )
-
-    def allow_exec(self, allowed: bool) -> None:
-        """Give `tuner` the right to exec, which it has at first, or take it away."""
-        name = self._role["metadata"]["name"]
-        rules = [r for r in self._role["rules"] if allowed or r["resources"] != ["pods/exec"]]
-        self.request("PUT", f"{RBAC}/roles/{name}", {"metadata": {"name": name}, "rules": rules})
 
     def hold(self, node: str) -> None:
         """A pod of somebody else's that takes all GPUs of a node."""

@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import Ingest, Ledger, LedgerReader
+from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.writer import add_group
 from orchestrator.planning import Group
 from orchestrator.shapes import Shape
@@ -110,11 +111,15 @@ class Run:
         for i in ids:
             self.says(
                 record("shape_started", 1.0, attempt=attempt, shape=i),
-                row("row", attempt, i, us=us * 3, kernelName="kernel_b"),
-                row("row", attempt, i, us=us * 1.1),
-                row("shape_tuned", attempt, i, us=us),
-                node=node, slot=slot,
+                row("row", attempt, i, us=us * 3, kernelName="kernel_b"), row("row", attempt, i, us=us * 1.1),
+                row("shape_tuned", attempt, i, us=us), node=node, slot=slot,
             )  # fmt: skip
+
+    def attempt(self, id_: str) -> Attempt:
+        """An attempt that there is."""
+        found = self.ledger.attempt(id_)
+        assert found is not None
+        return found
 
     def bad(self) -> int:
         return sum(s.bad for s in self.ledger.streams())

@@ -23,15 +23,8 @@ FAMILY = get_family("a8w8_bpreshuffle")
 FP8 = "torch.float8_e4m3fn"
 DEVICE = {"gfx": "gfx950", "cu_num": 256, "device": "AMD Instinct MI355X"}
 WIDTHS = (
-    (1280, 8192),
-    (8192, 1024),
-    (7168, 8192),
-    (8192, 3584),
-    (57344, 8192),
-    (8192, 28672),
-    (6144, 4096),
-    (4096, 4096),
-)
+    (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (57344, 8192), (8192, 28672), (6144, 4096), (4096, 4096),
+)  # fmt: skip
 """N and K of layers of open models."""
 KERNELS = {
     "asm": "_ZN5aiter{m}gemm_bf16_pertokenFp8_{n}x{k}E",

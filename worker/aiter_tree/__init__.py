@@ -1,1 +1,1 @@
-"""Trees of AITER on a machine: found, read and copied, and the kernels that they hold. Never imported, never run."""
+"""Trees of AITER on a machine: found, read and copied, and the kernels that they hold."""

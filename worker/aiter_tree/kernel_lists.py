@@ -1,24 +1,34 @@
 """Kernels of a tree of AITER by name: lists of instances (CK, CK-Tile, opus, fmoe) and of ASM kernels, and the libtypes
 and FlyDSL names that its operators read.
 
-Read from ROCm/aiter at v0.1.5 to e4048607a5 (2026-08-22). A list is read as data (`evaluate`); AITER is not imported.
+**Reading the lists of instances runs code of the tree**: a child process (`list_child.py`) imports AITER's own list
+modules. It gets no variable of ours, an empty home, 60 s and 2 GB. AITER itself, torch and the GPU are not touched.
 """
 
 from __future__ import annotations
 
 import ast
 import csv
+import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.evaluate import Module
-from worker.aiter_tree.expressions import Instance, NoValueError
-from worker.aiter_tree.locate import DEFAULT_GFX, Tree
-from worker.aiter_tree.reading import SourceFile, TreeReader, called
+from worker.aiter_tree.locate import DEFAULT_GFX, Tree, read_text
+from worker.text import clean
+
+CHILD = Path(__file__).with_name("list_child.py")
+SECONDS, MEMORY, OUTPUT = 60, 2 << 30, 64 << 20
+"""Limits of the child: seconds of its life and of processor time, bytes of address space, bytes of its answer."""
 
 _BLOCKSCALE = "ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale"
 _BLOCKSCALE_TILE = (
@@ -35,13 +45,14 @@ ASM: Mapping[str, tuple[str, ...]] = {
     "fmoe": ("fmoe", "fmoe_2stages"),
 }
 """Folders below hsa/<gfx>/ with a family's ASM kernels and their lists."""
-_ENDING = re.compile(
-    r"Nswizzle(?P<swizzle>\d)_Quant(?P<quant>\d+)_MulRoutedWeight(?P<routed>\d)"
-    r"(?:_(?P<act>[a-z]+))?_(?P<a>[A-Z0-9]+)_(?P<b>[A-Z0-9]+)_(?P<c>[A-Z0-9]+)"
-)
 _A8W8 = "ops/gemm_op_a8w8.py"
-_FLYDSL_FILES = ("ops/flydsl/*.py", _A8W8)
-_MOE_LIST = "_KERNEL_PARAMS"
+_MOE = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_ck2stages_common.py"
+_OTHERS = {
+    "two_stages": (_MOE, "two_stages"), "opus_moe": ("csrc/opus_moe/opus_moe_common.py", "opus_moe"),
+    "flydsl_moe": ("aiter/ops/flydsl/moe_kernels.py", "flydsl"),
+    "flydsl_mxmoe": ("aiter/ops/flydsl/mxfp4_kname.py", "flydsl"),
+}  # fmt: skip
+"""fmoe's lists: the file, and the function of the child that reads it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,47 +140,29 @@ class KernelLists:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.reader = TreeReader(tree.root)
         self.problems: list[str] = []
         self.instances = cache(self._instances)
         self.asm = cache(self._asm)
-        self.module = cache(self._module)
-        self.ck2stages = cache(self._ck2stages)
-        self.opus_moe = cache(self._opus_moe)
+        self.libtypes = cache(self._libtypes)
+        self._text = cache(self._read)
+        self._imported = cache(self._import_lists)
+        self._patterns = cache(self._flydsl_patterns)
 
     def _instances(self, family: str, backend: str, gfx: str) -> KernelList | None:
         """The list of a family's backend for a chip; an empty one where the tree has none, None where it is unread."""
         place = PLACES[family, backend]
-        paths = [self.tree.meta / "csrc" / f for f in place.files]
-        path = next((p for p in paths if p.is_file()), None)
+        path = self._file(place)
         if path is None:
             return KernelList("", frozenset())
-        name = self.reader.name(path)
-        module = self._module(path, gfx)
-        found = [module.names.get(n) for n in place.names if n in module.names] if module else []
-        kinds = found[:1] if place.names else list(module.names.values()) if module else []
-        kinds = [one for kind in kinds for one in (kind if isinstance(kind, tuple) else (kind,))]
-        by_id: dict[int, str] = {}
-        names: set[str] = set()
-        try:
-            for kind in kinds:
-                if module is None or not isinstance(kind, dict) or not kind:
-                    continue
-                if not all(isinstance(v, Instance) for v in kind.values()):
-                    continue
-                named = {k: str(module.attribute(v, "name")) for k, v in kind.items()}
-                names |= set(named.values())
-                by_id |= {k: v for k, v in named.items() if isinstance(k, int)}
-        except NoValueError as e:
-            self._problem(f"{name}: the names of its kernels cannot be read: {e}")
-            return None
-        if not names:
-            self._problem(f"{name}: holds no list of kernels that can be read here")
+        found = self._list(f"{family} {backend}", gfx)
+        if found is None or not found["names"]:
+            if found is not None:
+                self._problem(f"{self._name(path)}: holds no list of kernels that can be read here")
             return None
         code = self._text(self.tree.meta / "csrc" / place.codegen)
-        shared = self._text(self.tree.package / "jit" / "utils" / "chip_info.py")
-        refuses = "bad_rows" in shared or "bad_rows" in code
-        return KernelList(name, frozenset(names), by_id, "kernels_by_name=" in code, refuses)
+        refuses = "bad_rows" in code + self._text(self.tree.package / "jit" / "utils" / "chip_info.py")
+        by_id = {int(k): str(v) for k, v in found["by_id"].items()}
+        return KernelList(self._name(path), frozenset(found["names"]), by_id, "kernels_by_name=" in code, refuses)
 
     def _asm(self, family: str, gfx: str) -> frozenset[str]:
         """The ASM kernels of a family for a chip (of all chips where it is not known)."""
@@ -177,145 +170,155 @@ class KernelLists:
         base = self.tree.meta / "hsa"
         for folder in ASM.get(family, ()):
             for path in sorted(base.glob(f"{gfx or '*'}/{folder}/**/*.csv")):
-                source = self.reader.source(path)
-                if source is None:
-                    continue
                 kept = any(path.parent.glob("*.co"))
-                for row in csv.DictReader(source.text.splitlines(), skipinitialspace=True):
+                for row in csv.DictReader(self._text(path).splitlines(), skipinitialspace=True):
                     code = (row.get("co_name") or "").strip()
                     if not kept or not code or (path.parent / code).is_file():
                         out.add((row.get("knl_name") or "").strip())
         return frozenset(out - {""})
 
-    def _module(self, path: Path, gfx: str) -> Module | None:
-        source = self.reader.source(path)
-        if source is None or source.tree is None:
-            return None
-        chip = gfx or DEFAULT_GFX
-        given = {name: (lambda: chip) for name in ("get_gfx", "get_gfx_runtime", "get_rocm_arch")}
-        return Module(source.tree, given)
+    def stages(self, gfx: str) -> frozenset[str]:
+        """fmoe's CK kernels of both stages, without swizzle and with B16 output."""
+        return frozenset(self._list("two_stages", gfx) or ())
 
-    def _ck2stages(self, gfx: str, ending: str, stage: str) -> frozenset[str]:
-        """fmoe's CK kernels of a stage for one combination of types, named by the `ending` of their names."""
-        path = self.tree.meta / "csrc" / "ck_gemm_moe_2stages_codegen" / "gemm_moe_ck2stages_common.py"
-        module = self.module(path, gfx)
-        parts = _ENDING.fullmatch(ending)
-        if module is None or parts is None:
-            return frozenset()
-        arguments: dict[str, Any] = {
-            "Adtype": parts["a"], "Bdtype": parts["b"], "Cdtype": parts["c"], "Nswizzle": parts["swizzle"] == "1",
-            "QuantType": int(parts["quant"]), "MulRoutedWeight": parts["routed"] == "1",
-        }  # fmt: skip
-        names: set[str] = set()
-        for switches in ({}, {"preshuffle": True}, {"splitk": True}, {"preshuffle": True, "splitk": True}):
-            act = {"ActOP": parts["act"]} if stage == "1" and parts["act"] else {}
-            try:
-                _, kernels = module.call(f"get_gemm{stage}_kernels_list", **arguments, **act, **switches)
-                names |= {str(module.attribute(k, "name")) for k in kernels.values()}
-            except (NoValueError, TypeError, ValueError, AttributeError, LookupError):
-                continue
-        return frozenset(names)
-
-    def _opus_moe(self) -> frozenset[str]:
+    def opus_moe(self) -> frozenset[str]:
         """fmoe's opus kernels."""
-        module = self.module(self.tree.meta / "csrc" / "opus_moe" / "opus_moe_common.py", "")
-        kinds = [v for v in module.names.values() if isinstance(v, dict)] if module else []
-        out: set[str] = set()
-        for one in (v for kind in kinds for v in kind.values() if isinstance(v, Instance)):
-            for word in ("name", "profile_name"):
-                try:
-                    out.add(str(module.attribute(one, word)) if module else "")
-                except NoValueError:
-                    continue
-        return frozenset(out)
+        return frozenset(self._list("opus_moe", "") or ())
 
-    def _text(self, path: Path) -> str:
-        source = self.reader.source(path)
-        return source.text if source else ""
+    def reads_flydsl(self, name: str, gfx: str) -> bool:
+        """True if the tree can make a kernel of a FlyDSL name."""
+        if name.startswith("flydsl_moe"):
+            found = self._list("flydsl_moe", gfx) or {}
+            known, ending = found.get("_KERNEL_PARAMS", ()), found.get("_SUFFIX_RE", "")
+            if name in known or (ending and re.sub(ending, "", name) in known):
+                return True
+        return self._mxmoe(name) or any(re.match(p, name) for p in self._patterns())
+
+    def speaks_of(self, file: str, word: str) -> bool:
+        """True if a file of the package has this word."""
+        return word in self._text(self.tree.package / file)
+
+    def called_by_name(self, family: str) -> bool:
+        """True if the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
+        folder = self.tree.meta / "csrc" / f"ck_gemm_{family}"
+        return any("is not present in the compiled registry" in self._text(p) for p in sorted(folder.glob("*.cu")))
+
+    def _libtypes(self, family: str) -> frozenset[str] | None:
+        """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
+        operator = OPERATORS.get(family)
+        text = self._text(self.tree.package / operator.file) if operator else ""
+        tree = _parsed(text)
+        if operator is None or tree is None:
+            return None
+        names = (operator.name, f"{operator.name}_")
+        inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in names]
+        found = {word for node in (inside if operator.name else [tree]) for word in _compared(node)}
+        if operator.of_asm and f"def {operator.of_asm}" in text:
+            found.add("asm")
+        return frozenset(found) or None
+
+    def _flydsl_patterns(self) -> tuple[str, ...]:
+        """The regular expressions by which the tree reads FlyDSL kernels' names: those that are written down whole, and
+        those that a file puts together when it is imported."""
+        made = (v for k, v in self._imported(DEFAULT_GFX).items() if k.startswith("patterns "))
+        texts = map(self._text, (*self._flydsl_files(), self.tree.package / _A8W8))
+        nodes = (n for text in texts for n in ast.walk(_parsed(text) or ast.Module([], [])))
+        whole = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+        found = [*whole, *(p for v in made for p in v.get("found", ()))]
+        return tuple(dict.fromkeys(v for v in found if re.match(r"\^?flydsl_\S*[\\(]\S*$", v)))
+
+    def _mxmoe(self, name: str) -> bool:
+        """A name of the form `flydsl_mxmoe_g1_a4w4_<tile>[_flag...]`, with flags that the tree knows."""
+        found = self._list("flydsl_mxmoe", "") or {}
+        for stage, prefix in found.get("_MXMOE_PREFIX", {}).items():
+            flags, numbers = found.get(f"_MXMOE_G{stage}_FLAG_TOKENS", ()), found.get("_MXMOE_NUMERIC_TOKENS", ())
+            if name.startswith(prefix):
+                words = [w.upper() for w in name.removeprefix(prefix).split("_") if w]
+                return all(
+                    w in flags or re.fullmatch(r"\d+X\d+X\d+", w) or w.rstrip("0123456789") in numbers for w in words
+                )
+        return False
+
+    # --- the child --------------------------------------------------------------------------------------------------
+
+    def _list(self, name: str, gfx: str) -> Any:
+        """A list as the child has read it for a chip; None where there is none, or it cannot be read."""
+        found = self._imported(gfx or DEFAULT_GFX).get(name, {})
+        if "error" in found:
+            self._problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")
+        return found.get("found")
+
+    def _import_lists(self, gfx: str) -> dict[str, Any]:
+        asked: dict[str, list[Any]] = {}
+        for (family, backend), place in PLACES.items():
+            if path := self._file(place):
+                asked[f"{family} {backend}"] = ["instances", str(path), list(place.names)]
+        for name, (file, reader) in _OTHERS.items():
+            path = (self.tree.package.parent if file.startswith("aiter/") else self.tree.meta) / file
+            if path.is_file():
+                asked[name] = [reader, str(path)]
+        asked |= {f"patterns {path.name}": ["patterns", str(path)] for path in self._flydsl_files()}
+        try:
+            found = _child(self.tree.package, gfx, asked)
+        except (OSError, ValueError) as e:
+            found = {name: {"error": str(e)} for name in asked}
+        return {n: {**found.get(n, {}), "file": self._name(Path(asked[n][1]))} for n in asked}
+
+    def _flydsl_files(self) -> list[Path]:
+        """Files that read names of FlyDSL kernels."""
+        files = sorted((self.tree.package / "ops" / "flydsl").glob("*.py"))
+        return [p for p in files if "flydsl_" in self._text(p) and "re.compile(" in self._text(p)]
+
+    def _file(self, place: ListPlace) -> Path | None:
+        paths = (self.tree.meta / "csrc" / f for f in place.files)
+        return next((p for p in paths if p.is_file()), None)
+
+    def _read(self, path: Path) -> str:
+        try:
+            return read_text(path)
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as e:
+            self._problem(f"{self._name(path)} cannot be read: {e}")
+            return ""
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.tree.root).as_posix()
 
     def _problem(self, text: str) -> None:
         if text not in self.problems:
             self.problems.append(text)
 
 
-class Operators:
-    """The operators of one tree."""
+def _child(package: Path, gfx: str, asked: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The child's answer. Raises OSError and ValueError if there is none."""
+    request = {"package": str(package), "gfx": gfx, "lists": asked, "limits": [SECONDS, MEMORY, OUTPUT]}
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-lists-") as home, open(Path(home, "answer"), "w+b") as answer:
+        env = {"PATH": os.defpath, "HOME": home, "TMPDIR": home, "LC_ALL": "C.UTF-8"}
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", str(CHILD)],
+            stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.DEVNULL, cwd=home, env=env, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.communicate(json.dumps(request).encode(), timeout=SECONDS)
+        except subprocess.TimeoutExpired as e:
+            raise ValueError(f"its lists were not read within {SECONDS} s") from e
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answer.seek(0)
+        found = json.loads(answer.read(OUTPUT) or b"null")
+        if not isinstance(found, dict):
+            raise ValueError(f"the process that reads its lists ended with status {process.returncode}")
+        return found
 
-    def __init__(self, lists: KernelLists) -> None:
-        self._lists = lists
-        self._package = lists.tree.package
-        self.libtypes = cache(self._libtypes)
-        self.flydsl_patterns = cache(self._flydsl_patterns)
-        self.moe_names = cache(self._moe_names)
 
-    def _libtypes(self, family: str) -> frozenset[str] | None:
-        """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
-        operator = OPERATORS.get(family)
-        source = self._lists.reader.source(self._package / operator.file) if operator else None
-        if operator is None or source is None or source.tree is None:
-            return None
-        body: list[ast.AST] = [source.tree]
-        if operator.name:
-            names = (operator.name, f"{operator.name}_")
-            body = [n for n in source.walk() if isinstance(n, ast.FunctionDef) and n.name in names]
-        found = {text for node in body for text in _compared(node)}
-        if operator.of_asm and f"def {operator.of_asm}" in source.text:
-            found.add("asm")
-        return frozenset(found) or None
-
-    def _flydsl_patterns(self) -> tuple[str, ...]:
-        """The regular expressions by which the tree reads FlyDSL kernels' names."""
-        out: list[str] = []
-        for path in self._files():
-            source = self._lists.reader.source(path)
-            if source is None or "flydsl_" not in source.text or "re." not in source.text:
-                continue
-            module = self._lists.module(path, "")
-            values = [v for v in module.names.values() if isinstance(v, str)] if module else []
-            out += [v for v in (*values, *_matched(source)) if re.match(r"\^?flydsl_.*[\\(]", v)]
-        return tuple(dict.fromkeys(out))
-
-    def _moe_names(self, gfx: str) -> tuple[dict[str, Any], str]:
-        """(fmoe's FlyDSL kernels by name, the expression for what may follow a name)."""
-        module = self._lists.module(self._package / "ops" / "flydsl" / "moe_kernels.py", gfx)
-        if module is None:
-            return {}, ""
-        found, ending = module.names.get(_MOE_LIST), module.names.get("_SUFFIX_RE")
-        return found if isinstance(found, dict) else {}, ending if isinstance(ending, str) else ""
-
-    def reads_flydsl(self, name: str, gfx: str) -> bool:
-        """True if the tree can make a kernel of a FlyDSL name."""
-        if name.startswith("flydsl_moe"):
-            known, ending = self.moe_names(gfx)
-            if name in known or (ending and re.sub(ending, "", name) in known):
-                return True
-        return self._mxmoe(name) or any(re.match(p, name) for p in self.flydsl_patterns())
-
-    def _mxmoe(self, name: str) -> bool:
-        """A name of the form `flydsl_mxmoe_g1_a4w4_<tile>[_flag...]`, with flags that the tree knows."""
-        module = self._lists.module(self._package / "ops" / "flydsl" / "mxfp4_kname.py", "")
-        named = module.names if module else {}
-        numbers, prefixes = named.get("_MXMOE_NUMERIC_TOKENS"), named.get("_MXMOE_PREFIX")
-        if not isinstance(numbers, dict) or not isinstance(prefixes, dict):
-            return False
-        for stage, prefix in prefixes.items():
-            flags = named.get(f"_MXMOE_G{stage}_FLAG_TOKENS")
-            if not name.startswith(str(prefix)) or not isinstance(flags, set):
-                continue
-            words = [w.upper() for w in name.removeprefix(str(prefix)).split("_") if w]
-            return all(
-                w in flags or re.fullmatch(r"\d+X\d+X\d+", w) or w.rstrip("0123456789") in numbers for w in words
-            )
-        return False
-
-    def speaks_of(self, file: str, word: str) -> bool:
-        """True if a file of the package has this word."""
-        source = self._lists.reader.source(self._package / file)
-        return source is not None and word in source.text
-
-    def _files(self) -> Iterator[Path]:
-        for pattern in _FLYDSL_FILES:
-            yield from sorted(p for p in self._package.glob(pattern) if pattern != _A8W8 or p.is_file())
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
 
 
 def _compared(tree: ast.AST) -> Iterator[str]:
@@ -329,12 +332,3 @@ def _compared(tree: ast.AST) -> Iterator[str]:
         elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "solMap" for t in node.targets):
             keys = node.value.keys if isinstance(node.value, ast.Dict) else []
             yield from (k.value for k in keys if isinstance(k, ast.Constant) and isinstance(k.value, str))
-
-
-def _matched(source: SourceFile) -> Iterator[str]:
-    """Expressions that are written where they are used: `re.match(r"...", name)`."""
-    for node in source.walk():
-        if called(node) in ("match", "fullmatch") and isinstance(node, ast.Call) and node.args:
-            first = node.args[0]
-            if isinstance(first, ast.Constant) and isinstance(first.value, str):
-                yield first.value

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from worker.aiter_tree.kernel_lists import ASM, PLACES, KernelList, KernelLists, Operators
+from worker.aiter_tree.kernel_lists import ASM, PLACES, KernelList, KernelLists
 from worker.aiter_tree.locate import Tree
 from worker.families import FAMILIES, backend_of
 
@@ -21,8 +21,9 @@ MAX_BYTES = 4 << 30
 
 Standing = Literal["there", "compiled", "cannot", "unread"]
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
-_CK2STAGES = re.compile(r"moe_ck2stages_gemm([12])_.*?_(Nswizzle\d_.*)")
-_REGISTRY = "is not present in the compiled registry"
+_CK2STAGES = "moe_ck2stages_gemm"
+_CHOSEN = re.compile(r"_Nswizzle[01]_|_[BF]16$")
+"""Parts of the name of one of fmoe's CK kernels that every kernel may have either way."""
 
 
 class Built:
@@ -78,14 +79,13 @@ class KernelReader:
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._lists = KernelLists(tree)
-        self._operators = Operators(self._lists)
         self._built = Built(tree.package)
-        self._dispatched_by_name = cache(self._by_name)
+        self._dispatched_by_name = cache(self._lists.called_by_name)
 
     @property
     def problems(self) -> tuple[str, ...]:
         """Sentences about what could not be read."""
-        return (*self._lists.reader.problems, *self._lists.problems)
+        return tuple(self._lists.problems)
 
     def kernel(self, family: str, gfx: str, row: Mapping[str, str]) -> KernelAvailability:
         """The kernel of a row for the chip that the row is of ("": not known, so any chip's kernels count)."""
@@ -97,7 +97,7 @@ class KernelReader:
                 found, key=lambda k: order.index(k.standing), default=KernelAvailability("cannot", "names no kernel")
             )
         name = row.get("kernelName", "")
-        libtypes = self._operators.libtypes(family)
+        libtypes = self._lists.libtypes(family)
         libtype = row.get("libtype", "").lower()
         if libtypes is not None and libtype and libtype not in libtypes and libtype not in NULLS:
             return KernelAvailability(
@@ -107,7 +107,7 @@ class KernelReader:
         if backend in ("triton", "torch", "skinny", "hipblaslt"):
             return _THERE if libtypes and backend in libtypes else self._no_name(name)
         if backend == "flydsl":
-            known = self._operators.reads_flydsl(name, gfx)
+            known = self._lists.reads_flydsl(name, gfx)
             return (
                 _THERE
                 if known
@@ -158,28 +158,21 @@ class KernelReader:
         by_name = backend == "opus" or self._dispatched_by_name(family)
         return KernelAvailability("compiled", "", by_name, None if held is None else name in held, backend == "opus")
 
-    def _by_name(self, family: str) -> bool:
-        """True if the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
-        folder = self.tree.meta / "csrc" / f"ck_gemm_{family}"
-        sources = (self._lists.reader.source(p) for p in sorted(folder.glob("*.cu")))
-        return any(s is not None and _REGISTRY in s.text for s in sources)
-
     def _stage(self, family: str, gfx: str, name: str) -> KernelAvailability:
         """One stage of fmoe. Its CK modules are built at first use with every kernel of a combination of types."""
         backend = backend_of(family, {"kernelName": name})
-        stages = _CK2STAGES.fullmatch(name)
-        if stages is not None:
-            known = self._lists.ck2stages(gfx, stages[2], stages[1])
+        if name.startswith(_CK2STAGES):
+            plain = _CHOSEN.sub(lambda m: "_Nswizzle0_" if m[0].endswith("_") else "_B16", name)
             return (
                 _THERE
-                if name in known
+                if plain in self._lists.stages(gfx)
                 else KernelAvailability("cannot", f"no list of fmoe's CK kernels has {name[:160]}")
             )
         if backend == "asm":
             return self._asm(family, gfx, name)
-        if backend == "flydsl" and self._operators.reads_flydsl(name, gfx):
+        if backend == "flydsl" and self._lists.reads_flydsl(name, gfx):
             return _THERE
-        if "cktile" in name and self._operators.speaks_of("fused_moe.py", "cktile_moe_stage1"):
+        if "cktile" in name and self._lists.speaks_of("fused_moe.py", "cktile_moe_stage1"):
             return _THERE  # a label: block size and types choose the kernel
         if name.replace("opus_moe2_layout_", "opus_moe2_") in self._lists.opus_moe():
             return _THERE

@@ -12,12 +12,11 @@ import importlib.util
 import json
 import os
 import re
-import time
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from worker.aiter_tree.reading import read_text
 from worker.families import FAMILIES, Family
 from worker.text import clean
 
@@ -30,18 +29,11 @@ PLACES = (
     "/aiter",
     "/sgl-workspace/aiter",
 )
-"""Folders of AITER in published images; looked at first, before the search."""
+"""Folders of AITER in published images."""
 DEFAULT_GFX = "gfx950"
 """The chip that a tree is read for where none is named."""
-SEARCH_DEPTH = 3
-SEARCH_DIRS = 4000
-SEARCH_S = 3.0
-_NOT_SEARCHED = frozenset(
-    (
-        "proc", "sys", "dev", "run", "boot", "tmp", "lib", "lib32", "lib64", "bin", "sbin", "etc", "var", "snap",
-        "rocm", "node_modules", "__pycache__", ".git", "site-packages", "dist-packages",
-    )
-)  # fmt: skip
+MAX_BYTES = 4 << 20
+"""The largest file that is read is some 300 KB (2026-08)."""
 _GFX_FOLDER = re.compile(r"/(gfx[0-9a-f]+)/")
 _SHA = re.compile(r"[0-9a-f]{40}\Z")
 _LOCAL = re.compile(r"\+g([0-9a-f]{7,40})\b")
@@ -91,24 +83,16 @@ class Tree:
 
 
 def find_trees(
-    roots: Iterable[Path] = (),
-    *,
-    places: Sequence[str] = PLACES,
-    search: Path | None = Path("/"),
-    path: Sequence[str] | None = None,
-    gfx: str = "",
+    roots: Iterable[Path] = (), *, places: Sequence[str] = PLACES, path: Sequence[str] | None = None, gfx: str = ""
 ) -> list[Tree]:
-    """Every AITER of this machine, the imported one first, then `roots`, then the others.
+    """Every AITER of this machine, the imported one first, then `roots`, then `places`.
 
-    `path` replaces sys.path in the question what `import aiter` means; `search` is where to look for more (three
-    folders deep, on one file system), None for nowhere.
+    `path` replaces sys.path in the question what `import aiter` means.
     """
     found: dict[str, Tree] = {}
-    candidates: list[tuple[Path, bool]] = []
     package = imported_package(path)
-    candidates += [(package.parent, True)] if package else []
+    candidates = [(package.parent, True)] if package else []
     candidates += [(r, False) for r in (*map(Path, roots), *map(Path, places))]
-    candidates += [(p, False) for p in (_search(search) if search else ())]
     for root, imported in candidates:
         try:
             tree = tree_at(root, imported=imported, gfx=gfx)
@@ -118,13 +102,11 @@ def find_trees(
     return list(found.values())
 
 
-def choose(
-    wanted: str, *, family: str = "", gfx: str = "", search: Path | None = Path("/")
-) -> tuple[Tree, tuple[str, ...]]:
+def choose(wanted: str, *, family: str = "", gfx: str = "") -> tuple[Tree, tuple[str, ...]]:
     """The tree of this machine to use, and notes on the choice; `wanted`: the folder that the inventory names, or "".
     Raises NotATreeError with the ways out."""
     root = Path(wanted) if wanted else None
-    return pick(find_trees([root] if root else [], search=search, gfx=gfx), root, family)
+    return pick(find_trees([root] if root else [], gfx=gfx), root, family)
 
 
 def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") -> tuple[Tree, tuple[str, ...]]:
@@ -277,40 +259,26 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def _search(top: Path) -> Iterator[Path]:
-    """Folders that hold aiter/jit/core.py: breadth first, three deep, on one file system, links not followed."""
-    until = time.monotonic() + SEARCH_S
+def read_text(path: Path, limit: int = MAX_BYTES) -> str:
+    """A regular file's text, bytes that are no UTF-8 replaced. Raises OSError, and ValueError where it is too large."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would wait for a writer for ever
     try:
-        device = os.stat(top).st_dev
-    except OSError:
-        return
-    level, seen = [str(top)], 0
-    for _ in range(SEARCH_DEPTH):
-        below: list[str] = []
-        for folder in level:
-            seen += 1
-            if seen > SEARCH_DIRS or time.monotonic() > until:
-                return
-            try:
-                with os.scandir(folder) as entries:
-                    names = sorted((e for e in entries if e.is_dir(follow_symlinks=False)), key=lambda e: e.name)
-                    for entry in names:
-                        if entry.name in _NOT_SEARCHED:
-                            continue
-                        if _is_file(Path(entry.path, "aiter", "jit", "core.py")):
-                            yield Path(entry.path)
-                        elif entry.stat(follow_symlinks=False).st_dev == device:
-                            below.append(entry.path)
-            except OSError:
-                continue
-        level = below
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("it is no regular file")
+        if found.st_size > limit:
+            raise ValueError(f"it has {found.st_size} bytes, more than the {limit} that such a file may have")
+        with open(fd, "rb", closefd=False) as f:
+            return f.read(limit).decode(errors="replace")
+    finally:
+        os.close(fd)
 
 
 # --- version and commit ---------------------------------------------------------------------------------------------
 
 
 def version_of(root: Path, package: Path) -> str:
-    """`0.1.14.post1` and the like: of aiter/_version.py, else of the distribution's metadata, else of git's tags."""
+    """`0.1.14.post1` and the like: of aiter/_version.py, else of the distribution's metadata."""
     text = _text(package / "_version.py")
     m = re.search(r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]""", text, re.M)
     if m:
@@ -320,9 +288,7 @@ def version_of(root: Path, package: Path) -> str:
             m = re.search(r"^Version: *(\S{1,80})$", _text(folder / name), re.M)
             if m:
                 return clean(m[1], 80)
-    commit = _of_git(root)[0]
-    tags = sorted((t for t, sha in _tags(root).items() if sha == commit), key=lambda t: (not t.startswith("v"), t))
-    return clean(tags[0].removeprefix("v"), 80) if commit and tags else ""
+    return ""
 
 
 def commit_of(root: Path, version: str) -> tuple[str, str]:
@@ -378,29 +344,6 @@ def _git_folder(root: Path) -> Path | None:
 def _common(git: Path) -> Path:
     to = _text(git / "commondir").strip()
     return (git / to).resolve() if to else git
-
-
-def _tags(root: Path) -> dict[str, str]:
-    """Tags by name with the commit they mean, those of packed-refs and loose ones."""
-    git = _git_folder(root)
-    if git is None:
-        return {}
-    out: dict[str, str] = {}
-    last = ""
-    for line in _text(_common(git) / "packed-refs", _MAX_REFS).splitlines():
-        if line.startswith("^") and last:
-            out[last] = line[1:41]  # an annotated tag: what it points to
-            continue
-        sha, _, ref = line.partition(" ")
-        last = ref.removeprefix("refs/tags/") if ref.startswith("refs/tags/") else ""
-        if last:
-            out[last] = sha
-    try:
-        for path in sorted((_common(git) / "refs" / "tags").glob("v*"))[:500]:
-            out.setdefault(path.name, _text(path).strip())
-    except OSError:
-        pass
-    return out
 
 
 def _distributions(root: Path) -> list[Path]:

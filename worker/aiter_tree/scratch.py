@@ -74,7 +74,9 @@ class ScratchTree:
                 there = there.parent
             made.open_up(there)
             parent.mkdir(parents=True, exist_ok=True)
-            made.restore(rel, text.encode())
+            path = made._inside(rel)
+            path.unlink(missing_ok=True)
+            path.write_bytes(text.encode())
         return made.tree
 
     def write(self, rel: str, data: bytes) -> None:
@@ -89,22 +91,6 @@ class ScratchTree:
     def link(self, rel: str, target: str) -> None:
         """A link to something else in the copy, where nothing was. Raises FileExistsError."""
         self._inside(rel).symlink_to(target)
-
-    def restore(self, rel: str, data: bytes | None) -> None:
-        """The file with an earlier content of its own; with None as a link to the real one, gone if there is none."""
-        path = self._inside(rel)
-        real = self.real.root / rel
-        if path.is_symlink() or path.exists():
-            path.unlink()
-        if data is not None:
-            path.write_bytes(data)
-        elif real.exists():
-            path.symlink_to(real)
-
-    def own(self, rel: str) -> bytes | None:
-        """The content of a file that the copy has of its own; None for one that is a link, or not there."""
-        path = self._inside(rel)
-        return path.read_bytes() if path.is_file() and not path.is_symlink() else None
 
     def _inside(self, rel: str) -> Path:
         """The path, all folders above it being the copy's own: nothing is ever changed through a link."""

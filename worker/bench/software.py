@@ -61,7 +61,7 @@ def aiter(gfx: str = "") -> dict[str, Any] | None:
 def has_aiter(env: Mapping[str, str] = os.environ) -> bool:
     """True where the backends of AITER find a tree: the one that the inventory names, or this Python's."""
     try:
-        choose(env.get(AITER_ROOT_ENV, ""), search=None)
+        choose(env.get(AITER_ROOT_ENV, ""))
     except NotATreeError:
         return False
     return True

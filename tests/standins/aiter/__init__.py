@@ -1,6 +1,6 @@
-"""Trees that act as AITER did at a date, without a GPU and without a kernel.
+"""Trees that act as two AITERs do (the runbook's, the newest), without a GPU and without a kernel.
 
-`make_tree(folder, date)` writes one. What it does was written from what the real files at that tag do (layout,
+`make_tree(folder, name)` writes one. What it does was written from what the real files at that commit do (layout,
 options, lines and where they go, columns, faults), none of it copied. Times follow from the shape alone. Which
 shapes fault, and how, is said in `faults.json` in the tree's root (see parts/device.py.j2).
 """
@@ -16,10 +16,9 @@ from typing import Any
 
 import jinja2
 
-from tests.standins.aiter.dates import SUITE_DATES, TREES, Date
-from tests.standins.aiter.layout import Script, scripts
+from tests.standins.aiter.layout import TREES, Date, Script, scripts
 
-__all__ = ["SUITE_DATES", "TREES", "Tree", "make_tree"]
+__all__ = ["TREES", "Tree", "make_tree"]
 
 _PARTS = Path(__file__).parent / "parts"
 _ASM_TILES = ((256, 256), (128, 512), (192, 256), (64, 128), (32, 1024))
@@ -80,17 +79,16 @@ def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) 
     put("aiter/jit/utils/file_baton.py", "file_baton.py.j2")
     put("aiter/utility/fp4_utils.py", "fp4_utils.py.j2")
     put("aiter/utility/mp_tuner.py", "mp_tuner.py.j2")
-    if d.base:
-        put("aiter/utility/base_tuner.py", "base_tuner.py.j2")
+    put("aiter/utility/base_tuner.py", "base_tuner.py.j2")
     for package in ("aiter/jit", "aiter/jit/utils", "aiter/utility"):
         (root / package / "__init__.py").touch()
-    paths = {f.name: put(f.path, f.part or ("script.py.j2" if d.base else "old_script.py.j2"), f) for f in found}
+    paths = {f.name: put(f.path, f.part or "script.py.j2", f) for f in found}
     for f in found:
         _tables(root, f)
-    if d.a16w16_script:  # what the youngest script imports of the tests
+    if d.new:  # what the youngest script imports of the tests
         (root / "op_tests").mkdir()
         (root / "op_tests/test_opus_a8w8_bmm.py").write_text("GROUP = 128\n")
-    _asm_list(root, d)
+    _asm_list(root)
     put("torch/__init__.py", "torch.py.j2", base=site)
     put("triton/__init__.py", "triton.py.j2", base=site)
     put("bin/rocminfo", "rocminfo.j2", base=site).chmod(0o755)
@@ -115,8 +113,8 @@ def _tables(root: Path, f: Script) -> None:
     (configs / f.tuned).write_text(",".join(f.key + f.result) + "\n")
 
 
-def _asm_list(root: Path, d: Date) -> None:
-    lines = [f"{d.tile_table},{d.tile_table.replace('m', 'n').replace('M', 'N')},splitK,bpreshuffle,knl_name,co_name"]
+def _asm_list(root: Path) -> None:
+    lines = ["tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name"]
     for at, (m, n) in enumerate(_ASM_TILES):
         for shuffled in (0, 1):
             stem = f"f4gemm_bf16_per1x32Fp4_{'' if shuffled else 'no'}BpreShuffle_{m}x{n}"

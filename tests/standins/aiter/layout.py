@@ -1,14 +1,26 @@
-"""Scripts of a tree by date, and what each offers."""
+"""The two AITERs that a stand-in exists for, and what each script of theirs offers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tests.standins.aiter.dates import Date
 
+@dataclass(frozen=True, slots=True)
+class Date:
+    """One AITER. `new` tells the two apart where they act differently."""
+
+    name: str
+    commit: str
+    new: bool
+
+
+TREES: dict[str, Date] = {
+    d.name: d for d in (Date("runbook", "da29487171", new=False), Date("newest", "e4048607a5", new=True))
+}
+"""`runbook`: the image that teams tuned in by hand. It is v0.1.10 (2026-01) with the a4w4 script of 2025-12, since its
+package and scripts came from two trees, and it needs all three workarounds. `newest`: of 2026-08-22."""
 _GEMM = ["kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio"]
 _BATCHED = ["kernelId", "splitK", "us", "kernelName", "errRatio", "tflops", "bw"]
-_OLD = ["kernelId", "splitK", "us", "kernelName"]
 _MOE_KEY = [
     "token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type",
     "use_g1u1", "doweight_stage1",
@@ -51,70 +63,69 @@ class Script:
 
 def scripts(d: Date) -> list[Script]:
     """The scripts of the date's tree."""
-    here = ["gfx"] if d.gfx_column else []
+    here = ["gfx"] if d.new else []
     mnk = [*here, "cu_num", "M", "N", "K"]
     bmnk = [*here, "cu_num", "B", "M", "N", "K"]
-    new = _GEMM if d.base else _OLD
-    lib = ["libtype", *new] if d.base else new
+    lib = ["libtype", *_GEMM]
     libtype = '"--libtype", type=str, default="all", choices=["all", "ck", "cktile", "asm", "opus", "both"]'
     libtypes = '"--libtype", type=libtype_list, default=["all"]'
     per_cu = '"--blockPerCu", type=int, nargs="+", default=[1, 2, 3, 4]'
     out = [
         Script(
             "a4w4_blockscale", "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py", "GemmA4W4BlockScaleTuner",
-            "AITER_CONFIG_GEMM_A4W4", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", mnk, new,
+            "AITER_CONFIG_GEMM_A4W4", "a4w4_blockscale_untuned_gemm.csv", "a4w4_blockscale_tuned_gemm.csv", mnk, _GEMM,
             [("ck", "a4w4_blockscale_", 5), ("f4asm", "", 0)], four_bit=True, only_gfx="gfx950",
         ),
         Script(
             "a8w8", "csrc/ck_gemm_a8w8/gemm_a8w8_tune.py", "GemmA8W8Tuner", "AITER_CONFIG_GEMM_A8W8",
-            "a8w8_untuned_gemm.csv", "a8w8_tuned_gemm.csv", [*mnk, "q_dtype_w"] if d.q_dtype_a8w8 else mnk, new,
+            "a8w8_untuned_gemm.csv", "a8w8_tuned_gemm.csv", [*mnk, "q_dtype_w"], _GEMM,
             [("ck", "a8w8_rowwise_", 6)],
         ),
         Script(
             "a8w8_blockscale", "csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_tune.py", "GemmA8W8BlockScaleTuner",
             "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "a8w8_blockscale_untuned_gemm.csv",
-            "a8w8_blockscale_tuned_gemm.csv", mnk, lib if d.libtype_blockscale else new,
-            [("ck", "a8w8_blockscale_1x128x128_", 5)]
-            + ([("cktile", "a8w8_blockscale_cktile_", 3)] if d.libtype_blockscale else []),
-            extra=((libtype,) if d.libtype_blockscale else ())
-            + (('"--preshuffle", action="store_true"', per_cu) if d.preshuffle_flag else ()),
-            libtypes=d.libtype_blockscale, preshuffle=d.preshuffle_flag,
+            "a8w8_blockscale_tuned_gemm.csv", mnk, lib,
+            [("ck", "a8w8_blockscale_1x128x128_", 5), ("cktile", "a8w8_blockscale_cktile_", 3)],
+            extra=(libtype, *(('"--preshuffle", action="store_true"', per_cu) if d.new else ())),
+            libtypes=True, preshuffle=d.new,
         ),
         Script(
             "a8w8_bpreshuffle", "csrc/ck_gemm_a8w8_bpreshuffle/gemm_a8w8_bpreshuffle_tune.py",
             "GemmA8W8BpreShuffleTuner", "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE", "a8w8_bpreshuffle_untuned_gemm.csv",
-            "a8w8_bpreshuffle_tuned_gemm.csv", [*mnk, "q_dtype_w"] if d.base else mnk, lib,
-            [("ck", "a8w8_bpreshuffle_", 4)]
-            + ([("cktile", "a8w8_bpreshuffle_cktile_", 3), ("asm", "_ZN5aiter_i8gemm_bf16_", 2)] if d.base else []),
-            extra=((libtypes,) if d.libtype_bpreshuffle else ()) + ((per_cu,) if d.preshuffle_flag else ()),
-            libtypes=d.libtype_bpreshuffle,
-            no_int8_ck=d.base,
+            "a8w8_bpreshuffle_tuned_gemm.csv", [*mnk, "q_dtype_w"], lib,
+            [
+                ("ck", "a8w8_bpreshuffle_", 4), ("cktile", "a8w8_bpreshuffle_cktile_", 3),
+                ("asm", "_ZN5aiter_i8gemm_bf16_", 2),
+            ],
+            extra=(libtypes, per_cu) if d.new else (libtypes,),
+            libtypes=True,
+            no_int8_ck=True,
         ),
         Script(
             "batched_a8w8", "csrc/ck_batched_gemm_a8w8/batched_gemm_a8w8_tune.py", "BatchedGemma8W8Tuner",
             "AITER_CONFIG_A8W8_BATCHED_GEMM", "a8w8_untuned_batched_gemm.csv", "a8w8_tuned_batched_gemm.csv", bmnk,
-            _BATCHED if d.base else _OLD, [("ck", "a8w8_batched_", 5)],
+            _BATCHED, [("ck", "a8w8_batched_", 5)],
         ),
         Script(
             "batched_bf16", "csrc/ck_batched_gemm_bf16/batched_gemm_bf16_tune.py", "BatchedGemmBf16Tuner",
             "AITER_CONFIG_BF16_BATCHED_GEMM", "bf16_untuned_batched_gemm.csv", "bf16_tuned_batched_gemm.csv",
-            bmnk if d.base else [*bmnk[1:], "cu_num"],
-            _BATCHED if d.base else _OLD, [("ck", "bf16_batched_", 5)],
+            bmnk, _BATCHED, [("ck", "bf16_batched_", 5)],
         ),
         _gradlib(d, mnk),
         _moe(d, here),
     ]  # fmt: skip
-    if d.bpreshuffle_script:
+    if not d.new:
         out.append(
             Script(
                 "a8w8_blockscale_bpreshuffle",
                 "csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_tune.py",
                 "Gemma8W8BlockScaleBPreShuffleTuner", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
-                "a8w8_blockscale_bpreshuffle_untuned_gemm.csv", "a8w8_blockscale_bpreshuffle_tuned_gemm.csv", mnk, new,
+                "a8w8_blockscale_bpreshuffle_untuned_gemm.csv", "a8w8_blockscale_bpreshuffle_tuned_gemm.csv", mnk,
+                _GEMM,
                 [("ck", "a8w8_blockscale_bpreshuffle_", 5)],
             )
         )  # fmt: skip
-    if d.a16w16_script:
+    if d.new:
         out.append(_a16w16(mnk))
         name = "batched_gemm_a8w8_blockscale_mxscale"
         out.append(
@@ -128,14 +139,13 @@ def scripts(d: Date) -> list[Script]:
 
 
 def _honours(name: str, d: Date) -> str:
-    if d.timeout == "absent" or (name == "a8w8_blockscale" and not d.gfx_column):
+    if name == "a8w8_blockscale" and not d.new:
         return ""
     return "timeout" if name in ("a4w4_blockscale", "a16w16", "fmoe") else "all"
 
 
 _A16_KEY = ["bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"]
 _A16 = ["libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"]
-_A16_OLD = ["libtype", "solidx", "soltimes", "kernelName"]
 _ALIASES = (
     '"--tuned_file", type=str, default=AITER_CONFIG_GEMM_BF16, dest="tune_file"',
     '"--input_file", type=str, default=None, dest="untune_file"',
@@ -146,23 +156,20 @@ _ALIASES = (
 
 
 def _gradlib(d: Date, mnk: list[str]) -> Script:
-    everything = [("hipblaslt", "Cijk_Alik_Bljk_", 5)]
-    if not d.a16w16_script and d.base:
-        everything += [("asm", "_ZN5aiter_bf16gemm_", 2), ("torch", "native", 1)]
+    kernels = [("hipblaslt", "Cijk_Alik_Bljk_", 5)]
+    if not d.new:
+        kernels += [("asm", "_ZN5aiter_bf16gemm_", 2), ("torch", "native", 1)]
     extra = (
-        *(('"--libtype", type=libtype_list, default=["all"]',) if d.iters and not d.a16w16_script else ()),
+        *_ALIASES,
+        *(() if d.new else ('"--libtype", type=libtype_list, default=["all"]',)),
         '"--model_dir", type=str, default=""',
         '"--batch_size", type=int, default=1',
         '"--nsets", type=str, default="1,512"',
         '"--tp", type=int, default=1',
     )
-    key = [*mnk, *_A16_KEY] if d.base else [*mnk[1:], *_A16_KEY[:-1], "cu_num"]
-    old = ('"--tuned_file", dest="tune_file"', '"--input_file", dest="untune_file"', *_ALIASES[2:])
-    flags = _ALIASES if d.base else (*old, '"--rocblas-decode", action="store_true"')
     return Script(
         "a16w16", "gradlib/gradlib/gemm_tuner.py", "GemmTuner", "AITER_CONFIG_GEMM_BF16", "bf16_untuned_gemm.csv",
-        "bf16_tuned_gemm.csv", key, _A16 if d.base else _A16_OLD, everything, extra=(*flags, *extra), gradlib=True,
-        libtypes=d.iters and not d.a16w16_script,
+        "bf16_tuned_gemm.csv", [*mnk, *_A16_KEY], _A16, kernels, extra=extra, gradlib=True, libtypes=not d.new,
     )  # fmt: skip
 
 
@@ -179,18 +186,12 @@ def _a16w16(mnk: list[str]) -> Script:
 
 
 def _moe(d: Date, here: list[str]) -> Script:
-    newest = d.a16w16_script
-    result = [*_MOE, *(["xbf16"] if d.gfx_column else []), *(["flat"] if newest else []), "tflops", "bw"]
-    key = [*(here if newest else []), "cu_num", *_MOE_KEY]
-    if not d.base:
-        result = ["block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "total_us"]
+    result = [*_MOE, *(["xbf16", "flat"] if d.new else []), "tflops", "bw"]
     extra = ['"--last", action="store_true"']
-    if newest:
+    if d.new:
         extra += ['"--grouped-gemm", action="store_true"', '"--mxfp4-flydsl", action="store_true"']
-    if not d.base:
-        extra += ['"-o2", "--profile_file", default=""', '"--all", action="store_true"']
     return Script(
-        "fmoe", d.moe_script, "FmoeTuner", "AITER_CONFIG_FMOE", "untuned_fmoe.csv", "tuned_fmoe.csv", key, result,
-        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra),
-        fmoe=d.base, coupled=newest,
+        "fmoe", "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py", "FmoeTuner", "AITER_CONFIG_FMOE",
+        "untuned_fmoe.csv", "tuned_fmoe.csv", [*here, "cu_num", *_MOE_KEY], result,
+        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra), fmoe=True, coupled=d.new,
     )  # fmt: skip

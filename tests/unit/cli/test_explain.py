@@ -28,18 +28,11 @@ def paths(tmp_path: Path) -> RunPaths:
     """A run of three shapes on one node with two slots, without a fault so far."""
     paths, _ = kit.empty_run(tmp_path, 3)
     add(
-        paths,
-        ev.GroupAdded("g0001", (1, 2), 10.0),
-        ev.GroupAdded("g0002", (3,), 5.0),
-        ev.Resumed(1),
-        ev.NodeExpected("n1", ("0", "1")),
-        ev.NodeJoined("n1", ("0", "1")),
-        ev.CanaryPassed("n1", "0", 10.0),
-        ev.CanaryPassed("n1", "1", 10.0),
-        ev.Send("g0001-1", "g0001", "n1", None, 1),
-        ev.AttemptStarted("g0001-1", "n1", "0"),
-        ev.ShapeStarted("g0001-1", 1),
-    )
+        paths, ev.GroupAdded("g0001", (1, 2), 10.0), ev.GroupAdded("g0002", (3,), 5.0), ev.Resumed(1),
+        ev.NodeExpected("n1", ("0", "1")), ev.NodeJoined("n1", ("0", "1")), ev.CanaryPassed("n1", "0", 10.0),
+        ev.CanaryPassed("n1", "1", 10.0), ev.Send("g0001-1", "g0001", "n1", None, 1),
+        ev.AttemptStarted("g0001-1", "n1", "0"), ev.ShapeStarted("g0001-1", 1),
+    )  # fmt: skip
     return paths
 
 

@@ -40,14 +40,6 @@ def test_the_picture_shows_progress_and_every_slot() -> None:
         assert words in text, words
 
 
-def test_many_slots_are_cut() -> None:
-    s = status()
-    s.nodes = [NodeStatus(f"n{i}", slots=[SlotStatus(str(k)) for k in range(8)]) for i in range(10)]
-    console = Console(width=110, record=True)
-    console.print(picture(s))
-    assert "... and 56 more slots" in console.export_text()
-
-
 def fleet(nodes: int = 200, slots: int = 8) -> list[NodeStatus]:
     """A fleet at work, of which node n007 has a quarantined slot and n150 does not answer."""
     states = [[SlotStatus(str(k), "busy", "a") for k in range(slots)] for _ in range(nodes)]
@@ -105,11 +97,6 @@ def test_status_cuts_no_command() -> None:
     console = Console(width=110, record=True, force_terminal=False)
     console.print(picture(s))
     assert COMMAND.replace(" ", "") in "".join(console.export_text().split())
-
-
-def test_plain_caps_and_cleans() -> None:
-    assert plain("a\tb\x07c", 100) == "a b\N{REPLACEMENT CHARACTER}c"
-    assert len(plain("x" * 1000, 50)) == 50
 
 
 def test_json_has_what_was_promised() -> None:

@@ -37,12 +37,8 @@ def wire(frame: Chunk | Beat) -> bytes:
 
 
 chunks = st.builds(
-    Chunk,
-    st.sampled_from(["E", "L"]),
-    st.sampled_from(["0", "17"]),
-    st.integers(0, 10**12),
-    st.binary(max_size=300),
-)
+    Chunk, st.sampled_from(["E", "L"]), st.sampled_from(["0", "17"]), st.integers(0, 10**12), st.binary(max_size=300),
+)  # fmt: skip
 beats = st.builds(
     Beat, st.just(1.5), st.integers(0, 9), st.just({"0": {"alive": True, "age": 0.1}}), st.just("")
 )  # fmt: skip

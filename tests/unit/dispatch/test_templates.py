@@ -63,16 +63,12 @@ EIGHT = NodeFacts(
     {"end": "1", "machine": "x86_64", "cores": "256"},
     tuple(
         Gpu(
-            "amd",
-            "gfx950",
-            256,
-            render=f"renderD{128 + 8 * i}",
-            numa=i // 4,
+            "amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", numa=i // 4,
             cpus=f"{64 * (i // 4)}-{64 * (i // 4) + 63}",
         )
         for i in range(8)
     ),
-)
+)  # fmt: skip
 """Probe of a node with eight MI355X; made up."""
 
 
@@ -142,11 +138,8 @@ def test_inherited_tuning_switches_are_cleared_and_named(tmp_path: Path) -> None
         " os.environ['AITER_JIT_DIR'], sorted(os.environ['GEMMFLEET_CLEARED_ENV'].split()))\n"
     )
     env = {
-        "PATH": "/usr/bin:/bin",
-        "AITER_REBUILD": "1",
-        "HIP_ONLINE_TUNING": "1",
-        "AITER_JIT_DIR": "/theirs",
-    }
+        "PATH": "/usr/bin:/bin", "AITER_REBUILD": "1", "HIP_ONLINE_TUNING": "1", "AITER_JIT_DIR": "/theirs",
+    }  # fmt: skip
     done = subprocess.run(["sh", tmp_path / "tune.sh", "probe"], capture_output=True, text=True, check=True, env=env)
     assert done.stdout == "None None /mine ['AITER_JIT_DIR', 'AITER_REBUILD', 'HIP_ONLINE_TUNING']\n"
 
@@ -159,10 +152,3 @@ def test_an_undefined_name_and_a_control_character_are_refused(tmp_path: Path) -
         render("launch.sh.j2", {"run": "r"})
     with pytest.raises(TemplateError, match="control character"):
         quote("a\x1b[2J")
-
-
-def test_the_code_folder_is_named_by_its_content() -> None:
-    sha, files = worker_code()
-    assert len(sha) == 16
-    assert "worker/protocol/spec.py" in files
-    assert data_folder("templates").is_dir()

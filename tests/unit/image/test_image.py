@@ -145,10 +145,8 @@ def test_a_build_here(docker: Path) -> None:
     out = image(*args)
     folder = docker / "home" / ".gemmfleet" / "images" / "x-y-1"
     assert out.splitlines() == [
-        "[this machine] Step 1",
-        "[this machine] red warning",
-        "[this machine] built x/y:1: sha256:abc",
-    ]
+        "[this machine] Step 1", "[this machine] red warning", "[this machine] built x/y:1: sha256:abc",
+    ]  # fmt: skip
     calls = (docker / "calls").read_text().splitlines()
     assert calls[0] == f"{folder} build --tag x/y:1 --network host --no-cache ."
     assert json.loads(image(*args, "--json")) == {"image": "x/y:1", "built": {"this machine": "sha256:abc"}}

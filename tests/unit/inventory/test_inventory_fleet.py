@@ -207,13 +207,6 @@ def test_hosts(tmp_path: Path, host: str) -> None:
     assert load(tmp_path, f'nodes: {{n: {{transport: ssh, host: "{host}"}}}}')["n"].host == host
 
 
-def test_references_are_resolved_for_use_only(tmp_path: Path) -> None:
-    node = load(tmp_path, SSH + 'user: ${env:U}\n    env: {A: "${env:V}"}\n')["n"]
-    out = resolved(node, {"U": "me", "V": "x y"})
-    assert (out.user, out.env["A"], out.name) == ("me", "x y", "n")
-    assert (node.user, node.env["A"]) == ("${env:U}", "${env:V}")
-
-
 def test_a_missing_variable_names_file_line_node_and_name(tmp_path: Path) -> None:
     node = load(tmp_path, "defaults:\n  user: ${env:U}\n" + SSH + "host: ${env:H}.x\n")["n"]
     with pytest.raises(InventoryError) as e:

@@ -117,13 +117,6 @@ def test_options_that_do_not_fit(tmp_path: Path, options: str, place: str, what:
     assert what in fault
 
 
-def test_a_lease_under_defaults_with_ssh(tmp_path: Path) -> None:
-    (fault,) = faults(tmp_path, "defaults: {transport: ssh}\nnodes:\n  a: {lease: slurm}\n")
-    assert (
-        fault == "3: nodes.a.transport: a lease is reached by its scheduler and not by SSH: name the login node in via:"
-    )
-
-
 def test_a_pool_of_pods_whose_name_is_no_dns_label(tmp_path: Path) -> None:
     (fault,) = faults(tmp_path, "nodes:\n  My_Pool: {lease: kubernetes, gpus: 1, image: i}\n")
     assert fault.startswith("2: nodes.My_Pool: a pool of pods needs a name of small letters, digits and '-'")

@@ -21,19 +21,6 @@ def origin(path: str) -> str:
     return f"inv.yaml:{len(path)}"
 
 
-def test_names_are_found_in_order_and_once() -> None:
-    assert references.names("${env:B}/${env:A}:${env:B}") == ("B", "A")
-    assert references.names("${HOME} $env:X {env:X}") == ()
-    assert references.has_reference("x${env:_a1}")
-    assert not references.has_reference("${env:}")
-
-
-def test_texts_know_their_paths() -> None:
-    found = dict(references.texts(DATA))
-    assert found["docker.volumes.1"] == "${env:DATA}:/data"
-    assert set(found) == {"host", "env.A", "env.B", "docker.volumes.0", "docker.volumes.1"}
-
-
 def test_everything_is_resolved_and_nothing_else_changes() -> None:
     env = {"HOST": "n1", "X": "1", "Y": "${env:X}", "DATA": "/mnt"}
     out = references.resolve(DATA, "n", origin, env)
@@ -52,23 +39,7 @@ def test_our_own_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> 
         references.resolve("${env:GEMMFLEET_TEST_HOST}", "n", origin)
 
 
-def test_every_missing_variable_is_one_fault_with_place_node_and_name() -> None:
-    with pytest.raises(InventoryError) as e:
-        references.resolve(DATA, "n1", origin, {"X": "very private", "HOST": "h"})
-    assert e.value.faults == [
-        "inv.yaml:5: node n1: env.A refers to ${env:Y}, and Y is not set here: export Y=... and try again",
-        "inv.yaml:16: node n1: docker.volumes.1 refers to ${env:DATA}, and DATA is not set here:"
-        " export DATA=... and try again",
-    ]
-    assert "very private" not in str(e.value)
-
-
 @pytest.mark.parametrize("text", ["${env:}", "${env:1A}", "${env:A-B}", "${env:A", "${ env:A}", "${env A}", "${env}"])
 def test_what_only_looks_like_a_reference_is_said(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape("a reference is written ${env:NAME}")):
         references.masked(f"x {text} y")
-
-
-def test_masking_leaves_the_text_around() -> None:
-    assert references.masked("a-${env:X}.b", "*") == "a-*.b"
-    assert references.masked("$HOME/${X}") == "$HOME/${X}"

@@ -37,11 +37,6 @@ def test_a_lease_for_every_ten_minutes_of_work_on_its_slots() -> None:
     assert wanted([POOL, more], 8 * hour / 6 + 2 * LEASE_WORK_S) == {"mi355": 8, "spare": 1}
 
 
-def test_a_shape_that_awaits_confirmation_needs_another_place_whatever_the_backlog() -> None:
-    assert wanted([POOL], 1.0, places=2) == {"mi355": 2}
-    assert wanted([POOL, PoolSize("spare", 1, 4, 2)], 1.0, places=9) == {"mi355": 8, "spare": 1}
-
-
 @given(st.floats(0, 1e9), st.integers(0, 100), st.integers(0, 20))
 def test_never_more_than_the_maximum_and_enough_for_the_backlog(backlog: float, others: int, places: int) -> None:
     want = wanted([POOL], backlog, others, places)["mi355"]
@@ -60,11 +55,9 @@ def test_a_node_is_idle_for_long_only_if_it_was_at_every_look() -> None:
 
 def test_queued_leases_that_are_no_longer_wanted_are_given_back_the_latest_first() -> None:
     held = [
-        lease("1", LeaseState.READY),
-        lease("2", LeaseState.QUEUED),
-        lease("3", LeaseState.QUEUED),
+        lease("1", LeaseState.READY), lease("2", LeaseState.QUEUED), lease("3", LeaseState.QUEUED),
         lease("0", LeaseState.ENDED),
-    ]
+    ]  # fmt: skip
     assert surplus(held, 3) == []
     assert surplus(held, 2) == ["3"]
     assert surplus(held, 0) == ["3", "2"], "what is ready is given back when it is idle"

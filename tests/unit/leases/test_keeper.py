@@ -79,17 +79,6 @@ def test_fewer_are_wanted(keeper: LeaseKeeper, scheduler: Scheduler, reports: Re
     wait_until(lambda: ("ended", "1") in reports.seen, "the ready one on request")
 
 
-def test_three_that_never_were_ready_end_the_requests(
-    keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports
-) -> None:
-    keeper.want(1)
-    for i in range(1, MAX_FAILURES + 1):
-        wait_until(lambda i=i: str(i) in scheduler.leases, "another is asked for")  # type: ignore[misc]
-        scheduler.end(str(i), EndCause.FAILED, "BOOT_FAIL")
-    wait_until(lambda: ("hopeless", "BOOT_FAIL") in reports.seen, "it gives up")
-    assert len(scheduler.leases) == MAX_FAILURES
-
-
 def test_one_that_was_ready_or_was_given_back_is_no_failure(
     keeper: LeaseKeeper, scheduler: Scheduler, reports: Reports
 ) -> None:

@@ -143,9 +143,3 @@ def test_an_answer_that_is_no_list_of_pods_ends_no_watch(server: Server, source:
     server.answer = LISTED
     wait_until(lambda: error_of(source) is None, "it is back")
     assert [x.id for x in source.list()] == ["a"], "no lease was taken for gone"
-
-
-def test_a_request_that_a_proxy_answers_is_not_answered(server: Server, source: KubernetesSource) -> None:
-    server.answer = (200, b"<html>maintenance</html>")
-    with pytest.raises(UnreachableError, match="the answer is none of an API server"):
-        source.ask(1)

@@ -88,7 +88,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 @pytest.mark.parametrize(
     ("cause", "charged"),
-    [(EndCause.PREEMPTED, False), (EndCause.TIME_LIMIT, False), (EndCause.NODE_FAILURE, True)],
+    [(EndCause.PREEMPTED, False), (EndCause.NODE_FAILURE, True)],
 )  # fmt: skip
 def test_what_a_scheduler_takes_back_costs_nobody_anything_and_what_breaks_is_a_lost_node(
     make_run: Callable[..., LeasedRun], cause: EndCause, charged: bool

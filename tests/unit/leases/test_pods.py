@@ -63,10 +63,6 @@ def test_a_pod_has_no_privilege_no_token_and_is_never_started_again() -> None:
     assert only["resources"]["limits"] == {"amd.com/gpu": "8"}
 
 
-def test_a_pod_is_found_by_its_run_and_pool() -> None:
-    assert made()["metadata"]["labels"] == {"gemmfleet/run": "20260131-154500-3f9a", "gemmfleet/pool": "pool"}
-
-
 @pytest.mark.parametrize("pool", ["pool", "MI355x.eu_west", "p" * 63, "-"])
 def test_the_name_is_a_dns_label(pool: str) -> None:
     name = new_name("20260131-154500-3f9a", pool)

@@ -79,11 +79,8 @@ def test_a_whole_node_is_exclusive_and_a_part_gets_its_share(login: Login) -> No
     assert asked(login, gpus=8) == [*whole, "--gres=gpu:8"]
     assert asked(login, gpus=4) == ["--cpus-per-task=48", "--mem=500000", "--gres=gpu:4"]
     assert asked(login, gpus=1, partition="sick") == [
-        "--cpus-per-task=4",
-        "--mem=2000",
-        "--gres=gpu:1",
-        "--partition=sick",
-    ]
+        "--cpus-per-task=4", "--mem=2000", "--gres=gpu:1", "--partition=sick",
+    ]  # fmt: skip
     assert asked(login, partition="cpu") == [*whole, "--partition=cpu"]
 
 
@@ -177,11 +174,9 @@ def test_what_was_given_back_is_released_and_what_slurm_forgot_has_ended(login: 
     login.squeue("9|0|30|CANCELLED|None|g0|1000|2000|0|N/A|0|1")
     login.answers["sacct"] = Completed(0, b"9_1|CANCELLED by 0\n9_2|TIMEOUT\n", b"")
     assert [(x.id, x.state, x.cause) for x in s.list()] == [
-        ("9_0", ENDED, EndCause.RELEASED),
-        ("9_1", ENDED, EndCause.RELEASED),
-        ("9_2", ENDED, EndCause.TIME_LIMIT),
+        ("9_0", ENDED, EndCause.RELEASED), ("9_1", ENDED, EndCause.RELEASED), ("9_2", ENDED, EndCause.TIME_LIMIT),
         ("9_3", ENDED, EndCause.UNKNOWN),
-    ]
+    ]  # fmt: skip
     login.calls.clear()
     assert len(s.list()) == 1
     assert [c[0] for c in login.calls] == ["squeue"]

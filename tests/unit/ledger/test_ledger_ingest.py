@@ -44,12 +44,9 @@ def test_an_attempt_in_full(run: Run) -> None:
         record("worker_stopped", 3.0, why="idle"),
     )
     assert events == [
-        ev.CanaryPassed("n1", "0", 3.5),
-        ev.AttemptStarted("g0002-1", "n1", "0"),
-        ev.ShapeStarted("g0002-1", 3),
-        ev.ShapeTuned("g0002-1", 3, trials=1),
-        ev.AttemptEnded("g0002-1", Reason.DONE, None, "", 4.0),
-    ]
+        ev.CanaryPassed("n1", "0", 3.5), ev.AttemptStarted("g0002-1", "n1", "0"), ev.ShapeStarted("g0002-1", 3),
+        ev.ShapeTuned("g0002-1", 3, trials=1), ev.AttemptEnded("g0002-1", Reason.DONE, None, "", 4.0),
+    ]  # fmt: skip
     assert run.ledger.slot("n1", "0").info["pid"] == 7
     assert run.ledger.slots()[0].device == DEVICE
     assert run.bad() == 0
@@ -77,8 +74,7 @@ def test_the_end_of_an_attempt_is_taken_with_what_can_be_taken_of_it(run: Run) -
     assert isinstance(e, ev.AttemptEnded)
     assert (e.outcome, e.in_flight, e.seconds) == (Reason.ERROR, None, 0.0)
     assert "exploded" in e.detail
-    attempt = run.ledger.attempt("g0001-1")
-    assert attempt is not None
+    attempt = run.attempt("g0001-1")
     assert attempt.spent == {"measure": 2.5}
     assert attempt.exit is None
 
@@ -204,13 +200,8 @@ def test_a_document_is_clean_json_of_a_bounded_size() -> None:
     for _ in range(50):
         deep = {"in": deep}
     raw = {
-        "a": 1,
-        "b": [True, None, "x\x00y"],
-        "deep": deep,
-        "long": ["z" * 1500] * 100,
-        "n": float("nan"),
-        "big": 2**70,
-    }
+        "a": 1, "b": [True, None, "x\x00y"], "deep": deep, "long": ["z" * 1500] * 100, "n": float("nan"), "big": 2**70,
+    }  # fmt: skip
     out = clean.document(raw)
     assert out == {"a": 1}
     assert clean.document({"b": raw["b"], "deep": deep})["b"] == [True, None, "xy"]

@@ -175,10 +175,8 @@ def test_nothing_is_pinned_where_numa_is_none(tmp_path: Path) -> None:
 def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
     assert private.env == {"PLAIN": "1", "ALSO": "2"}
     assert link.private_env(private) == {
-        "GF_A": "secret v",
-        "GF_B": "x-secret v",
-        "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
-    }
+        "GF_A": "secret v", "GF_B": "x-secret v", "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
+    }  # fmt: skip
 
 
 def test_a_variable_that_is_missing_when_it_is_used(private: NodePlan, monkeypatch: pytest.MonkeyPatch) -> None:

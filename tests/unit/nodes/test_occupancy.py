@@ -114,11 +114,8 @@ def test_what_the_inventory_and_the_command_line_say() -> None:
     assert mode_of(Node(name="n", busy="share"), "skip") == "skip"
     facts = NodeFacts({}, GPUS)
     assert [gpus_of(Node(name="n", gpus=g), facts) for g in ("auto", 0, 2, (1, 3))] == [
-        (0, 1, 2, 3),
-        (),
-        (0, 1),
-        (1, 3),
-    ]
+        (0, 1, 2, 3), (), (0, 1), (1, 3),
+    ]  # fmt: skip
 
 
 # --- the gate -----------------------------------------------------------------------------------------------------

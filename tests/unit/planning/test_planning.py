@@ -185,9 +185,3 @@ def test_no_table_yet_is_fine_and_a_wrong_one_is_not(tmp_path: Path) -> None:
     (tmp_path / "shapes.csv").write_text("M,N,K\n1,2,3\n")
     with pytest.raises(TunedDBError, match=r"shapes\.csv:1: is no tuned table of a8w8_blockscale"):
         drop_tuned(shapes, A8W8, tmp_path / "shapes.csv", "gfx950", 256)
-
-
-def test_a_hundred_thousand_shapes_are_planned() -> None:
-    shapes = numbered([(m, 64 * n, 128) for n in range(1, 1001) for m in range(1, 101)])
-    plan = make_plan(shapes, A8W8, STEEP, {f"n{i}": 8 for i in range(4)}, tuner="torch", gfx="x", cu_num=1)
-    assert sum(len(g.shapes) for g in plan.groups) == 100_000

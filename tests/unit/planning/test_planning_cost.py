@@ -125,13 +125,6 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
 
 
-def test_fit_with_samples_of_one_kind_only() -> None:
-    same = [CostSample(1, 1e9, 1e6, 5.0)] * 20
-    fitted = CostModel.default("torch", A8W8).fit(same)
-    guess = fitted.setup_s + fitted.shape_s + fitted.flop_s * 1e9 + fitted.weight_s * 1e6
-    assert guess == pytest.approx(5.0)
-
-
 def test_a_first_guess_is_wide_and_each_run_makes_the_spread_narrower() -> None:
     guess = CostModel.default("torch", A8W8)
     assert guess.is_guess

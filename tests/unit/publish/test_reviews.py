@@ -16,7 +16,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.publish.checks import read_output, run_verify
 from orchestrator.publish.text import summary, types_of
 from orchestrator.results.export import Request, export, provenance
-from tests.support.aitercheckout import BLOCKSCALE, TILE, checkout, commit, git, line, show, text
+from tests.support.aitercheckout import BLOCKSCALE, TILE, checkout, git, line, show, text
 from tests.support.ledger_kit import DEVICE, Run, ended, row, started
 from worker.families import FAMILIES
 from worker.protocol import record
@@ -121,31 +121,6 @@ def test_3693_no_hipblaslt_lf_line_ends_and_a_title_of_the_rows_dtype(run: Path,
         publish(run, aiter, "--title", "Add llama mxfp4 GEMM tuning", "--branch", "b2")
     assert publish(run, aiter, "--title", "Add llama FP8 tables", "--branch", "b2")["title"] == "Add llama FP8 tables"
     assert types_of(FAMILIES["a16w16"], []) == set()
-
-
-def test_2981_rows_are_in_model_configs(run: Path, aiter: Path) -> None:
-    publish(run, aiter)
-    added = [x for x in git(aiter, "diff", "--numstat", "main", BRANCH).splitlines() if not x.split("\t")[2].startswith(
-        "aiter/configs/model_configs/")]  # fmt: skip
-    assert added == [f"1\t1\taiter/configs/{BLOCKSCALE.tuned_csv}"]  # a row that it owned, edited
-
-
-def test_4222_the_guard_is_run_and_its_output_is_shown(run: Path, aiter: Path) -> None:
-    found = publish(run, aiter)
-    assert found["checks"]["`test_config_shape_collision`"] == "passes"
-    assert "python3 -m unittest -v op_tests.tuning_tests.test_config_shape_collision" in found["body"]
-    shown = found["body"].partition("Last lines of `test_config_shape_collision`")[2]
-    assert "Ran 1 test" in shown.partition("```\n\n")[0]
-
-
-def test_5072_after_a_conflict_keys_are_checked_again(run: Path, aiter: Path) -> None:
-    publish(run, aiter)
-    other = "aiter/configs/model_configs/a8w8_blockscale_tuned_gemm_gemma.csv"
-    commit(aiter, "newer", {other: text(BLOCKSCALE, line(BLOCKSCALE, M=3, libtype="cktile", kernelName=P2, us=1.0))})
-    found = publish(run, aiter, "--refresh")
-    assert "3,64,128" not in show(aiter, BRANCH, FILE)
-    assert found["checks"]["`test_config_shape_collision`"] == "passes"
-    assert found["checks"]["`db check --build` of gemmfleet, a8w8_blockscale"].startswith("safe")
 
 
 def test_times_of_one_session_stand_beside_each_other(run: Path, aiter: Path) -> None:

@@ -206,11 +206,10 @@ def test_a_table_that_is_good_needs_no_tuning_and_the_way_on_is_shown(fleet: Pat
     assert len(list_runs(runs)) == 2
 
 
-def test_a_node_that_cannot_say_its_compute_units_is_the_chip_of_the_table(fleet: Path) -> None:
+def test_a_node_that_cannot_say_its_compute_units_is_the_chip_of_the_table(tmp_path: Path) -> None:
     """nvidia-smi does not tell them, and a lease is not there yet."""
-    runs, inventory = fleet / "runs", fleet / "inv.yaml"
-    gemmfleet("tune", fleet / "shapes.csv", "-i", inventory, "--runs", runs, "-O", f"recording={fleet / 'old.csv'}")
-    rows = rows_to_check(open_sources([list_runs(runs)[0].root / "tuned.csv"], [], None, A4W4), 0)
+    tuned = table(tmp_path / "x_a4w4_blockscale_tuned_gemm.csv", (1, 3, 0, 5.0, CK), (2, 21, 0, 5.0, ASM))
+    rows = rows_to_check(open_sources([tuned], [], None, A4W4), 0)
     assert chip_of_rows(rows, "gfx950", 0) == chip_of_rows(rows, "", 0) == ("gfx950", 256)
     assert chip_of_rows(rows, "gfx942", 0) == ("gfx942", 0)
     rows |= {("gfx950", 128, *key[2:]): row for key, row in rows.items()}

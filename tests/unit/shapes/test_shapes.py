@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes, render_shapes
+from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
 from tests.paths import ROOT
 from tests.unit.worker.test_families import TABLES
 from worker.families import FAMILIES, Family
@@ -72,15 +72,6 @@ def test_annotations_are_kept_beside_the_shape_that_they_were_given_with(tmp_pat
     assert annotations_csv(found, A4W4) == 'M,N,K,layer\n1,2,32,"up, gate"\n3,4,64,"\\x1b[1mq""kv"\n'
 
 
-def test_blank_lines_at_the_end_are_not_worth_a_word(tmp_path: Path) -> None:
-    assert read(tmp_path, "M,N,K\n1,2,32\n\n\n").notes == []
-
-
-def test_columns_in_any_order(tmp_path: Path) -> None:
-    found = read(tmp_path, "K,dtype,N,M\n3,torch.float16,2,1\n", "a16w16")
-    assert keys(found) == [(1, 2, 3, "False", "torch.float16", "torch.bfloat16", "False", "False")]
-
-
 def test_booleans_become_aiters(tmp_path: Path) -> None:
     found = read(tmp_path, "M,N,K,bias\n1,2,3,TRUE\n1,2,3,false\n1,2,3,True\n", "a16w16")
     assert [s.key[3] for s in found.shapes] == ["True", "False"]
@@ -91,12 +82,6 @@ def test_defaults_are_taken_and_said(tmp_path: Path) -> None:
     found = read(tmp_path, "M,N,K\n1,2,3\n", "a8w8")
     assert keys(found) == [(1, 2, 3, "torch.int8")]
     assert found.notes == ["default of a8w8 for columns that the file lacks: q_dtype_w = torch.int8"]
-
-
-def test_fmoe_switches_are_numbers(tmp_path: Path) -> None:
-    found = read(tmp_path, "token,model_dim,inter_dim,expert,topk,use_g1u1\n1,2,3,4,5,0\n", "fmoe")
-    key = found.shapes[0].key_dict(get_family("fmoe"))
-    assert (key["use_g1u1"], key["doweight_stage1"], key["q_type"]) == (0, 0, "QuantType.per_Token")
 
 
 def test_overrides_win_over_file_and_default(tmp_path: Path) -> None:
@@ -131,10 +116,3 @@ def test_the_fp4_suite() -> None:
     assert found.notes == []
     assert found.shapes[0].key == (16384, 16384, 32768)
     assert found.shapes[-1].key == (6528, 7040, 5632)
-
-
-def test_a_hundred_thousand_shapes(tmp_path: Path) -> None:
-    path = tmp_path / "s.csv"
-    path.write_text(render_shapes((Shape(i, (i, 2 * i, 32 * i)) for i in range(1, 100_001)), A4W4))
-    found = read_shapes(path, A4W4)
-    assert len(found.shapes) == 100_000

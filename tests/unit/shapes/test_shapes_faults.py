@@ -31,30 +31,15 @@ def faults_of(tmp_path: Path, data: bytes | str, family: str = "a16w16") -> list
 @pytest.mark.parametrize(
     ("cell", "says"),
     [
-        ("", "is empty"),
-        ("16.0", "not a whole number"),
-        (".5", "not a whole number"),
-        ("1e3", "not a whole number"),
-        ("nan", "not a whole number"),
-        ("+5", "has a sign"),
-        ("-5", "has a sign"),
-        ("0", "is zero"),
-        ("000", "is zero"),
-        ("2147483648", "too large"),
-        ("9" * 5000, "too large"),
-        ("=1+1", "looks like a formula"),
-        ("-A1", "looks like a formula"),
-        ("@SUM(A1)", "looks like a formula"),
-        ("'5'", "holds a quote"),
-        ('5"', "holds a quote"),
-        ('"1,280"', "is not a number"),
-        ("0x10", "is not a number"),
-        ("1_000", "is not a number"),
-        ("1 000", "is not a number"),
-        ("\uff11\uff12", "is not a number"),
+        ("", "is empty"), ("16.0", "not a whole number"), (".5", "not a whole number"), ("1e3", "not a whole number"),
+        ("nan", "not a whole number"), ("+5", "has a sign"), ("-5", "has a sign"), ("0", "is zero"), ("000", "is zero"),
+        ("2147483648", "too large"), ("9" * 5000, "too large"), ("=1+1", "looks like a formula"),
+        ("-A1", "looks like a formula"), ("@SUM(A1)", "looks like a formula"), ("'5'", "holds a quote"),
+        ('5"', "holds a quote"), ('"1,280"', "is not a number"), ("0x10", "is not a number"),
+        ("1_000", "is not a number"), ("1 000", "is not a number"), ("\uff11\uff12", "is not a number"),
         ("twelve", "is not a number"),
     ],
-)
+)  # fmt: skip
 def test_wrong_number(tmp_path: Path, cell: str, says: str) -> None:
     (fault,) = faults_of(tmp_path, f"M,N,K\n1,2,3\n4,{cell},6\n")
     assert fault.startswith("3:N: ")

@@ -242,12 +242,6 @@ def test_the_grid(m: int, n: int, fine: int, coarse: int) -> None:
     assert (padded(m, n, "fine"), padded(m, n, "coarse")) == (fine, coarse)
 
 
-@given(st.integers(1, 40_000), st.integers(1, 10_000))
-def test_a_grid_point_is_its_own(m: int, n: int) -> None:
-    assert padded(padded(m, n, "fine"), n, "fine") == padded(m, n, "fine") >= m
-    assert padded(padded(m, n, "coarse"), n, "coarse") == padded(m, n, "coarse")
-
-
 def test_padding_counts_and_leaves_batched_alone() -> None:
     points, saving = pad([(m, 64, 64) for m in range(1, 33)], get_family("a8w8_blockscale"), "fine")
     assert points == {(16, 64, 64): 16, (32, 64, 64): 16}

@@ -24,14 +24,10 @@ def found(code: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(
     ("argument", "pattern"),
     [
-        ('"GEMM-A8W8"', r"GEMM\-A8W8"),
-        ('f"GEMM-A8W8{suffix}"', r"GEMM\-A8W8.*"),
-        ('"A" if shuffle else "B"', "(?:A|B)"),
-        ("name", r"(?:A|B_.*)"),
-        ("given", ".*"),
-        ("again", ".*"),
+        ('"GEMM-A8W8"', r"GEMM\-A8W8"), ('f"GEMM-A8W8{suffix}"', r"GEMM\-A8W8.*"),
+        ('"A" if shuffle else "B"', "(?:A|B)"), ("name", r"(?:A|B_.*)"), ("given", ".*"), ("again", ".*"),
     ],
-)
+)  # fmt: skip
 def test_a_name_is_followed_within_its_function(argument: str, pattern: str) -> None:
     code = f"""
 def f(M, N, K, given, shuffle, suffix):

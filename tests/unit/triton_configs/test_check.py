@@ -86,12 +86,6 @@ def test_json_has_every_bucket(root: Path, compiler: list[Compiled]) -> None:
     assert (bucket["vgprs"], bucket["lds"], bucket["shape"]) == (256, 1000, [64, 512, 1024, None])
 
 
-def test_another_shape_leaves_the_files_of_one_out(root: Path, compiler: list[Compiled]) -> None:
-    check(root, "gfx950", size=(8, 16))
-    assert {Path(c.path).name for c in compiler} == {"gfx950-GEMM-A16W16.json", "gfx950-BATCHED_GEMM-A16W16.json"}
-    assert compiler[0].shape == (8192, 8, 16, 16)
-
-
 def test_lint_alone_reads_every_chip(root: Path) -> None:
     assert chips_of(root) == ["gfx942", "gfx950"]
     code, text = run("check", "--build", str(root), "--lint-only")

@@ -30,12 +30,8 @@ def test_a_fault_has_a_line(text: str, fault: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("end", ["", "\n"])
 def test_a_change_keeps_indent_order_unknown_keys_and_end(indent: str, end: str) -> None:
     lines = [
-        "{",
-        f'{indent}"_note": "kept",',
-        f'{indent}"M_LEQ_64": {{',
-        f'{indent * 2}"b": 1,',
-        f'{indent * 2}"a": null',
-    ]
+        "{", f'{indent}"_note": "kept",', f'{indent}"M_LEQ_64": {{', f'{indent * 2}"b": 1,', f'{indent * 2}"a": null',
+    ]  # fmt: skip
     text = "\n".join([*lines, f"{indent}}}", "}"]) + end
     file = parse(text)
     assert changed(file, file.buckets) == text

@@ -21,7 +21,7 @@ from orchestrator.triton_configs.winners import FOLDER, TABLE, read_winners
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from worker.triton_configs.files import parse
 from worker.triton_configs.layout import laid_out
-from worker.triton_configs.resolve import CONFIGS, Resolver, bucket_for
+from worker.triton_configs.resolve import CONFIGS, bucket_for
 
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
 QUANT, CAT = "fused_gemm_a16w16_quant_x", "fused_gemm_a16w16_split_cat"
@@ -346,10 +346,3 @@ def test_a_trial_without_a_package_says_so(root: Path, tmp_path: Path, package: 
     trial = run_trial(root, "gfx950", [], python=str(python))
     assert trial.why_not.endswith(f"No module named '{package}'; install gemmfleet[triton]")
     assert "did not run" in run_trial(root, "gfx950", [], python=str(tmp_path / "none")).why_not
-
-
-def test_the_resolver_and_the_stand_in_agree(root: Path) -> None:
-    calls = [Call("GEMM-A16W16", 64, 512, 1024, (16, 64))]
-    assert resolved(root, "gfx950", calls).answers == (
-        Resolver(root, "gfx950").config_for("a16w16", 64, 512, 1024).values,
-    )

@@ -91,14 +91,8 @@ class TestTheBucket:
         bounds = (16, 64, 256, 4096)
         given = {m: bucket_for(config, m, bounds) for m in (1, 16, 17, 65, 256, 4095, 4096)}
         assert list(given.values()) == [
-            "M_LEQ_16",
-            "M_LEQ_16",
-            "M_LEQ_64",
-            "any",
-            "M_GEQ_256",
-            "M_GEQ_256",
-            "M_GEQ_4096",
-        ]
+            "M_LEQ_16", "M_LEQ_16", "M_LEQ_64", "any", "M_GEQ_256", "M_GEQ_256", "M_GEQ_4096",
+        ]  # fmt: skip
         assert ranges(config, bounds) == {
             "M_LEQ_16": [(1, 16)], "M_LEQ_64": [(17, 64)], "any": [(65, 255)], "M_GEQ_256": [(256, 4095)],
             "M_GEQ_4096": [(4096, None)],

@@ -187,11 +187,9 @@ def test_a_package_that_dispatch_imports_has_to_be_in_the_image(tmp_path: Path, 
 
 def test_compiled_kernels_of_a_family_with_libtypes(tmp_path: Path, root: Path) -> None:
     path = table(
-        tmp_path,
-        line(BLOCKSCALE, M=1, libtype="cktile", kernelName=TILE),
-        name=f"x_{BLOCKSCALE.tuned_csv}",
+        tmp_path, line(BLOCKSCALE, M=1, libtype="cktile", kernelName=TILE), name=f"x_{BLOCKSCALE.tuned_csv}",
         of=BLOCKSCALE,
-    )
+    )  # fmt: skip
     assert [p["rule"] for p in problems(path, root)] == ["build: rebuild"]
 
 

@@ -26,15 +26,8 @@ TORCH, TRITON = "torch_lut256_t2", "triton_64x64x64_g8_k1_w4_s3"
 
 def row(m: int, kernel: str, us: float = 1.0, **more: Any) -> dict[str, Any]:
     return {
-        "gfx": "gfx950",
-        "cu_num": 256,
-        "M": m,
-        "N": 64,
-        "K": 64,
-        "us": us,
-        "kernelName": kernel,
-        "errRatio": 0.0,
-    } | more
+        "gfx": "gfx950", "cu_num": 256, "M": m, "N": 64, "K": 64, "us": us, "kernelName": kernel, "errRatio": 0.0,
+    } | more  # fmt: skip
 
 
 def db(*words: object) -> Any:
@@ -95,24 +88,16 @@ def test_a_name_of_no_known_pattern_is_whose_its_record_says(tmp_path: Path) -> 
 def mixed(tmp_path: Path) -> Path:
     """As 0.1.0 made it: records of all rows, none of which says whose it is."""
     path = table(
-        tmp_path / "t.csv",
-        {"M": 1},
-        {"M": 2, "kernelName": TORCH},
-        {"M": 3, "kernelName": "k"},
+        tmp_path / "t.csv", {"M": 1}, {"M": 2, "kernelName": TORCH}, {"M": 3, "kernelName": "k"},
         {"M": 4, "kernelName": TRITON},
-    )
+    )  # fmt: skip
     lines = [
         {
-            "key": f"gfx950,256,{m},64,64",
-            "us": 5.0,
-            "kernel": k,
-            "split": "0/0/0",
-            "image": "",
-            "tuner": "",
+            "key": f"gfx950,256,{m},64,64", "us": 5.0, "kernel": k, "split": "0/0/0", "image": "", "tuner": "",
             "run": f"r{m}",
         }
         for m, k in ((1, ASM), (2, TORCH), (3, "k"), (4, TRITON))
-    ]
+    ]  # fmt: skip
     text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
     (tmp_path / "t.csv.provenance.jsonl").write_text(text)
     return path

@@ -28,7 +28,6 @@ from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
 from orchestrator.tuned_db.merge_policy import Newcomer, Policy, Time, decide, identity
 from orchestrator.tuned_db.records import read_records, records_path
 from orchestrator.tuned_db.sources import open_sources
-from orchestrator.userfiles import write_atomic
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.unit.tuned_db.test_tuned_db import HEADER, line, new, table
@@ -129,14 +128,6 @@ def test_a_table_with_its_profile_beside_is_judged_by_it(tmp_path: Path) -> None
     # of key 2 the profile has another time than the table: it is of another session
     assert [(r.action, r.judged) for r in report.rows] == [("kept", "same profile"), ("replaced", "old figure")]
     assert any("2 candidates" in n for n in report.notes)
-
-
-def test_a_profile_of_aiters_is_a_session_and_a_tuned_table_is_none(tmp_path: Path) -> None:
-    db = table(tmp_path, line(1, "100.0"))
-    assert merged(db, csv(tmp_path / "t.csv", line(1, "90.0"))).rows[0].judged == "old figure"
-    db = table(tmp_path, line(1, "100.0"))
-    profile = csv(tmp_path / "p.csv", line(1, "90.0", name="new"), line(1, "91.0"))
-    assert merged(db, profile).rows[0].judged == "same profile"
 
 
 rows_of_sessions = st.lists(
@@ -317,25 +308,24 @@ def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
     assert state(db) == old
 
 
-def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(tmp_path: Path) -> None:
+def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     db = table(tmp_path, line(1, "100.0"))
     merge([new(1, 90.0)], db, A8W8, facts=of("sha256:a"))
     old = state(db)
-    script = f"""
-        import os, signal
-        from pathlib import Path
-        from tests.unit.tuned_db.test_db_merge import A8W8, merge, new, of
-        real, n = os.rename, [0]
-        def rename(*args):
-            n[0] += 1
-            if n[0] == 2:  # the records are replaced, the table is not
-                os.kill(os.getpid(), signal.SIGKILL)
-            real(*args)
-        os.rename = rename
-        merge([new(1, 50.0)], Path({str(db)!r}), A8W8, facts=of("sha256:a"))
-    """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, check=False)
-    assert done.returncode == -signal.SIGKILL
+    real, count = os.rename, itertools.count(1)
+
+    def rename(*args: Any) -> None:
+        if next(count) == 2:  # the records are replaced, the table is not
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(*args)
+
+    if (child := os.fork()) == 0:
+        monkeypatch.setattr(os, "rename", rename)
+        merge([new(1, 50.0)], db, A8W8, facts=of("sha256:a"))
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert db.read_bytes() == old[0]
     assert versions.undo(db, LOCK_WAIT_S).left == 1, "the merge before can be undone still"
     assert state(db) == old
@@ -439,9 +429,3 @@ def test_old_headers_are_filled_from_cu_num_and_keep_their_columns(tmp_path: Pat
     ]  # fmt: skip
     done = cli("merge", db, "--into", newer, "--policy", "replace", "--json")
     assert "of tables without errRatio: it was not checked" in json.dumps(json.loads(done.stdout)["notes"])
-
-
-def test_writing_is_atomic(tmp_path: Path) -> None:
-    path = tmp_path / "x"
-    write_atomic(path, lambda f: f.writelines(["a"]))
-    assert path.read_text() == "a"

@@ -8,13 +8,11 @@ from typing import Any
 
 from orchestrator.cli.db import shape_of
 from orchestrator.families import get_family
-from orchestrator.results.aiter_compatibility import best_rows, model_names, never_selected
+from orchestrator.results.aiter_compatibility import never_selected
 from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape
-from orchestrator.tables.locate import families_by_content, family_in_name, family_of
 from orchestrator.tables.tuned import read_table
 from orchestrator.tuned_db.check import check
-from orchestrator.tuned_db.diff import diff
 from orchestrator.tuned_db.merge import merge
 
 FAMILY = get_family("batched_gemm_a8w8_blockscale_mxscale")
@@ -53,12 +51,6 @@ def test_a_merge_writes_aiter_s_columns_and_finds_its_keys_again(tmp_path: Path)
     assert shape_of(report.rows[0].key) == "gfx950 2x1x1024x4096"
 
 
-def test_an_own_header_with_our_names_is_read_as_well(tmp_path: Path) -> None:
-    path = table(tmp_path / "t.csv", line(1))
-    path.write_text(path.read_text().replace("b,m,n,k", "B,M,N,K", 1))
-    assert read_table(path, FAMILY).rows[0].key == ("gfx950", 0, 2, 1, 1024, 4096)
-
-
 def test_check_finds_nothing_wrong_with_aiter_s_table(tmp_path: Path) -> None:
     path = table(tmp_path / "dsv4_batched_gemm_a8w8_blockscale_mxscale_tuned.csv", line(1), line(4))
     (checked,), faults = check([path], None, 0.02)
@@ -68,28 +60,6 @@ def test_check_finds_nothing_wrong_with_aiter_s_table(tmp_path: Path) -> None:
     table(path, line(1), line(1, 9.0))
     (checked,), _ = check([path], None, 0.02)
     assert [f.rule for f in checked.findings.values()] == ["duplicate"]
-
-
-def test_the_family_follows_from_name_and_from_columns(tmp_path: Path) -> None:
-    assert family_in_name("dsv4_batched_gemm_a8w8_blockscale_mxscale_tuned.csv") is FAMILY
-    assert families_by_content(HEADER.split(","), []) == [FAMILY]
-    assert family_of(table(tmp_path / "mine.csv", line(1))) is FAMILY
-    batched = [
-        "gfx",
-        "cu_num",
-        "B",
-        "M",
-        "N",
-        "K",
-        "kernelId",
-        "splitK",
-        "us",
-        "kernelName",
-        "tflops",
-        "bw",
-        "errRatio",
-    ]
-    assert FAMILY not in families_by_content(batched, [])
 
 
 def test_a_row_serves_every_size_of_its_chip(tmp_path: Path) -> None:
@@ -103,18 +73,3 @@ def test_a_row_serves_every_size_of_its_chip(tmp_path: Path) -> None:
     assert never_selected(source, [("gfx950", 256)]) == []
     (found,) = never_selected(source, [("gfx942", 304)])
     assert "no row is for gfx942 (it has gfx950)" in found.text
-
-
-def test_names_and_columns_of_an_export(tmp_path: Path) -> None:
-    source = read_table(table(tmp_path / "t.csv", line(4), line(1)), FAMILY)
-    header, rows = best_rows([source])
-    assert ",".join(FAMILY.to_aiter(header)) == HEADER
-    assert [r["M"] for r in rows] == ["4", "1"]
-    assert model_names("dsv4", FAMILY, "model-first") == (
-        "dsv4_batched_gemm_a8w8_blockscale_mxscale_tuned.csv", "dsv4_batched_gemm_a8w8_blockscale_mxscale_untuned.csv",
-    )  # fmt: skip
-
-
-def test_two_tables_are_compared_by_their_keys(tmp_path: Path) -> None:
-    a, b = table(tmp_path / "a.csv", line(1), line(4)), table(tmp_path / "b.csv", line(1, 7.0), line(8))
-    assert diff(a, b, FAMILY).counts() == {"added": 1, "gone": 1, "kernel": 0, "us": 1, "cells": 0, "same": 0}

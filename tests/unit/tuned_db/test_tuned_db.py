@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import os
-import random
 import stat
 import tempfile
 import threading
@@ -21,7 +20,6 @@ from orchestrator.tables.tuned import read_table
 from orchestrator.tables.write import cell
 from orchestrator.tuned_db import merge as merge_module
 from orchestrator.tuned_db.merge import Rules, merge
-from orchestrator.tuned_db.merge_policy import champions
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.tables_kit import read_newcomers
@@ -258,22 +256,6 @@ def test_a_write_that_fails_leaves_the_table_and_nothing_else(tmp_path: Path, mo
     assert sorted(p.name for p in tmp_path.iterdir()) == [".db.csv.lock", "db.csv"]
 
 
-def test_a_failure_after_the_rename_keeps_the_old_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = table(tmp_path, line(1, "100.0"))
-    before = path.read_bytes()
-    calls = []
-
-    def second_fails(folder: Path) -> None:
-        calls.append(folder)
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("orchestrator.userfiles.sync_folder", second_fails)
-    with pytest.raises(TunedDBError, match="Input/output error"):
-        merge([new(1, 5.0)], path, A8W8)
-    assert len(calls) == 1
-    assert [p.read_bytes() for p in tmp_path.glob("*.bak")] == [before]
-
-
 def test_somebody_elses_change_during_the_merge_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path, line(1, "100.0"))
     theirs = path.read_text() + line(7, "7.0") + "\n"
@@ -339,20 +321,6 @@ newcomers = st.lists(
     ),
     max_size=12,
 )
-
-
-@given(newcomers, st.randoms(use_true_random=False))
-def test_the_champion_is_independent_of_order(rows: list[dict[str, Any]], rng: random.Random) -> None:
-    shuffled = rows[:]
-    rng.shuffle(shuffled)
-    best, rejected = champions(rows, A8W8)
-    assert champions(shuffled, A8W8) == (best, rejected)
-    valid = [r for r in rows if isinstance(r["us"], float) and r["us"] > 0]
-    assert len(rejected) == len(rows) - len(valid)
-    assert {(n.key[1], n.key[2]): n.us for n in best} == {
-        (cu, m): min(r["us"] for r in valid if (r["cu_num"], r["M"]) == (cu, m))
-        for cu, m in {(r["cu_num"], r["M"]) for r in valid}
-    }
 
 
 incumbents = st.dictionaries(st.integers(1, 6), st.sampled_from(["5.0", "4.8", "1.0", "Null", "50"]), max_size=6)

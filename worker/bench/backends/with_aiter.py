@@ -175,7 +175,7 @@ def chosen() -> Tree:
     Raises UnavailableError.
     """
     try:
-        return choose(os.environ.get(AITER_ROOT_ENV, ""), search=None)[0]
+        return choose(os.environ.get(AITER_ROOT_ENV, ""))[0]
     except NotATreeError as e:
         raise UnavailableError(str(e)) from e
 

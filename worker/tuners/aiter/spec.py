@@ -76,7 +76,7 @@ class Options:
     tuner_args: tuple[str, ...] = option((), _words)
     """Further arguments for the script, each flag checked against those it has."""
     watch: bool = option(True, boolean)
-    """Watch candidates one by one (worker/tuners/aiter/drive/progress.py)."""
+    """Watch candidates one by one (worker/tuners/aiter/progress.py)."""
     warm: bool = option(True, boolean)
     """Build modules with a tiny shape before anything is measured."""
 

@@ -16,15 +16,14 @@ from typing import Any
 from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import SHAPE_VERDICTS, Spec, SpecShape
 from worker.text import plural
-from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, LeftOut
-from worker.tuners.aiter.drive.chosen import chosen_candidates
-from worker.tuners.aiter.drive.run import REPRO, ProcessResult, leave_out, run_shapes
-from worker.tuners.aiter.drive.session import AiterImage, Limits, Session, TuningContext, inspect_image
-from worker.tuners.aiter.drive.warmup import CANARY_TIMEOUT_S, ODD_K, Warmup, failure
-from worker.tuners.aiter.drive.workarounds import AppliedWorkaround
-from worker.tuners.aiter.inspect.device_query import query_device
+from worker.tuners.aiter.blocklist import MAX_FAULTS, LeftOut, chosen_candidates
+from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
+from worker.tuners.aiter.run import REPRO, ProcessResult, leave_out, run_shapes
+from worker.tuners.aiter.session import AiterImage, Limits, Session, TuningContext, inspect_image
 from worker.tuners.aiter.spec import Options, unlike_coupled
+from worker.tuners.aiter.warmup import CANARY_TIMEOUT_S, Warmup, failure
+from worker.tuners.aiter.workarounds import AppliedWorkaround
 from worker.tuners.base import Emit, Place, TunerFault
 
 QUIET_SHARE = 0.8
@@ -53,14 +52,14 @@ class AiterTuner:
         """
         options = Options.parse(self._raw)
         image = inspect_image(options)
-        for note in image.notes:
+        for note in filter(None, (image.warning, *image.notes)):
             _say(note)
         session = self._session = Session.make(image, self._place)
-        self._warmup = Warmup(image, self._place)
+        self._warmup = Warmup(session, self._place)
         family = FAMILIES.get(options.family)
         if family is not None and not _refusal(family, image):
             if family.aiter.pads_k_to:  # workarounds that shapes of padded K will need are reported now
-                session.adapted(family, [ODD_K])
+                session.adapted(family, [{"K": family.aiter.pads_k_to + 1}])
             context = session.context(family, options)
             for note in context.strategy.notes:
                 _say(note)
@@ -113,20 +112,15 @@ class AiterTuner:
         began = time.monotonic()
         warmup.build_modules(context, emit.alive)
         built = time.monotonic() - began
-        shapes = _without_unsound_k(context, warmup, shapes, emit)
         attempts = Attempts(context, warmup, emit, self._folder(spec), self.canary)
-        odd = _padded_k(family, shapes) and not session.image.findings.k256_sound
-        alone = context.strategy.one_process_a_shape or odd
-        chosen = chosen_candidates(session.image.tree, session.image.gfx, spec) if spec.only else {}
+        chosen = chosen_candidates(session.kernels, session.image.gfx, spec) if spec.only else {}
         if chosen and not context.watched:
             _say("candidates cannot be distinguished here: all are measured, though only some were requested")
         named = [s for s in shapes if (only := spec.only_of(s.id)) is not None and only.identities]
         for shape in named:
             attempts.tune([shape], isolate=True, only=[chosen[shape.id]], blocked_too=True)
         rest = [s for s in shapes if s not in named]
-        for part in [[s] for s in rest] if alone else [rest]:
-            only_some = [chosen[s.id] for s in part if s.id in chosen]
-            attempts.tune(part, isolate=len(spec.shapes) == 1, only=only_some)
+        attempts.tune(rest, isolate=len(spec.shapes) == 1, only=[chosen[s.id] for s in rest if s.id in chosen])
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
     def judge(self, spec: Spec) -> None:
@@ -240,34 +234,11 @@ def _refusal(family: Family, image: AiterImage) -> str:
     if family.aiter.gfx and image.gfx not in family.aiter.gfx:
         chips, here = " or ".join(family.aiter.gfx), image.gfx or "no GPU that is known"
         return f"{family.name} needs {chips}, and this is {here}"
-    script = image.script(family)
-    named = f"AITER {image.tree.version or image.tree.commit[:10]} in {image.tree.root}"
-    if script is None:
-        return f"{named} has no tuner script for {family.name}"
-    return f"{script.path.name} of {named} cannot run: {script.broken}" if script.broken else ""
-
-
-def _padded_k(family: Family, shapes: Sequence[SpecShape]) -> list[SpecShape]:
-    """Shapes whose scales are padded in K."""
-    step = family.aiter.pads_k_to
-    return [s for s in shapes if step and int(s.key["K"]) % step]
-
-
-def _without_unsound_k(context: TuningContext, warmup: Warmup, shapes: list[SpecShape], emit: Emit) -> list[SpecShape]:
-    """Shapes without those of a K that this image gets wrong, which fail with the evidence."""
-    padded = _padded_k(context.family, shapes)
-    if context.image.findings.k256_sound or not padded:
-        return shapes
-    emit.started(padded[0].id)  # what happens to the tiny shape of their kind is evidence about them
-    check = warmup.check_padded_k(context, emit.alive)
-    emit.parked(padded[0].id)
-    if check.passed:
-        _say(f"K % 256: {check.right} of {check.tried} candidates are right on this image; such shapes run alone")
-        return shapes
-    for shape in padded:
-        emit.started(shape.id)
-        emit.failed(shape.id, "wrong_result" if check.ran else "unsupported", check.explanation())
-    return [s for s in shapes if s not in padded]
+    if image.script(family) is None:
+        return f"{image.named} has no tuner script for {family.name}"
+    if image.warning and not image.watch.fits:
+        return f"{image.warning}; its candidates cannot be watched: {image.watch.why}"
+    return ""
 
 
 def _legal(context: TuningContext, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:

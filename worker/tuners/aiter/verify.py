@@ -20,8 +20,8 @@ from worker.device.probe import identify
 from worker.families import FAMILIES, Family
 from worker.process import run_in_foreground
 from worker.protocol.environment import AITER_ROOT_ENV
-from worker.tuners.aiter.drive.environment import chip_of, environment, link_shipped_modules
-from worker.tuners.aiter.inspect.findings import inspect
+from worker.tuners.aiter.environment import chip_of, environment, link_shipped_modules
+from worker.tuners.aiter.findings import inspect
 
 MARK = "GEMMFLEET-VERIFY "
 
@@ -42,12 +42,10 @@ def main(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -
         "gfx": gfx, "cu_num": here["cu_num"], "root": str(tree.root), "version": tree.version, "commit": tree.commit,
         "notes": list(notes)[:10],
     }  # fmt: skip
-    if found is None or "--run_config" not in found.flags or "--run_config" in found.ignored:
+    if found is None or "--run_config" not in found.flags:
         why = "this AITER has no --run_config (it came on 2026-04-14)"
         if found is None:
             why = f"this AITER has no script of {name}"
-        elif "--run_config" in found.flags:
-            why = f"AITER's --run_config runs nothing of {name}"
         _report({"supported": False, "why": why, **answer})
         return 0
     with tempfile.TemporaryDirectory(prefix="verify-", dir=os.environ.get("TMPDIR")) as scratch:

@@ -52,7 +52,7 @@ class AiterTritonTuner(SearchTuner):
         options = self.parsed(self._raw)
         self._kind = kind_of(options)
         try:
-            self._tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""), search=None)[0]
+            self._tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
         except NotATreeError as e:
             raise NoDeviceError(f"the tuner aiter-triton: {e}") from e
         digest = source_of(self._tree.package / "ops" / "triton", self._kind.name)

@@ -21,7 +21,7 @@ from gemmfleet_faulty.faults import VIOLENT, Fault, strike, strike_apart
 from worker.protocol import Row, Spec, SpecShape, Withheld
 from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
 from worker.protocol.blocklist import CandidateId as Lost
-from worker.tuners.aiter.drive.blocklist import Blocklist, slot_identity
+from worker.tuners.aiter.blocklist import Blocklist, slot_identity
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay.spec import Options
 from worker.tuners.replay.tuner import (

@@ -29,12 +29,6 @@ def changes(tmp_path: Path) -> Iterator[Changes]:
     told.close()
 
 
-def test_nothing_is_told_where_nothing_changes(tmp_path: Path, changes: Changes) -> None:
-    (tmp_path / "two" / "there").read_bytes()
-    (tmp_path / "elsewhere").touch()
-    assert changes.wait(0.0) == 0
-
-
 def test_writes_and_new_names_are_told_apart_and_each_once(tmp_path: Path, changes: Changes) -> None:
     with open(tmp_path / "two" / "there", "ab", buffering=0) as f:
         f.write(b"x")

@@ -19,7 +19,7 @@ import pytest
 
 from tests.support.workernode import REPO, Node, interpreters, node
 from tests.waiting import wait_until
-from worker.agent.follow import CHUNK, parse_start
+from worker.agent.follow import CHUNK
 from worker.protocol import MAX_RECORD_BYTES
 
 PYTHONS = interpreters()
@@ -271,17 +271,3 @@ def test_bad_arguments_are_named(tmp_path: Path, args: tuple[str, ...], says: st
     assert done.returncode == 2
     assert says in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_offsets_are_taken_as_given() -> None:
-    assert parse_start('{"E":{"0":12},"L":{"0":0,"11":5}}') == {"E": {"0": 12}, "L": {"0": 0, "11": 5}}
-    assert parse_start("{}") == {}
-
-
-def test_a_large_log_comes_whole(tmp_path: Path) -> None:
-    with node(tmp_path) as n:
-        lines = b"".join(b"line %07d of the tuner's log, as long as such lines are\n" % i for i in range(300_000))
-        n.paths.log("0").write_bytes(lines)
-        with following(n) as r:
-            wait_until(lambda: len(r.data.get(("L", "0"), b"")) == len(lines), "all lines")
-            assert r.got("L") == lines

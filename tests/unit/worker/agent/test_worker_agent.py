@@ -49,12 +49,6 @@ def test_drains_the_inbox_under_every_python(tmp_path: Path, version: str) -> No
         assert n.records("0", "worker_stopped")[0]["why"].startswith("idle")
 
 
-def test_at_least_two_pythons_are_here_to_test_with() -> None:
-    if len(PYTHONS) < 2:
-        pytest.skip(f"only Python {', '.join(PYTHONS)} is installed; the worker is to run on 3.10 to 3.13")
-    assert len(PYTHONS) >= 2
-
-
 def test_two_agents_share_an_inbox_and_do_each_spec_once(tmp_path: Path) -> None:
     with node(tmp_path, ("0", "1"), idle_exit_s=0.3, options={"seconds_per_shape": 0.004}) as n:
         names = [f"g{i:04d}-1" for i in range(60)]
@@ -76,18 +70,6 @@ def test_a_spec_for_a_slot_is_left_for_it(tmp_path: Path) -> None:
         assert n.start("0").wait(15) == 0
         assert [r["attempt"] for r in n.records("0", "attempt_ended")] == ["here-1"]
         assert there.exists()
-
-
-def test_the_child_is_kept_between_attempts(tmp_path: Path) -> None:
-    with node(tmp_path) as n:
-        n.start()
-        n.put("a-1")
-        n.wait_ended("a-1")
-        (pid,) = n.tuner_pids()
-        n.put("b-1")
-        ended = n.wait_ended("b-1")
-        assert n.tuner_pids() == [pid]
-        assert "start" not in ended["spent"]
 
 
 def test_a_second_agent_of_a_slot_is_refused(tmp_path: Path) -> None:
@@ -278,35 +260,6 @@ def test_it_beats_also_during_an_attempt(tmp_path: Path) -> None:
         wait_until(lambda: beat.stat().st_mtime > before + 0.9, "two beats in one attempt")
 
 
-@pytest.mark.full
-def test_a_thousand_groups_in_order(tmp_path: Path) -> None:
-    """Of no work each; how fast they follow one another, benchmarks/zero_cost says."""
-    with node(tmp_path) as n:
-        for i in range(1000):
-            n.put(f"g{i:04d}-1")
-        n.start()
-        n.wait_record("attempt_ended")
-        wait_until(lambda: not os.listdir(n.paths.inbox), "the inbox is empty")
-        n.wait_ended("g0999-1")
-        expected = [f"g{i:04d}-1" for i in range(1000)]
-        assert [r["attempt"] for r in n.records("0", "attempt_started")] == expected
-        assert [r["attempt"] for r in n.records("0", "attempt_ended")] == expected
-
-
-def test_a_spec_that_comes_later_starts_within_the_poll(tmp_path: Path) -> None:
-    with node(tmp_path) as n:
-        n.start()
-        n.wait_record("canary")
-        waits = []
-        for i in range(5):
-            time.sleep(0.03)
-            t = time.time()
-            n.put(f"g{i}-1")
-            n.wait_ended(f"g{i}-1")
-            waits.append(n.of(f"g{i}-1", "attempt_started")[0]["t"] - t)
-        assert sorted(waits)[2] < 0.5  # by its poll, not by a beat
-
-
 def put_claimed(n: Node, attempt: str) -> None:
     path = n.put(attempt)
     n.paths.claimed("0").mkdir(parents=True, exist_ok=True)
@@ -345,15 +298,3 @@ def test_killed_between_record_and_rename_it_only_tidies_up(tmp_path: Path) -> N
         assert n.start().wait(15) == 0
         assert [r["outcome"] for r in n.of("a-1", "attempt_ended")] == ["done"]
         assert spec.exists()
-
-
-def test_a_torn_last_record_becomes_one_bad_line(tmp_path: Path) -> None:
-    with node(tmp_path, idle_exit_s=0.2) as n:
-        n.put("a-1")
-        assert n.start().wait(15) == 0
-        whole = n.paths.events("0").read_bytes()
-        with open(n.paths.events("0"), "ab") as f:
-            f.write(b'{"type":"row","t":17')
-        assert n.start().wait(15) == 0
-        data = n.paths.events("0").read_bytes()
-        assert data.startswith(whole + b'{"type":"row","t":17\n{"type":"worker_started"')

@@ -109,12 +109,6 @@ def test_stop_ends_a_start(tmp_path: Path) -> None:
         assert n.records("0", "canary") == []
 
 
-def test_an_unknown_tuner_is_a_failed_canary(tmp_path: Path) -> None:
-    with node(tmp_path, tuner="nonesuch") as n:
-        n.start()
-        assert n.wait_record("canary")["detail"].endswith("there is no tuner 'nonesuch'")
-
-
 def test_a_canary_that_hangs_ends_in_time(tmp_path: Path) -> None:
     """The child is stopped before it can answer; the agent goes on when the time is up."""
     options = fault("sick_canary", how="stop", times=1)

@@ -66,7 +66,7 @@ def test_ten_kills_at_random_moments(tmp_path: Path) -> None:
         kill_around(n, seed=1, kills=10)
 
 
-@pytest.mark.full
+@pytest.mark.soak
 @pytest.mark.parametrize("seed", range(2, 6))
 def test_many_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
     with node(tmp_path, options={"seconds_per_shape": 0.01}) as n:

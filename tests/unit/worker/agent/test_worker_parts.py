@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -316,8 +315,3 @@ def test_emit_says_what_it_is_told() -> None:
 def test_an_unknown_tuner_is_not_found(name: str) -> None:
     with pytest.raises(TunerNotFoundError):
         find_tuner(name)
-
-
-def test_the_replay_tuner_is_found() -> None:
-    load: Callable[[], Any] = find_tuner("replay").create().open
-    assert load()["versions"] == {"replay": "1"}

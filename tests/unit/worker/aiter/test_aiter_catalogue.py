@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.paths import ROOT
+from tests.support.known_issues_page import as_markdown
 from worker.families import FAMILIES
 from worker.protocol import SHAPE_VERDICTS, Row
-from worker.tuners.aiter.drive.command import ProcessFiles
-from worker.tuners.aiter.drive.harvest import shape_verdict
-from worker.tuners.aiter.drive.run import ProcessEnd, ProcessResult
-from worker.tuners.aiter.drive.warmup import failure
+from worker.tuners.aiter.command import ProcessFiles
+from worker.tuners.aiter.harvest import shape_verdict
 from worker.tuners.aiter.known_issues import VERSIONS, KnownIssue
-from worker.tuners.aiter.known_issues.catalogue import BY_NAME, ISSUES, RUNBOOK, as_markdown, diagnose
+from worker.tuners.aiter.known_issues.catalogue import BY_NAME, ISSUES, RUNBOOK, diagnose
+from worker.tuners.aiter.run import ProcessEnd, ProcessResult
+from worker.tuners.aiter.warmup import failure
 
 PROMISED = (
     "memory_access_fault", "hang", "pool_livelock", "mapping_error", "jit_lock", "missing_asm_list",
@@ -138,9 +139,7 @@ def test_a_very_long_output_is_searched_in_its_end() -> None:
 def test_the_page_is_the_catalogue_and_is_short() -> None:
     page = ROOT / "docs" / "reference" / "known-issues.md"
     text = page.read_text()
-    assert text == as_markdown(), (
-        "python -m worker.tuners.aiter.known_issues.catalogue --markdown > docs/reference/known-issues.md"
-    )
+    assert text == as_markdown(), "python -m tests.support.known_issues_page > docs/reference/known-issues.md"
     assert len(text.split()) <= 2700
     for issue in ISSUES:
         assert f"\n## {issue.name}\n" in text

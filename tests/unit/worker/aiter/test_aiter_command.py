@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from worker.families import FAMILIES
-from worker.tuners.aiter.drive.command import ProcessFiles, aiter_timeout, argv, strategy
-from worker.tuners.aiter.drive.environment import cleared_names, environment
-from worker.tuners.aiter.inspect.findings import FamilyFindings
+from worker.tuners.aiter.command import ProcessFiles, Strategy, aiter_timeout, argv, strategy
+from worker.tuners.aiter.environment import cleared_names, environment
+from worker.tuners.aiter.findings import TunerScript
 from worker.tuners.aiter.spec import Options, tuner_arg_flags, unlike_coupled
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
@@ -22,13 +21,14 @@ NEWEST = {
     "--iters": "value",
     "--libtype": "value",
     "--sort": "value",
+    "--run_config": "value",
 }
 FILES = ProcessFiles(Path("/f"))
 A4W4 = FAMILIES["a4w4_blockscale"]
 
 
-def facts(flags: dict[str, str], **more: object) -> FamilyFindings:
-    return replace(FamilyFindings(Path("/t/tune.py"), flags, ("M", "N", "K")), **more)  # type: ignore[arg-type]
+def facts(flags: dict[str, str]) -> TunerScript:
+    return TunerScript(Path("/t/tune.py"), flags, ("M", "N", "K"))
 
 
 def test_only_flags_that_the_script_has() -> None:
@@ -44,12 +44,12 @@ def test_only_flags_that_the_script_has() -> None:
 
 def test_gradlib_has_other_names_for_its_files() -> None:
     flags = {"--input_file": "value", "--tuned_file": "value", "--mp": "value"}
-    words = argv(FAMILIES["a16w16"], facts(flags), Options(), FILES, batch=0, err_ratio=0.05)
+    words = argv(FAMILIES["a16w16"], facts(flags), Options(), FILES, batch=1, err_ratio=0.05)
     assert words == [
         "/t/tune.py", "--input_file", "/f/untuned.csv", "--tuned_file", "/f/tuned.csv", "--mp", "1"
     ]  # fmt: skip
     with pytest.raises(ValueError, match="has none of --untune_file and --input_file"):
-        argv(A4W4, facts({"--mp": "value"}), Options(), FILES, batch=0, err_ratio=0.05)
+        argv(A4W4, facts({"--mp": "value"}), Options(), FILES, batch=1, err_ratio=0.05)
 
 
 def test_preshuffle_never_goes_without_both_files() -> None:
@@ -60,20 +60,10 @@ def test_preshuffle_never_goes_without_both_files() -> None:
     assert "--preshuffle" not in old
 
 
-@pytest.mark.parametrize(
-    ("flags", "more", "batch", "alone"),
-    [
-        (BARE, {}, 0, True),
-        (BASE, {"profile_keeps_last_batch": True, "topk_fault": True}, 1, True),
-        (BASE, {"topk_fault": True}, 1, False),
-        (NEWEST, {"timeout_from_submission": True}, 1, False),
-        (NEWEST, {}, 4, False),
-    ],
-)
-def test_what_a_version_needs(flags: dict[str, str], more: dict[str, bool], batch: int, alone: bool) -> None:
-    plan = strategy(A4W4, facts(flags, **more), Options())
-    assert (plan.batch, plan.one_process_a_shape) == (batch, alone)
-    assert bool(plan.notes) == (batch != 4)
+@pytest.mark.parametrize(("flags", "batch"), [(BASE, 1), (NEWEST, 4)])
+def test_a_version_with_the_topk_fault_gets_one_shape_a_batch(flags: dict[str, str], batch: int) -> None:
+    assert strategy(A4W4, facts(flags), Options()) == Strategy(batch, ())
+    assert strategy(A4W4, facts(flags), Options(batch=3)).batch == 3
 
 
 def test_a_family_that_may_have_no_candidate_is_never_batched_unasked() -> None:
@@ -83,15 +73,10 @@ def test_a_family_that_may_have_no_candidate_is_never_batched_unasked() -> None:
 
 def test_what_is_ignored_is_said() -> None:
     options = Options(warmup=7, iters=9, batch=3, split_k=True, tuner_timeout=50, tuner_args=("--libtype", "asm"))
-    plan = strategy(A4W4, facts(BARE), options)
-    assert set(plan.ignored) == {"--warmup", "--iters", "--batch", "--tuner-arg --libtype"}
-    for word in (*plan.ignored, "--tuner-timeout"):
-        assert any(word in note for note in plan.notes), word
-    offered = strategy(A4W4, facts(NEWEST, ignored=("--warmup", "--iters")), options)
-    assert offered.ignored == ("--warmup", "--iters")
-    assert "does nothing with it" in offered.notes[0]
-    one = strategy(A4W4, facts(BASE, profile_keeps_last_batch=True), options)
-    assert "--batch" in one.ignored
+    notes = strategy(A4W4, facts(BARE), options).notes
+    ignored = {note.partition(" is ignored: tune.py of this image has no ")[0] for note in notes if "ignored" in note}
+    assert ignored == {"--warmup", "--iters", "--batch", "--tuner-arg --libtype"}
+    assert notes[-1] == "--tuner-timeout is kept by gemmfleet alone: tune.py of this image has no --timeout"
 
 
 def test_further_words() -> None:
@@ -119,8 +104,9 @@ def test_pairs_of_kernels_are_of_one_type() -> None:
 
 
 def test_our_limit_comes_before_aiters() -> None:
-    assert aiter_timeout(Options(tuner_timeout=100)) > 100
-    assert aiter_timeout(Options()) > 24 * 3600
+    assert aiter_timeout(Options(tuner_timeout=100), 1) > 100
+    assert aiter_timeout(Options(tuner_timeout=100), 4) > 400, "it counts from the start of the batch until 2026-08"
+    assert aiter_timeout(Options(), 1) > 24 * 3600
 
 
 def test_options_are_checked() -> None:

@@ -16,7 +16,7 @@ from worker.aiter_tree.locate import tree_at
 from worker.bench.tuner import _variables
 from worker.families import FAMILIES
 from worker.protocol.bench import Env, Options
-from worker.tuners.aiter.drive.environment import (
+from worker.tuners.aiter.environment import (
     Chip,
     cleared_names,
     environment,
@@ -24,8 +24,7 @@ from worker.tuners.aiter.drive.environment import (
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.inspect.findings import expected, inspect
-from worker.tuners.aiter.inspect.findings_text import as_json
+from worker.tuners.aiter.findings import expected, inspect
 
 SLOT = Chip("gfx950", 256)
 IMAGE = {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": "1", "AITER_KSPLIT": "2", "HOME": "/h"}
@@ -105,21 +104,20 @@ def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
     ("date", "family", "gfx", "kinds"),
     [
         ("newest", "a4w4_blockscale", "gfx950", {"ck": [], "asm": []}),
-        ("v0.1.10", "a4w4_blockscale", "gfx950", {"ck": [], "asm": []}),
+        ("runbook", "a4w4_blockscale", "gfx950", {"ck": [], "asm": []}),
         ("newest", "a4w4_blockscale", "gfx942", {"ck": []}),
         ("newest", "a8w8", "gfx942", {"ck": []}),
         ("newest", "a8w8_blockscale", "gfx950", {"ck": [], "cktile": []}),
-        ("v0.1.8", "a8w8_blockscale", "gfx950", {"ck": []}),
         ("newest", "batched_bf16", "gfx950", {"ck": []}),
         ("newest", "batched_gemm_a8w8_blockscale_mxscale", "gfx950", {"opus": []}),
         ("newest", "fmoe", "gfx950", {}),
     ],
 )
 def test_kinds_by_the_files(tmp_path: Path, date: str, family: str, gfx: str, kinds: dict[str, list[str]]) -> None:
-    """v0.1.10 looks for the lists where they are not: its shapes should have ASM candidates all the same."""
+    """The runbook's AITER looks for the lists where they are not: its shapes should have ASM candidates even so."""
     tree = tree_at(make_tree(tmp_path, date).root)
     assert expected(tree, FAMILIES[family], gfx) == kinds
-    assert as_json(inspect(tree, gfx))["families"][family]["kinds"] == kinds
+    assert inspect(tree, gfx).as_json()["families"][family]["kinds"] == kinds
 
 
 def test_kinds_that_the_user_leaves_out_are_not_missed(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.process import Splitter
-from worker.tuners.aiter.drive.progress import LineEvent, ShapeKeys, key_cells, parse_line
+from worker.tuners.aiter.progress import LineEvent, ShapeKeys, key_cells, parse_line
 
 COLUMNS = ("M", "N", "K")
 KEYS = ShapeKeys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N": 576, "K": 7168}})

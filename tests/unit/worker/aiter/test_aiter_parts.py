@@ -20,17 +20,17 @@ from orchestrator.engine.docker.spec import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
 from worker.agent.message_check import MessageCheck
+from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.families import FAMILIES
 from worker.process import Child, OutputLog
 from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape, TableKernel
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
-from worker.tuners.aiter.drive.blocklist import LeftOut
-from worker.tuners.aiter.drive.chosen import chosen_candidates
-from worker.tuners.aiter.drive.environment import ModuleStore, clear_stale_locks, link_shipped_modules
-from worker.tuners.aiter.drive.progress import JournalStep, KernelNames, journal_row
-from worker.tuners.aiter.drive.session import ask_help, flags_of
-from worker.tuners.aiter.drive.workarounds import shim_fit
+from worker.tuners.aiter.blocklist import LeftOut, chosen_candidates
+from worker.tuners.aiter.environment import ModuleStore, clear_stale_locks, link_shipped_modules
+from worker.tuners.aiter.progress import JournalStep, KernelNames, journal_row
+from worker.tuners.aiter.session import ask_help, flags_of
+from worker.tuners.aiter.workarounds import shim_fit
 from worker.tuners.base import TunerFault
 
 MP_TUNER = """
@@ -198,7 +198,7 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
     old = [("ck", "0", CK2, "0"), ("asm", "1", "_ZN_asm", "0"), ("asm", "7", "_ZN_gone", "0")]
     spec = Spec("a", "r", 1, family="a4w4_blockscale", shapes=(SpecShape(5, {"M": 1, "N": 2, "K": 3}),))
     spec = replace(spec, only={"5": [TableKernel(*k)._asdict() for k in old]})
-    chosen = chosen_candidates(tree_at(tree(tmp_path / "tree")), "gfx950", spec)
+    chosen = chosen_candidates(KernelLists(tree_at(tree(tmp_path / "tree"))), "gfx950", spec)
     first = {"libtype": "ck", "numbers": ["1"], "name": CK2, "split": "0"}
     assert chosen[5]["only"][0] == first, "number 1 here, 0 in the table's image"
     journal, blocked = tmp_path / "journal", tmp_path / "blocked"
@@ -277,8 +277,9 @@ def test_flags_by_the_scripts_own_help(tmp_path: Path) -> None:
     )
     found = ask_help(script, os.environ, tmp_path, tmp_path / "log")
     assert found == {"--help": "flag", "--untune_file": "value", "--batch": "value", "--all": "flag"}
-    script.write_text("raise SystemExit(3)")
-    assert ask_help(script, os.environ, tmp_path, tmp_path / "log") == {}
+    script.write_text("import sys\nprint('KeyError: warmup', file=sys.stderr)\nsys.exit(3)")
+    with pytest.raises(TunerFault, match=r"tune.py --help ended with status 3: KeyError: warmup"):
+        ask_help(script, os.environ, tmp_path, tmp_path / "log")
 
 
 # --- what the worker learned for it -------------------------------------------------------------------------------

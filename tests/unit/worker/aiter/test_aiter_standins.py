@@ -57,29 +57,13 @@ def test_every_family_runs_or_says_why_not(tmp_path: Path, date: str) -> None:
 @pytest.mark.parametrize("date", TREES)
 def test_sort_is_a_flag_or_takes_a_value(tmp_path: Path, date: str) -> None:
     tree = make_tree(tmp_path, date)
-    for right, args in ((TREES[date].sort_takes_value, ["True"]), (not TREES[date].sort_takes_value, [])):
+    for right, args in ((TREES[date].new, ["True"]), (not TREES[date].new, [])):
         done = run(tree, "--sort", *args, shapes=[(128, 512, 1024)])
         assert (done.returncode == 2) == (not right)
 
 
-def test_v0_1_5_writes_at_the_end_and_knows_no_profile(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, "v0.1.5")
-    assert run(tree, shapes=[GOOD]).returncode == 0
-    (row,) = rows(tree)
-    assert list(row) == ["cu_num", "M", "N", "K", "kernelId", "splitK", "us", "kernelName"]
-    assert run(tree, "-o2", "p.csv", shapes=[GOOD]).returncode == 2
-
-
-def test_the_tile_column_is_missing_at_v0_1_8(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, "v0.1.8")
-    done = run(tree, shapes=[GOOD])
-    assert done.returncode == 0  # whatever happened, at that date
-    assert "KeyError: 'tile_m'" in done.stderr
-    assert rows(tree) == []
-
-
-def test_the_list_of_kernels_is_missing_at_v0_1_10(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, "v0.1.10")
+def test_the_list_of_kernels_is_missing_in_the_runbooks_image(tmp_path: Path) -> None:
+    tree = make_tree(tmp_path, "runbook")
     done = run(tree, shapes=[GOOD])
     assert "ASM kernel list file not exist: " in done.stdout
     assert "hsa//f4gemm" in done.stdout
@@ -87,60 +71,40 @@ def test_the_list_of_kernels_is_missing_at_v0_1_10(tmp_path: Path) -> None:
     assert row["kernelName"].startswith("a4w4_blockscale_")
 
 
-@pytest.mark.parametrize(("date", "word"), [("v0.1.5", "ends"), ("v0.1.10", "untuned"), ("v0.1.13", "none")])
-def test_k_that_is_no_multiple_of_256(tmp_path: Path, date: str, word: str) -> None:
-    tree = make_tree(tmp_path, date)
-    done = run(tree, shapes=[ODD_K])
-    both = done.stdout + done.stderr
+def test_the_tile_column_is_missing_in_the_runbooks_image(tmp_path: Path) -> None:
+    tree = _list_found(make_tree(tmp_path, "runbook"))
+    done = run(tree, shapes=[GOOD])
+    assert done.returncode == 0  # whatever happened, at that date
+    assert "KeyError: 'tile_m'" in done.stderr
     assert rows(tree) == []
-    if word == "none":
-        assert "error: no valid candidate found for ('gfx950', 256, 64, 256, 384)" in both
-        assert done.returncode == 1
-    else:
-        assert "The size of tensor a (384) must match the size of tensor b (512)" in both
-        assert done.returncode == (1 if word == "ends" else 0)
 
 
-def test_k_is_sound_at_the_newest(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path, "newest")
-    assert run(tree, shapes=[ODD_K]).returncode == 0
-    assert [r["gfx"] for r in rows(tree)] == ["gfx950"]
+def test_k_that_is_no_multiple_of_256(tmp_path: Path) -> None:
+    old, new = (make_tree(tmp_path / name, name) for name in ("runbook", "newest"))
+    done = run(old, shapes=[ODD_K])
+    assert "The size of tensor a (384) must match the size of tensor b (512)" in done.stdout + done.stderr
+    assert (rows(old), done.returncode) == ([], 0)
+    assert run(new, shapes=[ODD_K]).returncode == 0
+    assert [r["gfx"] for r in rows(new)] == ["gfx950"]
 
 
-def _no_tile_fault(tree: Tree) -> Tree:
-    table = tree.root / "hsa/gfx950/f4gemm/f4gemm_bf16_per1x32Fp4.csv"
-    table.write_text(table.read_text().replace("tile_M", "tile_m").replace("tile_N", "tile_n"))
+def _list_found(tree: Tree) -> Tree:
+    (tree.root / "hsa/f4gemm").symlink_to("gfx950/f4gemm")
     return tree
 
 
-@pytest.mark.parametrize("date", ["v0.1.8", "v0.1.13"])
-def test_a_shape_without_a_kernel_spoils_the_batch_before_v0_1_13(tmp_path: Path, date: str) -> None:
+@pytest.mark.parametrize("date", TREES)
+def test_a_shape_without_a_kernel_spoils_the_batch_of_the_runbooks_image(tmp_path: Path, date: str) -> None:
     faults: dict[str, Any] = {"shapes": [{"when": {"M": 16}, "do": "wrong"}]}
     tree = make_tree(tmp_path, date, faults)
-    if date == "v0.1.8":
-        _no_tile_fault(tree)
     run(tree, "-o2", str(tmp_path / "profile.csv"), shapes=[(16, 512, 512), GOOD])
-    assert [int(r["M"]) for r in rows(tree)] == ([] if date == "v0.1.8" else [128])
+    assert [int(r["M"]) for r in rows(tree)] == ([] if date == "runbook" else [128])
     good = [r for r in rows(tree, "profile.csv") if r["M"] == "128"]
-    assert len(good) == 10
+    assert len(good) == (5 if date == "runbook" else 10)
     assert all(float(r["us"]) > 0 for r in good)
 
 
-@pytest.mark.parametrize(("date", "kept"), [("v0.1.7.post5", {"128"}), ("v0.1.8", {"16", "128"})])
-def test_the_profile_keeps_its_last_batch_or_all(tmp_path: Path, date: str, kept: set[str]) -> None:
-    tree = _no_tile_fault(make_tree(tmp_path, date))
-    run(tree, "-o2", str(tmp_path / "profile.csv"), "--batch", "1", shapes=[(16, 512, 512), GOOD])
-    assert {r["M"] for r in rows(tree, "profile.csv")} == kept
-
-
-def test_a_lost_worker_is_awaited_for_ever_at_v0_1_8(tmp_path: Path) -> None:
-    tree = _no_tile_fault(make_tree(tmp_path, "v0.1.8", {"shapes": [{"when": {}, "do": "memory_fault"}]}))
-    with pytest.raises(subprocess.TimeoutExpired) as e:
-        _timed(tree, 2.0)
-    assert b"Memory access fault by GPU node-2" in (e.value.stderr or b"")
-
-
-@pytest.mark.parametrize("date", ["v0.1.10", "newest"])
+@pytest.mark.parametrize("date", TREES)
 def test_a_lost_worker_costs_the_shape_where_there_is_a_time_out(tmp_path: Path, date: str) -> None:
     faults = {"shapes": [{"when": {"M": 16}, "kernels": [2], "do": "memory_fault"}]}
     tree = make_tree(tmp_path, date, faults)
@@ -168,7 +132,7 @@ def _timed(tree: Tree, seconds: float) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("date", ["v0.1.10", "newest"])
+@pytest.mark.parametrize("date", TREES)
 def test_a_lock_that_was_left_behind(tmp_path: Path, date: str) -> None:
     tree = make_tree(tmp_path, date)
     lock = tree.root / "aiter/jit/build/lock_module_gemm_a4w4_blockscale_tune"
@@ -187,7 +151,7 @@ def test_a_lock_that_was_left_behind(tmp_path: Path, date: str) -> None:
 
 def test_the_wrapper_of_gradlib_always_exits_with_0(tmp_path: Path) -> None:
     faults = {"start": "parent_segv"}
-    tree = make_tree(tmp_path, "v0.1.13", faults)
+    tree = make_tree(tmp_path, "runbook", faults)
     done = run(tree, "--input_file", "in.csv", "--tuned_file", "t.csv", family="a16w16")
     assert done.returncode == 0
     assert "!Process killed by signal 11, retrying (30/30)" in done.stdout

@@ -1,8 +1,9 @@
-"""Kernels of a tree of AITER: lists read as data, three answers a row, nothing of the tree is run."""
+"""Kernels of a tree of AITER: lists read by a child process that is held in check, three answers a row."""
 
 from __future__ import annotations
 
-import ast
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,7 @@ from orchestrator.tables.tuned import key_of
 from orchestrator.tuned_db.aiter_build import Build
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from tests.unit.tuned_db.test_db_export import table
-from worker.aiter_tree.evaluate import Module
-from worker.aiter_tree.expressions import NoValueError
+from worker.aiter_tree import kernel_lists
 
 A4W4 = "a4w4_blockscale"
 
@@ -55,6 +55,9 @@ def test_where_a_shape_is_compiled_the_number_counts(tmp_path: Path) -> None:
 
 
 OPUS_LIST = """
+from dataclasses import dataclass
+
+@dataclass
 class Instance:
     B_M: int
     preload: bool = False
@@ -132,51 +135,55 @@ def test_code_objects_that_are_missing(tmp_path: Path) -> None:
     assert [answer(build, A4W4, kernelName=n) for n in (ASM, ASM + "2")] == ["loads", "cannot"]
 
 
-def test_a_list_that_cannot_be_read_is_no_green(tmp_path: Path) -> None:
-    root = tree(tmp_path)
-    (root / "csrc" / "ck_gemm_a4w4_blockscale" / "gemm_a4w4_blockscale_common.py").write_text("kernels_list = load()\n")
-    build = Build(root)
-    assert answer(build, A4W4, kernelName=CK) == "unread"
-    assert any("holds no list of kernels" in p for p in build.problems)
-    with pytest.raises(InputError, match="no AITER tree is there"):
-        Build(tmp_path / "csrc")
+LIST = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_common.py"
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "words"),
     [
-        "x = __import__('os').system('true')",
-        "x = ().__class__.__bases__",
-        "x = 'a'.format(1)",
-        "x = 'a' * 10 ** 9",
-        "x = [1] * 100_000_000",
-        "def f():\n    return f()\nx = f()",
-        "import os\nx = os.environ",
-        "x = open('/etc/passwd')",
-        "def f(a):\n    a.sort(key=lambda v: v)\n    return a\nx = f([1])",
+        ("kernels_list = load()\n", "cannot be imported: NameError"),
+        ("kernels_list = {}\n", "holds no list of kernels"),
+        ("x = bytearray(3 << 30)\n", "cannot be imported: MemoryError"),
+        ("import os\nos._exit(3)\n", "ended with status 3"),
+        ("while True:\n    pass\n", "were not read within 1 s"),
+        ("import subprocess\nsubprocess.run(['sleep', '600'])\n", "were not read within 1 s"),
     ],
 )
-def test_nothing_of_a_tree_is_run(text: str) -> None:
-    with pytest.raises(NoValueError):
-        Module(ast.parse(text)).get("x")
+def test_a_list_that_cannot_be_read_is_no_green(
+    tmp_path: Path, text: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "within 1 s" in words:
+        monkeypatch.setattr(kernel_lists, "SECONDS", 1)
+    root = tree(tmp_path)
+    (root / LIST).write_text(text)
+    build = Build(root)
+    assert answer(build, A4W4, kernelName=CK) == "unread"
+    assert any(words in p for p in build.problems), build.problems
 
 
-def test_what_lists_are_made_of() -> None:
-    module = Module(
-        ast.parse(
-            "class A:\n    x: int\n    y: int = 2\n    @property\n"
-            "    def name(self):\n        return f'{self.x}_{self.y}'\n"
-            "made = {i: A(i) for i in range(3) if i != 1}\n"
-            "names = sorted({v.name for v in made.values()}, key=lambda n: -int(n[0]))\n"
-            "def many(*parts, sep='-', **more):\n    out = []\n    for n, p in enumerate(parts):\n"
-            "        if p == 'stop':\n            break\n        if not p:\n            continue\n"
-            "        out += [f'{n}{p}']\n    return sep.join(out) + ''.join(more)\n"
-            "joined = many('a', '', 'b', 'stop', 'c', sep='+', end=1)\n"
-            "unknown = something_else(1)\nafter = 5 if 'x' in 'xyz' and not [] else 6\n"
-        )
+def test_the_child_gets_nothing_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No secret in its environment, an empty home, none of our packages; AITER's own package never runs."""
+    monkeypatch.setenv("SECRET_TOKEN", "s3cret")
+    root = tree(tmp_path / "tree")
+    (root / "aiter/__init__.py").write_text("raise SystemExit('it ran')\n")
+    seen = tmp_path / "seen.json"
+    spy = (
+        "import json, os, sys\nimport torch, aiter.jit.core\nfrom aiter.ops.shuffle import shuffle_weight\n"
+        f"open({str(seen)!r}, 'w').write(json.dumps([dict(os.environ), os.listdir(os.environ['HOME']), sys.path, "
+        "sorted(m for m in sys.modules if m.startswith(('worker', 'orchestrator', 'numpy')))]))\n"
+        "print('{}')\n"
     )
-    assert module.get("names") == ["2_2", "0_2"]
-    assert module.get("joined") == "0a+2bend"
-    assert module.get("after") == 5
-    with pytest.raises(NoValueError):
-        module.get("unknown")
+    (root / LIST).write_text(spy + (root / LIST).read_text())
+    build = Build(root)
+    assert answer(build, A4W4, kernelName=CK) == "rebuild"
+    env, home, path, modules = json.loads(seen.read_text())
+    assert set(env) <= {"PATH", "HOME", "TMPDIR", "LC_ALL"}
+    assert home == ["answer"]
+    assert not any("site-packages" in p or os.path.exists(f"{p}/worker") for p in path)
+    assert modules == []
+    assert not os.path.exists(env["HOME"])
+
+
+def test_a_folder_without_aiter_is_said(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no AITER tree is there"):
+        Build(tmp_path)

@@ -39,11 +39,9 @@ def test_whole_gpus(tmp_path: Path) -> None:
         "partition": "SPX",
         "memory_partition": "NPS1",
         "errors": {
-            "uncorrectable": {"total": 0},
-            "correctable": {"total": 3, "xgmi_wafl": 3},
-            "deferred": {"total": 0},
+            "uncorrectable": {"total": 0}, "correctable": {"total": 3, "xgmi_wafl": 3}, "deferred": {"total": 0},
         },
-    }
+    }  # fmt: skip
     assert second["errors"]["uncorrectable"] == {"total": 2, "umc": 2}
     assert (second["pci"], second["clock_mhz"]) == ("0000:85:00.0", 132.0)
 
@@ -57,15 +55,11 @@ def test_partitions_share_their_gpu(tmp_path: Path) -> None:
 def test_a_host_without_a_gpu_is_read_as_a_cpu(tmp_path: Path) -> None:
     assert health.survey(unfold("cpu", tmp_path)) == [
         {
-            "source": "cpu",
-            "load": [3.1, 2.2, 1.0],
-            "clock_mhz": 3000.0,
-            "temperature_c": {"coretemp": 63.5},
-            "throttled": {"core": 5, "package": 8, "quota": 7},
-            "memory_used": (65536000 - 49152000) * 1024,
+            "source": "cpu", "load": [3.1, 2.2, 1.0], "clock_mhz": 3000.0, "temperature_c": {"coretemp": 63.5},
+            "throttled": {"core": 5, "package": 8, "quota": 7}, "memory_used": (65536000 - 49152000) * 1024,
             "memory_total": 65536000 * 1024,
         }
-    ]
+    ]  # fmt: skip
 
 
 def test_thermal_zones_where_there_is_no_cpu_sensor(tmp_path: Path) -> None:

@@ -82,13 +82,10 @@ def test_nvidia_gpus_are_read_from_its_tool() -> None:
     assert parse_nvidia_smi(text) == [
         {"vendor": "nvidia", "gfx": "sm_90", "cu_num": None, "device": "NVIDIA H200", "memory": 143771 * 2**20},
         {
-            "vendor": "nvidia",
-            "gfx": "sm_80",
-            "cu_num": None,
-            "device": "NVIDIA A100-SXM4-80GB",
+            "vendor": "nvidia", "gfx": "sm_80", "cu_num": None, "device": "NVIDIA A100-SXM4-80GB",
             "memory": 81920 * 2**20,
         },
-    ]
+    ]  # fmt: skip
 
 
 def test_the_environment_hides_gpus(tmp_path: Path) -> None:

@@ -121,18 +121,10 @@ def test_inbox_names_survive_and_sort_by_number(seq: int, slot: str, attempt: st
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "a",
-        "1.any.g-1.json",
-        "00000001.any.g-1.json.tmp",
-        "00000001.any.g-1.json\n",
-        "00000001..g.json",
-        "00000001.x.g.json",
-        "00000001.any.../g.json",
-        "00000001.12345.g.json",
-        "００００００01.any.g.json",
+        "", "a", "1.any.g-1.json", "00000001.any.g-1.json.tmp", "00000001.any.g-1.json\n", "00000001..g.json",
+        "00000001.x.g.json", "00000001.any.../g.json", "00000001.12345.g.json", "００００００01.any.g.json",
     ],
-)
+)  # fmt: skip
 def test_other_names_are_no_specs(text: str) -> None:
     assert InboxName.parse(text) is None
 

@@ -170,10 +170,3 @@ def test_which_kernels_of_a_table_ran_is_not_recorded() -> None:
     made = course.take({"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}, "candidate": CK, "ran": [CK]}, 1.0)
     assert made is not None
     assert "ran" not in made
-
-
-def test_a_shape_without_anything_left_out_ends_as_ever() -> None:
-    course = MessageCheck(Spec("a", "r", 1, shapes=SHAPES))
-    course.take({"type": "shape_started", "shape": 1}, 1.0)
-    made = course.take({"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}}, 1.0)
-    assert made == {"type": "shape_tuned", "t": 1.0, "attempt": "a", "shape": 1, "row": {"us": 1.0}}

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gemmfleet_faulty.faults import Fault
 from gemmfleet_faulty.tuner import error_ratio
 
 from orchestrator.errors import InputError
@@ -157,31 +156,8 @@ def test_sums() -> None:
     assert error_ratio([0.0], [0.02]) == 1.0
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
-        {"kind": "fire"},
-        {},
-        {"kind": "abort", "often": 1},
-        {"kind": "sick_canary", "how": "coughs"},
-    ],
-)
-def test_a_fault_that_is_none_is_refused(raw: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="bad fault"):
-        Fault.parse(raw)
-
-
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown option 'speed'"):
         ReplayTuner().configure({"speed": 2}, Place())
     with pytest.raises(InputError, match="bad options for the tuner replay: unknown option 'faults'"):
         check_tuner_options(get_tuner("replay"), {"faults": [{"kind": "kill_worker"}]})
-
-
-def test_a_fault_counts_over_tuners(tmp_path: Path) -> None:
-    place = Place(node_dir=tmp_path)
-    raw = {"kind": "abort", "match": {"M": [1, 2]}, "times": 2}
-    struck = [Fault.parse(raw).strikes({"M": m}, place) for m in (1, 3, 2, 1, 2)]
-    assert struck == [True, False, True, False, False]
-    elsewhere = Fault.parse({**raw, "counters": str(tmp_path / "shared")})
-    assert [elsewhere.strikes({"M": "1"}, Place(node_dir=tmp_path / "other")) for _ in range(3)] == [True, True, False]

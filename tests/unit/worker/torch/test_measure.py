@@ -166,13 +166,9 @@ def test_spread_and_uncertainty() -> None:
 def contest(times: Sequence[float], seed: int, **noise: float) -> int:
     m = Machine(seed=seed, **noise)
     verdict = rerank(
-        [m.timer(t) for t in times],
-        [1] * len(times),
-        [(i,) for i in reversed(range(len(times)))],
-        random.Random(seed),
-        cap_s=1.0,
-        now=m.clock,
-    )
+        [m.timer(t) for t in times], [1] * len(times), [(i,) for i in reversed(range(len(times)))], random.Random(seed),
+        cap_s=1.0, now=m.clock,
+    )  # fmt: skip
     return verdict.winner
 
 
@@ -182,33 +178,12 @@ def test_the_rerank_finds_the_truly_faster_under_noise() -> None:
     assert right >= 180
 
 
-def test_the_luckiest_of_a_first_pass_is_no_match_for_the_rerank() -> None:
-    """Four contenders, one of them 6 % faster. One short sample each misleads often; the re-rank rarely."""
-    times = (1.06e-3, 1.06e-3, 1.00e-3, 1.06e-3)
-    first = rerank_right = 0
-    for seed in range(100):
-        m = Machine(seed=seed + 1000, noise=0.08, burst=0.1)
-        single = [m.timer(t)(1) for t in times]
-        first += single.index(min(single)) == 2
-        rerank_right += contest(times, seed, noise=0.08, burst=0.1) == 2
-    assert rerank_right >= 90
-    assert first < rerank_right
-
-
 def test_a_tie_goes_to_the_simpler() -> None:
     rounds = [[1.000, 1.0015, 1.10]] * 9
     verdict = pick(rounds, [(2, 5), (1, 9), (1, 1)])
     assert verdict.tied == (0, 1)
     assert verdict.winner == 1
     assert pick(rounds, [(1, 5), (1, 9), (1, 1)]).winner == 0
-
-
-def test_no_noise_makes_a_tie_of_more_than_the_ceiling() -> None:
-    rng = random.Random(5)
-    rounds = [[rng.uniform(0.5, 1.5), rng.uniform(0.5, 1.5) * 1.5] for _ in range(5)]
-    verdict = pick(rounds, [(1,), (0,)])
-    assert verdict.lag[1] > TIE_CEILING
-    assert verdict.winner == 0
 
 
 def test_the_rerank_keeps_to_its_time_but_for_the_least_rounds() -> None:

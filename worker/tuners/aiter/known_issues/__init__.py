@@ -2,7 +2,7 @@
 
 A new one takes three steps: a `KnownIssue` in `execution` or `environment`, before the issues that follow from it, with
 a line of real output as `example`; its sources, compared with a clone by `make test-aiter AITER_GIT=PATH`; the page
-printed again by `python -m worker.tuners.aiter.known_issues.catalogue --markdown`.
+printed again by `python -m tests.support.known_issues_page`.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ Rank = Literal["cause", "consequence", "remark"]
 for it concerns one candidate or no failure at all."""
 
 VERSIONS: tuple[tuple[str, str, str], ...] = (
-    ("v0.1.5", "d4ea3cf1d6", "2025-08"),
     ("v0.1.7.post5", "22122345c0", "2025-12-08"),
     ("v0.1.8", "9402062ebd", "2025-12-17"),
     ("v0.1.9.post1", "0011ff440b", "2026-01-06"),
     ("v0.1.10", "da29487171", "2026-01-15"),
     ("v0.1.10.post3", "6a0e7b26cc", "2026-02-12"),
-    ("v0.1.12.post1", "7b570738c8", "2026-04-10"),
-    ("v0.1.13", "cdcfa833bd", "2026-05-01"),
+    ("v0.1.14", "bd0534e963", "2026-05-15"),
     ("v0.1.16", "0730b33fcf", "2026-06-13"),
     ("v0.1.20", "fc2e5d57fb", "2026-08-18"),
     ("newest", "e4048607a5", "2026-08-22"),
 )
-"""Versions of AITER that the sources were read at: name, commit, day; oldest first."""
+"""Versions of the two promised ranges that the sources were read at: name, commit, day; oldest first."""
 
 _NAMES = tuple(name for name, _, _ in VERSIONS)
 
@@ -59,7 +57,7 @@ class UpstreamSource:
 
     path: str
     says: str
-    since: str = "v0.1.5"
+    since: str = "v0.1.7.post5"
     until: str = "newest"
     kind: Literal["text", "code"] = "text"
 

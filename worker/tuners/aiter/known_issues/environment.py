@@ -32,7 +32,7 @@ IMAGE: tuple[KnownIssue, ...] = (
         until="2025-12-19 (since 2025-11-22: v0.1.7.post5, v0.1.8)",
         runbook=("Column name case",),
         sources=(
-            UpstreamSource(A4, '"tile_m", "tile_n", "splitK"', "v0.1.5", "v0.1.8", kind="code"),
+            UpstreamSource(A4, '"tile_m", "tile_n", "splitK"', "v0.1.7.post5", "v0.1.8", kind="code"),
             UpstreamSource(A4, '"tile_M", "tile_N", "splitK"', "v0.1.9.post1", kind="code"),
         ),
     ),
@@ -66,15 +66,15 @@ IMAGE: tuple[KnownIssue, ...] = (
             "results may be worth nothing."
         ),
         action=(
-            "Trims the scales in a copy of the script (k_trim), runs such shapes alone, and first checks with "
-            "64x256x384 whether kernels are right for such K."
+            "Trims the scales in a copy of the script (k_trim). A shape whose kernels are all wrong fails as "
+            "`wrong_result`."
         ),
         advice="Use a newer image.",
         until="2026-03-18 (v0.1.12), the layout until v0.1.14",
         runbook=("K-alignment crash",),
         sources=(
             UpstreamSource(A4, "x_f32 = x_f32 * x_scales_f32", kind="code"),
-            UpstreamSource(FP4, "bs_offs_0 * 2 * 16 * scaleN\n", "v0.1.5", "v0.1.13", kind="code"),
+            UpstreamSource(FP4, "bs_offs_0 * 2 * 16 * scaleN\n", "v0.1.7.post5", "v0.1.10.post3", kind="code"),
         ),
     ),
     KnownIssue(
@@ -179,9 +179,8 @@ SETUP: tuple[KnownIssue, ...] = (
         action="Passes only options that the script has, and reports which --tuner-arg it leaves out.",
         advice="Check --tuner-arg against this version (the probe lists its options).",
         sources=(
-            UpstreamSource(A4, '"--sort"', "v0.1.5", "v0.1.5", kind="code"),
             UpstreamSource(BASE, '"--sort"', "v0.1.7.post5", kind="code"),
-            UpstreamSource(BASE, "--update_improved requires --compare", "v0.1.13"),
+            UpstreamSource(BASE, "--update_improved requires --compare", "v0.1.14"),
         ),
     ),
     KnownIssue(
@@ -244,7 +243,7 @@ SETUP: tuple[KnownIssue, ...] = (
         why="AITER refuses duplicates since 2026-04-01, and rewrites the tables while reporting them.",
         action="Clears inherited AITER_CONFIG_*, so these are the image's own tables.",
         advice="Replace the old table by the merged one; `gemmfleet db export` warns of duplicates.",
-        sources=(UpstreamSource(CORE, "Found {} duplicate shape entries during merge of '{}'. ", "v0.1.12.post1"),),
+        sources=(UpstreamSource(CORE, "Found {} duplicate shape entries during merge of '{}'. ", "v0.1.14"),),
     ),
     KnownIssue(
         name="missing_input",
@@ -255,10 +254,7 @@ SETUP: tuple[KnownIssue, ...] = (
         blames="setup",
         why="{path}, written by gemmfleet, is gone.",
         advice="Is the node's folder cleaned during runs, or its disk full?",
-        sources=(
-            UpstreamSource(A4, "Not exist a4w4_untuned_gemm.csv file: {}", "v0.1.5", "v0.1.5"),
-            UpstreamSource(BASE, "Not exist untuned file: {}", "v0.1.7.post5"),
-        ),
+        sources=(UpstreamSource(BASE, "Not exist untuned file: {}", "v0.1.7.post5"),),
     ),
     KnownIssue(
         name="legacy_table",
@@ -288,7 +284,7 @@ SETUP: tuple[KnownIssue, ...] = (
         action="Gives such families one shape a batch, so no other is lost.",
         sources=(
             UpstreamSource(MP, "result.append(task_result[0])", "v0.1.9.post1", kind="code"),
-            UpstreamSource(MP, "shape_grouped: group count ({}) != in_datas count ({})", "v0.1.13"),
+            UpstreamSource(MP, "shape_grouped: group count ({}) != in_datas count ({})", "v0.1.14"),
         ),
     ),
     KnownIssue(

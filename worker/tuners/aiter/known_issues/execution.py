@@ -33,7 +33,7 @@ FAULTS: tuple[KnownIssue, ...] = (
         ),
         runbook=("N=576 GPU faults", "mp=8 GPU memory faults", "Node 1 GPU health"),
         sources=(
-            UpstreamSource(MP, "pool.join()", "v0.1.5", "v0.1.8", kind="code"),
+            UpstreamSource(MP, "pool.join()", "v0.1.7.post5", "v0.1.8", kind="code"),
             UpstreamSource(MP, "gpu_id = GPUIDMap[pid]", "v0.1.9.post1", kind="code"),
         ),
     ),
@@ -54,7 +54,7 @@ FAULTS: tuple[KnownIssue, ...] = (
         action="Ends the attempt; AITER would restart its pool and drop all candidates of the shape.",
         isolates=True,
         advice="Report it to ROCm/aiter with the one-row CSV.",
-        sources=(UpstreamSource(MP, "[GPU Fault]\x1b[0m Task {} failed with {}: {}", "v0.1.12.post1"),),
+        sources=(UpstreamSource(MP, "[GPU Fault]\x1b[0m Task {} failed with {}: {}", "v0.1.14"),),
     ),
     KnownIssue(
         name="hip_call_failed",
@@ -77,8 +77,8 @@ FAULTS: tuple[KnownIssue, ...] = (
         isolates=True,
         advice="Check that `hsa/<gfx>` of the image has the file; if not, use another image.",
         sources=(
-            UpstreamSource(HIP, "fail to call {} ---> [HIP error]({})", "v0.1.5", "v0.1.10.post3"),
-            UpstreamSource(HIP, "fail to call {} ---> [HIP error](", "v0.1.12.post1"),
+            UpstreamSource(HIP, "fail to call {} ---> [HIP error]({})", "v0.1.7.post5", "v0.1.10.post3"),
+            UpstreamSource(HIP, "fail to call {} ---> [HIP error](", "v0.1.14"),
         ),
     ),
     KnownIssue(
@@ -148,9 +148,9 @@ FAULTS: tuple[KnownIssue, ...] = (
                 MP,
                 "[Mapping Error] Task {} - Process PID not in GPU map (triggering pool restart): {} - {}",
                 "v0.1.9.post1",
-                "v0.1.12.post1",
+                "v0.1.10.post3",
             ),
-            UpstreamSource(MP, "[Mapping Error] Task {} - Process PID not in GPU map: {} - {}", "v0.1.13"),
+            UpstreamSource(MP, "[Mapping Error] Task {} - Process PID not in GPU map: {} - {}", "v0.1.14"),
         ),
     ),
     KnownIssue(
@@ -165,8 +165,8 @@ FAULTS: tuple[KnownIssue, ...] = (
         isolates=True,
         advice="If other shapes hang on this GPU too, suspect it; a failed canary takes its slot out.",
         sources=(
-            UpstreamSource(MP, "[!] {} tasks timed out (all {} GPUs likely stuck)", "v0.1.9.post1", "v0.1.12.post1"),
-            UpstreamSource(MP, "[!] {} consecutive tasks timed out (>= {}/{} GPUs likely stuck)", "v0.1.13"),
+            UpstreamSource(MP, "[!] {} tasks timed out (all {} GPUs likely stuck)", "v0.1.9.post1", "v0.1.10.post3"),
+            UpstreamSource(MP, "[!] {} consecutive tasks timed out (>= {}/{} GPUs likely stuck)", "v0.1.14"),
         ),
     ),
     KnownIssue(
@@ -210,7 +210,7 @@ FAULTS: tuple[KnownIssue, ...] = (
         advice="Report it to ROCm/aiter with the one-row CSV.",
         sources=(
             UpstreamSource(GRADLIB, "!Error when run GemmTuner process exitcode is ", "v0.1.7.post5", "v0.1.10.post3"),
-            UpstreamSource(GRADLIB, "!Process killed by signal {}, retrying ({}/{})", "v0.1.12.post1"),
+            UpstreamSource(GRADLIB, "!Process killed by signal {}, retrying ({}/{})", "v0.1.14"),
         ),
     ),
     KnownIssue(
@@ -251,7 +251,6 @@ OUTCOMES: tuple[KnownIssue, ...] = (
         advice="For such K use a newer image; else see the shape's rows in profile.csv.",
         runbook=("K=29568 unsupported",),
         sources=(
-            UpstreamSource(MP, "No kernel can be used for {}", "v0.1.5", "v0.1.5"),
             UpstreamSource(BASE, "No kernel can be used for {}", "v0.1.7.post5"),
             UpstreamSource(BASE, "error: no valid candidate found for {}, please check the result", "v0.1.7.post5"),
         ),
@@ -281,8 +280,8 @@ OUTCOMES: tuple[KnownIssue, ...] = (
         action="Runs shapes not reached again.",
         advice="The node's log has the traceback.",
         sources=(
-            UpstreamSource(BASE, "error in batch {} of {}: {}", "v0.1.7.post5", "v0.1.12.post1"),
-            UpstreamSource(BASE, "error in batch {} of {} after {} completed batches: {}", "v0.1.13"),
+            UpstreamSource(BASE, "error in batch {} of {}: {}", "v0.1.7.post5", "v0.1.10.post3"),
+            UpstreamSource(BASE, "error in batch {} of {} after {} completed batches: {}", "v0.1.14"),
         ),
     ),
     KnownIssue(
@@ -315,7 +314,7 @@ OUTCOMES: tuple[KnownIssue, ...] = (
         action="Gives one shape a batch, and takes winners from the profile.",
         until="2026-04-15 (since 2025-09-08)",
         sources=(
-            UpstreamSource(BASE, "topk = len(filtered_time)", "v0.1.7.post5", "v0.1.12.post1", kind="code"),
+            UpstreamSource(BASE, "topk = len(filtered_time)", "v0.1.7.post5", "v0.1.10.post3", kind="code"),
             UpstreamSource(BASE, "choose {} kernels", "v0.1.7.post5"),
         ),
     ),
@@ -346,10 +345,7 @@ OUTCOMES: tuple[KnownIssue, ...] = (
         why="The profiler saw no kernel.",
         action="Treats the row as invalid.",
         advice="If all candidates are 0, roctracer does not work in the container.",
-        sources=(
-            UpstreamSource(MP, "!!!! us = 0, rerun it ", "v0.1.5", "v0.1.5"),
-            UpstreamSource(MP, "Warning: try run {} times, but still get 0!", "v0.1.7.post5"),
-        ),
+        sources=(UpstreamSource(MP, "Warning: try run {} times, but still get 0!", "v0.1.7.post5"),),
     ),
 )
 """Reports of AITER about results and the end of a batch."""

@@ -1,4 +1,5 @@
-"""Candidates that ended their process: a slot's use of the node's list, and what a process leaves out."""
+"""Candidates that a process does not measure: those that ended one before (a slot's use of the node's list), and of
+some shapes all but the requested ones."""
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from worker.aiter_tree.kernel_lists import PLACES, KernelLists
 from worker.device.health import Gauge
-from worker.protocol import BlocklistVerdict, Withheld
+from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity, current_entries, read_lines
 from worker.tuners.base import Place
 
@@ -90,7 +92,7 @@ class LeftOut:
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
     """Reproductions of those that ended a process of this attempt."""
     only: Sequence[Mapping[str, Any]] = ()
-    """Shapes of which only some candidates are measured (worker/tuners/aiter/drive/chosen.py)."""
+    """Shapes of which only some candidates are measured (chosen_candidates)."""
 
     def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
         """Copy with one more candidate, which ended a process just now."""
@@ -122,3 +124,28 @@ class LeftOut:
         """The file that the shim reads."""
         lines = [*(c.as_json() for c in self.entries), *self.only]
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def chosen_candidates(lists: KernelLists, gfx: str, spec: Spec) -> dict[int, dict[str, Any]]:
+    """Entry of each shape of which only some candidates are to be measured, as the shim reads it. Kernels of a table,
+    maybe of another image, are named as this image's tuner knows them: CK's have no name there, only a number, and
+    numbers move from version to version.
+
+    `sizes`: the numbers of its key, [] where identities are chosen: such a shape has a process of its own.
+    """
+
+    def here(kernel: TableKernel) -> dict[str, Any]:
+        place, numbers = (spec.family, kernel.libtype), list[str]()
+        if place in PLACES or kernel.libtype == "hipblaslt":  # the tuners name all other candidates
+            found = lists.instances(*place, gfx) if place in PLACES else None
+            by_id = found.by_id if found is not None else {}
+            numbers = [str(n) for n, name in by_id.items() if name == kernel.name] if by_id else [kernel.number]
+        return {"libtype": kernel.libtype, "numbers": numbers, "name": kernel.name, "split": kernel.split}
+
+    out = {}
+    for shape in spec.shapes:
+        only = spec.only_of(shape.id)
+        if only is not None:
+            sizes = [] if only.identities else [str(v) for v in shape.key.values() if isinstance(v, int)]
+            out[shape.id] = {"sizes": sizes, "only": [*map(list, only.identities), *map(here, only.kernels)]}
+    return out

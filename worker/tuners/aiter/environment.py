@@ -17,7 +17,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,24 +216,24 @@ def link_shipped_modules(slot: Path, package: Path) -> int:
 
 
 def clear_stale_locks(folders: list[Path]) -> list[str]:
-    """Remove locks whose owner is provably dead; sentences about what was removed.
+    """Remove locks of dead owners; sentences about what was removed.
 
-    A lock file holds its owner's number and host since 2026-07; every builder keeps the file open while it lives. Dead
-    is an owner of this host that is gone, or a lock that no process has open (where all of ours can be looked into).
+    A lock file holds its owner's number and host since 2026-07, and a lock of another host is left alone. Otherwise a
+    lock is stale if no process has it open, as every builder keeps its lock open; that can be told if all processes of
+    this user can be looked into.
     """
-    removed = []
     found = [lock for folder in folders for lock in _locks(folder)]
-    held = _open_files() if found else set()
+    held = _open_files() if found else None
+    removed: list[str] = []
     for lock in found:
-        owner = _owner(lock)
-        if owner is not None:
-            pid, host = owner
-            dead, why = host == socket.gethostname() and not is_alive(pid), f"process {pid} on this host is gone"
-        else:
-            dead, why = held is not None, "no process has it open"
-        if dead and (held is None or not _is_open(lock, held)):
-            lock.unlink(missing_ok=True)
-            removed.append(f"removed the stale lock {lock.name} in {lock.parent}: {why}")
+        if held is None:
+            break
+        with suppress(OSError):  # its owner is just done
+            info, owner = lock.stat(), lock.read_text(errors="replace").split()
+            lives = owner[:1] != [] and owner[0].isdigit() and is_alive(int(owner[0]))
+            if (info.st_dev, info.st_ino) not in held and owner[1:2] in ([], [socket.gethostname()]) and not lives:
+                lock.unlink()
+                removed.append(f"removed the stale lock {lock.name} in {lock.parent}: nobody holds it")
     return removed
 
 
@@ -241,14 +241,6 @@ def _locks(folder: Path) -> list[Path]:
     build = folder / "build"
     found = [*build.glob("lock_*"), *build.glob("*/build/lock"), *build.glob("**/.ninja_lock"), *folder.glob("*.lock")]
     return [p for p in found if p.is_file()]
-
-
-def _owner(lock: Path) -> tuple[int, str] | None:
-    try:
-        lines = lock.read_text().split()
-        return (int(lines[0]), lines[1]) if len(lines) == 2 else None
-    except (OSError, ValueError):
-        return None
 
 
 def _open_files() -> set[tuple[int, int]] | None:
@@ -271,11 +263,3 @@ def _open_files() -> set[tuple[int, int]] | None:
         except OSError:  # gone meanwhile
             continue
     return out
-
-
-def _is_open(lock: Path, held: set[tuple[int, int]]) -> bool:
-    try:
-        info = lock.stat()
-    except OSError:
-        return False
-    return (info.st_dev, info.st_ino) in held

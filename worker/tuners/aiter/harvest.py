@@ -10,8 +10,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +17,12 @@ from pathlib import Path
 from worker.families import Family, backend_of
 from worker.protocol import FmoeRow, Row
 from worker.text import plural
-from worker.tuners.aiter.drive.progress import ShapeKeys
+from worker.tuners.aiter.progress import ShapeKeys
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
-HIPBLASLT_RATIO = 0.995
-"""AITER's tie rule in some scripts: hipBLASLt stays unless another library takes less than this share of its time."""
-
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
-_ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "soltimes": "us", "ksplit": "splitK", "total_us": "us"}
-_MEASURED = frozenset(
-    ("us", "soltimes", "total_us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2")
-)
+_ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "ksplit": "splitK"}
+_MEASURED = frozenset(("us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2"))
 _FMOE_INT = ("block_m", "run_1stage", "xbf16", "flat")
 _FMOE_FLOAT = ("us1", "us2")
 _FMOE_TEXT = ("kernelName1", "err1", "kernelName2", "err2")
@@ -77,17 +70,11 @@ def _finite(cell: str | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float | None = None) -> Row:
-    """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`.
-
-    `gate`: the error limit of a tuner that does not write the error down (before 2025-09-08): what it lets through is
-    at most that, and so the row has it.
-    """
+def to_row(family: Family, cells: Mapping[str, str], limit: float) -> Row:
+    """A line of a tuned or profile file as a row of ours. `limit`: the largest errRatio of an `ok`."""
     c = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
     us = parse_number(c.get("us"))
-    err, detail = _error(family, c), ""
-    if err is None and gate is not None and us is not None and us > 0:
-        err, detail = gate, f"AITER of this date does not write the error; its gate was {gate:g}"
+    err = _error(family, c)
     name = c.get("kernelName") or c.get("kernelName1") or ""
     row = FmoeRow(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
     for column in ("kernelId", "splitK"):
@@ -108,7 +95,7 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float, gate: float |
         row["us"] = us
         wrong = err is None or err > limit
         row["status"] = "wrong" if wrong else "ok"
-        row["detail"] = "AITER gave no error for it" if err is None else detail
+        row["detail"] = "AITER gave no error for it" if err is None else ""
     if family.two_stages:
         _add_stages(row, c)
     return row
@@ -137,17 +124,10 @@ def is_winner(row: Row, limit: float) -> bool:
     return row["us"] > 0 and row.get("errRatio", 1.0) <= limit and bool(row["kernelName"])
 
 
-def best_row(rows: Iterable[Row], limit: float, *, hipblaslt_ratio: float | None = None) -> Row | None:
-    """The fastest right row, the first of equals. `hipblaslt_ratio`: the script's tie rule, where it has it."""
-    right = [r for r in rows if r.get("status") == "ok" and is_winner(r, limit)]
-    if not right:
-        return None
-    fastest = min(right, key=lambda r: r["us"])
-    if hipblaslt_ratio is not None and fastest.get("libtype") != "hipblaslt":
-        theirs = [r for r in right if r.get("libtype") == "hipblaslt"]
-        if theirs and not fastest["us"] < (kept := min(theirs, key=lambda r: r["us"]))["us"] * hipblaslt_ratio:
-            return kept
-    return fastest
+def best_row(rows: Iterable[Row], limit: float) -> Row | None:
+    """The fastest right row, the first of equals."""
+    right = (r for r in rows if r.get("status") == "ok" and is_winner(r, limit))
+    return min(right, key=lambda r: r["us"], default=None)
 
 
 class Harvest:
@@ -171,11 +151,10 @@ class Harvest:
         new = False
         if self._changed(tuned):
             for shape, cells in self._of_shapes(read_cells(tuned)):
-                row = to_row(self._family, cells, self._limit, gate=None if _has_error(cells) else self._limit)
+                row = to_row(self._family, cells, self._limit)
                 new |= self._tuned.get(shape) != row
                 self.devices.add((cells.get("gfx", ""), cells.get("cu_num", "")))
                 self._tuned[shape] = row
-            _keep(tuned)
         if profile is not None and self._changed(profile):
             for shape, cells in self._of_shapes(read_cells(profile)):
                 known = self._profile.setdefault(shape, {})
@@ -183,7 +162,6 @@ class Harvest:
                 if ident not in known:
                     known[ident] = to_row(self._family, cells, self._limit)
                     new = True
-            _keep(profile)
         return new
 
     def tuned(self, shape: int) -> Row | None:
@@ -213,26 +191,9 @@ class Harvest:
         return True
 
 
-def _has_error(cells: Mapping[str, str]) -> bool:
-    return any(name in cells for name in ("errRatio", "err_ratio", "err1", "err"))
-
-
 def _ident(cells: Mapping[str, str]) -> tuple[str, ...]:
     """Identity of a candidate within its shape: all cells that were not measured."""
     return tuple(cell for name, cell in cells.items() if name not in _MEASURED)
-
-
-def _keep(path: Path) -> None:
-    """A copy beside the file: the tuner's own may be cut off when it is killed while it writes."""
-    kept = path.with_name(path.name + ".kept")
-    try:
-        if kept.exists() and kept.stat().st_size > path.stat().st_size:
-            return
-        aside = path.with_name(path.name + ".copy")
-        shutil.copyfile(path, aside)
-        os.replace(aside, kept)
-    except OSError:  # the rows are in the records already
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +211,6 @@ def shape_verdict(
     candidates: Sequence[Row],
     limit: float,
     *,
-    hipblaslt_ratio: float | None = None,
     chip: str = "",
     wrong: int = 0,
     left_out: int = 0,
@@ -263,7 +223,7 @@ def shape_verdict(
     if tuned is not None and is_winner(tuned, limit):
         return ShapeVerdict(tuned)
     if not family.two_stages:  # its winner is a pair of stages, which a profile row is not
-        made = best_row(candidates, limit, hipblaslt_ratio=hipblaslt_ratio)
+        made = best_row(candidates, limit)
         if made is not None:
             why = "AITER named no winner" if tuned is None else f"AITER's own winner cannot be ({_fault(tuned, limit)})"
             return ShapeVerdict({**made, "detail": f"chosen among AITER's measured candidates: {why}"})

@@ -23,11 +23,11 @@ from worker.protocol import Row, SpecShape
 from worker.protocol.blocklist import BlocklistEntry
 from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES
 from worker.text import clean, plural
-from worker.tuners.aiter.drive.blocklist import LeftOut
-from worker.tuners.aiter.drive.command import ProcessFiles, argv
-from worker.tuners.aiter.drive.progress import CandidateJournal, JournalStep, parse_line
-from worker.tuners.aiter.drive.session import AiterImage, TuningContext
-from worker.tuners.aiter.drive.shape_tracker import ShapeTracker
+from worker.tuners.aiter.blocklist import LeftOut
+from worker.tuners.aiter.command import ProcessFiles, argv
+from worker.tuners.aiter.progress import CandidateJournal, JournalStep, parse_line
+from worker.tuners.aiter.session import AiterImage, TuningContext
+from worker.tuners.aiter.shape_tracker import ShapeTracker
 from worker.tuners.base import Emit, TunerFault
 
 TICK_S = 0.1

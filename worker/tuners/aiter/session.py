@@ -5,6 +5,7 @@ Files and chip are read once, when the tuner opens.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -15,14 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
+from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import Tree, choose
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
 from worker.process import Child
-from worker.protocol.environment import AITER_ROOT_ENV, IMAGE_ENV
-from worker.tuners.aiter.drive.command import ProcessFiles, Strategy, strategy
-from worker.tuners.aiter.drive.environment import (
+from worker.protocol.environment import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
+from worker.text import clean
+from worker.tuners.aiter.command import ProcessFiles, Strategy, strategy
+from worker.tuners.aiter.device_query import query_device
+from worker.tuners.aiter.environment import (
     Chip,
+    ModuleStore,
     chip_of,
     clear_stale_locks,
     cleared_names,
@@ -33,8 +38,11 @@ from worker.tuners.aiter.drive.environment import (
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.drive.progress import KernelNames
-from worker.tuners.aiter.drive.workarounds import (
+from worker.tuners.aiter.findings import WINDOWS, Findings, TunerScript, expected, inspect
+from worker.tuners.aiter.known_issues.catalogue import diagnose
+from worker.tuners.aiter.progress import KernelNames
+from worker.tuners.aiter.spec import COUPLED, Options
+from worker.tuners.aiter.workarounds import (
     SHIM,
     AppliedWorkaround,
     ShimFit,
@@ -43,10 +51,7 @@ from worker.tuners.aiter.drive.workarounds import (
     prepare,
     shim_fit,
 )
-from worker.tuners.aiter.inspect.device_query import query_device
-from worker.tuners.aiter.inspect.findings import FamilyFindings, Findings, expected, inspect
-from worker.tuners.aiter.spec import COUPLED, Options
-from worker.tuners.base import Place
+from worker.tuners.base import Place, TunerFault
 
 ASK_TIMEOUT_S = 240.0
 HELP_TIMEOUT_S = 300.0
@@ -93,7 +98,7 @@ class AiterImage:
     def chip(self) -> Chip:
         return chip_of(self.device)
 
-    def script(self, family: Family) -> FamilyFindings | None:
+    def script(self, family: Family) -> TunerScript | None:
         """The family's script as this tree has it, None where the tree has none."""
         found, path = self.findings.families.get(family.name), self.tree.scripts.get(family.name)
         return replace(found, path=path) if found is not None and path is not None else None
@@ -102,23 +107,25 @@ class AiterImage:
         """The same image with a scratch copy of its tree."""
         return replace(self, tree=scratch, applied=applied)
 
+    @property
+    def named(self) -> str:
+        return f"AITER {self.tree.version or self.tree.commit[:10] or 'of unknown version'} in {self.tree.root}"
+
+    @property
+    def warning(self) -> str:
+        """Sentence for the user of a run if this AITER is not promised to work, else ""."""
+        if self.findings.promised:
+            return ""
+        return f"{self.named} is not one that gemmfleet promises to drive ({WINDOWS}): look at its rows with care"
+
     def as_json(self) -> dict[str, Any]:
         """Data for the record of the tuner's start, and so for provenance."""
-        ignored = {}
-        for family in FAMILIES.values():
-            script = self.script(family)
-            if script is not None:
-                flags = ("--warmup", "--iters", "--batch", "--splitK", "--timeout", "--errRatio")
-                missing = [f for f in flags if not script.has(f)]
-                missing += [f for f in flags if f in script.ignored]
-                if missing:
-                    ignored[family.name] = missing
         family_ = FAMILIES.get(self.options.family)
         kinds = expected(self.tree, family_, self.gfx, self.options.tuner_args) if family_ else {}
         return {
             "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
-            "key": self.key, "cleared_env": list(self.cleared), "ignores": ignored, "shim": self.watch.as_json(),
-            "notes": list(self.notes)[:20], "env": switch_record(self.chip), "kinds": kinds,
+            "key": self.key, "cleared_env": list(self.cleared), "shim": self.watch.as_json(),
+            "warning": self.warning, "notes": list(self.notes)[:20], "env": switch_record(self.chip), "kinds": kinds,
         }  # fmt: skip
 
 
@@ -183,7 +190,7 @@ class TuningContext:
     image: AiterImage
     slot: Path
     family: Family
-    script: FamilyFindings
+    script: TunerScript
     options: Options
     limits: Limits
     strategy: Strategy
@@ -197,7 +204,7 @@ class TuningContext:
     @property
     def columns(self) -> tuple[str, ...]:
         """Columns of the untuned CSV, by our names."""
-        return self.family.from_aiter(self.script.input_columns) or self.family.key_names
+        return self.family.from_aiter(self.script.columns)
 
     @property
     def watched(self) -> bool:
@@ -221,8 +228,10 @@ class Session:
     image: AiterImage
     """The image with its own tree."""
     slot: Path
+    store: ModuleStore
+    kernels: KernelLists
     _names: dict[str, KernelNames] = field(default_factory=dict)
-    _help: dict[Path, dict[str, str]] = field(default_factory=dict)
+    _flags: dict[str, dict[str, str]] = field(default_factory=dict)
     _trees: dict[tuple[str, ...], AiterImage] = field(default_factory=dict)
 
     @classmethod
@@ -234,7 +243,9 @@ class Session:
         link_shipped_modules(slot / "jit", image.package)
         for text in clear_stale_locks([slot / "jit", Path("/tmp/aiter_configs")]):
             print(f"gemmfleet: {text}", flush=True)
-        return cls(image, slot)
+        cache = os.environ.get(CACHE_ENV, "")
+        root = Path(cache) if cache else (place.node_dir or Path.cwd()).absolute() / "cache"
+        return cls(image, slot, ModuleStore(root, image.key), KernelLists(image.tree))
 
     def adapted(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself
@@ -272,13 +283,12 @@ class Session:
         alive: Callable[[], None] = lambda: None,
     ) -> TuningContext:
         """The context for shapes of these keys. `limits` None: those of gemmfleet's own tiny shapes. Raises OSError,
-        LookupError where the tree has no script of the family."""
+        LookupError where the tree has no script of the family, TunerFault where the script does not even answer."""
         image = self.adapted(family, keys)
         script = image.script(family)
         if script is None:
             raise LookupError(f"{image.tree.root} has no tuner script for {family.name}")
-        if not script.broken and not any(script.has(f) for f in ("--untune_file", "--input_file")):
-            script = replace(script, flags={**script.flags, **self._flags_by_help(script.path, image, family, alive)})
+        script = replace(script, flags=self._asked(script.path, image, family, alive))
         return TuningContext(
             image=image,
             slot=self.slot,
@@ -290,15 +300,20 @@ class Session:
             names=self._names.setdefault(family.name, KernelNames()),
         )
 
-    def _flags_by_help(
-        self, script: Path, image: AiterImage, family: Family, alive: Callable[[], None]
-    ) -> Mapping[str, str]:
-        """The script's flags by its own --help, where its files do not name them."""
-        if script not in self._help:
-            print(f"gemmfleet: {script.name} is run with --help for its flags", flush=True)
-            log = self.slot / f"help-{family.name}.log"
-            self._help[script] = ask_help(script, self.env(), image.cwd, log, alive)
-        return self._help[script]
+    def _asked(self, script: Path, image: AiterImage, family: Family, alive: Callable[[], None]) -> Mapping[str, str]:
+        """The script's flags by its own --help, which is asked once for each image and chip. Raises TunerFault."""
+        if family.name not in self._flags:
+            known = self.store.root / f"{family.name}.flags.json"
+            if not known.is_file():
+                with self.store.building(alive):
+                    if not known.is_file():
+                        print(f"gemmfleet: {script.name} is asked for its options (--help)", flush=True)
+                        found = ask_help(script, self.env(), image.cwd, self.slot / f"help-{family.name}.log", alive)
+                        aside = known.with_suffix(f".{os.getpid()}")
+                        aside.write_text(json.dumps(found))
+                        os.replace(aside, known)
+            self._flags[family.name] = json.loads(known.read_text())
+        return self._flags[family.name]
 
     def env(self) -> dict[str, str]:
         """The environment of a process that tunes nothing."""
@@ -336,12 +351,10 @@ def flags_of(text: str) -> dict[str, str]:
 def ask_help(
     script: Path, env: Mapping[str, str], cwd: Path, log: Path, alive: Callable[[], None] = lambda: None
 ) -> dict[str, str]:
-    """Run the script with --help; its flags, empty where it does not answer."""
-    try:
-        with open(log, "wb") as out:
-            process = Child([sys.executable, str(script), "--help"], env=env, cwd=cwd, out=out.fileno())
-    except OSError:
-        return {}
+    """Run the script with --help; its flags. Raises TunerFault with its last words where it does not answer."""
+    with open(log, "wb") as out:
+        words = [sys.executable, str(script), "--help"]
+        process = Child(words, env={**env, "COLUMNS": "200"}, cwd=cwd, out=out.fileno())
     until = time.monotonic() + HELP_TIMEOUT_S
     try:
         while process.returncode is None and time.monotonic() < until:
@@ -349,4 +362,11 @@ def ask_help(
             time.sleep(0.05)
     finally:
         process.kill()
-    return flags_of(log.read_text(errors="replace")) if process.returncode == 0 else {}
+    text = log.read_text(errors="replace")
+    found = flags_of(text) if process.returncode == 0 else {}
+    if not any(flag in found for flag in ("--untune_file", "--input_file")):
+        known = diagnose(text, process.returncode)
+        last = next((line.strip() for line in reversed(text.splitlines()) if line.strip()), "it printed nothing")
+        why = known.detail() if known else clean(last, 300)
+        raise TunerFault("error", f"{script.name} --help ended with status {process.returncode}: {why}")
+    return found

@@ -1,6 +1,6 @@
 """Query of the chip and its canary, in a process of their own: their context must not stay on the GPU.
 
-`python -m worker.tuners.aiter.inspect.device_query facts|canary|times` prints one JSON object. `facts`: gfx,
+`python -m worker.tuners.aiter.device_query facts|canary|times` prints one JSON object. `facts`: gfx,
 cu_num, device and versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason
 where the image's torch cannot multiply. `times`: compute_us and memory_us of the timed canary.
 """
@@ -27,7 +27,7 @@ def query_device(what: str, env: Mapping[str, str], timeout_s: float, alive: Cal
     path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
     try:
         proc = subprocess.Popen(
-            [sys.executable, "-m", "worker.tuners.aiter.inspect.device_query", what],
+            [sys.executable, "-m", "worker.tuners.aiter.device_query", what],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=None,

@@ -1,7 +1,7 @@
 """Workarounds for faults of some dates of AITER, each applied only where its predicate holds on the files.
 
-Every workaround works on a scratch copy, records the hashes of what it changed before and after, and can be undone.
-One that would do harm is refused, and so is one that would change nothing.
+A workaround changes a scratch copy, and the record holds hashes of each file before and after. It is refused if it
+would do harm, or change nothing.
 """
 
 from __future__ import annotations
@@ -11,21 +11,22 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.reading import TreeReader, read_text
+from worker.aiter_tree.locate import read_text
 from worker.aiter_tree.scratch import ScratchTree, digest
 from worker.families import Family
-from worker.tuners.aiter.inspect.a4w4 import A4W4, PRODUCTS, list_of, products
-from worker.tuners.aiter.inspect.findings import Applicability, Findings, inspect
-from worker.tuners.aiter.inspect.script import read_script
+from worker.tuners.aiter.findings import A4W4, PRODUCTS, Applicability, Findings, asm_list, inspect
 
 SHIM = Path(__file__).parent / "shim"
 MP_TUNER = "aiter/utility/mp_tuner.py"
 _Edit = tuple[str, "bytes | str"]
 """Path, and its new content, or where it is to lead as a link."""
+
+
+_TRIMMED = r"\g<indent>\g<name> = \g<name> * \g<scales>[..., : \g<name>.shape[-1]]"
 
 
 class WorkaroundRefusedError(Exception):
@@ -34,15 +35,11 @@ class WorkaroundRefusedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class FileChange:
-    """One file or link of the scratch copy, its path below the root, and its hashes ("": it was not there).
-
-    `previous`: what the copy had there of its own.
-    """
+    """One file or link of the scratch copy, its path below the root, and its hashes ("": it was not there)."""
 
     file: str
     before: str
     after: str
-    previous: bytes | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,6 @@ class Workaround:
     `source`: the commits of ROCm/aiter that brought and mended what it works around."""
 
     name: str
-    what: str
     families: tuple[str, ...]
     act: Callable[[Findings, ScratchTree], list[_Edit]]
     source: str
@@ -110,40 +106,23 @@ def prepare(
 
 def apply(name: str, found: Findings, scratch: ScratchTree) -> AppliedWorkaround:
     """Apply one to the scratch copy of the tree that was found. Raises WorkaroundRefusedError, and OSError."""
-    workaround = REGISTRY.get(name)
-    if workaround is None:
-        raise WorkaroundRefusedError(f"there is no workaround {name} (there are {', '.join(REGISTRY)})")
-    if scratch.real.root != found.tree.root:
-        raise WorkaroundRefusedError(f"{name}: the scratch copy is of {scratch.real.root}, not of {found.tree.root}")
+    workaround = REGISTRY[name]
     verdict = workaround.predicate(found)
-    evidence = tuple(str(e) for e in verdict.evidence)
+    evidence = "; ".join(verdict.evidence)
     if verdict.verdict != "needed":
         what = "would do harm here" if verdict.verdict == "harmful" else "is not needed here"
-        raise WorkaroundRefusedError(f"{name} {what}: {'; '.join(evidence)}")
+        raise WorkaroundRefusedError(f"{name} {what}: {evidence}")
     changes: list[FileChange] = []
     for rel, new in workaround.act(found, scratch):
-        before, previous = digest(scratch.folder / rel), scratch.own(rel)
+        before = digest(scratch.folder / rel)
         if isinstance(new, bytes):
             scratch.write(rel, new)
         else:
             scratch.link(rel, new)
-        changes.append(FileChange(rel, before, digest(scratch.folder / rel), previous))
-    applied = AppliedWorkaround(name, workaround.source, tuple(changes), evidence)
+        changes.append(FileChange(rel, before, digest(scratch.folder / rel)))
     if inspect(scratch.tree, found.gfx).workarounds[name].verdict == "needed":
-        undo(applied, scratch)
-        raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {'; '.join(evidence)}")
-    return applied
-
-
-def undo(applied: AppliedWorkaround, scratch: ScratchTree) -> None:
-    """Make the scratch copy what it was. Raises WorkaroundRefusedError where the files are no longer as they were."""
-    for change in applied.changes:
-        if digest(scratch.folder / change.file) != change.after:
-            raise WorkaroundRefusedError(f"{applied.name}: {change.file} has been changed since; nothing is undone")
-    for change in applied.changes:
-        scratch.restore(change.file, change.previous)
-        if digest(scratch.folder / change.file) != change.before:
-            raise WorkaroundRefusedError(f"{applied.name}: the real {change.file} is not what it was")
+        raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {evidence}")
+    return AppliedWorkaround(name, workaround.source, tuple(changes), verdict.evidence)
 
 
 def _link_lists(found: Findings, scratch: ScratchTree) -> list[_Edit]:
@@ -156,9 +135,8 @@ def _link_lists(found: Findings, scratch: ScratchTree) -> list[_Edit]:
 
 def _case_of_list(found: Findings, scratch: ScratchTree) -> list[_Edit]:
     """The list's own names of its columns in the script."""
-    script = read_script(TreeReader(found.tree.root), found.tree, found.tree.scripts[A4W4])
-    places = [found.tree.meta / where.format(gfx=found.gfx) / list_of(script) for where in (found.asm_dir, "hsa/{gfx}")]
-    header = read_text(next(p for p in places if p.is_file())).split("\n", 1)[0].split(",")
+    path = asm_list(found.tree, found.asm_dir, found.gfx)
+    header = read_text(path).split("\n", 1)[0].split(",") if path else []
     theirs = {c.strip().lower(): c.strip() for c in header if c.strip().lower() in ("tile_m", "tile_n")}
 
     def edit(text: str) -> str:
@@ -171,17 +149,7 @@ def _case_of_list(found: Findings, scratch: ScratchTree) -> list[_Edit]:
 
 def _trim_scales(found: Findings, scratch: ScratchTree) -> list[_Edit]:
     """Scales no wider than their operand in the reference. Operands stay whole: only padding goes."""
-
-    def edit(text: str) -> str:
-        lines = text.split("\n")
-        for number in products(text):
-            m = PRODUCTS.match(lines[number - 1])
-            assert m is not None
-            name, scales = m["name"], m["scales"]
-            lines[number - 1] = f"{m['indent']}{name} = {name} * {scales}[..., : {name}.shape[-1]]"
-        return "\n".join(lines)
-
-    return [_edited(scratch, edit)]
+    return [_edited(scratch, lambda text: PRODUCTS.sub(_TRIMMED, text))]
 
 
 def _edited(scratch: ScratchTree, edit: Callable[[str], str]) -> _Edit:
@@ -195,21 +163,18 @@ def _edited(scratch: ScratchTree, edit: Callable[[str], str]) -> _Edit:
 _ALL = (
     Workaround(
         "asm_dir_symlink",
-        "links the folders of hsa/<gfx> into hsa/, where get_asm_dir() looks for lists of assembly kernels",
         (),
         _link_lists,
         "ROCm/aiter ce08b75719 (2026-01-13) to cfb9de7325 (2026-01-16): aiter/jit/core.py",
     ),
     Workaround(
         "tile_column_case",
-        "reads the tile columns as the list of assembly kernels spells them",
         (A4W4,),
         _case_of_list,
         "ROCm/aiter 9b01b0d818 (2025-11-22) to 0e38ec8038 (2025-12-19): the a4w4 script",
     ),
     Workaround(
         "k_trim",
-        "trims padded scales to the operand's width in the reference, for K that is no multiple of 256",
         (A4W4,),
         _trim_scales,
         "ROCm/aiter until e6af9a487d (2026-03-18): aiter/utility/fp4_utils.py",

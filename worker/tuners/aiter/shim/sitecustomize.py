@@ -2,7 +2,7 @@
 
 AITER's pool does not say which candidate it is at, and a candidate that kills its process takes the others of its shape
 with it. This wraps one function of `aiter.utility.mp_tuner`, the one that measures a candidate, outside what it times.
-It is put on the path only where that function has the form that it expects (worker/tuners/aiter/drive/progress.py),
+It is put on the path only where that function has the form that it expects (worker/tuners/aiter/progress.py),
 and where anything is not as expected at run time it stands aside. Stdlib only, and nothing of gemmfleet.
 """
 

@@ -1,4 +1,4 @@
-"""Steps before the first measurement: modules built, K % 256 checked, a slot proved without torch.
+"""Steps before the first measurement: modules built, a slot proved without torch.
 
 Each tunes a tiny shape like any other, and throws its rows away.
 """
@@ -6,26 +6,21 @@ Each tunes a tiny shape like any other, and throws its rows away.
 from __future__ import annotations
 
 import itertools
-import json
-import math
 import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from worker.families import Family, fp8_cell
 from worker.protocol import Row, SpecShape
 from worker.protocol.blocklist import BlocklistEntry
-from worker.protocol.environment import CACHE_ENV
 from worker.text import plural
-from worker.tuners.aiter.drive.blocklist import MAX_FAULTS, Blocklist, LeftOut, slot_identity
-from worker.tuners.aiter.drive.environment import ModuleStore
-from worker.tuners.aiter.drive.run import ProcessResult, leave_out, run_shapes
-from worker.tuners.aiter.drive.session import AiterImage, TuningContext
-from worker.tuners.aiter.inspect.device_query import query_device
+from worker.tuners.aiter.blocklist import MAX_FAULTS, Blocklist, LeftOut, slot_identity
+from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
+from worker.tuners.aiter.run import ProcessResult, leave_out, run_shapes
+from worker.tuners.aiter.session import Session, TuningContext
 from worker.tuners.base import Emit, Place, TunerFault
 
 CANARY_TIMEOUT_S = 240.0
@@ -37,8 +32,6 @@ TINY = {
     "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
 }  # fmt: skip
 """Sizes of the tiny shape."""
-ODD_K = {"M": 64, "N": 256, "K": 384}
-"""The smallest shape whose scales are padded: 12 groups of 32 in K, 16 with padding."""
 
 
 def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
@@ -48,48 +41,6 @@ def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
         cell = TINY.get(column.name, column.default or "")
         key[column.name] = fp8_cell(gfx) if "float8" in str(cell) else int(cell) if column.kind == "int" else cell
     return key
-
-
-@dataclass(frozen=True, slots=True)
-class PaddedKCheck:
-    """Result of tuning ODD_K on an image whose files are unsound for such K: counts of its candidates, the least error
-    and the limit it was held against."""
-
-    tried: int
-    ran: int
-    right: int
-    least_error: float
-    limit: float
-
-    @property
-    def passed(self) -> bool:
-        """True if shapes of such K are worth tuning."""
-        return self.right > 0
-
-    def explanation(self) -> str:
-        """Detail of the shapes that fail by it."""
-        size = "x".join(str(v) for v in ODD_K.values())
-        least = f"{self.least_error:.3g}" if math.isfinite(self.least_error) else "unknown"
-        return (
-            f"K is no multiple of 256, and this AITER pads and lays out the scales of such K wrongly: of {self.tried} "
-            f"candidates for {size}, {self.ran} ran and {self.right} are right (least error {least}, limit "
-            f"{self.limit:g}); its production kernels are wrong there too; v0.1.14 and newer have it right"
-        )
-
-    def save(self, path: Path) -> None:
-        """Keep it for later runs."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**asdict(self), "least_error": repr(self.least_error)}))
-
-    @classmethod
-    def load(cls, path: Path, limit: float) -> PaddedKCheck | None:
-        """The result found before with the same limit."""
-        try:
-            raw = json.loads(path.read_text())
-            check = cls(**{**raw, "least_error": float(raw["least_error"])})
-        except (OSError, ValueError, TypeError, KeyError):
-            return None
-        return check if check.limit == limit else None
 
 
 class CollectingEmit(Emit):
@@ -122,10 +73,9 @@ class CollectingEmit(Emit):
 class Warmup:
     """Steps before the first measurement, each done once for the node's image and chip where its result can be kept."""
 
-    def __init__(self, image: AiterImage, place: Place) -> None:
-        cache = os.environ.get(CACHE_ENV, "")
-        root = Path(cache) if cache else (place.node_dir or Path.cwd()).absolute() / "cache"
-        self.store = ModuleStore(root, image.key)
+    def __init__(self, session: Session, place: Place) -> None:
+        image = session.image
+        self.store = session.store
         self.blocklist = Blocklist(self.store.blocklist, slot_identity(place, image.digest or image.key))
         self._count = itertools.count()
 
@@ -142,7 +92,7 @@ class Warmup:
                 if not self.store.is_warm(family):
                     print(f"gemmfleet: building the modules of {family}, once for this image and chip", flush=True)
                     self.store.copy_to(context.jit)
-                    collected, result, _ = self._tune_tiny(context, self._tiny(context), alive)
+                    collected, result = self._tune_tiny(context, self._tiny(context), alive)
                     if result.end.how != "done":
                         raise TunerFault(*failure(result, "before the first shape, on a tiny one"))
                     self.store.publish(context.jit, family)
@@ -153,30 +103,11 @@ class Warmup:
     def prove_slot(self, context: TuningContext) -> tuple[bool, float, str]:
         """(ok, us, detail): AITER itself on a tiny shape, whose result it compares with a reference."""
         shape = self._tiny(context)
-        collected, result, _ = self._tune_tiny(context, shape, lambda: None)
+        collected, result = self._tune_tiny(context, shape, lambda: None)
         size = "x".join(str(shape.key[c]) for c in ("M", "N", "K") if c in shape.key) or "a tiny shape"
         if collected.winner is None:
             return False, -1.0, collected.failed_with or result.end.detail or f"AITER gave no result for {size}"
         return True, collected.winner["us"], f"AITER's own {size} is right"
-
-    def check_padded_k(self, context: TuningContext, alive: Callable[[], None]) -> PaddedKCheck:
-        """Tune ODD_K, once for image and chip, and count the candidates that are right. Raises TunerFault."""
-        path = self.store.root / "k256.json"
-        limit = context.limits.err_ratio
-        known = PaddedKCheck.load(path, limit)
-        if known is not None:
-            return known
-        print("gemmfleet: trying 64x256x384 first: this AITER is unsound for K % 256 != 0", flush=True)
-        collected, result, whole = self._tune_tiny(context, SpecShape(0, dict(ODD_K)), alive)
-        if result.end.how in ("fault", "hang"):
-            raise TunerFault(*failure(result, "on 64x256x384, which is tried first for K % 256 != 0"))
-        rows = [r for r in collected.rows if r["us"] > 0]
-        right = [r for r in rows if r.get("status") == "ok"] or ([collected.winner] if collected.winner else [])
-        least = min((r.get("errRatio", math.inf) for r in [*rows, *right]), default=math.inf)
-        check = PaddedKCheck(len(collected.rows) or len(right), len(rows) or len(right), len(right), least, limit)
-        if whole:  # what one slot left out is no verdict on the image
-            check.save(path)
-        return check
 
     def entry(self, context: TuningContext, result: ProcessResult, *, canary: bool) -> BlocklistEntry:
         """The blocklist's entry for the candidate at work where a process broke off."""
@@ -192,8 +123,8 @@ class Warmup:
 
     def _tune_tiny(
         self, context: TuningContext, shape: SpecShape, alive: Callable[[], None]
-    ) -> tuple[CollectingEmit, ProcessResult, bool]:
-        """Result of a tiny shape, its last process, and whether all candidates were tried.
+    ) -> tuple[CollectingEmit, ProcessResult]:
+        """Result of a tiny shape, and its last process.
 
         A candidate that ends its process is left out, as of any shape that runs alone; the last process did not end
         well where that is of no use (no candidate was at work, the slot is sick).
@@ -208,17 +139,17 @@ class Warmup:
             if end.how == "done":
                 shutil.rmtree(folder, ignore_errors=True)
                 lost = left_out.entries and not collected.measured
-                return collected, _all_lost(result, left_out) if lost else result, not left_out.entries
+                return collected, _all_lost(result, left_out) if lost else result
             hangs += end.how == "hang"
             known = end.step is None or end.step.candidate in left_out.entries
             if end.how not in ("fault", "hang") or known or hangs > MAX_HANGS:
-                return collected, result, False
+                return collected, result
             if len(left_out.entries) >= MAX_FAULTS or not _is_healthy(context, alive):
-                return collected, result, False
+                return collected, result
             entry = self.entry(context, result, canary=True)
             left_out = leave_out(left_out, result, entry, self.store.repro, of=" of a tiny shape")
             if len(left_out.entries) >= HOPELESS and not any(r["us"] > 0 for r in result.partial):
-                return collected, _all_lost(result, left_out), False
+                return collected, _all_lost(result, left_out)
 
 
 def _is_healthy(context: TuningContext, alive: Callable[[], None]) -> bool:

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from worker.protocol import Row, SpecShape, Withheld
-from worker.tuners.aiter.drive.blocklist import LeftOut
-from worker.tuners.aiter.drive.command import ProcessFiles
-from worker.tuners.aiter.drive.harvest import HIPBLASLT_RATIO, Harvest, ShapeVerdict, shape_verdict
-from worker.tuners.aiter.drive.progress import (
+from worker.tuners.aiter.blocklist import LeftOut
+from worker.tuners.aiter.command import ProcessFiles
+from worker.tuners.aiter.harvest import Harvest, ShapeVerdict, shape_verdict
+from worker.tuners.aiter.progress import (
     CandidateJournal,
     JournalStep,
     LineEvent,
@@ -23,11 +23,15 @@ from worker.tuners.aiter.drive.progress import (
     journal_row,
     key_cells,
 )
-from worker.tuners.aiter.drive.session import TuningContext
+from worker.tuners.aiter.session import TuningContext
 from worker.tuners.base import Emit
 from worker.tuners.common.rows import is_fatal
 
 WRITTEN_WITHIN_S = 2.0
+UNSOUND_K = (
+    "K is not a multiple of 256, and this AITER lays out the scales of such K wrongly past 32 rows, also for its "
+    "production kernels; v0.1.14 and newer have it right"
+)
 OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 
@@ -265,12 +269,9 @@ class ShapeTracker:
     def _settle(self, shape: int) -> None:
         if self.culprit is not None and shape == self.culprit.shape:
             return  # what its candidates did after that one means nothing
-        rows = self._rows(shape)
-        tuned = self._harvest.tuned(shape)
-        tuned = _rated(tuned, self._shapes[shape]) if tuned is not None else None
-        rule = HIPBLASLT_RATIO if self._context.script.prefers_hipblaslt else None
+        rows, tuned = self._rows(shape), self._harvest.tuned(shape)
         verdict = shape_verdict(
-            self._context.family, tuned, rows, self._context.limits.err_ratio, hipblaslt_ratio=rule, chip=self._chip,
+            self._context.family, tuned, rows, self._context.limits.err_ratio, chip=self._chip,
             wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),
         )  # fmt: skip
         if verdict.winner is None and self._context.coupled:
@@ -278,6 +279,9 @@ class ShapeTracker:
         if verdict.winner is None:
             if verdict.reason == "no_candidate" and shape in self.out_of_memory:
                 return  # more memory may be free elsewhere: no verdict
+            step = self._context.family.aiter.pads_k_to
+            if step and int(self._shapes[shape]["K"]) % step and not self._context.image.findings.k256_sound:
+                verdict = replace(verdict, detail=f"{verdict.detail}; {UNSOUND_K}")
             if self.fatal is not None:  # AITER counts what a dead process did not do as failed
                 return
         self.flight.settle(shape, rows, verdict, self._candidates(shape, verdict.winner))
@@ -301,7 +305,7 @@ class ShapeTracker:
 
     def _rows(self, shape: int) -> list[Row]:
         """The shape's candidates: of the profile, else of the journal."""
-        rows = [_rated(r, self._shapes[shape]) for r in self._harvest.candidates(shape)]
+        rows = self._harvest.candidates(shape)
         if self.journal is None:
             return rows
         for row in rows:
@@ -335,7 +339,7 @@ class ShapeTracker:
 
 
 def _rated(row: Row, key: Mapping[str, int | str]) -> Row:
-    """The row with the rate that AITER before 2025-09 does not write."""
+    """The row with its rate, which the journal does not have."""
     if row["us"] > 0 and "tflops" not in row and all(c in key for c in ("M", "N", "K")):
         operations = 2.0 * int(key["M"]) * int(key["N"]) * int(key["K"]) * int(key.get("B", 1))
         row["tflops"] = round(operations / row["us"] / 1e6, 4)

@@ -1,1 +1,0 @@
-"""AITER on a slot: processes, their environment and files, and what becomes of shapes and candidates."""
