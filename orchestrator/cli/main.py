@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from orchestrator.cli.commands import VERSION, help_of
 
 
-def main() -> None:
-    """Run the command line. A user's mistake ends in a message and an exit code, never in a traceback."""
-    program, words = os.path.basename(sys.argv[0]), sys.argv[1:]
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line (default: of this process).
+
+    A user's mistake ends in a message and an exit code, never in a traceback. Raises SystemExit.
+    """
+    program, words = os.path.basename(sys.argv[0]), list(sys.argv[1:] if argv is None else argv)
     program = "python -m orchestrator" if program == "__main__.py" else program
     shown = VERSION if words == ["--version"] else help_of(program, words)
     if shown is None:
-        _run()
+        _run(words)
         return
     try:
         print(shown, flush=True)
@@ -23,7 +27,7 @@ def main() -> None:
         sys.exit(1)
 
 
-def _run() -> None:
+def _run(words: list[str]) -> None:
     import errno
 
     from orchestrator.errors import OrchestratorError
@@ -31,7 +35,7 @@ def _run() -> None:
     try:
         from orchestrator.cli.app import app
 
-        app()
+        app(args=words)
     except OrchestratorError as e:
         from worker.text import uncoloured
 

@@ -6,11 +6,11 @@ from collections import Counter
 
 import pytest
 
-from tests.integration.chaosplan import CONTROLLER, LONG, SHORT, draw
 from tests.integration.chaosrun import ChaosRun
 from tests.integration.fleetkit import ON_NODES
 from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
+from tests.support.chaosplan import CONTROLLER, LONG, SHORT, draw
 
 SEEDS = (1, 2, 3, 4, 5)
 
