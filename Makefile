@@ -25,7 +25,7 @@ AITER_GIT ?=
 LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
 STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
 
-.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report serve merge export verify collect compare demo test lint format types unit soak system-packages shapes-named test-aiter benchmarks clean
+.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo test lint format types unit planted soak system-packages shapes-named test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -54,14 +54,14 @@ $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch])
 
-$(VENV)/.installed-serve: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[serve])
+$(VENV)/.installed-live: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(call install,[live])
 
 $(VENV)/.installed-triton: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,[torch$(,)triton])
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)triton$(,)serve$(,)kubernetes$(,)dev])
+	$(call install,[torch$(,)triton$(,)live$(,)kubernetes$(,)dev])
 
 , := ,
 
@@ -96,11 +96,8 @@ cancel: ## stop a run and leave no worker behind
 analyze: $(STAMP) ## the best of each backend by shape of the latest run (or RUN=id, or ARGS="FOLDER --reference mi355x")
 	@$(BIN)/gemmfleet analyze $(RUN) $(ARGS)
 
-report: $(VENV)/.installed ## the page of the latest run (or RUN=id) as one file; ARGS="-o F.html --open"
+report: $(VENV)/.installed$(if $(findstring --live,$(ARGS)),-live) ## the page of the latest run (or RUN=id) as one file; ARGS="--open", or live: ARGS="--live --open"
 	@$(BIN)/gemmfleet report $(RUN) $(ARGS)
-
-serve: $(VENV)/.installed-serve ## the page live, for the browser of this machine, until Ctrl-C; ARGS="--port 8080 --open"
-	@$(BIN)/gemmfleet serve $(RUN) $(ARGS)
 
 # the run that RUN begins, or the latest
 RUN_FOLDER = $(if $(RUN),$(firstword $(wildcard runs/$(RUN)*) $(RUN)),$$(dirname "$$(ls -t runs/*/run.yaml | head -n 1)"))
@@ -114,9 +111,6 @@ export: $(VENV)/.installed ## how AITER is made to use DB (or the latest run, or
 
 verify: $(VENV)/.installed ## prove on its nodes that AITER uses the rows of the latest run (or RUN=id); INVENTORY and ARGS="--table t.csv"
 	@$(BIN)/gemmfleet verify $(RUN) $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(ARGS)
-
-collect: $(VENV)/.installed ## fetch results of runs started by hand from the nodes of INVENTORY; ARGS="--from /data/results"
-	@$(BIN)/gemmfleet collect $(call option,-i,$(INVENTORY)) $(ARGS)
 
 compare: $(VENV)/.installed ## is TOT slower than GOLDEN: tables of times, folders of them or runs
 	@$(BIN)/gemmfleet compare $(if $(GOLDEN),'$(GOLDEN)') $(if $(TOT),'$(TOT)') $(ARGS)
@@ -148,6 +142,9 @@ types: $(VENV)/.installed-dev ## mypy strict
 
 unit: $(VENV)/.installed-dev ## pytest in four processes; ARGS="-n 0 tests/unit/planning/test_planning.py" for one and some
 	@SYSTEM='$(SYSTEM)' FULL='$(FULL)' $(BIN)/python -m pytest -n 4 --dist loadgroup $(ARGS)
+
+planted: $(VENV)/.installed-dev ## plant 40 bugs against the laws, each in a copy: the tests must catch them; ARGS="--only double-key"
+	@$(BIN)/python -m tests.planted $(ARGS)
 
 soak: system-packages $(VENV)/.installed-dev ## drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
 	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)

@@ -23,7 +23,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAULTY), os.environ
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
-SWITCHES = {"full": "FULL", "system": "SYSTEM"}
+SWITCHES = {"full": "FULL", "system": "SYSTEM", "soak": "SOAK"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

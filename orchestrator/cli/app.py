@@ -1,30 +1,47 @@
-"""The typer application over the table of commands: a command's module is imported when the command is run."""
+"""The command line: every command under its heading, in the order of `--help`."""
 
 from __future__ import annotations
 
-from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import typer
 import typer.completion
 import typer.core
-import typer.main
 
-from orchestrator.cli.commands import COMMANDS, HELP, OPTIONS, SUMMARY, VERSION, Entry, help_text
+from orchestrator import __version__
+from orchestrator.cli import (
+    analyze,
+    bench,
+    compare,
+    db,
+    db_check,
+    db_export,
+    gain,
+    image,
+    inventory,
+    nodes,
+    publish,
+    recheck,
+    runs,
+    shapes,
+    simulate,
+    triton_config,
+    tune,
+    verify,
+)
 from orchestrator.cli.options import flat
 
 
-class Completion(NamedTuple):
-    """A command name offered to the shell, with the attributes that click's CompletionItem has."""
+class _WithHelp:
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return --help with a default: typer loads pydantic to learn that an option without one is not given."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        option.default = False
+        return option
 
-    value: str
-    help: str
-    type: str = "plain"
 
-
-class Command(typer.core.TyperCommand):
+class Command(_WithHelp, typer.core.TyperCommand):
     """A command whose options are listed under the headings that they name (`rich_help_panel`), in plain text."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -35,101 +52,111 @@ class Command(typer.core.TyperCommand):
             if record is not None:
                 default = "Arguments" if param.param_type_name == "argument" else "Options"
                 sections.setdefault(getattr(param, "rich_help_panel", None) or default, []).append(record)
-        for heading, records in sections.items():
-            if records:
-                with formatter.section(heading):
-                    formatter.write_dl(records)
+        _write(formatter, sections)
 
 
-class Group(typer.core.TyperGroup):
-    """A group over entries that are listed under headings; only the command that is run is imported."""
+class Group(_WithHelp, typer.core.TyperGroup):
+    """A group whose commands are listed under the headings that they name (`rich_help_panel`), in plain text."""
 
-    headings: Mapping[str, Sequence[Entry]] = {}
-
-    def __init__(self, *, entries: Sequence[Entry] = (), **attrs: Any) -> None:
-        super().__init__(**attrs)
-        if entries:
-            self.headings = {"Commands": entries}
-        self.commands = _Commands({e.name: e for some in self.headings.values() for e in some})
-
-    def get_help_option(self, ctx: Any) -> Any:
-        """Return --help with a default: typer loads pydantic to read that an option without one is not given."""
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands in the order of the table."""
-        return list(self.commands)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help as `help_of` prints it."""
-        options = HELP if ctx.parent else OPTIONS
-        formatter.write(help_text(ctx.command_path, self.help or "", options, self.headings))
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> list[Any]:
-        """Return the commands and options that begin with `incomplete`."""
-        entries = [e for some in self.headings.values() for e in some if e.name.startswith(incomplete)]
-        options = super(typer.core.TyperGroup, self).shell_complete(ctx, incomplete)
-        return [*(Completion(e.name, e.summary) for e in entries), *options]
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write each heading with its commands and their summaries."""
+        sections: dict[str, list[tuple[str, str]]] = {}
+        for name in self.list_commands(ctx):
+            command: Any = self.get_command(ctx, name)
+            heading = getattr(command, "rich_help_panel", None) or "Commands"
+            sections.setdefault(heading, []).append((name, command.get_short_help_str(limit=100)))
+        _write(formatter, sections)
 
 
-class _Commands(UserDict[str, Any]):
-    """Commands by name; an entry becomes its command the first time that it is looked up."""
-
-    def __getitem__(self, name: str) -> Any:
-        value = self.data[name]
-        if isinstance(value, Entry):
-            value = self.data[name] = _load(value)
-        return value
+def _write(formatter: Any, sections: dict[str, list[tuple[str, str]]]) -> None:
+    width = max(len(name) for rows in sections.values() for name, _ in rows)
+    for heading, rows in sections.items():
+        if rows:
+            with formatter.section(heading):
+                formatter.write_dl([(f"{name:{min(width, 30)}}", text) for name, text in rows])
 
 
-def _load(entry: Entry) -> Any:
-    """Return the click command or group of an entry."""
-    if entry.commands:
-        return Group(
-            name=entry.name, help=entry.summary, entries=entry.commands, no_args_is_help=True, rich_markup_mode=None
-        )
-    module, _, function = entry.target.partition(":")
-    single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-    single.command(entry.name, cls=Command)(flat(getattr(import_module(module), function)))
-    return typer.main.get_command(single)
+def _typer(name: str, summary: str) -> typer.Typer:
+    return typer.Typer(
+        name=name,
+        cls=Group,
+        help=summary,
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
 
 
-class Root(Group):
-    """`gemmfleet` itself."""
-
-    headings = COMMANDS
-
-
-app = typer.Typer(
-    name="gemmfleet",
-    cls=Root,
-    help=SUMMARY,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-# registers the shells that typer completes; typer's own options would load pydantic in every command
+app = _typer("gemmfleet", "Tune GPU GEMM kernels across a fleet, and explain every shape that failed.")
+# registers the shells that typer completes; the options of its own would load pydantic in every command
 typer.completion.get_completion_inspect_parameters()
 
 
 def _version(given: bool) -> None:
     if given:
-        typer.echo(VERSION)
+        typer.echo(f"gemmfleet {__version__}")
         raise typer.Exit
 
 
-def _flag(name: str, callback: Callable[..., Any]) -> Any:
-    return typer.Option(False, name, callback=callback, is_eager=True, expose_value=False, help=OPTIONS[name])
+def _flag(name: str, text: str, callback: Callable[..., Any]) -> Any:
+    return typer.Option(False, name, callback=callback, is_eager=True, expose_value=False, help=text)
 
 
 @app.callback()
 def root(
-    version: bool = _flag("--version", _version),
-    install_completion: bool = _flag("--install-completion", typer.completion.install_callback),
-    show_completion: bool = _flag("--show-completion", typer.completion.show_callback),
+    version: bool = _flag("--version", "Show the version.", _version),
+    install_completion: bool = _flag(
+        "--install-completion", "Install completion for the shell in use.", typer.completion.install_callback
+    ),
+    show_completion: bool = _flag(
+        "--show-completion", "Print the completion script for the shell in use.", typer.completion.show_callback
+    ),
 ) -> None:
     """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
+
+
+def _add(heading: str, *commands: Callable[..., Any]) -> None:
+    for command in commands:
+        app.command(cls=Command, rich_help_panel=heading)(flat(command))
+
+
+def _add_group(heading: str, name: str, summary: str, *commands: Callable[..., Any]) -> None:
+    group = _typer(name, summary)
+    for command in commands:
+        group.command(cls=Command)(flat(command))
+    app.add_typer(group, rich_help_panel=heading)
+
+
+_add("Tune", tune.tune, recheck.recheck, bench.bench, simulate.simulate, runs.resume, runs.retry, runs.cancel)
+_add("Look", runs.status, runs.logs, runs.explain)
+_add_group("Look", "runs", "List runs, and remove old ones.", runs.list_, runs.prune)
+_add("Results", analyze.analyze, compare.compare, runs.report, gain.gain, verify.verify, publish.publish)
+_add_group(
+    "Fleet", "nodes", "Check nodes; add them to a running run, or drain them.", nodes.check, nodes.add, nodes.drain
+)
+_add_group("Fleet", "inventory", "Check an inventory, or print its JSON schema.", inventory.check)
+_add_group("Fleet", "image", "Build an image with AITER on your own base.", image.build)
+_add_group(
+    "Files", "shapes", "Make and check shape lists.", shapes.check, shapes.from_model, shapes.from_log, shapes.capture
+)
+_add_group(
+    "Files",
+    "db",
+    "Merge, check, compare, export and restore tuned tables.",
+    db.merge,
+    db_check.check,
+    db.diff,
+    db.undo,
+    db_export.export,
+)
+_add_group(
+    "Files",
+    "triton-config",
+    "Merge, check and restore AITER's Triton configs.",
+    triton_config.merge,
+    triton_config.undo,
+    triton_config.check,
+    triton_config.order,
+    triton_config.rows,
+)

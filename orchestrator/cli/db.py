@@ -1,14 +1,13 @@
-"""`gemmfleet db diff`, `merge`, `import`, `split` and `undo`: changes of tuned tables."""
+"""`gemmfleet db diff`, `merge` and `undo`: changes of tuned tables."""
 
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -112,37 +111,6 @@ def merge(
     _print_merge(report, sources, as_json)
 
 
-def import_(
-    source: Annotated[
-        str, typer.Argument(metavar="PATH|GIT@REF:FILE", help="A table, or one of a commit of a git repository.")
-    ],
-    into: IntoOpt,
-    policy: PolicyOpt = PolicyName.NOISE,
-    allow_mixed: MixedOpt = False,
-    err_ratio: ErrOpt = 0.05,
-    family: TableFamilyOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Merge a table from elsewhere, such as AITER's at a commit.
-
-    The origin of each row is recorded.
-    """
-    import tempfile
-
-    from orchestrator.tuned_db.sources import extract_git_file, imported, open_sources, parse_git_file
-
-    of = parse_git_file(source)
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-import-") as folder:
-        path, origin = Path(source), dict[str, Any]({"path": source})
-        if of is not None:
-            path = Path(folder) / Path(of.file).name
-            commit = extract_git_file(of, path)
-            origin = {"repo": str(of.repo), "commit": commit.sha, "committed": commit.committed, "file": of.file}
-        sources = open_sources([path], [], into, family, lenient=True)
-        report = _merge(sources, into, policy, allow_mixed, err_ratio, imported(sources.facts, origin))
-    _print_merge(report, sources, as_json)
-
-
 def undo(
     table: Annotated[Path, typer.Argument(metavar="DB", help="The tuned table.")],
     as_json: JsonOpt = False,
@@ -164,34 +132,6 @@ def undo(
     print(f"  provenance records: {words[done.records]}")
     print(f"  the replaced table: {escaped(done.aside)}")
     print(f"  older versions left: {done.left}")
-
-
-def split(
-    table: Annotated[Path, typer.Argument(metavar="DB", help="A table with rows of AITER's and of our own tuners.")],
-    into: Annotated[
-        Path | None, typer.Option("--into", metavar="CSV", help="Where ours go; default: a new file beside DB.")
-    ] = None,
-    family: TableFamilyOpt = None,
-    as_json: JsonOpt = False,
-) -> None:
-    """Move the rows of gemmfleet's own tuners out of a table.
-
-    Their provenance records move with them; the old table is kept.
-    """
-    from orchestrator.tables.faults import escaped
-    from orchestrator.tables.locate import family_of
-    from orchestrator.tuned_db.merge import LOCK_WAIT_S
-    from orchestrator.tuned_db.versions import split as take_out
-
-    done = take_out(table, family_of(table, family), into, LOCK_WAIT_S)
-    if as_json:
-        print(json.dumps(done.to_json(), indent=1))
-        return
-    print(f"{escaped(done.path)}: {plural(done.stayed, 'row stays', 'rows stay')}")
-    records = plural(done.records_moved, "record")
-    print(f"{escaped(done.into)}: {plural(done.moved, 'row')} of gemmfleet's own tuners, {records}")
-    undo = command(f"db undo {shlex.quote(escaped(done.path))}")
-    print(f"the old table is kept as {escaped(done.backup)}; {undo} restores it ({escaped(done.into)} stays)")
 
 
 def _merge(

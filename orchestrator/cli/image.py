@@ -1,4 +1,4 @@
-"""`gemmfleet image`: render or build an image with AITER at a git ref, on a base image of your own."""
+"""`gemmfleet image build`: an image with AITER at a git ref, on a base image of your own."""
 
 from __future__ import annotations
 
@@ -49,28 +49,15 @@ class RecipeOptions(NamedTuple):
     ] = False
 
 
-def render(
-    image: RecipeOptions,
-    out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="DIR", help="Write the build folder here (default: print it).")
-    ] = None,
-) -> None:
-    """Print the Dockerfile, or write the whole build folder.
-
-    The folder holds the Dockerfile, build.sh and the tables.
-    """
-    recipe = _recipe(_inventory(image.inventory), image)
-    if out is None:
-        sys.stdout.write(recipe.dockerfile())
-        return
-    from orchestrator.transport import LocalTransport
-
-    LocalTransport("this machine").put(str(out), recipe.files(("docker",), ()))
-    print(f"written: {out}; build it with: sh {out}/build.sh")
-
-
 def build(
     image: RecipeOptions,
+    render: Annotated[
+        bool, typer.Option("--render", help="Build nothing: print the Dockerfile, or write the build folder to --out.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="With --render: folder for Dockerfile, build.sh, tables."),
+    ] = None,
     node: Annotated[
         list[str] | None, typer.Option("--node", metavar="N", help="Build on this node; repeatable (default: here).")
     ] = None,
@@ -92,6 +79,11 @@ def build(
     from orchestrator.image.build import build as run
 
     known = _inventory(image.inventory)
+    if render:
+        _render(_recipe(known, image), out)
+        return
+    if out is not None:
+        raise InputError("--out is the folder that --render writes: add --render")
     if node and known is None:
         raise InputError("--node needs the inventory that has it: -i INV")
     strange = [n for n in node or () if known is not None and n not in known.nodes]
@@ -114,6 +106,16 @@ def build(
         log(f"built {recipe.tag}: {built[where]}")
     if json_:
         print(json.dumps({"image": recipe.tag, "built": built}))
+
+
+def _render(recipe: Recipe, out: Path | None) -> None:
+    if out is None:
+        sys.stdout.write(recipe.dockerfile())
+        return
+    from orchestrator.transport import LocalTransport
+
+    LocalTransport("this machine").put(str(out), recipe.files(("docker",), ()))
+    print(f"written: {out}; build it with: sh {out}/build.sh")
 
 
 def _inventory(path: Path | None) -> Inventory | None:

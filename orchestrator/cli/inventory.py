@@ -1,4 +1,4 @@
-"""`gemmfleet inventory`: check an inventory, or print the JSON schema of inventories."""
+"""`gemmfleet inventory check`: what an inventory means, or all that is wrong with it; or the schema of inventories."""
 
 from __future__ import annotations
 
@@ -15,19 +15,15 @@ if TYPE_CHECKING:
     from orchestrator.inventory import Inventory, Node
 
 
-def schema() -> None:
-    """Print the JSON schema of inventories, for editors."""
-    from orchestrator.inventory.model import dumps
-
-    typer.echo(dumps(), nl=False)
-
-
 def check(
     file: Annotated[
         Path | None, typer.Argument(metavar="[INVENTORY.yaml]", help="Default: inventories/local.yaml.")
     ] = None,
     env: Annotated[
         bool, typer.Option("--env", help="Also check the values of all ${env:NAME}, as they are now.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of inventories instead, for editors.")
     ] = False,
     as_json: JsonOpt = False,
 ) -> None:
@@ -37,8 +33,12 @@ def check(
     """
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.model import dumps
     from orchestrator.templating import data_folder
 
+    if schema:
+        typer.echo(dumps(), nl=False)
+        return
     path = file or data_folder("inventories") / "local.yaml"
     try:
         found = load_inventory(path)

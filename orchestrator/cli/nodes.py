@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
-from worker.text import plural
 
 
 def check(
@@ -91,55 +90,6 @@ def add(
     replace_inventory(paths, inventory)
     _request(runs, run, "join", "")
     print(f"joining run {paths.run}: {', '.join(new) or 'no new node'}")
-
-
-def blocklist(
-    inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", help="Nodes to query; default: this machine.", metavar="INV")
-    ] = None,
-    node: Annotated[str | None, typer.Option(help="Only the node of this name.", metavar="N")] = None,
-    clear: Annotated[bool, typer.Option("--clear", help="Empty the blocklists after showing them.")] = False,
-    runs: RunsOpt = DEFAULT_RUNS,
-    accept_new_host_keys: AcceptNewHostKeysOpt = False,
-    json_: JsonOpt = False,
-) -> None:
-    """List the candidates that the tuner aiter skips, by node.
-
-    Each of them ended its process on that node.
-    """
-    import json
-
-    from orchestrator.cli.output.terminal import console, plain, table
-    from orchestrator.errors import InputError
-    from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.blocklists import blocklists, entry_json
-    from orchestrator.templating import data_folder
-
-    known = load_inventory(inventory or data_folder("inventories") / "local.yaml")
-    if node is not None:
-        if node not in known.nodes:
-            raise InputError(f"{known.source} has no node {node!r} (there: {', '.join(known.nodes)})")
-        known = known.model_copy(update={"nodes": {node: known.nodes[node]}})
-    found = blocklists(known, runs, clear=clear, accept_new_host_keys=accept_new_host_keys)
-    if json_:
-        print(json.dumps({"cleared": clear, "nodes": [n.to_json() for n in found]}, indent=1))
-    else:
-        rows = [(n.node, entry_json(e)) for n in found for e in n.entries]
-        if rows:
-            t = table(*["node", "slot", "image", "driver", "date", "family", "shape", "candidate", "outcome", "used"])
-            for name, e in rows:
-                shape = "x".join(w for w in e["key"] if w.isdigit())
-                cells = (name, e["slot"], e["image"].removeprefix("sha256:")[:12], e["driver"], e["date"], e["family"])
-                t.add_row(*(plain(c, 60) for c in (*cells, shape, e["name"], e["outcome"], e["used"])))
-            console().print(t)
-        where = "cleared from the blocklists" if clear else "on the blocklists"
-        nodes = plural(sum(not n.fault for n in found), "node")
-        print(f"{plural(len(rows), 'candidate')} {where} of {nodes}")
-        for n in found:
-            if n.fault:
-                print(f"! {n.node}: {plain(n.fault)}")
-    if any(n.fault for n in found):
-        raise typer.Exit(3)
 
 
 def _request(runs: Path, run: str | None, kind: str, node: str) -> None:

@@ -128,7 +128,7 @@ def flat(command: Callable[..., Any]) -> Callable[..., Any]:
             given[name] = group(**{option: given.pop(option) for option in group._fields})
         return command(**given)
 
-    run.__doc__ = command.__doc__
+    run.__name__, run.__doc__ = command.__name__.rstrip("_"), command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 

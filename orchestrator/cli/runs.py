@@ -1,4 +1,4 @@
-"""Commands on runs: `gemmfleet resume`, `retry`, `cancel`, `status`, `logs`, `explain`, `report`, `serve`, `runs`."""
+"""Commands on runs: `gemmfleet resume`, `retry`, `cancel`, `status`, `logs`, `explain`, `report`, `runs`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, GpuHoursOpt, JsonOpt, RunArg, RunsOpt, UntilGainOpt
+
+if TYPE_CHECKING:
+    from orchestrator.paths import RunPaths
 
 
 def resume(
@@ -69,32 +72,12 @@ def status(
     runs: RunsOpt = DEFAULT_RUNS,
     watch: Annotated[bool, typer.Option("--watch", help="Update until the run ends or Ctrl-C.")] = False,
     timeout: Annotated[float, typer.Option(min=0.5, help="Longest time to wait for a node.", metavar="SECONDS")] = 4.5,
-    inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="With --folder: the nodes.")
-    ] = None,
-    folder: Annotated[
-        str | None,
-        typer.Option(
-            "--folder", metavar="PATH", help="Jobs started by hand: their folder on the nodes, without a run."
-        ),
-    ] = None,
-    limit: Annotated[
-        str | None, typer.Option("--limit", metavar="LABEL", help="With --folder: only nodes with this label or name.")
-    ] = None,
     json_: JsonOpt = False,
 ) -> None:
     """Show shapes, nodes, progress and expected end of a run.
 
     Polls every node: what each slot measures now, GPU use and health, the last log lines, the result files.
     """
-    from orchestrator.errors import InputError
-
-    if folder is not None:
-        from orchestrator.cli.output.status import show_folder
-
-        raise typer.Exit(show_folder(inventory, folder, run, limit, timeout, watch=watch, json_=json_))
-    if inventory is not None or limit is not None:
-        raise InputError("-i and --limit belong to --folder PATH: a run knows its own nodes")
     from orchestrator.paths import find_run
     from orchestrator.run.snapshot import polled_status
 
@@ -276,14 +259,32 @@ def report(
         Path | None,
         typer.Option("-o", "--out", help="Write the page here; default: report.html in the run's folder.", metavar="F"),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option("--live", help="Write no file: show the page live in a browser here, until Ctrl-C."),
+    ] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="With --live: port; 0: any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
     json_: JsonOpt = False,
 ) -> None:
-    """Write the page of a run: one HTML file, no server needed."""
-    from orchestrator.analysis.report.page import run_or_folder, write_report
+    """Write the page of a run: one HTML file, no server needed.
+
+    With --live: the same page from a server, read-only, updated as the run goes on.
+    """
+    from orchestrator.analysis.report.page import run_or_folder
+
+    paths = run_or_folder(runs, run)
+    if live:
+        if out is not None or json_:
+            from orchestrator.errors import InputError
+
+            raise InputError("--live writes no file: leave --out and --json out")
+        _serve(paths, port, open_=open_)
+        return
+    from orchestrator.analysis.report.page import write_report
     from orchestrator.cli.output.terminal import plain
 
-    written = write_report(run_or_folder(runs, run, collected=True), out)
+    written = write_report(paths, out)
     if json_:
         document = written.document
         about = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}
@@ -293,26 +294,13 @@ def report(
             print(plain(sentence, 2000))
         print(written.path)
     if open_:
-        import webbrowser
-
-        webbrowser.open(written.path.absolute().as_uri())
+        _open(written.path.absolute().as_uri())
 
 
-def serve(
-    run: RunArg = None,
-    runs: RunsOpt = DEFAULT_RUNS,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port; 0: any that is free.")] = 0,
-    open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
-) -> None:
-    """Show the page of a run live in a browser of this machine.
-
-    Read-only, until Ctrl-C.
-    """
-    from orchestrator.analysis.report.page import run_or_folder
+def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
+    from orchestrator.analysis.report.live_server import PageServer
     from orchestrator.ledger import LedgerReader
-    from orchestrator.serve.server import PageServer
 
-    paths = run_or_folder(runs, run)
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)
     print(f"run {paths.run}: {server.url}", flush=True)
@@ -320,10 +308,14 @@ def serve(
         "for the browser of this machine only; from elsewhere: ssh -L PORT:127.0.0.1:PORT; Ctrl-C ends it", flush=True
     )
     if open_:
-        import webbrowser
-
-        webbrowser.open(server.url)
+        _open(server.url)
     try:
         server.run()
     except KeyboardInterrupt:
         print("server ended; the run is not affected")
+
+
+def _open(url: str) -> None:
+    import webbrowser
+
+    webbrowser.open(url)

@@ -203,10 +203,10 @@ def capture(
 
     Exit code 1 where the workload failed.
     """
-    from orchestrator.collect.capture import capture_here, capture_on
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.capture import capture_here, capture_on
 
     name = get_family(family).name if family else None
     if out.exists() and not force:  # before hours of work, not after

@@ -148,7 +148,7 @@ def order(
     ] = 0,
     as_json: JsonOpt = False,
 ) -> None:
-    """Compile the candidates of shapes on this machine's cores, for nodes to try in that order.
+    """Compile candidates here, for nodes to try in that order.
 
     Ctrl-C keeps what was compiled; the same command goes on.
     """

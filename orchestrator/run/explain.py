@@ -11,7 +11,6 @@ from orchestrator import events as ev
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.close_ck import close_ck
 from orchestrator.run.view.places import Node
 from orchestrator.run.view.reading import (
     FaultedCandidate,
@@ -173,8 +172,6 @@ class StoryWriter:
             for f in self._faulted
             if id_ in f.shapes
         ]
-        if id_ in (close := close_ck(self._ledger)):
-            notes.append(str(close[id_]))
         attempts = [r.attempt for _, r in self._entries if isinstance(r, ev.ShapeStarted) and r.shape == id_]
         steps = self._steps(of_shape(self._ledger, id_, self._entries))
         return Story(self._reader.name(id_), "shape", now, steps, notes + self._advice((id_,), attempts))
@@ -192,7 +189,17 @@ class StoryWriter:
         steps += [(u.t, f"{_place(u)} ({u.attempt}): {u.text}", None) for u in self._slot_warnings if u.node == name]
         flags = self._view.places.timed.flags().items()
         now += "".join(f"; slot {slot} is {why}" for (n, slot), why in flags if n == name)
-        return Story(name, "node", now, sorted(steps, key=lambda s: s[0]), [INCIDENTS[k] for k in sorted(kinds)])
+        notes = [] if brief else self._left_out(name)
+        return Story(
+            name, "node", now, sorted(steps, key=lambda s: s[0]), notes + [INCIDENTS[k] for k in sorted(kinds)]
+        )
+
+    def _left_out(self, node: str) -> list[str]:
+        """Sentences on the candidates that the node's blocklist makes later runs leave out."""
+        found = [f for f in self._faulted if f.node == node]
+        notes = [f"Later runs leave out candidate {f.kernel} on {_place(f)}: {_why(f)}" for f in found]
+        again = "to try them again, delete .cache/aiter/*/blocklist.jsonl in the node's work folder"
+        return [*notes, f"A node leaves out such candidates for seven days; {again}"] if notes else []
 
     def candidate(self, f: FaultedCandidate) -> Story:
         """Story of a candidate that faulted."""

@@ -1,4 +1,4 @@
-"""The file, folder of tables, folder of collected results or run that a user names, and the family of a table.
+"""The file, folder of tables or run that a user names, and the family of a table.
 
 The family follows from the file's name, the run that the file lies in, its columns, or the names of its kernels.
 """
@@ -20,19 +20,19 @@ from orchestrator.paths import RUN_RE, RunPaths, find_run
 from orchestrator.tables.open import read_head
 from worker.families import FAMILIES, Family
 
-Kind = Literal["file", "folder", "collected", "run"]
+Kind = Literal["file", "folder", "run"]
 
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """`path` is the file, or the folder. `collected`: a folder with provenance.json and no run.yaml."""
+    """`path` is the file, or the folder; a run's folder has a run.yaml."""
 
     kind: Kind
     path: Path
 
     @property
     def paths(self) -> RunPaths:
-        """The files of a run or of collected results."""
+        """The files of a run."""
         return RunPaths(self.path)
 
 
@@ -44,22 +44,11 @@ def locate(given: str | None, runs: Path) -> Located:
     """
     path = Path(given) if given is not None else None
     if path is not None and path.is_dir():
-        return Located(_kind_of(path), path)
+        return Located("run" if (path / "run.yaml").is_file() else "folder", path)
     is_id = path is None or (RUN_RE.match(str(given)) and (runs / path).is_dir())
     if path is not None and not is_id and (path.exists() or path.suffix or len(path.parts) > 1):
         return Located("file", path)
     return Located("run", find_run(runs, given).root)
-
-
-def _kind_of(folder: Path) -> Kind:
-    if (folder / "run.yaml").is_file():
-        return "run"
-    return "collected" if is_collected(folder) else "folder"
-
-
-def is_collected(folder: Path) -> bool:
-    """True where a folder holds results that `collect` fetched: tables, and no ledger."""
-    return (folder / "provenance.json").is_file() and not (folder / "run.yaml").exists()
 
 
 def provenance_of(folder: Path) -> dict[str, Any]:

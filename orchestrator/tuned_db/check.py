@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.open import csv_records
@@ -236,8 +234,7 @@ def _check_kinds(table: Table, known: Mapping[Place, Record], out: Checked) -> N
     out.kinds.update({kind: len(rows) for kind, rows in found.items()})
     if "aiter" not in found and not in_aiter(table.path.absolute()):
         return
-    split = f"db split {shlex.quote(str(table.path))}"
-    way_out = f"{command(split)} takes it out" if "aiter" in found else "AITER reads this folder"
+    way_out = "delete the row" if "aiter" in found else "AITER reads this folder"
     for row in found.get("own", ()):
         words = describe_own(table.cells(row))
         out.add(row.line, ("mixed", "error", f"{words}, at which AITER stops: {way_out}"))

@@ -39,7 +39,7 @@ FIXES: Mapping[str, str] = {
     "header": "use the columns of the build's own table, in their order",
     "hipblaslt": "tune the shape again without hipBLASLt, or delete the row",
     "line ends": "write LF: `git add --renormalize FILE`, or `sed -i 's/\\r$//' FILE`",
-    "mixed": "`db split` moves it out of the table",
+    "mixed": "delete the row: AITER has no such kernel",
     "order": "sort the rows by gfx, cu_num, N, M, K",
     "tflops": "compute it from us",
     "us": "measure the row again, or delete it",

@@ -4,7 +4,6 @@ do not distinguish, and images or tuner versions only where the user allows it.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -158,7 +157,7 @@ def refuse_mixture(path: Path, table: Table, known: Mapping[str, Record]) -> Kin
             f"{path}: holds rows of AITER's ({len(found['aiter'])}) and of gemmfleet's own tuners ({len(own)}):"
             " AITER stops at the latter",
             *listed((f"{path}:{r.line}: {describe_own(table.cells(r))}" for r in own), SHOWN),
-            f"{command(f'db split {shlex.quote(str(path))}')} takes them out into a table of their own",
+            "delete these rows, or take an older version of the table (db undo)",
         ])  # fmt: skip
     return "own" if own else "aiter" if "aiter" in found else ""
 

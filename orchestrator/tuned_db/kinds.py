@@ -52,14 +52,9 @@ def describe_own(cells: Mapping[str, str]) -> str:
     return f"{name[:80]} is a kernel of gemmfleet's tuner {tuner_of(name)}" if name else "is a kernel of our own tuners"
 
 
-def other_name(path: Path, word: str, *, fresh: bool = False) -> Path:
-    """A file for rows of the other kind than a table's, beside it, but never in a folder that AITER merges by itself.
-
-    `fresh`: one that is not there yet.
-    """
-    folder = Path() if in_aiter(path) else path.parent
-    names = [folder / f"{path.stem}_{word}{n}{path.suffix or '.csv'}" for n in ("", *range(2, 100))]
-    return next((n for n in names if not n.exists()), names[0]) if fresh else names[0]
+def other_name(path: Path, word: str) -> Path:
+    """A file for rows of the other kind than a table's: beside it, but in no folder whose tables AITER merges."""
+    return (Path() if in_aiter(path) else path.parent) / f"{path.stem}_{word}{path.suffix or '.csv'}"
 
 
 def in_aiter(path: Path) -> bool:

@@ -6,7 +6,7 @@ import csv
 import io
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,6 @@ from orchestrator.tuned_db.merge_policy import (
     identity,
 )
 from orchestrator.tuned_db.records import Facts, Record, Records, current_records, new_record, read_records, spread_of
-from orchestrator.tuned_db.split_k import remark
 from worker import without_gc
 from worker.families import Family
 from worker.text import plural
@@ -211,10 +210,6 @@ def _decide(
         margin=rules.margin,
         same_kernel=pool.is_incumbent(new),
     )
-    against = rival or figure
-    if found.action == "replaced" and old is not None and against is not None:
-        more = remark(table.family, table.cells(old), against.us, new.cells, time.us)
-        found = replace(found, why=found.why + more)
     return _Decision(new, old, rival, found)
 
 

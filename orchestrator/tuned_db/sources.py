@@ -1,15 +1,8 @@
-"""The input of a merge: tuned tables, profiles and runs' folders as one stream of rows with their provenance.
-
-A table may also lie in a git repository, `REPOSITORY@REF:FILE`: nothing is checked out, nothing is fetched.
-"""
+"""The input of a merge: tuned tables, profiles and runs' folders as one stream of rows with their provenance."""
 
 from __future__ import annotations
 
-import os
-import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +11,7 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.locate import family_of, provenance_of
-from orchestrator.tables.open import MAX_BYTES, csv_records
+from orchestrator.tables.open import csv_records
 from orchestrator.tables.tuned import (
     MAX_FAULTS,
     PROFILE_EXTRA,
@@ -27,7 +20,6 @@ from orchestrator.tables.tuned import (
     RowReader,
     read_header,
 )
-from orchestrator.tables.write import utc
 from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
 from orchestrator.tuned_db.records import Facts, read_records, record_of_newcomer
 from orchestrator.tuned_db.rules import written_in_tb
@@ -48,17 +40,16 @@ class MergeInput:
     profiles: list[Path]
     facts_of: dict[str, Facts] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    lenient: bool = False
 
     def newcomers(self) -> Iterator[dict[str, str]]:
         """The rows of the tables. Raises TunedDBError."""
         for path in self.tables:
-            yield from read_rows(path, self.family, self.notes, lenient=self.lenient)
+            yield from read_rows(path, self.family, self.notes, fill=True)
 
     def beside(self) -> Iterator[dict[str, str]]:
         """The rows of the profiles. Raises TunedDBError."""
         for path in self.profiles:
-            yield from read_rows(path, self.family, self.notes, lenient=False)
+            yield from read_rows(path, self.family, self.notes)
 
     def facts(self, new: Newcomer) -> Mapping[str, Any]:
         """The fields of a newcomer's record."""
@@ -66,13 +57,10 @@ class MergeInput:
         return self.facts_of[source](new) if source in self.facts_of else {}
 
 
-def open_sources(
-    given: Sequence[Path], profiles: Sequence[Path], into: Path | None, wanted: str | None, *, lenient: bool = False
-) -> MergeInput:
+def open_sources(given: Sequence[Path], profiles: Sequence[Path], into: Path | None, wanted: str | None) -> MergeInput:
     """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
 
     A folder is a run's: its tuned.csv, with its profile.csv beside and its ledger for what is known.
-    `lenient`: short rows are filled up, as AITER does.
     """
     runs = [p for p in given if p.is_dir()]
     tables, faults = list[Path](), list[str]()
@@ -87,7 +75,7 @@ def open_sources(
         raise InputError(faults)
     family = one_family([*([into] if into and into.exists() else []), *tables], wanted)
     beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
-    out = MergeInput(family, tables, list(dict.fromkeys(beside)), lenient=lenient)
+    out = MergeInput(family, tables, list(dict.fromkeys(beside)))
     for table in tables:
         out.facts_of[str(table)] = _facts(table, family)
     return out
@@ -111,9 +99,10 @@ def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
     return next(iter(found.values()))[0]
 
 
-def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) -> Iterator[dict[str, str]]:
+def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = False) -> Iterator[dict[str, str]]:
     """The rows of a tuned table or profile by column name, each with the file it is of, one at a time.
 
+    `fill`: a row that lacks its last cells is filled up with nothing, as AITER does, if the file is not cut off in it.
     Adds remarks to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
     """
     faults: list[str] = []
@@ -122,7 +111,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
     short = in_tb = 0
     source = str(path)
     try:
-        for at, _, cells in csv_records(path, cap=None):
+        for at, text, cells in csv_records(path, cap=None):
             if reader is None:
                 header = read_header(path, cells, family)
                 reader = RowReader(header, family)
@@ -130,7 +119,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, lenient: bool) ->
                 continue
             if not any(cells):
                 continue
-            if lenient and reader.us_at < len(cells) < len(header):
+            if fill and reader.us_at < len(cells) < len(header) and text.endswith(("\n", "\r")):
                 short += 1
                 cells = [*cells, *[""] * (len(header) - len(cells))]
             try:
@@ -179,98 +168,3 @@ def _facts(table: Path, family: Family) -> Facts:
         return {**alone, **beside, "spread": new.spread or None, **(record.document() if record else {})}
 
     return facts
-
-
-def imported(facts: Facts, origin: Mapping[str, Any]) -> Facts:
-    """The fields of rows of an imported table: `imported` names its origin."""
-
-    def of(new: Newcomer) -> Mapping[str, Any]:
-        known = dict(facts(new))
-        if "repo" in origin:
-            known.pop("source", None)
-        return {**known, "imported": dict(origin)}
-
-    return of
-
-
-TIMEOUT_S = 120.0
-_COMMITTED = re.compile(r"^committer .* (\d{1,11}) [+-]\d{4}$", re.M)
-
-
-@dataclass(frozen=True, slots=True)
-class GitFile:
-    """`ref` and `file` of the repository at `repo`, as they were given."""
-
-    repo: Path
-    ref: str
-    file: str
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    """The commit that REF names, and its date (UTC)."""
-
-    sha: str
-    committed: str
-
-
-def parse_git_file(text: str) -> GitFile | None:
-    """None for what is a plain path (which may well hold an @)."""
-    head, colon, file = text.rpartition(":")
-    repo, at, ref = head.rpartition("@")
-    if not (colon and at and repo and ref and file) or Path(text).exists():
-        return None
-    return GitFile(Path(repo), ref, file)
-
-
-def extract_git_file(of: GitFile, to: Path) -> Commit:
-    """Write the file as it was at REF to `to`. Raises InputError saying what is not there."""
-    if not of.repo.is_dir():
-        raise InputError(f"{of.repo}: there is no such folder; write REPOSITORY@REF:FILE")
-    if shutil.which("git") is None:
-        raise InputError("git is not installed here: give the path of the table instead")
-    if of.ref.startswith("-") or "\n" in of.ref:
-        raise InputError(f"{of.ref[:80]!r}: is no branch, tag or commit")
-    resolved = _git_output(of.repo, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{of.ref}^{{commit}}")
-    if resolved is None:
-        raise InputError(
-            f"{of.repo}: has no commit {of.ref[:80]!r} (fetch it there first), is no git repository, or git does not"
-            " trust its owner"
-        )
-    sha = resolved.strip()
-    name = f"{sha}:{of.file}"
-    size = _git_output(of.repo, "cat-file", "-s", name)
-    if size is None or _git_output(of.repo, "cat-file", "-t", name) != "blob\n":
-        raise InputError(f"{of.repo}: commit {sha[:12]} has no file {of.file[:200]!r}")
-    if int(size) > MAX_BYTES:
-        raise InputError(f"{of.file}: is larger than {MAX_BYTES // 2**20} MB, which no tuned table is")
-    with to.open("wb") as out:
-        if _run_git(of.repo, ("cat-file", "blob", name), out.fileno()).returncode:
-            raise InputError(f"{of.repo}: git could not read {of.file[:200]!r} of commit {sha[:12]}")
-    at = _COMMITTED.search(_git_output(of.repo, "cat-file", "commit", sha) or "")
-    return Commit(sha, utc(int(at[1])) if at else "")
-
-
-def _git_output(repo: Path, *words: str) -> str | None:
-    """The output of a git command, None where it fails."""
-    done = _run_git(repo, words, subprocess.PIPE)
-    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
-
-
-def _run_git(repo: Path, words: tuple[str, ...], out: int) -> subprocess.CompletedProcess[bytes]:
-    # plumbing only, which runs nothing that the repository's own configuration names; no prompt, nothing is fetched
-    env = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    env |= {"GIT_TERMINAL_PROMPT": "0", "GIT_NO_LAZY_FETCH": "1", "GIT_OPTIONAL_LOCKS": "0"}
-    argv = ["git", "-C", str(repo), *words]
-    try:
-        return subprocess.run(
-            argv,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.DEVNULL,
-            env=env,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{repo}: git did not answer within {TIMEOUT_S:g} s") from None

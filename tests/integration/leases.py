@@ -12,11 +12,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, Send, ShapeStarted, ShapeTuned, Split
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeStarted, ShapeTuned, Split
 from orchestrator.paths import list_runs
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
-from worker.protocol.paths import InboxName
 
 TROUBLE = "trouble"
 """Of a fault after which the lease goes on, in the log of faults."""
@@ -28,8 +27,6 @@ class LeaseBench(ABC):
     def __init__(self, bench: Bench, **options: str) -> None:
         """`options`: of the pool, as YAML."""
         self.bench, self._options = bench, options
-        self.hosts = ""
-        """Section `hosts:` of the inventory."""
         self.faults: list[tuple[float, str, str]] = []
         """Log of the faults that were done: when, to which lease, and the cause of its end that this is."""
         self._printed = ""
@@ -39,9 +36,7 @@ class LeaseBench(ABC):
         """Write the inventory; `options` win over those of the pool."""
         values = {"workdir": str(self.bench.workdir), "gpus": "2", "time": "10m", **self._options, **options}
         lines = "".join(f"    {name}: {value}\n" for name, value in values.items())
-        self.bench.inventory.write_text(
-            f"defaults: {{family: a16w16, tuner: replay}}\n{self.hosts}nodes:\n  pool:\n{lines}"
-        )
+        self.bench.inventory.write_text(f"defaults: {{family: a16w16, tuner: replay}}\nnodes:\n  pool:\n{lines}")
 
     @abstractmethod
     def left(self) -> list[str]:
@@ -75,28 +70,26 @@ class LeaseBench(ABC):
         """Log a fault that is about to be done."""
         self.faults.append((time.time(), lease, cause))
 
-    def finish(self, run: subprocess.Popen[str], failed: dict[str, str] | None = None, *, again: bool = False) -> None:
-        """Let the run come to its end and check its books. `again`: a shape may have been measured twice by right."""
-        failed = failed or {}
+    def finish(self, run: subprocess.Popen[str]) -> None:
+        """Let the run come to its end and check its books."""
         try:
             wait_until(lambda: self.over(run), "the run is over")
         except AssertionError as e:
             raise AssertionError(f"{e}\n{self.printed(run)}\n{self.dump()}") from None
-        assert run.returncode == bool(failed), self.printed(run)
-        self.check(failed, again=again)
+        assert run.returncode == 0, self.printed(run)
+        self.check()
 
     def dump(self) -> str:
         with self.bench.ledger() as ledger:
             return "\n".join(f"{t:.2f} {r}" for t, r in ledger.journal_records())
 
-    def check(self, failed: dict[str, str] | None = None, *, again: bool = False) -> None:
+    def check(self) -> None:
         """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
         and `explain` agrees with the log of faults."""
-        failed = failed or {}
-        self.bench.check_books(tuned=self.listed - len(failed), failed=failed)
+        self.bench.check_books(tuned=self.listed, failed={})
         measured = Counter(r.shape for r in self.records(ShapeTuned) if isinstance(r, ShapeTuned))
-        assert again or not [s for s, n in measured.items() if n > 1], self.dump()
-        assert failed or not self.records(FailShape, Split), "nobody is suspected"
+        assert not [s for s, n in measured.items() if n > 1], self.dump()
+        assert not self.records(FailShape, Split), "nobody is suspected"
         wait_until(lambda: not self.left(), "nothing is left in the queue")
         self.check_explained()
 
@@ -139,14 +132,6 @@ class LeaseBench(ABC):
                         record = json.loads(line)
                         found |= {str(record["shape"])} if record.get("type") == "shape_tuned" else set()
         return len(found)
-
-    def delivered(self) -> int:
-        """Attempts whose spec lies on its lease, waiting or claimed: a `Send` in the journal is only the intent."""
-        found: set[str] = set()
-        for folder, _, names in os.walk(self.bench.workdir / "leases"):
-            if "inbox" in Path(folder).parts or "claimed" in Path(folder).parts:
-                found |= {spec.attempt for spec in map(InboxName.parse, names) if spec}
-        return sum(isinstance(r, Send) and r.attempt in found for r in self.records(Send))
 
     def records(self, *kinds: type[Record]) -> list[Record]:
         if not list_runs(self.bench.runs):

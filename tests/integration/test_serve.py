@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.analysis.report.live_server import PageServer
 from orchestrator.dispatch.control import run_lock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
-from orchestrator.serve.server import PageServer
 from orchestrator.simulation.simulator import Simulator
 from tests.integration.browser import chromium, missing
 from tests.support import report_kit as kit
@@ -71,7 +71,7 @@ def test_only_who_was_given_the_address_gets_the_page(tmp_path: Path) -> None:
 
 def test_a_run_that_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
     paths, _ = empty_run(tmp_path, 3)
-    argv = [sys.executable, "-m", "orchestrator", "serve"]
+    argv = [sys.executable, "-m", "orchestrator", "report", "--live"]
     unknown = subprocess.run([*argv, "2027", "--runs", str(tmp_path)], capture_output=True, text=True, cwd=ROOT)
     assert unknown.returncode == 2
     assert "there is no run '2027'" in unknown.stderr
@@ -93,14 +93,14 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, _ = empty_run(tmp_path, 3)
-    monkeypatch.setitem(sys.modules, "orchestrator.serve.app", None)
-    with pytest.raises(InputError, match=r"gemmfleet\[serve\]"):
+    monkeypatch.setitem(sys.modules, "orchestrator.analysis.report.live", None)
+    with pytest.raises(InputError, match=r"gemmfleet\[live\]"):
         PageServer(paths)
 
 
 def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:
     paths = simulated_run(tmp_path, 12)
-    argv = [sys.executable, "-m", "orchestrator", "serve", "--runs", str(tmp_path)]
+    argv = [sys.executable, "-m", "orchestrator", "report", "--live", "--runs", str(tmp_path)]
     env = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env

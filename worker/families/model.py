@@ -75,10 +75,9 @@ class Aiter:
     multiple of this, 0 where they are not (older images lay padded ones out wrongly). `always_has_candidates`: every
     shape has a kernel; elsewhere one without ends its whole batch (an assertion, 2025-12-30 on), so each has a
     process of its own. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
-    `<table>_<model>.csv`. `exact_m`: the lookup rounds no M up. `ck_within_us`: AITER's maintainers keep a CK
-    kernel in the table that is at most so much slower than an ASM kernel with split-K (155fb2134d), 0 where they do
-    not. `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of
-    its Triton and Gluon kernels, the newest first.
+    `<table>_<model>.csv`. `exact_m`: the lookup rounds no M up.
+    `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of its
+    Triton and Gluon kernels, the newest first.
     """
 
     scripts: tuple[str, ...] = ()
@@ -92,7 +91,6 @@ class Aiter:
     hand_written: bool = False
     model_last: bool = False
     exact_m: bool = False
-    ck_within_us: float = 0.0
     operator: tuple[str, str] = ("", "")
     triton_ops: tuple[str, ...] = ()
     gluon_op: str = ""

@@ -95,7 +95,7 @@ _ALL = (
         aiter=Aiter(
             # a script of its own from 2025-09-18 to 2026-03-29; the other one has --preshuffle since 2026-02-17
             (_BLOCKSCALE, "csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_tune.py"),
-            flags=("--preshuffle",), model_last=True, ck_within_us=1.0,
+            flags=("--preshuffle",), model_last=True,
             operator=(_OPS8, "gemm_a8w8_blockscale_bpreshuffle"),
             triton_ops=("gemm_a8w8_blockscale_preshuffle", "gemm_a8w8_blockscale"),
         ),

@@ -22,7 +22,6 @@ from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import noise_note
 from orchestrator.results.second_gpu import second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
@@ -96,9 +95,8 @@ class Collector:
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
-        close = "" if going else close_ck_note(close_ck(ledger), named)
         twice = second_gpu_words(second_looks(ledger))
-        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, close, twice))]
+        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, twice))]
         notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None

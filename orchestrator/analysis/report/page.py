@@ -15,13 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.analysis.report.collected import as_run
 from orchestrator.analysis.report.collector import Collector
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.tables.faults import escaped
-from orchestrator.tables.locate import is_collected, locate
+from orchestrator.tables.locate import locate
 from orchestrator.templating import data_folder
 from orchestrator.userfiles import write_atomic
 
@@ -160,17 +159,11 @@ class WrittenPage:
     document: dict[str, Any]
 
 
-def run_or_folder(runs: Path, run: str | None, *, collected: bool = False) -> RunPaths:
-    """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. `collected`: a folder of
-    collected results will do, too. Raises InputError."""
+def run_or_folder(runs: Path, run: str | None) -> RunPaths:
+    """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. Raises InputError."""
     found = locate(run, runs)
-    if found.kind == "run" or (found.kind == "collected" and collected):
+    if found.kind == "run":
         return RunPaths(found.path.absolute()) if run and Path(run).is_dir() else found.paths
-    if found.kind == "collected":
-        raise InputError(
-            f"{run} holds collected results without a ledger: nothing of it is live;"
-            f" try: {command(f'report {run}')}, or {command(f'analyze {run}')}"
-        )
     raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
 
 
@@ -180,11 +173,7 @@ def write_report(paths: RunPaths, out: Path | None) -> WrittenPage:
     if target.is_dir():
         target = target / f"{paths.run}.html"
     _refuse_foreign(target)
-    if is_collected(paths.root):
-        with as_run(paths.root) as run:
-            document = fit(Collector(run).document())
-    else:
-        document = fit(Collector(paths).document())
+    document = fit(Collector(paths).document())
     page = render_page(document)
     try:
         write_atomic(target, page)

@@ -32,7 +32,6 @@ from orchestrator.results.bench import (
     results,
     rule_of,
 )
-from orchestrator.results.close_ck import close_ck, close_ck_note
 from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
 from orchestrator.results.second_gpu import figures, second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
@@ -60,7 +59,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         counts, family = ledger.counts(), ledger.family
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
-        missing, close = untried_kinds(ledger), close_ck(ledger)
+        missing = untried_kinds(ledger)
         looks, flags = second_looks(ledger), _standing_out(ledger)
         worths = worths_of(ledger)
         value = won_so_far(ledger, worths) if worths else None
@@ -97,8 +96,6 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         print(f"! {plain(words)}")
     if note := second_gpu_words(looks):
         print(f"second GPU: {plain(note, 400)}")
-    if note := close_ck_note(close, {w.shape: describe(w.key) for w in winners}.__getitem__):
-        print(f"note: {note}")
     if value is not None:
         _print_value(value, left)
     _print_summary(paths, config, state, failed)

@@ -1,20 +1,15 @@
-"""Status of a run on the terminal, once or live, and with `--folder` of jobs that were started by hand."""
+"""Status of a run on the terminal, once or live."""
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.cli.output.node_rows import (
     MOST_NODES,
     by_node,
-    gpu_words,
     needs_look,
     node_row,
     rest_words,
@@ -22,7 +17,6 @@ from orchestrator.cli.output.node_rows import (
 )
 from orchestrator.cli.output.terminal import console, plain
 from orchestrator.command_hints import command
-from orchestrator.errors import InputError
 from orchestrator.run.view.status import left_words
 from orchestrator.status import NodeStatus, RunStatus, duration
 from worker.text import plural
@@ -30,8 +24,6 @@ from worker.text import plural
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-    from orchestrator.collect.node_folder import FolderStatus
-    from orchestrator.inventory import Node
     from orchestrator.paths import RunPaths
     from orchestrator.run.snapshot import RunSnapshot
 
@@ -280,81 +272,3 @@ def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None
 def _health(node: NodeStatus) -> str:
     bad = [f"GPU {g['number']}: {g['health']}" for g in (node.live or {}).get("gpus", []) if g["health"] != "ok"]
     return "; ".join(["answers", *bad])
-
-
-def show_folder(
-    inventory: Path | None, folder: str, run: str | None, label: str | None, limit_s: float, *, watch: bool, json_: bool
-) -> int:
-    """Print the jobs of a folder on the nodes; return 1 where a node did not answer, 3 where none did.
-
-    Raises InputError.
-    """
-    from orchestrator.inventory import check_references, limit, load_inventory
-
-    if inventory is None:
-        raise InputError("--folder: name the nodes with -i INV")
-    if run is not None:
-        raise InputError("--folder is for jobs without a run: leave the run out")
-    known = load_inventory(inventory)
-    nodes = list((limit(known, label) if label else known).nodes.values())
-    check_references(nodes)
-    while True:
-        began = time.monotonic()
-        answers = _answers(nodes, folder, limit_s, json_=json_)
-        if not watch or json_:
-            failed = sum(bool(a.error) for a in answers)
-            return 3 if failed == len(answers) else int(failed > 0)
-        time.sleep(max(0.0, AGAIN_S - (time.monotonic() - began)))
-        print(time.strftime("--- %H:%M:%S"), flush=True)
-
-
-def _answers(nodes: Sequence[Node], folder: str, limit_s: float, *, json_: bool) -> list[FolderStatus]:
-    from orchestrator.collect.node_folder import poll
-
-    answers = []
-    for answer in poll(nodes, folder, limit_s):
-        answers.append(answer)
-        if not json_:
-            _print_node(answer)
-    if json_:
-        print(json.dumps({"folder": folder, "nodes": [_document(a) for a in answers]}, indent=1))
-    return answers
-
-
-def _print_node(a: FolderStatus) -> None:
-    from orchestrator.run.snapshot import gpu_now
-
-    console().print(plain(a.node), style="bold", highlight=False)
-    if a.error:
-        print(f"  ! {plain(a.error, 300)}", flush=True)
-    if a.facts is not None:
-        for c in a.facts.containers:
-            print(f"  container {plain(c.name)} ({plain(c.image, 100)}): {plain(c.status)}{' (ours)' if c.run else ''}")
-        if not a.facts.containers:
-            why = a.facts.values.get("docker.error") or ("no docker" if "docker.lacks" in a.facts.values else "")
-            print(f"  no container runs{f' ({plain(why, 200)})' if why else ''}")
-        for number, gpu in enumerate(a.facts.gpus):
-            print(f"  GPU {number}: {gpu_words(gpu_now(number, gpu))}")
-    for f in a.files:
-        rows = "" if f.rows is None else f", {plural(f.rows, 'row')}"
-        age = duration(max(0.0, a.clock - f.written))
-        print(f"  {plain(f.name, 120)} ({plural(f.bytes, 'byte')}{rows}, {age} ago)")
-        for line in f.last:
-            print(f"    {plain(line, 200)}")
-    if not a.files and not a.error:
-        print("  no CSV file and no log in the folder")
-    sys.stdout.flush()
-
-
-def _document(a: FolderStatus) -> dict[str, Any]:
-    from orchestrator.run.snapshot import gpu_now
-
-    facts = a.facts
-    return {
-        "name": a.node, "at": round(a.at, 3), "error": a.error,
-        "files": [asdict(f) for f in a.files],
-        "containers": [{"name": c.name, "image": c.image, "status": c.status, "run": c.run or None}
-                       for c in (facts.containers if facts else ())],
-        "gpus": [gpu_now(i, g) for i, g in enumerate(facts.gpus if facts else ())],
-        "load": facts.values.get("load", "").split(" ")[:3] if facts else [],
-    }  # fmt: skip

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from orchestrator.analysis.report.collector import Collector
+from orchestrator.analysis.report.live import changes
+from orchestrator.analysis.report.live_server import Guard, Message, Receive, Send
 from orchestrator.ledger import Ledger
-from orchestrator.serve.app import changes
-from orchestrator.serve.server import Guard, Message, Receive, Send
 from orchestrator.simulation.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run

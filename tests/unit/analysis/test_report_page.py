@@ -162,9 +162,5 @@ def test_a_run_by_id_by_folder_and_none(tmp_path: Path) -> None:
     assert run_or_folder(tmp_path, str(paths.root)).root == paths.root
     with pytest.raises(InputError, match="no run folder"):
         run_or_folder(tmp_path, str(tmp_path))
-    (tmp_path / "collected").mkdir()
-    (tmp_path / "collected" / "provenance.json").write_text("{}")
-    with pytest.raises(InputError, match="gemmfleet analyze"):
-        run_or_folder(tmp_path, str(tmp_path / "collected"))
     with pytest.raises(InputError, match="there is no run"):
         run_or_folder(tmp_path / "runs", "2027")

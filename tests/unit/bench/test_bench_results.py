@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -49,27 +47,6 @@ def test_the_runbooks_columns_come_first_and_hold_its_backends() -> None:
 def test_the_runbooks_triton_is_aiters_and_ours_has_columns_of_its_own() -> None:
     (row,) = rows(wide([result("own-triton", 10.0), result("aiter-triton", 12.0)], FP4))
     assert (row["own-triton_us"], row["triton_us"]) == ("10.0000", "12.0000")
-
-
-def test_what_0_1_0_called_triton_is_read_as_our_own() -> None:
-    from orchestrator.collect.merging import fastest_bench_rows, read
-    from orchestrator.collect.node_folder import Fetched
-
-    old = b"M,N,K,triton_us,aiter-triton_us,triton_backend\n1,2,3,9.0,8.0,triton\n4,5,6,7.0,0.0,aiter-triton\n"
-    found = {(m.key, m.backend) for m in fastest_bench_rows([read(Fetched("n", "bench.csv", old))])}
-    assert found == {((1, 2, 3), "own-triton"), ((1, 2, 3), "aiter-triton"), ((4, 5, 6), "aiter-triton")}
-    assert backends("triton,gluon") == ("own-triton", "aiter-gluon")
-
-
-def test_collect_reads_what_bench_writes() -> None:
-    from orchestrator.collect.merging import fastest_bench_rows, read
-    from orchestrator.collect.node_folder import Fetched
-
-    out = io.StringIO()
-    csv.writer(out).writerows(wide([result("torch", 20.0), result("aiter-triton", 10.0)], FP4))
-    content = read(Fetched("n", "bench.csv", out.getvalue().encode()))
-    assert content.kind == "bench"
-    assert {(m.backend, m.us) for m in fastest_bench_rows([content])} == {("torch", 20.0), ("aiter-triton", 10.0)}
 
 
 def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:

@@ -120,7 +120,7 @@ def test_the_scripts_of_every_inventory_here_pass_the_shell_and_shellcheck(
 def test_no_shell_template_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLEET_USER", "someone")
     used = {t for i, path in enumerate(INVENTORIES) for t in rendered_for(path, tmp_path / str(i))}
-    # `image render`'s: test_image.py; the holder's: leases/test_holder_script.py; a part of launch.sh
+    # `image build`'s: test_image.py; the holder's: leases/test_holder_script.py; a part of launch.sh
     used |= {"build.sh.j2", "lease.sh.j2", "hold.sh.j2"}
     assert used == {p.name for p in data_folder("templates").glob("*.sh.j2")}
 
@@ -151,7 +151,10 @@ def test_inherited_tuning_switches_are_cleared_and_named(tmp_path: Path) -> None
     assert done.stdout == "None None /mine ['AITER_JIT_DIR', 'AITER_REBUILD', 'HIP_ONLINE_TUNING']\n"
 
 
-def test_an_undefined_name_and_a_control_character_are_refused() -> None:
+def test_an_undefined_name_and_a_control_character_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "t.j2").write_text("rm -rf /data/{{ folder }}\n")
+    with pytest.raises(TemplateError, match="'folder' is undefined"):
+        render(tmp_path / "t.j2", {})
     with pytest.raises(TemplateError, match=r"templates/launch\.sh\.j2.*undefined"):
         render("launch.sh.j2", {"run": "r"})
     with pytest.raises(TemplateError, match="control character"):

@@ -1,4 +1,4 @@
-"""`image render` and `image build`: the recipe, its checks, and a build on this machine with a stand-in for docker."""
+"""`image build`: the recipe, its checks, and a build on this machine with a stand-in for docker."""
 
 from __future__ import annotations
 
@@ -103,18 +103,18 @@ def test_the_inventory_says_image_and_chip(tmp_path: Path) -> None:
     node = "transport: ssh, engine: docker, image: my/aiter:2, gfx: gfx950, cu_num: 256"
     inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node}}}\n")
     out = tmp_path / "folder"
-    told = image("render", "-i", str(inventory), "--base", "b", "-o", str(out))
+    told = image("build", "--render", "-i", str(inventory), "--base", "b", "-o", str(out))
     assert told == f"written: {out}; build it with: sh {out}/build.sh\n"
     assert sorted(os.listdir(out)) == ["Dockerfile", "build.sh"]
     assert "--tag my/aiter:2" in (out / "build.sh").read_text()
-    assert "GPU_ARCHS=gfx950" in image("render", "-i", str(inventory), "--base", "b")
+    assert "GPU_ARCHS=gfx950" in image("build", "--render", "-i", str(inventory), "--base", "b")
     for shell in ("sh", "bash"):
         subprocess.run([shell, "-n", str(out / "build.sh")], check=True)
     if shutil.which("shellcheck"):
         subprocess.run(["shellcheck", "-S", "warning", str(out / "build.sh")], check=True)
     inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node.replace(':2', ':3')}}}\n")
     with pytest.raises(InputError, match="give --tag"):
-        image("render", "-i", str(inventory), "--base", "b")
+        image("build", "--render", "-i", str(inventory), "--base", "b")
     with pytest.raises(InputError, match="has no node 'c'"):
         image("build", "-i", str(inventory), "--base", "b", "--tag", "t", "--node", "c")
     with pytest.raises(InputError, match="--node needs the inventory"):

@@ -237,7 +237,7 @@ def test_a_value_is_checked_like_text_of_the_file_and_not_repeated(tmp_path: Pat
 
 def test_the_schema_in_the_repository_is_up_to_date() -> None:
     path = ROOT / "inventories" / "inventory.schema.json"
-    assert path.read_text() == dumps(), "run: gemmfleet inventory schema > inventories/inventory.schema.json"
+    assert path.read_text() == dumps(), "run: gemmfleet inventory check --schema > inventories/inventory.schema.json"
 
 
 def test_every_option_of_the_schema_is_described() -> None:
@@ -311,7 +311,7 @@ def test_the_example_is_good_names_its_schema_and_explains_what_it_opts_in_to() 
 
 
 def test_inventory_schema_prints_the_schema() -> None:
-    done = CliRunner().invoke(app, ["inventory", "schema"])
+    done = CliRunner().invoke(app, ["inventory", "check", "--schema"])
     assert (done.exit_code, done.stdout) == (0, dumps())
 
 

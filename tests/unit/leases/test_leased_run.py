@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NoUsableNodeError
-from orchestrator.events import AttemptEnded, LeaseEnded, NodeExpected, Record, Send
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, Send, Split
+from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.run import leased
 from orchestrator.run.drive import drive
+from orchestrator.run.explain import explain
 from orchestrator.run.prepare import RunRequest, prepare
+from orchestrator.run.snapshot import polled_status
 from orchestrator.status import RunStatus
 from tests.support.processes import kill_in
 from tests.unit.leases.standin import Scheduler
@@ -83,11 +86,17 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         kill_in(node)
 
 
-def test_a_lease_that_is_preempted_costs_nobody_anything(make_run: Callable[..., LeasedRun]) -> None:
+@pytest.mark.parametrize(
+    ("cause", "charged"),
+    [(EndCause.PREEMPTED, False), (EndCause.TIME_LIMIT, False), (EndCause.NODE_FAILURE, True)],
+)  # fmt: skip
+def test_what_a_scheduler_takes_back_costs_nobody_anything_and_what_breaks_is_a_lost_node(
+    make_run: Callable[..., LeasedRun], cause: EndCause, charged: bool
+) -> None:
     run = make_run(Scheduler(grants=True))
     thread = run.start()
     wait_until(run.tuned, "the first lease works")
-    run.scheduler.end("1", EndCause.PREEMPTED, "PREEMPTED")
+    run.scheduler.end("1", cause)
     thread.join(120)
     assert (run.state, run.tuned()) == ("finished", 24)
     assert [(e.node, e.host, e.lease) for e in run.records(NodeExpected) if isinstance(e, NodeExpected)] == [
@@ -95,11 +104,39 @@ def test_a_lease_that_is_preempted_costs_nobody_anything(make_run: Callable[...,
         ("pool-2", "g2", "2"),
     ]
     (ended,) = [e for e in run.records(LeaseEnded) if isinstance(e, LeaseEnded)]
-    assert (ended.node, ended.cause, ended.charged) == ("pool-1", "preempted", False)
+    assert (ended.node, ended.cause, ended.charged) == ("pool-1", cause.value, charged)
     assert run.scheduler.held() == [], "nothing is left in the queue"
     late = [s for s in run.records(Send) if isinstance(s, Send) and s.node == "pool-2"]
     assert len(late) <= 12, "what was tuned is not sent again"
-    assert {e.outcome.value for e in run.records(AttemptEnded) if isinstance(e, AttemptEnded)} <= {"done"}
+    assert not run.records(FailShape)
+    assert charged or not run.records(Split), "nobody is suspected"
+
+
+def test_a_scheduler_that_is_away_stops_nothing(
+    make_run: Callable[..., LeasedRun], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keeper, "UNREACHABLE_S", 0.1)
+    monkeypatch.setattr(keeper, "USUAL_S", 0.05)
+    run = make_run(Scheduler(grants=True), "count: 1")
+    thread = run.start()
+    wait_until(run.tuned, "the first lease works")
+    run.scheduler.silent = True
+    before = run.tuned()
+    wait_until(lambda: any("does not answer" in line for line in run.notes.lines), "it is told")
+    wait_until(lambda: run.tuned() > before, "the work goes on")
+    run.scheduler.silent = False
+    thread.join(120)
+    assert (run.state, run.tuned()) == ("finished", 24)
+    assert len(run.records(NodeExpected)) == 1, "the same lease worked on"
+    assert run.scheduler.held() == []
+
+
+def test_cancel_of_a_run_without_a_controller_gives_its_leases_back(make_run: Callable[..., LeasedRun]) -> None:
+    run = make_run(Scheduler(grants=True), "count: 2")
+    run.scheduler.ask(2)
+    assert len(run.scheduler.held()) == 2, "as a controller that was killed left them"
+    assert drive(run.paths, run.notes, cancel=True, handle_signals=False).state == "cancelled"
+    assert run.scheduler.held() == []
 
 
 def test_a_run_waits_for_its_first_lease_and_a_queue_is_no_failure(make_run: Callable[..., LeasedRun]) -> None:
@@ -107,6 +144,8 @@ def test_a_run_waits_for_its_first_lease_and_a_queue_is_no_failure(make_run: Cal
     thread = run.start()
     wait_until(lambda: run.scheduler.requests, "a lease is asked for")
     assert run.scheduler.requests == [(1, frozenset())]
+    wait_until(lambda: [n.state for n in polled_status(run.paths).nodes] == ["queued"], "status shows it")
+    assert "pool pool: 1 lease is queued: 1 (Priority)" in "\n".join(explain(run.paths, None).lines())
     run.scheduler.ready("1", "g7")
     thread.join(120)
     assert (run.state, run.tuned()) == ("finished", 24)

@@ -66,7 +66,6 @@ def test_every_make_target_has_help() -> None:
         ("merge DB=t.csv RUN=r1", "db merge \"r1\" --into 't.csv'"),
         ("export DB=t.csv FAMILY=a8w8 ARGS=--env", "db export 't.csv' --family 'a8w8' --env"),
         ("verify RUN=r1 INVENTORY=i.yaml", "verify r1 -i 'i.yaml'"),
-        ("collect INVENTORY=i.yaml ARGS=--from=/x", "collect -i 'i.yaml' --from=/x"),
         ("compare GOLDEN=a.csv TOT=b.csv", "compare 'a.csv' 'b.csv'"),
     ],
 )

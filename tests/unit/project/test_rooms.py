@@ -12,7 +12,7 @@ from tests.paths import ROOT
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
     "tuned_db", "triton_configs", "results", "publish", "dispatch", "nodes", "leases", "run", "bench", "analysis",
-    "collect", "image", "serve", "cli",
+    "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (

@@ -27,6 +27,20 @@ def test_a_lost_node_is_an_ordinary_event() -> None:
     assert rig.policy.shapes_of("g1") == (2, 3)
 
 
+def test_a_loss_with_the_shape_in_flight_uses_up_no_try() -> None:
+    rig = Rig(PolicySettings(max_tries=2))
+    for name in "abcd":
+        rig.node(name)
+    rig.group("g1", [1])
+    for attempt in ("g1-1", "g1-2"):  # lost with its node, then ended without a result: its first try
+        rig.start(attempt, rig.outstanding()[attempt][0], shape=1)
+        if attempt == "g1-1":
+            rig.lost(rig.outstanding()[attempt][0])
+    assert fails(rig.end("g1-2")) == []
+    rig.start("g1-3", rig.outstanding()["g1-3"][0], shape=1)
+    assert [shape for shape, _, _ in fails(rig.end("g1-3"))] == [1]
+
+
 def test_with_few_nodes_what_was_in_flight_goes_last_and_by_itself() -> None:
     rig = Rig()
     rig.group("g1", [1, 11, 12], 900.0)

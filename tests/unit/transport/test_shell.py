@@ -15,6 +15,7 @@ import pytest
 from orchestrator.errors import TransportError
 from orchestrator.transport import Completed, RemoteFile
 from orchestrator.transport.kept_shell import KeptShell
+from orchestrator.transport.quoting import command_line
 from orchestrator.transport.shell import SMALL_FILES, ShellTransport
 
 
@@ -54,6 +55,12 @@ class PipeChannel:
 
     def error(self) -> str:
         return f"ended with code {self.p.wait()}"
+
+
+def test_a_command_line_gives_each_word_as_it_is() -> None:
+    words = ["a b", "$HOME", "it's", "*", "~", "A=b", "", "\\", "new\nline", "-n", "`id`", "!x", ";", '"']
+    done = subprocess.run(["sh", "-c", command_line(["printf", "%s\\0", *words])], capture_output=True, check=True)
+    assert done.stdout.decode().split("\0") == [*words, ""]
 
 
 class PipeTransport(ShellTransport):

@@ -1,9 +1,8 @@
-"""`db check`, `db diff` and `db import`: AITER's rules row by row, what differs, tables out of git."""
+"""`db check` and `db diff`: AITER's rules row by row, and what differs."""
 
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.tuned_db.check import check
 from orchestrator.tuned_db.kinds import kind_of
-from orchestrator.tuned_db.records import read_records
 from orchestrator.tuned_db.rules import RowRules, half_digit, written_in_tb
-from orchestrator.tuned_db.sources import parse_git_file
 from tests.unit.tuned_db.test_tuned_db import HEADER, SHIPPED
 from worker.families import FAMILIES
 
@@ -113,7 +110,7 @@ def test_a_bandwidth_in_tb_is_distinguished_from_one_in_gb() -> None:
 
 def test_an_import_counts_rows_in_tb(tmp_path: Path) -> None:
     path = table(tmp_path, good(100, bw="0.0033"), good(7))
-    done = cli("import", path, "--into", tmp_path / "db.csv")
+    done = cli("merge", path, "--into", tmp_path / "db.csv")
     assert done.exit_code == 0, done.stderr
     assert "bw of 1 row is in TB/s" in done.stderr
     assert "0.0033" in (tmp_path / "db.csv").read_text()
@@ -208,72 +205,10 @@ def test_what_two_tables_differ_in(tmp_path: Path) -> None:
     assert cli("diff", a, a).stdout == "5 the same\n"
 
 
-# --- import -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def repo(tmp_path: Path) -> Path:
-    """A repository with a table that got faster in its second commit; its work tree has neither."""
-    folder = tmp_path / "repo"
-    env = {f"GIT_{who}_{what}": "x@y" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
-
-    def git(*words: str) -> None:
-        subprocess.run(
-            ["git", "-C", folder, *words], check=True, capture_output=True, env=env | {"HOME": str(tmp_path)}
-        )
-
-    folder.mkdir()
-    git("init", "-q")
-    for us in (10.0, 5.0):
-        table(folder / "aiter", good(1, us))
-        git("add", ".")
-        git("commit", "-qm", f"{us}")
-    git("tag", "v2")
-    (folder / "aiter" / BLOCKSCALE).unlink()
-    return folder
-
-
-def test_a_table_comes_out_of_git_with_its_commit(tmp_path: Path, repo: Path) -> None:
-    db = tmp_path / "db.csv"
-    done = cli("import", f"{repo}@HEAD~1:aiter/{BLOCKSCALE}", "--into", db)
-    assert done.exit_code == 0, done.exception
-    assert ",10.0," in db.read_text()
-    done = cli("import", f"{repo}@v2:aiter/{BLOCKSCALE}", "--into", db, "--family", "a8w8_blockscale", "--json")
-    assert json.loads(done.stdout)["counts"]["replaced"] == 1
-    (record,) = read_records(db).by_place.values()
-    said = record.document()["imported"]
-    assert said["file"] == f"aiter/{BLOCKSCALE}"
-    assert len(said["commit"]) == 40
-    assert said["committed"].endswith("Z")
-
-
-@pytest.mark.parametrize(
-    ("what", "fault"),
-    [
-        ("{repo}@v3:aiter/x.csv", "has no commit 'v3'"),
-        ("{repo}@--output=x:aiter/x.csv", "is no branch, tag or commit"),
-        ("{repo}@v2:aiter/x.csv", "has no file 'aiter/x.csv'"),
-        ("{repo}@v2:aiter", "has no file 'aiter'"),
-        ("{repo}/none@v2:x.csv", "there is no such folder"),
-        ("{repo}/none.csv", "no such file"),
-    ],
-)
-def test_what_is_not_in_git_is_said(tmp_path: Path, repo: Path, what: str, fault: str) -> None:
-    done = cli("import", what.format(repo=repo), "--into", tmp_path / "db.csv", "--family", "a8w8_blockscale")
-    assert isinstance(done.exception, InputError)
-    assert fault in str(done.exception)
-    assert not (tmp_path / "db.csv").exists()
-
-
 def test_short_rows_of_aiters_are_filled_up_as_it_does(tmp_path: Path) -> None:
     path = table(tmp_path, good(1).rsplit(",", 2)[0], good(2))
-    done = cli("import", path, "--into", tmp_path / "db.csv", "--err-ratio", "1")
+    done = cli("merge", path, "--into", tmp_path / "db.csv", "--err-ratio", "1")
     assert "filled up 1 row short of cells" in done.stderr
-
-
-def test_a_path_with_an_at_sign_is_a_path(tmp_path: Path) -> None:
-    odd = tmp_path / "a@b:c.csv"
-    odd.write_text("x")
-    assert parse_git_file(str(odd)) is None
-    assert parse_git_file("/no/repo@main:a/b.csv") is not None
-    assert parse_git_file("plain.csv") is None
+    path.write_text(path.read_text() + good(3).rsplit(",", 2)[0])
+    done = cli("merge", path, "--into", tmp_path / "db.csv", "--err-ratio", "1")
+    assert "t.csv:4" in str(done.exception).replace(path.name, "t.csv"), "cut off in its last line"

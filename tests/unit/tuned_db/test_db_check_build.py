@@ -196,6 +196,10 @@ def test_compiled_kernels_of_a_family_with_libtypes(tmp_path: Path, root: Path) 
 
 
 def test_what_cannot_be_read_is_unsafe(tmp_path: Path, root: Path) -> None:
+    kernels = root / "csrc" / "ck_gemm_a4w4_blockscale" / "gemm_a4w4_blockscale_common.py"
+    kernels.write_text("kernels_list = load()\n")
+    (found,) = problems(table(tmp_path, line(A4W4, kernelName=CK)), root)
+    assert (found["rule"], found["level"]) == ("build: unread", "error")
     bad = tmp_path / f"bad_{A4W4.tuned_csv}"
     bad.write_text("")
     done = CliRunner().invoke(app, ["db", "check", str(bad), "--build", str(root), "--json"])

@@ -1,9 +1,8 @@
-"""A tuned table is AITER's or ours: nothing puts rows of both into one, `db check` finds such, `db split` mends it."""
+"""A tuned table is AITER's or ours: nothing puts rows of both into one, and `db check` finds such."""
 
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.run.prepare import RunRequest, prepare
-from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import KindError, check_db, not_for_aiter
 from orchestrator.tuned_db.kinds import kind_of, other_name
 from orchestrator.tuned_db.merge import merge
 from orchestrator.tuned_db.records import read_records
-from orchestrator.tuned_db.versions import split
 from tests.support.aiterbuild import ASM, CK
 from tests.unit.tuned_db.test_db_export import table
 
@@ -81,8 +78,6 @@ def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
     assert not (tmp_path / "new.csv").exists()
     done = db("merge", own, "--into", path)
     assert isinstance(done.exception, InputError)
-    done = db("import", own, "--into", path)
-    assert isinstance(done.exception, InputError)
 
 
 def test_a_name_of_no_known_pattern_is_whose_its_record_says(tmp_path: Path) -> None:
@@ -123,53 +118,13 @@ def mixed(tmp_path: Path) -> Path:
     return path
 
 
-def test_check_lists_the_rows_and_split_mends_them(tmp_path: Path) -> None:
+def test_check_lists_the_rows_of_a_mixed_table(tmp_path: Path) -> None:
     path = mixed(tmp_path)
-    before, records = path.read_bytes(), (tmp_path / "t.csv.provenance.jsonl").read_bytes()
     found = db("check", path, "--family", A4W4.name)
     assert found.exit_code == 1
     assert f"t.csv:3: {TORCH} is a kernel of gemmfleet's tuner torch, at which AITER stops" in found.stdout
-    with pytest.raises(KindError, match="db split"):
+    with pytest.raises(KindError, match="delete these rows"):
         merge([row(9, CK)], path, A4W4)
-    done = db("split", path, "--family", A4W4.name, "--json")
-    assert done.exit_code == 0, done.exception
-    said = json.loads(done.stdout)
-    ours = tmp_path / "t_own.csv"
-    assert (said["into"], said["moved"], said["stayed"], said["records_moved"]) == (str(ours), 2, 2, 2)
-    assert Path(said["backup"]).read_bytes() == before
-    lines = before.decode().splitlines(keepends=True)
-    assert path.read_text() == "".join(lines[i] for i in (0, 1, 3))
-    assert ours.read_text() == "".join(lines[i] for i in (0, 2, 4))
-    assert [r.document()["run"] for r in read_records(path).by_place.values()] == ["r1", "r3"]
-    assert [r.document()["run"] for r in read_records(ours).by_place.values()] == ["r2", "r4"]
-    assert db("check", path, ours, "--family", A4W4.name).exit_code == 0
-    with pytest.raises(InputError, match="nothing to split"):
-        split(path, A4W4, None, 1.0)
-    assert db("undo", path).exit_code == 0
-    assert path.read_bytes() == before
-    assert (tmp_path / "t.csv.provenance.jsonl").read_bytes() == records
-    assert db("split", path, "--family", A4W4.name).exit_code == 0  # into the same file, which holds just these rows
-    assert not (tmp_path / "t_own2.csv").exists()
-
-
-def test_a_split_that_fails_leaves_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = mixed(tmp_path)
-    before = path.read_bytes()
-    with pytest.raises(InputError, match="is there already"):
-        split(path, A4W4, table(tmp_path / "there.csv", {"M": 1}), 1.0)
-    with pytest.raises(InputError, match="is the table itself"):
-        split(path, A4W4, path, 1.0)
-    with pytest.raises(InputError, match="there is no folder"):
-        split(path, A4W4, tmp_path / "no" / "x.csv", 1.0)
-
-    def full(*args: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(versions, "replace", full)
-    with pytest.raises(InputError, match="cannot be split"):
-        split(path, A4W4, None, 1.0)
-    assert path.read_bytes() == before
-    assert not [p for p in os.listdir(tmp_path) if "own" in p]
 
 
 def test_a_table_of_ours_has_no_place_where_aiter_looks(tmp_path: Path) -> None:
@@ -198,7 +153,7 @@ def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
     assert e.value.faults[1] == f"use a table of their own: --db {tmp_path / 'a_torch.csv'}"
     with pytest.raises(KindError, match="gemmfleet's own kernels"):
         prepare(asked(ours, "aiter"))
-    with pytest.raises(KindError, match="db split"):
+    with pytest.raises(KindError, match="delete these rows"):
         prepare(asked(mixed(tmp_path), "torch"))
     with pytest.raises(InputError, match=r"there is no folder .*; make it first"):
         prepare(asked(tmp_path / "no" / "t.csv", "torch"))

@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import get_family
 from orchestrator.tuned_db import versions
 from orchestrator.tuned_db.compatibility import MixedError
 from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
@@ -113,19 +112,6 @@ def test_each_row_says_what_it_was_judged_by(tmp_path: Path) -> None:
         (4, "kept", "same profile", 100.0, 80.0, 80.0),
     ]
     assert report.rows[3].why == "its own kernel is the fastest in the same profile, too"
-
-
-def test_a_ck_row_that_aiter_would_have_kept_is_named(tmp_path: Path) -> None:
-    """An ASM kernel with split-K takes its place, by 0.9 us; by more, unsplit or in another family nothing is said."""
-    old = {"us": "21.9", "name": "a8w8_blockscale_bpreshuffle_x"}
-    path = table(tmp_path, *(line(m, **old) for m in (1, 2, 3)))
-    asm: dict[str, Any] = {"libtype": "asm", "name": "_ZN5aiter_x", "splitK": 3}
-    rows = [new(1, 21.0, **asm), new(2, 20.0, **asm), new(3, 21.0, **{**asm, "splitK": 0})]
-    report = merge(rows, path, get_family("a8w8_blockscale_bpreshuffle"), rules=Rules("best"))
-    told = "; AITER's maintainers keep CK within 1 us of ASM with split-K (155fb2134d)"
-    assert [r.why for r in report.rows] == [f"faster by 4.1%{told}", "faster by 8.7%", "faster by 4.1%"]
-    other = table(tmp_path, line(1, **old))
-    assert merge(rows[:1], other, A8W8, rules=Rules("best")).rows[0].why == "faster by 4.1%"
 
 
 def test_a_table_with_its_profile_beside_is_judged_by_it(tmp_path: Path) -> None:

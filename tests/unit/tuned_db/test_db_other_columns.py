@@ -7,9 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.db import shape_of
-from orchestrator.collect.merging import Content, read
-from orchestrator.collect.merging import merge as merge_contents
-from orchestrator.collect.node_folder import Fetched
 from orchestrator.families import get_family
 from orchestrator.results.aiter_compatibility import best_rows, model_names, never_selected
 from orchestrator.run.earlier import drop_tuned
@@ -121,12 +118,3 @@ def test_names_and_columns_of_an_export(tmp_path: Path) -> None:
 def test_two_tables_are_compared_by_their_keys(tmp_path: Path) -> None:
     a, b = table(tmp_path / "a.csv", line(1), line(4)), table(tmp_path / "b.csv", line(1, 7.0), line(8))
     assert diff(a, b, FAMILY).counts() == {"added": 1, "gone": 1, "kernel": 0, "us": 1, "cells": 0, "same": 0}
-
-
-def test_collected_files_are_known_without_a_cu_num(tmp_path: Path) -> None:
-    text = "\n".join((HEADER, line(1), line(4, -1.0), "")).encode()
-    content: Content = read(Fetched("n1", "fp8_tuned.csv", text))
-    assert content.kind == "tuned"
-    merged = merge_contents([content], FAMILY, 0.02, {})
-    assert list(merged.winners) == [("gfx950", 0, 2, 1, 1024, 4096)]
-    assert [key for key, *_ in merged.failed] == [("gfx950", 0, 2, 4, 1024, 4096)]

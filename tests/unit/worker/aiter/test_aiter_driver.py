@@ -20,7 +20,7 @@ from tests.standins.aiter import Tree, make_tree
 from tests.support.marks import full_but
 from tests.waiting import PATIENCE_S, wait_until
 from worker.families import FAMILIES
-from worker.protocol import TableKernel
+from worker.protocol import NodeConfig, TableKernel
 from worker.tuners.aiter.drive.warmup import tiny_key
 
 DATES = ("v0.1.5", "v0.1.7.post5", "v0.1.8", "v0.1.10", "v0.1.13", "newest")
@@ -123,6 +123,18 @@ class Done:
 
 def bench(folder: Path, date: str, faults: Mapping[str, Any] | None = None) -> Bench:
     return Bench(folder, make_tree(folder, date, faults))
+
+
+@pytest.mark.parametrize(("date", "named"), [("v0.1.10", ["asm_dir_symlink", "k_trim"]), ("newest", [])])
+def test_the_record_of_the_start_names_the_workarounds_that_were_applied(
+    tmp_path: Path, date: str, named: list[str]
+) -> None:
+    at, config = bench(tmp_path, date), NodeConfig("r", "n", "aiter", {"family": "a4w4_blockscale"})
+    (tmp_path / "node").mkdir()
+    (tmp_path / "node/node.json").write_bytes(config.dumps())
+    done = at.run(ONE)
+    (ready,) = (r for r in done.records if r["type"] == "tuner_ready")
+    assert [a["name"] for a in ready["device"]["aiter"]["applied"]] == named
 
 
 @pytest.mark.parametrize("date", full_but(DATES, "v0.1.8", "newest"))

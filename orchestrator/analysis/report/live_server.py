@@ -117,16 +117,16 @@ class PageServer:
     def __init__(self, paths: RunPaths, port: int = 0) -> None:
         """Listen on `port`, 0 for any free one.
 
-        Raises InputError where it is in use, or the extra `serve` is not installed.
+        Raises InputError where it is in use, or the extra `live` is not installed.
         """
         try:
             import uvicorn
 
-            from orchestrator.serve.app import make_app
+            from orchestrator.analysis.report.live import make_app
         except ModuleNotFoundError as e:
             raise InputError(
-                f"serve needs {e.name}, which is not installed: make serve, or pip install 'gemmfleet[serve]';"
-                f" {command('report')} needs neither"
+                f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
+                f" pip install 'gemmfleet[live]'; {command('report')} without --live does not need it"
             ) from e
         self._socket = _listen(port)
         number = int(self._socket.getsockname()[1])

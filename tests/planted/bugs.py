@@ -1,0 +1,332 @@
+"""The list of planted bugs. Who moves or rewrites a line that stands here as `old`, or a test that is named here,
+changes the entry with it: the law still needs a test that fails without it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LAWS: dict[int, str] = {
+    1: "every shape ends exactly once, and no key has two rows",
+    2: "an attempt is judged by its rows, never by an exit code",
+    3: "a row is saved when it exists, and the first complete attempt settles",
+    4: "the controller may be killed at any instant",
+    5: "a lost node, link, container or lease uses up no try",
+    6: "blame needs evidence from two slots",
+    7: "a workaround is applied only where its predicate holds, and is recorded",
+    8: "rows of different gfx, cu_num, image or tuner version never mix silently",
+    9: "a user's file is replaced by a rename, with the old one kept",
+    10: "command lines are argv lists or rendered scripts",
+    11: "host keys are checked on every hop, and secrets are in no file",
+    12: "what comes from a node or a user's file is data",
+    13: "numbers say where they were measured",
+    14: "a table takes only what its reader can dispatch, judged by the reader's own look-up",
+    15: "a gate fails closed",
+    16: "no row or config of ours makes anything slower",
+    17: "one fact has one place, and a room imports only what is below it",
+}
+"""The laws of the design, in short."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bug:
+    """One fault to plant. `old` stands exactly once in `file`, and `new` takes its place. `breaks` says what goes wrong
+    for a user. `tests` are the test files or ids of which at least one must fail then."""
+
+    name: str
+    law: int
+    file: str
+    old: str
+    new: str
+    breaks: str
+    tests: tuple[str, ...]
+
+
+BUGS: tuple[Bug, ...] = (
+    Bug(
+        "double-key", 1, "orchestrator/tuned_db/merge.py",
+        "parts[d.old.part] = line\n            continue",
+        "pass",
+        "A merge appends the better row and leaves the old one of the same key in the table.",
+        ("tests/unit/tuned_db/test_tuned_db.py::test_the_incumbent_goes_only_if_clearly_beaten",),
+    ),
+    Bug(
+        "split-loses-a-shape", 1, "orchestrator/scheduling/blame.py",
+        "[left[:half], left[half:]]",
+        "[left[:half], left[half + 1 :]]",
+        "A group that is halved after a fault drops a shape, which then never ends.",
+        ("tests/unit/scheduling/test_policy_blame.py::test_unknown_in_flight_is_halved",),
+    ),
+    Bug(
+        "exit-code-believed", 2, "worker/agent/tuner_process.py",
+        'return "fault", f"the tuner\'s process {exit_words(status)}"',
+        'return ("done" if status == 0 else "fault"), f"the tuner\'s process {exit_words(status)}"',
+        "A tuner that exits with 0 before it has delivered its shapes counts as done.",
+        ("tests/unit/worker/agent/test_worker_faults.py::test_a_fault_ends_the_attempt_and_names_the_shape",),
+    ),
+    Bug(
+        "partial-rows-dropped", 2, "worker/tuners/aiter/tuner.py",
+        "for row in result.partial:",
+        "for row in result.partial[:0]:",
+        "The rows that AITER measured before its process died are thrown away.",
+        ("tests/unit/worker/aiter/test_aiter_driver.py::test_a_fault_in_a_group_names_shape_and_candidate",),
+    ),
+    Bug(
+        "lost-row", 3, "orchestrator/ledger/writer.py",
+        "part = rows[i : i + _ROWS_AT_ONCE]",
+        "part = rows[i : i + _ROWS_AT_ONCE - 1]",
+        "Every 64th row of a large batch is not written to the ledger.",
+        ("tests/unit/ledger/test_ledger.py::test_many_rows_of_one_read_are_kept_in_order",),
+    ),
+    Bug(
+        "later-row-settles", 3, "orchestrator/ledger/writer.py",
+        "confirmed=?, detail=?\n             WHERE id=? AND state='pending'",
+        "confirmed=?, detail=?\n             WHERE id=?",
+        "A later attempt replaces the winner of a shape that is settled.",
+        ("tests/unit/ledger/test_ledger.py::test_the_first_valid_winner_settles_and_later_ones_are_kept_and_change_nothing",),
+    ),
+    Bug(
+        "offset-not-committed", 4, "orchestrator/ledger/ingest.py",
+        "self._ledger.advance_offset(node, slot, EVENTS, consumed)",
+        "self._ledger.advance_offset(node, slot, EVENTS, 0)",
+        "The offset of a stream is not committed with its rows, so a new controller reads them twice.",
+        ("tests/unit/ledger/test_ledger_ingest.py::test_torn_lines_wait_and_bad_ones_in_the_middle_are_skipped",),
+    ),
+    Bug(
+        "torn-tail-accepted", 4, "orchestrator/ledger/ingest.py",
+        "    return lines, end\n",
+        "    return lines, len(buffer)\n",
+        "The beginning of a line that is still under way counts as read, and its record is lost.",
+        (
+            "tests/unit/ledger/test_ledger_ingest.py::test_torn_lines_wait_and_bad_ones_in_the_middle_are_skipped",
+            "tests/unit/ledger/test_ledger_ingest.py::test_a_new_controller_reads_the_torn_line_again",
+        ),
+    ),
+    Bug(
+        "resume-repeats", 4, "orchestrator/dispatch/reports.py",
+        "if a.node == node and a.id not in present",
+        "if a.node == node",
+        "A new controller sends again what the workers of a node still have.",
+        ("tests/unit/dispatch/test_reports.py::test_only_what_a_node_does_not_have_is_sent_again",),
+    ),
+    Bug(
+        "node-loss-is-a-try", 5, "orchestrator/scheduling/state.py",
+        "group.suspects += not shape.losses\n",
+        "group.suspects += not shape.losses\n            shape.tries += 1\n",
+        "A node that is lost uses up a try of the shape that it had.",
+        ("tests/unit/scheduling/test_policy_losses.py::test_a_loss_with_the_shape_in_flight_uses_up_no_try",),
+    ),
+    Bug(
+        "preemption-charged", 5, "orchestrator/scheduling/fleet_transitions.py",
+        "if e.charged:",
+        "if e.cause != RELEASED:",
+        "A preempted lease counts as a loss of the shapes that it had.",
+        ("tests/unit/scheduling/test_policy_leases.py::test_an_uncharged_end_gives_everything_back_at_once",),
+    ),
+    Bug(
+        "blame-from-one-slot", 6, "orchestrator/scheduling/blame.py",
+        "if len(sound) > 1 or",
+        "if sound or",
+        "A shape fails after a fault on a single slot.",
+        ("tests/unit/scheduling/test_policy_blame.py::test_two_nodes_convict",),
+    ),
+    Bug(
+        "canary-ignored", 6, "orchestrator/scheduling/fleet_transitions.py",
+        'state.to_quarantine[(e.node, e.slot)] = f"the canary failed: {e.detail}"',
+        "slot.sick = False",
+        "A slot whose canary failed goes on tuning.",
+        ("tests/unit/scheduling/test_policy_slots.py::test_a_failed_canary_shuts_the_slot_until_one_passes",),
+    ),
+    Bug(
+        "sick-slot-accuses", 6, "orchestrator/scheduling/fleet_transitions.py",
+        "shape.faults = tuple(f for f in shape.faults if f is not fault)",
+        "pass",
+        "A fault on a slot whose canary failed afterwards still counts against the shape.",
+        ("tests/unit/scheduling/test_policy_blame.py::test_a_fault_on_a_slot_whose_canary_then_fails_is_not_held_against_the_shape",),
+    ),
+    Bug(
+        "workaround-without-predicate", 7, "worker/tuners/aiter/drive/workarounds.py",
+        'if w.predicate(found).verdict == "needed"',
+        'if w.predicate(found).verdict != "harmful"',
+        "A workaround is asked for on an AITER that does not need it.",
+        ("tests/unit/worker/aiter/test_aiter_workarounds.py::test_two_in_one_file",),
+    ),
+    Bug(
+        "workaround-not-recorded", 7, "worker/tuners/aiter/tuner.py",
+        '"applied": [_brief(a) for a in session.applied]',
+        '"applied": []',
+        "The provenance of a run does not say which workarounds were applied.",
+        ("tests/unit/worker/aiter/test_aiter_driver.py::test_the_record_of_the_start_names_the_workarounds_that_were_applied",),
+    ),
+    Bug(
+        "mixed-gfx", 8, "orchestrator/tuned_db/compatibility.py",
+        "    if odd:\n",
+        "    if odd and not table.rows:\n",
+        "A table without a gfx column takes rows of another chip.",
+        ("tests/unit/tuned_db/test_tuned_db.py::test_a_table_without_gfx_takes_only_what_its_cu_num_says",),
+    ),
+    Bug(
+        "mixed-images", 8, "orchestrator/tuned_db/compatibility.py",
+        "if faults and not allowed:",
+        "if faults and not there:",
+        "Rows that were measured on two images get into one table, and nothing says so.",
+        ("tests/unit/tuned_db/test_db_merge.py::test_images_and_tuner_versions_that_are_known_do_not_mix_silently",),
+    ),
+    Bug(
+        "old-table-not-kept", 9, "orchestrator/tuned_db/versions.py",
+        "kept = _keep(target, with_records=had or bool(records))",
+        "kept = []",
+        "A merge replaces the user's table and keeps no copy of the old one.",
+        ("tests/unit/tuned_db/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),
+    ),
+    Bug(
+        "written-in-place", 9, "orchestrator/userfiles.py",
+        "os.rename(aside, target)",
+        "target.write_bytes(aside.read_bytes())\n        aside.unlink()",
+        "A user's file is written in place: who reads meanwhile, or a crash, sees half of it.",
+        (
+            "tests/unit/tuned_db/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",
+            "tests/unit/tuned_db/test_db_merge.py::test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole",
+        ),
+    ),
+    Bug(
+        "template-word-unquoted", 10, "orchestrator/templating.py",
+        "return shlex.quote(text)",
+        "return text",
+        "A value of the inventory is pasted into a script, where the shell runs what is in it.",
+        ("tests/unit/dispatch/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
+    ),
+    Bug(
+        "command-line-unquoted", 10, "orchestrator/transport/quoting.py",
+        'return "exec " + " ".join(map(quote, argv))',
+        'return "exec " + " ".join(f\'"{word}"\' for word in argv)',
+        "The shell of a node expands what is in the words of a command.",
+        ("tests/unit/transport/test_shell.py::test_a_command_line_gives_each_word_as_it_is",),
+    ),
+    Bug(
+        "changed-host-key-accepted", 11, "orchestrator/transport/ssh/hostkeys.py",
+        "    if named:\n",
+        "    if named and not accept_new:\n",
+        "With --accept-new-host-keys a host whose key has changed is trusted.",
+        ("tests/unit/transport/test_hostkeys.py",),
+    ),
+    Bug(
+        "hop-not-checked", 11, "orchestrator/transport/ssh/connecting.py",
+        "_Policy(self._node, hop, self._accept_new)",
+        "_Policy(self._node, self._hops[0], self._accept_new or gateway is not None)",
+        "The host behind a jump host is trusted whatever key it shows.",
+        ("tests/unit/transport/test_hostkeys.py::test_each_hop_is_checked_under_its_own_name",),
+    ),
+    Bug(
+        "secret-in-a-file", 11, "orchestrator/nodes/plan.py",
+        "{name: value for name, value in whole_env.items() if not has_reference(value)}",
+        "resolve(whole_env, node.name, node.origin)",
+        "A value of the environment is written into the scripts of a node.",
+        ("tests/unit/nodes/test_fleet.py::test_no_value_is_in_what_is_kept",),
+    ),
+    Bug(
+        "oversized-record-accepted", 12, "worker/protocol/records.py",
+        "if len(line) > MAX_RECORD_BYTES:",
+        "if len(line) > 1000 * MAX_RECORD_BYTES:",
+        "A record of any size that a node sends is read into memory.",
+        ("tests/unit/worker/protocol/test_protocol.py::test_a_bad_record_is_refused",),
+    ),
+    Bug(
+        "control-characters-shown", 12, "orchestrator/cli/output/terminal.py",
+        '"".join(c if c.isprintable() else "\\N{REPLACEMENT CHARACTER}" for c in line)',
+        "line",
+        "Text of a node moves the cursor of the user's terminal.",
+        ("tests/unit/cli/test_view.py::test_plain_lines_where_there_is_no_terminal",),
+    ),
+    Bug(
+        "spec-from-a-pipe", 12, "worker/agent/inbox.py",
+        "if not stat.S_ISREG(info.st_mode):",
+        "if stat.S_ISDIR(info.st_mode):",
+        "A named pipe in the inbox is read as if it were a spec.",
+        ("tests/unit/worker/agent/test_worker_agent.py::test_hostile_specs_hurt_nobody",),
+    ),
+    Bug(
+        "markup-in-the-page", 12, "orchestrator/analysis/report/page.py",
+        'return text.replace("<", "\\\\u003c")',
+        "return text",
+        "A kernel's name can end the data block of the page and begin a script.",
+        ("tests/unit/analysis/test_report_page.py::test_embedded_data_is_ascii_without_markup",),
+    ),
+    Bug(
+        "cpu-chip-unmarked", 13, "worker/device/probe.py",
+        'for p in ("cpu", machine, best) if p',
+        "for p in (machine, best) if p",
+        "Rows that were measured on a CPU name a chip like any other.",
+        ("tests/unit/worker/device/test_worker_probe.py::test_a_cpu_is_named_as_one",),
+    ),
+    Bug(
+        "cpu-bench-unmarked", 13, "orchestrator/cli/output/run_end.py",
+        "{'the CPU ' if on_cpu else ''}",
+        "",
+        "The end of a bench on a CPU does not say so.",
+        ("tests/integration/test_bench.py::test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there",),
+    ),
+    Bug(
+        "bound-not-found", 14, "worker/triton_configs/resolve.py",
+        "if m <= x and",
+        "if m < x and",
+        "A config is planned for a bucket that AITER's own look-up does not choose at its bound.",
+        ("tests/unit/triton_configs/test_resolve.py",),
+    ),
+    Bug(
+        "unselected-row-proven", 14, "orchestrator/results/verify.py",
+        'return self.selected and self.verdict == "ok"',
+        'return self.verdict == "ok"',
+        "`verify` calls a row proven that AITER's look-up never took.",
+        ("tests/unit/results/test_verify_reading.py::test_a_lookup_that_took_something_else_proves_nothing",),
+    ),
+    Bug(
+        "unjudged-rows-pass", 15, "orchestrator/analysis/compare/join.py",
+        "return 1 if self.regression else 4 if self.open else 0",
+        "return 1 if self.regression else 0",
+        "`compare` ends with 0 where rows could not be judged.",
+        ("tests/unit/analysis/test_compare_command.py::test_rows_for_a_second_look",),
+    ),
+    Bug(
+        "swapped-sides", 15, "orchestrator/analysis/compare/join.py",
+        "judged = judge(*arrays, ",
+        "judged = judge(*arrays[::-1], ",
+        "`compare` takes the golden side for the one under test, so a regression reads as an improvement.",
+        ("tests/unit/analysis/test_compare_command.py::test_a_regression_ends_with_1_and_the_worst_comes_first",),
+    ),
+    Bug(
+        "unread-kernels-pass", 15, "orchestrator/tuned_db/check_build.py",
+        'level: Severity = "warning" if answer.standing == "rebuild" else "error"',
+        'level: Severity = "error" if answer.standing == "cannot" else "warning"',
+        "`db check --build` calls a table safe although the build's list of kernels could not be read.",
+        ("tests/unit/tuned_db/test_db_check_build.py::test_what_cannot_be_read_is_unsafe",),
+    ),
+    Bug(
+        "slower-row-wins", 16, "orchestrator/tuned_db/merge_policy.py",
+        'return Decision("replaced" if gain > 0 else "kept", judged, why)',
+        'return Decision("replaced", judged, why)',
+        "A slower row replaces a faster one in a tuned table.",
+        ("tests/unit/tuned_db/test_db_merge.py::test_the_judge",),
+    ),
+    Bug(
+        "slower-config-merged", 16, "orchestrator/triton_configs/merge.py",
+        "and slower(row.old_us, row.new_us)",
+        "and slower(row.old_us, row.old_us)",
+        "A Triton config is merged although a measured M becomes slower with it.",
+        ("tests/unit/triton_configs/test_merge.py",),
+    ),
+    Bug(
+        "import-upward", 17, "orchestrator/shapes/model.py",
+        "from __future__ import annotations\n",
+        "from __future__ import annotations\n\nimport orchestrator.ledger.clean\n",
+        "A lower room imports a higher one.",
+        ("tests/unit/project/test_rooms.py::test_every_room_imports_only_the_rooms_below_it",),
+    ),
+    Bug(
+        "schema-out-of-step", 17, "orchestrator/inventory/values.py",
+        "Field(ge=1, le=65535)",
+        "Field(ge=0, le=65535)",
+        "The schema that editors use says something else than the inventory's reader.",
+        ("tests/unit/inventory/test_inventory_fleet.py::test_the_schema_in_the_repository_is_up_to_date",),
+    ),
+)  # fmt: skip
