@@ -50,7 +50,7 @@ class Timeouts:
     busy: float = 2.0
     """Pause before an occupied node is checked again; each is half as long again as the one before."""
     close: float = 1.0
-    """What nodes are busy with may take this long when the run ends, of all nodes together."""
+    """All nodes together get this long to end what they do when the run ends."""
     stop: StopLimits = field(default=StopLimits(5.0, 2.0, 20.0))
     """Limits at the end of a run."""
     cancel: StopLimits = field(default=StopLimits(3.0, 1.5, 7.0))

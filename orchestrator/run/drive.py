@@ -72,7 +72,7 @@ IDLE_EXIT_S = 900.0
 
 @dataclass(frozen=True, slots=True)
 class DriveSettings:
-    """What a run is driven with, beside the user's options."""
+    """Settings of a controller that are no options of the user."""
 
     reach: Callable[[NodePlan], Transport] | None = None
     """Makes the transport of a planned node; None: the one that its inventory names."""

@@ -249,7 +249,7 @@ class Fleet:
         return working_in(self.root / "nodes")
 
     def struck(self, node: str) -> int:
-        """How often faults with `times` struck on a node."""
+        """Number of times that faults with `times` struck on a node."""
         return sum(p.stat().st_size for p in self.folder(node).glob("replay/*") if p.name != "blocklist.jsonl")
 
     def at_work(self, *nodes: str) -> bool:
@@ -317,11 +317,11 @@ class Fleet:
         return Counter(sent[r.attempt] for r in self.journal(ev.ShapeTuned))
 
     def starts(self) -> Counter[int]:
-        """How often each shape was begun."""
+        """Number of times that each shape was begun."""
         return Counter(r.shape for r in self.journal(ev.ShapeStarted))
 
     def innocent_starts(self, guilty: Collection[str]) -> Counter[int]:
-        """How often each shape was begun that is not among these (MxNxK)."""
+        """The same of the shapes that are not among these (MxNxK)."""
         with self.ledger() as ledger:
             names = {s.id: "x".join(str(v) for v in s.key[:3]) for s in ledger.shapes()}
         return Counter({s: n for s, n in self.starts().items() if names[s] not in guilty})

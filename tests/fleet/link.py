@@ -96,7 +96,7 @@ class NodeLink(LocalTransport):
         return super().run(argv, stdin=stdin, timeout=timeout)
 
     def _facts(self) -> str:
-        """What the node's check script prints of its use: containers as a test says, and the workers that live."""
+        """The answer of the node's check script: containers as a test says, and the workers that live."""
         said = self._place / "facts" / self.node
         workdir = self._place / "nodes"
         locks = [
@@ -152,7 +152,7 @@ class NodeLink(LocalTransport):
         return result
 
     def _lost(self, op: str) -> str:
-        """Whether this call's answer is to be lost, and when: "", `before` or `after`."""
+        """Return when this call's answer is to be lost: `before`, `after`, or "" for not."""
         with self._lock:
             if not self._loses.exists():
                 return ""

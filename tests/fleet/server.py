@@ -30,7 +30,7 @@ from worker.agent import loop, tuner_process
 
 @dataclass
 class _Process:
-    """What `process.Child` uses of a subprocess.Popen."""
+    """A forked process with the parts of subprocess.Popen that `process.Child` uses."""
 
     pid: int
     stdin: IO[bytes]
@@ -163,7 +163,8 @@ class Server:
         signal.set_wakeup_fd(tell)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         while True:
-            ready: list[Any] = select.select([0, self.listener, told], [], [])[0]
+            inputs: list[Any] = [0, self.listener, told]
+            ready, _, _ = select.select(inputs, [], [])
             if told in ready:
                 os.read(told, 4096)
             self._collect()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -105,12 +106,14 @@ def test_a_failed_shape_is_tried_again_on_request(fleet: Fleet) -> None:
 
 def test_a_slot_with_a_sick_canary_gets_no_work(fleet: Fleet) -> None:
     n = fleet.shapes(groups=6)
-    done = fleet.tune({"kind": "sick_canary", "match": {"node": "h3"}, "times": 99})
-    assert done.code == 0, done.out
+    run = fleet.begun(1, {"kind": "sick_canary", "match": {"node": "h3"}, "times": 99})
+    wait_until(lambda: fleet.of("h3", ev.CanaryFailed), "its canary fails")
+    fleet.release()
+    assert run.wait() == 0, run.out
     fleet.check_books(n)
     assert not fleet.of("h3", ev.AttemptStarted)
     assert set(fleet.tuned_by()) <= {"h1", "h2"}
-    assert len(fleet.of("h3", ev.CanaryFailed)) == fleet.struck("h3") >= 1
+    assert fleet.struck("h3")
 
 
 def test_a_sick_slot_is_shut_and_condemns_no_shape(fleet: Fleet) -> None:
@@ -147,6 +150,27 @@ def test_where_the_only_canary_fails_no_shape_is_blamed(make_fleet: Callable[...
     assert len(fleet.of("h1", ev.CanaryFailed)) == fleet.struck("h1") == 3
     assert fleet.resume().code == 0
     fleet.check_books(n)
+
+
+def test_a_shape_that_takes_its_node_down_wherever_it_lands(make_fleet: Callable[..., Fleet]) -> None:
+    """At most three nodes are lost to it, one after the other, and every other shape is tuned (law 6)."""
+    fleet = make_fleet(nodes={"h1": 1, "h2": 1, "h3": 1, "h4": 1})
+    n = fleet.shapes(groups=10, per_group=2)
+    run = fleet.start({"kind": "hang", "match": POISON, "times": 99}, lost_after_s=0.3)
+    felled: list[str] = []
+    while run.poll() is None:
+        for node in fleet.nodes:
+            if node not in felled and fleet.struck(node):
+                fleet.power_off(node)
+                felled.append(node)
+        time.sleep(0.01)
+    assert run.wait() == 1, run.out
+    fleet.check_books(n - 1, {NAME: "kills_nodes"})
+    assert 2 <= len(felled) <= 3
+    assert {r.node for r in fleet.journal(ev.NodeLost)} == set(felled)
+    (verdict,) = fleet.journal(ev.FailShape)
+    assert verdict.confirmed
+    assert all(node in verdict.detail for node in felled)
 
 
 @pytest.mark.parametrize("what", ["worker", "tuner"])

@@ -23,7 +23,9 @@ PACE = 0.15
 """Of the drawn seconds, which are those of real nodes."""
 
 
-@pytest.mark.parametrize("seed", full_but(SEEDS, 1, 2, 3))
+@pytest.mark.parametrize(
+    "seed", [*full_but(SEEDS, 1, 2, 3), *(pytest.param(s, marks=pytest.mark.soak) for s in range(100, 200))]
+)
 def test_the_laws_hold(fleet: Fleet, seed: int) -> None:
     chaos = draw(seed, groups=GROUPS)
     print(*chaos.lines(), sep="\n")

@@ -19,6 +19,7 @@ from orchestrator.dispatch import control
 from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.ledger import reconcile
 from tests.fleet.kit import Controller, Fleet
+from tests.support.marks import full_but
 from tests.waiting import wait_until
 
 
@@ -43,10 +44,11 @@ def test_workers_go_on_without_their_controller_and_nothing_is_repeated(fleet: F
     assert [r.epoch for r in fleet.journal(ev.Resumed)] == [1, 2]
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int) -> None:
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", full_but(range(4), 0))
+def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int, kills: int) -> None:
     """Every few milliseconds, with poison and a killer of workers among the shapes; the books hold after each kill."""
-    n = fleet.shapes(groups=24, per_group=2)
+    n = fleet.shapes(groups=3 * kills, per_group=2)
     faults = [
         {"kind": "abort", "match": {"N": "64", "M": "2"}},
         {"kind": "kill_worker", "match": {"N": "128", "M": "1"}},
@@ -54,7 +56,7 @@ def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int) -> None:
     draw = random.Random(seed)
     run = fleet.start(*faults, seconds=0.02)
     before = 0
-    for _ in range(8):
+    for _ in range(kills):
         time.sleep(draw.uniform(0.0, 0.5))  # a point of its work, wherever that is on this machine
         run.kill()
         now = settled(fleet) if fleet.paths.ledger.exists() else 0
@@ -67,7 +69,7 @@ def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int) -> None:
 
 @pytest.mark.parametrize("at", ["put", "rename", "open"])
 def test_killed_between_a_call_and_its_answer(make_fleet: Callable[..., Fleet], at: str) -> None:
-    """What was sent, and was not known to have arrived, is found on the node and not sent again."""
+    """A group that arrived unknown to the dead controller is found on the node, and not sent again."""
     fleet = make_fleet(nodes={"h1": 1})
     n = fleet.shapes(groups=6)
     fleet.lose("h1", at, 3 if at == "put" else 1, "dies")

@@ -1,4 +1,4 @@
-"""What nodes write: torn, hostile, replaced, lost, or without room; it is data, and changes nothing else (laws 1, 4
+"""Files of nodes that are torn, hostile, replaced, lost, or without room: they are data, and change nothing else (laws 1, 4
 and 12)."""
 
 from __future__ import annotations

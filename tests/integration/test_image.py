@@ -32,6 +32,7 @@ def _reason() -> str:
 
 pytestmark = [
     pytest.mark.xdist_group("image"),
+    pytest.mark.soak,
     pytest.mark.system,
     pytest.mark.skipif(bool(_reason()), reason=_reason()),
 ]

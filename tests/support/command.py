@@ -21,7 +21,7 @@ class Done:
     err: str
 
     def json(self) -> Any:
-        """What it printed, read as one JSON document."""
+        """Its output, read as one JSON document."""
         return json.loads(self.out)
 
 

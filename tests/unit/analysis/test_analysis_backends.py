@@ -6,13 +6,14 @@ import csv
 
 import duckdb
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.analysis.backends.query import sql_backend
 from orchestrator.analysis.backends.scan import layout
 from orchestrator.tables.backends import KNOWN, label, legal_name, order, owned
 from tests.support.analysis_kit import AITER_TABLES, NO_TABLES
+from tests.support.marks import drawn
 from worker.families import BACKENDS, FAMILIES, backend_of
 from worker.families.backends import BY_NAME, TRITON
 
@@ -91,7 +92,7 @@ _ROW = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@drawn(15)
 @given(st.sampled_from(sorted(FAMILIES)), st.lists(_ROW, min_size=20, max_size=60))
 def test_they_agree_on_drawn_names(family: str, rows: Rows) -> None:
     assert in_sql(family, rows) == in_python(family, rows)
