@@ -8,24 +8,24 @@ PYTHON    ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(
 VENV      := .venv
 BIN       := $(VENV)/bin
 SHAPES    ?= examples/llm.csv
-INVENTORY ?=
-FAMILY    ?=
-TUNER     ?=
-DB        ?=
-RUN       ?=
-GOLDEN    ?=
-TOT       ?=
-ARGS      ?=
-SYSTEM    ?=
-FULL      ?=
-SEEDS     ?=
-AITER_GIT ?=
+VARIABLES := SHAPES INVENTORY FAMILY TUNER DB RUN ARGS GOLDEN TOT SYSTEM FULL SEEDS AITER_GIT PYTHON
+TARGETS   := help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo test lint format types unit planted soak system-packages shapes-named test-aiter benchmarks clean
+.PHONY: $(TARGETS)
+
+# a mistyped variable or target is an error: without this check `make tune SHAPE=my.csv` would tune the default shapes
+PASSED  := VENV BIN KUBE_BIN PATH PIP_% PYTHON% GEMMFLEET_% %_VISIBLE_DEVICES MAKE% SHELL .SHELLFLAGS
+unknown := $(filter-out $(VARIABLES) $(PASSED),$(foreach v,$(.VARIABLES),$(if $(filter command,$(origin $v)),$v)))
+stray   := $(filter-out $(TARGETS) $(VENV)/%,$(MAKECMDGOALS))
+closest  = $(shell $(or $(PYTHON),false) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].$(3)(), sys.argv[2:], 1, 0.5))' '$(subst ','\'',$(1))' $(2))
+meant    = $(or $(addprefix did you mean ,$(addsuffix ?,$(closest))),$(4))
+wants    = $(or $(if $(filter %.csv,$(1)),write SHAPES=$(1)),$(if $(filter %.yaml %.yml,$(1)),write INVENTORY=$(1)))
+$(foreach v,$(unknown),$(warning unknown variable $v: $(call meant,$v,$(VARIABLES),upper,there are $(VARIABLES); write an environment variable before make)))
+$(foreach g,$(stray),$(warning $g is not a target: $(or $(call wants,$g),$(call meant,$g,$(TARGETS),lower,make help lists them))))
+$(if $(unknown)$(stray),$(error nothing was started))
 
 # a local run needs torch here; a run on other nodes does not
 LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
 STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
-
-.PHONY: help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo test lint format types unit planted soak system-packages shapes-named test-aiter benchmarks clean
 
 help: ## list the targets
 	@printf 'usage: make TARGET [SHAPES=llm.csv] [INVENTORY=inv.yaml] [FAMILY=a16w16] [TUNER=torch] [DB=tuned.csv] [RUN=id] [ARGS="..."]\n\n'
@@ -42,28 +42,30 @@ $(VENV)/bin/python:
 	@echo "setting up $(VENV) ..."
 	@$(PYTHON) -m venv $(VENV)
 
+# a torch or Triton that imports is what the user measures with: it is kept, whatever constraints.txt says
 define install
-	@echo "installing gemmfleet$(1) into $(VENV) (once) ..."
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.$(1)'
+	@extras=; for extra in $(1); do \
+	  case $$extra in torch|triton) if $(BIN)/python -c "import $$extra" 2>/dev/null; then continue; fi ;; esac; \
+	  extras=$$extras$${extras:+,}$$extra; done; what="$${extras:+[$$extras]}"; \
+	  echo "installing gemmfleet$$what into $(VENV) (once) ..."; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$$what"
 	@touch $@
 endef
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,)
+	$(call install)
 
 $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch])
+	$(call install,torch)
 
 $(VENV)/.installed-live: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[live])
+	$(call install,live)
 
 $(VENV)/.installed-triton: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)triton])
+	$(call install,torch triton)
 
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,[torch$(,)triton$(,)live$(,)kubernetes$(,)dev])
-
-, := ,
+	$(call install,torch triton live kubernetes dev)
 
 setup: $(STAMP) ## set up .venv (the other targets do it by themselves)
 

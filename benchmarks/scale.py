@@ -93,9 +93,11 @@ def measure(folder: Path, size: Size) -> list[Figure]:
     bench = Bench(folder)
     bench.shapes(size.shapes)
     bench.inventory.write_text(
-        f"defaults:\n  family: a16w16\n  tuner: replay\n  engine: process\n  gpus: {size.slots}\n"
+        f"defaults:\n  family: a16w16\n  tuner: replay\n  engine: process\n"
         f"  transport: local\n  workdir: {bench.workdir}\nnodes:\n"
-        + "".join(f"  n{i:03}: {{}}\n" for i in range(size.nodes))
+        + "".join(
+            f"  n{i:03}: {{gpus: {list(range(i * size.slots, (i + 1) * size.slots))}}}\n" for i in range(size.nodes)
+        )
     )
     bench.workdir.mkdir()
     seen, gaps = folder / "controller.json", folder / "workers.json"

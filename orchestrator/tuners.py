@@ -52,6 +52,13 @@ def options_for(spec: TunerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
+def check_family(spec: TunerSpec, family: str, options: Mapping[str, Any]) -> None:
+    """Raise InputError if the tuner has no candidates for the family."""
+    known = spec.families(options) if spec.families is not None else (family,)
+    if family not in known:
+        raise InputError(f"the tuner {spec.name} does not tune family {family}; it tunes {', '.join(known)}")
+
+
 def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
     """Raise InputError where the tuner does not take these options, before anything starts."""
     try:

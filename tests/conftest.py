@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import settings
 
 from tests.standins import FAULTY
+from worker.protocol import LOCKS_ENV
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell's background job ignores Ctrl-C, and so would every program that the tests interrupt
@@ -19,9 +21,19 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 sys.path.insert(0, str(FAULTY))
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(FAULTY), os.environ.get("PYTHONPATH", ""))))
 
+# runs of fixtures that serve several tests; see own_device_locks
+os.environ[LOCKS_ENV] = f"/tmp/gemmfleet-test-locks-{os.getpid()}"
+
 # an example may take as long as the machine needs
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+
+@pytest.fixture(autouse=True)
+def own_device_locks(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the runs of a test wait for no other test's and no user's: it has device locks of its own."""
+    monkeypatch.setenv(LOCKS_ENV, f"{tmp_path_factory.getbasetemp()}/locks-{secrets.token_hex(4)}")
+
 
 SWITCHES = {"full": "FULL", "system": "SYSTEM", "soak": "SOAK"}
 

@@ -76,7 +76,7 @@ class Passes:
         self._of, self._drive = of, drive
         self._rule = Rule(of.wanted.runs, of.wanted.extra, of.wanted.stability)
         self._parts: list[Result] = []
-        self.stacks: dict[str, dict[str, Any]] = {}
+        self.stacks: dict[str, dict[str, Any]] = {s.name: {} for s in of.stacks}
 
     def go(self, shapes: Sequence[Shape]) -> str:
         """Run passes until the runs agree or none is left; return `finished` or `interrupted`."""
@@ -96,8 +96,9 @@ class Passes:
         return "finished"
 
     def found(self) -> list[Result]:
-        """The results of all passes together."""
-        return list(combined(self._parts, self._rule))
+        """Return the results of all passes together, by shape and by environment in the order of `--env`."""
+        order = list(self.stacks)
+        return sorted(combined(self._parts, self._rule), key=lambda r: (r.shape, order.index(r.env)))
 
     def _one(self, stack: request.Stack, number: int, shapes: Sequence[Shape]) -> str:
         of = self._of

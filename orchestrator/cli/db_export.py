@@ -96,8 +96,9 @@ def export(
                 lines.append(_line(of, paths, at))
                 found.append(_other_tables_note(of, there))
         found += checked
-    _print_export(lines, written, found, as_json)
-    if any(f.level == "fatal" for f in found):
+    failed = any(f.level == "fatal" for f in found)
+    _print_export([] if failed else lines, written, found, as_json, wants_env=model is None)
+    if failed:
         raise typer.Exit(1)
 
 
@@ -204,7 +205,10 @@ def _line(of: Family, paths: list[Path], at: str | None) -> str:
     return f"export {of.env}={shlex.quote(os.pathsep.join(words))}"
 
 
-def _print_export(lines: list[str], written: list[str], found: list[LoadFinding], as_json: bool) -> None:
+def _print_export(
+    lines: list[str], written: list[str], found: list[LoadFinding], as_json: bool, *, wants_env: bool
+) -> None:
+    """Print what was exported; with `wants_env` standard output is for `eval` and holds nothing but `lines`."""
     from orchestrator.tables.faults import escaped
 
     rebuild = any("AITER_REBUILD=1" in f.text for f in found)
@@ -222,7 +226,7 @@ def _print_export(lines: list[str], written: list[str], found: list[LoadFinding]
     if rebuild and lines:
         print("# once, then never again: export AITER_REBUILD=1")
     for name in written:
-        print(f"written: {escaped(name)}", file=sys.stderr if lines else sys.stdout)
+        print(f"written: {escaped(name)}", file=sys.stderr if wants_env else sys.stdout)
     for f in found:
         word = {"fatal": "error", "warning": "warning", "note": "note"}[f.level]
         first, *rest = f.text.splitlines()

@@ -34,6 +34,7 @@ def check(
     from orchestrator.errors import InputError
     from orchestrator.inventory import load_inventory
     from orchestrator.inventory.model import dumps
+    from orchestrator.nodes.occupancy import refuse_one_gpu_twice
     from orchestrator.templating import data_folder
 
     if schema:
@@ -42,6 +43,7 @@ def check(
     path = file or data_folder("inventories") / "local.yaml"
     try:
         found = load_inventory(path)
+        refuse_one_gpu_twice(found.nodes, {})
         if env:
             _resolve_all(found)
     except InputError as e:
@@ -80,17 +82,21 @@ def summarise(found: Inventory) -> dict[str, Any]:
 
 def _node(node: Node) -> dict[str, Any]:
     from orchestrator.engines import find_engine
+    from orchestrator.inventory.pools import pool_words
     from orchestrator.inventory.values import missing, names, texts
 
-    options = node.options()
+    options, kubernetes = node.options(), node.lease == "kubernetes"
     used = dict.fromkeys(n for _, text in texts(options) for n in names(text))
     lacking = {name for _, name in missing(options)}
     return {
         "name": node.name,
         "transport": node.transport,
         "host": (node.host or node.name) if node.transport == "ssh" else None,
+        "lease": node.lease,
+        "pool": pool_words(node) if node.lease else None,
+        "via": node.via,
         "engine": node.engine,
-        "image": node.image if (e := find_engine(node.engine)).runs_images or e.enter or node.lease else None,
+        "image": node.image if (e := find_engine(node.engine)).runs_images or e.enter or kubernetes else None,
         "gpus": node.gpus,
         "labels": list(node.labels),
         "references": {name: name not in lacking for name in used},
@@ -102,8 +108,10 @@ def _lines(summary: dict[str, Any]) -> list[str]:
 
     out = [f"{escaped(summary['file'])}: good, {plural(len(summary['nodes']), 'node')}"]
     for node in summary["nodes"]:
-        where = f"ssh to {node['host']}" if node["host"] else "this machine"
-        how = f"docker with {node['image']}" if node["image"] else "processes"
+        where = node["pool"] or (f"ssh to {node['host']}" if node["host"] else "this machine")
+        where += f", asked for on {node['via']}" if node["via"] else ""
+        engine = "pods" if node["lease"] == "kubernetes" else node["engine"]
+        how = f"{engine} with {node['image']}" if node["image"] else "processes"
         gpus = node["gpus"] if isinstance(node["gpus"], (str, int)) else ", ".join(map(str, node["gpus"]))
         labels = f"; labels {', '.join(node['labels'])}" if node["labels"] else ""
         out.append(f"  {node['name']}: {where}, {how}, gpus {gpus}{labels}")

@@ -55,6 +55,8 @@ def check(
         for r in reports:
             t.add_row(*(plain(cell, 60) for cell in r.row()[:-1]))
         console().print(t)
+        for words in dict.fromkeys(r.devices() for r in reports if r.usable and r.devices()):
+            print(plain(f"{', '.join(r.node for r in reports if r.devices() == words)}: {words}"))
         for r in reports:
             for text in r.problems():
                 print(("! " if not r.usable else "") + plain(text))

@@ -154,7 +154,7 @@ def explain(
         print(json.dumps(history.to_json(), indent=1))
         return
     for line in history.lines():
-        print(plain(line, 2000))
+        print(plain(line))
 
 
 class LogTail:
@@ -193,7 +193,7 @@ class LogTail:
 def _line(path: Path, line: str) -> str:
     from orchestrator.cli.output.terminal import plain
 
-    return f"{path.stem} {plain(line, 2000)}"
+    return f"{path.stem} {plain(line)}"
 
 
 def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
@@ -291,7 +291,7 @@ def report(
         print(json.dumps({**about, "file": str(written.path), "bytes": written.bytes}, indent=1))
     else:
         for sentence in written.document["sentences"]:
-            print(plain(sentence, 2000))
+            print(plain(sentence))
         print(written.path)
     if open_:
         _open(written.path.absolute().as_uri())

@@ -204,9 +204,10 @@ def detach(paths: RunPaths, *, json_: bool) -> None:
 def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
     """Check an inventory and make it the run's."""
     from orchestrator.inventory import load_inventory
+    from orchestrator.nodes.occupancy import refuse_one_gpu_twice
 
     if inventory is not None:
-        load_inventory(inventory)
+        refuse_one_gpu_twice(load_inventory(inventory).nodes, {})
         aside = paths.inventory.with_suffix(".tmp")
         shutil.copyfile(inventory, aside)
         os.rename(aside, paths.inventory)

@@ -22,7 +22,7 @@ from orchestrator.errors import InputError
 from orchestrator.inventory import Node
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile, Transport
-from worker.protocol import ATTEMPT_RE, CPUS, InboxName, NodeConfig, NodePaths
+from worker.protocol import ATTEMPT_RE, CPUS, DEVICE_LOCK, LOCKS, InboxName, NodeConfig, NodePaths
 from worker.tuners.catalog import GROUP, recorded_tuner
 
 TEXTS = NodePaths(Path()).texts.name
@@ -114,6 +114,7 @@ def node_files(
         "python": plan.python,
         "code_sha": sha,
         "docker": _docker_values(plan, run),
+        "locks": LOCKS if any(DEVICE_LOCK in env for env in plan.devices.values()) else "",
         "enter": enter(plan.source) if (enter := find_engine(plan.engine).enter) and plan.source else "",
         "engine_options": plan.source.engine_options if plan.source else {},
         "cache": plan.cache if spec.keeps_cache else "",
@@ -144,7 +145,8 @@ def _docker_values(plan: NodePlan, run: str) -> dict[str, Any] | None:
     if plan.docker is None:
         return None
     cpus = {slot: env.get(CPUS, "") for slot, env in plan.devices.items()}
-    return plan.docker.values(run, plan.node, plan.slots, __version__, cpus)
+    gpus = [slot for slot, env in plan.devices.items() if env.get("HIP_VISIBLE_DEVICES")]
+    return plan.docker.values(run, plan.node, plan.slots, __version__, cpus, gpus)
 
 
 def node_folders(slots: tuple[str, ...]) -> list[str]:

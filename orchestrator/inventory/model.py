@@ -63,10 +63,13 @@ class Strict(BaseModel):
 
 
 class DockerSection(Strict):
-    """Options of the containers. What is not given here is Docker's own default, but for network: it has none."""
+    """Options of the containers. What is not given here is Docker's own default, but for network, which is none, and
+    for the devices."""
 
-    devices: Annotated[tuple[Device, ...], BeforeValidator(listed)] = ()
-    """Devices of the node. `/dev/dri` alone means the render node of the slot's own GPU; `/dev/dri:/dev/dri` all."""
+    devices: Annotated[tuple[Device, ...] | None, BeforeValidator(listed)] = None
+    """Devices of the node. Without a list a container gets the GPU of its slot: of AMD /dev/kfd, the GPU's render node
+    and the groups that own them, of NVIDIA `--gpus device=N`. In a list, `/dev/dri` alone means the render node of the
+    slot's own GPU; `/dev/dri:/dev/dri` all."""
     group_add: Annotated[tuple[GroupRef, ...], BeforeValidator(listed)] = ()
     """Further groups: `auto` (the numeric groups of the devices, read on the node), numbers, or names of the image."""
     cap_add: Annotated[tuple[Capability, ...], BeforeValidator(listed)] = ()
@@ -214,7 +217,8 @@ class Node(NodeOptions):
     name: str
     source: str = ""
     origins: dict[str, int] = Field(default_factory=dict, repr=False)
-    """The line of each text that holds a reference, by its path such as `docker.volumes.0`."""
+    """The line of each text that holds a reference, by its path such as `docker.volumes.0`, and that of the node itself
+    as `name`."""
 
     login: LoginHost | None = None
     """The host that `via:` names, where `hosts:` has it."""
@@ -225,7 +229,7 @@ class Node(NodeOptions):
         return self.transport == "local" and self.lease is None
 
     def origin(self, path: str) -> str:
-        """`file:line` of an option that holds a reference."""
+        """`file:line` of an option that holds a reference, or of the node (`name`)."""
         line = self.origins.get(path)
         return f"{self.source}:{line}" if line else self.source or "inventory"
 
@@ -279,7 +283,8 @@ def merged(
     merged name by name, `labels` add up. `hosts`: the login nodes that `via:` may name."""
     values: dict[str, Any] = {}
     docker: dict[str, Any] = {}
-    origins: dict[str, int] = {}
+    own = lines(("nodes", name)) if lines else None
+    origins: dict[str, int] = {"name": own} if own else {}
     for place, layer in ((("defaults",), defaults), (("nodes", name), options)):
         given = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
         section: dict[str, Any] = {f: getattr(layer.docker, f) for f in layer.docker.model_fields_set}

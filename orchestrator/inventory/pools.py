@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
 from orchestrator.inventory.values import Fixed, Host, Jump, Label, Port, Private, User, Word, listed
+from worker.text import plural
 
 MAX_LEASES = 1000
 _COUNT_RE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?\Z")
@@ -113,6 +114,14 @@ class LeaseOptions(BaseModel):
     def time_s(self) -> int:
         """Time limit of a lease in seconds."""
         return value_of(self.time)
+
+
+def pool_words(node: LeaseOptions, each: str = "") -> str:
+    """Return `1 to 8 leases by Slurm, partition gpu`; `each` stands behind the number of leases."""
+    least, most = node.count
+    leases = plural(most, "lease") if least == most else f"{least} to {most} leases"
+    by = {"slurm": f"Slurm, partition {node.partition or 'by default'}", "kubernetes": "Kubernetes"}[node.lease or ""]
+    return f"{leases}{each} by {by}"
 
 
 DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?\Z")

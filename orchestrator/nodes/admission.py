@@ -1,6 +1,6 @@
 """Admission of a run's workers to a node: waits while it is occupied, skips it, or shares it (`--busy`). Of several
-runs only one at a time checks a node and starts its workers: it holds a lock on the node meanwhile, which ends with
-its connection. So the other runs see the workers that it started.
+runs only one at a time checks a node and starts its workers: it holds the folder of the node's device locks (LOCKS)
+meanwhile, which ends with its connection. So the other runs see the devices that its workers locked.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from orchestrator.errors import EngineError, LeftOutError
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, read_facts
 from orchestrator.nodes.occupancy import Occupant, occupants, occupants_text
 from orchestrator.transport import Channel, Transport
+from worker.protocol import LOCKS
 
 FIRST_S, LONGEST_S = 2.0, 30.0
 """Pause before an occupied node is checked again; each is half as long again as the one before."""
@@ -23,15 +24,13 @@ TURN_S, LONGEST_TURN_S = 10, 330
 """Time that the lock is waited for at once, and the longest time that it is held, in seconds."""
 TURN = """\
 command -v flock >/dev/null 2>&1 || { echo none; exit; }
-umask 022
-mkdir -p -- "$1" 2>/dev/null
+folder=${GEMMFLEET_LOCKS:-$1}
+(umask 0 && mkdir -m 1777 -- "$folder") 2>/dev/null
 hold='echo ours; command -v timeout >/dev/null 2>&1 && exec timeout "$1" cat; exec cat'
-flock -w "$2" "$1" sh -c "$hold" sh "$3"
+flock -w "$2" "$folder" sh -c "$hold" sh "$3"
 [ $? -eq 1 ] && echo theirs || echo none
 """
 """Prints `ours` and holds the lock until its input ends; `theirs`: another run holds it; `none`: no locks there."""
-PLACE = "/tmp/.gemmfleet-start"
-"""A folder, as users other than its owner can lock it as well."""
 ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
 Report = Callable[[str, str], None]
@@ -75,7 +74,7 @@ class NodeAdmission:
         run: str,
         *,
         first_s: float = FIRST_S,
-        place: str = PLACE,
+        place: str = LOCKS,
         locks: bool = True,
     ) -> None:
         self._transport, self._engine, self._mode, self._script = transport, engine, mode, script

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
+    from orchestrator.nodes.facts import Gpu
     from orchestrator.transport import Completed
 
 CLOCK_S = 5.0
@@ -105,8 +106,49 @@ def _devices(node: Node, facts: NodeFacts) -> Iterator[Finding]:
             yield Finding(
                 UNUSABLE, "devices", f"there is no {path}", "load the GPU's driver, or correct docker.devices"
             )
-    if OWN_RENDER_NODE in node.docker.devices and not any(p.startswith("/dev/dri") for p in facts.devices):
+    if OWN_RENDER_NODE in (node.docker.devices or ()) and not any(p.startswith("/dev/dri") for p in facts.devices):
         yield Finding(UNUSABLE, "devices", "there is no render node in /dev/dri", "load the GPU's driver")
+    ours = {n: facts.gpus[n] for n in gpus_of(node, facts) if n < len(facts.gpus)}
+    if ours and find_engine(node.engine).runs_images:
+        check = _named_devices if node.docker.devices is not None else _own_gpus
+        yield from check(node, facts, ours)
+
+
+def _own_gpus(node: Node, facts: NodeFacts, ours: Mapping[int, Gpu]) -> Iterator[Finding]:
+    """Findings on the GPUs that containers get because the inventory names no devices; what they get is one, too."""
+    if any(gpu.vendor == "nvidia" for gpu in ours.values()):
+        if facts.values.get("docker.gpus") == "no":
+            what = "Docker cannot hand out NVIDIA GPUs (--gpus) there"
+            yield Finding(UNUSABLE, "devices", what, "install the NVIDIA Container Toolkit, and restart Docker")
+        yield Finding(OK, "devices", "each container gets its slot's GPU by --gpus device=N")
+        return
+    for number, gpu in ours.items():
+        if f"/dev/dri/{gpu.render}" not in facts.devices:
+            what = f"GPU {number} has no render node /dev/dri/{gpu.render}"
+            yield Finding(UNUSABLE, "devices", what, "see why the driver does not show it, or leave it out of `gpus:`")
+    renders = ", ".join(f"{number}: {gpu.render}" for number, gpu in ours.items())
+    what = f"each container gets /dev/kfd, the render node of its slot's GPU ({renders}), and their groups"
+    yield Finding(OK, "devices", what)
+
+
+def _named_devices(node: Node, facts: NodeFacts, ours: Mapping[int, Gpu]) -> Iterator[Finding]:
+    """Findings on GPUs that the devices of the inventory do not give to their slot's container."""
+    named = {device.partition(":")[0] for device in node.docker.devices or ()}
+    way = "drop docker.devices, and each container gets its slot's GPU; or name"
+    if any(gpu.vendor == "nvidia" for gpu in ours.values()):
+        if not any(device.startswith("/dev/nvidia") for device in named):
+            what = (
+                "docker.devices names no NVIDIA device: containers see a GPU only if Docker's default runtime adds it"
+            )
+            yield Finding(WARNING, "devices", what, f"{way} /dev/nvidia*")
+        return
+    blind = [n for n, gpu in ours.items() if not named & {OWN_RENDER_NODE, f"{OWN_RENDER_NODE}/{gpu.render}"}]
+    if "/dev/kfd" not in named or blind:
+        which = ", ".join(map(str, ours if "/dev/kfd" not in named else blind))
+        what = (
+            f"docker.devices gives the containers of GPU {which} no /dev/kfd or no render node: they would see no GPU"
+        )
+        yield Finding(UNUSABLE, "devices", what, f"{way} /dev/kfd and {OWN_RENDER_NODE}")
 
 
 def _gpus(node: Node, facts: NodeFacts) -> Iterator[Finding]:
@@ -194,6 +236,10 @@ class NodeReport:
     def problems(self) -> list[str]:
         """Sentences on its problems, each with the node's name."""
         return [f"{self.node}: {f}" for f in self.findings if f.level != OK]
+
+    def devices(self) -> str:
+        """The devices that its containers get if the inventory names none, in words; "" for nothing."""
+        return next((f.what for f in self.findings if (f.level, f.about) == (OK, "devices")), "")
 
     def row(self) -> tuple[str, ...]:
         """Row of a table, in the order of COLUMNS."""

@@ -14,6 +14,7 @@ from orchestrator.engines import find_engine
 from orchestrator.ledger import clean
 from orchestrator.templating import render
 from worker.device.probe import ISA_LEVELS, gfx_of_target, parse_nvidia_smi
+from worker.protocol import LOCKS
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
@@ -81,7 +82,8 @@ class NodeFacts:
     """A device's path to `GID GROUP MODE open|closed`, or `missing`."""
     containers: tuple[Container, ...] = ()
     locks: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Lock files by state: held, stale, waiting; paths relative to the workdir."""
+    """Locks by state. held: RUN/NODE/DEVICE of living workers, whatever their workdir. stale, waiting: lock files of
+    slots without a worker, relative to the workdir."""
     lacks: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
 
@@ -137,15 +139,17 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "brief": brief,
         "sys": sys,
         "dev": dev,
+        "locks": LOCKS,
         "workdir": from_home(node.workdir or DEFAULT_WORKDIR),
         "timeout_s": TOOL_TIMEOUT_S,
         "container_timeout_s": CONTAINER_TIMEOUT_S,
         "aiter_root": node.aiter.root or "",
         "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
-        "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices))
+        "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices or ()))
         if find_engine(node.engine).runs_images
         else [],
+        "own_gpus": find_engine(node.engine).runs_images and node.docker.devices is None,
         "engine": node.engine,
         "docker_command": list(node.docker.docker_command),
         "image": node.image or "",

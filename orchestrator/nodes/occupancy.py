@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
-from orchestrator.errors import InventoryError
+from orchestrator.errors import InventoryError, TransportError
+from orchestrator.inventory import resolved
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Node
+    from orchestrator.inventory.values import Gpus
     from orchestrator.nodes.facts import Container, Gpu, NodeFacts
 
 Mode = Literal["wait", "skip", "share"]
@@ -47,6 +50,11 @@ def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
     return tuple(range(len(facts.gpus) if node.gpus == "auto" else node.gpus))
 
 
+def device_lock(gpu: int | None) -> str:
+    """The name of the lock on a GPU of a host, or on its cores."""
+    return "cores" if gpu is None else f"gpu-{gpu}"
+
+
 def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant, ...]:
     """Occupants of these GPUs (of the cores, where there are none). `run`: our own run, whose workers do not count; ""
     before there is one.
@@ -61,10 +69,10 @@ def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occu
             named.add(c.run)
             whose = f"worker of run {c.run}" if c.run else c.image
             yield Occupant(f"container {c.name}", f"container {c.name} ({whose})")
+    ours = set(map(device_lock, gpus or (None,)))
     for path in facts.locks.get("held", ()):
-        other, _, rest = path.partition("/")
-        slot = rest.rsplit("/", 2)[-2] if rest.count("/") >= 2 else ""
-        if other not in (run, *named) and (not gpus or slot in map(str, gpus)):
+        other, device = path.partition("/")[0], path.rpartition("/")[2]
+        if other not in (run, *named) and device in ours:
             yield Occupant(f"run {other}", f"workers of run {other}")
     for number in gpus:
         if number < len(facts.gpus):
@@ -119,7 +127,8 @@ def busy_sentence(node: str, doing: str, detail: str) -> str:
 
 
 def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
-    """Raise InventoryError where two slots of these nodes are one GPU; nodes without facts are not known to be any."""
+    """Raise InventoryError where two slots of these nodes are one GPU. The inventory shows it for nodes that name one
+    host, the facts of the nodes for others."""
     faults = [why for _, why in twice(nodes, facts)]
     if faults:
         raise InventoryError(faults)
@@ -127,6 +136,10 @@ def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFact
 
 def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, str]]:
     """(node, what is wrong and the way out) of each node that has a GPU which one before it has."""
+    told = set()
+    for name, other, what in _named_twice(nodes):
+        told.add((name, other))
+        yield name, _refusal(nodes[name], nodes[other], what)
     owner: dict[tuple[str, int], tuple[str, int]] = {}
     for name, node in nodes.items():
         if name not in facts:
@@ -137,12 +150,61 @@ def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator
             if other != name:
                 shared.setdefault(other, []).append(f"its GPU {number} is GPU {its} of {other} (id {id_[0]})")
         for other, why in shared.items():
-            more = f", and {len(why) - 1} more" if len(why) > 1 else ""
-            yield (
-                name,
-                f"{node.source or 'inventory'}: node {name}: {why[0]}{more}: two workers on a GPU spoil each other's "
-                f"times; drop {name} or {other}, or give each a list of its own in gpus:",
-            )
+            if (name, other) not in told:
+                more = f", and {len(why) - 1} more" if len(why) > 1 else ""
+                yield name, _refusal(node, nodes[other], why[0] + more)
+
+
+def _refusal(node: Node, other: Node, what: str) -> str:
+    line = f" ({other.origin('name')})" if "name" in other.origins else ""
+    return (
+        f"{node.origin('name')}: node {node.name}: {what}: two workers there spoil each other's times; drop {node.name}"
+        f" or {other.name}{line}, or give each a list of its own in gpus:"
+    )
+
+
+def _named_twice(nodes: Mapping[str, Node]) -> Iterator[tuple[str, str, str]]:
+    """(node, one before it, what both take) where the inventory itself gives two nodes one device of one host."""
+    on_host: dict[Hashable, list[Node]] = {}
+    machines = [n for n in nodes.values() if n.lease is None]
+    for node in machines:
+        before = on_host.setdefault(_host(node) if len(machines) > 1 else None, [])
+        for other in before:
+            if both := _both(other.gpus, node.gpus):
+                where = "this machine" if node.is_here else f"its host {node.host or node.name}"
+                yield node.name, other.name, f"{other.name} is {where}, too, and both take {both}"
+        before.append(node)
+
+
+def _host(node: Node) -> Hashable:
+    """The machine of a node as SSH would reach it, asked without contact: two nodes of one value are one machine."""
+    if node.is_here:
+        return "here"
+    from orchestrator.transport.ssh.resolve import HostRequest, resolve
+
+    try:
+        real = resolved(node)
+        ask = HostRequest(real.host or node.name, real.user, real.port, None, real.proxy_jump)
+        hops = resolve(node.name, ask, Path(real.ssh_config).expanduser() if real.ssh_config else None)
+    except (InventoryError, TransportError):  # told where it is used
+        return node.host or node.name, node.port
+    places = tuple((hop.host.lower().rstrip("."), hop.port, hop.proxy_command) for hop in hops)
+    return "here" if places in {((name, 22, None),) for name in ("localhost", "127.0.0.1", "::1")} else places
+
+
+def _both(a: Gpus, b: Gpus) -> str:
+    """The devices that both options `gpus:` take on one host, in words; "" for none."""
+    if a == 0 or b == 0:
+        return "its cores" if a == b else ""
+    if a == "auto" or b == "auto":
+        named = next((x for x in (a, b) if x != "auto"), None)
+        return "all its GPUs" if named is None else f"GPU {', '.join(map(str, _numbers(named)))}"
+    shared = [n for n in _numbers(a) if n in _numbers(b)]
+    return f"GPU {', '.join(map(str, shared))}" if shared else ""
+
+
+def _numbers(gpus: Gpus) -> Sequence[int]:
+    return range(gpus) if isinstance(gpus, int) else [int(n) for n in gpus]
 
 
 def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:

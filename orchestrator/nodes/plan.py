@@ -16,7 +16,8 @@ from orchestrator.inventory import Node
 from orchestrator.inventory.values import has_reference, resolve
 from orchestrator.nodes.check import load_facts
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, from_home
-from worker.protocol import CPUS
+from orchestrator.nodes.occupancy import device_lock
+from worker.protocol import CPUS, DEVICE_LOCK, DEVICE_SHARED
 from worker.protocol.environment import AITER_SWITCHES
 
 if TYPE_CHECKING:
@@ -92,6 +93,16 @@ def plan_lease(node: Node, run: str, facts: NodeFacts, granted: Mapping[str, str
         known = facts.gpus[int(number)].id if number.isdigit() and int(number) < len(facts.gpus) else ""
         ids.append(known or number)
     return replace(plan, devices=devices), tuple(ids)
+
+
+def with_device_locks(plan: NodePlan, *, shared: bool) -> NodePlan:
+    """The plan with a lock for each slot's device, which its worker holds on the host. `shared`: it waits for no other
+    run."""
+    devices = {}
+    for slot, env in plan.devices.items():
+        name = device_lock(int(slot) if env["HIP_VISIBLE_DEVICES"] else None)
+        devices[slot] = {**env, DEVICE_LOCK: name, **({DEVICE_SHARED: "1"} if shared else {})}
+    return replace(plan, devices=devices)
 
 
 def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:

@@ -65,8 +65,8 @@ class Result:
         return self.status in MEASURED
 
 
-def results(ledger: LedgerReader, rule: Rule = STANDARD) -> list[Result]:
-    """All results, by shape, environment (as first heard of) and backend (as they are usually listed).
+def results(ledger: LedgerReader, rule: Rule = STANDARD, envs: Sequence[str] = ()) -> list[Result]:
+    """Return all results, by shape, environment (in the order of `envs`) and backend (as they are usually listed).
 
     Of a shape that was tried several times the settling attempt counts, else the last that has rows: runs of two
     attempts are never mixed.
@@ -84,8 +84,13 @@ def results(ledger: LedgerReader, rule: Rule = STANDARD) -> list[Result]:
             backend = OWN if row.libtype == "triton" else row.libtype  # as runs before 0.2.0 called it
             groups.setdefault((str(row.extra.get("env", "")), backend), []).append(row)
         out += [_result(env, backend, found, rule) for (env, backend), found in groups.items()]
-    envs = list(dict.fromkeys(r.env for r in out))
-    return sorted(out, key=lambda r: (r.shape, envs.index(r.env), _place(r.backend)))
+    order = list(dict.fromkeys((*envs, *(r.env for r in out))))
+    return sorted(out, key=lambda r: (r.shape, order.index(r.env), _place(r.backend)))
+
+
+def env_names(options: Mapping[str, Any]) -> list[str]:
+    """Return the names of a run's environments, in the order of `--env` or `--config-set`: golden comes first."""
+    return [env["name"] for env in options.get("envs", ())]
 
 
 def rule_of(options: Mapping[str, Any]) -> Rule:
@@ -167,7 +172,8 @@ _NAMES = {"torch": "torch_version", "triton": "triton_version", "aiter": "aiter_
 
 def write(ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> None:
     """Write all of them as the ledger is now; `options`: those of the run. Raises OSError."""
-    write_files(ledger.family, paths, results(ledger, rule_of(options)), environments(ledger))
+    envs = env_names(options)
+    write_files(ledger.family, paths, results(ledger, rule_of(options), envs), environments(ledger, envs))
 
 
 def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,12 +191,15 @@ def _sha(text: str) -> str:
 
 
 def write_files(family: Family, paths: RunPaths, found: Sequence[Result], stacks: Mapping[str, dict[str, Any]]) -> None:
-    """Write all of them. Raises OSError."""
+    """Write all of them; `stacks` are the environments in the order of `--env`. Raises OSError."""
     _write(paths.bench, wide(found, family))
     _write(paths.bench_runs, long(found, family))
-    for env in dict.fromkeys(r.env for r in found if r.env):
+    measured = {r.env for r in found}
+    for side, env in enumerate(stacks, 1):
+        if not env or env not in measured:
+            continue
         _write(paths.root / f"{env}.csv", compared(found, family, env))
-        text = json.dumps(record(paths, env, stacks.get(env, {}), found), indent=1) + "\n"
+        text = json.dumps(record(paths, env, side, stacks[env], found), indent=1) + "\n"
         write_atomic(paths.root / f"{env}.env.json", text)
 
 
@@ -252,8 +261,11 @@ def compared(found: Sequence[Result], family: Family, env: str) -> Iterable[Sequ
             yield [f"{r.backend}/{r.op}", *r.key, f"{us:.4f}", number, *more]
 
 
-def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[Result]) -> dict[str, Any]:
-    """The environment record of one side: measured in turn with the others of the same `session`."""
+def record(paths: RunPaths, env: str, side: int, stack: Mapping[str, Any], found: Sequence[Result]) -> dict[str, Any]:
+    """Return the environment record of one side: measured in turn with the others of the same `session`.
+
+    `side` is its number in the order of `--env`, from 1. `compare` refuses a golden side that came after the tot side.
+    """
     mine = [r for r in found if r.env == env and r.measured]
     where = {n: " | ".join(sorted({str(getattr(r, n)) for r in mine})) for n in ("node", "slot", "timer")}
     left_out = ("hosts", "python_path", "image", "threads", "variables")
@@ -264,16 +276,17 @@ def record(paths: RunPaths, env: str, stack: Mapping[str, Any], found: Sequence[
     place = stack.get("image") or stack.get("python_path")
     named = f"{env} ({place})" if place else env
     head = {"format": ENV_FORMAT, "env": named, "captured": utc(time.time())}
-    return {**head, "order": INTERLEAVED, "session": paths.run, **where, **facts}
+    return {**head, "order": INTERLEAVED, "session": paths.run, "side": side, **where, **facts}
 
 
-def environments(ledger: LedgerReader) -> dict[str, dict[str, Any]]:
-    """Versions of each environment, by name; `hosts` are the slots that it was measured on."""
-    out: dict[str, dict[str, Any]] = {}
+def environments(ledger: LedgerReader, envs: Sequence[str] = ()) -> dict[str, dict[str, Any]]:
+    """Return the versions of each environment by name, in the order of `envs`; `hosts`: slots it was measured on."""
+    out: dict[str, dict[str, Any]] = {name: {"hosts": []} for name in envs}
     for slot in ledger.slots():
         for name, facts in (slot.device.get("bench") or {}).items():
             if isinstance(facts, dict):
-                known = out.setdefault(str(name), {**facts, "hosts": []})
+                known = out.setdefault(str(name), {"hosts": []})
+                known |= {n: value for n, value in facts.items() if n not in known}
                 known["hosts"].append({"node": slot.node, "slot": slot.slot, "device": slot.device.get("device", "")})
     return out
 

@@ -42,7 +42,7 @@ from orchestrator.nodes.check import load_facts, save_facts
 from orchestrator.nodes.facts import script
 from orchestrator.nodes.link import engine_of, node_of, private_env, results_folder, transport_of
 from orchestrator.nodes.occupancy import gpus_of, mode_of, refuse_one_gpu_twice
-from orchestrator.nodes.plan import plan_nodes
+from orchestrator.nodes.plan import plan_nodes, with_device_locks
 from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
@@ -294,6 +294,10 @@ def _driver(
     transport: Transport | None = None,
 ) -> NodeDriver:
     """Driver of a planned node. `transport`: the one to a leased node, connected; by default the inventory's."""
+    leased, node = transport is not None, node_of(plan)
+    busy = mode_of(node, config.busy)
+    if not leased:  # a scheduler lends each GPU to one run alone
+        plan = with_device_locks(plan, shared=busy == "share")
     # the same files here and on the node, with the inventory's references unresolved
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
@@ -304,8 +308,6 @@ def _driver(
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
-    node = node_of(plan)
-    leased = transport is not None
     if transport is None and settings.reach is not None:
         transport = settings.reach(plan)
     elif transport is None:
@@ -316,7 +318,7 @@ def _driver(
     admission = NodeAdmission(
         transport,
         engine,
-        mode_of(node, config.busy),
+        busy,
         script(resolved(node), brief=True),
         lambda facts: gpus_of(node, facts),
         config.run,

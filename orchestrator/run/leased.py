@@ -11,6 +11,7 @@ from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.inventory import Inventory, Node, resolved
+from orchestrator.inventory.pools import pool_words
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.demand import PoolSize
 from orchestrator.leases.holdings import Pool
@@ -38,11 +39,9 @@ def slots_of(node: Node) -> int:
 
 def pool_note(node: Node, asked: NodeReport) -> str:
     """Sentence on what a pool may bring, of which the estimate counts on all, and on what its scheduler would do."""
-    least, most = node.count
-    leases = plural(most, "lease") if least == most else f"{least} to {most} leases"
-    by = {"slurm": f"Slurm, partition {node.partition or 'by default'}", "kubernetes": "Kubernetes"}[node.lease or ""]
     words = "".join(f"; {f.what}" for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes"))
-    return f"{node.name}: {leases} of {plural(slots_of(node), 'slot')} by {by}; the estimate counts on {most}{words}"
+    pool = pool_words(node, f" of {plural(slots_of(node), 'slot')}")
+    return f"{node.name}: {pool}; the estimate counts on {node.count[1]}{words}"
 
 
 def pools_of(inventory: Inventory, run: str) -> list[Pool]:

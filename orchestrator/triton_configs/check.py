@@ -21,6 +21,7 @@ from worker.triton_configs.rule import LDS_BYTES
 
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
+WAY_OUT = "install gemmfleet[triton,torch] into this Python, or give --lint-only"
 Size = tuple[int | None, int | None]
 """N and K that are asked for, None for any."""
 
@@ -104,20 +105,34 @@ def _to_compile(resolver: Resolver, files: Sequence[Shipped], size: Size) -> Ite
 
 
 def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callable[[int, int], None]) -> list[Compiled]:
-    """The buckets in their order, compiled on all cores that this process may use."""
+    """Return the buckets in their order, compiled on all cores that this process may use.
+
+    Raises InputError, once for all buckets, if this Python cannot import AITER's wrappers.
+    """
     if not (find_spec("triton") and find_spec("torch")):
-        raise InputError("no bucket can be compiled here: install gemmfleet[triton,torch], or give --lint-only")
+        raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
+    from worker.tuners.aiter_triton.compile import NotImportableError
+
     workers = min(len(os.sched_getaffinity(0)), len(buckets)) or 1
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         results = [pool.submit(compiled, root, gfx, b) for b in buckets]
-        for done, _ in enumerate(as_completed(results), 1):
-            progress(done, len(buckets))
+        try:
+            for done, result in enumerate(as_completed(results), 1):
+                result.result()
+                progress(done, len(buckets))
+        except NotImportableError as e:
+            pool.shutdown(cancel_futures=True)
+            way_out = WAY_OUT if str(e).startswith("no module") else "run this in AITER's image, or give --lint-only"
+            raise InputError(f"AITER's Triton modules cannot be imported on this machine: {e}: {way_out}") from e
     return [r.result() for r in results]
 
 
 def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
-    """One bucket compiled in this process. Raises nothing: a failure is the answer."""
-    from worker.tuners.aiter_triton.compile import compile_config
+    """Compile one bucket in this process; a failure of the compiler is the answer.
+
+    Raises NotImportableError if this Python cannot import the kind's wrapper: no other bucket would do better.
+    """
+    from worker.tuners.aiter_triton.compile import NotImportableError, compile_config
     from worker.tuners.aiter_triton.spec import tuned_kinds
 
     if bucket.kind not in tuned_kinds():
@@ -125,6 +140,8 @@ def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
     m, n, k, b = bucket.shape
     try:
         facts = compile_config(bucket.kind, gfx, bucket.values, m, n, k, b, root=root)
+    except NotImportableError:
+        raise
     except Exception as e:  # noqa: BLE001 - the compiler's and the kernel's own errors are of any type
         return replace(bucket, error=re.sub(r"\s+", " ", f"{type(e).__name__}: {e}")[:300])
     return replace(bucket, lds=facts.lds, vgprs=facts.vgprs, spills=facts.spills, hash=facts.hash)

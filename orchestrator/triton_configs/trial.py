@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -96,7 +97,7 @@ def run_trial(
         return Trial(why_not=f"the trial did not run: {e}")
     if done.returncode:
         last = clean(done.stderr, 300, keep="end").splitlines()[-1:] or ["no message"]
-        missing = "; install gemmfleet[triton]" if "No module named 'triton'" in last[0] else ""
+        missing = "; install gemmfleet[triton]" if re.search("No module named '(?!aiter)", last[0]) else ""
         return Trial(why_not=f"AITER's function cannot run here: {last[0]}{missing}")
     document = json.loads(done.stdout.strip().splitlines()[-1])
     answers = tuple(values for values, _ in document["answers"])

@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from orchestrator.nodes.admission import PLACE
 from tests.integration.fleetkit import NAMES, USERS, mend, write_inventory
 from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
 from tests.integration.slurm import SlurmCluster, missing, slurm_cluster
 from tests.support.kube import Cluster
-
-NEW_MOUNTS = 0x00020000
-"""CLONE_NEWNS of unshare(2)."""
-
-
-@pytest.fixture(scope="session", autouse=True)
-def own_start_lock(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Let runs of test processes beside each other not wait for each other on this machine, as users' runs do.
-
-    Each process gets a view of the machine in which the folder of that lock is its own. Without root they wait.
-    """
-    if os.getuid() == 0 and ctypes.CDLL(None).unshare(NEW_MOUNTS) == 0:
-        Path(PLACE).mkdir(exist_ok=True)
-        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
-        subprocess.run(["mount", "--bind", str(tmp_path_factory.mktemp("start")), PLACE], check=True)
 
 
 @pytest.fixture

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.waiting import PATIENCE_S
+from worker.protocol import LOCKS_ENV
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
 HOST_KEYS = ("ed25519",)
@@ -106,7 +107,7 @@ class Sshd:
         lines = [
             *options,
             *self.options,
-            f"SetEnv {NO_BASHRC}",
+            f"SetEnv {NO_BASHRC} {LOCKS_ENV}={self.folder}/locks",
             f"ListenAddress {self.address}:{self.port}",
             *(f"HostKey {self.host_key(k)}" for k in self.key_types),
             f"AuthorizedKeysFile {self.authorized}",

@@ -33,9 +33,12 @@ def tune(folder: Path, tree: Tree, nodes: dict[str, dict[str, Any]], limit: str 
     bench.shapes_csv.write_text("M,N,K\n" + "".join(f"{m},{n * (i + 1)},{k}\n" for i, (m, n, k) in enumerate(SHAPES)))
     defaults = {
         "transport": "local", "engine": "process", "python": str(tree.python), "family": "a4w4_blockscale",
-        "tuner": "aiter", "aiter": {"root": str(tree.root)}, "gpus": [0],
+        "tuner": "aiter", "aiter": {"root": str(tree.root)},
     }  # fmt: skip
-    made = {name: {"env": {"STANDIN_FAULTS": json.dumps(faults)}} for name, faults in nodes.items()}
+    made = {
+        name: {"gpus": [i], "env": {"STANDIN_FAULTS": json.dumps(faults)}}
+        for i, (name, faults) in enumerate(nodes.items())
+    }
     bench.inventory.write_text(yaml.safe_dump({"defaults": defaults, "nodes": made}))
     more = ("--limit", limit) if limit else ()
     argv = bench.argv("tune", str(bench.shapes_csv), "-i", str(bench.inventory), *more)

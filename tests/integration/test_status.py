@@ -133,7 +133,7 @@ def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
     bench.inventory.write_text(
         f"defaults:\n  tuner: replay\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n"
         f"  ssh_config: {fleet.folder}/ssh_config\nnodes:\n"
-        "  h1: {gpus: [0], docker: {devices: [/dev/kfd]}}\n  h2: {gpus: 0}\n  h3: {gpus: 0}\n"
+        "  h1: {gpus: [0]}\n  h2: {gpus: 0}\n  h3: {gpus: 0}\n"
     )
     bench.shapes(groups=200)
     bench.start("tune", *bench.tune_args(seconds=0.5))

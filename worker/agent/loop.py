@@ -18,13 +18,24 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
+from worker.agent.device_lock import DeviceLock
 from worker.agent.inbox import Claim, Control, Inbox, SpecRejectedError, accept, read_spec
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.device.health import Gauge, evidence
 from worker.device.probe import SLOTS_ON_CORES, identify, pin, slots_on_cores
-from worker.protocol import CPUS, PROTOCOL, NodeConfig, NodePaths, ProtocolError, Spec, record
+from worker.protocol import (
+    CPUS,
+    DEVICE_LOCK,
+    DEVICE_SHARED,
+    PROTOCOL,
+    NodeConfig,
+    NodePaths,
+    ProtocolError,
+    Spec,
+    record,
+)
 from worker.protocol.environment import IMAGE_ENV
 from worker.text import clean, plural
 
@@ -53,6 +64,8 @@ class Agent:
         self._log_fd = os.open(
             paths.log(slot), os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
+        name = config.slots[slot].get(DEVICE_LOCK)
+        self._device = DeviceLock(name, f"{config.run}/{config.node}") if name else None
         self._records = RecordFile(paths.events(slot))
         self._control = Control(paths, slot)
         self._inbox = Inbox(paths, slot)
@@ -73,6 +86,10 @@ class Agent:
         """Work until a request to stop, or idle for too long; the exit status (1: records could not be written)."""
         self._control.take_signals()
         self._control.tick()
+        if not self._await_device():
+            self._log(f"worker stopped before its device was free: {self._control.why}")
+            self._records.close()
+            return 0
         if cores := pin(self._config.slots[self._slot].get(CPUS, "")):
             self._log(f"runs on {cores} cores near its GPU")
         for pid in sweep(self._token):
@@ -97,6 +114,23 @@ class Agent:
         written = self._records.retry()
         self._records.close()
         return 0 if written else 1
+
+    def _await_device(self) -> bool:
+        """Lock the slot's device, and wait for a run that holds it, unless it is shared; return False if the worker is
+        to stop."""
+        told, shared = None, DEVICE_SHARED in self._config.slots[self._slot]
+        try:
+            while self._device and not self._device.take() and not shared:
+                if told != self._device.holder:
+                    told = self._device.holder
+                    self._log(f"waits for this slot's device, which {told or 'another run'} measures on")
+                self._control.tick()
+                if self._control.stop:
+                    return False
+                time.sleep(POLL_SLOW_S)
+        except OSError as e:
+            self._log(f"the device cannot be locked, other runs may measure on it as well: {e}")
+        return True
 
     def _read_verdicts(self) -> None:
         """Pass the controller's last findings on the blocklist to the tuner; a further spec would have brought them."""

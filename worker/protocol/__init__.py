@@ -19,7 +19,7 @@ from worker.protocol.candidates import (
     withheld_entry,
     withheld_list,
 )
-from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, SLOT_RE, InboxName, NodePaths
+from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
     LOST_BEATS,
@@ -39,7 +39,7 @@ from worker.protocol.records import (
     parse_record,
     record,
 )
-from worker.protocol.spec import CPUS, MAX_SPEC_BYTES, NodeConfig, Spec, SpecShape
+from worker.protocol.spec import CPUS, DEVICE_LOCK, DEVICE_SHARED, MAX_SPEC_BYTES, NodeConfig, Spec, SpecShape
 
 __all__ = [
     "ANY_SLOT",
@@ -47,6 +47,10 @@ __all__ = [
     "BAD_ENDS",
     "BEAT_S",
     "CPUS",
+    "DEVICE_LOCK",
+    "DEVICE_SHARED",
+    "LOCKS",
+    "LOCKS_ENV",
     "LOST_BEATS",
     "MAX_ONLY",
     "MAX_RECORD_BYTES",

@@ -25,6 +25,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+LOCKS, LOCKS_ENV = "/tmp/.gemmfleet-locks", "GEMMFLEET_LOCKS"
+"""Folder of a host for the locks of its devices, the same for all runs and users; the variable names another, for
+tests."""
 ANY_SLOT = "any"
 _ATTEMPT, _SLOT = "[A-Za-z0-9][A-Za-z0-9_-]{0,79}", "[0-9]{1,4}"
 ATTEMPT_RE = re.compile(rf"{_ATTEMPT}\Z")

@@ -15,6 +15,11 @@ MAX_SPEC_BYTES = 8 * 1024 * 1024
 CPUS = "GEMMFLEET_CPUS"
 """A slot's variable: its cores as the kernel lists them, such as 0-63,128-191."""
 
+DEVICE_LOCK = "GEMMFLEET_DEVICE_LOCK"
+"""A slot's variable: the name of the lock that its worker holds while it lives, so that no other run measures there."""
+DEVICE_SHARED = "GEMMFLEET_DEVICE_SHARED"
+"""A slot's variable: if it is set, the worker does not wait for a device that another run has locked."""
+
 
 @dataclass(frozen=True, slots=True)
 class SpecShape:

@@ -96,6 +96,8 @@ class TunerSpec:
     read_files: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
     """The options with what files hold that they name. Raises OSError, ValueError. Called on the controller, before
     `parse_options`."""
+    families: Callable[[Mapping[str, Any]], tuple[str, ...]] | None = None
+    """Families that it has candidates for with these options. None: any family."""
     cost_guess: CostGuess | None = None
     """Guess of a shape's cost before anything was measured; by default torch's matmul, on a GPU or a CPU."""
     cost_guess_cpu: CostGuess | None = None

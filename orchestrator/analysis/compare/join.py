@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from orchestrator.analysis.compare.reading import Key, Run, Timings
-from orchestrator.analysis.compare.sides import UNDER_TEST, Difference, Side, differences, interleaved
+from orchestrator.analysis.compare.sides import UNDER_TEST, Difference, Side, differences, interleaved, refuse_swapped
 from orchestrator.analysis.compare.statistics import ENOUGH, Floats, Settled
 from orchestrator.analysis.compare.verdict import BOUND, VERDICTS, Judged, Rule, Verdict, by_rule_only, judge
 from orchestrator.errors import InputError
@@ -87,6 +87,7 @@ def compare(
 ) -> Comparison:  # fmt: skip
     """Join and judge two sides. Raises InputError where they cannot be compared."""
     rule = rule or Rule()
+    refuse_swapped(golden.records, tot.records)
     _same_columns(golden, tot)
     found = differences(golden.fields, tot.fields, (*UNDER_TEST, *under_test))
     warnings = [*golden.side.notes, *tot.side.notes]

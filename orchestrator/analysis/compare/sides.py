@@ -30,7 +30,7 @@ MACHINE = ("gfx", "gpu", "cu_num")
 """Fields of the machine; with a difference in one of them no verdict on the software is possible."""
 METHOD = ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks")
 """Fields of the measurement; a difference in one of them means another method or another card."""
-NAMES = ("format", "env", "captured", "order", "session", "python", "under_test")
+NAMES = ("format", "env", "captured", "order", "session", "side", "python", "under_test")
 """Names of a side or its session; differences mean nothing."""
 UNDER_TEST = ("triton_version", "triton_commit", "llvm_commit", "configs")
 """The compiler stack and AITER's Triton configs: differences here are what a comparison is for. A record's `under_test`
@@ -141,6 +141,23 @@ def interleaved(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, 
     in_turn = all(r.get("order") == INTERLEAVED for r in (*golden, *tot))
     same = {r.get("session", "") for r in golden} == {r.get("session", "") for r in tot}
     return bool(golden and tot) and in_turn and same
+
+
+def refuse_swapped(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> None:
+    """Raise InputError if the records of one bench say that the golden side is its later `--env`."""
+    for a in golden:
+        for b in tot:
+            places = a.get("side", ""), b.get("side", "")
+            if (
+                a.get("session") == b.get("session")
+                and all(map(str.isdecimal, places))
+                and int(places[0]) > int(places[1])
+            ):
+                raise InputError(
+                    f"the sides are swapped: in the bench {escaped(a.get('session', ''))} the golden side here"
+                    f" ({escaped(a.get('env', ''))}) was --env number {places[0]}, and the tot side"
+                    f" ({escaped(b.get('env', ''))}) was number {places[1]}. Give the file of the earlier --env first"
+                )
 
 
 @dataclass(slots=True)

@@ -37,7 +37,7 @@ def node_row(node: NodeStatus) -> tuple[str, ...]:
     sick = next((gpu_words(s.gpu) for s in node.slots if (s.gpu or {}).get("health", "ok") != "ok"), "")
     words = ": ".join(filter(None, (_counted(_slot_states([node])), node.detail)))
     name, n = plain(node.name), f"{len(node.slots)}x"
-    return (name, n, plain(node.state, 40), str(node.tuned), str(node.failed), "", sick, plain(words, 160))
+    return (name, n, plain(node.state, 40), str(node.tuned), str(node.failed), "", sick, plain(words))
 
 
 def rest_words(nodes: Sequence[NodeStatus]) -> str:
@@ -66,7 +66,8 @@ def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
         state = _state(node, slot.state)
         since = duration(time.time() - slot.since) if slot.attempt and slot.since else ""
         name, tuned, failed = (plain(node.name), str(node.tuned), str(node.failed)) if i == 0 else ("", "", "")
-        doing = plain(doing_words(node, i), 160)
+        doing = doing_words(node, i)
+        doing = plain(doing) if doing == node.detail else plain(doing, 160)
         rows.append((name, slot.slot, plain(state, 40), tuned, failed, since, gpu_words(slot.gpu), doing))
     return rows or [(plain(node.name), "", node.state, str(node.tuned), str(node.failed), "", "", plain(node.detail))]
 

@@ -26,6 +26,7 @@ from orchestrator.planning.value import Won
 from orchestrator.results.bench import (
     HARMLESS,
     Result,
+    env_names,
     environments,
     exit_fault,
     fastest,
@@ -95,7 +96,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     for words in [*missing, *flags]:
         print(f"! {plain(words)}")
     if note := second_gpu_words(looks):
-        print(f"second GPU: {plain(note, 400)}")
+        print(f"second GPU: {plain(note)}")
     if value is not None:
         _print_value(value, left)
     _print_summary(paths, config, state, failed)
@@ -160,7 +161,7 @@ def _print_failed(failed: Sequence[FailedShape]) -> None:
     for f in failed[:MOST_ROWS]:
         where = f" on {f.node} slot {f.slot}" if f.node else ""
         sure = "" if f.confirmed else " (unconfirmed)"
-        print(f"! {describe(f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail)}")
+        print(f"! {describe(f.key)} failed: {f.reason}{sure}{where}: {plain(f.detail, 400)}")
     if len(failed) > MOST_ROWS:
         print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
 
@@ -270,7 +271,8 @@ def print_next(steps: Sequence[tuple[str, str]]) -> None:
 def report_bench(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> int:
     """Print how a run of the tuner bench went; the exit code."""
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        family, found, stacks = ledger.family, results(ledger, rule_of(config.options)), environments(ledger)
+        family, envs = ledger.family, env_names(config.options)
+        found, stacks = results(ledger, rule_of(config.options), envs), environments(ledger, envs)
         total, failed = ledger.counts().total, ledger.failed()
     return finish_bench(paths, family, found, stacks, state, total, failed, json_=json_)
 
@@ -286,7 +288,10 @@ def finish_bench(
     *,
     json_: bool,
 ) -> int:
-    """Print it; 1 where a shape has no number at all, or a backend faulted or was wrong."""
+    """Print how a bench went, and return its exit code: 1 where a shape has no number or a backend was at fault.
+
+    `stacks` are the environments in the order of `--env`, in which `compare` takes them.
+    """
     devices = sorted({str(s.get("device", "")) for s in stacks.values()} - {""})
     on_cpu = any(str(s.get("gfx", "")).startswith("cpu") for s in stacks.values())
     numbered = {r.shape for r in found if r.measured}
@@ -314,7 +319,7 @@ def finish_bench(
             print(f"! {describe(f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
     for device in devices:
         print(f"measured on {'the CPU ' if on_cpu else ''}{plain(device, 100)}")
-    _print_bench_summary(paths, family, state, total, found)
+    _print_bench_summary(paths, state, total, found, list(stacks))
     return code
 
 
@@ -364,7 +369,7 @@ def _row(r: Result, family: Family) -> dict[str, Any]:
     return made
 
 
-def _print_bench_summary(paths: RunPaths, family: Family, state: str, total: int, found: Sequence[Result]) -> None:
+def _print_bench_summary(paths: RunPaths, state: str, total: int, found: Sequence[Result], envs: Sequence[str]) -> None:
     with_number = len({r.shape for r in found if r.measured})
     loose = sum(r.status == "unstable" for r in found)
     short = sum(r.status == "short" for r in found)
@@ -377,9 +382,10 @@ def _print_bench_summary(paths: RunPaths, family: Family, state: str, total: int
     if state != "finished" and with_number < total:
         print(f"next: {command(f'resume {paths.named}')}")
         return
-    envs = [e for e in dict.fromkeys(r.env for r in found) if e][:2]
-    if len(envs) == 2:
-        golden, tot = (quote(str(paths.root / f"{env}.csv")) for env in envs)
+    measured = {r.env for r in found}
+    sides = [quote(str(paths.root / f"{env}.csv")) for env in envs if env and env in measured]
+    if len(sides) > 1:
+        golden, tot = sides[:2]
         print(f"next: {command(f'compare {golden} {tot}')}")
     else:
         print(f"next: {command(f'analyze {paths.named}')}")

@@ -8,6 +8,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Protocol
 
 from orchestrator.cli.output.node_rows import (
+    AWAY,
     MOST_NODES,
     by_node,
     needs_look,
@@ -31,6 +32,8 @@ AGAIN_S = 3.0
 """Time between two polls of a folder with --watch."""
 MAX_LINES = 24
 """Lines of the live view."""
+MOST_IN_CELL = 120
+"""Characters of the last column of the live view."""
 
 
 class View(Protocol):
@@ -106,7 +109,7 @@ class RichView:
     def note(self, text: str, *, bad: bool = False) -> None:
         from rich.text import Text
 
-        self._console.print(Text(plain(text), style="red" if bad else "dim"))
+        self._console.print(Text(plain(text), style="red" if bad else "dim"), soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()
@@ -150,9 +153,11 @@ def picture(s: RunStatus) -> RenderableType:
         rows = [row for node in s.nodes for row in status_rows(node)]
         more = plural(len(rows) - MAX_LINES, "more slot") if len(rows) > MAX_LINES else ""
     for name, slot, state, _, _, since, gpu, doing in rows[:MAX_LINES]:
-        table.add_row(plain(name, 16), slot, state, since, gpu, plain(doing, 120))
+        table.add_row(plain(name, 16), slot, state, since, gpu, plain(doing, MOST_IN_CELL))
     parts: list[RenderableType] = [head, counts, table]
     parts += [Text(f"  ! {plain(words, 120)}", style="red") for words in s.standing_out[:4]]
+    cut = [f"{n.name}: {n.detail}" for n in s.nodes if n.state in AWAY and len(n.detail) > MOST_IN_CELL]
+    parts += [Text(f"  ! {plain(words)}", style="red") for words in cut[:2]]
     if more:
         parts.append(Text(f"  ... and {more}", style="dim"))
     return Group(*parts)

@@ -18,10 +18,15 @@ if TYPE_CHECKING:
     from worker.families import Family
 
 MOST_ROWS = 40
+MOST_CHARACTERS = 10_000
+"""Characters of a sentence: room for a node's detail (2,000) and for a command with the longest path (4,096)."""
 
 
-def plain(text: str, limit: int = 400) -> str:
-    """Return text from a node made safe for a terminal: without escape sequences and control characters, cut."""
+def plain(text: str, limit: int = MOST_CHARACTERS) -> str:
+    """Return text from a node made safe for a terminal: without escape sequences and control characters, cut.
+
+    Give a `limit` only for names and cells. A sentence may end with a command that the user is told to type.
+    """
     line = uncoloured(text).replace("\t", " ").strip()
     clean = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in line)
     return clean if len(clean) <= limit else clean[: limit - 3] + "..."

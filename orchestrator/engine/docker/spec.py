@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -35,8 +35,9 @@ class DockerOptions:
     """The `docker:` section of a node, checked by the inventory. Raises ValueError for what must never be."""
 
     image: str
-    devices: tuple[str, ...] = ()
-    """`/dev/dri` alone: the render node of the slot's own GPU; `/dev/dri:/dev/dri`: all of them."""
+    devices: tuple[str, ...] | None = None
+    """`/dev/dri` alone: the render node of the slot's own GPU; `/dev/dri:/dev/dri`: all of them. None: what a container
+    needs to see the GPU of its slot, as the node finds it."""
     group_add: tuple[str, ...] = ()
     cap_add: tuple[str, ...] = ()
     security_opt: tuple[str, ...] = ()
@@ -70,14 +71,14 @@ class DockerOptions:
     @property
     def isolates(self) -> bool:
         """A container sees its slot's GPU alone, under the number 0: no *_VISIBLE_DEVICES must name another."""
-        return OWN_RENDER_NODE in self.devices
+        return self.devices is None or OWN_RENDER_NODE in self.devices
 
     def flags(self) -> list[str]:
         """Arguments of `docker run` that are the same for every slot."""
         out = [f"--network={self.network}", f"--ipc={self.ipc}"]
         out += [f"--shm-size={self.shm_size}"] if self.shm_size else []
         out += [f"--memory={self.memory}", f"--memory-swap={self.memory}"] if self.memory else []
-        out += [f"--device={d}" for d in self.devices if d != OWN_RENDER_NODE]
+        out += [f"--device={d}" for d in self.devices or () if d != OWN_RENDER_NODE]
         out += [f"--group-add={g}" for g in self.group_add if g != DEVICE_GROUPS]
         out += [f"--cap-add={c}" for c in self.cap_add]
         out += [f"--security-opt={s}" for s in self.security_opt]
@@ -96,11 +97,12 @@ class DockerOptions:
         return [f"{PRIVATE}IMAGE={self.image}", *(f"{PRIVATE}VOLUME={v}" for v in self.volumes)]
 
     def values(
-        self, run: str, node: str, slots: tuple[str, ...], version: str, cpus: Mapping[str, str]
+        self, run: str, node: str, slots: tuple[str, ...], version: str, cpus: Mapping[str, str], gpus: Sequence[str]
     ) -> dict[str, Any]:
         """Values for launch.sh, tune.sh, follow.sh and container.sh, under the name `docker`.
 
-        `cpus`: the cores of each slot that is pinned, as the kernel lists them (`0-7,64-71`).
+        `cpus`: the cores of each slot that is pinned, as the kernel lists them (`0-7,64-71`). `gpus`: the slots that
+        are a GPU.
         """
         pinned = {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots}
         return {
@@ -112,7 +114,8 @@ class DockerOptions:
             "hostnames": {s: hostname(node, s) for s in slots},
             "names": {s: container_name(run, node, s) for s in slots},
             "labels": labels(run, node) | {"gemmfleet.version": version},
-            "own_render_node": self.isolates,
+            "own_gpus": list(gpus) if self.devices is None else [],
+            "own_render_node": OWN_RENDER_NODE in (self.devices or ()),
             "groups_of": self._grouped(),
             "device_groups": DEVICE_GROUPS in self.group_add,
             "user": self.user,
@@ -127,7 +130,7 @@ class DockerOptions:
         """The devices whose groups are read on the node (host paths)."""
         if DEVICE_GROUPS not in self.group_add:
             return []
-        return [d.partition(":")[0] for d in self.devices if d != OWN_RENDER_NODE]
+        return [d.partition(":")[0] for d in self.devices or () if d != OWN_RENDER_NODE]
 
 
 def labels(run: str, node: str) -> dict[str, str]:
@@ -179,7 +182,7 @@ def _real_options(plan: Any) -> DockerOptions:
 def _conflicts(node: Node) -> Iterator[tuple[tuple[str, ...], str]]:
     if node.image is None:
         yield (), "engine: docker needs an image: add image: NAME:TAG, here or under defaults"
-    if node.gpus == 0 and OWN_RENDER_NODE in node.docker.devices:
+    if node.gpus == 0 and OWN_RENDER_NODE in (node.docker.devices or ()):
         yield ("gpus",), f"0 means no GPU, and docker.devices has {OWN_RENDER_NODE}: drop one of them"
 
 
@@ -222,7 +225,7 @@ def _env(node: Node) -> Mapping[str, str]:
 
 
 def _isolates(node: Node) -> bool:
-    return OWN_RENDER_NODE in node.docker.devices
+    return container_options(node, "").isolates
 
 
 SPEC = EngineSpec(

@@ -222,7 +222,8 @@ def _slot(about: RunHeader, name: str, slot: Slot) -> SlotStatus:
     return SlotStatus(name, "busy", a.id, f"{about.named(a.current)}  ({a.id})", a.current_at)
 
 
-BAD = (ev.NodeTroubled, ev.NodeLost, ev.SlotLost, ev.CanaryFailed, ev.Quarantine, ev.FailShape)
+BAD = (ev.NodeTroubled, ev.NodeLost, ev.SlotLost, ev.CanaryFailed, ev.Quarantine)
+"""Records that are noted as they are. A failed shape is not one of them: the report at the end of the run lists it."""
 
 
 class Notes:

@@ -82,7 +82,7 @@ def test_a_record_has_the_switches_as_under_test(tmp_path: Path) -> None:
         {"torch": "2.9", "switches": {"TRITON_X": "0", "HSA_Y": "1"}},
         {"torch": "2.9", "switches": {"HSA_Y": "2"}, "variables": {"TRITON_X": "1", "LD_PRELOAD": "a.so"}},
     ]
-    golden, tot = (record(RunPaths(tmp_path), "a", stack, []) for stack in stacks)
+    golden, tot = (record(RunPaths(tmp_path), "a", side, stack, []) for side, stack in enumerate(stacks, 1))
     assert tot["switches"] == {"HSA_Y": "2", "TRITON_X": "1", "LD_PRELOAD": "a.so"}
     assert "variables" not in tot
     flat = [

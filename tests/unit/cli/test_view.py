@@ -7,11 +7,16 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from orchestrator.cli.app import app
+from orchestrator.cli.output.node_rows import node_row, status_rows
 from orchestrator.cli.output.status import LineView, picture, summary_line
 from orchestrator.cli.output.terminal import plain
+from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
 from orchestrator.ledger import clean as ledger_clean
+from orchestrator.nodes.check import NodeReport
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration
 from worker.text import clean as worker_clean
 from worker.text import plural, tail
@@ -76,6 +81,30 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     assert len(lines) == 2, "an unchanged line is not repeated"
     assert "\x1b" not in lines[1]
     assert lines[1].startswith("! a slot ")
+
+
+COMMAND = f"ssh-keyscan -p 2222 gpu01 >>{'/home/somebody/with/a/long/path' * 20}/known_hosts"
+UNKNOWN_KEY = f"the key that gpu01:2222 shows is not known; add it: {COMMAND}"
+
+
+def test_nodes_check_cuts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = NodeReport("gpu01", (Finding(UNUSABLE, "connection", UNKNOWN_KEY),))
+    monkeypatch.setattr("orchestrator.nodes.poll.check_nodes", lambda *_, **__: [report])
+    (tmp_path / "inv.yaml").write_text("nodes: {gpu01: {transport: ssh}}\n")
+    done = CliRunner().invoke(app, ["nodes", "check", "-i", str(tmp_path / "inv.yaml")])
+    assert done.exit_code == 3
+    assert COMMAND in done.stdout
+
+
+def test_status_cuts_no_command() -> None:
+    node = NodeStatus("gpu01", "unreachable", [SlotStatus("0")], detail=UNKNOWN_KEY)
+    assert COMMAND in status_rows(node)[0][-1]
+    assert COMMAND in node_row(node)[-1]
+    s = status()
+    s.nodes = [node]
+    console = Console(width=110, record=True, force_terminal=False)
+    console.print(picture(s))
+    assert COMMAND.replace(" ", "") in "".join(console.export_text().split())
 
 
 def test_plain_caps_and_cleans() -> None:

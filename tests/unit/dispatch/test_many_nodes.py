@@ -36,7 +36,8 @@ def test_turns_that_have_no_time_leave_their_messages_to_the_next(
 ) -> None:
     monkeypatch.setattr(controller, "TURN_S", -1.0)  # one message a turn
     (tmp_path / "i.yaml").write_text(
-        f"defaults: {{tuner: replay, gpus: 2, workdir: {tmp_path / 'nodes'}}}\nnodes: {{n1: {{}}, n2: {{}}}}\n"
+        f"defaults: {{tuner: replay, workdir: {tmp_path / 'nodes'}}}\n"
+        "nodes: {n1: {gpus: [0, 1]}, n2: {gpus: [2, 3]}}\n"
     )
     rows = [f"{m},{n},512" for m in (16, 32) for n in range(64, 64 * 13, 64)]
     (tmp_path / "s.csv").write_text("\n".join(["M,N,K", *rows, ""]))

@@ -32,8 +32,11 @@ FULL = DockerOptions(
 )  # fmt: skip
 
 
-def scripts(folder: Path, options: DockerOptions, slots: tuple[str, ...] = ("0", "1")) -> list[Path]:
-    plan = NodePlan("n-1", str(folder), slots, "ssh", "docker", None, {"B": HOSTILE}, {}, docker=options)
+def scripts(
+    folder: Path, options: DockerOptions, slots: tuple[str, ...] = ("0", "1"), *, gpus: bool = False
+) -> list[Path]:
+    devices = {slot: {"HIP_VISIBLE_DEVICES": "0" if gpus else ""} for slot in slots}
+    plan = NodePlan("n-1", str(folder), slots, "ssh", "docker", None, {"B": HOSTILE}, devices, docker=options)
     out = []
     for name, file in node_files(plan, "run-1", "torch", {}, 60.0).items():
         if name.endswith(".sh"):
@@ -45,9 +48,10 @@ def scripts(folder: Path, options: DockerOptions, slots: tuple[str, ...] = ("0",
 PRIVATE = replace(FULL, image="${env:GF_REGISTRY}/i:1", volumes=("/x/${env:GF_USER}:/x", "/y:/y"))
 
 
+@pytest.mark.parametrize("gpus", [False, True], ids=["cpu", "gpus"])
 @pytest.mark.parametrize("options", [PLAIN, FULL, PRIVATE], ids=["plain", "full", "private"])
-def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOptions) -> None:
-    found = scripts(tmp_path, options)
+def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOptions, gpus: bool) -> None:
+    found = scripts(tmp_path, options, gpus=gpus)
     assert {p.name for p in found} == {"launch.sh", "tune.sh", "follow.sh", "container.sh"}
     for path in found:
         for shell in ("sh", "bash"):
@@ -58,20 +62,32 @@ def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOp
     assert done.returncode == 0, done.stdout
 
 
-def run_argv(folder: Path, options: DockerOptions, slot: str, sys: Path | None = None) -> list[str]:
-    """Arguments of `docker run`, from a stand-in that prints them."""
+def run_argv(
+    folder: Path,
+    options: DockerOptions,
+    slot: str,
+    sys: Path | None = None,
+    *,
+    gpus: bool = False,
+    nvidia: bool = False,
+) -> list[str]:
+    """Arguments of `docker run`, from a stand-in that prints them; the group of a device is its path. Raises
+    CalledProcessError."""
     stand_in = Path(tempfile.mkdtemp()) / "docker"  # a folder's own colon would end an entry of PATH
     stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     stand_in.chmod(0o755)
-    scripts(folder, options, ("0", "1", "10"))
+    if nvidia:
+        (stand_in.parent / "nvidia-smi").symlink_to("/bin/true")
+    scripts(folder, options, ("0", "1", "10"), gpus=gpus)
+    group = 'group_of() { echo "--group-add=$1"; }' if sys else ":"
     done = subprocess.run(
-        ["sh", "-c", '. ./container.sh; container "$1" --rm "$image" x', "sh", slot],
-        capture_output=True, cwd=folder,
+        ["sh", "-c", f'. ./container.sh; {group}; container "$1" --rm "$image" x', "sh", slot],
+        capture_output=True, cwd=folder, text=True,
         env={"PATH": f"{stand_in.parent}:/usr/bin:/bin", "GEMMFLEET_SYS": str(sys or folder / "none")},
     )  # fmt: skip
     shutil.rmtree(stand_in.parent)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.decode().split("\0")[:-1]
+    done.check_returncode()
+    return done.stdout.split("\0")[:-1]
 
 
 def test_hostile_values_stay_single_words(tmp_path: Path) -> None:
@@ -110,8 +126,38 @@ def test_a_slot_gets_its_own_render_node(tmp_path: Path) -> None:
         assert len([a for a in argv if a.startswith("--device")]) == 1
 
 
+def passed(argv: Sequence[str]) -> set[str]:
+    return {a for a in argv if a.startswith(("--device", "--gpus", "--group-add"))}
+
+
+def test_without_a_word_a_container_gets_the_gpu_of_its_slot(tmp_path: Path) -> None:
+    """An AMD GPU with the groups of its devices, an NVIDIA one by Docker; a slot on the cores gets nothing."""
+    sys = topology(tmp_path / "sys", [140, 128])
+    assert PLAIN.isolates
+    for slot, render in (("0", "/dev/dri/renderD140"), ("1", "/dev/dri/renderD128")):
+        devices = {"/dev/kfd", render}
+        argv = run_argv(tmp_path, PLAIN, slot, sys, gpus=True, nvidia=True)
+        assert passed(argv) == {f"--device={d}" for d in devices} | {f"--group-add={d}" for d in devices}
+    assert passed(run_argv(tmp_path, PLAIN, "10", gpus=True, nvidia=True)) == {"--gpus=device=10"}
+    assert passed(run_argv(tmp_path, PLAIN, "0", sys, gpus=False)) == set()
+
+
+def test_a_list_of_devices_keeps_its_say(tmp_path: Path) -> None:
+    sys = topology(tmp_path / "sys", [128])
+    for devices in ((), ("/dev/kfd",)):
+        argv = run_argv(tmp_path, replace(PLAIN, devices=devices), "0", sys, gpus=True)
+        assert passed(argv) == {f"--device={d}" for d in devices}
+
+
+@pytest.mark.parametrize(("amd", "says"), [([], "this node shows no GPU"), ([128], "GPU 1 has no render node")])
+def test_no_container_is_started_that_would_see_no_gpu(tmp_path: Path, amd: list[int], says: str) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as told:
+        run_argv(tmp_path, PLAIN, "1", topology(tmp_path / "sys", amd), gpus=True)
+    assert says in told.value.stderr
+
+
 def test_a_pinned_slot_gets_its_cores() -> None:
-    values = DockerOptions("i:1", extra=("--x",)).values("r", "n", ("0", "1"), "1", {"0": "0-7,64-71"})
+    values = DockerOptions("i:1", extra=("--x",)).values("r", "n", ("0", "1"), "1", {"0": "0-7,64-71"}, [])
     assert values["slot_flags"] == {"0": ["--cpuset-cpus=0-7,64-71", "--x"], "1": ["--x"]}
 
 

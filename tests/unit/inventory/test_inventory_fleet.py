@@ -73,7 +73,7 @@ nodes:
     assert node.docker.docker_command == ("sudo", "-n", "docker")
     assert (node.user, node.docker.volumes[1]) == ("${env:U}", "${env:DATA}:/d")
     assert {p: node.origin(p).rpartition(":")[2] for p in node.origins} == {
-        "user": "6", "identity": "7", "image": "10", "workdir": "12",
+        "name": "2", "user": "6", "identity": "7", "image": "10", "workdir": "12",
         "docker.volumes.1": "26", "docker.env.TOKEN": "27",
     }  # fmt: skip
 
@@ -81,7 +81,7 @@ nodes:
 def test_what_containers_get_where_nothing_is_said(tmp_path: Path) -> None:
     docker = load(tmp_path, SSH.rstrip())["n"].docker
     assert (docker.network, docker.ipc, docker.security_opt, docker.cap_add) == ("none", "private", (), ())
-    assert (docker.devices, docker.group_add, docker.volumes, docker.user) == ((), (), (), None)
+    assert (docker.devices, docker.group_add, docker.volumes, docker.user) == (None, (), (), None)
 
 
 def test_docker_is_merged_option_by_option(tmp_path: Path) -> None:
@@ -300,10 +300,10 @@ def test_the_example_is_good_names_its_schema_and_explains_what_it_opts_in_to() 
     assert text.startswith("# yaml-language-server: $schema=inventory.schema.json\n")
     node = load_inventory(EXAMPLE).nodes["gpu-node-1"]
     docker = node.docker
-    assert (docker.devices, docker.group_add) == (("/dev/kfd", "/dev/dri"), ("auto",))
+    assert (docker.devices, docker.group_add) == (None, ())  # the GPU of the slot
     assert (docker.shm_size, docker.ipc, docker.network) == ("16G", "host", "host")
     assert (docker.cap_add, docker.security_opt) == (("SYS_PTRACE",), ("seccomp=unconfined",))
-    for option in ("/dev/kfd", "/dev/dri", "group_add", "shm_size", "ipc", "network", "cap_add", "seccomp=unconfined"):
+    for option in ("shm_size", "ipc", "network", "cap_add", "seccomp=unconfined"):
         assert re.search(rf"^ +(- )?{re.escape(option)}[^#\n]*# \w+", text, re.M), option
 
 
@@ -329,6 +329,20 @@ def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest
     assert "someone-private" not in done.output
     first = json.loads(done.stdout)["nodes"][0]
     assert (first["name"], first["references"]) == ("gpu-node-1", {"FLEET_USER": True})
+
+
+@pytest.mark.parametrize(
+    ("example", "words"),
+    [
+        ("slurm", "mi355: 1 to 8 leases by Slurm, partition compute, asked for on login1, processes, gpus 8"),
+        ("kubernetes", "pool: 1 to 8 leases by Kubernetes, pods with rocm/pytorch:latest, gpus 8"),
+    ],
+)
+def test_inventory_check_says_what_a_pool_is(example: str, words: str) -> None:
+    done = CliRunner().invoke(app, ["inventory", "check", str(EXAMPLE.with_name(f"{example}.example.yaml"))])
+    assert done.exit_code == 0
+    assert words in done.stdout
+    assert "this machine" not in done.stdout
 
 
 def test_inventory_check_gives_all_faults_as_json(tmp_path: Path) -> None:

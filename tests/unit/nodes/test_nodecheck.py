@@ -17,6 +17,8 @@ from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, u
 from orchestrator.nodes.facts import ARGV, NodeFacts, from_home, read_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.support.health_kit import unfold
+from worker.agent.device_lock import DeviceLock
+from worker.protocol import LOCKS_ENV
 
 NOW = 1_800_000_000.0
 SHELLS = [s for s in ("sh", "dash", "bash", "busybox") if shutil.which(s)]
@@ -156,7 +158,9 @@ def test_an_image_that_is_not_shown_in_time_is_not_missing(tmp_path: Path, monke
     assert "image" not in read_facts(run(in_docker(), tmp_path)).values
 
 
-def test_locks_as_the_script_sees_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("shell", SHELLS)
+def test_locks_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
+    """Of devices whatever the work folder, and of slots in it that a worker left behind."""
     work = tmp_path / "work"
     for run_, files in (("dead", ["claimed/0/spec.json"]), ("idle", []), ("left", ["inbox/x.json"]), ("busy", [])):
         folder = work / run_ / "n"
@@ -165,16 +169,24 @@ def test_locks_as_the_script_sees_them(tmp_path: Path) -> None:
         (folder / "claimed/0/lock").touch()
         for name in files:
             (folder / name).touch()
+    devices = tmp_path / "it's"
+    monkeypatch.setenv(LOCKS_ENV, str(devices))
+    ended, living = DeviceLock("gpu-0", "ended/n"), DeviceLock("gpu-1", "living/far")
+    assert ended.take()
+    assert living.take()
+    os.close(ended._fd)
     holder = subprocess.Popen(["flock", str(work / "busy/n/claimed/0/lock"), "sh", "-c", "echo up; read x"],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
     try:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"up\n"
-        facts = read_facts(run(a_node(workdir=str(work)), tmp_path))
+        facts = read_facts(run(a_node(workdir=str(work)), tmp_path, shell))
+        brief = read_facts(run(a_node(workdir=str(work)), tmp_path, shell, brief=True))
     finally:
         holder.communicate(b"\n")
+    assert brief.locks == {"held": ("living/far/gpu-1",)}
     assert facts.locks == {
-        "held": ("busy/n/claimed/0/lock",),
+        "held": ("living/far/gpu-1",),
         "stale": ("dead/n/claimed/0/lock",),
         "waiting": ("left/n/claimed/0/lock",),
     }
@@ -194,7 +206,9 @@ GOOD = {
     "workdir_writable": "yes", "workdir_fs": "ext2/ext3", "workdir_free_kb": str(100 * 2**20),
     "workdir_free_inodes": "9",
     "docker.version": "28.0 28.0", "image": "sha256:abc 1 linux/amd64 ", "python": "3.11.2 /usr/bin/python3 True",
-    "gpu.0.gfx_target_version": "90500", "gpu.0.simd_count": "1024", "gpu.0.simd_per_cu": "4", "end": "1",
+    "gpu.0.gfx_target_version": "90500", "gpu.0.simd_count": "1024", "gpu.0.simd_per_cu": "4",
+    "gpu.0.render": "renderD128", "device./dev/kfd": "44 video 660 open", "device./dev/dri/renderD128": "9 r 660 open",
+    "end": "1",
 }  # fmt: skip
 
 
@@ -205,13 +219,17 @@ def answer(**changes: str | None) -> Completed:
 
 def test_a_good_node() -> None:
     report = check_node(in_docker(), answer(), NOW + 1)
-    assert (report.state, report.findings, report.skew_s) == ("ok", (), -1.0)
+    assert (report.state, report.problems(), report.skew_s) == ("ok", [], -1.0)
+    assert report.devices() == (
+        "each container gets /dev/kfd, the render node of its slot's GPU (0: renderD128), and their groups"
+    )
     assert report.row() == ("n", "ok", "1 x gfx950", "28.0", "abc", "100 GiB", "-1 s", "")
     assert len(report.row()) == len(COLUMNS)
     assert json.loads(json.dumps(report.to_json()))["gpus"][0]["gfx"] == "gfx950"
 
 
-DRI = in_docker(docker={"devices": ("/dev/dri",)})
+DRI = in_docker(docker={"devices": ("/dev/kfd", "/dev/dri")})
+NO_RENDER = {"device./dev/dri/renderD128": None}
 
 
 @pytest.mark.parametrize(
@@ -250,13 +268,25 @@ DRI = in_docker(docker={"devices": ("/dev/dri",)})
         (in_docker(docker={"pull": "never"}), {"image": "missing"}, "unusable", "pull is never: load it there"),
         (in_docker(), {"image": "missing", "docker__free_kb": "1000000"}, "warning", "Docker's disk has 1 GiB free"),
         (in_docker(), {"device./dev/kfd": "missing"}, "unusable", "there is no /dev/kfd: load the GPU's driver"),
-        (DRI, {}, "unusable", "there is no render node in /dev/dri"),
-        (DRI, {"device./dev/dri/renderD128": "44 video 660 open"}, "ok", ""),
+        (in_docker(), NO_RENDER, "unusable", "GPU 0 has no render node /dev/dri/renderD128: see why"),
+        (in_docker(gpus=0), {**NO_RENDER, "device./dev/kfd": None}, "ok", ""),
+        (DRI, NO_RENDER, "unusable", "there is no render node in /dev/dri"),
+        (DRI, {}, "ok", ""),
+        (in_docker(docker={"devices": ("/dev/kfd", "/dev/dri/renderD128:/dev/x")}), {}, "ok", ""),
+        *(
+            (in_docker(docker={"devices": d}), {}, "unusable", "of GPU 0 no /dev/kfd or no render node: they would see")
+            for d in ((), ("/dev/kfd",), ("/dev/dri",), ("/dev/kfd", "/dev/dri/renderD129"))
+        ),
         (in_docker(gpus=2), {}, "unusable", "gpus: 2, but 1 were found: correct `gpus:`"),
         (in_docker(gpus=(0, 3)), {}, "unusable", "gpus: [0, 3], but 1 were found"),
         (in_docker(gfx="gfx942", cu_num=304), {}, "unusable", "its GPUs are gfx950, not gfx942: correct or drop"),
         (in_docker(gfx="gfx950", cu_num=304), {}, "unusable", "a GPU has 256 compute units, not 304"),
-        (in_docker(), {"gpu.1.gfx_target_version": "90402"}, "warning", "its GPUs differ: 1 x gfx950, 1 x gfx942"),
+        (
+            in_docker(),
+            {"gpu.1.gfx_target_version": "90402", "gpu.1.render": "renderD128"},
+            "warning",
+            "its GPUs differ: 1 x gfx950, 1 x gfx942",
+        ),
         (in_docker(), {"gpu.0.ras.umc": "ue: 2 ce: 0"}, "warning", "GPU 0 has counted uncorrectable errors (umc 2)"),
         (in_docker(), {"gpu.0.ras.umc": "ue: 0 ce: 9"}, "ok", ""),
         (in_docker(), {"gpu.0.sensor.junction": "104000"}, "warning", "GPU 0 is at 104 C"),
@@ -268,17 +298,59 @@ DRI = in_docker(docker={"devices": ("/dev/dri",)})
             "(busy 0 %, memory 50 %)",
         ),
         (in_docker(), {"lock.stale": "old-run/n/claimed/0/lock"}, "warning", "run old-run left claimed work behind"),
-        (in_docker(), {"lock.held": "other/n/claimed/0/lock"}, "warning", "run other has workers that live"),
-        (in_docker(), {"lock.held": "mine/n/claimed/0/lock"}, "ok", ""),
+        (in_docker(), {"lock.held": "other/n/gpu-0"}, "warning", "run other has workers that live"),
+        (in_docker(), {"lock.held": "mine/n/gpu-0"}, "ok", ""),
     ],
 )
 def test_verdicts(node: Node, changes: dict[str, str | None], state: str, says: str) -> None:
     report = check_node(node, answer(**changes), NOW, "mine")
     assert report.state == state, report.findings
     assert report.usable is (state != "unusable")
-    assert says in "; ".join(str(f) for f in report.findings)
-    assert bool(report.findings) is bool(says)
-    assert all(f.way_out for f in report.findings)
+    problems = [f for f in report.findings if f.level != "ok"]
+    assert says in "; ".join(map(str, problems))
+    assert bool(problems) is bool(says)
+    assert all(f.way_out for f in problems)
+
+
+NVIDIA = {"gpu.0.simd_count": None, "gpu.0.render": None, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
+
+
+@pytest.mark.parametrize(
+    ("node", "gpus", "state", "says"),
+    [
+        (in_docker(), "yes", "ok", "each container gets its slot's GPU by --gpus device=N"),
+        (in_docker(), "no", "unusable", "install the NVIDIA Container Toolkit"),
+        (in_docker(docker={"devices": ("/dev/nvidia0",)}), None, "ok", ""),
+        (in_docker(docker={"devices": ()}), None, "warning", "docker.devices names no NVIDIA device"),
+    ],
+)
+def test_verdicts_on_nvidia_gpus(node: Node, gpus: str | None, state: str, says: str) -> None:
+    nothing = {k: None for k in GOOD if k.startswith(("gpu.", "device."))}
+    report = check_node(node, answer(**{**nothing, **NVIDIA, "docker.gpus": gpus}), NOW)
+    assert [g.vendor for g in report.facts.gpus] == ["nvidia"]
+    assert report.state == state, report.findings
+    assert says in "; ".join(map(str, report.findings))
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_devices_that_containers_get_unasked_as_the_script_sees_them(tmp_path: Path, shell: str) -> None:
+    root = machine(tmp_path)
+    assert set(read_facts(run(in_docker(), root, shell)).devices) == {
+        "/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD136",
+    }  # fmt: skip
+    (root / "dev/kfd").unlink()
+    assert read_facts(run(in_docker(), root, shell)).devices["/dev/kfd"] == "missing"
+    assert read_facts(run(in_docker(), tmp_path / "no gpu", shell)).devices == {}
+
+
+@pytest.mark.parametrize(("runtimes", "told"), [('{"nvidia":{},"runc":{}}', "yes"), ('{"runc":{}}', "no")])
+def test_whether_docker_hands_out_nvidia_gpus_as_the_script_sees_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runtimes: str, told: str
+) -> None:
+    fake_docker(tmp_path / "bin", ps="", version="28.0 28.0", info=runtimes, image="sha256:a 1 l/a ")
+    (tmp_path / "bin/nvidia-smi").symlink_to("/bin/true")
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    assert read_facts(run(in_docker(), tmp_path)).values["docker.gpus"] == told
 
 
 @pytest.mark.parametrize(
@@ -330,10 +402,10 @@ def test_nodes_are_compared() -> None:
         ]
     )
     assert (a.state, b.state, c.state, d.state) == ("ok", "ok", "warning", "unusable")
-    assert "its image sha256:fff is not the sha256:abc of most nodes: name the image by digest" in str(c.findings[0])
+    assert "its image sha256:fff is not the sha256:abc of most nodes: name the image by digest" in str(c.problems())
     assert str(d.findings[0]) == "no route: try: ssh d true"
     x, y = compare([report("x"), report("y", **{"gpu.0.gfx_target_version": "90402"})])
-    assert (x.state, y.findings[0].about) == ("ok", "gfx")
+    assert (x.state, y.findings[-1].about) == ("ok", "gfx")
 
 
 @pytest.mark.parametrize(

@@ -85,14 +85,14 @@ def test_what_a_gpu_does(changes: dict[str, object], words: str) -> None:
 
 
 def test_living_workers_of_other_runs() -> None:
-    held = ("mine/n/claimed/0/lock", "their/n/claimed/1/lock", "far/n/claimed/3/lock", "odd/lock")
+    held = ("mine/n/gpu-0", "their/n/gpu-1", "far/n/gpu-3", "cpu/n/cores", "/gpu-0")
     facts = NodeFacts({}, GPUS, locks={"held": held, "stale": ("old/n/claimed/0/lock",)})
-    assert ids(facts) == ["run their"]
-    assert ids(facts, ()) == ["run their", "run far", "run odd"]
+    assert ids(facts) == ["run their", "run "]
+    assert ids(facts, ()) == ["run cpu"]
 
 
 def test_a_worker_is_named_once() -> None:
-    facts = NodeFacts({}, containers=(container(run="x", slot="0"),), locks={"held": ("x/n/claimed/0/lock",)})
+    facts = NodeFacts({}, containers=(container(run="x", slot="0"),), locks={"held": ("x/n/cores",)})
     assert ids(facts, ()) == ["container c"]
     assert occupants_text(occupants(facts, (), "mine")) == "container c (worker of run x)"
 

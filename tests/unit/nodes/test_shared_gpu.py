@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.inventory import check
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.nodes import poll
@@ -69,8 +70,8 @@ def test_the_message_names_nodes_numbers_id_and_the_way_out(tmp_path: Path) -> N
     with pytest.raises(InventoryError) as told:
         refuse_one_gpu_twice(inventory.nodes, {"a": HOST, "b": HOST})
     assert told.value.faults == [
-        f"{tmp_path}/inv.yaml: node b: its GPU 1 is GPU 1 of a (id 0xa2), and 1 more: two workers on a GPU spoil "
-        "each other's times; drop b or a, or give each a list of its own in gpus:"
+        f"{tmp_path}/inv.yaml:4: node b: its GPU 1 is GPU 1 of a (id 0xa2), and 1 more: two workers there spoil each "
+        f"other's times; drop b or a ({tmp_path}/inv.yaml:3), or give each a list of its own in gpus:"
     ]
 
 
@@ -99,3 +100,44 @@ def test_what_a_run_keeps_of_its_nodes_is_enough_to_refuse_one_that_joins(tmp_pa
     save_facts(tmp_path, [NodeReport("a", (), HOST), NodeReport("b", (), HOST)])
     with pytest.raises(InventoryError, match="node b: its GPU 0"):
         refuse_one_gpu_twice(inventory.nodes, load_facts(tmp_path, inventory.nodes))
+
+
+HERE = "{transport: local, gpus: %s}"
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        (HERE % "[0, 1]", HERE % "[1]", "a is this machine, too, and both take GPU 1"),
+        (HERE % "2", HERE % "4", "both take GPU 0, 1"),
+        (HERE % "auto", HERE % "auto", "both take all its GPUs"),
+        (HERE % "auto", HERE % "[3]", "both take GPU 3"),
+        (HERE % "0", HERE % "0", "both take its cores"),
+        ("{host: h}", "{host: H}", "a is its host H, too, and both take all its GPUs"),
+        ("{host: one}", "{host: two}", "a is its host two, too"),  # two names in the SSH configuration
+        ("{host: '${env:GF_NOT_SET}'}", "{host: '${env:GF_NOT_SET}'}", "both take all its GPUs"),
+        ("{host: localhost, gpus: [0]}", HERE % "[0]", "a is this machine, too"),
+        (HERE % "[0]", HERE % "[1]", ""),
+        (HERE % "0", HERE % "auto", ""),
+        ("{host: h, port: 23}", "{host: h, port: 24}", ""),  # containers with an sshd each
+        ("{host: h, proxy_jump: x}", "{host: h, proxy_jump: y}", ""),  # one address in two networks
+        ("{host: one}", "{host: three}", ""),
+        ("{host: h, gpus: [0]}", "{host: h, gpus: [1]}", ""),
+    ],
+)
+def test_one_gpu_under_two_names_of_one_host_is_seen_without_contact(tmp_path: Path, a: str, b: str, says: str) -> None:
+    names = tmp_path / "ssh_config"
+    names.write_text("Host one two\n  HostName 10.0.0.1\nHost *\n  Port 22\n")
+    path = tmp_path / "inv.yaml"
+    path.write_text(f"defaults: {{transport: ssh}}\nnodes:\n  a: {a}\n  b: {b}\n")
+    text = path.read_text().replace("{host", f"{{ssh_config: {names}, host")
+    path.write_text(text)
+    if not says:
+        check(path)
+        return
+    with pytest.raises(InventoryError) as told:
+        check(path)
+    (fault,) = told.value.faults
+    assert fault.startswith(f"{path}:4: node b: ")
+    assert says in fault
+    assert f"drop b or a ({path}:3)" in fault

@@ -160,6 +160,12 @@ class TestNotes:
         assert bad
         assert notes.take() == []
 
+    def test_a_failed_shape_is_left_to_the_report_at_the_end(self) -> None:
+        view = fed()
+        notes = Notes(view, ABOUT.named)
+        notes.feed(ev.FailShape(1, Reason.UNSUPPORTED, "no candidates", None, True))
+        assert notes.take() == []
+
     def test_an_attempt_that_ended_badly_is_told_with_its_place(self) -> None:
         view = fed()
         notes = Notes(view, ABOUT.named)

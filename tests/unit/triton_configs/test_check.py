@@ -101,8 +101,20 @@ def test_lint_alone_reads_every_chip(root: Path) -> None:
 
 def test_without_a_compiler_the_way_out_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checking, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"install gemmfleet\[triton,torch\], or give --lint-only"):
+    with pytest.raises(InputError, match=r"install gemmfleet\[triton,torch\] into this Python, or give --lint-only"):
         check(root, "gfx950")
+
+
+def test_a_package_that_aiter_imports_and_that_is_missing_is_one_error(root: Path) -> None:
+    wrapper = root / "aiter/ops/triton/gemm/basic/gemm_a16w16.py"
+    wrapper.parent.mkdir(parents=True, exist_ok=True)
+    wrapper.write_text("import no_such_package\n")
+    with pytest.raises(InputError) as e:
+        check(root, "gfx950")
+    assert e.value.faults == [
+        "AITER's Triton modules cannot be imported on this machine: no module no_such_package:"
+        " install gemmfleet[triton,torch] into this Python, or give --lint-only"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -338,12 +338,13 @@ class TestUndo:
             undo(root)
 
 
-def test_a_trial_without_triton_says_so(root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("package", ["triton", "packaging"])
+def test_a_trial_without_a_package_says_so(root: Path, tmp_path: Path, package: str) -> None:
     python = tmp_path / "python"
-    python.write_text("#!/bin/sh\necho \"ModuleNotFoundError: No module named 'triton'\" >&2\nexit 1\n")
+    python.write_text(f"#!/bin/sh\necho \"ModuleNotFoundError: No module named '{package}'\" >&2\nexit 1\n")
     python.chmod(0o755)
     trial = run_trial(root, "gfx950", [], python=str(python))
-    assert trial.why_not.endswith("No module named 'triton'; install gemmfleet[triton]")
+    assert trial.why_not.endswith(f"No module named '{package}'; install gemmfleet[triton]")
     assert "did not run" in run_trial(root, "gfx950", [], python=str(tmp_path / "none")).why_not
 
 

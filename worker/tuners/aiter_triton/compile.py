@@ -22,6 +22,7 @@ from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.config import Values
 from worker.tuners.aiter_triton.problem import case_of, family_of
 from worker.tuners.aiter_triton.wrapper import Wrapper, compiling, enter, hollow
+from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 from worker.tuners.common.rows import status_of
 from worker.tuners.triton.launch import kind_of

@@ -94,8 +94,8 @@ def kind_of(options: Options) -> ConfigKind:
         raise ValueError("the tuner aiter-triton needs a family or a kind among its options")
     found = [k for k in kinds_of(options.family) if k.family == options.family]
     if not found:
-        families = sorted({k.family for k in BY_NAME.values() if k.family})
-        raise ValueError(f"AITER has no Triton GEMM with config files for {options.family} (but {', '.join(families)})")
+        known = ", ".join(_families({}))
+        raise ValueError(f"AITER has no Triton GEMM with config files for {options.family} (but {known})")
     return found[0]
 
 
@@ -119,6 +119,14 @@ def create() -> Tuner:
     return AiterTritonTuner()
 
 
+def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
+    from worker.families import FAMILIES
+    from worker.triton_configs.kinds import BY_NAME
+
+    own = {k.family for k in BY_NAME.values()}
+    return tuple(FAMILIES) if options.get("kind") else tuple(name for name in FAMILIES if name in own)
+
+
 def _factor(options: Mapping[str, Any]) -> float:
     return 4.0 if options.get("search") == EXHAUSTIVE else 1.0
 
@@ -127,6 +135,7 @@ SPEC = TunerSpec(
     name=NAME,
     create=create,
     parse_options=Options.parse,
+    families=_families,
     read_files=_with_order,
     cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
     slower_families={"a4w4_blockscale": 2.0},

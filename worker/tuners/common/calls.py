@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from worker.tuners.common.problem import UnavailableError, UnsupportedError
+from worker.tuners.common.problem import NotImportableError, UnavailableError, UnsupportedError
 
 ROLES = {
     **dict.fromkeys(("x", "xq", "a", "inp", "x_fp4"), "x"),
@@ -29,21 +29,28 @@ ROLES = {
 
 
 def find_function(places: Sequence[tuple[str, str]]) -> tuple[Callable[..., Any], str]:
-    """The first of (module, name) that is there, and where it was. Raises UnavailableError with all the reasons."""
+    """Return the first of (module, name) that is there, and where it was.
+
+    Raises UnavailableError with all the reasons, or NotImportableError if the fault is this Python's.
+    """
     why: list[str] = []
+    here: list[str] = []
     for module, name in places:
         try:
             found: Any = importlib.import_module(module)
             for part in name.split("."):
                 found = getattr(found, part)
         except ModuleNotFoundError as e:
-            why.append(f"no module {e.name}")
+            of_tree = (e.name or "").partition(".")[0] == module.partition(".")[0]
+            (why if of_tree else here).append(f"no module {e.name}")
         except (ImportError, AttributeError) as e:
             why.append(f"{module}: {type(e).__name__}: {_short(e)}")
         except Exception as e:  # noqa: BLE001 - AITER runs code of its own when it is imported
-            why.append(f"{module} cannot be imported: {type(e).__name__}: {_short(e)}")
+            here.append(f"{module} cannot be imported: {type(e).__name__}: {_short(e)}")
         else:
             return found, f"{module}.{name}"
+    if here:
+        raise NotImportableError(here[0])
     raise UnavailableError("; ".join(dict.fromkeys(why)))
 
 

@@ -37,6 +37,10 @@ class UnavailableError(Exception):
     """This backend, or library, cannot run here at all; the text says why."""
 
 
+class NotImportableError(UnavailableError):
+    """AITER's module is there, but this Python cannot import it: a package is missing, or its own code fails."""
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One GEMM. `dtype` names the operands' format, `outdtype` the output's, both as torch does (no `torch.`).

@@ -55,6 +55,12 @@ def create() -> Tuner:
     return TorchTuner()
 
 
+def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
+    from worker.families.table import computed_by  # here: a command's help reads the specs, and no family
+
+    return computed_by("torch")
+
+
 def _factor(options: Mapping[str, Any]) -> float:
     return float(options.get("budget_s_per_shape") or DEFAULT_BUDGET_S) / DEFAULT_BUDGET_S
 
@@ -63,6 +69,7 @@ SPEC = TunerSpec(
     name="torch",
     create=create,
     parse_options=Options.parse,
+    families=_families,
     slower_families={"a4w4_blockscale": 1.5},  # multiplied on unpacked copies
     cost_factor=_factor,
     flags=(Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"), AGAIN),

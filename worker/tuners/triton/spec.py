@@ -69,6 +69,12 @@ def create() -> Tuner:
     return TritonTuner()
 
 
+def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
+    from worker.families.table import computed_by  # here: a command's help reads the specs, and no family
+
+    return computed_by("triton")
+
+
 def _factor(options: Mapping[str, Any]) -> float:
     return 2.0 if options.get("search") == EXHAUSTIVE else 1.0
 
@@ -77,6 +83,7 @@ SPEC = TunerSpec(
     name="triton",
     create=create,
     parse_options=Options.parse,
+    families=_families,
     cost_guess=CostGuess(0.5, 2.5, 1e-12, 1e-9, 12.0),  # 1 to 5 s a shape on an H200 beside 15 compile processes
     slower_families={"a4w4_blockscale": 2.0},
     cost_factor=_factor,

@@ -1,0 +1,81 @@
+"""One run at a time measures on a device of a host: the lock, and a worker that waits for it."""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.support.workernode import RUN, node
+from tests.waiting import wait_until
+from worker.agent.device_lock import DeviceLock
+from worker.protocol import DEVICE_LOCK, DEVICE_SHARED, LOCKS_ENV, NodeConfig
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(LOCKS_ENV, str(tmp_path / "locks"))
+    return tmp_path / "locks"
+
+
+def test_a_device_has_one_holder_whose_name_the_others_read(folder: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        first, second, other = DeviceLock("gpu-0", "a/n1"), DeviceLock("gpu-0", "b/n1"), DeviceLock("gpu-1", "b/n1")
+        assert first.take()
+        assert first.take(), "it is ours already"
+        assert not second.take()
+        assert second.holder == "a/n1"
+        assert other.take()
+    finally:
+        os.umask(before)
+    # any user of the host may open the files, and remove only his own
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o1777
+    assert {stat.S_IMODE(p.stat().st_mode) for p in folder.iterdir()} == {0o666}
+    os.close(first._fd)
+    assert second.take()
+    assert (folder / "gpu-0").read_text() == "b/n1"
+
+
+def test_a_link_in_the_folder_is_not_followed(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "cores").symlink_to(folder.parent / "mine")
+    with pytest.raises(OSError, match="symbolic links"):
+        DeviceLock("cores", "a/n").take()
+    assert not (folder.parent / "mine").exists()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_worker_waits_for_the_device_unless_it_is_shared(folder: Path, tmp_path: Path, shared: bool) -> None:
+    other = DeviceLock("cores", "other-run/n7")
+    assert other.take()
+    with node(tmp_path / "n") as n:
+        config = NodeConfig.loads(n.paths.config.read_bytes())
+        slot = {DEVICE_LOCK: "cores", **({DEVICE_SHARED: "1"} if shared else {})}
+        n.paths.config.write_bytes(replace(config, slots={"0": slot}).dumps())
+        n.put("g1-1")
+        agent = n.start()
+        if not shared:
+            said = "waits for this slot's device, which other-run/n7 measures on"
+            wait_until(lambda: n.paths.log("0").exists() and said in n.paths.log("0").read_text(), "it waits")
+            assert n.records("0") == []
+            os.close(other._fd)
+        n.wait_ended("g1-1")
+        if not shared:
+            assert (folder / "cores").read_text() == f"{RUN}/n1"
+        assert n.stop(agent) == 0
+
+
+def test_a_worker_that_waits_can_be_stopped(folder: Path, tmp_path: Path) -> None:
+    other = DeviceLock("gpu-0", "other-run/n7")
+    assert other.take()
+    with node(tmp_path / "n") as n:
+        config = NodeConfig.loads(n.paths.config.read_bytes())
+        n.paths.config.write_bytes(replace(config, slots={"0": {DEVICE_LOCK: "gpu-0"}}).dumps())
+        agent = n.start()
+        wait_until(lambda: n.paths.log("0").exists() and "waits for" in n.paths.log("0").read_text(), "it waits")
+        assert n.stop(agent) == 0
+        assert n.records("0") == []
