@@ -17,6 +17,7 @@ was done or after, or kills the controller after it; `NODE.gate` holds starts of
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import select
 import signal
@@ -28,14 +29,13 @@ from typing import TypeVar
 
 from orchestrator.dispatch.deploy import CODE_MARKER, NodePlan
 from orchestrator.errors import SlowError, TransportError
-from orchestrator.nodes.admission import PLACE
 from orchestrator.nodes.facts import ARGV
 from orchestrator.transport import LocalTransport, RemoteFile
 from orchestrator.transport.base import Channel, Completed
 from tests.fleet.server import ask
 from worker.agent.changes import Changes
-from worker.agent.follow import Stream, follow, is_alive, parse_start
-from worker.protocol import NodePaths
+from worker.agent.follow import Stream, follow, parse_start
+from worker.protocol import LOCKS_ENV, NodePaths
 
 T = TypeVar("T")
 LOOK_S = 0.01
@@ -49,7 +49,9 @@ class NodeLink(LocalTransport):
     """A transport to one node. `place`: folder of the fleet."""
 
     def __init__(self, plan: NodePlan, place: Path) -> None:
-        super().__init__(plan.node)
+        self._locks = place / "start" / plan.node
+        """Folder of the locks of the node's devices."""
+        super().__init__(plan.node, {**os.environ, LOCKS_ENV: str(self._locks)})
         self._plan, self._place = plan, place
         self._state = place / "links" / plan.node
         self._loses = place / "links" / f"{plan.node}.lose"
@@ -81,8 +83,7 @@ class NodeLink(LocalTransport):
             slow = self._place / "links" / f"{self.node}.slow"
             delay_s = float(slow.read_text()) if slow.exists() else 0.0
             return self._carry("open", lambda: FollowChannel(self, HeldStream(self, folder, start), delay_s))
-        ours = str(self._place / "start" / self.node)  # the lock under which runs start workers
-        return self._carry("open", lambda: super(NodeLink, self).open([ours if a == PLACE else a for a in argv]))
+        return self._carry("open", lambda: super(NodeLink, self).open(argv))
 
     # --- what a command does ----------------------------------------------------------------------------------------
 
@@ -98,14 +99,13 @@ class NodeLink(LocalTransport):
     def _facts(self) -> str:
         """The answer of the node's check script: containers as a test says, and the workers that live."""
         said = self._place / "facts" / self.node
-        workdir = self._place / "nodes"
-        locks = [
-            p for p in workdir.glob(f"*/{self.node}/claimed/*/lock") if is_alive(NodePaths(p.parents[2]), p.parent.name)
-        ]
-        lines = [
-            *(said.read_text().splitlines() if said.exists() else ()),
-            *(f"lock.held={p.relative_to(workdir)}" for p in locks),
-        ]
+        lines = said.read_text().splitlines() if said.exists() else []
+        for lock in self._locks.glob("*"):
+            with lock.open() as f:
+                try:
+                    fcntl.flock(f, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    lines.append(f"lock.held={f.read()}/{lock.name}")
         return "\n".join([*lines, "end=1", ""])
 
     def _launch(self, verb: str, slots: Sequence[str], stdin: bytes) -> Completed:
@@ -114,6 +114,7 @@ class NodeLink(LocalTransport):
             time.sleep(LOOK_S)
         env = dict(line.split("=", 1) for line in stdin.decode().splitlines())
         extra = self._place / "links" / f"{self.node}.env"
+        env[LOCKS_ENV] = str(self._locks)
         env |= dict([extra.read_text().split("=", 1)]) if extra.exists() else {}
         found = ask(self._place / "server", verb, folder=self._plan.folder, slots=list(slots), env=env)
         lines = {s: f"{s} {state} {'' if code is None else code}\n" for s, state, code in found}

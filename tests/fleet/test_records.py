@@ -1,5 +1,5 @@
-"""Files of nodes that are torn, hostile, replaced, lost, or without room: they are data, and change nothing else (laws 1, 4
-and 12)."""
+"""Files of nodes that are torn, hostile, replaced, lost, or without room: they are data, and change nothing else
+(laws 1, 4 and 12)."""
 
 from __future__ import annotations
 
