@@ -116,7 +116,7 @@ def test_a_call_whose_answer_is_lost_is_made_good(fleet: Fleet, op: str, when: s
     n = fleet.shapes(groups=30)
     if op == "put":
         fleet.lose("h1", op, 3, when)  # after the node's files and its epoch: of its first group
-    run = fleet.begun(3)
+    run = fleet.start(fleet.held(0))
     if op != "put":  # these come with a new session
         wait_until(lambda: list(fleet.folder("h1").glob("inbox/*.json")), "there is something to take back")
         fleet.lose("h1", op, 1, when)
