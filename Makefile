@@ -24,7 +24,7 @@ $(foreach g,$(stray),$(warning $g is not a target: $(or $(call wants,$g),$(call 
 $(if $(unknown)$(stray),$(error nothing was started))
 
 # a local run needs torch here; a run on other nodes does not
-LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter triton,$(TUNER)),triton,$(if $(filter-out torch,$(TUNER)),,torch)))
+LOCAL_EXTRA := $(if $(filter-out inventories/local.yaml,$(INVENTORY)),,$(if $(filter-out torch,$(TUNER)),,torch))
 STAMP       := $(VENV)/.installed$(addprefix -,$(LOCAL_EXTRA))
 
 help: ## list the targets
@@ -61,9 +61,6 @@ $(VENV)/.installed-torch: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.installed-live: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,live)
 
-$(VENV)/.installed-triton: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(call install,torch triton)
-
 $(VENV)/.installed-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	$(call install,torch triton live kubernetes dev)
 
@@ -79,7 +76,7 @@ shapes-named:
 tune: shapes-named $(STAMP) ## tune SHAPES (default examples/llm.csv) on INVENTORY (default this machine)
 	@$(BIN)/gemmfleet tune '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--tuner,$(TUNER)) $(call option,--db,$(DB)) $(ARGS)
 
-bench: $(STAMP) ## measure backends on SHAPES (default: the FP4 suite) side by side; ARGS="--backend own-triton,torch,aiter"
+bench: $(STAMP) ## measure backends on SHAPES (default: the FP4 suite) side by side; ARGS="--backend torch,aiter"
 	@$(BIN)/gemmfleet bench $(if $(filter-out file,$(origin SHAPES)),'$(SHAPES)') $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--db,$(DB)) $(ARGS)
 
 plan: shapes-named $(STAMP) ## show what tune would run where: asks the nodes of INVENTORY what they have, starts and writes nothing

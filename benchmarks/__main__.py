@@ -29,9 +29,7 @@ BENCHMARKS = (
     "analysis",
     "compare",
     "report",
-    "triton_kernels",
-    "triton_tuner",
-    "stability",
+    "search",
 )
 """Modules of this package; each has `run(folder) -> list of Figure`."""
 

@@ -32,8 +32,8 @@ from worker.tuners.aiter_triton.config import AiterConfig, config_of
 from worker.tuners.aiter_triton.problem import KindProblem, family_of, problem_of
 from worker.tuners.aiter_triton.spec import tuned_kinds
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.triton.model import estimate_us
-from worker.tuners.triton.target import Target, known
+from worker.tuners.search.model import estimate_us
+from worker.tuners.search.target import Target, known
 
 DRAWN, TRIES = 100, 3000
 FIRST = 0.08
@@ -71,7 +71,7 @@ def shipped(resolver: Resolver, gfx: str) -> Iterator[Case]:
 
 def traits(p: KindProblem, c: AiterConfig, target: Target) -> list[float]:
     """Log of the model's estimate, then what it is corrected by."""
-    return [math.log(estimate_us(p, c.plain, target)), *map(float, space.traits(p, c))]
+    return [math.log(estimate_us(p, c.knobs, target)), *map(float, space.traits(p, c))]
 
 
 def against(case: Case, target: Target, rng: random.Random) -> Matrix:
@@ -82,7 +82,8 @@ def against(case: Case, target: Target, rng: random.Random) -> Matrix:
     rows, seen = [traits(p, config, target)], set()
     for _ in range(TRIES):
         c = config_of({k: rng.choice(v) for k, v in knobs.items()})
-        shape = c.plain.name.partition("_eu")[0]
+        x = c.knobs
+        shape = (x.block_m, x.block_n, x.block_k, x.group_m, x.split_k, x.num_warps, x.num_stages)
         if shape not in seen and space.why_illegal(kind, p, c, target) is None:
             seen.add(shape)
             rows.append(traits(p, c, target))

@@ -1,4 +1,4 @@
-"""Estimates against the truth: python -m benchmarks.estimates [--tuner torch,triton,bench] [--gpu] [--json]
+"""Estimates against the truth: python -m benchmarks.estimates [--tuner torch,bench] [--gpu] [--json]
 
 Every job is run once, on this machine (inventories/local.yaml). Its truth is the wall time of the whole command; held
 against it are the range of a first run (planned with an empty runs folder), the estimate with the runs before it at
@@ -34,13 +34,12 @@ SMALL: list[Job] = [
     [(m, 256, 2048) for m in (1, 2, 4, 8, 16, 32, 64, 128)],
 ]
 """Shapes on a CPU; a GPU gets eight times the N and K."""
-TUNERS = ("torch", "triton", "bench")
+TUNERS = ("torch", "bench")
 
 
 def command(tuner: str, shapes: Path, runs: Path, *more: str) -> list[str]:
-    """A command as a user would type it: bench with the backends torch and, beside a GPU, triton."""
-    backends = "triton,torch" if Path("/dev/nvidiactl").exists() or Path("/dev/kfd").exists() else "torch"
-    head = ["bench", str(shapes), "--backend", backends] if tuner == "bench" else ["tune", str(shapes)]
+    """A command as a user would type it."""
+    head = ["bench", str(shapes), "--backend", "torch"] if tuner == "bench" else ["tune", str(shapes)]
     tail = [] if tuner == "bench" else ["--tuner", tuner]
     return [sys.executable, "-m", "orchestrator", *head, *tail, "--family", "a16w16", "--runs", str(runs), *more]
 

@@ -1,8 +1,7 @@
-"""python -m benchmarks.recheck [--gpu FAMILY]: what a recheck costs beside tuning again, and what it misses.
+"""python -m benchmarks.recheck: what a recheck costs beside tuning again, and what it misses.
 
-By default two builds are replayed, which an H200 measured (benchmarks/results: two series of the tuner triton, whose
-candidates differ): all candidates of 21 shapes with their times, and the seconds of each exhaustive search. With --gpu
-the tuner triton measures the same two sets of candidates here, of a16w16 or a8w8.
+Two builds are replayed, which an H200 measured (benchmarks/data: two series of Triton kernels, whose candidates
+differ): all candidates of 21 shapes with their times, and the seconds of each exhaustive search.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from orchestrator.paths import RunPaths, list_runs
 from orchestrator.results.recheck import slot_seconds
 
 ROOT = Path(__file__).resolve().parents[1]
-RESULTS = Path(__file__).parent / "results"
-OLD, NEW = "triton_tuner-20261122-031801.json", "triton_tuner-20261122-051241.json"
-TYPES = {"a16w16": {}, "a8w8": {"q_dtype_w": "torch.float8_e4m3fn"}, "a4w4_blockscale": {}}
+DATA = Path(__file__).parent / "data"
+OLD, NEW = "h200_build_a.json", "h200_build_b.json"
+FAMILIES = ("a16w16", "a8w8", "a4w4_blockscale")
 START_S = 11.0
-"""Seconds until the tuner triton was ready on that H200, nearly all of them imports."""
+"""Seconds until a tuner of Triton kernels was ready on that H200, nearly all of them imports."""
 COPIES = 50
 """Rows that each recorded shape stands for where seconds count: a table of 350 rows."""
 BETTER = 0.03
@@ -49,7 +48,7 @@ class Shape:
 
 def recorded(series: str, family: str) -> list[Shape]:
     """The shapes of a family in a series."""
-    document = json.loads((RESULTS / series).read_text())
+    document = json.loads((DATA / series).read_text())
     out = []
     for label, by_m in document["rows"].items():
         of, _, sizes = label.partition(" ")
@@ -77,7 +76,7 @@ def recording(path: Path, shapes: Sequence[Shape], copies: int) -> Path:
 
 
 def shape_list(path: Path, shapes: Sequence[Shape], copies: int) -> Path:
-    """The shapes as `tune` reads them, for family types that differ from the default in `TYPES`."""
+    """The shapes as `tune` reads them."""
     lines = [f"{100 * s.m + c},{s.n},{s.k}" for s in shapes for c in range(copies)]
     path.write_text("\n".join(["M,N,K", *lines]) + "\n")
     return path
@@ -142,7 +141,7 @@ def _quality(folder: Path) -> Iterator[Figure]:
     """Rows found and missed, over all families; what a full tuning of the new build gives is the truth."""
     stale = found_stale = known = rows = queued = 0
     regret: list[float] = []
-    for family in TYPES:
+    for family in FAMILIES:
         fleet = Fleet(folder / family, family, "replay", gfx="sm_90", cu_num=132)
         old, new = recorded(OLD, family), recorded(NEW, family)
         shapes = shape_list(fleet.folder / "shapes.csv", old, 1)
@@ -161,61 +160,13 @@ def _quality(folder: Path) -> Iterator[Figure]:
             found_stale += worth and not good
             known += worth and any(0 < us < kept / (1 + BETTER) for n, us in s.us.items() if n in was.us)
             regret.append(kept / best if good else 1.0)
-    how = f"{rows} rows of {len(TYPES)} families, {queued} queued; of {stale} that a full tuning improves by over"
+    how = f"{rows} rows of {len(FAMILIES)} families, {queued} queued; of {stale} that a full tuning improves by over"
     how += f" {BETTER:.0%}, {known} by a kernel that the old build had; {found_stale} are found"
     yield Figure("rows found that are worth it", found_stale / max(1, stale), 0.5, "", how, at_least=True)
     worst = f"after the queued rows are tuned; the worst row {max(regret):.3f}"
     yield Figure("table after a recheck over a full tuning's", statistics.geometric_mean(regret), 1.03, "x", worst)
 
 
-def on_gpu(folder: Path, family: str) -> list[Figure]:
-    """The tuner triton on this GPU: a table from one set of candidates, then a recheck with the other beside an
-    exhaustive tuning and one by the race."""
-    sets = [sorted({name for s in recorded(series, family) for name in s.us}) for series in (OLD, NEW)]
-    fleet = Fleet(folder / family, family, "triton", gfx="sm_90", cu_num=132)
-    kinds = {(s.n, s.k) for s in recorded(OLD, family)}
-    extra = "".join(f",{c}" for c in TYPES[family]), "".join(f",{v}" for v in TYPES[family].values())
-    lines = [f"{m},{n},{k}{extra[1]}" for n, k in sorted(kinds) for m in (1, 16, 256, 4096)]
-    shapes = fleet.folder / "shapes.csv"
-    shapes.write_text("\n".join([f"M,N,K{extra[0]}", *lines]) + "\n")
-    old, new = (("-O", f"only={json.dumps(names)}") for names in sets)
-    fleet.gemmfleet("tune", shapes, *old, cache="old")
-    table = fleet.latest().root
-    found = fleet.gemmfleet("recheck", table, *new, "--only-check", cache="check")
-    check_s = seconds(RunPaths(fleet.runs / found["runs"][0]))
-    fleet.gemmfleet("tune", shapes, *new, cache="race")
-    race_s = seconds(fleet.latest())
-    fleet.gemmfleet("tune", shapes, *new, "-O", "search=exhaustive", cache="full")
-    full, full_s = fleet.latest(), seconds(fleet.latest())
-    best = {key(row): float(row["us"]) for row in rows(full.root / "tuned.csv")}
-    us = {(key(row), row["kernelName"]): float(row["us"]) for row in rows(full.root / "profile.csv")}
-    worth, queued = set(), set()
-    for row in found["rows"]:
-        at = tuple(str(row["key"][c]) for c in "MNK")
-        print(*at, row, "full:", best.get(at), us.get((at, row["kernel"])), file=sys.stderr, flush=True)
-        kept = us.get((at, row["kernel"]), -1.0)
-        worth |= {at} if kept <= 0 or kept > best[at] * (1 + BETTER) else set()
-        queued |= set() if row["verdict"] == "good" else {at}
-    how = f"{len(lines)} rows, {len(sets[1])} candidates: {check_s:.1f} s to {full_s:.1f} s, starts counted"
-    race = f"{check_s:.1f} s to {race_s:.1f} s"
-    of = f"{found['counts']}; a full tuning improves {len(worth)} by over {BETTER:.0%}, of which"
-    share = len(worth & queued) / max(1, len(worth))
-    return [
-        Figure(f"recheck's seconds over an exhaustive tuning's, {family}", check_s / full_s, 0.1, "", how),
-        Figure(f"recheck's seconds over the race's, {family}", check_s / race_s, 1.0, "", race),
-        Figure("rows found that are worth it", share, 0.5, "", f"{of} {len(worth & queued)} are found", at_least=True),
-    ]
-
-
-def rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as f:
-        return list(csv.DictReader(f))
-
-
-def key(row: Mapping[str, str]) -> tuple[str, ...]:
-    return row["M"], row["N"], row["K"]
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
-        show(on_gpu(Path(scratch), sys.argv[2]) if "--gpu" in sys.argv[1:] else run(Path(scratch)))
+        show(run(Path(scratch)))

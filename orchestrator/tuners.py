@@ -40,18 +40,6 @@ def in_words(tuners: tuple[str, ...]) -> str:
     return f"the tuners {', '.join(first)} and {last}" if first else f"the tuner {last}"
 
 
-def options_for(spec: TunerSpec, given: Mapping[str, Any]) -> dict[str, Any]:
-    """A tuner's options, checked, with what the files hold that they name. Raises InputError."""
-    try:
-        options = dict(spec.read_files(given))
-    except OSError as e:
-        raise InputError(f"{e.filename}: {e.strerror}") from e
-    except ValueError as e:
-        raise InputError(str(e)) from e
-    check_tuner_options(spec, options)
-    return options
-
-
 def check_family(spec: TunerSpec, family: str, options: Mapping[str, Any]) -> None:
     """Raise InputError if the tuner has no candidates for the family."""
     known = spec.families(options) if spec.families is not None else (family,)

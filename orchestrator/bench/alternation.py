@@ -35,7 +35,7 @@ def prepared(run_request: RunRequest, wanted: request.BenchRequest) -> Prepared:
     """A bench that is ready to be created and driven. Raises what `prepare` raises."""
     family = _family(run_request)
     listed = read_shapes(run_request.shapes, family)
-    options, texts = lodge(request.options(wanted, family, listed.shapes, run_request.runs))
+    options, texts = lodge(request.options(wanted, family, listed.shapes))
     return prepare(replace(run_request, options=options, texts=texts, bench=True))
 
 

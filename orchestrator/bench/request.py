@@ -19,9 +19,7 @@ from worker.families.backends import BATCHED
 from worker.protocol.bench import ENV_NAME, Options
 
 TUNER = "bench"
-DEFAULT = "own-triton,torch"
 SUITE_FAMILY = "a4w4_blockscale"
-OLD_NAME = "our own kernels are called own-triton now, AITER's are aiter-triton; own-triton is measured"
 MAX_FILE, MAX_FILES = 4 << 20, 100
 GLUON = "aiter/ops/triton/gluon"
 CONFIGS = "aiter/ops/triton/configs"
@@ -45,7 +43,8 @@ class Stack:
 class BenchRequest:
     """The options of `bench` as they were typed, but for those that `tune` has too."""
 
-    backends: Sequence[str]
+    backends: Sequence[str] = ()
+    """Empty: the worker decides by what is there."""
     envs: Sequence[str] = ()
     timer: str = "events"
     kernel: str = ""
@@ -54,19 +53,19 @@ class BenchRequest:
     stability: float = 0.05
     sample_s: float = 0.2
     table: Path | None = None
-    from_run: str | None = None
     gluon_from: Path | None = None
     config_sets: Sequence[str] = ()
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def options(wanted: BenchRequest, family: Family, shapes: Sequence[Shape], runs: Path) -> dict[str, Any]:
+def options(wanted: BenchRequest, family: Family, shapes: Sequence[Shape]) -> dict[str, Any]:
     """The options of the tuner `bench`. Raises InputError."""
     made: dict[str, Any] = {
-        "backends": [b for word in wanted.backends for b in word.split(",")],
         "runs": wanted.runs, "extra": wanted.extra, "within": wanted.stability, "sample_s": wanted.sample_s,
         "timer": wanted.timer, **wanted.more,
     }  # fmt: skip
+    if wanted.backends:
+        made["backends"] = [b for word in wanted.backends for b in word.split(",")]
     if wanted.kernel:
         made["kernel"] = wanted.kernel
     named = stacks(wanted.envs)
@@ -80,16 +79,14 @@ def options(wanted: BenchRequest, family: Family, shapes: Sequence[Shape], runs:
         made["envs"] = [{"name": s.name, "python": s.python, "variables": dict(s.variables)} for s in named]
     if wanted.table is not None:
         made["table"] = table_text(wanted.table, shapes, family)
-        made["winners"] = winners_of_table(made["table"], family)
-    if wanted.from_run is not None:
-        made["winners"] = {**made.get("winners", {}), **winners_of_run(wanted.from_run, family, runs)}
     if wanted.gluon_from is not None:
         made["gluon"] = gluon_files(wanted.gluon_from)
     try:
         parsed = Options.parse(made)
     except ValueError as e:
         raise InputError(str(e)) from e
-    made["backends"] = list(parsed.backends)
+    if wanted.backends:
+        made["backends"] = list(parsed.backends)
     other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
     if sets and other:
         raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")
@@ -161,27 +158,6 @@ def table_text(path: Path, shapes: Sequence[Shape], family: Family) -> str:
     return out.getvalue()
 
 
-def winners_of_table(text: str, family: Family) -> dict[str, str]:
-    """The kernel names of our own Triton kernels in a tuned table, by shape."""
-    rows = csv.DictReader(io.StringIO(text, newline=""))
-    return {_shape(r, family): r["kernelName"] for r in rows if _ours(r.get("kernelName") or "")}
-
-
-def winners_of_run(run: str, family: Family, runs: Path) -> dict[str, str]:
-    """The winners of a run of the tuner `triton`, by shape. Raises InputError."""
-    from orchestrator.ledger import LedgerReader
-    from orchestrator.paths import find_run
-
-    paths = find_run(runs, run)
-    with LedgerReader.open_readonly(paths.ledger) as ledger:
-        if ledger.family.name != family.name:
-            raise InputError(f"run {paths.run} tuned {ledger.family.name}, and {family.name} is requested")
-        found = {"x".join(map(str, w.key)): w.kernel_name for w in ledger.winners() if _ours(w.kernel_name)}
-    if not found:
-        raise InputError(f"run {paths.run} has no winner of our Triton kernels (tuner {run!r} was another)")
-    return found
-
-
 def gluon_files(folder: Path) -> dict[str, str]:
     """Kernel and configurations by their path in AITER's tree: from a checkout, or from a flat folder as the runbook
     leaves them (`gluon_gemm_afp4wfp4.py` or `gemm_*.py`, `*.json`). Raises InputError."""
@@ -202,18 +178,3 @@ def gluon_files(folder: Path) -> dict[str, str]:
     if len(found) > MAX_FILES:
         raise InputError(f"--gluon-from {folder}: {len(found)} files; at most {MAX_FILES} are taken")
     return {rel: read_text(path, MAX_FILE, InputError) for rel, path in sorted(found.items())}
-
-
-def _ours(name: str) -> bool:
-    """True where a kernel name is one of our Triton candidates'."""
-    from worker.families.triton_config import from_name
-
-    try:
-        from_name(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _shape(row: Mapping[str, Any], family: Family) -> str:
-    return "x".join(str(row.get(c.name) or c.default or "").strip() for c in family.columns)

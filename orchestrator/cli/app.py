@@ -157,6 +157,5 @@ _add_group(
     triton_config.merge,
     triton_config.undo,
     triton_config.check,
-    triton_config.order,
     triton_config.rows,
 )

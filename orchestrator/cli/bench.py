@@ -27,8 +27,8 @@ def bench(
         typer.Option(
             "-b",
             "--backend",
-            help="own-triton, torch, aiter, aiter-triton, aiter-gluon, aiter-batched; repeatable or with commas;"
-            " default: own-triton,torch.",
+            help="torch, aiter, aiter-triton, aiter-gluon, aiter-batched; repeatable or with commas; default:"
+            " aiter-triton and aiter-gluon where AITER is, else torch.",
             metavar="B,...",
         ),
     ] = None,
@@ -52,15 +52,7 @@ def bench(
             metavar="NAME=DIR",
         ),
     ] = None,
-    db: Annotated[
-        Path | None,
-        typer.Option(
-            help="Tuned table in force for the backend aiter; its Triton winners are used by own-triton.", metavar="CSV"
-        ),
-    ] = None,
-    from_run: Annotated[
-        str | None, typer.Option(help="Take own-triton's winners from this run of the tuner triton.", metavar="RUN")
-    ] = None,
+    db: Annotated[Path | None, typer.Option(help="Tuned table in force for the backend aiter.", metavar="CSV")] = None,
     gluon_from: Annotated[
         Path | None,
         typer.Option(help="Gluon kernel and configuration that overlay a scratch copy of AITER.", metavar="DIR"),
@@ -80,7 +72,7 @@ def bench(
     err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
     option: Annotated[
         list[str] | None,
-        typer.Option("-O", "--tuner-option", help="rotate_mb, seed or candidates, repeatable.", metavar="NAME=VALUE"),
+        typer.Option("-O", "--tuner-option", help="rotate_mb or seed, repeatable.", metavar="NAME=VALUE"),
     ] = None,
     *,
     run: RunOptions,
@@ -94,16 +86,14 @@ def bench(
     from orchestrator.cli import tuning
 
     wanted = request.BenchRequest(
-        backends=backend or ["aiter-triton" if config_set else request.DEFAULT], envs=env or [],
+        backends=backend or (["aiter-triton"] if config_set else []), envs=env or [],
         config_sets=config_set or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
-        stability=stability, sample_s=sample, table=db, from_run=from_run, gluon_from=gluon_from,
+        stability=stability, sample_s=sample, table=db, gluon_from=gluon_from,
         more=tuning.parse_options(option or []),
     )  # fmt: skip
     if shapes is None:
         shapes, family = request.suite(), family or request.SUITE_FAMILY
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
-    if "triton" in ",".join(wanted.backends).split(","):
-        print(f"note: --backend triton: {request.OLD_NAME}", file=sys.stderr)
     run_request = tuning.run_request(
         run, drive, shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, err_ratio=err_ratio
     )

@@ -1,4 +1,4 @@
-"""`gemmfleet triton-config merge`, `undo`, `check`, `order` and `rows`: AITER's JSON configs of its Triton GEMMs."""
+"""`gemmfleet triton-config merge`, `undo`, `check` and `rows`: AITER's JSON configs of its Triton GEMMs."""
 
 from __future__ import annotations
 
@@ -130,49 +130,6 @@ def check(
         raise typer.Exit(1)
 
 
-def order(
-    shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
-    family: Annotated[str, typer.Option("--family", metavar="F", help="Their family, or the kind of config.")],
-    gfx: Annotated[str, typer.Option("--gfx", metavar="G", help="The nodes' chip.")],
-    build: Annotated[
-        str | None, typer.Option("--build", metavar="TREE|IMAGE", help="The nodes' AITER; default: this Python's.")
-    ] = None,
-    inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
-    ] = None,
-    out: Annotated[
-        Path, typer.Option("--out", "-o", metavar="JSON", help="File for the order; one of the same is completed.")
-    ] = Path("order.json"),
-    jobs: Annotated[
-        int, typer.Option("--jobs", min=0, metavar="N", help="Compile processes; default: one a usable core.")
-    ] = 0,
-    as_json: JsonOpt = False,
-) -> None:
-    """Compile candidates here, for nodes to try in that order.
-
-    Ctrl-C keeps what was compiled; the same command goes on.
-    """
-    from orchestrator.command_hints import command
-    from orchestrator.tables.faults import escaped
-    from orchestrator.triton_configs.order import make_order, tree_of_this_python
-
-    with opened_tree(build or tree_of_this_python(), inventory, triton=True) as root:
-        try:
-            made = make_order(shapes, family, root, gfx, out, jobs, lambda done, of: _progress(done, of, "candidate"))
-        except KeyboardInterrupt:
-            print(f"\n{out}: what was compiled is kept, the same command goes on", file=sys.stderr)
-            raise
-    if as_json:
-        print(json.dumps({"out": str(out), **asdict(made)}, indent=1))
-        return
-    counts = ", ".join(f"{n:,} {status}" for status, n in made.candidates.items())
-    print(escaped(f"{out}: {plural(made.shapes, 'shape')} at {plural(made.points, 'M', 'M')}: {counts}"))
-    for note in made.notes:
-        print(f"note: {escaped(note)}", file=sys.stderr)
-    kind = f" -O kind={made.kind}" if made.kind else ""
-    print(escaped(command(f"tune {shapes} --tuner aiter-triton --family {made.family}{kind} -O order={out}")))
-
-
 def rows(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A bench with the backends aiter and aiter-triton.")],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="CSV", help="File for the rows.")],
@@ -209,9 +166,9 @@ def _size(text: str | None) -> Size:
     return tuple(int(parts[name]) if name in parts else None for name in "NK")  # type: ignore[return-value]
 
 
-def _progress(done: int, of: int, what: str = "bucket") -> None:
+def _progress(done: int, of: int) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done} of {plural(of, what)} compiled", end="\n" if done == of else "", file=sys.stderr)
+        print(f"\r{done} of {plural(of, 'bucket')} compiled", end="\n" if done == of else "", file=sys.stderr)
 
 
 def _print_chip(c: Checked) -> None:

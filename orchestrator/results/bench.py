@@ -22,7 +22,7 @@ from orchestrator.tables.backends import AITERS
 from orchestrator.tables.write import no_formula, utc, write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
-from worker.families.backends import BENCHED, OWN
+from worker.families.backends import BENCHED
 from worker.protocol.bench import TEXTS, Rule, is_reference, mean_of_runs
 from worker.text import plural
 
@@ -81,8 +81,7 @@ def results(ledger: LedgerReader, rule: Rule = STANDARD, envs: Sequence[str] = (
         mine = attempts.get(settled.get(shape, ""), attempts[list(attempts)[-1]])
         groups: dict[tuple[str, str], list[ProfileRow]] = {}
         for row in mine:
-            backend = OWN if row.libtype == "triton" else row.libtype  # as runs before 0.2.0 called it
-            groups.setdefault((str(row.extra.get("env", "")), backend), []).append(row)
+            groups.setdefault((str(row.extra.get("env", "")), row.libtype), []).append(row)
         out += [_result(env, backend, found, rule) for (env, backend), found in groups.items()]
     order = list(dict.fromkeys((*envs, *(r.env for r in out))))
     return sorted(out, key=lambda r: (r.shape, order.index(r.env), _place(r.backend)))

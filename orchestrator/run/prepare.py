@@ -45,7 +45,7 @@ from orchestrator.shapes.model import Key
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
-from orchestrator.tuners import check_family, get_tuner, options_for
+from orchestrator.tuners import check_family, check_tuner_options, get_tuner
 from worker.families import Family
 
 if TYPE_CHECKING:
@@ -168,7 +168,8 @@ def prepare(request: RunRequest) -> Prepared:
     family = get_family(request.family or inventory.defaults.family)
     tuner = request.tuner or inventory.defaults.tuner
     spec = get_tuner(tuner, for_tune=not request.bench)
-    options = options_for(spec, request.options)
+    options = dict(request.options)
+    check_tuner_options(spec, options)
     check_family(spec, family.name, options)
     if request.db is not None and not request.bench:
         check_db(request.db, family, tuner)

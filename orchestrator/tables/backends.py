@@ -1,6 +1,6 @@
-"""Backends: their names by owner (`aiter-triton`, `aiter-gluon`, `own-triton`), their labels, their order.
+"""Backends: their names by owner (`aiter-triton`, `aiter-gluon`), their labels, their order.
 
-In the FP4 guide and in AITER's tables, Triton and Gluon mean AITER's; the bench of 0.1.0 called our own kernels so.
+In the FP4 guide and in AITER's tables, Triton and Gluon mean AITER's.
 """
 
 from __future__ import annotations
@@ -8,23 +8,16 @@ from __future__ import annotations
 import re
 
 from worker.families import BACKENDS as AITER_BACKENDS
-from worker.families.backends import BENCHED, OWN
+from worker.families.backends import BENCHED
 
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""
-OWN_TRITON = OWN
-OWNER_COLUMN = "triton_backend"
-"""A column of 0.1.0's bench.csv: the owner of its `triton_*` columns."""
-OLD_BENCH_NOTE = (
-    "triton means our own kernels there, as bench called them before 0.2.0: read as own-triton (AITER's: aiter-triton)"
-)
 LABELS = {
     "asm": "ASM",
     "ck": "CK",
     "cktile": "CK-Tile",
     "aiter-gluon": "aiter-gluon",
     "aiter-triton": "aiter-triton",
-    "own-triton": "own-triton",
     "triton": "Triton",
     "hipblaslt": "hipBLASLt",
     "flydsl": "FlyDSL",
@@ -44,9 +37,9 @@ _ORDER = {name: i for i, name in enumerate(LABELS)}
 _LEGAL = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,23}\Z")
 
 
-def owned(name: str, owner: str = "") -> str:
-    """The backend of a column or a libtype, named by its owner; `owner`: the cell of OWNER_COLUMN, if there is one."""
-    return OWN if name == owner == "triton" else AITERS.get(name, name)
+def owned(name: str) -> str:
+    """The backend of a column or a libtype, named by its owner."""
+    return AITERS.get(name, name)
 
 
 def label(backend: str) -> str:

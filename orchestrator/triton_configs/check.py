@@ -111,7 +111,7 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
     """
     if not (find_spec("triton") and find_spec("torch")):
         raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
-    from worker.tuners.aiter_triton.compile import NotImportableError
+    from worker.tuners.aiter_triton.source import NotImportableError
 
     workers = min(len(os.sched_getaffinity(0)), len(buckets)) or 1
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -132,7 +132,7 @@ def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
 
     Raises NotImportableError if this Python cannot import the kind's wrapper: no other bucket would do better.
     """
-    from worker.tuners.aiter_triton.compile import NotImportableError, compile_config
+    from worker.tuners.aiter_triton.source import NotImportableError, compile_config
     from worker.tuners.aiter_triton.spec import tuned_kinds
 
     if bucket.kind not in tuned_kinds():
@@ -144,7 +144,7 @@ def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
         raise
     except Exception as e:  # noqa: BLE001 - the compiler's and the kernel's own errors are of any type
         return replace(bucket, error=re.sub(r"\s+", " ", f"{type(e).__name__}: {e}")[:300])
-    return replace(bucket, lds=facts.lds, vgprs=facts.vgprs, spills=facts.spills, hash=facts.hash)
+    return replace(bucket, lds=facts.shared_bytes, vgprs=facts.vgprs, spills=facts.spills, hash=facts.hash)
 
 
 def _faults(buckets: Sequence[Compiled], lds: int | None) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ import json, sys
 from pathlib import Path
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import Resolver
-from worker.tuners.aiter_triton.compile import compile_config
+from worker.tuners.aiter_triton.source import compile_config
 root, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
 resolver = Resolver(root, "gfx950")
 for kind, m, more in jobs:
@@ -30,7 +30,7 @@ for kind, m, more in jobs:
     caller = more.pop("caller", "")
     values = {**resolver.config_for(kind, m, 1280, 8192, b).values, **more}
     facts = compile_config(kind, "gfx950", values, m, 1280, 8192, b, root=root, caller=caller)
-    print(json.dumps([facts.lds, facts.vgprs, facts.spills]))
+    print(json.dumps([facts.shared_bytes, facts.vgprs, facts.spills]))
 """
 
 

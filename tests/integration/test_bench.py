@@ -32,6 +32,20 @@ def args(bench: Bench, *more: str) -> list[str]:
     return [str(bench.shapes_csv), "-i", str(bench.inventory), *QUICK, *more]
 
 
+@pytest.mark.parametrize("has_aiter", [True, False])
+def test_without_named_backends_aiters_triton_gemms_are_measured_where_aiter_is(bench: Bench, has_aiter: bool) -> None:
+    root = make_kernels(bench.root / "tree", "new") if has_aiter else bench.root / "none"
+    local(bench, f"    aiter: {{root: {root}}}\n")
+    done = bench.run("bench", *args(bench, "--json"))
+    assert done.code == 0, done.err
+    told = done.json()
+    measured = {r["backend"] for r in told["rows"] if r["status"] in ("ok", "unstable")}
+    assert measured == ({"aiter-triton"} if has_aiter else {"torch"})
+    missing = {m["backend"]: m["detail"] for m in told["missing"]}
+    assert set(missing) == ({"aiter-gluon"} if has_aiter else set()), "no Gluon here: that is said, and no error"
+    assert all("no Gluon kernel for a16w16" in why for why in missing.values())
+
+
 def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(bench: Bench) -> None:
     root = make_kernels(bench.root / "tree", "old")
     local(bench, f"    aiter: {{root: {root}}}\n    env: {{STANDIN_FAULT: 'gemm_a16w16:segv'}}\n")
@@ -124,7 +138,7 @@ def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (["-b", "cutlass"], "'cutlass' is no backend (there are own-triton, torch, aiter"),
+        (["-b", "cutlass"], "'cutlass' is no backend (there are torch, aiter"),
         (["--env", "golden"], "--env 'golden' is not NAME=/path/to/python or NAME=IMAGE"),
         (["--env", "a=/usr/bin/python3", "--env", "b=image:1"], "not both"),
         (["--env", "a=image:1", "--env", "b=image:2"], "has engine process; only docker runs images"),

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.bench.case import parse
-from worker.families.backends import OWN
 from worker.protocol.bench import Options
 from worker.text import clean
 from worker.tuners.base import ALIVE_EVERY_S
@@ -52,7 +51,7 @@ class BackendServer:
 
     def start(self) -> dict[str, Any]:
         """Import torch and the backend. `ready` with what this stack is, or `unavailable`."""
-        from worker.bench.software import stack
+        from worker.bench.software import has_aiter, stack
 
         facts = stack()
         try:
@@ -62,7 +61,7 @@ class BackendServer:
         self._device = Device()
         facts |= {k: v for k, v in self._device.info().items() if k not in facts}
         if not self._name:
-            return {"is": "ready", "facts": facts}
+            return {"is": "ready", "facts": {**facts, "has_aiter": has_aiter()}}
         try:
             self._backend = make_backend(self._name, self._options, self._device)
             facts |= self._backend.load()
@@ -152,10 +151,6 @@ def make_backend(name: str, options: Options, device: Device) -> Backend:
         from worker.bench.backends.with_torch import TorchBackend
 
         return TorchBackend()
-    if name == OWN:
-        from worker.bench.backends.with_triton import TritonBackend
-
-        return TritonBackend(options, device)
     if name == "aiter":
         from worker.bench.backends.with_aiter import Dispatch
 

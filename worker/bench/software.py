@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import NotATreeError, commit_of, find_trees, imported_package, pick
-from worker.protocol.environment import IMAGE_ENV
+from worker.aiter_tree.locate import NotATreeError, choose, commit_of, find_trees, imported_package, pick
+from worker.protocol.environment import AITER_ROOT_ENV, IMAGE_ENV
 from worker.text import clean
 
 TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "amd-triton", "triton-rocm")
@@ -56,6 +56,15 @@ def aiter(gfx: str = "") -> dict[str, Any] | None:
         "notes": list(notes),
         "trees": [t.as_json() for t in trees],
     }
+
+
+def has_aiter(env: Mapping[str, str] = os.environ) -> bool:
+    """True where the backends of AITER find a tree: the one that the inventory names, or this Python's."""
+    try:
+        choose(env.get(AITER_ROOT_ENV, ""), search=None)
+    except NotATreeError:
+        return False
+    return True
 
 
 def switches(env: Mapping[str, str] = os.environ) -> dict[str, str]:

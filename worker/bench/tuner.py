@@ -43,6 +43,8 @@ class BenchTuner:
         self._device: dict[str, Any] = {}
         self._spec_options: dict[str, Any] = {}
         self._own: dict[str, Any] = {}
+        self._usual: tuple[str, ...] = ("torch",)
+        """The backends of a bench that names none."""
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         self._place = place
@@ -63,11 +65,13 @@ class BenchTuner:
             except Refused as e:
                 probe.facts = {**probe.facts, "unavailable": str(e)}
             stacks[env.name or "here"] = {**probe.facts, "python_path": env.python, **_given(env, options)}
+        if any(f.get("has_aiter") for f in stacks.values()):
+            self._usual = ("aiter-triton", "aiter-gluon")
         known = next((f for f in stacks.values() if f.get("gfx")), None)
         self._device = known or identify()
         short = {k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}
         for env in options.envs:
-            for name in options.backends:
+            for name in options.backends or self._usual:
                 if not name.startswith("aiter"):  # which waits for the family
                     with contextlib.suppress(Refused):  # its rows will have the reason
                         self._runner(env, name, options, "").ready(240.0, lambda: None)
@@ -124,7 +128,7 @@ class BenchTuner:
             emit.row(shape.id, row)
 
         for env in options.envs:
-            for name in options.backends:
+            for name in options.backends or self._usual:
                 who = self._runner(env, name, options, spec.family)
                 try:
                     answer = who.prepare(spec.family, shape.key, spec.err_ratio, quiet_s, emit.alive)

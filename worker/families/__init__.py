@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from worker.families.backends import BACKENDS, backend_of, kernel_of_aiter
 from worker.families.model import Aiter, Cell, Column, Family, Format, Limit, Risk, legal_cells
-from worker.families.table import DEFAULT_FAMILY, FAMILIES, as_markdown, computed_by, fp8_cell, plain_twin
+from worker.families.table import DEFAULT_FAMILY, FAMILIES, as_markdown, computed_by, fp8_cell
 
 __all__ = [
     "BACKENDS",
@@ -26,5 +26,4 @@ __all__ = [
     "fp8_cell",
     "kernel_of_aiter",
     "legal_cells",
-    "plain_twin",
 ]

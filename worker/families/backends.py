@@ -12,9 +12,8 @@ BACKENDS = ("asm", "ck", "cktile", "triton", "hipblaslt", "flydsl", "opus", "tor
 BATCHED = tuple(
     f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
 )  # the five of AITER's batched Triton GEMMs
-OWN = "own-triton"
-BENCHED = (OWN, "torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
-"""Backends of a bench: ours, torch, AITER's dispatch and its Triton and Gluon kernels."""
+BENCHED = ("torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
+"""Backends of a bench: torch, AITER's dispatch and its Triton and Gluon kernels."""
 
 BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_ZN|f4gemm_|.*f4gemm_bf16_per1x32Fp4", "asm"),
@@ -30,7 +29,8 @@ BY_NAME: tuple[tuple[str, str], ...] = (
 """The beginning of a kernel's name -> backend; for rows without a libtype. No `|` but between alternatives."""
 
 TORCH, TRITON, CONFIG, SYNTHETIC = "torch_", "triton_", "config_", "synthetic_"
-"""Beginnings of the kernels' names of our tuners torch, triton, aiter-triton and replay; AITER has none of these."""
+"""Beginnings of the kernels' names of our tuners torch, triton (removed in 0.3, its rows still exist), aiter-triton and
+replay. AITER has none of these, and its tables must never get one."""
 _TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", SYNTHETIC: "replay"}
 
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)

@@ -101,7 +101,7 @@ class Family:
     """One GEMM format. `columns` are the key columns without gfx and cu_num, in AITER's order.
 
     `renames` maps the worker's row names to result columns that AITER calls differently in this family. `format`: the
-    operands' format, "" where only AITER computes the family. `shuffled_w`: W is stored in AITER's shuffled order.
+    operands' format, "" where only AITER computes the family.
     `own_tuners`: which of our own tuners have candidates for it. `chip_columns`: what names the chip in its tables.
     """
 
@@ -113,7 +113,6 @@ class Family:
     env: str
     aiter: Aiter = Aiter()
     format: Format = ""
-    shuffled_w: bool = False
     own_tuners: tuple[str, ...] = ()
     risks: tuple[Risk, ...] = ()
     limits: tuple[Limit, ...] = ()

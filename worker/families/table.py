@@ -49,7 +49,7 @@ _ALL = (
             ("csrc/gemm_a16w16/gemm_a16w16_tune.py", "gradlib/gradlib/gemm_tuner.py"),
             hand_written=True, operator=("aiter.tuned_gemm", "tgemm.mm"), triton_ops=("gemm_a16w16",),
         ),
-        format="row16", own_tuners=("torch", "triton"), risks=(Risk(("N", "K"), 64),),
+        format="row16", own_tuners=("torch",), risks=(Risk(("N", "K"), 64),),
         err_column="err_ratio", renames=(("kernelId", "solidx"), ("errRatio", "err_ratio")),
     ),
     Family(
@@ -61,7 +61,7 @@ _ALL = (
             ("csrc/ck_gemm_a8w8/gemm_a8w8_tune.py",), only_backend="ck", always_has_candidates=True, model_last=True,
             operator=(_OPS8, "gemm_a8w8"), triton_ops=("gemm_a8w8",), gluon_op="gemm_a8w8",
         ),
-        format="row8", own_tuners=("torch", "triton"), risks=(_N128,),
+        format="row8", own_tuners=("torch",), risks=(_N128,),
     ),
     Family(
         "a8w8_bpreshuffle",
@@ -73,7 +73,7 @@ _ALL = (
             ("csrc/ck_gemm_a8w8_bpreshuffle/gemm_a8w8_bpreshuffle_tune.py",),
             hand_written=True, model_last=True, operator=(_OPS8, "gemm_a8w8_bpreshuffle"), triton_ops=("gemm_a8w8",),
         ),
-        format="row8", shuffled_w=True, risks=(_N128,),
+        format="row8", risks=(_N128,),
     ),
     Family(
         "a8w8_blockscale",
@@ -84,7 +84,7 @@ _ALL = (
             (_BLOCKSCALE,), model_last=True, operator=(_OPS8, "gemm_a8w8_blockscale"),
             triton_ops=("gemm_a8w8_blockscale",), gluon_op="gemm_a8w8_blockscale",
         ),
-        format="block8", own_tuners=("triton",), risks=(_N128,),
+        format="block8", risks=(_N128,),
     ),
     Family(
         "a8w8_blockscale_bpreshuffle",
@@ -99,7 +99,7 @@ _ALL = (
             operator=(_OPS8, "gemm_a8w8_blockscale_bpreshuffle"),
             triton_ops=("gemm_a8w8_blockscale_preshuffle", "gemm_a8w8_blockscale"),
         ),
-        format="block8", shuffled_w=True, risks=(_N128,),
+        format="block8", risks=(_N128,),
     ),
     Family(
         "a4w4_blockscale",
@@ -111,7 +111,7 @@ _ALL = (
             ck_kernels=20, pads_k_to=256, always_has_candidates=True,
             operator=("aiter.ops.gemm_op_a4w4", "gemm_a4w4"), triton_ops=("gemm_afp4wfp4",), gluon_op="gemm_afp4wfp4",
         ),
-        format="mx4", own_tuners=("torch", "triton"), risks=(Risk(("K",), 256), _N128),
+        format="mx4", own_tuners=("torch",), risks=(Risk(("K",), 256), _N128),
         # Other alignments (N, or K % 256 on older images) are risks that depend on the image, not refusals.
         limits=(Limit("K", 32, "one MXFP4 scale covers 32 elements along K"),),
     ),
@@ -126,7 +126,7 @@ _ALL = (
             exact_m=True, operator=("aiter.ops.batched_gemm_op_a8w8", "batched_gemm_a8w8_CK"),
             triton_ops=("batched_gemm_a8w8",),
         ),
-        format="row8", own_tuners=("triton",), risks=(_N128,),
+        format="row8", risks=(_N128,),
     ),
     Family(
         "batched_bf16",
@@ -138,7 +138,7 @@ _ALL = (
             exact_m=True, operator=("aiter.ops.batched_gemm_op_bf16", "batched_gemm_bf16_CK"),
             triton_ops=("batched_gemm_bf16",),
         ),
-        format="row16", own_tuners=("triton",), risks=(_N128,),
+        format="row16", risks=(_N128,),
     ),
     Family(
         # fp8 with e8m0 scales, of DeepSeek-V4's grouped output projection; since b5c5912cb2 (2026-08-12)
@@ -196,15 +196,6 @@ DEFAULT_FAMILY = "a16w16"
 def fp8_cell(gfx: str) -> str:
     """fp8 of a chip as a cell of a text column."""
     return _FP8[1] if gfx.startswith("gfx94") else _FP8[0]
-
-
-def plain_twin(family: str) -> str:
-    """The family of the same products whose W is not shuffled; `family` itself where it is plain."""
-    mine = FAMILIES[family]
-    if not mine.shuffled_w:
-        return family
-    same = (mine.format, mine.batched)
-    return next(f.name for f in FAMILIES.values() if not f.shuffled_w and (f.format, f.batched) == same)
 
 
 def computed_by(tuner: str) -> tuple[str, ...]:

@@ -3,14 +3,13 @@
 A *run* is one timing of one backend on one shape (a median of many calls). The rule is the runbook's: three runs,
 their mean, stable if they lie within 5 % of it; else up to two more, and the three that agree best count.
 
-Long texts (the table in force, winners, Gluon files) are put on a node once, beside the code (NodePaths.texts);
+Long texts (the table in force, Gluon files, config sets) are put on a node once, beside the code (NodePaths.texts);
 run.yaml, node.json and every group's spec hold their hashes only.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import random
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
@@ -18,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worker.families.backends import BATCHED, BENCHED, OWN
+from worker.families.backends import BATCHED, BENCHED
 from worker.options import number, option, parse_options, seconds, whole
 
 RUNS, EXTRA, WITHIN = 3, 2, 0.05
-ALIASES = {"triton": (OWN,), "gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
+ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
 TIMERS = ("events", "rocprof")
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
 TEXTS = ("gluon", "configs")
@@ -112,8 +111,6 @@ def lodge(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     out = dict(options)
     if out.get("table"):
         out["table"] = keep(out["table"])
-    if out.get("winners"):
-        out["winners"] = keep(json.dumps(out["winners"], sort_keys=True))
     for name in TEXTS:
         if out.get(name):
             out[name] = {key: keep(text) for key, text in out[name].items()}
@@ -125,8 +122,6 @@ def fetch(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     out = dict(options)
     if is_reference(out.get("table")):
         out["table"] = _read(out["table"], folder)
-    if is_reference(out.get("winners")):
-        out["winners"] = json.loads(_read(out["winners"], folder))
     for name in TEXTS:
         if isinstance(out.get(name), Mapping):
             given = out[name].items()
@@ -213,7 +208,8 @@ def _texts(value: Any) -> dict[str, str]:
 class Options:
     """Each option with its default; docs/reference/commands.md explains them."""
 
-    backends: tuple[str, ...] = option(("torch",), backends)
+    backends: tuple[str, ...] = option((), backends)
+    """Empty: those of AITER's Triton GEMMs where one of the environments has AITER, else torch."""
     envs: tuple[Env, ...] = option((Env(),), _envs)
     runs: int = option(RUNS, whole(1, 20))
     extra: int = option(EXTRA, whole(0, 20))
@@ -230,10 +226,6 @@ class Options:
     """Number of the first run: a later pass over the same shapes goes on counting."""
     table: str = option("", str)
     """Text of a tuned table that is in force for the backend aiter."""
-    winners: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
-    """Backend own-triton: the name of the tuned candidate by shape (its key's values, joined by x)."""
-    candidates: int = option(6, whole(1, 100))
-    """Backend own-triton, where a shape has no winner: how many of the model's first candidates are tried."""
     gluon: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
     """Backend aiter-gluon: files that overlay the tree, by their path in it."""
     configs: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})

@@ -23,7 +23,8 @@ def _accept(options: Mapping[str, Any]) -> None:
 
 
 def _factor(options: Mapping[str, Any]) -> float:
-    return float(max(1, len(options.get("backends") or ())) * max(1, len(options.get("envs") or ())))
+    backends = len(options.get("backends") or ()) or 2  # where none is named, two of AITER's are likely
+    return float(backends * max(1, len(options.get("envs") or ())))
 
 
 SPEC = TunerSpec(

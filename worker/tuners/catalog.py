@@ -93,9 +93,6 @@ class TunerSpec:
     parse_options: Callable[[Mapping[str, Any]], object] = _no_check
     """Check the options of `tune`. Raises ValueError with every fault. Called on the controller, before anything
     starts."""
-    read_files: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    """The options with what files hold that they name. Raises OSError, ValueError. Called on the controller, before
-    `parse_options`."""
     families: Callable[[Mapping[str, Any]], tuple[str, ...]] | None = None
     """Families that it has candidates for with these options. None: any family."""
     cost_guess: CostGuess | None = None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.analysis.backends.scan import Layout, Wide
 from orchestrator.errors import InputError, OrchestratorError
-from orchestrator.tables.backends import AITERS, KNOWN, OWN_TRITON, UNKNOWN, owned
+from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, owned
 from orchestrator.tables.faults import escaped
 from worker.families import FAMILIES, Aiter, Column, Family
 from worker.families.backends import BY_NAME, TRITON
@@ -164,8 +164,6 @@ def _select(files: Sequence[Path], columns: int, found: Layout, family: Family, 
     kernel = "NULL::VARCHAR"
     if wide is not None:
         us, backend = names[wide.us], f"'{wide.backend}'"
-        if wide.owner is not None:
-            backend = f"CASE WHEN {names[wide.owner]} = 'triton' THEN '{OWN_TRITON}' ELSE {backend} END"
         tflops = names[wide.tflops] if wide.tflops is not None else "NULL::VARCHAR"
     else:
         us, tflops, kernel = names[found.at["us"]], text.get("tflops", "NULL::VARCHAR"), text.get("kernel", kernel)
@@ -268,7 +266,7 @@ def _quoted(text: str) -> str:
 def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libtype: str | None) -> str:
     """An SQL expression for the backend of a row of that family: the rule of the worker's `backend_of`, made from the
     same table of patterns, with backends named by their owner, and AITER's Gluon, which a row's libtype calls triton,
-    by its own. Tests hold the two to one another.
+    by its own. Rows of our tuner triton, which is gone, are nobody's. Tests hold the two to one another.
 
     The other arguments are SQL expressions of VARCHAR columns (trimmed, NULL where empty or `Null`), None where the
     file has no such column.
@@ -278,14 +276,14 @@ def sql_backend(family: str, *, kernel: str | None, kernel_id: str | None, libty
     ck_kernels = aiter.ck_kernels
     if libtype:
         names = ", ".join(f"'{b}'" for b in KNOWN if owned(b) == b)
-        ours = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{OWN_TRITON}'"
+        gone = f"WHEN lower({libtype}) = 'triton' AND starts_with({kernel}, '{TRITON}') THEN '{UNKNOWN}'"
         hint = f"WHEN lower({libtype}) = 'triton' AND {kernel} = 'gluon' THEN '{AITERS['gluon']}'"
-        whens += [ours, hint] if kernel else []
+        whens += [gone, hint] if kernel else []
         whens += [f"WHEN lower({libtype}) = '{b}' THEN '{owner}'" for b, owner in AITERS.items()]
         whens.append(f"WHEN lower({libtype}) IN ({names}) THEN lower({libtype})")
     if kernel:
         named = [f"WHEN {_matches(kernel, pattern)} THEN '{owned(backend)}'" for pattern, backend in BY_NAME]
-        named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{OWN_TRITON}'")
+        named.append(f"WHEN starts_with({kernel}, '{TRITON}') THEN '{UNKNOWN}'")
         named.insert(1, f"WHEN {kernel} = 'gluon' THEN '{AITERS['gluon']}'")  # the hint of a routed row
         whens += [named[0], *_short_cut(kernel), *named[1:]]
     if kernel_id and ck_kernels:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.tables.backends import OWNER_COLUMN, legal_name, owned
+from orchestrator.tables.backends import legal_name, owned
 from orchestrator.tables.faults import Faults, escaped
 from orchestrator.tables.open import decode, open_file
 from worker.families import Family
@@ -133,13 +133,11 @@ _US, _TFLOPS = "_us", "_tflops"
 
 @dataclass(frozen=True, slots=True)
 class Wide:
-    """The columns of one backend in a wide benchmark, by number; `tflops` None where there is none, `owner` that of
-    the column that says whose these are."""
+    """The columns of one backend in a wide benchmark, by number; `tflops` None where there is none."""
 
     backend: str
     us: int
     tflops: int | None
-    owner: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +168,7 @@ def layout(header: tuple[str, ...], family: Family) -> Layout:
         for name, i in sorted(lower.items(), key=lambda item: item[1]):
             backend = legal_name(name.removesuffix(_US)) if name.endswith(_US) else None
             if backend:
-                owner = lower.get(OWNER_COLUMN) if backend == "triton" else None
-                wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS), owner))
+                wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS)))
     return Layout(at, keys, tuple(wide))
 
 

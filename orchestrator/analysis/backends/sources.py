@@ -22,7 +22,6 @@ from orchestrator.ledger.clean import text as clean
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.export import write_profile
-from orchestrator.tables.backends import OLD_BENCH_NOTE, OWNER_COLUMN
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import family_of, locate, provenance_of
 from worker.families import FAMILIES, Column, Family
@@ -142,8 +141,6 @@ class InputFinder:
         if any("err" not in layout(s.scanned.header, family).at for s in files) and family.err_column != "err1":
             bare = [s.name for s in files if "err" not in layout(s.scanned.header, family).at]
             notes.append(f"no column of errors, so nothing there is left out for them: {', '.join(bare[:10])}")
-        old = [s.name for s in files if OWNER_COLUMN in s.scanned.header]
-        notes += [f"{', '.join(old[:10])}: {OLD_BENCH_NOTE}"] if old else []
         if family is PLAIN:
             notes.append("the family of these tables is unknown: read by M, N and K alone (name it with --family)")
         title = ", ".join(self.titles) or ", ".join(s.name for s in files[:3]) + (", ..." if len(files) > 3 else "")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import InputError
-from orchestrator.tables.backends import OWNER_COLUMN, owned
+from orchestrator.tables.backends import owned
 from orchestrator.tables.faults import Faults, did_you_mean, escaped, shown
 from orchestrator.tables.open import open_file, read_head, text_lines
 from orchestrator.tables.tuned import NULLS
@@ -41,7 +41,7 @@ RESULTS = {
     "attempt", "node", "slot", "spread", "samples", "margin", "winner", "detail", "unconfirmed", "env",
     "gbps", "GB/s", "tflops", "TFLOPS", "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors",
     "captured", "timestamp", "_tag",
-    "op", "timer", "fastest", OWNER_COLUMN, CONFIG,
+    "op", "timer", "fastest", CONFIG,
 }
 # fmt: on
 _OF_RUNS = ("_spread", "_samples", "_status")
@@ -66,7 +66,6 @@ class Columns:
     status: int | None
     chip: tuple[tuple[str, int], ...]
     lenient: bool
-    owner: int | None = None
     config: int | None = None
 
     @property
@@ -118,7 +117,6 @@ def read_columns(header: Sequence[str], dropped: Sequence[str] = ()) -> Columns 
         at.get(STATUS),
         tuple((n, at[n]) for n in CHIP if n in at),
         time is None or names[kernel[0]] != "kernel",
-        at.get(OWNER_COLUMN),
         at.get(CONFIG),
     )
 
@@ -273,11 +271,10 @@ class _File:
             if cells[place].strip() not in NULLS and len(found) < MAX_CHIPS:
                 found.add(_plain(cells[place]))
         named = " + ".join(k for i in columns.kernel if (k := cells[i].strip()) not in NULLS)
-        owner = cells[columns.owner].strip() if columns.owner is not None else ""
         for backend, place in columns.times:
             us = self._time(cells[place].strip(), columns, place)
             if us is not None:
-                self._add((owned(backend, owner) if backend else named, *shape), us, cells, columns)
+                self._add((owned(backend) if backend else named, *shape), us, cells, columns)
 
     def _time(self, cell: str, columns: Columns, place: int) -> float | None:
         try:

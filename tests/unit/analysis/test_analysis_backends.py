@@ -53,18 +53,18 @@ def in_python(family: str, rows: Rows) -> list[str]:
     return ["aiter-gluon" if hint else owned(b) for b, hint in zip(found, gluon, strict=True)]
 
 
-def test_triton_is_aiters_but_for_kernels_of_our_own() -> None:
+def test_triton_is_aiters_but_for_rows_of_the_tuner_that_is_gone() -> None:
     rows = [
         {"kernelName": name, "kernelId": "", "libtype": libtype}
         for name in ("auto", "triton_128x64x64_g8_k1_w4_s3")
         for libtype in ("triton", "")
     ]
     for family in ("a16w16", "a8w8"):
-        assert in_sql(family, rows) == ["aiter-triton", "aiter-triton", "own-triton", "own-triton"]
+        assert in_sql(family, rows) == ["aiter-triton", "aiter-triton", "unknown", "unknown"]
     routed = [{"kernelName": n, "kernelId": "0", "libtype": "triton"} for n in ("triton", "gluon", "anything")]
     assert in_sql("a8w8_blockscale_bpreshuffle", routed) == ["aiter-triton", "aiter-gluon", "aiter-triton"]
-    wide = layout(("M", "N", "K", "triton_us", "gluon_us", "own-triton_us"), FAMILIES["a4w4_blockscale"]).wide
-    assert [w.backend for w in wide] == ["aiter-triton", "aiter-gluon", "own-triton"]
+    wide = layout(("M", "N", "K", "triton_us", "gluon_us", "mine_us"), FAMILIES["a4w4_blockscale"]).wide
+    assert [w.backend for w in wide] == ["aiter-triton", "aiter-gluon", "mine"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

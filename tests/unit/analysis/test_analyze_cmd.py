@@ -76,18 +76,6 @@ def test_rows_beyond_the_error_ratio_are_listed(folder: Path) -> None:
     assert "errRatio" in run(folder, "--format", "markdown")
 
 
-def test_an_old_benchmark_names_its_triton(tmp_path: Path) -> None:
-    header = "M,N,K,triton_us,gluon_us,torch_us,triton_backend,fastest,node"
-    write(
-        tmp_path / "bench.csv",
-        header,
-        ["64,512,1024,16.0,20.0,30.0,triton,triton,n", "1,512,1024,6,0,0,aiter-triton,x,n"],
-    )
-    table = analyse(tmp_path, family="a4w4_blockscale")
-    assert [set(s.best) for s in table.shapes] == [{"aiter-triton"}, {"own-triton", "aiter-gluon", "torch"}]
-    assert any("own-triton" in n for n in table.notes)
-
-
 def test_csv_can_be_read_again(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "best" / "x.csv"
     out.parent.mkdir()

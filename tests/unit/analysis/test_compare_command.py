@@ -155,14 +155,14 @@ def test_two_benches_are_compared_run_by_run(tmp_path: Path) -> None:
         (run / "run.yaml").write_text("")
         lines = ["M,N,K,backend,us,tflops,node,run,env,status,op,kernelName,errRatio,timer,slot,detail"]
         lines += [
-            f"64,512,128,own-triton,{scale * 50 + r / 100},1,n,{r},,unstable,mm,triton_{side},0,events,0,"
+            f"64,512,128,aiter-triton,{scale * 50 + r / 100},1,n,{r},,unstable,mm,triton_{side},0,events,0,"
             for r in (1, 2, 3)
         ]
         lines += ["64,512,128,aiter,0.0000,0,n,0,,unavailable,,,,events,0,no aiter"]
         (run / "bench_runs.csv").write_text("\n".join(lines) + "\n")
-        (run / "bench.csv").write_text("M,N,K,own-triton_us,own-triton_spread\n64,512,128,5,0.1\n")
+        (run / "bench.csv").write_text("M,N,K,aiter-triton_us,aiter-triton_spread\n64,512,128,5,0.1\n")
     found = document("run-a", "run-b", "--runs", tmp_path / "runs")
-    assert [(r["key"]["kernel"], r["verdict"]) for r in found["rows"]] == [("own-triton + mm", "regression")]
+    assert [(r["key"]["kernel"], r["verdict"]) for r in found["rows"]] == [("aiter-triton + mm", "regression")]
 
 
 def record(csv_file: Path, **fields: object) -> None:

@@ -29,7 +29,7 @@ KEY = (16, 64, 512, 128)
 
 def made(tmp_path: Path, **more: Any) -> dict[str, Any]:
     """The options of a bench of AITER's wrappers."""
-    return request.options(BenchRequest(backends=["aiter-triton"], **more), BATCHED, [], tmp_path)
+    return request.options(BenchRequest(backends=["aiter-triton"], **more), BATCHED, [])
 
 
 def test_switches_follow_the_interpreter_or_image() -> None:
@@ -163,7 +163,7 @@ class TestSets:
                 made(tmp_path, config_sets=sets, **more)
         wanted = BenchRequest(backends=["torch,aiter-triton,aiter"], config_sets=sets)
         with pytest.raises(InputError, match="torch, aiter reads no such configs"):
-            request.options(wanted, BATCHED, [], tmp_path)
+            request.options(wanted, BATCHED, [])
 
     def test_the_command_takes_aiters_wrappers_by_itself(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from typer.testing import CliRunner

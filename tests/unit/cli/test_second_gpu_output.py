@@ -125,4 +125,4 @@ def test_again_is_for_tuners_that_rank(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*argv, "--tuner", "torch"]).exit_code == 0
     refused = CliRunner().invoke(app, [*argv, "--tuner", "replay"])
     assert isinstance(refused.exception, InputError)
-    assert str(refused.exception).startswith("--again: for the tuners aiter-triton, torch and triton only")
+    assert str(refused.exception).startswith("--again: for the tuners aiter-triton and torch only")

@@ -34,7 +34,7 @@ def measured(model: CostModel, n: int, noise: float = 0.0, seed: int = 1) -> lis
     return out
 
 
-@pytest.mark.parametrize("tuner", ["torch", "aiter", "triton", "replay", "new"])
+@pytest.mark.parametrize("tuner", ["torch", "aiter", "aiter-triton", "replay", "new"])
 def test_every_family_has_a_first_guess_that_grows_with_the_shape(tuner: str) -> None:
     for family in FAMILIES.values():
         model = CostModel.default(tuner, family)
@@ -157,10 +157,10 @@ def test_runs_that_differ_from_each_other_keep_the_spread_wide() -> None:
 @pytest.mark.parametrize(
     ("tuner", "options", "times"),
     [
-        ("bench", {"backends": ["triton", "torch"]}, 2.0),
+        ("bench", {"backends": ["aiter", "torch"]}, 2.0),
         ("bench", {"backends": ["torch"], "envs": [1, 2, 3]}, 3.0),
         ("torch", {"budget_s_per_shape": 7.0}, 2.0),
-        ("triton", {"search": "exhaustive"}, 2.0),
+        ("aiter-triton", {"search": "exhaustive"}, 4.0),
         ("aiter", {}, 1.0),
     ],
 )
@@ -173,14 +173,14 @@ def test_options_that_make_a_shape_longer_count(tuner: str, options: dict[str, o
 
 
 def test_what_an_h200_took_is_within_the_first_range() -> None:
-    """Seen there: benchmarks/results/controller.md. (tuner, shapes, seconds of the whole command)."""
-    for tuner, shapes, truth in (("triton", 15, 19.0), ("triton", 5, 18.0), ("triton", 5, 27.0), ("bench", 15, 40.0)):
+    """Seen there: benchmarks/results/controller.md, aiter-triton.md. (tuner, shapes, seconds of the whole command)."""
+    for tuner, shapes, truth in (("aiter-triton", 10, 43.0), ("aiter-triton", 12, 42.0), ("bench", 15, 40.0)):
         cost = CostModel.default(tuner, A8W8, "sm_90").scaled(2.0 if tuner == "bench" else 1.0)
         todo = [Shape(i, (16 * (i % 5 + 1), 1280 * (i // 5 + 1), 8192)) for i in range(1, shapes + 1)]
         plan = make_plan(todo, A8W8, cost, {"n": 1}, tuner=tuner, gfx="sm_90", cu_num=132)
         assert plan.first_guess
         assert plan.range_s[0] <= truth <= plan.range_s[1]
-        assert plan.end_s <= 4 * truth, "it was 7 min 48 s for 19 s"
+        assert plan.end_s <= 4 * truth
 
 
 def test_seconds_before_the_first_group_and_after_the_last_are_those_of_earlier_runs(tmp_path: Path) -> None:

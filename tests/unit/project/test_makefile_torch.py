@@ -17,9 +17,8 @@ ROOT = Path(__file__).resolve().parents[3]
     [
         ("torch", "", "[torch]"),
         ("torch", "torch", ""),
-        ("triton", "", "[torch,triton]"),
-        ("triton", "torch", "[triton]"),
-        ("triton", "torch triton", ""),
+        ("dev", "", "[torch,triton,live,kubernetes,dev]"),
+        ("dev", "torch", "[triton,live,kubernetes,dev]"),
         ("dev", "torch triton", "[live,kubernetes,dev]"),
     ],
 )

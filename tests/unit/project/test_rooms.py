@@ -44,10 +44,10 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
     "worker.tuners.common": (*BASE, "worker", "worker.device"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
-    "worker.tuners.triton": (*ON_A_NODE, "worker.process", "worker.tuners.torch"),
+    "worker.tuners.search": (*ON_A_NODE, "worker.process"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
     "worker.tuners.aiter_triton": (
-        *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.triton",
+        *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.search",
         "worker.bench",
     ),
     "worker.tuners.replay": ON_A_NODE,
@@ -56,7 +56,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.capture": (),
     "worker.bench": (
         *ON_A_NODE, "worker.process", "worker.agent", "worker.aiter_tree", "worker.triton_configs",
-        "worker.tuners.aiter", "worker.tuners.torch", "worker.tuners.triton",
+        "worker.tuners.aiter", "worker.tuners.search", "worker.tuners.torch",
     ),
 }  # fmt: skip
 """Room of the worker -> rooms that it may import; `worker.__main__` may import all."""

@@ -47,7 +47,7 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
 
 
 def test_built_in_tuners_have_a_spec_of_their_name() -> None:
-    assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch", "triton")
+    assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch")
     for name in catalog.built_in():
         spec = catalog.find_tuner(name)
         assert (spec.name, spec.worker_package) == (name, "")
@@ -62,8 +62,8 @@ def test_a_spec_imports_nothing_heavy() -> None:
 
 def test_flags_are_those_of_the_specs() -> None:
     assert {flag.flag: tuners for flag, tuners in flags().values()} == {
-        "--search": ("aiter-triton", "triton"), "--budget": ("aiter-triton", "torch", "triton"),
-        "--again": ("aiter-triton", "torch", "triton"), "--warmup": ("aiter",), "--iters": ("aiter",),
+        "--search": ("aiter-triton",), "--budget": ("aiter-triton", "torch"),
+        "--again": ("aiter-triton", "torch"), "--warmup": ("aiter",), "--iters": ("aiter",),
         "--tuner-timeout": ("aiter",), "--batch": ("aiter",), "--split-k": ("aiter",), "--tuner-arg": ("aiter",),
     }  # fmt: skip
 

@@ -18,8 +18,8 @@ from worker.triton_configs.resolve import Resolved
 from worker.tuners.aiter_triton.buckets import Point, best
 from worker.tuners.aiter_triton.config import AiterConfig
 from worker.tuners.aiter_triton.problem import KindProblem
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
-from worker.tuners.triton.search import CompileJob, Search, SearchContext, ShapeTask, row
+from worker.tuners.search.candidate_ranker import CandidateRanker
+from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
 
 FINALISTS = 3
 """Of each M so many leaders are measured at all M of the bucket."""
@@ -44,7 +44,6 @@ class PointTask:
     today: Resolved
     config_today: AiterConfig
     task: ShapeTask
-    job_of: Callable[[AiterConfig], CompileJob]
     times: dict[str, Timed] = field(default_factory=dict)
     """Final times by the config's name."""
     rounds: int = 0
@@ -128,9 +127,8 @@ class BucketSearch:
     def _compare(self, t: PointTask) -> bool:
         """All finalists at one M, interleaved; True where some are right."""
         configs = list(self._configs.values())
-        ranker = CandidateRanker([1.0] * len(configs), [c.features for c in configs], StopRules(all=True))
-        jobs, all_of = [t.job_of(c) for c in configs], frozenset(range(len(configs)))
-        task = ShapeTask(t.task.shape, t.problem, configs, jobs, ranker, all_of, quiet=True)
+        every = frozenset(range(len(configs)))
+        task = self._context.task(t.task.shape, t.problem, configs, every, quiet=True, estimated=False)
         search = Search(self._context, task, self._following)
         search.measure()
         for why in search.failures:
@@ -144,9 +142,7 @@ class BucketSearch:
         """Times of these and today's at one M, one sample of each a round."""
         names = [c.name for c in task.candidates]
         wanted = indexes | {names.index(t.config_today.name)}
-        ranked = None
-        while ranked is None and (left := [i for i in sorted(wanted) if i in search.found]):
-            ranked = search.ranked(left)
+        ranked = search.ranked(sorted(wanted))
         for i, m in search.found.items():
             if i in wanted:
                 t.times[names[i]] = Timed(m.us, search.errs[i], m.spread)

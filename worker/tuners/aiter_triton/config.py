@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from worker.families.backends import CONFIG
-from worker.families.triton_config import KernelConfig
 from worker.triton_configs.files import spelled
 from worker.triton_configs.kinds import REQUIRED, ConfigKind
-from worker.tuners.triton.candidate_ranker import features as plain_features
+from worker.tuners.search.model import Knobs
 
 Values = Mapping[str, Any]
 
@@ -48,10 +47,10 @@ class AiterConfig:
         return (CONFIG + spelled(dict(self.items)) + caller)[:160]
 
     @property
-    def plain(self) -> KernelConfig:
-        """The same knobs of our own kernels, for the model's estimate."""
+    def knobs(self) -> Knobs:
+        """The knobs by which its time is estimated."""
         m, n, k = (max(1, self.get(f"BLOCK_SIZE_{x}", 128)) for x in "MNK")
-        return KernelConfig(
+        return Knobs(
             m, n, k,
             max(1, self.get("GROUP_SIZE_M")), max(1, self.split_k), num_warps=max(1, self.get("num_warps", 4)),
             num_stages=max(1, self.get("num_stages", 2)), waves_per_eu=self.get("waves_per_eu", 0),
@@ -61,7 +60,7 @@ class AiterConfig:
     @property
     def features(self) -> tuple[float, ...]:
         """As a point: neighbours differ by one step of one knob."""
-        return (*plain_features(self.plain), 0.5 * bool(dict(self.items).get("cache_modifier")))
+        return (*self.knobs.features, 0.5 * bool(dict(self.items).get("cache_modifier")))
 
 
 def config_of(values: Values) -> AiterConfig:

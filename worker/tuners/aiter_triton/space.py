@@ -16,8 +16,8 @@ from typing import Any
 from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.aiter_triton.config import AiterConfig, config_of
 from worker.tuners.common.problem import Problem
-from worker.tuners.triton.model import MAX_REGISTERS, accumulators, estimate_us
-from worker.tuners.triton.target import Target
+from worker.tuners.search.model import MAX_REGISTERS, accumulators, estimate_us
+from worker.tuners.search.target import Target
 
 Completed = Callable[[dict[str, Any]], dict[str, Any]]
 """Values as AITER rewrites them for the problem (wrapper.Wrapper.completed)."""
@@ -139,15 +139,15 @@ def order(p: Problem, target: Target, found: Iterable[AiterConfig]) -> list[Aite
 
 
 def estimate(p: Problem, c: AiterConfig, target: Target) -> float:
-    """Microseconds by our model of our own kernels, corrected for what AITER's shipped files prefer."""
+    """Microseconds by the search's model, corrected for what AITER's shipped files prefer."""
     weights = WEIGHTS[target.backend]
-    return estimate_us(p, c.plain, target) * math.exp(sum(w * x for w, x in zip(weights, traits(p, c), strict=True)))
+    return estimate_us(p, c.knobs, target) * math.exp(sum(w * x for w, x in zip(weights, traits(p, c), strict=True)))
 
 
 def traits(p: Problem, c: AiterConfig) -> tuple[float, ...]:
     """Traits that the model is corrected by: distance from 4 warps, more than 4, one stage, three, log2 of a step's 128
     bytes, of the splits and of the tile, how far the tile is from a square, and that there are splits."""
-    x = c.plain
+    x = c.knobs
     warps = math.log2(x.num_warps) - 2
     tile, step = math.log2(x.block_m * x.block_n), math.log2(x.block_k * p.bits / 1024)
     square = abs(math.log2(x.block_n / x.block_m))
@@ -177,7 +177,7 @@ def distinct(found: Iterable[AiterConfig], p: Problem, completed: Completed) -> 
 
 def why_illegal(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> str | None:
     """Reason that a config cannot be a good one for the problem, or does not run, before anything is compiled."""
-    plain = c.plain
+    plain = c.knobs
     if plain.block_m >= 2 * max(16, p.m) or plain.block_n >= 2 * max(32, p.n):
         return "the tile is twice the output"
     if plain.block_k > 2 * p.k or (plain.block_k > p.k and plain.split_k > 1):
@@ -206,7 +206,7 @@ def least_shared_bytes(kind: ConfigKind, p: Problem, c: AiterConfig, target: Tar
     is there with asynchronous copies; else all but one, which is in registers. Shuffled W may stay in registers, as may
     all but one stage of an X beside it; X that is quantised between load and product is there once.
     """
-    plain = c.plain
+    plain = c.knobs
     x, w = (size * plain.block_k * p.bits // 8 for size in (plain.block_m, plain.block_n))
     if target.backend != "hip":
         return plain.num_stages * (x + w)

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 from worker.options import Rule, option, parse_options, whole
 from worker.triton_configs.files import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
-from worker.tuners.aiter_triton.order import Order, for_nodes
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
-from worker.tuners.triton.spec import EXHAUSTIVE
-from worker.tuners.triton.spec import Options as TritonOptions
+from worker.tuners.search.options import EXHAUSTIVE, SearchOptions
 
 if TYPE_CHECKING:
     from worker.triton_configs.kinds import ConfigKind
@@ -47,11 +45,9 @@ _BUCKETS = _mapping(
 
 
 @dataclass(frozen=True, slots=True)
-class Options(TritonOptions):
-    """Those of the tuner `triton` that hold here too, and further ones; docs/reference/tuners.md explains them."""
+class Options(SearchOptions):
+    """Those of the search, and further ones; docs/reference/tuners.md explains them."""
 
-    rotate_mb: int = option(512, whole(0, 65536))
-    """More than the last-level cache of MI300 and MI355X (256 MB) holds."""
     family: str = option("", _text)
     """The run's family, set by gemmfleet."""
     kind: str = option("", _text)
@@ -64,8 +60,6 @@ class Options(TritonOptions):
     """Instead of the model's best, so many legal candidates drawn by `seed`; 0: none."""
     counts: tuple[tuple[str, float], ...] = option((), _COUNTS)
     """Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`."""
-    order: Order | None = option(None, Order.parse)  # noqa: RUF009 - a field, as the others
-    """Candidates to try behind others; a user names the file, nodes get what they need of it."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -107,11 +101,6 @@ def source_of(folder: Path, kind: str) -> str:
     return digest.hexdigest()[:16]
 
 
-def _with_order(options: Mapping[str, Any]) -> dict[str, Any]:
-    named = options.get("order")
-    return {**options, **({"order": for_nodes(Path(named).expanduser())} if isinstance(named, str) else {})}
-
-
 def create() -> Tuner:
     """A tuner that has not been opened."""
     from worker.tuners.aiter_triton.tuner import AiterTritonTuner
@@ -136,7 +125,6 @@ SPEC = TunerSpec(
     create=create,
     parse_options=Options.parse,
     families=_families,
-    read_files=_with_order,
     cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
     slower_families={"a4w4_blockscale": 2.0},
     cost_factor=_factor,

@@ -1,32 +1,23 @@
-"""Search tasks of a group: for each M of a bucket the candidates, the seeds first, and how they are compiled."""
+"""Search tasks of a group: for each M of a bucket the candidates, the seeds first."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
 
 from worker.protocol import SpecShape
 from worker.triton_configs.files import ConfigFileError
-from worker.triton_configs.kinds import ConfigKind
 from worker.triton_configs.resolve import ResolveError
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.bucket_search import PointTask
 from worker.tuners.aiter_triton.buckets import BucketWork, Point, bucket_of, plan
 from worker.tuners.aiter_triton.config import AiterConfig, config_of
-from worker.tuners.aiter_triton.order import shape_name
 from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.aiter_triton.seeds import Seeds
+from worker.tuners.aiter_triton.source import AiterSource
 from worker.tuners.aiter_triton.spec import Options
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.triton.candidate_ranker import CandidateRanker, StopRules
-from worker.tuners.triton.search import SearchContext, ShapeTask
-from worker.tuners.triton.spec import EXHAUSTIVE
-from worker.tuners.triton.tuner import hints
-
-if TYPE_CHECKING:
-    from worker.tuners.aiter_triton.compile import CompileJob
-    from worker.tuners.aiter_triton.wrapper import Wrapper
-
+from worker.tuners.search.options import EXHAUSTIVE
+from worker.tuners.search.search import SearchContext
 
 FAST_LIST = 600
 """The fast search looks at so many candidates at most, beside the seeds."""
@@ -35,11 +26,8 @@ FAST_LIST = 600
 class TaskMaker:
     """Makes the tasks of one group of shapes, which differ in M only."""
 
-    def __init__(
-        self, context: SearchContext, options: Options, kind: ConfigKind, wrapper: Wrapper, seeds: Seeds, root: str
-    ) -> None:
-        self._context, self.options, self._kind, self._wrapper = context, options, kind, wrapper
-        self.seeds, self._root = seeds, root
+    def __init__(self, context: SearchContext, options: Options, source: AiterSource, seeds: Seeds) -> None:
+        self._context, self.options, self._source, self.seeds = context, options, source, seeds
         self.shapes: dict[int, SpecShape] = {}
         """Shapes by their M."""
         self._family = ""
@@ -85,7 +73,7 @@ class TaskMaker:
         """Have today's config begin, then earlier winners and the seeds."""
         at = {c: i for i, c in enumerate(t.task.candidates)}
         first = [at[c] for c in self._first(t.problem, t.config_today) if c in at]
-        known = hints(t.task, self._context.store) if self.options.hints else []
+        known = self._context.winners(t.task) if self.options.hints else []
         t.task.ranker.first(list(dict.fromkeys([*first[:1], *known, *first[1:]])))
 
     def tasks(self, bucket: BucketWork) -> list[PointTask]:
@@ -103,23 +91,14 @@ class TaskMaker:
         today = self.seeds.today(p.m, p.n, p.k, p.batch)
         config = config_of(today.values)
         candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
-        rules = StopRules(at_least=24, patience=16, at_most=64, all=self.options.search == EXHAUSTIVE)
-        target = self._context.target
-        estimates = [space.estimate(p, c, target) for c in candidates]
-        ranker = CandidateRanker(estimates, [c.features for c in candidates], rules)
-        if self.options.order is not None:
-            ranker.put_behind(self.options.order.levels(shape_name(measured.key), [c.name for c in candidates]))
-        job_of = self._job_of(p)
-        task = ShapeTask(
-            shape or like, p, candidates, [job_of(c) for c in candidates], ranker,
-            frozenset([candidates.index(config), *([candidates.index(fixed)] if fixed else [])]), quiet=shape is None,
-        )  # fmt: skip
-        made = PointTask(point, shape, p, today, config, task, job_of)
+        always = frozenset([candidates.index(config), *([candidates.index(fixed)] if fixed else [])])
+        task = self._context.task(shape or like, p, candidates, always, quiet=shape is None)
+        made = PointTask(point, shape, p, today, config, task)
         self.put_first(made)
         return made
 
     def _problem(self, shape: SpecShape) -> KindProblem:
-        return problem_of(self._kind.name, self._family, dict(shape.key), self._context.target.gfx)
+        return problem_of(self._source.name, self._family, dict(shape.key), self._context.target.gfx)
 
     def _first(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
         """Today's config, then the seeds."""
@@ -127,29 +106,20 @@ class TaskMaker:
 
     def _candidates(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
         """Today's config and the seeds, then legal ones by the model, or drawn."""
-        completed = self._completed(p)
-        o, target = self.options, self._context.target
+        o, source, target = self.options, self._source, self._context.target
         first = self._first(p, today)
         if o.sample:
-            rest = space.drawn(self._kind, p, target, completed, o.sample, f"{o.seed}:{p.group_name}:{p.m}")
+            seed = f"{o.seed}:{p.group_name}:{p.m}"
+            rest = space.drawn(source.kind, p, target, source.completed(p), o.sample, seed)
             first = [today]  # exactly what was drawn, and what it is compared with
         else:
             most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
-            rest = space.candidates(self._kind, p, target, completed, first, most)
+            rest = source.candidates(p, target, first, most)
         if o.only:
             return [today, *(c for c in [*first, *rest] if c.name in o.only and c != today)]
-        return space.distinct([*first, *rest], p, completed)
+        return space.distinct([*first, *rest], p, source.completed(p))
 
-    def _completed(self, p: KindProblem) -> space.Completed:
-        def completed(values: dict[str, Any]) -> dict[str, Any]:
-            try:
-                return self._wrapper.completed(values, p.case)
-            except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
-                return dict(values)
 
-        return completed
-
-    def _job_of(self, p: KindProblem) -> Callable[[AiterConfig], CompileJob]:
-        from worker.tuners.aiter_triton.compile import CompileJob
-
-        return lambda c: CompileJob(self._root, self._kind.name, p.case, c.items, c.caller)
+def shape_name(key: Mapping[str, int | str]) -> str:
+    """A shape's key columns as one text: `16x1280x8192xtorch.bfloat16x...`."""
+    return "x".join(map(str, key.values()))

@@ -1,26 +1,23 @@
 """AITER's public wrappers of its Triton GEMMs, imported from a tree: with a GPU, or for a target without one.
 
 AITER asks Triton's driver for the chip when it is imported, and keeps the answer. Where no kernel is to run, a driver
-that only names the target stands there, and every launch ends with the compiled kernel: so a wrapper's own code decides
-which kernels are compiled, and how they are specialised, for any target on a CPU.
+that only names the target stands there. So a wrapper's own code decides which kernels are compiled, and how they are
+specialised, for any target on a CPU.
 """
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import os
 import re
 import sys
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-import triton
 
 from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.with_aiter import plain
@@ -29,8 +26,8 @@ from worker.triton_configs.kinds import ConfigKind
 from worker.tuners.aiter_triton.config import Values
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError
-from worker.tuners.triton.launch import gpu_target
-from worker.tuners.triton.target import Target
+from worker.tuners.search.compiling import compile_for
+from worker.tuners.search.target import Target
 
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
 """Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise."""
@@ -38,27 +35,6 @@ SHUFFLE = (("aiter.ops.triton.utils.shuffle", "shuffle_weight"), ("aiter.ops.shu
 SHUFFLE_SCALE = (("aiter.ops.triton.utils.shuffle", "shuffle_scale_gemm"),)
 FIRST_SHUFFLED_M = 32
 """From so many rows on the scales of X are shuffled as well (gemm_afp4wfp4_preshuffle)."""
-
-_compiling = threading.local()
-
-
-class _NamedTarget:
-    """Driver of Triton's that names a target and has no device."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def is_active(self) -> bool:
-        return True
 
 
 def enter(root: str | Path, target: Target | None) -> None:
@@ -68,32 +44,7 @@ def enter(root: str | Path, target: Target | None) -> None:
     if str(root) not in sys.path:
         sys.path.insert(0, str(root))
     if target is not None:
-        driver: Any = triton.runtime.driver
-        driver.set_active(_NamedTarget(gpu_target(target)))
-
-
-@contextlib.contextmanager
-def compiling() -> Iterator[list[Any]]:
-    """Launches of this thread compile and load nothing else; the compiled kernels are added to the list."""
-    from triton.runtime.jit import JITFunction
-
-    run = JITFunction.run
-    if not hasattr(run, "gemmfleet"):
-
-        def only_compiled(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-            found = getattr(_compiling, "found", None)
-            kernel = run(self, *args, grid=grid, warmup=warmup or found is not None, **options)
-            if found is not None:
-                found.append(kernel)
-            return kernel
-
-        only_compiled.gemmfleet = True  # type: ignore[attr-defined]
-        JITFunction.run = only_compiled
-    _compiling.found = []
-    try:
-        yield _compiling.found
-    finally:
-        _compiling.found = None
+        compile_for(target)
 
 
 class Wrapper:

@@ -1,4 +1,4 @@
-"""One GEMM as our own tuners compute it: sizes, formats, and the operations and bytes it takes. Needs no torch.
+"""One GEMM as our tuners compute it: sizes, formats, and the operations and bytes it takes. Needs no torch.
 
 out[B, M, N] = X[B, M, K] @ W[B, N, K]^T, with W stored as N rows of K (the layout of a linear layer's weight). B is 1
 but for the batched families.
@@ -17,8 +17,6 @@ SCALE_BLOCK = 128
 """a8w8_blockscale: one float32 scale per 1 x 128 elements of X and per 128 x 128 of W."""
 
 FLOATS = ("bfloat16", "float16", "float32")
-A16W16_DTYPES = {"torch": FLOATS, "triton": ("bfloat16", "float16")}
-"""Operands of a16w16 by tuner."""
 SUSTAINED_FLOPS = 1e11
 """Operations of a call from which on candidates are measured sustained: there the power cap sets the clock."""
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1}
@@ -124,34 +122,25 @@ class Problem:
         return "/".join(map(str, self.group_key))
 
 
-def parse(tuner: str, family: str, key: Key, fp8: str = "float8_e4m3fn") -> Problem:
-    """Problem of a shape's key columns for one of our tuners (`torch`, `triton`).
-
-    `fp8` is the device's e4m3 where the key names none (Target.fp8). Raises UnsupportedError for a family or a format
-    that the tuner has no candidates for.
-    """
-    computed = computed_by(tuner)
+def parse(family: str, key: Key) -> Problem:
+    """The problem of a shape's key columns for the tuner torch. Raises UnsupportedError for a family or a format that
+    it has no candidates for."""
+    computed = computed_by("torch")
     if family not in computed:
-        raise UnsupportedError(f"the tuner {tuner} has no candidates for family {family}; it has {', '.join(computed)}")
+        raise UnsupportedError(f"the tuner torch has no candidates for family {family}; it has {', '.join(computed)}")
     f = FAMILIES[family]
     m, n, k = (size_of(key, c) for c in "MNK")
-    b = size_of(key, "B") if f.batched else 1
     if f.format == "mx4":
         if k % MX_GROUP:
             raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
-        return Problem(family, b, m, n, k, _FP4)
-    if f.format == "block8":
-        return Problem(family, b, m, n, k, fp8)
-    if f.format == "row8":  # batched: int8, as AITER's batched tuner generates it
-        named = "q_dtype_w" in f.key_names
-        return Problem(family, b, m, n, k, format_of(key, "q_dtype_w", _EIGHT_BITS, "int8") if named else "int8")
-    if "dtype" not in f.key_names:
-        return Problem(family, b, m, n, k, "bfloat16")
+        return Problem(family, 1, m, n, k, _FP4)
+    if f.format == "row8":
+        return Problem(family, 1, m, n, k, format_of(key, "q_dtype_w", _EIGHT_BITS, "int8"))
     for column in ("scaleAB", "bpreshuffle"):
         if flag_of(key, column):
-            raise UnsupportedError(f"{column} is True; the tuner {tuner} measures plain {family} operands only")
-    dtype = format_of(key, "dtype", A16W16_DTYPES[tuner], "bfloat16")
-    return Problem(family, b, m, n, k, dtype, format_of(key, "outdtype", FLOATS, dtype), flag_of(key, "bias"))
+            raise UnsupportedError(f"{column} is True; the tuner torch measures plain {family} operands only")
+    dtype = format_of(key, "dtype", FLOATS, "bfloat16")
+    return Problem(family, 1, m, n, k, dtype, format_of(key, "outdtype", FLOATS, dtype), flag_of(key, "bias"))
 
 
 def fp8_of(arch: object) -> str:

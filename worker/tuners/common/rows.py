@@ -41,9 +41,12 @@ _FATAL = (
 _MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "alloc_failed")
 _UNSUPPORTED = (
     "out of resource",
-    "too many resources requested",
+    "too many resources",
     "shared memory",
     "registers",
+    "exceeds available",
+    "no native support",
+    "doesn't support",
     "invalid device function",
     "not implemented",
     "not supported",

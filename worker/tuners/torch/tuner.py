@@ -77,7 +77,7 @@ class TorchTuner:
         started = time.perf_counter()
         emit.started(shape.id)
         try:
-            problem = parse("torch", spec.family, shape.key)
+            problem = parse(spec.family, shape.key)
             with spent.on("inputs"):
                 weights = self._weights_of(problem, options, device)
                 if weights is None:

@@ -76,11 +76,11 @@ def test_a_tuner_whose_module_is_missing_says_so_with_the_way_out_and_for_good(
     )
     (tmp_path / "hiding/torch.py").write_text((tmp_path / "hiding/triton.py").read_text().replace("triton", "torch"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "hiding"))
-    with node(tmp_path, tuner="triton", options={"seed": 1}) as n:
+    with node(tmp_path, tuner="aiter-triton", options={"family": "a16w16"}) as n:
         n.start()
         said = n.wait_record("canary")
         assert (said["ok"], said.get("final")) == (False, True), said["detail"]
-        assert said["detail"].startswith("the tuner triton cannot start here: it needs the Python module t"), said
+        assert said["detail"].startswith("the tuner aiter-triton cannot start here: it needs the Python module t"), said
         assert sys.executable in said["detail"]
         assert "install it there, or name another interpreter (python:) or image in the inventory" in said["detail"]
 

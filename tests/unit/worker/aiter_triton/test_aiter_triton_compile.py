@@ -19,11 +19,12 @@ CODE = """
 import json, sys
 from dataclasses import replace
 from worker.triton_configs.kinds import BY_NAME
-from worker.tuners.aiter_triton.compile import CompileJob, compile_job
 from worker.tuners.aiter_triton.config import config_of
 from worker.tuners.aiter_triton.problem import problem_of
+from worker.tuners.aiter_triton.source import AiterSource, CompileJob
 from worker.tuners.aiter_triton.space import least_shared_bytes
-from worker.tuners.triton.target import copies_async, known
+from worker.tuners.search.compiling import compile_candidate
+from worker.tuners.search.target import copies_async, known
 root, arch = sys.argv[1], sys.argv[2]
 target = known(int(arch) if arch.isdigit() else arch)
 target = replace(target, async_copy=target.backend == "hip" and copies_async(arch))
@@ -31,10 +32,10 @@ key = {"M": 20, "N": 64, "K": 4096, "dtype": "torch.bfloat16", "outdtype": "torc
 p = problem_of("a16w16", "a16w16", key, target.gfx)
 case = p.case
 for values in json.loads(sys.argv[3]):
-    job = CompileJob(root, "a16w16", case, tuple(values.items()), sys.argv[4])
-    status, detail, *facts = compile_job((job, target))
+    job = CompileJob(case, tuple(values.items()), sys.argv[4])
+    status, detail, *facts = compile_candidate(AiterSource(root, "a16w16"), target, job)
     least = least_shared_bytes(BY_NAME["a16w16"], p, config_of(values), target)
-    print(json.dumps([status, detail, *([f.lds, f.vgprs, f.spills, repr(f.same_as), least] for f in facts)]))
+    print(json.dumps([status, detail, *([f.shared_bytes, f.vgprs, f.spills, repr(f.same_as), least] for f in facts)]))
 """
 
 

@@ -11,11 +11,12 @@ import pytest
 from tests.standins.triton_tree import values
 from worker.triton_configs.kinds import AMD_ONLY, BY_NAME
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.compile import number_after, sections
 from worker.tuners.aiter_triton.config import config_of, portable
 from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.triton.target import Target, known
+from worker.tuners.search.compiling import number_after, sections
+from worker.tuners.search.model import Knobs
+from worker.tuners.search.target import Target, known
 
 KEY: dict[str, int | str] = {"M": 64, "N": 512, "K": 1024, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
 MI355X, H200 = known("gfx950"), known(90)
@@ -35,7 +36,7 @@ def test_a_name_spells_every_knob() -> None:
     made = config_of(values(16, 64, 256, amd=True, cache_modifier=".cg", NUM_KSPLIT=4, kpack=2))
     assert made.name == "config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg_kpack=2"
     assert (made.split_k, made.simplicity) == (4, (4, 2, 2))
-    assert made.plain.name == "triton_16x64x256_g1_k4_w4_s2_eu2_mfma16_kpack2"
+    assert made.knobs == Knobs(16, 64, 256, 1, 4, 4, 2, 2, 16, 2)
     assert config_of(made.values) == made
 
 

@@ -21,7 +21,7 @@ DEFAULT = {"DEFAULT.json": {"M_LEQ_16": values(), "any": values(32, NUM_KSPLIT=2
 SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1, "hints": False}
 
 
-def run(folder: Path, ms: list[int], **options: Any) -> tuple[int, str, list[Any]]:
+def run(folder: Path, ms: list[int], *, interpreted: bool = True, **options: Any) -> tuple[int, str, list[Any]]:
     """`worker run GROUP.json`: exit code, output, records."""
     node = {"run": "r", "node": "n", "tuner": "aiter-triton", "options": {**SMALL, "family": "a16w16", **options}}
     spec = {
@@ -34,7 +34,9 @@ def run(folder: Path, ms: list[int], **options: Any) -> tuple[int, str, list[Any
     (folder / "node" / "node.json").write_text(json.dumps({**node, "protocol": 1}))
     argv = [sys.executable, "-m", "worker", "run", str(folder / "g.json"), "--node-dir", str(folder / "node")]
     clean = {k: v for k, v in os.environ.items() if k != "GEMMFLEET_CACHE"}
-    done = subprocess.run(argv, capture_output=True, text=True, env={**clean, "TRITON_INTERPRET": "1"})
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env={**clean, "TRITON_INTERPRET": str(int(interpreted))}
+    )
     records = folder / "node" / "attempts" / "a1" / "records.jsonl"
     lines = records.read_text().splitlines() if records.exists() else []
     return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
@@ -43,10 +45,10 @@ def run(folder: Path, ms: list[int], **options: Any) -> tuple[int, str, list[Any
 def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Path) -> None:
     root = make(tmp_path / "tree", DEFAULT)
     counts = {"20x64x128xtorch.float16xtorch.float16": 9}
-    order = {"kind": "a16w16", "gfx": "sm_90", "triton": "1.0", "source": "", "behind": {"gone": [["config_x"], []]}}
-    code, output, records = run(tmp_path, [5, 20, 32], root=str(root), counts=counts, order=order)
+    code, output, records = run(tmp_path, [5, 20, 32], root=str(root), counts=counts)
     assert code == 0, output
-    assert output.count("the order of candidates was made for triton 1.0 (here ") == 1
+    (winners,) = (tmp_path / "node" / "cache" / "triton").glob("*/winners.jsonl")
+    assert len(winners.read_text().splitlines()) == 3
     tuned = {r["shape"]: r["row"] for r in records if r["type"] == "shape_tuned"}
     assert sorted(tuned) == [1, 2, 3], output
     documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
@@ -75,7 +77,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
 @pytest.mark.full
 def test_a_config_for_the_default_file_is_measured_and_nothing_searched(tmp_path: Path) -> None:
     configs = {**DEFAULT, "GEMM-A16W16-N=64-K=128.json": {"any": values()}}
-    given = {"default": {"M_LEQ_16": values(16, 16)}, "max_candidates": 9}
+    given: dict[str, Any] = {"default": {"M_LEQ_16": values(16, 16)}, "max_candidates": 9}
     code, output, records = run(tmp_path, [5, 20], root=str(make(tmp_path / "tree", DEFAULT)), **given)
     assert code == 1, output
     (row,) = [r["row"] for r in records if r["type"] == "shape_tuned"]
@@ -130,6 +132,17 @@ def test_without_a_tree_the_reason_is_told(tmp_path: Path) -> None:
     assert "nothing does not exist" in output
 
 
+def test_without_a_gpu_the_tuner_says_that_it_needs_one(tmp_path: Path) -> None:
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    code, output, records = run(tmp_path, [5], interpreted=False, root=str(make(tmp_path / "tree", DEFAULT)))
+    assert code != 0
+    assert "needs a GPU, and torch sees none here" in output
+    assert not [r for r in records if r["type"] == "shape_tuned"]
+
+
 def test_the_package_imports_neither_torch_nor_triton_until_it_is_opened() -> None:
     code = (
         "import sys; from worker.tuners.catalog import find_tuner; find_tuner('aiter-triton').create(); "
@@ -140,14 +153,29 @@ def test_the_package_imports_neither_torch_nor_triton_until_it_is_opened() -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("tuner", "options", "words"),
     [
-        ({"kind": "fused_a4w4_mul_add"}, "is no kind that is tuned"),
-        ({"counts": {"1x2x3": -1}}, "not numbers of calls"),
-        ({"warmup": 3}, "--warmup: for the tuner aiter only"),
-        ({"sample": -1}, "not a whole number"),
+        ("aiter-triton", {"kind": "fused_a4w4_mul_add"}, "is no kind that is tuned"),
+        ("aiter-triton", {"counts": {"1x2x3": -1}}, "not numbers of calls"),
+        ("aiter-triton", {"warmup": 3}, "--warmup: for the tuner aiter only, and this is aiter-triton"),
+        ("aiter-triton", {"sample": -1}, "not a whole number"),
+        ("aiter-triton", {"search": "quick"}, "neither fast nor exhaustive"),
+        ("aiter-triton", {"order": "order.json"}, "unknown option 'order'"),
+        ("torch", {"search": "fast"}, "--search: for the tuner aiter-triton only, and this is torch"),
+        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners aiter-triton and torch only"),
     ],
 )
-def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+def test_bad_options_are_refused(tuner: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
-        check_tuner_options(get_tuner("aiter-triton"), options)
+        check_tuner_options(get_tuner(tuner), options)
+
+
+def test_good_options_pass() -> None:
+    check_tuner_options(get_tuner("aiter-triton"), {"search": "exhaustive", "budget_s_per_shape": 3.0, "sample": 9})
+    check_tuner_options(get_tuner("torch"), {"budget_s_per_shape": 3.0})
+
+
+@pytest.mark.parametrize("name", ["triton", "own-triton"])
+def test_the_tuner_of_our_own_kernels_is_unknown(name: str) -> None:
+    with pytest.raises(InputError, match=f"unknown tuner '{name}'; there are: aiter, aiter-triton"):
+        get_tuner(name)

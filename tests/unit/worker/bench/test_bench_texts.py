@@ -22,7 +22,6 @@ from worker.tuners.base import Place
 FP4 = get_family("a4w4_blockscale")
 GIVEN = {
     "table": "M,N\n1,2\n",
-    "winners": {"1x2x3": "k"},
     "gluon": {"aiter/x.py": "# a\n", "aiter/y.json": "{}"},
     "seed": 3,
 }
@@ -37,7 +36,7 @@ def stored(texts: dict[str, str], folder: Path) -> Path:
 
 def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:
     lodged, texts = lodge(GIVEN)
-    assert len(texts) == 4
+    assert len(texts) == 3
     assert "M,N" not in json.dumps(lodged)
     folder = stored(texts, tmp_path / "texts")
     assert fetch(lodged, folder) == GIVEN

@@ -193,10 +193,10 @@ def test_parts_cover_k_once(k: int, count: int) -> None:
 
 def test_parse_takes_aiters_columns() -> None:
     key: dict[str, int | str] = {"M": 1, "N": 7, "K": 33, "bias": "TRUE", "dtype": "torch.float16"}
-    assert parse("torch", A16W16, key) == Problem(A16W16, 1, 1, 7, 33, "float16", "float16", True)
-    assert parse("torch", A16W16, {"M": 1, "N": 7, "K": 33, "outdtype": "torch.float32"}).outdtype == "float32"
-    assert parse("torch", A8W8, {"M": 1, "N": 7, "K": 33}) == Problem(A8W8, 1, 1, 7, 33, "int8")
-    assert parse("torch", A4W4, {"M": 1, "N": 7, "K": 64}).dtype == "float4_e2m1fn_x2"
+    assert parse(A16W16, key) == Problem(A16W16, 1, 1, 7, 33, "float16", "float16", True)
+    assert parse(A16W16, {"M": 1, "N": 7, "K": 33, "outdtype": "torch.float32"}).outdtype == "float32"
+    assert parse(A8W8, {"M": 1, "N": 7, "K": 33}) == Problem(A8W8, 1, 1, 7, 33, "int8")
+    assert parse(A4W4, {"M": 1, "N": 7, "K": 64}).dtype == "float4_e2m1fn_x2"
 
 
 @pytest.mark.parametrize(
@@ -210,13 +210,15 @@ def test_parse_takes_aiters_columns() -> None:
         (A16W16, {"M": 1, "N": 1, "K": 8, "dtype": "torch.int8"}, "dtype is 'torch.int8'"),
         (A8W8, {"M": 1, "N": 1, "K": 8, "q_dtype_w": "torch.uint8"}, "q_dtype_w"),
         (A8W8, {"M": 0, "N": 1, "K": 8}, "M is 0"),
+        (A8W8, {"M": 1, "N": 1, "K": 2**31}, "K is 2147483648"),
+        (A8W8, {"M": 1, "N": "many", "K": 8}, "no whole number N"),
         (A8W8, {"M": 1, "N": 1}, "no whole number K"),
         (A4W4, {"M": 1, "N": 1, "K": 33}, "multiple of 32"),
     ],
 )
 def test_what_is_not_supported_is_said(family: str, key: dict[str, int | str], words: str) -> None:
     with pytest.raises(UnsupportedError, match=words):
-        parse("torch", family, key)
+        parse(family, key)
 
 
 def test_options_have_defaults_and_limits() -> None:

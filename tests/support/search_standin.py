@@ -1,0 +1,265 @@
+"""A kernel source without kernels, and a device without a GPU, for tests of the search: what they do to us.
+
+The processes, their pipes and their deaths are real; only device and compiler are made up. A candidate's time is a
+formula of its knobs, `behave` says by its name what it does instead: die by a signal, hang, raise a text of CUDA or
+HIP.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from worker.options import parse_options
+from worker.protocol import SpecShape
+from worker.tuners.base import Emit
+from worker.tuners.common.problem import Problem
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.search.clocks import GpuClock, UnknownClock
+from worker.tuners.search.compiling import CompileFacts, compile_candidate
+from worker.tuners.search.measuring_process import MeasuringProcess, Ranked
+from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.search.options import SearchOptions
+from worker.tuners.search.processes import CompilePool
+from worker.tuners.search.search import Search, SearchContext, ShapeTask
+from worker.tuners.search.source import KernelSource
+from worker.tuners.search.store import KernelStore
+from worker.tuners.search.target import Target, known
+from worker.tuners.search.time_accounting import TimeAccount
+
+PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
+SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """A candidate."""
+
+    m: int
+    n: int
+    k: int
+    warps: int = 4
+    stages: int = 3
+    waves: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"tile_{self.m}x{self.n}x{self.k}_w{self.warps}_s{self.stages}_eu{self.waves}"
+
+    @property
+    def split_k(self) -> int:
+        return 1
+
+    @property
+    def simplicity(self) -> tuple[int, ...]:
+        return (self.stages,)
+
+    @property
+    def features(self) -> tuple[float, ...]:
+        sizes = (self.m, self.n, self.k, self.warps)
+        return (*(math.log2(s) for s in sizes), 0.5 * self.stages, 0.5 * self.waves)
+
+    @property
+    def compile_key(self) -> str:
+        """A tile is its own job: M is not in it."""
+        return self.name
+
+
+def true_us(c: Tile) -> float:
+    """Microseconds of a candidate: least at 64x64x64 with 4 warps and 3 stages."""
+    off = abs(c.m - 64) / 64 + abs(c.n - 64) / 64 + abs(c.warps - 4) / 4 + abs(c.stages - 3) / 3
+    return 20.0 * (1 + 0.3 * off)
+
+
+class StandInSource:
+    """A source of tiles. K steps of 16 do not compile, those of 32 crash the compiler."""
+
+    def enter(self, target: Target | None) -> None:
+        """There is nothing to import."""
+
+    def candidates(self, problem: Problem, target: Target, first: Sequence[Tile] = (), most: int = 0) -> list[Tile]:
+        return list(first)
+
+    def estimate_us(self, problem: Problem, candidate: Tile, target: Target) -> float:
+        return 20.0
+
+    def job(self, problem: Problem, candidate: Tile) -> Tile:
+        return candidate
+
+    def compile(self, job: Tile, target: Target) -> CompileFacts:
+        if job.k == 16:
+            raise RuntimeError("out of resource: shared memory")
+        if job.k == 32:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return CompileFacts(target.shared_bytes + 1 if job.k == 8 else 1024, None, 0, job.name)
+
+    def needed_bytes(self, problem: Problem) -> int:
+        return 0
+
+    def inputs(self, problem: Problem, device: Any, seed: int, draw: int) -> Any:
+        raise NotImplementedError("the stand-in for the device makes no operands")
+
+    def operands(self, inputs: Any) -> Any:
+        raise NotImplementedError("the stand-in for the device makes no operands")
+
+    def launch(self, problem: Problem, candidate: Tile, operands: Sequence[Any], out: Any) -> Any:
+        raise NotImplementedError("the stand-in for the device launches nothing")
+
+
+SOURCE: KernelSource = StandInSource()
+
+
+class Timer:
+    """A GPU's clock that is never wrong, but takes the time it says."""
+
+    size = 4
+
+    def __init__(self, us: float) -> None:
+        self._us = us
+
+    def __call__(self, calls: int) -> float:
+        return self._us * calls / 1e6
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A candidate that is loaded."""
+
+    candidate: Tile
+
+
+class StandIn:
+    """A bench (worker/tuners/search/measuring_server.py) whose candidates behave as planned."""
+
+    def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
+        self._behave, self._once = dict(behave), once
+        self.target: Target = known(90)
+        self.clock: GpuClock = UnknownClock("a stand-in")
+        self._checks: dict[str, int] = {}
+
+    def info(self) -> dict[str, Any]:
+        return {"gfx": "sm_90", "cu_num": 132, "device": "stand-in", "triton": "0", "torch": "0"}
+
+    def enter_thread(self) -> None:
+        """There is no device."""
+
+    def warm(self) -> None:
+        """There is nothing to load."""
+
+    def canary(self) -> tuple[bool, float, str]:
+        return True, 1.0, "a stand-in"
+
+    def time_canary(self) -> tuple[float, float]:
+        return 2.0, 3.0
+
+    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
+        return "no room" if problem.k == 999 else ""
+
+    def load(self, candidate: Tile) -> Held:
+        return Held(candidate)
+
+    def check(self, held: Held) -> float:
+        loaded = held.candidate
+        self._checks[loaded.name] = self._checks.get(loaded.name, 0) + 1
+        for words, what in self._behave.items():
+            if words in loaded.name and self._strikes(words):
+                self._do(what)
+                if what == "wrong" or (what == "wrong later" and self._checks[loaded.name] > 1):
+                    return 0.5
+        return 0.0
+
+    def timer(self, held: Held) -> Timer:
+        return Timer(true_us(held.candidate))
+
+    def _strikes(self, words: str) -> bool:
+        """Always, or with `once` (a folder) only the first time in any process."""
+        if not self._once:
+            return True
+        try:
+            (Path(self._once) / words).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    def _do(self, what: str) -> None:
+        if what in SIGNALS:
+            os.kill(os.getpid(), SIGNALS[what])
+        elif what == "hang":
+            time.sleep(600)
+        elif what.startswith("raise "):
+            raise RuntimeError(what.removeprefix("raise "))
+
+
+def serve(conn: Connection, behave: Mapping[str, str], once: str = "") -> None:
+    """The stand-in for the measuring process."""
+    MeasuringServer(conn, lambda: StandIn(behave, once)).serve()
+
+
+def serve_nothing(conn: Connection) -> None:
+    """A machine without a GPU."""
+
+    def make() -> StandIn:
+        raise RuntimeError("torch sees no GPU here")
+
+    MeasuringServer(conn, make).serve()
+
+
+class Kit:
+    """A search over the stand-ins, and its messages."""
+
+    def __init__(self, tmp: Path, behave: Mapping[str, str], once: bool = False, **options: Any) -> None:
+        folder = tmp / "once"
+        folder.mkdir(exist_ok=True)
+        self.options = parse_options(
+            SearchOptions, "stand-in", {"hang_s": 20, "min_samples": 3, "max_samples": 5, **options}
+        )
+        args = (dict(behave), str(folder) if once else "")
+        self.measurer = MeasuringProcess(serve, {}, self.options.hang_s, args)
+        self.measurer.restart()
+        self.pool = CompilePool(2, partial(compile_candidate, SOURCE, known(90)), {}, 60.0)
+        self.store = KernelStore(tmp, {"device": "stand-in"})
+        self.messages: list[dict[str, Any]] = []
+        self.context = SearchContext(
+            SOURCE, known(90), self.pool, self.measurer, self.store, self.options, Emit(self.messages.append), 0.05,
+            TimeAccount(time.monotonic()),
+        )  # fmt: skip
+        self.search: Search
+        self.ranked: Ranked | None = None
+
+    def close(self) -> None:
+        self.pool.close()
+        self.measurer.end()
+
+    def task(self, candidates: list[Tile], problem: Problem = PROBLEM, id_: int = 1) -> ShapeTask:
+        """A shape with these candidates, which are estimated alike."""
+        shape = SpecShape(id_, {"M": problem.m, "N": problem.n, "K": problem.k})
+        task = self.context.task(shape, problem, candidates)
+        rules = StopRules(at_least=3, patience=2, all=task.ranker.rules.all)
+        task.ranker = CandidateRanker([20.0] * len(candidates), [c.features for c in candidates], rules)
+        return task
+
+    def run(
+        self, candidates: list[Tile], problem: Problem = PROBLEM, task: ShapeTask | None = None,
+        following: Sequence[ShapeTask] = (),
+    ) -> str:  # fmt: skip
+        """Measure the candidates and rank the leaders; the name of the fastest, "" where none is right."""
+        self.search = Search(self.context, task or self.task(candidates, problem), following)
+        self.search.measure()
+        self.ranked = self.search.ranked(self.search.leaders())
+        return "" if self.ranked is None else candidates[self.ranked.indexes[self.ranked.ranking.winner]].name
+
+    @property
+    def rows(self) -> dict[str, dict[str, Any]]:
+        """Rows by kernelName, the last of each."""
+        return {m["row"]["kernelName"]: m["row"] for m in self.messages if m["type"] == "row"}
+
+
+__all__ = ["PROBLEM", "Kit", "StandIn", "Tile", "serve", "serve_nothing", "true_us"]

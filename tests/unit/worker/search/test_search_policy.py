@@ -1,0 +1,226 @@
+"""Policy and state of the search: ranker, model, time accounting, store, options, clocks. No process, no device."""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from worker.options import parse_options
+from worker.triton_configs.kinds import BY_NAME
+from worker.tuners.aiter_triton import space
+from worker.tuners.aiter_triton.config import AiterConfig
+from worker.tuners.common.problem import Problem
+from worker.tuners.common.rows import is_fatal, status_of
+from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.search.clocks import Unthrottled, clock_of
+from worker.tuners.search.model import Knobs, estimate_us
+from worker.tuners.search.options import SearchOptions
+from worker.tuners.search.store import KernelStore
+from worker.tuners.search.target import known
+from worker.tuners.search.time_accounting import TimeAccount, length
+
+H200 = known(90)
+SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096)]
+
+
+def tried_with(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
+    """Candidates tried, in order, with measured `times`."""
+    tried = []
+    while not ranker.stop_reason():
+        tried.append(ranker.order()[0])
+        ranker.measured(tried[-1], times[tried[-1]])
+    return tried
+
+
+def listed(m: int, n: int, k: int) -> tuple[list[AiterConfig], list[float]]:
+    """Candidates of AITER's a16w16 with their estimates."""
+    p = Problem("a16w16", 1, m, n, k, "bfloat16")
+    found = space.candidates(BY_NAME["a16w16"], p, H200, lambda values: dict(values), most=300)
+    return found, [space.estimate(p, c, H200) for c in found]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, int, int]) -> None:
+    """The model is wrong by a factor for each knob's value; the ranker learns it."""
+    found, estimates = listed(*shape)
+    points = [c.features for c in found]
+    ratios = []
+    for seed in range(6):
+        rng = random.Random(seed)
+        values = [sorted(set(column)) for column in zip(*points, strict=True)]
+        wrong = {(knob, v): rng.lognormvariate(0, 0.15) for knob, known in enumerate(values) for v in known}
+        times = {}
+        for i, point in enumerate(points):
+            times[i] = estimates[i] * rng.lognormvariate(0, 0.02)
+            for knob, value in enumerate(point):
+                times[i] *= wrong[(knob, value)]
+        tried = tried_with(CandidateRanker(estimates, points, StopRules()), times)
+        assert len(tried) <= min(len(found), 64)
+        ratios.append(min(times[i] for i in tried) / min(times.values()))
+    assert statistics.geometric_mean(ratios) <= 1.05
+    assert max(ratios) <= 1.3
+
+
+def test_exhaustive_tries_every_candidate() -> None:
+    found, estimates = listed(*SHAPES[0])
+    ranker = CandidateRanker(estimates, [c.features for c in found], StopRules(all=True))
+    assert sorted(tried_with(ranker, dict(enumerate(estimates)))) == list(range(len(found)))
+
+
+def test_the_model_knows_what_costs() -> None:
+    decode, large = Problem("a16w16", 1, 16, 1536, 7168, "bfloat16"), Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16")
+    few = Knobs(16, 64, 128, 8, 1, 4, 4)  # 24 tiles leave 108 of 132 multiprocessors idle
+    assert estimate_us(decode, replace(few, split_k=5), H200) < estimate_us(decode, few, H200)
+    assert estimate_us(large, Knobs(128, 256, 64, 8, 1, 8, 3), H200) < estimate_us(large, few, H200)
+    for p, c in ((decode, few), (large, Knobs(128, 256, 64, 8, 1, 8, 3))):
+        floor = max(p.moved_bytes / (H200.memory_gbs * 1e3), p.flops / (H200.peak(p.dtype) * 1e6))
+        assert estimate_us(p, c, H200) > floor, "never below what memory or the matrix units take"
+
+
+def test_winners_from_elsewhere_come_first() -> None:
+    found, estimates = listed(*SHAPES[0])
+    ranker = CandidateRanker(estimates, [c.features for c in found], StopRules())
+    ranker.first([30, 7])
+    assert ranker.order()[:2] == [30, 7]
+
+
+def test_a_neighbouring_shape_teaches_the_order() -> None:
+    ranker = CandidateRanker([10.0, 11.0], [(0.0,), (5.0,)], StopRules())
+    neighbour = CandidateRanker([20.0, 21.0], [(0.0,), (5.0,)], StopRules())
+    neighbour.measured(0, 60.0)
+    neighbour.measured(1, 21.0)
+    ranker.learn(neighbour)
+    assert ranker.order() == [1, 0]
+
+
+def test_the_search_goes_on_while_a_candidate_may_win() -> None:
+    rules = StopRules(at_least=2, patience=1)
+    ranker = CandidateRanker([10.0, 10.0, 10.0, 1.0], [(0.0,), (1.0,), (2.0,), (50.0,)], rules)
+    for i in (0, 1, 2):
+        ranker.measured(i, 10.0)
+    assert ranker.stop_reason() == ""
+    ranker.measured(3, 9.999)
+    assert ranker.stop_reason()
+
+
+def test_the_last_are_taken_after_all_others_and_keep_no_search_going() -> None:
+    ranker = CandidateRanker([10.0, 20.0, 30.0], [(0.0,), (9.0,), (18.0,)], StopRules(at_least=1, patience=0))
+    ranker.last(0)
+    assert ranker.order() == [1, 2, 0]
+    ranker.measured(1, 15.0)
+    ranker.measured(2, 14.0)
+    assert ranker.order() == [0]
+    assert ranker.stop_reason() == "no candidate left can win"
+    ranker.first([2])
+    ranker.last(2)
+    assert not ranker._last - {0}, "what was put first stays there"
+
+
+def test_idle_is_waiting_beside_a_compiled_candidate() -> None:
+    assert length([(0, 2), (1, 3), (5, 6), (6, 6)]) == 4
+    account = TimeAccount(0.0, end=10.0)
+    account.ready, account.measuring = [(4, 6), (4, 7)], [(1, 2), (5, 7)]
+    assert account.idle_s == 1
+    assert account.starved_s == 10 - 3 - 1
+    assert sum(account.spent().values()) == pytest.approx(1 + 6)
+
+
+def test_the_store_keeps_winners_and_faults(tmp_path: Path) -> None:
+    store = KernelStore(tmp_path, {"device": "x", "triton": "1"})
+    for m, name in ((16, "far"), (256, "near"), (4096, "farther")):
+        store.won("a16w16", "g", m, name, 1.0)
+    store.won("a16w16", "other group", 128, "elsewhere", 1.0)
+    store.won("a8w8", "g", 128, "another family", 1.0)
+    assert store.hints("a16w16", "g", 128) == ["near", "far", "farther", "elsewhere"]
+    assert store.faulted("a16w16", "bad", "SIGSEGV") == 1
+    assert store.blocked("a16w16") == set()
+    assert store.faulted("a16w16", "bad", "SIGSEGV") == 2
+    assert KernelStore(tmp_path, {"triton": "1", "device": "x"}).blocked("a16w16") == {"bad"}
+    assert KernelStore(tmp_path, {"device": "x", "triton": "2"}).blocked("a16w16") == set()
+
+
+def test_a_torn_or_foreign_line_costs_only_itself(tmp_path: Path) -> None:
+    store = KernelStore(tmp_path, {"device": "x"})
+    (store.root / "winners.jsonl").write_bytes(b'[1]\nnull\n\xff\n{"family":"a16w16","m":"x"}\n{"family":"a16')
+    store.won("a16w16", "g", 16, "kept", 1.0)
+    assert store.hints("a16w16", "g", 16) == ["kept"]
+
+
+def test_the_cache_stays_below_its_size(tmp_path: Path) -> None:
+    store = KernelStore(tmp_path, {"device": "x"})
+    for i in range(4):
+        folder = store.compiled / f"k{i}"
+        folder.mkdir()
+        (folder / "cubin").write_bytes(b"x" * 1000)
+        os.utime(folder / "cubin", (1000 + i, 1000 + i))
+    assert store.prune(2500) == 2
+    assert sorted(p.name for p in store.compiled.iterdir()) == ["k2", "k3"]
+
+
+def parse(raw: dict[str, Any]) -> SearchOptions:
+    return parse_options(SearchOptions, "aiter-triton", raw)
+
+
+def test_options_name_every_fault() -> None:
+    with pytest.raises(ValueError, match="unknown option 'serach'") as e:
+        parse({"serach": "fast", "search": "quick", "budget_s_per_shape": -1, "seed": 1.5, "only": "x"})
+    for word in ("neither fast nor exhaustive", "budget_s_per_shape", "seed is 1.5", "only is 'x'"):
+        assert word in str(e.value)
+    with pytest.raises(ValueError, match="max_samples is less"):
+        parse({"max_samples": 1})
+    assert parse({"only": ["a"], "budget_s_per_shape": 3}).only == ("a",)
+
+
+class Flicker:
+    """A clock that is throttled for the first so many looks."""
+
+    source = "test"
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def throttle_reason(self) -> str:
+        self.looks -= 1
+        return "heat" if self.looks >= 0 else ""
+
+
+def test_samples_under_a_throttled_clock_are_taken_again() -> None:
+    samples = iter([1.0, 2.0, 3.0])
+    guard = Unthrottled(Flicker(2), lambda _: None)
+    assert guard.around(lambda calls: next(samples))(4) == 3.0
+    assert (guard.dropped, guard.kept, guard.why) == (2, 0, "heat")
+
+
+def test_a_clock_that_stays_throttled_is_reported() -> None:
+    guard = Unthrottled(Flicker(1000), lambda _: None)
+    assert guard.around(lambda calls: 1.0)(1) == 1.0
+    assert guard.kept == 1
+
+
+def test_no_library_is_said() -> None:
+    assert clock_of("cpu", "").source.startswith("unknown: ")
+    assert clock_of("hip", "0000:00:00.0").source.startswith("unknown: ")
+    assert clock_of("hip", "").throttle_reason() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "fatal"),
+    [
+        ("CUDA error: an illegal memory access was encountered", True),
+        ("HIP error: hipErrorLaunchFailure: unspecified launch failure", True),
+        ("Memory access fault by GPU node-2 on address 0x7f", True),
+        ("CUDA error: misaligned address", True),
+        ("CUDA out of memory. Tried to allocate 20.00 GiB", False),
+        ("out of resource: shared memory, Required: 300000, Hardware limit: 232448", False),
+    ],
+)
+def test_sticky_errors_are_told_from_others(text: str, fatal: bool) -> None:
+    assert is_fatal(RuntimeError(text)) is fatal
+    if not fatal:
+        assert status_of(RuntimeError(text)) in ("oom", "unsupported")

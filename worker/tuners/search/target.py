@@ -1,0 +1,143 @@
+"""Target of a compilation: a device's limits and peaks, from torch, or from the datasheet without a device."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device as the compiler and the model see it.
+
+    `arch` is the compute capability as a number (90) on CUDA, the gfx name on ROCm. `shared_bytes` is the limit of one
+    program, `shared_sm_bytes` that of a multiprocessor (CU); `registers` 32-bit registers of a multiprocessor;
+    `memory_gbs` 1e9 bytes a second; `tflops` dense peaks by operand format,
+    `clock_ghz` the clock that they are stated for.
+    """
+
+    backend: str
+    arch: int | str
+    warp_size: int
+    sms: int
+    shared_bytes: int
+    shared_sm_bytes: int
+    registers: int
+    l2_bytes: int
+    memory_gbs: float
+    tflops: Mapping[str, float] = field(hash=False)
+    clock_ghz: float
+    name: str = ""
+    async_copy: bool = False
+    """The compiler pipelines loads straight into LDS (AMD), so that every stage takes its bytes there."""
+
+    @property
+    def gfx(self) -> str:
+        """The chip's name in rows: `sm_90`, `gfx950`."""
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+    @property
+    def native_mx(self) -> bool:
+        """True where `tl.dot_scaled` is one instruction; elsewhere it is multiplied in bfloat16."""
+        return self.arch == "gfx950" or (self.backend == "cuda" and int(self.arch) >= 100)
+
+    def peak(self, dtype: str) -> float:
+        """TFLOP/s for operands of that format; of bfloat16 where the device has none for it."""
+        return self.tflops.get(dtype, self.tflops["bfloat16"])
+
+
+def _rates(half: float, fp8: float, int8: float, fp4: float) -> dict[str, float]:
+    return {
+        "bfloat16": half,
+        "float16": half,
+        "float8_e4m3fn": fp8,
+        "float8_e4m3fnuz": fp8,
+        "int8": int8,
+        "float4_e2m1fn_x2": fp4,
+    }
+
+
+_HOPPER = _rates(989, 1979, 1979, 989)
+# Dense peaks and bandwidths: NVIDIA's H100 and H200 and AMD's MI300X and MI355X datasheets. Hopper's shared memory:
+# CUDA C Programming Guide, table of compute capability 9.0. LDS (64 and 160 KiB) and registers of a CU: AMD's CDNA3
+# and CDNA4 instruction set guides. The L2 of an XCD is 4 MiB; `l2_bytes` is the shared 256 MiB cache behind it.
+_KNOWN = (
+    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 60 << 20, 4800, _HOPPER, 1.83, "NVIDIA H200"),
+    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 50 << 20, 3350, _HOPPER, 1.83, "NVIDIA H100 80GB HBM3"),
+    Target(
+        "hip", "gfx950", 64, 256, 163840, 163840, 131072, 256 << 20, 8000,
+        _rates(2517, 5033, 5033, 10066), 2.4, "AMD Instinct MI355X",
+    ),
+    Target(
+        "hip", "gfx942", 64, 304, 65536, 65536, 131072, 256 << 20, 5300,
+        _rates(1307, 2615, 2615, 1307), 2.1, "AMD Instinct MI300X",
+    ),
+)  # fmt: skip
+
+
+def known(arch: int | str) -> Target:
+    """The datasheet's device of an arch (90, `gfx950`, `gfx942`). Raises KeyError for one that is not listed."""
+    for target in _KNOWN:
+        if target.arch == arch:
+            return target
+    raise KeyError(arch)
+
+
+def copies_async(arch: int | str) -> bool:
+    """True where this process's Triton pipelines loads straight into the LDS of a chip of AMD's: from 3.8 on (gfx950),
+    or as TRITON_HIP_USE_ASYNC_COPY says."""
+    from triton.backends.amd import compiler
+
+    try:
+        from triton import knobs
+    except ImportError:  # before 3.4
+        return False
+    enabled = getattr(compiler, "is_async_copy_enabled", lambda _: knobs.amd.use_async_copy)
+    return bool(enabled(arch))
+
+
+def of_device(index: int = 0) -> Target:
+    """The GPU that torch sees. Limits are the device's own; peaks are the datasheet's where the name or arch is known.
+
+    For an unknown device the peaks are those of the nearest known arch of its backend, by multiprocessors: the order
+    of candidates needs ratios only. Raises RuntimeError where torch sees no GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch sees no GPU")
+    p: Any = torch.cuda.get_device_properties(index)
+    hip = torch.version.hip is not None
+    arch: int | str = p.gcnArchName.split(":")[0] if hip else 10 * p.major + p.minor
+    like = _nearest("hip" if hip else "cuda", arch, p.name)
+    share = 1.0 if like.name == p.name else p.multi_processor_count / like.sms
+    return replace(
+        like,
+        arch=arch,
+        warp_size=int(getattr(p, "warp_size", like.warp_size)),
+        sms=p.multi_processor_count,
+        shared_bytes=like.shared_bytes if hip else int(p.shared_memory_per_block_optin),
+        shared_sm_bytes=like.shared_sm_bytes if hip else int(p.shared_memory_per_multiprocessor),
+        registers=like.registers if hip else int(p.regs_per_multiprocessor),
+        l2_bytes=like.l2_bytes if hip else int(p.L2_cache_size),
+        async_copy=hip and copies_async(arch),
+        memory_gbs=like.memory_gbs * share,
+        tflops={d: v * share for d, v in like.tflops.items()},
+        name=p.name,
+    )
+
+
+def _nearest(backend: str, arch: int | str, name: str) -> Target:
+    same = [t for t in _KNOWN if t.backend == backend]
+    for t in same:
+        if t.name == name:
+            return t
+    number = _number(arch)
+    return min(same, key=lambda t: abs(_number(t.arch) - number))
+
+
+def _number(arch: int | str) -> int:
+    digits = re.sub(r"[^0-9a-f]", "", str(arch).removeprefix("gfx"))
+    return int(digits or "0", 16)
