@@ -8,6 +8,7 @@ executed. The server does what launch.sh does: one worker a slot, started again 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -170,7 +171,8 @@ class Server:
             self._collect()
             if self.listener in ready:
                 connection, _ = self.listener.accept()
-                with connection, connection.makefile("rwb") as wire:
+                # a controller may be killed before it asked, or before it has its answer
+                with contextlib.suppress(OSError, json.JSONDecodeError), connection, connection.makefile("rwb") as wire:
                     wire.write(json.dumps(self.answer(json.loads(wire.readline()))).encode() + b"\n")
             if 0 in ready and not os.read(0, 1):
                 self.end("/")
