@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import Figure, LeftOutError
-from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name
 from worker.tuners.aiter_triton.config import portable
 
@@ -32,8 +32,8 @@ ALONE, BOTH = ((64, 1280, 8192), (64, 7168, 2048)), ((40, 2112, 7168), (64, 2112
 HARMFUL = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 16, "BLOCK_SIZE_K": 64, "num_warps": 1}
 
 
-def tree_for(source: Path, folder: Path, arch: str) -> Path:
-    """A copy of a tree's Triton parts that has a default of the kind for the chip."""
+def tree_for(source: Path, folder: Path, arch: str, kinds: Sequence[ConfigKind] = (KIND,)) -> Path:
+    """A copy of a tree's Triton parts that has a default of each kind for the chip."""
     for part in PARTS:
         path = source / "aiter" / part
         if path.is_dir():
@@ -41,15 +41,16 @@ def tree_for(source: Path, folder: Path, arch: str) -> Path:
         else:
             (folder / "aiter" / part).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, folder / "aiter" / part)
-    try:
-        Resolver(folder, arch).place(KIND.config)
-    except ResolveError:
-        theirs = Resolver(folder, "gfx950")
-        buckets = theirs.read(theirs.place(KIND.config).default).buckets
-        text = json.dumps({name: portable(values, KIND, arch) for name, values in buckets.items()}, indent=4)
-        path = folder / CONFIGS / arch / "triton" / "gemm" / folder_name(KIND.config) / "DEFAULT.json"
-        path.parent.mkdir(parents=True)
-        path.write_text(text + "\n")
+    for kind in kinds:
+        try:
+            Resolver(folder, arch).place(kind.config)
+        except ResolveError:
+            theirs = Resolver(folder, "gfx950")
+            buckets = theirs.read(theirs.place(kind.config).default).buckets
+            text = json.dumps({name: portable(values, kind, arch) for name, values in buckets.items()}, indent=4)
+            path = folder / CONFIGS / arch / "triton" / "gemm" / folder_name(kind.config) / "DEFAULT.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
     return folder
 
 

@@ -1,6 +1,6 @@
 """The real policy on a fixed workload: python -m benchmarks.fleet_sim --seed S [--seeds N] [--faults] --json
 
-16 nodes with 8 slots in virtual time (orchestrator/simulation/simulator.py); benchmarks/results/scheduling.md
+16 nodes with 8 slots in virtual time (tests/simulator/simulator.py); benchmarks/results/scheduling.md
 explains the numbers.
 """
 
@@ -11,6 +11,7 @@ import json
 import statistics
 import sys
 from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
@@ -18,8 +19,8 @@ from typing import Any
 from benchmarks.fleet_workload import COLD_S, JOBS, Workload, workload
 from orchestrator import events as ev
 from orchestrator.scheduling.model import SlotId
-from orchestrator.simulation.simulator import Result, simulate
-from orchestrator.simulation.summary import lower_bound_s
+from tests.simulator.plan import Outage, SimPlan
+from tests.simulator.simulator import Result, simulate
 
 ENOUGH_FAULTS = 3
 """Faults that a shape or slot must have caused before it counts as one that has to be found."""
@@ -46,6 +47,55 @@ def measure(job: str, seed: int, *, faults: bool) -> dict[str, Any]:
         "guilty": seen.guilty,
         "spoiled_winners": seen.spoiled,
     }
+
+
+def lower_bound_s(plan: SimPlan, left_out: Collection[int] = (), *, whole: bool = False) -> float:
+    """Seconds below which no schedule ends: one set-up a slot, its real speed, the time in which it is there and
+    healthy, and the longest shape (`whole`: group). `left_out`: shapes whose work counts nothing. A slot on which only
+    some shapes fault counts as healthy."""
+    without = frozenset(left_out)
+    groups = [[t for s, t in zip(g.shapes, g.seconds, strict=True) if s not in without] for g in plan.groups]
+    todo = sum(map(sum, groups))
+    longest = max((sum(g) if whole else max(g, default=0.0) for g in groups), default=0.0)
+    places = _places(plan)
+    setup = max(plan.setup_s, plan.cold_s)
+    low, high = (
+        plan.start_s[0] + plan.canary_s + setup + longest * min((plan.slow.get(p, 1.0) for p in places), default=1.0),
+        plan.limit_s,
+    )
+    while high - low > 0.01:
+        end = (low + high) / 2
+        could = sum(max(0.0, _present_s(plan, p, end) - setup) / plan.slow.get(p, 1.0) for p in places)
+        low, high = (low, end) if could >= todo else (end, high)
+    return high
+
+
+def _places(plan: SimPlan) -> list[SlotId]:
+    return [(n, str(s)) for n, count in plan.nodes.items() for s in range(count)]
+
+
+def _present_s(plan: SimPlan, place: SlotId, end: float) -> float:
+    """Seconds until `end` in which the slot is there and healthy."""
+    faults, name = plan.faults, place[0]
+    since, until = (
+        plan.start_s[0] + plan.canary_s,
+        min(end, faults.drains.get(name, end), faults.dead_slots.get(place, end)),
+    )
+    if name in plan.leases:
+        since, until = since + plan.leases[name].since, min(until, plan.leases[name].until)
+    gone = [(o.at, end if o.seconds is None else o.at + o.seconds) for o in faults.outages if _is_down(o, name)]
+    sick = faults.sick.get(place)
+    if sick is not None and sick.only is None:
+        gone.append((sick.since, sick.until))
+    at, total = since, 0.0
+    for a, b in sorted(gone):
+        total += max(0.0, min(a, until) - at)
+        at = max(at, b)
+    return total + max(0.0, until - at)
+
+
+def _is_down(outage: Outage, name: str) -> bool:
+    return outage.node == name and outage.kind == "power"
 
 
 class Blame:

@@ -14,12 +14,9 @@ from pathlib import Path
 
 from orchestrator.planning.plan import cut
 from orchestrator.scheduling.model import SlotId
-from orchestrator.simulation.faults_file import read_faults, with_faults
-from orchestrator.simulation.plan import Faults, SimGroup, SimPlan
+from tests.simulator.plan import Faults, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan, Span
 
 DATA = Path(__file__).parent / "data" / "aiter_winners.csv.gz"
-FAULTS = Path(__file__).parents[1] / "examples" / "faults.yaml"
-"""All that goes wrong in a night."""
 GROUPS = 2000
 NODES, SLOTS = 16, 8
 COLD_S, SETUP_S = 25.0, 12.0
@@ -74,9 +71,67 @@ def workload(job: str, seed: int, *, faults: bool) -> Workload:
     slow = dict.fromkeys(rng.sample(places, round(SLOW_SHARE * len(places))), SLOW)
     plan = SimPlan(nodes, groups, Faults(), seed, setup_s=SETUP_S, cold_s=COLD_S, slow=slow)
     if faults:
-        plan = with_faults(replace(plan, faults=Faults(resumes=8)), read_faults(FAULTS))
+        plan = with_a_bad_night(plan)
     guilty = frozenset((*plan.faults.poison, *plan.faults.wedges))
     return Workload(plan, seconds, guilty, kinds, job == "groups")
+
+
+def with_a_bad_night(plan: SimPlan) -> SimPlan:
+    """The plan with everything that goes wrong in a bad night. The plan's seed draws shapes, nodes, slots and times.
+
+    Each fault of a node or slot hits a node of its own while there are enough nodes. Times are shares of the plan's
+    lower bound.
+    """
+    rng, span = random.Random(f"{plan.seed} faults"), plan.lower_bound_s()
+    seconds = {s: t for g in plan.groups for s, t in zip(g.shapes, g.seconds, strict=True)}
+    shapes, nodes = list(seconds), list(plan.nodes)
+    rng.shuffle(shapes)
+    rng.shuffle(nodes)
+    pair = rng.choice([g.shapes[:2] for g in plan.groups if len(g.shapes) > 2])
+    shapes = [s for s in shapes if s not in pair]
+    longest = sorted(seconds, key=lambda s: -seconds[s])[: max(1, round(0.05 * len(seconds)))]
+    sick: dict[SlotId, Sickness] = {}
+
+    def some(count: int) -> list[int]:
+        taken = shapes[:count]
+        del shapes[:count]
+        return taken
+
+    def node() -> str:
+        if not nodes:
+            nodes.extend(plan.nodes)
+        return nodes.pop()
+
+    def at(low: float, high: float) -> float:
+        return rng.uniform(low * span, high * span)
+
+    def fall_sick(sickness: Sickness) -> None:
+        name = node()
+        sick[name, rng.choice([str(s) for s in range(plan.nodes[name])])] = sickness
+
+    poison = dict.fromkeys([*pair, *some(round(0.03 * len(seconds)))], Poison())
+    poison |= dict.fromkeys(some(5), Poison(chance=0.3))
+    wedges = dict.fromkeys(some(1), 300.0)
+    fall_sick(Sickness(since=at(0.0, 0.5)))
+    fall_sick(Sickness(only=frozenset(longest)))
+    fall_sick(Sickness(since=at(0.0, 0.5), salvage=True))
+    since, whole = at(0.0, 0.5), node()
+    sick.update({(whole, str(s)): Sickness(since=since) for s in range(plan.nodes[whole])})
+    lost = Outage(node(), at(0.1, 0.8), None)
+    back = Outage(node(), 0.0, at(0.1, 0.3))
+    lease = node()
+    leases = {lease: SimLease(lease, tuple(map(str, range(plan.nodes[lease]))), until=at(0.6, 0.9), cause="time_limit")}
+    links = [Outage(node(), at(0.1, 0.8), rng.uniform(10.0, 300.0), "link") for _ in range(2)]
+    dies = at(0.2, 0.5)
+    faults = Faults(
+        poison=poison,
+        wedges=wedges,
+        sick=sick,
+        outages=(lost, back, *links),
+        controller=(Span(dies, dies + 20.0),),
+        resumes=8,
+    )
+    return replace(plan, faults=faults, leases=leases)
 
 
 def _tables() -> list[Kind]:

@@ -23,6 +23,7 @@ from benchmarks.aiter_default import tree_for
 from benchmarks.figure import Figure, LeftOutError, show
 from tests.standins.triton_tree import make, values
 from worker.protocol import Spec, SpecShape
+from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
 from worker.tuners.search.measuring_process import NoDeviceError
@@ -70,7 +71,7 @@ def run(folder: Path, tree: Path | None = None, drawn: int = DRAWN, out: Path | 
     if tree is None:
         root = make(folder / "tree", {"DEFAULT.json": {name: {**v, **amd} for name, v in LAST.items()}}, arch)
     else:
-        root = tree_for(tree, folder / "tree", arch)
+        root = tree_for(tree, folder / "tree", arch, [BY_NAME["a16w16"], BY_NAME["a8w8"]])
     os.environ["GEMMFLEET_CACHE"] = str(folder / "cache")
     kept: dict[str, Any] = {"device": p.name, "date": time.strftime("%Y-%m-%d"), "drawn": drawn, "shapes": {}}
     figures = []

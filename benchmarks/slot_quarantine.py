@@ -17,8 +17,8 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.scheduling.model import PolicySettings
-from orchestrator.simulation.plan import Faults, Losing, SimPlan
-from orchestrator.simulation.simulator import simulate
+from tests.simulator.plan import Faults, Losing, SimPlan
+from tests.simulator.simulator import simulate
 from tests.support.drawn_plans import draw_groups
 
 NODES, SLOTS, SHAPES, CANDIDATES = 4, 2, 120, 30

@@ -6,7 +6,7 @@ The ledger's journal holds nothing else.
 them (send, split, quarantine). Both are journaled with a time before anything acts on them, and the policy's
 state is a function of that journal alone: replaying it is how `resume` starts.
 
-Adding a field: give it a default, so that older ledgers still read. Never rename a class.
+A change of what a record says gets the ledger's next VERSION (`ledger/database.py`).
 """
 
 from __future__ import annotations
@@ -257,14 +257,6 @@ class ShapeTuned(Event):
     cut: bool = False
     trials: int = 0
     """Candidates that came to an end without a fault."""
-    runners: tuple[tuple[str, ...], ...] = ()
-    """The next best of a complete attempt whose winner was drawn to be ranked again on a second slot: SettleShape
-    follows, as it does without a second slot."""
-
-    @property
-    def settles(self) -> bool:
-        """Return whether it settles the shape by itself."""
-        return self.complete and not self.runners
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,8 +360,6 @@ class Confirm(Decision):
     only: tuple[tuple[str, ...], ...]
     barred: tuple[tuple[str, str], ...]
     why: str
-    second: bool = False
-    """Nothing faulted: the winner (first of `only`) and its runners-up are ranked again, to see how GPUs agree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -448,11 +438,10 @@ def to_json(record: Record) -> str:
 
 
 def from_json(type_: str, data: str) -> Record:
-    """The inverse of `to_json`; KeyError on a type this version does not know."""
+    """The inverse of `to_json`."""
     cls = RECORD_TYPES[type_]
     raw: dict[str, Any] = json.loads(data)
-    known = _FIELDS[cls]
-    return cls(**{k: _value(k, v) for k, v in raw.items() if k in known})
+    return cls(**{k: _value(k, v) for k, v in raw.items()})
 
 
 def _value(name: str, v: Any) -> Any:

@@ -167,8 +167,6 @@ class RunConfig:
     """Treatment of an occupied node: wait, skip, share; None: as in the inventory."""
     hold: bool = False
     """Idle leases are kept."""
-    second_gpu: float = 0.0
-    """Share of the winners that are ranked again on a second GPU."""
     until_gain: float | None = None
     """No more is claimed once so much of the expected gain is won, as a share."""
     gpu_hours: float | None = None

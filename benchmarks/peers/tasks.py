@@ -20,7 +20,7 @@ NOTES = {
     "a program (`true`, output not kept); dependencies, resources",
     FLOOR: f"`xargs -n 1 -P {SLOTS} true`: the cost of starting that program here, without a queue",
     EVEN: "the runbook: the list in as many equal parts as slots, each one process, **never a fault**; ours with "
-    "faults has all of examples/faults.yaml",
+    "faults has all that goes wrong in a bad night",
 }
 
 

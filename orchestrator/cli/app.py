@@ -25,7 +25,6 @@ from orchestrator.cli import (
     recheck,
     runs,
     shapes,
-    simulate,
     triton_config,
     tune,
     verify,
@@ -128,7 +127,7 @@ def _add_group(heading: str, name: str, summary: str, *commands: Callable[..., A
     app.add_typer(group, rich_help_panel=heading)
 
 
-_add("Tune", tune.tune, recheck.recheck, bench.bench, simulate.simulate, runs.resume, runs.retry, runs.cancel)
+_add("Tune", tune.tune, recheck.recheck, bench.bench, runs.resume, runs.retry, runs.cancel)
 _add("Look", runs.status, runs.logs, runs.explain)
 _add_group("Look", "runs", "List runs, and remove old ones.", runs.list_, runs.prune)
 _add("Results", analyze.analyze, compare.compare, runs.report, gain.gain, verify.verify, publish.publish)

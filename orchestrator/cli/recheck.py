@@ -113,9 +113,7 @@ def _prepared(request: RunRequest, profiles: list[Path], runners: int) -> tuple[
     sources = open_sources([table], profiles or [p for p in beside if p.is_file()], None, request.family)
     rows: dict[Key, RowToCheck] = rows_to_check(sources, runners)
     share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
-    request = replace(
-        request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share, second_gpu=0.0
-    )  # the times of a second GPU would be taken for those beside the row
+    request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
     prepared = prepare(request)
     if recorded_tuner(prepared.config.tuner).produces == "configs":
         raise InputError(f"the tuner {prepared.config.tuner} writes config files, no table whose rows could be checked")

@@ -76,12 +76,6 @@ def tune(
             min=0.0, max=1.0, help="Largest share of wrong elements of a winner; default 0.05 (fmoe: 0.1).", metavar="X"
         ),
     ] = None,
-    second_gpu: Annotated[
-        float,
-        typer.Option(
-            min=0.0, max=100.0, help="Winners that are ranked again on a second GPU, in percent.", metavar="PERCENT"
-        ),
-    ] = 5.0,
     drive: DriveOptions,
     **of_tuner: Any,
 ) -> None:
@@ -96,6 +90,5 @@ def tune(
         run, drive, shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune,
         by_value=by_value, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours,
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio,
-        second_gpu=second_gpu / 100,
     )  # fmt: skip
     raise typer.Exit(tuning.start(prepare(request), run))

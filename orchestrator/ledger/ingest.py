@@ -7,7 +7,7 @@ counted in `offsets.bad` and dropped; an invalid winner is kept as a row with a 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,6 @@ from orchestrator.reasons import Reason
 from worker.protocol import (
     MAX_ONLY,
     MAX_RECORD_BYTES,
-    MAX_RUNNERS,
     OUTCOMES,
     SHAPE_VERDICTS,
     ProtocolError,
@@ -100,12 +99,11 @@ def _shape_of(source: _Source, raw: Mapping[str, Any]) -> int:
 class Ingest:
     """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
 
-    def __init__(self, ledger: Ledger, err_ratio: float = 0.05, twice: Collection[int] = ()) -> None:
-        """`twice`: shapes whose winner is to be ranked again on a second slot, where its tuner names runners-up."""
+    def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
         from pydantic_core import from_json  # here: who only reads a ledger needs no decoder of records
 
         self._decode = from_json
-        self._ledger, self._err, self._twice = ledger, err_ratio, twice
+        self._ledger, self._err = ledger, err_ratio
         self._ends: set[str] = set()
         """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
         self._torn: dict[tuple[str, str], bytes] = {}
@@ -228,9 +226,7 @@ class Ingest:
                 candidates = self._of_candidates(attempt, shape, slot, raw, node)
                 if self._row(source, shape, slot, raw, winner=True):
                     best = () if raw.get("candidate") is None else identity(raw["candidate"])
-                    drawn = best and candidates["complete"] and shape in self._twice
-                    runners = identities(raw.get("runners", ()), MAX_RUNNERS, "runners") if drawn else ()
-                    return [ev.ShapeTuned(attempt.id, shape, best=best, runners=tuple(runners), **candidates)]
+                    return [ev.ShapeTuned(attempt.id, shape, best=best, **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
@@ -247,7 +243,6 @@ class Ingest:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
             requested = "ran" in raw
             ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
-            identities(raw.get("runners", ()), MAX_RUNNERS, "runners")
             if raw.get("candidate") is not None:
                 identity(raw["candidate"])
         except ProtocolError as e:

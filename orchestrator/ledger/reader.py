@@ -97,11 +97,10 @@ class LedgerFile:
         return get_family(str(self.meta("family", "")))
 
     def journal_records(self, after: int = 0, only: type[ev.Record] | None = None) -> Iterator[tuple[float, ev.Record]]:
-        """(time, record) in order, of `only` one type: what resume replays. Unknown types are left out."""
+        """(time, record) in order, of `only` one type: what resume replays."""
         sql = "SELECT t, type, data FROM journal WHERE id>? AND type=coalesce(?, type) ORDER BY id"
         for t, kind, data in self._each(sql, (after, only.__name__ if only else None)):
-            if kind in ev.RECORD_TYPES:
-                yield t, ev.from_json(kind, data)
+            yield t, ev.from_json(kind, data)
 
 
 _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
@@ -271,7 +270,7 @@ class LedgerReader(LedgerFile):
         """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts."""
         sql = f"""{_LEFT_OUT} JOIN attempts a ON a.id=w.attempt WHERE w.shape=coalesce(?, w.shape)
                  ORDER BY w.shape, a.sent_at, a.seq, w.candidate"""
-        return [_left_out(r) for r in self._all(sql, (shape,))] if self._knows_withheld() else []
+        return [_left_out(r) for r in self._all(sql, (shape,))]
 
     def unconfirmed(self) -> list[Unconfirmed]:
         """Tuned shapes for which candidates were left out on the evidence of one slot alone."""
@@ -294,10 +293,6 @@ class LedgerReader(LedgerFile):
                  ORDER BY w.judged_at DESC LIMIT 256"""
         found = [_left_out(r) for r in self._all(sql, (node, node))]
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
-
-    def _knows_withheld(self) -> bool:
-        """Return whether there is a table of withheld candidates; a ledger of 0.1.0 that is only read has none."""
-        return bool(self._all("SELECT 1 FROM sqlite_master WHERE type='table' AND name='withheld'"))
 
     def spent(self) -> dict[str, float]:
         """Seconds spent by kind, over all attempts that reported them (worker clock)."""

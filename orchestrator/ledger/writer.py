@@ -41,12 +41,12 @@ class Ledger(LedgerReader):
 
     @classmethod
     def create(cls, path: Path) -> Ledger:
-        """A new ledger. Raises LedgerError where there is one, or on a network file system."""
+        """A new ledger. Raises LedgerError if there is one already."""
         return cls(database.create(path), path)
 
     @classmethod
     def open(cls, path: Path) -> Ledger:
-        """An existing ledger, migrated to this version. Raises LedgerError."""
+        """An existing ledger of this version. Raises LedgerError."""
         return cls(database.open_writer(path), path)
 
     @contextmanager
@@ -269,7 +269,7 @@ def _project(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
             return run(sql, (record.shape, record.attempt)).rowcount > 0
         case ev.ShapeTuned():
             _landed(conn, record.attempt, record.shape)
-            return record.settles and _settle_tuned(conn, record.attempt, record.shape, t)
+            return record.complete and _settle_tuned(conn, record.attempt, record.shape, t)
         case ev.SettleShape():
             return _settle_tuned(conn, record.attempt, record.shape, t, record)
         case ev.Confirm():

@@ -15,7 +15,6 @@ from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
-from orchestrator.results.second_gpu import figures, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
@@ -143,7 +142,6 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             for u in ledger.unconfirmed()
         ],
         "withheld": _withheld(ledger),
-        "second_gpu": figures(second_looks(ledger)),
         "spent_s": {k: round(v, 3) for k, v in sorted(ledger.spent().items())},
     }
 

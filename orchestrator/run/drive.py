@@ -48,7 +48,6 @@ from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
-from orchestrator.results.second_gpu import drawn
 from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
 from orchestrator.run.limits import Limits
 from orchestrator.run.view import RunView
@@ -106,6 +105,7 @@ def drive(
     began = time.monotonic()
     config = RunConfig.read(paths.config)
     with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
+        warn_without_wal(ledger, watcher)
         if not cancel and not _goes_on(ledger, config, watcher):
             return Outcome("finished", time.monotonic() - began)
         interrupts = Interrupts()
@@ -148,6 +148,17 @@ def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
     return True
 
 
+def warn_without_wal(ledger: LedgerReader, watcher: Watcher) -> None:
+    """Tell the watcher if SQLite has no write-ahead log on the file system of the run, as on some network disks."""
+    mode = ledger.query("PRAGMA journal_mode")[0][0]
+    if mode != "wal":
+        watcher.note(
+            f"{ledger.path}: SQLite's write-ahead log does not work on this file system (journal mode {mode}), so that"
+            " `status` and the page may hold up the run; keep runs on a local disk: --runs DIR",
+            bad=True,
+        )
+
+
 def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
     """Note everything in the ledger that does not add up: a fault of this program, never of the user's."""
     for fault in reconcile(ledger):
@@ -186,7 +197,6 @@ def _controller(
         ledger.set_meta("state", "preparing")
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
-    todo = [s.id for s in ledger.shapes() if s.state != "skipped"]
     costs = costs_of(ledger, list(shapes.values()))
     policy = Policy(settings.policy)
     known: set[str] = set()
@@ -245,7 +255,7 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger, config.err_ratio, drawn(todo, config.run, config.second_gpu)),
+        Ingest(ledger, config.err_ratio),
         LiveStatus(view, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),

@@ -35,7 +35,6 @@ from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_
 from orchestrator.planning.roofline import Device, chip_of
 from orchestrator.planning.value import Forecast, Worth, worths
 from orchestrator.results.recheck import chip_of_rows
-from orchestrator.results.second_gpu import SHARE
 from orchestrator.run.earlier import Dropped, drop_tuned, gather, tuned_times
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
 from orchestrator.run.limits import WORTHS
@@ -75,8 +74,6 @@ class RunRequest:
     busy: str | None = None
     hold: bool = False
     """Idle leases are kept."""
-    second_gpu: float = SHARE
-    """Share of the winners that are ranked again on a second GPU."""
     argv: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by their hash."""
@@ -245,7 +242,6 @@ def prepare(request: RunRequest) -> Prepared:
         lost_after_s=request.lost_after_s,
         busy=request.busy,
         hold=request.hold,
-        second_gpu=request.second_gpu,
         until_gain=request.until_gain,
         gpu_hours=request.gpu_hours,
     )

@@ -25,10 +25,6 @@ def judge(state: State, group: Group, now: float) -> Iterator[Decision]:
     if e is None:
         yield Requeue(group.id, "its last attempt left no trace")
         return
-    if group.second and e.outcome is not None and (e.outcome.counts_as_try or e.outcome.is_loss):
-        for s in state.book.left(group):
-            yield give_up(state, state.book.shapes[s], _attempt_text(e))
-        return
     for s in e.accused:
         shape = state.book.shapes[s]
         failure = verdict(state, shape, e) if shape.state == "pending" else None

@@ -4,9 +4,6 @@ A candidate's fault is evidence at the slot where it happened. An attempt that l
 incomplete: its result is kept, and a small attempt elsewhere measures those candidates and the shape's best so far.
 That attempt alone decides between them, as times of two slots are never compared. A candidate that runs there is
 charged to the slot where it faulted.
-
-Some complete winners, drawn at random, take the same way: they are ranked again with their runners-up on a second slot,
-which shows how far GPUs agree. Their own attempt settles them, whatever comes of that.
 """
 
 from __future__ import annotations
@@ -19,8 +16,6 @@ from orchestrator.scheduling.state import State
 from worker.text import plural
 
 ONE_SLOT = "unconfirmed: no second slot could try what faulted"
-SECOND = "drawn to be ranked again on a second GPU"
-NO_SECOND = "there is none"
 
 
 def decide(state: State) -> Iterator[Decision]:
@@ -41,26 +36,18 @@ def decide(state: State) -> Iterator[Decision]:
 
 def unconfirmable(state: State) -> Iterator[Decision]:
     """Settle, as unconfirmed, what waits for a second slot where there is none any more."""
-    while state.stopped and state.second:
-        yield give_up(state, state.book.shapes[next(iter(state.second))], "the run was stopped")
     if state.stopped:
         return
     for barred in list(state.unsure_waiting):
-        comes, there = state.has_slot_beside(barred), state.has_slot_now(barred)
-        for group in [] if there else list(state.unsure_waiting.get(barred, ())):
-            if comes and not state.book.groups[group].second:
-                continue
+        for group in [] if state.has_slot_beside(barred) else list(state.unsure_waiting.get(barred, ())):
             for shape in state.book.left(state.book.groups[group]):
                 yield give_up(state, state.book.shapes[shape], ONE_SLOT)
 
 
 def give_up(state: State, shape: Shape, why: str) -> SettleShape | FailShape:
-    """Settle the shape without confirmation: with its complete winner, the best of its latest result, or as failed."""
+    """Settle the shape without confirmation: with the best of its latest result, or as failed."""
     evidence = shape.evidence
     assert evidence is not None
-    if evidence.complete is not None:
-        why = NO_SECOND if why == ONE_SLOT else why
-        return SettleShape(shape.id, evidence.complete.attempt, True, f"not ranked on a second GPU: {why}")
     base = evidence.base
     if base is not None:
         return SettleShape(shape.id, base.attempt, False, f"{_left_out(state, evidence, base)}; {why}")
@@ -73,8 +60,6 @@ def _next_step(state: State, shape: Shape) -> Decision:
     """Decision that follows from the latest incomplete result."""
     evidence = shape.evidence
     assert evidence is not None
-    if evidence.complete is not None:
-        return _second_look(state, shape, evidence.complete, evidence.results[-1])
     base = evidence.base
     if base is None:
         last = evidence.results[-1]
@@ -95,21 +80,6 @@ def _next_step(state: State, shape: Shape) -> Decision:
         where.append(evidence.results[-1].place)
     barred = tuple(dict.fromkeys(where))
     return _elsewhere(state, shape, only, barred, f"{counted(open_)} faulted on one slot alone")
-
-
-def _second_look(state: State, shape: Shape, complete: IncompleteResult, last: IncompleteResult) -> Decision:
-    """Rank a complete winner again on a slot other than its own, or settle it where that is done or cannot be."""
-    group, where = state.book.groups[shape.group], state.fleet.spot(last.place)
-    if last is not complete and last.reason is not None:
-        return give_up(state, shape, f"no candidate ran on {where} ({last.attempt})")
-    if last is not complete:
-        return SettleShape(shape.id, complete.attempt, True, f"ranked again on {where} ({last.attempt})")
-    if group.second:
-        return give_up(state, shape, f"{complete.attempt} tuned it meanwhile")
-    if state.stopped or not state.has_slot_now((complete.place,)):
-        return give_up(state, shape, NO_SECOND)
-    only = tuple(dict.fromkeys((complete.best, *complete.runners)))
-    return Confirm(shape.id, group.id, next(state.book.child_names(group)), only, (complete.place,), SECOND, True)
 
 
 def _elsewhere(

@@ -68,8 +68,6 @@ class IncompleteResult:
     cut: bool = False
     reason: Reason | None = None
     detail: str = ""
-    runners: tuple[CandidateId, ...] = ()
-    """Of a complete result that waits to be ranked again on a second slot: the next best."""
 
 
 @dataclass(slots=True)
@@ -93,11 +91,6 @@ class CandidateEvidence:
     def base(self) -> IncompleteResult | None:
         """The latest result with a winner."""
         return next((r for r in reversed(self.results) if r.reason is None), None)
-
-    @property
-    def complete(self) -> IncompleteResult | None:
-        """The latest complete result, which waits to be ranked again on a second slot."""
-        return next((r for r in reversed(self.results) if r.runners), None)
 
     def unconfirmed_candidates(self, result: IncompleteResult) -> tuple[CandidateId, ...]:
         """Candidates left out of the result on the evidence of one slot alone, or though they ran somewhere."""
@@ -186,8 +179,6 @@ class Group:
     """Places where they did."""
     only: tuple[CandidateId, ...] = ()
     """The candidates to be measured; (): every one."""
-    second: bool = False
-    """It confirms nothing: a complete winner is ranked again, and settled whatever becomes of that."""
 
 
 @dataclass(slots=True)

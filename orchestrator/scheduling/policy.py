@@ -217,7 +217,7 @@ def digest(state: State) -> str:
         ],
         sorted(t for t in set(state.timers) if _is_live(state, *t)),
         [list(q.items()) for q in (state.charges, state.convicted, state.unsure, state.unsure_waiting)],
-        [list(state.incomplete), list(state.reopened), list(state.second), state.faulted, state.trials, state.charged],
+        [list(state.incomplete), list(state.reopened), state.faulted, state.trials, state.charged],
         (state.stopped, state.may_grow, state.epoch, state.next_seq, state.next_canary),
     ]
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -332,8 +332,6 @@ def _waiting(state: State, group: Group) -> str:
         return f"{head}: it was lost with a worker or node once, and one such group runs on a node at a time"
     if ticket.kind == "risky" and len(state.fleet.usable) < state.settings.small_fleet:
         return f"{head} until all else is started: a node was lost with it, and few nodes are left"
-    if group.second:
-        return f"{head} for a slot other than {state.fleet.spot(group.barred[0])}, to rank its leaders on a second GPU"
     if group.confirms:
         where = ", ".join(map(state.fleet.spot, group.barred))
         return f"{head} for a slot other than {where}, to try the candidates that faulted there"

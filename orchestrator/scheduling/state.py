@@ -90,8 +90,6 @@ class State:
         """Those of them that are to be measured again."""
         self.unsure_waiting: dict[tuple[SlotId, ...], dict[str, None]] = {}
         """Groups that wait for a slot to confirm on, by where they must not run."""
-        self.second: dict[int, None] = {}
-        """Shapes whose complete winner is being ranked again on a second slot."""
         self.faulted = 0
         """Shapes that ever faulted."""
         self.trials, self.charged = 0, 0

@@ -165,7 +165,7 @@ def is_long(state: State, group: str) -> bool:
 
 def make_send(state: State, group: str, node: str, slot: str) -> Send:
     g = state.book.groups[group]
-    seq = FIRST if (g.confirms and not g.second) or is_long(state, group) else state.next_seq
+    seq = FIRST if g.confirms or is_long(state, group) else state.next_seq
     return Send(f"{group}-{g.attempts + 1}", group, node, slot or None, seq, g.only)
 
 

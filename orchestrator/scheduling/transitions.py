@@ -106,11 +106,11 @@ def shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
                 state.fleet.refresh(state.fleet.nodes[a.node])
     if shape is None:
         return
-    result = IncompleteResult(e.attempt, place, e.best, _left_out(a, e), e.cut, runners=e.runners)
+    result = IncompleteResult(e.attempt, place, e.best, _left_out(a, e), e.cut)
     weigh(state, shape, place, e.withheld, _ran(shape, a, e), e.earlier)
     if shape.state != "pending":
         return
-    if not e.settles:
+    if not e.complete:
         _keep(state, shape, a, result)
         return
     settle_tuned(state, shape, place)
@@ -126,7 +126,6 @@ def settle_tuned(state: State, shape: Shape, place: SlotId) -> None:
             state.mark(loss.place, loss.attempt, shape.id)
     state.resolve_unattributed(shape, place)
     state.incomplete.pop(shape.id, None)
-    state.second.pop(shape.id, None)
     state.after_settling(state.book.settle(shape, "tuned", None))
 
 
@@ -166,10 +165,6 @@ def _keep(state: State, shape: Shape, a: Attempt | None, result: IncompleteResul
     if shape.evidence is None:
         shape.evidence = CandidateEvidence()
     group = state.book.groups[shape.group]
-    if result.runners:
-        shape.evidence.results += (result,)
-        state.incomplete[shape.id] = None
-        return
     if a is None or a.group != group.id or group.attempt != a.id:
         shape.evidence.results = (result, *shape.evidence.results)
         return
@@ -385,12 +380,7 @@ def confirm(state: State, d: ev.Confirm, t: float) -> None:
         if shape.evidence is not None:
             shape.evidence.again = True
         child = state.book.adopt(parent, d.child, (d.shape,), ())
-    child.confirms, child.barred, child.only, child.second = True, d.barred, d.only, d.second
-    if d.second:
-        state.second[d.shape] = None
-        if shape.evidence is not None:
-            for c in d.only:  # should one fault there, that is evidence against that slot
-                shape.evidence.note(shape.evidence.ran, c, d.barred[0])
+    child.confirms, child.barred, child.only = True, d.barred, d.only
     state.enqueue(child)
 
 

@@ -19,8 +19,8 @@ from orchestrator.dispatch.control import run_lock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
-from orchestrator.simulation.simulator import Simulator
 from tests.integration.browser import chromium, missing
+from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run, simulated_run
 from tests.waiting import PATIENCE_S

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import SlotId
-from orchestrator.simulation.plan import Faults, Losing, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan, Span
+from tests.simulator.plan import Faults, Losing, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan, Span
 
 FAULT_REASONS = (Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR)
 

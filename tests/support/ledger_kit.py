@@ -13,6 +13,7 @@ from orchestrator.ledger import Ingest, Ledger, LedgerReader
 from orchestrator.ledger.writer import add_group
 from orchestrator.planning import Group
 from orchestrator.shapes import Shape
+from orchestrator.status import RunStatus
 from worker.families import Family
 from worker.protocol import record
 
@@ -27,6 +28,18 @@ ROW: dict[str, Any] = {
 def shapes(n: int) -> list[Shape]:
     """n shapes that differ in M alone: 1..n, 64, 128."""
     return [Shape(i, (i, 64, 128)) for i in range(1, n + 1)]
+
+
+class BadNotes:
+    """A watcher of a run that keeps the bad notes."""
+
+    def __init__(self) -> None:
+        self.bad: list[str] = []
+
+    def update(self, status: RunStatus) -> None: ...
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        self.bad += [text] if bad else []
 
 
 def per_node(ledger: LedgerReader) -> dict[str, tuple[int, int]]:

@@ -14,8 +14,8 @@ from orchestrator.ledger import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.reasons import Reason
 from orchestrator.shapes import Shape
-from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
-from orchestrator.simulation.simulator import Simulator
+from tests.simulator.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
+from tests.simulator.simulator import Simulator
 from worker.families import Family
 
 BEGAN = 1_790_000_000.0

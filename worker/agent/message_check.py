@@ -10,7 +10,6 @@ from typing import Any
 
 from worker.protocol import (
     MAX_ONLY,
-    MAX_RUNNERS,
     SHAPE_VERDICTS,
     ProtocolError,
     Spec,
@@ -75,8 +74,6 @@ class MessageCheck:
             if kind == "shape_tuned":
                 self._check_winner(row)
                 more = self._of_candidates(message, shape)
-                if message.get("runners") and more.get("candidate"):
-                    more["runners"] = [list(c) for c in identities(message["runners"], MAX_RUNNERS, "runners")]
             made = record(kind, t, attempt=self._spec.attempt, shape=shape, row=row, **more)
         if kind != "row":
             self._open.discard(shape)

@@ -6,7 +6,6 @@ Standard library only. The controller imports this package; the worker imports n
 from worker.protocol.candidates import (
     BAD_ENDS,
     MAX_ONLY,
-    MAX_RUNNERS,
     MAX_VERDICTS,
     MAX_WITHHELD,
     BlocklistVerdict,
@@ -54,7 +53,6 @@ __all__ = [
     "LOST_BEATS",
     "MAX_ONLY",
     "MAX_RECORD_BYTES",
-    "MAX_RUNNERS",
     "MAX_SECONDS",
     "MAX_SPEC_BYTES",
     "MAX_VERDICTS",

@@ -21,8 +21,6 @@ MAX_WITHHELD = 64
 MAX_WITHHELD_BYTES = 40 * 1024
 MAX_ONLY = 128
 """Candidates of one shape that a spec may choose."""
-MAX_RUNNERS = 8
-"""Runners-up that a record names."""
 MAX_VERDICTS = 256
 """Entries of `refuted` and of `confirmed` in one spec."""
 MAX_WORDS, MAX_WORD = 64, 400

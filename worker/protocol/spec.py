@@ -52,7 +52,7 @@ class Spec:
     only: Mapping[str, Sequence[Sequence[str] | Mapping[str, str]]] = field(default_factory=dict)
     """Shape id (as text) -> the only candidates to be measured; a shape that is absent: every one.
 
-    A list of strings is an identity (of a confirmation, or of a ranking on a second GPU): it is tried although the
+    A list of strings is an identity (of a confirmation): it is tried although the
     blocklist names it, so that a fault costs only itself. A mapping is a TableKernel (of a recheck). A tuner that
     cannot choose measures all."""
     refuted: list[BlocklistVerdict] = field(default_factory=list)

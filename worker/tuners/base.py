@@ -26,8 +26,6 @@ from typing import Any, Protocol, runtime_checkable
 
 from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec, Withheld
 
-RUNNERS = 3
-"""Runners-up of a winner that are named, for a ranking elsewhere."""
 ALIVE_EVERY_S = 0.2
 """Seconds; signs of progress closer together than this are dropped."""
 
@@ -72,18 +70,15 @@ class Emit:
         row: Row,
         *,
         candidate: Sequence[str] | None = None,
-        runners: Sequence[Sequence[str]] = (),
         ran: Sequence[Sequence[str]] = (),
         withheld: Sequence[Withheld] = (),
     ) -> None:
         """Report the shape's winner: the tuner is done with the shape.
 
-        `candidate`: the winner's identity. `runners`: those of the next best, at most RUNNERS. `ran`: of the spec's
-        `only`, those that came to an end. `withheld`: those that were left out because they faulted, which makes the
-        attempt incomplete (worker/protocol/candidates.py).
+        `candidate`: the winner's identity. `ran`: of the spec's `only`, those that came to an end. `withheld`: those
+        that were left out because they faulted, which makes the attempt incomplete (worker/protocol/candidates.py).
         """
-        more = {"runners": [list(c) for c in runners]} if runners else {}
-        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, ran, withheld), **more)
+        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, ran, withheld))
 
     def failed(
         self,

@@ -23,7 +23,6 @@ from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.profile import noise_note
-from orchestrator.results.second_gpu import second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader
@@ -57,7 +56,7 @@ class Collector:
         with self._open() as ledger, ledger.snapshot():
             measured = self._measured = self._measured or Measurements(ledger.family, self.config.err_ratio)
             view = self._reader.update(ledger)
-            measured.update(ledger, view.work.second_attempts())
+            measured.update(ledger)
             return self._made(ledger, measured, view)
 
     def _open(self) -> LedgerReader:
@@ -95,8 +94,7 @@ class Collector:
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
-        twice = second_gpu_words(second_looks(ledger))
-        notes = [] if going else [*untried_kinds(ledger), *filter(None, (noisy, twice))]
+        notes = [] if going else [*untried_kinds(ledger), *([noisy] if noisy else [])]
         notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None

@@ -9,7 +9,7 @@ import json
 import math
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean, median
 from typing import Any
@@ -25,7 +25,7 @@ MOST_BACKENDS = 12
 """The most that are kept apart, whatever nodes call theirs; the rest is `other`."""
 
 _CHUNK = 20_000
-_NEW = """SELECT id, attempt, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
+_NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
     FROM rows WHERE id>? ORDER BY id LIMIT ?"""
 _SETTLED = """SELECT s.id, w.id, w.attempt, w.node, w.slot, w.us, w.bw, w.err_ratio, w.spread, w.samples,
     w.kernel_id, w.kernel_name, w.libtype, w.gfx, w.cu_num, w.extra
@@ -88,14 +88,12 @@ class Measurements:
         self._row = 0
         self._named: dict[tuple[str, str, int | None], str] = {}
 
-    def update(self, ledger: LedgerReader, second: Container[str] = ()) -> None:
-        """`second`: attempts that ranked a winner again on a second GPU, whose times are not compared with others."""
+    def update(self, ledger: LedgerReader) -> None:
         if not self.keys:
             self.keys = {i: tuple(json.loads(key)) for i, key in ledger.query("SELECT id, key FROM shapes ORDER BY id")}
         while chunk := ledger.query(_NEW, (self._row, _CHUNK)):
             for row in chunk:
-                if row[1] not in second:
-                    self._take(*row[2:])
+                self._take(*row[1:])
             self._row = chunk[-1][0]
         settled = ledger.query(_SETTLED)
         for shape in self.winners.keys() - {s for s, *_ in settled}:

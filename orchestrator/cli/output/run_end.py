@@ -34,7 +34,6 @@ from orchestrator.results.bench import (
     rule_of,
 )
 from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
-from orchestrator.results.second_gpu import figures, second_gpu_words, second_looks
 from orchestrator.results.untried_kinds import untried_kinds
 from orchestrator.run.limits import won_so_far, worths_of
 from orchestrator.run.view.run_view import ControllerSessions
@@ -60,8 +59,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         counts, family = ledger.counts(), ledger.family
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
-        missing = untried_kinds(ledger)
-        looks, flags = second_looks(ledger), _standing_out(ledger)
+        missing, flags = untried_kinds(ledger), _standing_out(ledger)
         worths = worths_of(ledger)
         value = won_so_far(ledger, worths) if worths else None
         left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
@@ -81,7 +79,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
                 }
                 for u in unconfirmed
             ],
-            "second_gpu": figures(looks), "standing_out": flags,
+            "standing_out": flags,
             "missing_kinds": missing, "merge": report.to_json() if report else None,
             "merge_refused": list(refused.faults) if refused else [],
             **({"value": {**asdict(value), "share_of_expected": value.share}} if value else {}),
@@ -95,8 +93,6 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     _print_refused(paths, config, refused)
     for words in [*missing, *flags]:
         print(f"! {plain(words)}")
-    if note := second_gpu_words(looks):
-        print(f"second GPU: {plain(note)}")
     if value is not None:
         _print_value(value, left)
     _print_summary(paths, config, state, failed)

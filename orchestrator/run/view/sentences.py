@@ -60,8 +60,6 @@ def sentence(
             return f"{name(shape)} tuned ({attempt})" + _left_out(record)
         case ev.ShapeRefused(attempt, shape, reason, detail):
             return f"{name(shape)}: {reason.message()}: {detail} ({attempt})" + _left_out(record)
-        case ev.Confirm(shape, _, child, only, _, why, True):
-            return f"{name(shape)} goes on as {child}, {_counted(only)} ranked again on a second GPU"
         case ev.Confirm(shape, _, child, only, _, why):
             what = f"{_counted(only)} tried" if only else "tried"
             return f"{name(shape)} goes on as {child}, {what} on another slot: {why}"

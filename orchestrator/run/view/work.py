@@ -53,8 +53,6 @@ class Group:
     left_s: float = 0.0
     running: str = ""
     """The attempt that is under way."""
-    second: bool = False
-    """It ranks a winner again on a second GPU."""
 
 
 @dataclass(slots=True)
@@ -150,11 +148,6 @@ class Work:
         if not group.left:
             self.open.pop(group.id, None)
 
-    def second_attempts(self) -> frozenset[str]:
-        """Attempts that ranked a winner again on a second GPU."""
-        groups = {g.id for g in self.groups.values() if g.second}
-        return frozenset(a.id for a in self.attempts.values() if a.group in groups) if groups else frozenset()
-
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def sent(self, t: float, r: ev.Send) -> None:
@@ -185,7 +178,7 @@ class Work:
         if a is not None:
             a.tuned += 1
             self._moved(a, t, shape)
-        if shape is None or shape.state != "pending" or not r.settles:
+        if shape is None or shape.state != "pending" or not r.complete:
             return None
         return self._tune(shape, r.attempt, t)
 
@@ -207,7 +200,7 @@ class Work:
         shape = self.shapes.get(r.shape)
         if shape is None:
             return "pending", None
-        child = self.groups[r.child] = Group(r.child, second=r.second)
+        child = self.groups[r.child] = Group(r.child)
         was, by = shape.state, self.attempts.get(shape.attempt)
         if was == "pending":
             self._drop(shape)

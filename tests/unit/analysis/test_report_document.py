@@ -16,7 +16,7 @@ from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.run.view import RunView
-from orchestrator.simulation.simulator import Simulator
+from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run, simulated_run
 

@@ -14,7 +14,7 @@ from orchestrator.analysis.report.collector import Collector
 from orchestrator.analysis.report.live import changes
 from orchestrator.analysis.report.live_server import Guard, Message, Receive, Send
 from orchestrator.ledger import Ledger
-from orchestrator.simulation.simulator import Simulator
+from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run
 

@@ -369,9 +369,3 @@ def test_a_timed_canary_is_an_event_with_what_is_known_of_the_slot(run: Run) -> 
     ]
     assert [r for _, r in run.ledger.journal_records(only=ev.CanaryTimed)] == events
     assert run.bad() == 0
-
-
-def test_runners_up_that_are_none_make_a_bad_record(run: Run) -> None:
-    tuned = {**row("shape_tuned", "g0001-1", 1), "candidate": ["a"], "runners": "many"}
-    assert run.says(tuned) == []
-    assert run.bad() == 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sqlite3
 from collections.abc import Iterator
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -16,8 +15,6 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.cli.output.run_end import _print_unconfirmed
 from orchestrator.errors import LedgerError
-from orchestrator.ledger import Ledger, LedgerReader, database
-from orchestrator.ledger.database import APPLICATION_ID, MIGRATIONS
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, provenance, write_profile
@@ -112,10 +109,6 @@ def test_an_unconfirmed_shape_can_be_looked_at_again_and_a_confirmed_one_cannot(
     assert next(run.ledger.shapes("tuned")).attempt == "g0002a-1"
     with pytest.raises(LedgerError, match="there is no valid row"):
         run.journal(ev.SettleShape(1, "g0001-9", True, ""))
-    conn = sqlite3.connect(run.ledger.path)
-    with pytest.raises(sqlite3.IntegrityError, match="stays so"):
-        conn.execute("UPDATE shapes SET state='pending', row=NULL, attempt=NULL WHERE id=3")
-    conn.close()
 
 
 def test_verdicts_are_given_to_the_node_until_it_took_a_spec(run: Run) -> None:
@@ -164,20 +157,3 @@ def test_a_failed_shape_that_one_slot_alone_lost_can_be_looked_at_again(run: Run
     run.journal(ev.Confirm(3, "g0002", "g0002a", (), (("n1", "0"),), "charged"))
     assert run.ledger.counts().failed == 0
     assert reconcile(run.ledger) == []
-
-
-def test_a_ledger_of_0_1_0_is_read_as_it_is_and_gains_the_table(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    conn = sqlite3.connect(path, isolation_level=None)
-    conn.execute("PRAGMA journal_mode=WAL")
-    conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
-    database.migrate(conn, path, MIGRATIONS[:2])
-    conn.execute("INSERT INTO shapes (id, key, state, row, attempt) VALUES (1, '[1,2,3]', 'tuned', 1, 'g-1')")
-    conn.close()
-    with LedgerReader.open_readonly(path) as reader:
-        assert reader.left_out() == []
-        assert reader.unconfirmed() == []
-    with Ledger.open(path) as ledger:
-        assert ledger.left_out() == []
-        with pytest.raises(LedgerError, match="stays so"), ledger.transaction():
-            ledger._run("UPDATE shapes SET state='pending', row=NULL, attempt=NULL WHERE id=?", (1,))

@@ -10,7 +10,7 @@ from pathlib import Path
 from tests.paths import ROOT
 
 ORDER = (
-    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "simulation", "ledger",
+    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "ledger",
     "tuned_db", "triton_configs", "results", "publish", "dispatch", "nodes", "leases", "run", "bench", "analysis",
     "image", "cli",
 )  # fmt: skip

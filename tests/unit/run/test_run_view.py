@@ -17,9 +17,9 @@ from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.sentences import sentence
 from orchestrator.run.view.status import Notes, RunHeader, left_words, run_status, state_now, time_left
 from orchestrator.run.view.work import Costs
-from orchestrator.simulation.plan import Faults, Poison, SimGroup, SimPlan
-from orchestrator.simulation.simulator import Simulator
 from orchestrator.status import RunStatus
+from tests.simulator.plan import Faults, Poison, SimGroup, SimPlan
+from tests.simulator.simulator import Simulator
 from tests.support.ledger_kit import per_node
 from tests.support.report_kit import simulated_run
 

@@ -474,17 +474,3 @@ def test_a_slot_that_loses_candidates_proves_nothing() -> None:
     rig.start("g1-2", "b", shape=1)
     partly(rig, "g1-2", 1, [ASM])
     assert not rig.policy._state.fleet.nodes["b"].proven
-
-
-def test_journals_of_0_1_0_still_read() -> None:
-    for name, data, want in (
-        ("ShapeTuned", '{"attempt":"g1-1","shape":1}', ev.ShapeTuned("g1-1", 1)),
-        ("Send", '{"attempt":"g1-1","group":"g1","node":"a","slot":null,"seq":1}', ev.Send("g1-1", "g1", "a", None, 1)),
-        (
-            "ShapeRefused",
-            '{"attempt":"g1-1","shape":1,"reason":"no_candidate","detail":"d"}',
-            ev.ShapeRefused("g1-1", 1, Reason.NO_CANDIDATE, "d"),
-        ),
-    ):
-        assert ev.from_json(name, data) == want
-        assert ev.to_json(want) == data

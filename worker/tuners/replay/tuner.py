@@ -233,14 +233,12 @@ def measure(candidate: Candidate, count: int, shape: SpecShape, err_ratio: float
     return row
 
 
-def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, runners: int = 0, **evidence: Any) -> None:
-    """Emit the verdict on a shape by the rows of its `count` candidates, with so many runners-up."""
+def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **evidence: Any) -> None:
+    """Emit the verdict on a shape by the rows of its `count` candidates."""
     best = min((r for r in rows if r["status"] == "ok"), key=lambda r: r["us"], default=None)
     wrong = sum(r["status"] == "wrong" for r in rows)
     if best is not None:
-        others = sorted((r for r in rows if r["status"] == "ok" and r is not best), key=lambda r: r["us"])
-        named = [identity(r) for r in others[:runners]]
-        emit.tuned(shape.id, best, candidate=identity(best), runners=named, **evidence)
+        emit.tuned(shape.id, best, candidate=identity(best), **evidence)
     elif not count:
         emit.failed(shape.id, "unsupported", "the recording has no row of this shape")
     elif wrong:

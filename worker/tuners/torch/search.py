@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.protocol import Choice, Row, SpecShape
-from worker.tuners.base import RUNNERS, Emit
+from worker.tuners.base import Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
     RUNNER_UP,
@@ -218,11 +218,8 @@ class Search:
         others = sorted((i for i in range(len(best)) if i != v.winner), key=lambda i: v.us[i])
         for i in others if self._named else ():
             self._emit.row(self._shape.id, rows[i])
-        rest = sorted((x for x in self._contenders if x not in best), key=lambda x: x.measurement.us)
-        following = [*(best[i] for i in others), *rest][:RUNNERS]
         self._emit.tuned(
             self._shape.id, ranked_row(rows[v.winner], v.margin), candidate=(best[v.winner].candidate.name,),
-            runners=[(x.candidate.name,) for x in following],
             ran=ended(self._rows) if self._named else (),
         )  # fmt: skip
 

@@ -3,7 +3,6 @@
 Options beyond those of `replay`:
 
 - `faults`: see gemmfleet_faulty.faults;
-- `runners`: how many runners-up a winner names;
 - `times`: by slot, microseconds of its timed canary (compute, memory), or a text that it raises; [] or absent: none;
 - `blocklist`: path of the list of candidates that faulted, instead of a file of the node folder.
 
@@ -43,7 +42,6 @@ class FaultyOptions(Options):
 
     faults: tuple[Fault, ...] = ()
     blocklist: str = ""
-    runners: int = 0
     times: Mapping[str, list[float] | str] = field(default_factory=dict)
 
     @classmethod
@@ -115,8 +113,7 @@ class FaultyTuner(ReplayTuner):
             rows.append(measure(spoilt, len(candidates), shape, spec.err_ratio, options, emit))
         self._strike(fault, len(candidates), shape, emit)
         ran = [identity(r) for r in rows] if asked else ()
-        runners = options.runners if isinstance(options, FaultyOptions) else 0
-        conclude(shape, rows, len(candidates), emit, runners, ran=ran, withheld=tried.withheld)
+        conclude(shape, rows, len(candidates), emit, ran=ran, withheld=tried.withheld)
 
     def _blocklist(self, options: Options) -> Blocklist:
         folder = (self.place.node_dir or Path.cwd()) / "replay"

@@ -184,23 +184,6 @@ def test_a_tuner_that_breaks_the_rules_is_told_so(messages: list[dict[str, Any]]
         course.take(messages[-1], 1.0)
 
 
-def test_runners_up_pass_with_a_winner_that_is_named() -> None:
-    course = MessageCheck(SPEC)
-    course.take(say("shape_started", 4), 1.0)
-    named = say("shape_tuned", 4, row={"us": 2.0, "margin": 4.5}, candidate=["a"], runners=[["b"], ["c"], ["b"]])
-    made = course.take(named, 2.0)
-    assert made is not None
-    assert (made["row"]["margin"], made["runners"]) == (4.5, [["b"], ["c"]])
-    course.take(say("shape_started", 7), 3.0)
-    made = course.take(say("shape_tuned", 7, row={"us": 2.0}, runners=[["b"]]), 4.0)
-    assert made is not None
-    assert "runners" not in made
-    course = MessageCheck(SPEC)
-    course.take(say("shape_started", 4), 1.0)
-    with pytest.raises(ProtocolError, match="runners is not a list of at most 8"):
-        course.take({**named, "runners": [[str(i)] for i in range(9)]}, 2.0)
-
-
 def test_numbers_that_are_none_are_left_out_of_a_row() -> None:
     row = checked_row({"us": float("inf"), "tflops": float("nan"), "bw": 10**400, "errRatio": 0, "detail": "d" * 3000})
     assert row == {"errRatio": 0, "detail": "d" * 2000}

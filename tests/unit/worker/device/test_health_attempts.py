@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.ledger import Ledger, database
-from orchestrator.ledger.database import APPLICATION_ID, MIGRATIONS
 from tests.support.health_kit import put, unfold
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.workernode import fault, node
@@ -123,18 +120,3 @@ def test_conditions_are_cleaned_and_capped(tmp_path: Path) -> None:
     assert attempt.conditions["before"]["source"] == "sysfs"
     assert attempt.conditions["before"]["power_w"] is None
     assert len(json.dumps(attempt.conditions)) < 17 * 1024
-
-
-def test_a_ledger_of_version_1_gains_the_column(tmp_path: Path) -> None:
-    path = tmp_path / "old.db"
-    conn = sqlite3.connect(path, isolation_level=None)
-    conn.execute("PRAGMA journal_mode=WAL")
-    conn.execute(f"PRAGMA application_id={APPLICATION_ID}")
-    database.migrate(conn, path, MIGRATIONS[:1])
-    conn.execute("INSERT INTO attempts (id, grp, number, node, seq, sent_at) VALUES ('g-1', 'g', 1, 'n', 1, 1.0)")
-    conn.close()
-    with Ledger.open(path) as ledger:
-        attempt = ledger.attempt("g-1")
-        assert attempt is not None
-        assert attempt.conditions == {}
-        assert ledger.query("PRAGMA user_version") == [(len(MIGRATIONS),)]

@@ -24,7 +24,7 @@ from worker.tuners.aiter.drive.progress import (
     key_cells,
 )
 from worker.tuners.aiter.drive.session import TuningContext
-from worker.tuners.base import RUNNERS, Emit
+from worker.tuners.base import Emit
 from worker.tuners.common.rows import is_fatal
 
 WRITTEN_WITHIN_S = 2.0
@@ -33,11 +33,9 @@ OUT_OF_MEMORY = re.compile(r"out of memory", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class CandidateOutcomes:
-    """A shape's candidates beside their rows: identities of the winner and of the next best, requested ones that ran,
-    ones left out."""
+    """A shape's candidates beside their rows: the winner's identity, requested ones that ran, ones left out."""
 
     winner: tuple[str, ...] | None = None
-    runners: tuple[tuple[str, ...], ...] = ()
     ran: tuple[tuple[str, ...], ...] = ()
     withheld: tuple[Withheld, ...] = ()
 
@@ -102,7 +100,7 @@ class ShapesInFlight:
             self._emit.row(shape, row)
         if verdict.winner is not None:
             self._emit.tuned(
-                shape, verdict.winner, candidate=known.winner, runners=known.runners, ran=known.ran,
+                shape, verdict.winner, candidate=known.winner, ran=known.ran,
                 withheld=known.withheld,
             )  # fmt: skip
         else:
@@ -294,13 +292,7 @@ class ShapeTracker:
         withheld = [self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked"]
         ran = dict.fromkeys(s.candidate.ident for s in ended) if self._left_out.only else {}
         best = first.candidate.ident if first else None
-        return CandidateOutcomes(best, self._runners(ended, best), tuple(ran), tuple(w for w in withheld if w))
-
-    def _runners(self, ended: Sequence[JournalStep], best: tuple[str, ...] | None) -> tuple[tuple[str, ...], ...]:
-        """Identities of the fastest right candidates but the winner."""
-        timed = [(self._journal_row(s), s.candidate.ident) for s in ended]
-        right = [(r["us"], c) for r, c in timed if c != best and r["status"] == "ok"]
-        return tuple(dict.fromkeys(c for _, c in sorted(right)))[:RUNNERS] if best else ()
+        return CandidateOutcomes(best, tuple(ran), tuple(w for w in withheld if w))
 
     def _is(self, step: JournalStep, row: Row) -> bool:
         """True if a step of the journal is this row. A winner of fmoe is a pair of stages, and no step."""

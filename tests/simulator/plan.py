@@ -154,8 +154,6 @@ class SimPlan:
     """Time from the end of a lease to the scheduler's report of it."""
     candidates: int = 0
     """Candidates of each shape; 0: the simulation has no candidates."""
-    twice: frozenset[int] = frozenset()
-    """Shapes whose complete winner names runners-up, and is ranked again on a second slot."""
     speed: Mapping[SlotId, float] = field(default_factory=dict)
     """Factor on every candidate's time, of slots that are slower or faster."""
     start_s: tuple[float, float] = (1.0, 5.0)
@@ -167,8 +165,6 @@ class SimPlan:
     """Time from a worker's death to its next start."""
     setup_s: float = 0.0
     """Set-up of an attempt before its first shape."""
-    batch: int = 0
-    """Shapes after which an attempt sets up a new process; 0: it has one."""
     cold_s: float = 0.0
     """The same for the first attempt of a slot, and after a power cut, where it is more."""
     slow: Mapping[SlotId, float] = field(default_factory=dict)
@@ -194,6 +190,6 @@ class SimPlan:
         return f"c{min(left, key=lambda c: self.us(('', ''), shape, c))}" if left else ""
 
     def lower_bound_s(self) -> float:
-        """All work over all slots, or the longest group; `bound.lower_bound_s` counts speeds, set-ups and absences."""
+        """All work over all slots, or the longest group, if that is more. Counts no set-ups, speeds or absences."""
         total = sum(sum(g.seconds) for g in self.groups)
         return max(total / max(1, self.slots), max((sum(g.seconds) for g in self.groups), default=0.0))

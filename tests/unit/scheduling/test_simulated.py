@@ -9,9 +9,9 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
-from orchestrator.simulation.simulator import Result, simulate
 from tests.paths import ROOT
+from tests.simulator.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan, Span
+from tests.simulator.simulator import Result, simulate
 from tests.support.drawn_plans import draw_groups
 
 

@@ -10,10 +10,10 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import LEASE_ENDS, PolicySettings
-from orchestrator.simulation.plan import Faults, Poison, Sickness, SimGroup, SimLease, SimPlan
-from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
+from tests.simulator.plan import Faults, Poison, Sickness, SimGroup, SimLease, SimPlan
+from tests.simulator.simulator import Death, Result, Simulator, simulate
 from tests.support.drawn_plans import draw_plan, guilty, with_candidates, with_leases
-from tests.unit.simulation.test_simulator_laws import faults_in_the_books, groups_in_the_books, winners_in_the_books
+from tests.unit.scheduling.test_laws import faults_in_the_books, groups_in_the_books, winners_in_the_books
 
 COINCIDENCES = (1008, 1419, 1577, 1727, 2071, 2111)
 """Plans in which a lease ends just after a worker's death or a fault, or long before the scheduler's word on that."""

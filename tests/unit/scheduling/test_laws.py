@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import Faults, Losing, SimPlan
-from orchestrator.simulation.simulator import Death, Result, Simulator, simulate
+from tests.simulator.plan import Faults, Losing, SimPlan
+from tests.simulator.simulator import Death, Result, Simulator, simulate
 from tests.support.drawn_plans import draw_groups, draw_plan, guilty, with_candidates
 
 MOST_TAKEN_BACK = 12
@@ -134,32 +134,6 @@ def test_the_laws_hold_where_candidates_fault_one_by_one() -> None:
     assert broken == {}
     assert ends["tuned", True] > 50
     assert min(ends[kind] for kind in (ev.Confirm, ev.SettleShape, ev.ChargeSlot, ev.ConvictCandidates)) > 300
-
-
-@pytest.mark.full
-def test_the_laws_hold_where_winners_are_ranked_again_on_a_second_slot() -> None:
-    """Half of the shapes, whatever else goes wrong: none fails for it, and its own attempt's winner stays."""
-    broken = {}
-    seen: Counter[object] = Counter()
-    for seed in range(150):
-        plan = with_candidates(draw_plan(seed))
-        plan = replace(plan, twice=frozenset(s for g in plan.groups for s in g.shapes if s % 2))
-        simulator = Simulator(plan)
-        result = simulator.run()
-        found = faults_in_the_books(plan, result) + groups_in_the_books(result) + winners_in_the_books(plan, result)
-        looks = [r for _, r in result.journal if isinstance(r, ev.Confirm) and r.second]
-        tuned = {r.attempt: r for _, r in result.journal if isinstance(r, ev.ShapeTuned) and r.runners}
-        settled = [
-            r for _, r in result.journal if isinstance(r, ev.SettleShape) and r.shape in {x.shape for x in looks}
-        ]
-        found += [f"{r} is not of the complete attempt" for r in settled if r.confirmed and r.attempt not in tuned]
-        if found or result.end != "finished" or not simulator.reload():
-            broken[seed] = (result.end, result.stuck, found)
-        seen["looks"] += len(looks)
-        seen["ranked"] += sum(r.detail.startswith("ranked again") for r in settled)
-    assert broken == {}
-    assert seen["looks"] > 300
-    assert seen["ranked"] > seen["looks"] // 2
 
 
 @pytest.mark.full

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import replace
 
 import pytest
@@ -10,13 +11,13 @@ import pytest
 from benchmarks import fleet_sim
 from benchmarks.fleet_sim import Blame, even_split_s
 from benchmarks.fleet_workload import GROUPS, Workload, workload
-from orchestrator.simulation import summary
-from orchestrator.simulation.plan import Faults, Poison, Sickness
-from orchestrator.simulation.simulator import simulate
+from tests.simulator.plan import Faults, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan
+from tests.simulator.simulator import simulate
+from tests.support.drawn_plans import draw_groups
 
 
 def lower_bound_s(work: Workload) -> float:
-    return summary.lower_bound_s(work.plan, work.guilty, whole=work.whole)
+    return fleet_sim.lower_bound_s(work.plan, work.guilty, whole=work.whole)
 
 
 def few(**faults: object) -> Workload:
@@ -96,3 +97,36 @@ def test_one_document_with_the_numbers_of_every_seed(capsys: pytest.CaptureFixtu
     assert {*wanted, "false_shape_blame", "false_slot_blame", "missed_blame"} <= out.keys()
     assert out["makespan_over_bound"] >= 1.0
     assert out["guilty_found"] == 1.0
+
+
+FEW = tuple(SimGroup(f"g{i:02d}", (2 * i + 1, 2 * i + 2), (30.0, 30.0), 60.0) for i in range(8))
+PLAN = SimPlan({"n1": 2, "n2": 2}, FEW, setup_s=5.0, cold_s=20.0, start_s=(1.0, 1.0))
+
+
+def test_the_bound_counts_start_set_up_speed_and_absence() -> None:
+    start = 1.0 + 1.0 + 20.0  # the node, its canary, the first process
+    assert fleet_sim.lower_bound_s(PLAN) == pytest.approx(start + 8 * 60.0 / 4, abs=0.02)
+    slow = replace(PLAN, slow={("n1", "0"): 2.0})
+    assert fleet_sim.lower_bound_s(slow) == pytest.approx(start + 8 * 60.0 / 3.5, abs=0.02)
+    half = replace(PLAN, faults=Faults(outages=(Outage("n2", 0.0, None),)))
+    assert fleet_sim.lower_bound_s(half) == pytest.approx(start + 8 * 60.0 / 2, abs=0.02)
+    later = replace(PLAN, leases={"n2": SimLease("h", ("0", "1"), since=60.0)})
+    assert fleet_sim.lower_bound_s(later) == pytest.approx(start + (8 * 60.0 + 2 * 60.0) / 4, abs=0.02)
+    sick = replace(PLAN, faults=Faults(sick={("n1", "0"): Sickness(since=0.0)}))
+    assert fleet_sim.lower_bound_s(sick) == pytest.approx(start + 8 * 60.0 / 3, abs=0.02)
+    link = replace(PLAN, faults=Faults(outages=(Outage("n2", 0.0, None, "link"),)))
+    assert fleet_sim.lower_bound_s(link) == fleet_sim.lower_bound_s(PLAN)
+
+
+def test_the_bound_is_at_least_the_longest_shape_or_group() -> None:
+    long = replace(PLAN, groups=(*FEW, SimGroup("long", (98, 99), (200.0, 150.0), 350.0)))
+    assert fleet_sim.lower_bound_s(long, whole=True) == pytest.approx(22.0 + 350.0, abs=0.02)
+    assert fleet_sim.lower_bound_s(long) == pytest.approx(22.0 + (8 * 60.0 + 350.0) / 4, abs=0.02)
+    assert fleet_sim.lower_bound_s(long, left_out={98, 99}) == fleet_sim.lower_bound_s(PLAN)
+
+
+def test_nothing_ends_before_the_bound() -> None:
+    for seed in range(10):
+        groups = draw_groups(random.Random(seed), 60)
+        plan = SimPlan({"n1": 3, "n2": 2}, groups, seed=seed, setup_s=3.0, cold_s=9.0, slow={("n2", "1"): 1.5})
+        assert simulate(plan).makespan_s >= fleet_sim.lower_bound_s(plan)

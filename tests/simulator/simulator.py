@@ -18,8 +18,8 @@ from orchestrator import events as ev
 from orchestrator.reasons import Reason
 from orchestrator.scheduling.model import PolicySettings
 from orchestrator.scheduling.policy import Policy
-from orchestrator.simulation.node import SimNode, SimSpec, SimWorker
-from orchestrator.simulation.plan import SimPlan
+from tests.simulator.node import SimNode, SimSpec, SimWorker
+from tests.simulator.plan import SimPlan
 
 
 @dataclass(slots=True)
@@ -56,11 +56,8 @@ class Result:
     shapes: dict[int, ShapeEnd]
     makespan_s: float
     slots: int
-    worked_s: float
-    """Seconds of attempts over all slots; of these in set-ups `setup_s`, and in shapes measured to their end for the
-    first time `measured_s`. The rest was in vain."""
-    setup_s: float
     measured_s: float
+    """Seconds over all slots in shapes measured to their end for the first time."""
     deaths: list[Death]
     journal: list[tuple[float, ev.Record]]
 
@@ -88,7 +85,7 @@ def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
                 out.update((s, ShapeEnd()) for s in shapes)
             case ev.ShapeStarted(attempt, shape):
                 out[shape].attempts.append(attempt)
-            case ev.ShapeTuned(attempt, shape) if r.settles and out[shape].end == "pending":
+            case ev.ShapeTuned(attempt, shape) if r.complete and out[shape].end == "pending":
                 out[shape].end, out[shape].reason = "tuned", None
                 out[shape].winner = best[attempt, shape]
                 out[shape].settled += 1
@@ -139,7 +136,7 @@ class Simulator:
         self._rng = random.Random(plan.seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
-        self._worked_s = self._setup_s = self._measured_s = 0.0
+        self._measured_s = 0.0
         self._measured = set[int]()
         self._epoch = 0
         self._here = False
@@ -167,12 +164,6 @@ class Simulator:
     def later(self, seconds: float, do: Callable[[], None]) -> None:
         self._order += 1
         heapq.heappush(self._heap, (self.now + seconds, self._order, do))
-
-    def worked(self, seconds: float) -> None:
-        self._worked_s += seconds
-
-    def set_up(self, seconds: float) -> None:
-        self._setup_s += seconds
 
     def measured(self, shape: int, seconds: float) -> None:
         if shape not in self._measured:
@@ -209,9 +200,8 @@ class Simulator:
                 node.stop(w)
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
         return Result(
-            end, progress.stuck, books(self.journal), self.now, self.plan.slots, self._worked_s, self._setup_s,
-            self._measured_s, deaths, self.journal,
-        )  # fmt: skip
+            end, progress.stuck, books(self.journal), self.now, self.plan.slots, self._measured_s, deaths, self.journal
+        )
 
     # --- the controller -----------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from orchestrator import events as ev
 from orchestrator.reasons import Reason
-from orchestrator.simulation.plan import SimPlan
+from tests.simulator.plan import SimPlan
 
 
 class Clock(Protocol):
@@ -23,8 +23,6 @@ class Clock(Protocol):
 
     def later(self, seconds: float, do: Callable[[], None]) -> None: ...
     def written(self, node: SimNode) -> None: ...
-    def worked(self, seconds: float) -> None: ...
-    def set_up(self, seconds: float) -> None: ...
     def measured(self, shape: int, seconds: float) -> None: ...
     def follows(self, node: SimNode) -> bool: ...
 
@@ -142,8 +140,6 @@ class SimNode:
         return [s for s in self.workers if dead.get((self.name, s), float("inf")) <= now]
 
     def stop(self, w: SimWorker) -> None:
-        if w.state == "busy":
-            self.clock.worked(self.clock.now - w.began)
         w.life += 1
         w.state = "off"
 
@@ -171,16 +167,15 @@ class SimNode:
             self.look(w)
             return
         plan, setup = self.plan, 0.0
-        if i % (plan.batch or len(spec.shapes)) == 0:
+        if i == 0:
             setup = plan.setup_s if w.warm else max(plan.setup_s, plan.cold_s)
         w.warm = True
         if setup:
-            self._after(w, setup, lambda: self._measure(w, spec, i, setup))
+            self._after(w, setup, lambda: self._measure(w, spec, i))
         else:
-            self._measure(w, spec, i, 0.0)
+            self._measure(w, spec, i)
 
-    def _measure(self, w: SimWorker, spec: SimSpec, i: int, setup: float) -> None:
-        self.clock.set_up(setup)
+    def _measure(self, w: SimWorker, spec: SimSpec, i: int) -> None:
         shape, faults = spec.shapes[i], self.plan.faults
         seconds, end = self.seconds[shape] * self.plan.slow.get((self.name, w.slot), 1.0), None
         if shape not in faults.node_killers and shape not in faults.worker_killers:
@@ -266,10 +261,9 @@ class SimNode:
                 ev.ShapeRefused(spec.attempt, shape, no, why, complete, ran_ids, withheld, old, False, len(ran))
             )  # fmt: skip
             return
-        best, *others = sorted(ran, key=lambda c: self.plan.us((self.name, w.slot), shape, c))
-        runners = tuple((f"c{c}",) for c in others[:3]) if complete and shape in self.plan.twice else ()
+        best = min(ran, key=lambda c: self.plan.us((self.name, w.slot), shape, c))
         names = (f"c{best}",), ran_ids, withheld, old
-        self.write(ev.ShapeTuned(spec.attempt, shape, complete, *names, False, len(ran), runners))
+        self.write(ev.ShapeTuned(spec.attempt, shape, complete, *names, False, len(ran)))
 
     def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int], seconds: float) -> None:
         shape = spec.shapes[i]
@@ -294,8 +288,6 @@ class SimNode:
             self.look(w)
 
     def _end(self, w: SimWorker, spec: SimSpec, reason: Reason, in_flight: int | None) -> None:
-        if w.state == "busy":
-            self.clock.worked(self.clock.now - w.began)
         self.write(
             ev.AttemptEnded(spec.attempt, reason, in_flight, f"simulated {reason.value}", self.clock.now - w.began)
         )
