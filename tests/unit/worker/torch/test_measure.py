@@ -8,9 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.marks import drawn
 from worker import without_gc
 from worker.tuners.common.measure import (
     SETTLE_S,
@@ -199,7 +200,7 @@ def test_a_decided_rerank_ends_early() -> None:
     assert (verdict.winner, verdict.rounds) == (0, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=5), st.integers(0, 2**31), st.integers(3, 9))
 def test_the_winner_is_one_of_the_tied_and_the_tied_are_near(truth: list[float], seed: int, n: int) -> None:
     rng = random.Random(seed)
