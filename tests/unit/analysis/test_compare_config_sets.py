@@ -27,13 +27,7 @@ def side(folder: Path, name: str, rows: Rows, noise: float = 0.0005, **record: A
     ]
     path = folder / f"{name}.csv"
     path.write_text("\n".join(lines) + "\n")
-    usual = {
-        "format": 1,
-        "env": name,
-        "order": "interleaved",
-        "session": "r1",
-        "configs": f"/sets/{name} (2 files, sha256 1)",
-    }
+    usual = {"env": name, "order": "interleaved", "session": "r1", "configs": f"/sets/{name} (2 files, sha256 1)"}
     (folder / f"{name}.env.json").write_text(json.dumps({**usual, **record}))
     return path
 
