@@ -195,7 +195,7 @@ def _stack_options(side: Side) -> list[str]:
 
 def percent(share: float | None, *, sign: bool = False) -> str:
     """A share as `+1.2 %`; "" for none."""
-    return "" if share is None else f"{100 * share:{'+' if sign else ''}.{1 if abs(share) >= 0.0995 else 2}f} %"
+    return "" if share is None else f"{100 * share:{'+z' if sign else ''}.{1 if abs(share) >= 0.0995 else 2}f} %"
 
 
 def key_text(key: Mapping[str, str]) -> str:

@@ -36,7 +36,8 @@ def table(of: dict[str, Any]) -> Grid:
          percent(r["seen_from"], sign=True), r["golden_repeats"], r["tot_repeats"])
         for r in told
     ]  # fmt: skip
-    bold = [heads.index("verdict") if r["verdict"] == "regression" else None for r in told]
+    verdict = len(heads) - len(HEADS) + HEADS.index("verdict")
+    bold = [verdict if r["verdict"] == "regression" else None for r in told]
     return Grid(heads, cells, ("kernel", "verdict"), bold)
 
 
@@ -67,7 +68,8 @@ def markdown(of: dict[str, Any]) -> Iterator[str]:
 def write_rows(of: dict[str, Any], path: Path) -> None:
     """Writes all rows as CSV, the worst first. Raises OSError."""
     keys, *figures = of["rows"][0]
-    cells = ((*map(no_formula, r[keys].values()), *(cell(r[n]) for n in figures)) for r in of["rows"])
+    rows = ([*r[keys].values(), *(r[n] for n in figures)] for r in of["rows"])
+    cells = ([no_formula(v) if isinstance(v, str) else cell(v) for v in row] for row in rows)
     write_csv(path, [*of["rows"][0][keys], *figures], cells)
 
 
