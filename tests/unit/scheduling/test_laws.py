@@ -134,7 +134,7 @@ def test_the_laws_hold_where_candidates_fault_one_by_one() -> None:
         ends.update(type(r) for _, r in result.journal)
     assert broken == {}
     assert ends["tuned", True] > 20
-    assert min(ends[kind] for kind in (ev.Confirm, ev.SettleShape, ev.ChargeSlot, ev.ConvictCandidates)) > 300
+    assert min(ends[kind] for kind in (ev.Confirm, ev.SettleShape, ev.ChargeSlot, ev.ConvictCandidates)) > 100
 
 
 @pytest.mark.full
