@@ -100,21 +100,16 @@ def test_the_reference_is_the_sum_of_products(family: str, dtype: str, bias: boo
             assert float(got[m, n]) == pytest.approx(want, rel=1e-5, abs=1e-5)
 
 
-def test_sizes() -> None:
-    p = Problem(A4W4, 1, 16, 256, 1024, "float4_e2m1fn_x2")
-    assert (p.flops, p.x_bytes, p.w_bytes, p.out_bytes) == (2 * 16 * 256 * 1024, 8192, 131072, 8192)
-    assert p.moved_bytes == 8192 + 131072 + 8192
-    assert p.scale_bytes == (16 + 256) * 32
-    assert layout_bytes(p, "bf16") == 2 * 256 * 1024 + p.scale_bytes
-    assert needed_bytes(p) > p.w_bytes + p.x_bytes + p.out_bytes
-
-
 def test_parse_takes_aiters_columns() -> None:
     key: dict[str, int | str] = {"M": 1, "N": 7, "K": 33, "bias": "TRUE", "dtype": "torch.float16"}
     assert parse(A16W16, key) == Problem(A16W16, 1, 1, 7, 33, "float16", "float16", True)
     assert parse(A16W16, {"M": 1, "N": 7, "K": 33, "outdtype": "torch.float32"}).outdtype == "float32"
     assert parse(A8W8, {"M": 1, "N": 7, "K": 33}) == Problem(A8W8, 1, 1, 7, 33, "int8")
-    assert parse(A4W4, {"M": 1, "N": 7, "K": 64}).dtype == "float4_e2m1fn_x2"
+    p = parse(A4W4, {"M": 16, "N": 256, "K": 1024})
+    assert (p.dtype, p.flops, p.x_bytes, p.w_bytes) == ("float4_e2m1fn_x2", 2 * 16 * 256 * 1024, 8192, 131072)
+    assert (p.moved_bytes, p.scale_bytes) == (8192 + 131072 + 8192, (16 + 256) * 32)
+    assert layout_bytes(p, "bf16") == 2 * 256 * 1024 + p.scale_bytes
+    assert needed_bytes(p) > p.moved_bytes
 
 
 @pytest.mark.parametrize(
