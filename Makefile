@@ -145,7 +145,8 @@ unit: $(VENV)/.installed-dev ## pytest in four processes; ARGS="-n 0 tests/unit/
 planted: $(VENV)/.installed-dev ## plant 40 bugs against the laws, each in a copy: the tests must catch them; ARGS="--only double-key"
 	@$(BIN)/python -m tests.planted $(ARGS)
 
-soak: system-packages $(VENV)/.installed-dev ## drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
+soak: system-packages $(VENV)/.installed-dev ## tests of minutes; then drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
+	@SOAK=1 SYSTEM=1 FULL=1 $(BIN)/python -m pytest -n 4 --dist loadgroup -m "soak or hypothesis"
 	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)
 
 test-aiter: $(VENV)/.installed-dev ## what we know of AITER against its real files: AITER_GIT=a clone of ROCm/aiter

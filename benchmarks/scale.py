@@ -275,7 +275,7 @@ class StandInEngine:
 def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     """The command line `argv` with stand-in workers; what was measured goes to `seen`."""
     from orchestrator.cli.main import main as command
-    from orchestrator.dispatch.node_registry import Timeouts
+    from orchestrator.dispatch.timeouts import Timeouts
     from orchestrator.engine import process
     from orchestrator.run import drive
     from orchestrator.scheduling import Policy

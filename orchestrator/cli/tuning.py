@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
     from orchestrator.ledger import LedgerReader
     from orchestrator.planning import Plan
+    from orchestrator.run.drive import DriveSettings
     from orchestrator.run.prepare import Prepared, RunRequest
 
 
@@ -145,7 +146,14 @@ def drive_or_detach(paths: RunPaths, *, detached: bool, json_: bool) -> int:
     return drive_here(paths, json_=json_)
 
 
-def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = (), report: bool = True) -> int:
+def drive_here(
+    paths: RunPaths,
+    *,
+    json_: bool,
+    retry: tuple[int, ...] = (),
+    report: bool = True,
+    settings: DriveSettings | None = None,
+) -> int:
     """Drive the run in this process, print the report at its end, and return the exit code (without a report, of its
     state alone)."""
     from orchestrator.cli.output.run_end import EXIT, report_end
@@ -156,7 +164,7 @@ def drive_here(paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = (), rep
     state = "interrupted"
     try:
         with contextlib.closing(view):
-            state = drive(paths, view, retry=retry).state
+            state = drive(paths, view, retry=retry, settings=settings).state
     except NoUsableNodeError as e:
         unusable = e
     code = report_end(paths, state, json_=json_) if report else EXIT[state]
@@ -262,7 +270,7 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
         raise InputError(f"run {paths.run} has no group {group!r}{near} ({command(f'explain {paths.run}')} lists them)")
 
 
-def cancel(paths: RunPaths) -> None:
+def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
     """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
     from orchestrator.dispatch import control
     from orchestrator.dispatch.control import holder
@@ -270,7 +278,7 @@ def cancel(paths: RunPaths) -> None:
 
     controller = holder(paths.lock)
     if not controller:
-        drive(paths, _Quiet(), cancel=True)
+        drive(paths, _Quiet(), cancel=True, settings=settings)
         print(f"run {paths.root.name}: no controller was driving it")
         _print_cancelled(paths)
         return

@@ -18,11 +18,12 @@ from pathlib import Path
 from orchestrator.dispatch import control
 from orchestrator.dispatch.messages import FromStream, Interrupts, JournalObserver, Message, Taken, Watcher
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import SOON, USUAL, NodeRegistry, Shutdown, StoppedNode, Timeouts, stop_workers
+from orchestrator.dispatch.node_registry import NodeRegistry, Shutdown, StoppedNode, stop_workers
 from orchestrator.dispatch.outbox import Outbox, SpecOptions
 from orchestrator.dispatch.reports import NodeReports
 from orchestrator.dispatch.stream import Chunk
 from orchestrator.dispatch.supply import LeaseTurn, NodeSupply
+from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     Decision,
@@ -309,22 +310,23 @@ class Controller:
         progress = self._policy.progress()
         # where something failed, dead containers stay as evidence until the run is pruned
         tidy = self._cancelled or (progress.done and not progress.failed)
-        pace = SOON if self._cancelled else USUAL
+        pace = self._timeouts.cancel if self._cancelled else self._timeouts.stop
         self._sum_up(stop_workers(self._registry, self._listen, tidy=tidy, pace=pace))
 
     def _cancel_as_they_come(self, waited: float) -> str | None:
         """Cancel a run without a controller: stop each node once its records are read, without waiting long for any."""
+        soon = self._timeouts.cancel
         if self._shutdown is None:
-            self._shutdown = Shutdown(self._registry, SOON, tidy=True)
-        patient = waited < SOON.limit_s / 2
+            self._shutdown = Shutdown(self._registry, soon, tidy=True)
+        patient = waited < soon.limit_s / 2
         self._shutdown.begin(d for d in self._registry.reached() if d.node in self._reports.read_out or not patient)
         awaited = (self._registry.coming - self._registry.troubled) | (
             self._registry.up - self._reports.read_out if patient else set()
         )
         coming = self._leases is not None and self._leases.coming
-        if waited < SOON.limit_s and (awaited or coming or not self._shutdown.done()):
+        if waited < soon.limit_s and (awaited or coming or not self._shutdown.done()):
             return None
-        self._listen(SOON.kill_s, lambda: True)
+        self._listen(soon.kill_s, lambda: True)
         away = self._registry.drivers.keys() - self._registry.up
         self._sum_up({**{n: StoppedNode(0, self._registry.why(n)) for n in away}, **self._shutdown.close()})
         return "cancelled"

@@ -31,16 +31,15 @@ from orchestrator.dispatch.messages import (
     Vanished,
 )
 from orchestrator.dispatch.stream import Beat, Chunk, GivenAttempts, read_frames
+from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.dispatch.workers import NodeWorkers
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.transport import RemoteFile, Transport
-from worker.protocol import BEAT_S, LOST_BEATS, InboxName, ProtocolError
+from worker.protocol import InboxName, ProtocolError
 
 EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
-FIRST_WORD_S, SILENCE_S = 30.0, LOST_BEATS * BEAT_S + 1.0
-"""A stream may take so long to begin (a container has to start for it), and then to be silent."""
 CUT_OFF_S = 1.0
 """A thread whose calls were ended may take so long to notice."""
 
@@ -84,6 +83,7 @@ class NodeDriver:
         results: str | None = None,
         home: Path | None = None,
         connected: bool = False,
+        timeouts: Timeouts | None = None,
     ) -> None:
         """`connected`: the transport is, and was just used."""
         self.node = transport.node
@@ -112,8 +112,9 @@ class NodeDriver:
         self._spoke = 0.0
         """Time of its last message, epoch seconds."""
         self._silence = ""
-        self._patience_s = FIRST_WORD_S
-        self._claims = GivenAttempts()
+        self._timeouts = timeouts or Timeouts()
+        self._patience_s = self._timeouts.first_word
+        self._claims = GivenAttempts(self._timeouts.vanished)
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 
@@ -194,9 +195,11 @@ class NodeDriver:
     # --- reader ---------------------------------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
+        t = self._timeouts
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type((NodeError, ProtocolError)),
-            wait=tenacity.wait_exponential(multiplier=0.2, max=15.0) + tenacity.wait_random(0, 0.3),
+            wait=tenacity.wait_exponential(multiplier=t.backoff, max=t.longest_backoff)
+            + tenacity.wait_random(0, t.jitter),
             stop=tenacity.stop_when_event_set(self._closing),
             sleep=tenacity.sleep_using_event(self._closing),
             reraise=True,
@@ -224,7 +227,7 @@ class NodeDriver:
         if self._closing.is_set():
             return
         self._trouble(self._silence or f"the stream ended: {why}")
-        if time.monotonic() - began < 5.0:
+        if time.monotonic() - began < self._timeouts.steady:
             raise TransportError(self.node, f"the stream ended at once: {why}")
 
     def _prepare(self) -> frozenset[str]:
@@ -269,7 +272,7 @@ class NodeDriver:
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
-        self._silence, self._patience_s = "", FIRST_WORD_S
+        self._silence, self._patience_s = "", self._timeouts.first_word
         channel = self._transport.open(
             ["sh", f"{self.folder}/follow.sh", "--from", json.dumps(offsets, separators=(",", ":"))]
         )
@@ -284,7 +287,7 @@ class NodeDriver:
                     # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
                 if number == 0:
-                    self._patience_s = SILENCE_S
+                    self._patience_s = self._timeouts.silence
                     self._post(NodeUp(self.node, self._session, present))
                 if isinstance(frame, Chunk):
                     key = (frame.stream, frame.slot)

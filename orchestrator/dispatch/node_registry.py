@@ -14,34 +14,15 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.timeouts import StopLimits, Timeouts
 from orchestrator.errors import NodeError
-
-CLOSE_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Timeouts of a run, in seconds."""
-
-    tick: float = 0.2
-    view: float = 0.2
-    lost: float = 90.0
-    """A node that stopped answering is given up after this."""
-    never_up: float = 20.0
-    """A node that could not be prepared even once is given up after this long (and still tried again)."""
-    starting: float = 60.0
-    """The same for a node that has reported nothing at all yet."""
-    grace: float = 30.0
-    """Time for running attempts after the first Ctrl-C."""
-    shutdown: float = 10.0
-    """Time for workers to stop at the end."""
 
 
 class NodeRegistry:
     """Drivers of a run's nodes with their states; owned by the controller's loop."""
 
     def __init__(self, timeouts: Timeouts) -> None:
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self.drivers: dict[str, NodeDriver] = {}
         self.sessions: dict[str, int] = {}
         """The session that writes to a node must name; a node that never was up has none."""
@@ -68,7 +49,7 @@ class NodeRegistry:
         for of in (self.sessions, self._trouble, self._waiting):
             of.pop(node, None)
         if driver is not None:
-            threading.Thread(target=driver.close, args=(time.monotonic() + CLOSE_S,), daemon=True).start()
+            threading.Thread(target=driver.close, args=(time.monotonic() + self.timeouts.close,), daemon=True).start()
 
     def arrived(self, node: str, session: int) -> None:
         """Record that the node was prepared and its stream began."""
@@ -113,9 +94,9 @@ class NodeRegistry:
         now = time.time()
         for node, (since, detail) in self._trouble.items():
             if node in self.sessions:
-                limit_s = self._timeouts.lost
+                limit_s = self.timeouts.lost
             else:
-                limit_s = self._timeouts.never_up if node in self._reported else self._timeouts.starting
+                limit_s = self.timeouts.never_up if node in self._reported else self.timeouts.starting
             if node not in self.lost and node not in self._waiting and now - since > limit_s:
                 self.lost.add(node)
                 yield node, detail
@@ -160,29 +141,16 @@ class NodeRegistry:
             driver.check_pulse()
 
     def close(self) -> None:
-        """End all threads; the workers go on. What a node is busy with may take CLOSE_S, of all nodes together."""
+        """End all threads; the workers go on. All nodes together get `Timeouts.close` to end what they do."""
         for driver in self.drivers.values():
             driver.leave()
-        until = time.monotonic() + CLOSE_S
+        until = time.monotonic() + self.timeouts.close
         for driver in self.drivers.values():
             driver.close(until)
 
 
 POLL_S = 0.1
 MAX_PARALLEL = 32
-
-
-@dataclass(frozen=True, slots=True)
-class StopLimits:
-    """Limits in seconds: for workers to stop, for killed ones to end, and for all of it on a slow node."""
-
-    stop_s: float
-    kill_s: float
-    limit_s: float
-
-
-USUAL, SOON = StopLimits(5.0, 2.0, 20.0), StopLimits(3.0, 1.5, 7.0)
-"""At the end of a run; when it is cancelled, which is over within 10 s whatever its nodes do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +218,7 @@ class Shutdown:
                 driver.workers.stop(kill=kill)
                 until = time.monotonic() + patience
                 while driver.workers.alive() and time.monotonic() < until:
-                    time.sleep(POLL_S)
+                    time.sleep(min(POLL_S, patience / 20))
             with contextlib.suppress(NodeError, OSError):  # they stay on the node then
                 driver.bring_home()
             driver.keep_results()
@@ -266,10 +234,11 @@ def stop_workers(
     listen: Callable[[float, Callable[[], bool]], None],
     *,
     tidy: bool,
-    pace: StopLimits = USUAL,
+    pace: StopLimits | None = None,
     only: Iterable[NodeDriver] | None = None,
 ) -> Mapping[str, StoppedNode]:
     """Stop all workers on these nodes, by default on all. `listen(seconds, over)` reads what nodes still send."""
+    pace = pace or registry.timeouts.stop
     shutdown = Shutdown(registry, pace, tidy=tidy)
     shutdown.begin(registry.drivers.values() if only is None else only)
     listen(pace.limit_s, shutdown.done)

@@ -138,9 +138,9 @@ class NodeLog:
         self._ledger.set_offset(self._node, chunk.slot, "L", chunk.offset - len(rest) + end)
 
 
-BEATS, PATIENCE_S = 2, 15.0
-"""An attempt has vanished when it is missing in so many beats in a row, and so long after it was written there: a
-beat may be some seconds old when it is read."""
+BEATS = 2
+"""An attempt has vanished when it is missing in so many beats in a row, and `Timeouts.vanished` after it was written
+there."""
 
 
 @dataclass(slots=True)
@@ -152,8 +152,8 @@ class _GivenAttempt:
 class GivenAttempts:
     """Attempts given to one node. The writer's thread adds, the reader's compares."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._patience_s, self._clock = patience_s, clock
         self._lock = threading.Lock()
         self._given: dict[str, _GivenAttempt] = {}
 
@@ -171,7 +171,7 @@ class GivenAttempts:
 
     def compare(self, held: Collection[str]) -> frozenset[str]:
         """Compare with a beat; return the vanished attempts, each once. Most simply ended: the caller knows which."""
-        old = self._clock() - PATIENCE_S
+        old = self._clock() - self._patience_s
         with self._lock:
             for attempt, given in self._given.items():
                 given.missed = 0 if attempt in held else given.missed + 1

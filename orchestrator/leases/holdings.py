@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from orchestrator.dispatch.node_registry import USUAL, NodeRegistry, Shutdown
+from orchestrator.dispatch.node_registry import NodeRegistry, Shutdown
 from orchestrator.dispatch.supply import LeaseTurn
 from orchestrator.events import FleetMayGrow, LeaseEnded, NodeDraining
 from orchestrator.leases.base import EndCause, Lease, LeaseSource
@@ -163,7 +163,7 @@ class Holdings:
             out.notes.append((f"{node} takes no more work: {why}", False))
 
     def _shut_down(self, node: str, registry: NodeRegistry) -> None:
-        self.of[node].leaving = shutdown = Shutdown(registry, USUAL, tidy=True)
+        self.of[node].leaving = shutdown = Shutdown(registry, registry.timeouts.stop, tidy=True)
         shutdown.begin([registry.drivers[node]])
 
     def give_back(self, out: LeaseTurn, now: float) -> list[str]:

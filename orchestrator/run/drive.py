@@ -8,7 +8,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from orchestrator.command_hints import command
@@ -17,8 +17,8 @@ from orchestrator.dispatch.controller import Controller
 from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders, worker_code
 from orchestrator.dispatch.messages import Interrupts, Message, NodeProgress, Watcher
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import Timeouts
 from orchestrator.dispatch.outbox import SpecOptions
+from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import (
     LeaseEnded,
@@ -54,6 +54,7 @@ from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader, costs_of
 from orchestrator.run.view.status import LiveStatus, RunHeader
 from orchestrator.scheduling import Policy
+from orchestrator.scheduling.model import PolicySettings
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
 from orchestrator.tuners import get_tuner
@@ -66,6 +67,16 @@ if TYPE_CHECKING:
 
 IDLE_EXIT_S = 900.0
 """A worker without work and without a controller ends after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSettings:
+    """Settings of a controller that are no options of the user."""
+
+    reach: Callable[[NodePlan], Transport] | None = None
+    """Makes the transport of a planned node; None: the one that its inventory names."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    policy: PolicySettings = field(default_factory=PolicySettings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,7 @@ def drive(
     retry: Sequence[int] = (),
     cancel: bool = False,
     handle_signals: bool = True,
+    settings: DriveSettings | None = None,
 ) -> Outcome:
     """Drive the run until it is finished, interrupted or cancelled.
 
@@ -101,7 +113,9 @@ def drive(
         previous = {number: signal.signal(number, interrupts) for number in caught}
         state, limited = "interrupted", ""
         try:
-            controller = _controller(paths, config, ledger, watcher, interrupts, cancel)
+            controller = _controller(
+                paths, config, ledger, watcher, interrupts, settings or DriveSettings(), cancel=cancel
+            )
             state = controller.run([RetryAsked(tuple(retry))] if retry else [])
             limited = controller.limited
         except TakenOverError:
@@ -167,7 +181,14 @@ def _request(paths: RunPaths, config: RunConfig) -> Request:
 
 
 def _controller(
-    paths: RunPaths, config: RunConfig, ledger: Ledger, watcher: Watcher, interrupts: Interrupts, cancel: bool
+    paths: RunPaths,
+    config: RunConfig,
+    ledger: Ledger,
+    watcher: Watcher,
+    interrupts: Interrupts,
+    settings: DriveSettings,
+    *,
+    cancel: bool,
 ) -> Controller:
     family = get_family(config.family)
     epoch = int(ledger.meta("epoch", 0)) + 1
@@ -177,7 +198,7 @@ def _controller(
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
     costs = costs_of(ledger, list(shapes.values()))
-    policy = Policy()
+    policy = Policy(settings.policy)
     known: set[str] = set()
     of_leases: list[Record] = []
     view = RunView(costs)
@@ -212,13 +233,13 @@ def _controller(
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
         edited = load_inventory(paths.inventory)
         new = [p for p in planned(paths, config, machines_of(edited)) if p.node not in there]
-        return [_driver(paths, config, ledger, p, epoch, controller, launch=True) for p in new]
+        return [_driver(paths, config, ledger, p, epoch, controller, settings, launch=True) for p in new]
 
     pools = pools_of(inventory, config.run)
     leases = known_leases(of_leases)
 
     def leased_driver(plan: NodePlan, transport: Transport) -> NodeDriver:
-        return _driver(paths, config, ledger, plan, epoch, controller, launch=not cancel, transport=transport)
+        return _driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel, transport=transport)
 
     supply = LeasedNodes(
         pools,
@@ -242,7 +263,7 @@ def _controller(
         requests_folder=paths.requests,
         watcher=_Unresolved(watcher, masker([n.options() for n in inventory.nodes.values()])),
         epoch=epoch,
-        timeouts=Timeouts(grace=config.grace_s, lost=config.lost_after_s),
+        timeouts=replace(settings.timeouts, grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
         known=known - {k.node for k in leases.values()},
@@ -251,7 +272,7 @@ def _controller(
         limit=Limits(ledger, config, view.work).reached,
     )
     for plan in plans:
-        controller.add(_driver(paths, config, ledger, plan, epoch, controller, launch=not cancel))
+        controller.add(_driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel))
     return controller
 
 
@@ -277,6 +298,7 @@ def _driver(
     plan: NodePlan,
     epoch: int,
     controller: Controller,
+    settings: DriveSettings,
     *,
     launch: bool,
     transport: Transport | None = None,
@@ -296,7 +318,9 @@ def _driver(
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
-    if transport is None:
+    if transport is None and settings.reach is not None:
+        transport = settings.reach(plan)
+    elif transport is None:
         transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
     offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
     post = _unresolved(masker(node.options()), controller.post)
@@ -308,6 +332,7 @@ def _driver(
         script(resolved(node), brief=True),
         lambda facts: gpus_of(node, facts),
         config.run,
+        first_s=settings.timeouts.busy,
         locks=not leased,
     )
     return NodeDriver(
@@ -326,6 +351,7 @@ def _driver(
         results=results_folder(plan),
         home=paths.attempts if tuner.keeps_reproductions else None,
         connected=leased,
+        timeouts=settings.timeouts,
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from orchestrator.events import AttemptEnded, NodeJoined, NodeLost, NodeTroubled, Send, ShapeTuned
 from orchestrator.paths import list_runs
-from tests.integration.chaosplan import CONTROLLER, GROUPS, PER_GROUP, Chaos, Mishap
 from tests.integration.fleetkit import finish, journal, running, steps, write_inventory
 from tests.integration.heavy import HeavyFleet, HeavyNode
 from tests.integration.kit import Bench, read_csv
+from tests.support.chaosplan import CONTROLLER, GROUPS, PER_GROUP, Chaos, Mishap
 from tests.waiting import PATIENCE_S
 
 WORKDIR = "/data/work"

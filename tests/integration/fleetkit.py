@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.events import AttemptEnded, AttemptStarted, NodeJoined, NodeTroubled, Record
+from orchestrator.events import AttemptEnded, AttemptStarted, NodeJoined, Record
 from orchestrator.paths import list_runs
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.outer import HeavyError
@@ -129,13 +129,6 @@ def node_folder(bench: Bench, node: HeavyNode) -> str:
     return f"{home(node)}/.gemmfleet/{bench.paths.run}/{node.name}"
 
 
-def strikes(bench: Bench, node: HeavyNode) -> tuple[int, float]:
-    """(how often, when last) a fault with `times` struck on a node, from the file in which it counts itself."""
-    out = node.sh(f"stat -c '%s %Y' {node_folder(bench, node)}/replay/* 2>/dev/null || echo 0 0")
-    count, when = out.split()
-    return int(count), float(when)
-
-
 def measured(bench: Bench, node: HeavyNode) -> int:
     """Shapes that the node's workers have tuned so far, whoever has heard of it."""
     return int(node.sh(f"cat {node_folder(bench, node)}/events/*.jsonl | grep -c '\"shape_tuned\"' || true"))
@@ -185,11 +178,6 @@ def troubled(bench: Bench, node: str, at: float) -> list[dict[str, Any]]:
     assert told[0]["since"] <= told[0]["t"]
     assert told[0]["node"] == node
     return told
-
-
-def in_trouble(bench: Bench, node: str, at: float) -> bool:
-    """Return whether the run has noticed since `at` that the node does not answer."""
-    return any(r.node == node and t >= at for t, r in journal(bench, NodeTroubled))
 
 
 def joined(bench: Bench, node: str, at: float) -> bool:

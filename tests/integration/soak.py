@@ -18,11 +18,11 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.integration.chaosplan import draw
 from tests.integration.chaosrun import run_seed
 from tests.integration.fleetkit import NAMES, USERS, mend
 from tests.integration.heavy import HeavyFleet, why_not
 from tests.integration.heavy.outer import HeavyError
+from tests.support.chaosplan import draw
 
 
 def main() -> int:

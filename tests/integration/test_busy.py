@@ -1,10 +1,9 @@
-"""`--busy` on real nodes: containers of others that hold a GPU's device, and runs that share nodes."""
+"""`--busy` on real nodes: a container of others that holds a GPU's device. What a run does about it: tests/fleet."""
 
 from __future__ import annotations
 
 import contextlib
 import json
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from tests.integration.fleetkit import release
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.gpu import a_gpu
 from tests.integration.kit import Bench
-from tests.support.ledger_kit import per_node, tuned_times
+from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
@@ -117,88 +116,3 @@ def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remot
     assert fleet.nodes[1].containers() == ["idler"]
     steps = remote.run("explain", "h1", "--json").json()["stories"][0]["steps"]
     assert [s["doing"] for s in steps if s["type"] == "NodeBusy"] == ["wait", "free"]
-
-
-def test_a_run_that_only_waits_is_interrupted_at_once_and_resumed_beside_them(fleet: HeavyFleet, remote: Bench) -> None:
-    n = remote.shapes(groups=4)
-    write_inventory(remote, fleet, names=("h1",))
-    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
-    run = remote.start("tune", *remote.tune_args())
-    wait_until(lambda: waits(remote, "h1"), "it waits")
-    run.send_signal(signal.SIGINT)
-    out, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 130, out
-    done = remote.run("resume", "--busy", "share")
-    assert done.code == 0, done.out + done.err
-    assert "h1 ran beside other jobs" in done.out
-    remote.check_books(tuned=n, failed={})
-    shared = json.loads(remote.paths.provenance.read_text())["shared"]
-    assert [(s["node"], s["with"]) for s in shared] == [("h1", f"container theirs ({WORKER_IMAGE})")]
-    assert fleet.nodes[0].containers() == ["theirs"]  # others' containers are never touched
-
-
-def test_a_waiting_run_is_cancelled(fleet: HeavyFleet, remote: Bench) -> None:
-    remote.shapes(groups=4)
-    write_inventory(remote, fleet, names=("h1",))
-    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
-    run = remote.start("tune", *remote.tune_args())
-    wait_until(lambda: waits(remote, "h1"), "it waits")
-    assert remote.run("cancel").code == 0
-    out, _ = run.communicate(timeout=PATIENCE_S)
-    assert run.returncode == 130, out
-    assert fleet.nodes[0].containers() == ["theirs"]
-
-
-def test_skip_leaves_the_node_out(fleet: HeavyFleet, remote: Bench) -> None:
-    n = remote.shapes(groups=6)
-    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
-    done = remote.tune(more=["--busy", "skip"])
-    assert done.code == 0, done.out + done.err
-    assert "h1: it is occupied and left out: container theirs" in done.out, done.out
-    remote.check_books(tuned=n, failed={})
-    assert by_node(remote) == {"h2"}
-    assert fleet.nodes[0].containers() == ["theirs"]
-    runs = len(list(remote.runs.iterdir()))
-    occupy(fleet.nodes[1], "theirs", "--device /dev/kfd")
-    done = remote.tune(more=["--busy", "skip"])
-    assert (done.code, len(list(remote.runs.iterdir()))) == (3, runs), done.out + done.err
-    assert "no node can be used" in done.err
-
-
-def test_share_computes_beside_them(fleet: HeavyFleet, remote: Bench) -> None:
-    n = remote.shapes(groups=12)
-    occupy(fleet.nodes[0], "theirs", "--device /dev/kfd")
-    done = remote.tune(more=["--busy", "share"], seconds=0.3)
-    assert done.code == 0, done.out + done.err
-    assert "h1 is occupied and shared" in done.out
-    remote.check_books(tuned=n, failed={})
-    assert by_node(remote) == {"h1", "h2"}
-    assert {s["node"] for s in json.loads(remote.paths.provenance.read_text())["shared"]} == {"h1"}
-
-
-def test_a_second_run_waits_for_the_first(
-    fleet: HeavyFleet, remote: Bench, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    """Also where both compute on the cores, and as other users."""
-    second = Bench(tmp_path_factory.mktemp("second"))
-    try:
-        for bench in (remote, second):
-            write_inventory(bench, fleet, gpus="0", names=("h1",))
-        n, m = remote.shapes(groups=10), second.shapes(groups=3)
-        first = remote.start("tune", *remote.tune_args(faults=[remote.held(1, 10)]))
-        wait_until(lambda: remote.tuned() >= 1, "the first works")
-        other = second.start("tune", *second.tune_args())
-        wait_until(lambda: waits(second, "h1"), "the second waits")
-        release(fleet, remote)
-        for run in (first, other):
-            out, _ = run.communicate(timeout=PATIENCE_S)
-            assert run.returncode == 0, out
-        remote.check_books(tuned=n, failed={})
-        second.check_books(tuned=m, failed={})
-        (wait, free) = told(second)
-        assert (wait[1].doing, free[1].doing) == ("wait", "free")
-        assert f"worker of run {remote.paths.run}" in wait[1].detail
-        with remote.ledger() as ledger:
-            assert free[0] > tuned_times(ledger)[-1]
-    finally:
-        second.close()

@@ -31,7 +31,8 @@ def _reason() -> str:
 
 
 pytestmark = [
-    pytest.mark.xdist_group("image"), pytest.mark.system, pytest.mark.skipif(bool(_reason()), reason=_reason()),
+    pytest.mark.xdist_group("image"), pytest.mark.soak, pytest.mark.system,
+    pytest.mark.skipif(bool(_reason()), reason=_reason()),
 ]  # fmt: skip
 
 SETUP = """

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.kit import Bench
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 MAY = subprocess.run(["unshare", "-m", "true"], capture_output=True).returncode == 0
 pytestmark = [pytest.mark.system, pytest.mark.skipif(not MAY, reason="may not make a mount namespace")]
@@ -44,3 +45,29 @@ def test_a_read_only_work_folder_is_called_that(bench: Bench) -> None:
     assert done.returncode == 3, done.stdout + done.stderr
     assert f"{bench.root}/fixed/work is read-only: the file system at {bench.root}/fixed is mounted so" in done.stdout
     assert "MiB free" not in done.stdout
+
+
+def test_a_full_disk_of_the_controller_loses_nothing(bench: Bench) -> None:
+    n = bench.shapes(groups=6, per_group=4)
+    bench.runs.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", bench.runs], capture_output=True).returncode:
+        pytest.skip("a small tmpfs cannot be mounted here (not root?)")
+    try:
+        run = bench.start("tune", *bench.tune_args([bench.held(2, 6)]))
+        wait_until(lambda: bench.tuned() == 8 and len(bench.children()) == 2, "the other groups are held")
+        filler = bench.runs / "filler"
+        with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
+            while True:
+                f.write(b"x" * 1024)
+        bench.release()
+        out, _ = run.communicate(timeout=PATIENCE_S)
+        assert run.returncode == 2, out
+        assert "full" in out or "space" in out
+        assert "Traceback" not in out
+        filler.unlink()
+        done = bench.run("resume")
+        assert done.code == 0, done.out + done.err
+        bench.check_books(tuned=n, failed={})
+    finally:
+        bench.close()
+        subprocess.run(["umount", "-l", bench.runs], check=True)

@@ -82,6 +82,8 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     third = bench.tune(more=["--db", str(db)])
     assert third.code == 0
     assert "4 skipped" in third.out
+    assert not bench.node().exists(), "where all is skipped no node is started"
+    assert "no worker ran on here" in bench.run("cancel").out
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out
     assert db.read_bytes() == before, "the same times do not beat themselves"

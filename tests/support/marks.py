@@ -1,11 +1,15 @@
-"""Marks of parameters."""
+"""Marks of tests and parameters."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+SOAK = bool(os.environ.get("SOAK"))
 
 
 def full_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
@@ -15,3 +19,9 @@ def full_but(cases: Iterable[Any], *kept: Any) -> list[Any]:
 
 def _full(case: Any) -> Any:
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.full)
+
+
+def drawn(examples: int, *, fixed: bool = False, **more: Any) -> settings:
+    """Settings of a test with drawn cases: so many, and fifty times as many in `make soak`. `fixed`: they are the same
+    each time, but not there."""
+    return settings(max_examples=examples * (50 if SOAK else 1), deadline=None, derandomize=fixed and not SOAK, **more)

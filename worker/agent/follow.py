@@ -174,9 +174,9 @@ def is_alive(paths: NodePaths, slot: str) -> bool:
     return False
 
 
-def follow(stream: Stream, out: int, changes: Changes | None = None) -> None:
+def follow(stream: Stream, out: int, changes: Changes | None = None, beat_s: float = BEAT_S) -> None:
     """Send frames to `out` until that fails (BrokenPipeError). `changes`: those in the stream's folders; without them,
-    or once there was one that they did not tell of, the files are polled."""
+    or once there was one that they did not tell of, the files are polled. `beat_s`: seconds between beats."""
     next_beat = next_look = moved = 0.0
     told = NEW_NAMES
     while True:
@@ -186,7 +186,7 @@ def follow(stream: Stream, out: int, changes: Changes | None = None) -> None:
             next_look = now + (LOOK_S if changes is None else BEAT_S)
         if now >= next_beat:
             _send(out, stream.beat(time.time()))
-            next_beat = now + BEAT_S
+            next_beat = now + beat_s
         sent = False
         for frame in stream.frames():
             _send(out, frame)

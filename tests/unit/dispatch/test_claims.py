@@ -6,9 +6,11 @@ import io
 import json
 from pathlib import Path
 
-from orchestrator.dispatch.stream import BEATS, PATIENCE_S, Beat, GivenAttempts, read_frames
+from orchestrator.dispatch.stream import BEATS, Beat, GivenAttempts, read_frames
 from worker.agent.follow import Stream
 from worker.protocol import ANY_SLOT, InboxName, NodePaths
+
+PATIENCE_S = 15.0
 
 
 class Clock:
@@ -21,7 +23,7 @@ class Clock:
 
 def test_an_attempt_vanishes_once_after_two_beats_and_some_patience() -> None:
     clock = Clock()
-    claims = GivenAttempts(clock)
+    claims = GivenAttempts(PATIENCE_S, clock)
     claims.arrived(["g1-1", "g2-1"])
     assert [claims.compare({"g2-1"}) for _ in range(BEATS)] == [frozenset()] * BEATS  # the beats may be old ones
     clock.now = PATIENCE_S
@@ -31,7 +33,7 @@ def test_an_attempt_vanishes_once_after_two_beats_and_some_patience() -> None:
 
 def test_one_beat_without_it_is_not_enough() -> None:
     clock = Clock()
-    claims = GivenAttempts(clock)
+    claims = GivenAttempts(PATIENCE_S, clock)
     claims.arrived(["g1-1"])
     clock.now = 2 * PATIENCE_S
     for held in ((), ("g1-1",), (), ("g1-1",)):
@@ -40,7 +42,7 @@ def test_one_beat_without_it_is_not_enough() -> None:
 
 def test_what_was_taken_back_is_not_missed() -> None:
     clock = Clock()
-    claims = GivenAttempts(clock)
+    claims = GivenAttempts(PATIENCE_S, clock)
     claims.arrived(["g1-1"])
     claims.taken("g1-1")
     clock.now = 2 * PATIENCE_S

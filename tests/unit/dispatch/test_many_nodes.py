@@ -9,9 +9,10 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.dispatch import controller, node
+from orchestrator.dispatch import controller
 from orchestrator.dispatch.messages import FromStream, Message
 from orchestrator.dispatch.node import NodeDriver
+from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.engines import Engine
 from orchestrator.ledger import LedgerReader, reconcile
 from orchestrator.run.drive import drive
@@ -94,8 +95,8 @@ class Deaf:
         return self.channels[-1]
 
 
-def test_while_the_loop_is_behind_a_node_is_not_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node, "SILENCE_S", -1.0)  # any silence is too long
+def test_while_the_loop_is_behind_a_node_is_not_silent() -> None:
+    any_silence = Timeouts(silence=-1.0)
     waits, goes_on = threading.Event(), threading.Event()
 
     def post(message: Message) -> None:
@@ -105,7 +106,18 @@ def test_while_the_loop_is_behind_a_node_is_not_silent(monkeypatch: pytest.Monke
 
     deaf = Deaf()
     driver = NodeDriver(
-        cast(Transport, deaf), cast(Engine, deaf), "folder", {}, (), ("0",), {}, 1, {}, post, launch=False
+        cast(Transport, deaf),
+        cast(Engine, deaf),
+        "folder",
+        {},
+        (),
+        ("0",),
+        {},
+        1,
+        {},
+        post,
+        launch=False,
+        timeouts=any_silence,
     )
 
     def silent() -> bool:

@@ -8,7 +8,8 @@ import pytest
 
 from orchestrator.dispatch import node_registry as module
 from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.node_registry import NodeRegistry, Timeouts
+from orchestrator.dispatch.node_registry import NodeRegistry
+from orchestrator.dispatch.timeouts import Timeouts
 
 
 class Driver:

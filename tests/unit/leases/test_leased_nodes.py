@@ -13,8 +13,9 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.dispatch.node_registry import NodeRegistry, Timeouts
+from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.dispatch.supply import LeaseTurn
+from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import EngineError, UnreachableError
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause, Lease

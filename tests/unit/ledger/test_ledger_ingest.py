@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
@@ -18,6 +18,7 @@ from orchestrator.ledger import Ingest, clean, split_lines
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from tests.support.ledger_kit import DEVICE, Run, ended, row, started
+from tests.support.marks import drawn
 from worker.protocol import MAX_RECORD_BYTES, RECORDS, ProtocolError, parse_record, record
 
 
@@ -308,7 +309,7 @@ def said(draw: st.DrawFn) -> dict[str, Any]:
     return record(name, 1.0, **{f: draw(st.one_of(JSON, IDS, ATTEMPTS)) for f in RECORDS[name]})
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.lists(st.tuples(st.sampled_from(["n1", "n2"]), said()), max_size=25))
 def test_whatever_workers_say_the_books_add_up(words: list[tuple[str, dict[str, Any]]]) -> None:
     with tempfile.TemporaryDirectory() as folder, Run(Path(folder)) as run:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.node_registry import NodeRegistry, Timeouts
+from orchestrator.dispatch.node_registry import NodeRegistry
+from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LeftOutError
 from orchestrator.inventory import Node

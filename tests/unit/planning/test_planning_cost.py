@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.families import get_family
@@ -16,6 +16,7 @@ from orchestrator.planning import CostModel, CostSample, make_plan, units
 from orchestrator.run.earlier import gather
 from orchestrator.shapes import Shape
 from tests.support.ledger_kit import A8W8, Run, ended
+from tests.support.marks import drawn
 from worker.families import FAMILIES
 
 TRUTH = CostModel(setup_s=3.0, shape_s=1.5, flop_s=2e-10, weight_s=4e-8, source="")
@@ -85,7 +86,7 @@ def test_few_samples_only_correct_the_scale() -> None:
 positive = st.floats(1e-3, 1e9)
 
 
-@settings(deadline=None, max_examples=40)
+@drawn(40)
 @given(st.lists(st.builds(CostSample, st.integers(1, 50), positive, positive, st.floats(1e-3, 1e5)), max_size=30))
 def test_no_measurement_makes_a_negative_or_broken_cost(samples: list[CostSample]) -> None:
     fitted = CostModel.default("torch", A8W8).fit(samples)

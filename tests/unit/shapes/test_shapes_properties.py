@@ -5,12 +5,13 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ShapesError
 from orchestrator.shapes import Shape, ShapeList, read_shapes, render_shapes
 from orchestrator.shapes.model import Key
+from tests.support.marks import drawn
 from worker.families import FAMILIES, Column, Family
 
 
@@ -35,7 +36,7 @@ def read(data: str | bytes, family: Family) -> ShapeList:
         return read_shapes(path, family)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(lists())
 def test_written_and_read_is_the_same_without_duplicates(case: tuple[Family, list[Key]]) -> None:
     family, keys = case
@@ -44,7 +45,7 @@ def test_written_and_read_is_the_same_without_duplicates(case: tuple[Family, lis
     assert [s.id for s in found.shapes] == list(range(1, len(found.shapes) + 1))
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(lists(), st.data())
 def test_dirt_changes_notes_and_nothing_else(case: tuple[Family, list[Key]], data: st.DataObject) -> None:
     family, keys = case
@@ -66,7 +67,7 @@ BAD = st.sampled_from(["0", "-1", "1.5", "=1", "x", "", "'1'", "2147483648", "\x
 GOOD = st.integers(1, 99).map(str)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.lists(st.tuples(st.one_of(GOOD, BAD), st.one_of(GOOD, BAD), GOOD), min_size=1, max_size=15))
 def test_every_bad_cell_is_a_fault_and_the_list_is_stable(rows: list[tuple[str, str, str]]) -> None:
     family = FAMILIES["a16w16"]
@@ -94,7 +95,7 @@ def faults_of(data: str | bytes, family: Family) -> list[str]:
     return []
 
 
-@settings(max_examples=150, deadline=None)
+@drawn(150)
 @given(st.binary(max_size=200), st.sampled_from(["a16w16", "a4w4_blockscale", "fmoe"]))
 def test_no_bytes_do_more_than_raise_shapes_error(data: bytes, name: str) -> None:
     for prefix in (b"", b"M,N,K\n1,2,32\n"):

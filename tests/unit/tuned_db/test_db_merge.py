@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -30,6 +30,7 @@ from orchestrator.tuned_db.records import read_records, records_path
 from orchestrator.tuned_db.sources import open_sources
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
+from tests.support.marks import drawn
 from tests.unit.tuned_db.test_tuned_db import HEADER, line, new, table
 
 PROFILE = HEADER + ",attempt,node,slot,status,spread,samples,winner,detail"
@@ -143,7 +144,7 @@ rows_of_sessions = st.lists(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @example([(1, "4.2", "a", "a1", ""), (1, "4.2", "a", "a1", "0.2"), (1, "5.0", "old", "a1", "")], random.Random(1), 3)
 @example([(1, "4.2", "a", "a1", "0.2"), (1, "4.2", "a", "a1", ""), (1, "5.0", "old", "a1", "")], random.Random(0), 3)
 @example([(1, "4.2", "a", "a1", "0.2"), (1, "4.2", "a", "a1", ""), (1, "5.0", "old", "a1", "")], random.Random(2), 3)

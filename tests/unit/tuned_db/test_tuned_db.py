@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
@@ -22,6 +22,7 @@ from orchestrator.tuned_db import merge as merge_module
 from orchestrator.tuned_db.merge import Rules, merge
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
+from tests.support.marks import drawn
 from tests.support.tables_kit import read_newcomers
 from worker.families import FAMILIES
 
@@ -326,7 +327,7 @@ newcomers = st.lists(
 incumbents = st.dictionaries(st.integers(1, 6), st.sampled_from(["5.0", "4.8", "1.0", "Null", "50"]), max_size=6)
 
 
-@settings(deadline=None, max_examples=60)
+@drawn(60)
 @given(incumbents, newcomers)
 def test_merge_twice_is_merge_once_and_untouched_rows_keep_their_bytes(
     old: dict[int, str], rows: list[dict[str, Any]]

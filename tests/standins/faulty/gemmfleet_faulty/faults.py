@@ -14,7 +14,7 @@ A fault is a mapping:
 - `probability` and `seed`: intermittent, drawn from seed, attempt and shape, so the same in every replay;
 - `after_rows`: rows that come first; `deaf`: SIGINT is ignored; `grandchild`: leaves a process in its group;
 - `how`: what sick_canary does: `wrong` (the default), or a violent kind;
-- `guard`: false lets `oom` go beyond 1 GiB more than the process has (for a test that limits it by a cgroup).
+- `guard`: false lets `oom` go beyond 128 MiB more than the process has (for a test that limits it by a cgroup).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _exhaust_memory(guard: bool) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     if guard and soft == resource.RLIM_INFINITY:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
-        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**30, hard))
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**27, hard))
     held: list[bytearray] = []
     while True:
         block = bytearray(16 * 2**20)

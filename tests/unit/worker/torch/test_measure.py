@@ -8,9 +8,10 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.marks import drawn
 from worker import without_gc
 from worker.tuners.common.measure import (
     SETTLE_S,
@@ -181,7 +182,7 @@ def test_the_rerank_ends_when_it_is_decided_or_its_time_is_up() -> None:
     assert (clear.winner, clear.rounds) == (0, 5)
 
 
-@settings(max_examples=60, deadline=None)
+@drawn(60)
 @given(st.lists(st.floats(1e-6, 1.0), min_size=1, max_size=5), st.integers(0, 2**31), st.integers(3, 9))
 def test_the_winner_is_one_of_the_tied_and_the_tied_are_near(truth: list[float], seed: int, n: int) -> None:
     rng = random.Random(seed)

@@ -1,8 +1,6 @@
-"""Mishaps of a run on three real nodes, drawn from a seed.
+"""Mishaps of a run on three nodes, drawn from a seed: for tests/fleet, and with `make soak` for real nodes.
 
-The simulator's plans (`tests.simulator.plan`) are in virtual hours and know ends, not means; these are what
-can be done to real nodes within half a minute. As there, one node (`haven`) always comes back at once, and there is
-a way to tune every innocent shape.
+One node (`haven`) always comes back at once, and there is a way to tune every innocent shape.
 """
 
 from __future__ import annotations
@@ -52,8 +50,8 @@ class Chaos:
         return out + [f"  fault {f['kind']} {f['match']}" for f in self.faults]
 
 
-def draw(seed: int, nodes: tuple[str, ...] = ("h1", "h2", "h3")) -> Chaos:
-    """The same seed always draws the same."""
+def draw(seed: int, nodes: tuple[str, ...] = ("h1", "h2", "h3"), groups: int = GROUPS) -> Chaos:
+    """The same seed always draws the same. `groups`: number of groups of PER_GROUP shapes."""
     rng = random.Random(seed)
     haven = rng.choice(nodes)
     others = [n for n in nodes if n != haven]
@@ -63,7 +61,7 @@ def draw(seed: int, nodes: tuple[str, ...] = ("h1", "h2", "h3")) -> Chaos:
         mishaps.append(_long(rng, node))
     if rng.random() < 0.5:
         mishaps.append(Mishap(rng.uniform(0.1, 0.7), CONTROLLER, seconds=rng.uniform(0.5, 4.0)))
-    shapes = [(m + 1, g + 1) for g in range(GROUPS) for m in range(PER_GROUP)]
+    shapes = [(m + 1, g + 1) for g in range(groups) for m in range(PER_GROUP)]
     rng.shuffle(shapes)
     faults: list[dict[str, Any]] = []
     guilty: dict[str, str] = {}

@@ -1,0 +1,42 @@
+"""A controller of the fleet, in a process of its own that can be interrupted or killed: the end of `tune`, `resume`,
+`retry` and `cancel` with links of the fleet and short waits."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from orchestrator.cli import tuning
+from orchestrator.cli.output import run_end  # noqa: F401 - imported once, for all that are forked
+from orchestrator.dispatch.timeouts import StopLimits, Timeouts
+from orchestrator.errors import OrchestratorError
+from orchestrator.paths import RunPaths
+from orchestrator.run.drive import DriveSettings
+from orchestrator.scheduling.model import PolicySettings
+from tests.fleet.link import NodeLink
+
+TIMEOUTS = Timeouts(
+    tick=0.01, view=0.05, never_up=2.0, starting=10.0, first_word=10.0, silence=1.5, backoff=0.02, longest_backoff=0.1,
+    jitter=0.01, steady=0.2, vanished=0.3, busy=0.05, close=0.5, stop=StopLimits(2.0, 1.0, 5.0),
+    cancel=StopLimits(1.0, 0.5, 2.5),
+)  # fmt: skip
+POLICY = PolicySettings(first_cool_down_s=0.05, cool_down_s=0.3, verdict_timeout_s=20.0, proof_s=5.0)
+
+
+def main(request: Mapping[str, Any]) -> int:
+    """Carry a request out; the exit code, as the command line has it."""
+    paths = RunPaths(Path(request["run"]))
+    place = Path(request["place"])
+    timeouts = replace(TIMEOUTS, **request["timeouts"])
+    settings = DriveSettings(lambda plan: NodeLink(plan, place), timeouts, replace(POLICY, **request["policy"]))
+    try:
+        if request["what"] == "cancel":
+            tuning.cancel(paths, settings)
+            return 0
+        return tuning.drive_here(paths, json_=False, retry=tuple(request["retry"]), settings=settings)
+    except OrchestratorError as e:
+        print(f"error: {e}", file=sys.stderr)
+        return e.exit_code

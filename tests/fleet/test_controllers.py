@@ -1,0 +1,334 @@
+"""Controllers that are killed, interrupted, cancelled, or meet another one: nothing measured is lost, and at most what
+was in flight is repeated (law 4)."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator import events as ev
+from orchestrator.cli.tuning import replace_config
+from orchestrator.dispatch import control
+from orchestrator.dispatch.timeouts import Timeouts
+from orchestrator.ledger import reconcile
+from tests.fleet.kit import Controller, Fleet
+from tests.support.marks import full_but
+from tests.waiting import wait_until
+
+
+def settled(fleet: Fleet) -> int:
+    with fleet.ledger() as ledger:
+        assert reconcile(ledger) == []
+        return ledger.counts().settled
+
+
+def test_workers_go_on_without_their_controller_and_nothing_is_repeated(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(4)
+    run.kill()
+    known = fleet.tuned()
+    here = sum(map(fleet.measured, fleet.nodes))
+    fleet.release()
+    wait_until(lambda: sum(map(fleet.measured, fleet.nodes)) > here, "a worker goes on alone")
+    assert fleet.resume().code == 0
+    fleet.check_books(n)
+    assert known < n
+    assert set(fleet.starts().values()) == {1}
+    assert [r.epoch for r in fleet.journal(ev.Resumed)] == [1, 2]
+
+
+@pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("seed", full_but(range(4), 0))
+def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int, kills: int) -> None:
+    """Every few milliseconds, with poison and a killer of workers among the shapes; the books hold after each kill."""
+    n = fleet.shapes(groups=3 * kills, per_group=2)
+    faults = [
+        {"kind": "abort", "match": {"N": "64", "M": "2"}},
+        {"kind": "kill_worker", "match": {"N": "128", "M": "1"}},
+    ]
+    draw = random.Random(seed)
+    run = fleet.start(*faults, seconds=0.02)
+    before = 0
+    for _ in range(kills):
+        time.sleep(draw.uniform(0.0, 0.5))  # a point of its work, wherever that is on this machine
+        run.kill()
+        now = settled(fleet) if fleet.paths.ledger.exists() else 0
+        assert now >= before, "what was settled stays settled"
+        before = now
+        run = fleet.drive()
+    assert run.wait() == 1, run.out
+    fleet.check_books(n - 2, {"2x64x64": "fault", "1x128x64": "kills_nodes"})
+
+
+@pytest.mark.parametrize("at", ["put", "rename", "open"])
+def test_killed_between_a_call_and_its_answer(make_fleet: Callable[..., Fleet], at: str) -> None:
+    """A group that arrived unknown to the dead controller is found on the node, and not sent again."""
+    fleet = make_fleet(nodes={"h1": 1})
+    n = fleet.shapes(groups=6)
+    fleet.lose("h1", at, 3 if at == "put" else 1, "dies")
+    run = fleet.start(fleet.held(0))
+    if at == "rename":
+        wait_until(lambda: list(fleet.folder("h1").glob("inbox/*.json")), "there is something to take back")
+        fleet.link("h1", "cut 0")
+    wait_until(lambda: run.poll() is not None, "it dies")
+    assert run.code == -signal.SIGKILL
+    fleet.release()
+    assert fleet.resume().code == 0
+    fleet.check_books(n)
+    assert set(fleet.starts().values()) == {1}
+
+
+def interrupted(fleet: Fleet, run: Controller, *, words: str = "no new work") -> None:
+    run.signal(signal.SIGINT)
+    wait_until(lambda: words in run.out or run.poll() is not None, "it is told")
+
+
+def test_ctrl_c_once_lets_running_groups_end(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=12)
+    run = fleet.begun(3)
+    interrupted(fleet, run)
+    fleet.release()
+    assert run.wait() == 130, run.out
+    assert re.search(rf"next: \S*gemmfleet resume {fleet.paths.run} ", run.out)
+    with fleet.ledger() as ledger:
+        assert 0 < ledger.counts().tuned < n
+        assert ledger.state == "interrupted"
+        assert not ledger.attempts(open_only=True)
+    wait_until(lambda: not fleet.processes(), "no worker is left")
+    assert fleet.resume().code == 0
+    fleet.check_books(n)
+    assert set(fleet.starts().values()) == {1}
+
+
+def test_ctrl_c_leaves_a_long_group_to_its_worker(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=3)
+    run = fleet.start(fleet.held(0), grace_s=0.1)
+    wait_until(fleet.at_work, "all groups run")
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130, run.out
+    assert "left to the workers" in run.out
+    fleet.release()
+    wait_until(lambda: not fleet.processes(), "the workers end by themselves")
+    assert fleet.resume().code == 0
+    fleet.check_books(n)
+    assert set(fleet.starts().values()) == {1}, "what the workers measured alone was found"
+
+
+def test_ctrl_c_twice_stops_now(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=6)
+    run = fleet.start(fleet.held(0))
+    wait_until(fleet.at_work, "all nodes work")
+    interrupted(fleet, run)
+    run.signal(signal.SIGINT)
+    assert run.wait() == 130, run.out
+    assert not fleet.processes()
+    with fleet.ledger() as ledger:
+        assert ledger.counts().pending == n
+
+
+def test_cancel_of_a_living_run(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=6)
+    run = fleet.start(fleet.held(0))
+    wait_until(fleet.at_work, "all nodes work")
+    done = fleet.drive("cancel")
+    assert done.wait() == 0, done.out
+    assert "is cancelled" in done.out
+    assert "stopped 3 workers on h1, h2, h3" in done.out
+    assert run.wait() == 130, run.out
+    assert not fleet.processes()
+    with fleet.ledger() as ledger:
+        assert (ledger.state, ledger.counts().pending) == ("cancelled", n)
+
+
+def test_cancel_without_a_controller_keeps_what_was_measured_and_reports_what_it_saw(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=24)
+    run = fleet.begun(4, fleet.held(12, "resumed"))
+    run.kill()
+    known = sum(map(fleet.measured, fleet.nodes))
+    fleet.release()
+    wait_until(lambda: sum(map(fleet.measured, fleet.nodes)) >= known + 2, "the workers go on")
+    measured = sum(map(fleet.measured, ("h1", "h2")))
+    fleet.link("h3", "down")
+    done = fleet.drive("cancel")
+    assert done.wait() == 0, done.out
+    assert "no controller was driving it" in done.out
+    assert "stopped 2 workers on h1, h2" in done.out
+    assert "! h3: workers may be left; they end after 15 minutes without work: " in done.out
+    with fleet.ledger() as ledger:
+        assert ledger.state == "cancelled"
+        assert ledger.counts().tuned >= measured, "what the workers measured alone was read"
+    fleet.mend("h3")
+    fleet.release(until="resumed")
+    assert fleet.resume().code == 0
+    fleet.check_books(n)
+    again = fleet.drive("cancel")
+    assert again.wait() == 0
+    assert "no worker ran on h1, h2, h3" in again.out
+
+
+def test_a_cancel_is_over_in_ten_seconds_by_its_limits() -> None:
+    """Nodes are ended while others are awaited; what comes after that is short."""
+    t = Timeouts()
+    assert t.cancel.stop_s + t.cancel.kill_s < t.cancel.limit_s
+    assert t.cancel.limit_s + t.cancel.kill_s + t.close <= 10.0
+
+
+def test_a_second_controller_on_this_machine_is_refused(fleet: Fleet) -> None:
+    fleet.shapes(groups=4)
+    run = fleet.begun(1)
+    second = fleet.resume()
+    assert second.code == 2
+    assert f"run {fleet.paths.run} is driven by process {run.pid}" in second.out
+    run.kill()
+
+
+def test_an_older_controller_is_shut_out_by_the_epoch(fleet: Fleet) -> None:
+    """A copy of the run folder stands for another host's: it has its own lock, but the nodes are the same."""
+    n = fleet.shapes(groups=18)
+    first = fleet.begun(6)
+    here, run = fleet.paths, fleet.paths.run
+    fleet.runs = fleet.root / "other"
+    shutil.copytree(here.root, fleet.runs / run, ignore=shutil.ignore_patterns("ledger.db*", "controller.lock"))
+    ledger = fleet.paths.ledger
+    fleet.runs = here.root.parent
+    fleet.copy_ledger(ledger)
+    fleet.runs = fleet.root / "other"
+    second = fleet.drive()
+    assert first.wait() == 2, first.out
+    assert f"a younger controller took run {run} over" in first.out
+    before = [p.read_bytes() for p in (here.ledger, here.config)]
+    fleet.release()
+    assert second.wait() == 0, second.out
+    fleet.check_books(n)
+    assert set(fleet.starts().values()) == {1}, "what the first had sent was found, not repeated"
+    assert [p.read_bytes() for p in (here.ledger, here.config)] == before, "the first changes nothing more"
+
+
+def test_a_node_that_left_the_inventory_holds_up_nothing(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet(nodes={"h1": 1, "h2": 1})
+    n = fleet.shapes(groups=8)
+    fleet.begun(2).kill()
+    fleet.power_off("h1")
+    shutil.copy(fleet.inventory({"h2": 1}), fleet.paths.inventory)
+    fleet.release()
+    assert fleet.resume().code == 0
+    fleet.check_books(n)
+    assert [(r.node, r.detail) for r in fleet.journal(ev.NodeLost)] == [("h1", "it is no longer in the inventory")]
+
+
+def test_a_node_is_drained_while_the_run_goes_on(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(3)
+    wait_until(lambda: fleet.at_work("h1"), "it works")
+    control.ask(fleet.paths.requests, "drain", node="h1")
+    wait_until(lambda: fleet.of("h1", ev.NodeDraining), "it drains")
+    wait_until(lambda: not list(fleet.folder("h1").glob("inbox/*.json")), "its inbox is empty")
+    began = len(fleet.of("h1", ev.AttemptStarted))
+    fleet.release()
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    assert len(fleet.of("h1", ev.AttemptStarted)) == began, "it took nothing more"
+    assert fleet.tuned_by()["h1"] >= 1
+
+
+def test_a_node_is_added_while_the_run_goes_on(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet(nodes={"h1": 1, "h2": 1})
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(3)
+    fleet.nodes["h3"] = 1
+    shutil.copy(fleet.inventory(), fleet.paths.inventory)
+    control.ask(fleet.paths.requests, "join")
+    wait_until(lambda: fleet.at_work("h3"), "it has work")
+    fleet.release()
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    assert fleet.tuned_by()["h3"]
+    assert "h3 joins" in run.out
+
+
+# --- nodes that others use --------------------------------------------------------------------------------------------
+
+
+def occupy(fleet: Fleet, node: str) -> Path:
+    """A container of others holds the node's GPU, as its check script tells it, until the file is removed."""
+    facts = fleet.root / "facts" / node
+    facts.write_text("container=i|/theirs|job:1|running||||/dev/kfd,\n")
+    return facts
+
+
+def doings(fleet: Fleet) -> list[tuple[str, str]]:
+    return [(r.node, r.doing) for r in fleet.journal(ev.NodeBusy)]
+
+
+def test_an_occupied_node_is_waited_for_while_the_others_work(fleet: Fleet) -> None:
+    facts = occupy(fleet, "h1")
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(3)
+    wait_until(lambda: doings(fleet) == [("h1", "wait")], "it is waited for")
+    assert not fleet.workers("h1")
+    facts.unlink()
+    wait_until(lambda: fleet.at_work("h1"), "it has work")
+    fleet.release()
+    assert run.wait() == 0, run.out
+    assert "h1 is occupied and waited for: container theirs" in run.out
+    fleet.check_books(n)
+    assert fleet.tuned_by()["h1"]
+    assert doings(fleet) == [("h1", "wait"), ("h1", "free")]
+    assert not fleet.journal(ev.NodeLost)
+
+
+@pytest.mark.parametrize("how", ["interrupted", "cancelled"])
+def test_a_run_that_only_waits_ends_at_once(make_fleet: Callable[..., Fleet], how: str) -> None:
+    fleet = make_fleet(nodes={"h1": 1})
+    occupy(fleet, "h1")
+    n = fleet.shapes(groups=4)
+    run = fleet.start()
+    wait_until(lambda: doings(fleet), "it waits")
+    if how == "interrupted":
+        run.signal(signal.SIGINT)
+    else:
+        assert fleet.drive("cancel").wait() == 0
+    assert run.wait() == 130, run.out
+    replace_config(fleet.paths, busy="share")
+    done = fleet.resume()
+    assert done.code == 0, done.out
+    assert "h1 ran beside other jobs" in done.out
+    fleet.check_books(n)
+    assert [(s["node"], s["with"]) for s in fleet.provenance()["shared"]] == [("h1", "container theirs (job:1)")]
+
+
+def test_an_occupied_node_is_left_out(fleet: Fleet) -> None:
+    occupy(fleet, "h1")
+    n = fleet.shapes(groups=6)
+    done = fleet.tune(busy="skip")
+    assert done.code == 0, done.out
+    fleet.check_books(n)
+    assert "h1" not in fleet.tuned_by()
+
+
+def test_of_two_runs_that_start_in_the_same_moment_one_waits(make_fleet: Callable[..., Fleet]) -> None:
+    """Both have the same node: they never measure at the same time."""
+    fleets = [make_fleet(nodes={"h1": 1}, runs=Path(runs)) for runs in ("first", "second")]
+    for fleet in fleets:
+        fleet.shapes(groups=4)
+    runs = [fleet.start(fleet.held(0)) for fleet in fleets]
+    wait_until(lambda: any(doings(f) for f in fleets) and any(f.at_work() for f in fleets), "one works, one waits")
+    (late,) = [f for f in fleets if doings(f)]
+    (early,) = [f for f in fleets if f is not late]
+    assert f"workers of run {early.paths.run}" in late.journal(ev.NodeBusy)[0].detail
+    assert not late.journal(ev.NodeJoined)
+    early.release()
+    wait_until(late.at_work, "the other's turn")
+    late.release()
+    assert [r.wait() for r in runs] == [0, 0]
+    for fleet in fleets:
+        fleet.check_books(4)
+    early_times, late_times = ([t for t, _ in f.journaled(ev.ShapeTuned)] for f in (early, late))
+    assert early_times[-1] < late_times[0]

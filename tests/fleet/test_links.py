@@ -1,0 +1,177 @@
+"""Links that break, stall, refuse, lose answers and cut frames, and nodes that go and come back: an ordinary event that
+uses up no try, loses nothing and measures nothing twice (laws 3 and 5)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from orchestrator import events as ev
+from tests.fleet.kit import Fleet
+from tests.waiting import wait_until
+
+
+def troubles(fleet: Fleet, node: str) -> int:
+    return len(fleet.of(node, ev.NodeTroubled))
+
+
+def joins(fleet: Fleet, node: str) -> int:
+    return len(fleet.of(node, ev.NodeJoined))
+
+
+def check_once(fleet: Fleet, n: int) -> None:
+    """All is tuned, no node was given up, and nothing was begun twice."""
+    fleet.check_books(n)
+    assert not fleet.journal(ev.NodeLost)
+    assert set(fleet.starts().values()) == {1}
+
+
+def test_the_work_is_split_and_nothing_is_left(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=18, per_group=2)
+    done = fleet.tune(seconds=0.02)
+    assert done.code == 0, done.out
+    check_once(fleet, n)
+    assert set(fleet.tuned_by()) == {"h1", "h2", "h3"}
+    assert f"{n} shapes: {n} tuned" in done.out
+    assert not fleet.journal(ev.NodeTroubled)
+
+
+def test_a_cut_connection_costs_nothing(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(4)
+    for node, state in (("h1", "down"), ("h2", "cut 40")):
+        fleet.link(node, state)
+        wait_until(lambda node=node: troubles(fleet, node), "it is noticed")  # type: ignore[misc]
+        fleet.mend(node)
+    wait_until(lambda: joins(fleet, "h1") == joins(fleet, "h2") == 2, "both are there again")
+    fleet.release()
+    assert run.wait() == 0, run.out
+    check_once(fleet, n)
+
+
+@pytest.mark.parametrize("state", ["down", "stalled"])
+def test_what_a_node_measures_while_nobody_hears_it_counts(fleet: Fleet, state: str) -> None:
+    n = fleet.shapes(groups=24)
+    run = fleet.begun(4)
+    wait_until(lambda: len(list(fleet.folder("h3").glob("inbox/*.json"))) >= 1, "it has work for itself")
+    before = troubles(fleet, "h3")
+    fleet.link("h3", state)
+    wait_until(lambda: troubles(fleet, "h3") > before, "it is noticed")
+    heard = fleet.tuned_by()["h3"]
+    fleet.release("h3")
+    wait_until(lambda: fleet.measured("h3") >= heard + 2, "its worker goes on")
+    assert fleet.tuned_by()["h3"] == heard
+    fleet.mend("h3")
+    wait_until(lambda: fleet.tuned_by()["h3"] >= heard + 2, "what it measured alone is read")
+    fleet.release()
+    assert run.wait() == 0, run.out
+    check_once(fleet, n)
+    if state == "stalled":
+        assert "no word for" in fleet.of("h3", ev.NodeTroubled)[0].detail
+
+
+def test_a_node_that_stops_answering_is_given_up_and_the_others_do_its_work(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(4, lost_after_s=0.5)
+    fleet.power_off("h1")
+    wait_until(lambda: fleet.of("h1", ev.NodeLost), "it is given up")
+    fleet.release()
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    assert [r.node for r in fleet.journal(ev.NodeLost)] == ["h1"]
+    assert "workers may be left behind on h1" in run.out
+    lost = next(t for t, r in fleet.journaled(ev.NodeLost) if r.node == "h1")
+    trouble = next(t for t, r in fleet.journaled(ev.NodeTroubled) if r.node == "h1")
+    assert lost >= trouble + 0.5
+
+
+def test_a_node_that_cannot_be_reached_costs_itself_only(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=9)
+    fleet.link("h2", "down")
+    done = fleet.tune()
+    assert done.code == 0, done.out
+    fleet.check_books(n)
+    assert "h2" not in fleet.tuned_by()
+    assert "connection refused" in done.out
+
+
+def test_a_node_that_was_given_up_comes_back_and_works(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(4, lost_after_s=0.3)
+    fleet.link("h2", "stalled")
+    wait_until(lambda: fleet.of("h2", ev.NodeLost), "it is given up")
+    fleet.mend("h2")
+    wait_until(lambda: joins(fleet, "h2") == 2, "it joined again")
+    fleet.release()
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    assert [r.node for r in fleet.journal(ev.NodeLost)] == ["h2"]
+
+
+@pytest.mark.parametrize("op", ["put", "rename", "open"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_call_whose_answer_is_lost_is_made_good(fleet: Fleet, op: str, when: str) -> None:
+    """A group may have arrived although its sender was told otherwise: it is found, not sent twice."""
+    n = fleet.shapes(groups=30)
+    if op == "put":
+        fleet.lose("h1", op, 3, when)  # after the node's files and its epoch: of its first group
+    run = fleet.start(fleet.held(0))
+    if op != "put":  # these come with a new session
+        wait_until(lambda: list(fleet.folder("h1").glob("inbox/*.json")), "there is something to take back")
+        fleet.lose("h1", op, 1, when)
+        fleet.link("h1", "cut 0")
+    wait_until(lambda: not (fleet.root / "links" / "h1.lose").exists(), "the answer is lost")
+    wait_until(lambda: joins(fleet, "h1") == 2, "it is there again")
+    fleet.release()
+    assert run.wait() == 0, run.out
+    check_once(fleet, n)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3, 4, 5, 6, 7])
+def test_a_preparation_that_breaks_off_anywhere_is_begun_anew(make_fleet: Callable[..., Fleet], nth: int) -> None:
+    fleet = make_fleet(nodes={"h1": 1})
+    n = fleet.shapes(groups=4)
+    fleet.lose("h1", "run", nth)
+    done = fleet.tune()
+    assert done.code == 0, done.out
+    check_once(fleet, n)
+    assert troubles(fleet, "h1")
+
+
+def test_a_stream_that_is_slow_to_begin_is_waited_for(make_fleet: Callable[..., Fleet]) -> None:
+    """Longer than it may be silent later: on a busy node a container has to start for it."""
+    fleet = make_fleet(nodes={"h1": 1}, timeouts={"silence": 0.5})
+    n = fleet.shapes(groups=2)
+    run = fleet.create()
+    (fleet.root / "links" / "h1.slow").write_text("1.5")
+    controller = fleet.drive(run=run)
+    assert controller.wait() == 0, controller.out
+    check_once(fleet, n)
+    assert not fleet.journal(ev.NodeTroubled)
+
+
+def test_a_run_that_ends_while_a_node_is_prepared_leaves_no_worker_there(make_fleet: Callable[..., Fleet]) -> None:
+    fleet = make_fleet(nodes={"fast": 1, "slow": 1})
+    n = fleet.shapes(groups=3)
+    gate = fleet.root / "links" / "slow.gate"
+    gate.touch()
+    run = fleet.start(busy="share")
+    wait_until(lambda: fleet.tuned() == n or run.poll() is not None, "the other is through")
+    gate.unlink()
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    assert not fleet.of("slow", ev.NodeJoined)
+    assert "workers may be left" not in run.out
+
+
+def test_the_clock_of_a_node_moves_no_time(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=12)
+    (fleet.root / "links" / "h2.env").write_text("CLOCK_AHEAD_S=7200")
+    began = fleet.now()
+    done = fleet.tune(seconds=0.02)
+    assert done.code == 0, done.out
+    check_once(fleet, n)
+    assert fleet.tuned_by()["h2"]
+    assert fleet.events("h2").stat().st_mtime < began + 7200
+    assert all(began <= t <= fleet.now() for t, r in fleet.journaled(ev.ShapeTuned))
