@@ -110,7 +110,7 @@ class Search:
             self._emit.failed(self._shape.id, *why_no_winner(self._rows, self._err_limit))
 
     def _try(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
-        """A candidate's row, whatever becomes of it."""
+        """A candidate's row: its time, or why it has none."""
         used = time.perf_counter() - self._started
         if self._contenders and used > HARD_LIMIT * self._budget:
             return self._row(c, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,10 @@ from worker.protocol import Row, Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit
 from worker.tuners.catalog import find_tuner
 from worker.tuners.common.device import Device
-from worker.tuners.common.problem import parse
+from worker.tuners.common.operands import error_ratio
+from worker.tuners.common.problem import UnsupportedError, parse
+from worker.tuners.torch.candidate import Workspace
+from worker.tuners.torch.operands import Operands, Weights
 from worker.tuners.torch.tuner import TorchTuner
 from worker.tuners.torch.variants import variants
 
@@ -125,11 +129,29 @@ def test_numbers_of_variants_are_unique_and_never_used_again() -> None:
         "a4w4_blockscale": {2, 10, 20, 32, 40, 41},
     }
     for family, numbers in gone.items():
-        for problem in (parse(family, mnk(m, 512, 1024, q_dtype_w=q)) for m in (1, 8) for q in ("int8", "float8_e4m3fn")):
-            for gpu in (True, False):
-                used = [v.number for v in variants(problem, gpu)]
-                assert len(set(used)) == len(used) >= 5
-                assert not numbers & set(used)
+        for m, q, gpu in itertools.product((1, 8), ("int8", "float8_e4m3fn"), (True, False)):
+            used = [v.number for v in variants(parse(family, mnk(m, 512, 1024, q_dtype_w=q)), gpu)]
+            assert len(set(used)) == len(used) >= 4
+            assert not numbers & set(used)
+
+
+@pytest.mark.parametrize("family", ["a16w16", "a8w8", "a4w4_blockscale"])
+def test_what_a_gpu_gets_computes_the_same_on_a_cpu(family: str) -> None:
+    """Those of a GPU that a CPU can run as well: the split over K as a batch is one."""
+    p, cpu = parse(family, mnk(20, 272, 512)), torch.device("cpu")
+    operands = Operands.make(p, Weights.make(p, cpu, 0, lambda: 1 << 34))
+    reference = operands.reference(lambda: None)
+    ran = set()
+    for v in variants(p, gpu=True):
+        try:
+            run = v.make(Workspace(p, cpu, None, 1 << 34))
+        except UnsupportedError:
+            continue
+        out = run(operands.checked, operands.weights.layout(v.layout)[0])
+        assert error_ratio(out, reference) == 0, v.stem
+        ran.add(v.stem)
+    assert len(ran) >= 3
+    assert family != "a16w16" or "bmm_wkn_splitk4" in ran
 
 
 def test_one_verdict_a_shape_in_order_and_import_is_counted_once() -> None:
