@@ -239,8 +239,10 @@ def tail(t: Floats, degrees: Floats) -> Floats:
 
 
 def smallest(p: Floats, degrees: Floats) -> Floats:
-    """The t beyond which the share of Student's t is `p`, by Wallace's approximation (1959), at most a tenth too large
-    from three degrees of freedom on."""
+    """The t beyond which the share of Student's t is `p`, by Wallace's approximation (1959), never too small.
+
+    With 4 degrees of freedom it is 6 % too large at p = 1e-4 and 11 % at 1e-5, with 10 it is 1 % too large at 1e-5.
+    """
     d = np.maximum(degrees, 1.0)
     return np.asarray(np.sqrt(d * np.expm1((_quantile(p) * (8 * d + 3) / (8 * d + 1)) ** 2 / d)))
 
