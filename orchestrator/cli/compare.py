@@ -36,6 +36,9 @@ def compare(
     rule: Annotated[
         str, typer.Option("--rule", metavar="REL,ABS", help="Suspect where tot > REL * golden + ABS us.")
     ] = "1.005,0.5",
+    rule_only: Annotated[
+        bool, typer.Option("--rule-only", help="Judge by the rule alone, which knows no noise.")
+    ] = False,
     ignore_below: Annotated[
         float, typer.Option("--ignore-below", metavar="US", min=0.0, help="Ignore rows whose golden time is shorter.")
     ] = 4.0,
@@ -81,7 +84,8 @@ def compare(
     a, b = read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
     page = Path(markdown) if markdown not in (None, "-") else None
     _refuse_overwriting([*a.files, *b.files], [p for p in (out, again, page) if p])
-    found = judged(a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu)
+    found = judged(a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu,
+                   rule_only=rule_only)  # fmt: skip
     written = _write(found, out, again, page)
     if json_:
         print(json.dumps(found))

@@ -32,11 +32,11 @@ Rows = list[dict[str, Any]]
 
 def compare(
     golden: Side, tot: Side, *, rule: Rule = STANDARD, bound: float = BOUND, under_test: Sequence[str] = (),
-    other_gpu: bool = False,
+    other_gpu: bool = False, rule_only: bool = False,
 ) -> dict[str, Any]:  # fmt: skip
     """Judges `tot` against `golden`, and returns all that is known as a JSON document (docs/reference/commands.md).
 
-    Raises InputError if the sides cannot be compared.
+    `rule_only`: by the rule alone, which knows no noise. Raises InputError if the sides cannot be compared.
     """
     refuse_swapped(golden.records, tot.records)
     found = differences(golden.fields, tot.fields, under_test)
@@ -54,6 +54,10 @@ def compare(
     warnings += [f"not measured in the same way ({method})"] * bool(method)
     paired = in_turn(golden.records, tot.records)
     rows, judged = _judged(golden, tot, rule, bound, paired)
+    for r in rows if rule_only else ():
+        if r["verdict"] not in ("new", "missing", "ignored"):
+            faster = r["golden_us"] > rule.limit(r["tot_us"])
+            r["verdict"] = "regression" if r["beyond_rule"] else "improved" if faster else "ok"
     if not any(r["golden_us"] and r["tot_us"] for r in rows):
         a, b = (shown(" ".join(s.rows.drop(columns="us").iloc[0].map(str)), 120) for s in (golden, tot))
         warnings.append(f"no row is on both sides; golden has {a}, tot {b}")
@@ -61,6 +65,7 @@ def compare(
     out = {
         "counts": counts,
         "rows": rows,
+        "rule_only": rule_only,
         "rule": {"rel": rule.rel, "abs_us": rule.abs_us, "ignore_below_us": rule.ignore_below},
         "expected_false_regressions": bound,
         "threshold": float(judged.threshold),
@@ -70,7 +75,7 @@ def compare(
         "paired": paired,
         "table_shift": float(judged.shift),
         "shift_removed": float(judged.removed),
-        "table_slower": bool(judged.slower),
+        "table_slower": bool(judged.slower) and not rule_only,
         "environment": {"golden": golden.fields, "tot": tot.fields, "differences": found},
         "config_files": _config_files(rows, rule),
         "files": {s.name: [str(f) for f in s.files] for s in (golden, tot)},
@@ -148,12 +153,17 @@ def _summary(of: Mapping[str, Any]) -> list[str]:
     out = [
         *[f"The table as a whole is slower by {percent(expm1(of['table_shift']))}: a regression."] * of["table_slower"],
         f"{plural(len(rows), 'row')}: {', '.join(f'{n} {verdict}' for verdict, n in of['counts'].items() if n)}.",
-        *[averaged] * of["averaged"],
-        f"If nothing had changed, {expected:g} rows of such a table would be called a regression by chance (the rule"
-        f" alone flags {flagged} here).",
-        f"{'Measured in turn' if of['paired'] else 'Unpaired'}: the table as a whole shifted by {shift}. Removed as"
-        f" drift: {drift}.",
     ]
+    if of["rule_only"]:
+        out.append("Judged by the rule alone, which accuses nearly every table of unchanged stacks.")
+    else:
+        out += [
+            *[averaged] * of["averaged"],
+            f"If nothing had changed, {expected:g} rows of such a table would be called a regression by chance (the"
+            f" rule alone flags {flagged} here).",
+            f"{'Measured in turn' if of['paired'] else 'Unpaired'}: the table as a whole shifted by {shift}. Removed as"
+            f" drift: {drift}.",
+        ]
     for f in of["config_files"]:
         told = f"{plural(f['changed'], 'row')} changed, {len(f['slower'])} slower, {len(f['faster'])} faster"
         out.append(f"{f['verdict']}: {f['file']} ({'default file, ' if f['default'] else ''}{told})")

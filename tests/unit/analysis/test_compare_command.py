@@ -101,6 +101,17 @@ def test_other_numbers_in_the_rule(tmp_path: Path) -> None:
             compare(golden, tot, "--rule", bad)
 
 
+def test_the_rule_alone_judges_what_has_no_repeats(tmp_path: Path) -> None:
+    golden = results(tmp_path / "golden.csv", runs=1)
+    tot = results(tmp_path / "tot.csv", slower={64: 1.02, 256: 0.98}, runs=1)
+    assert set(verdicts(golden, tot).values()) == {"unstable"}
+    assert verdicts(golden, tot, "--rule-only") == {"16": "ok", "64": "regression", "128": "ok", "256": "improved"}
+    code, out, _ = compare(golden, tot, "--rule-only")
+    assert code == 1
+    assert "Judged by the rule alone" in out
+    assert "by chance" not in out
+
+
 def test_repeats_as_files_and_folders_and_spellings(tmp_path: Path) -> None:
     """One repeat a file, `time_us`, another order of columns, CRLF, a BOM, 128.0 for 128."""
     for run in (1, 2, 3):
