@@ -44,8 +44,6 @@ class Script:
     extra: tuple[str, ...] = ()
     four_bit: bool = False
     fmoe: bool = False
-    coupled: bool = False
-    """The fmoe script has --mxfp4-flydsl."""
     gradlib: bool = False
     only_gfx: str = ""
     libtypes: bool = False
@@ -193,5 +191,5 @@ def _moe(d: Date, here: list[str]) -> Script:
     return Script(
         "fmoe", "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py", "FmoeTuner", "AITER_CONFIG_FMOE",
         "untuned_fmoe.csv", "tuned_fmoe.csv", [*here, "cu_num", *_MOE_KEY], result,
-        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra), fmoe=True, coupled=d.new,
+        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra), fmoe=True,
     )  # fmt: skip
