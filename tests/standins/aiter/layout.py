@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +51,6 @@ class Script:
     no_int8_ck: bool = False
     part: str = ""
     """The template, where it is one of its own."""
-    honours: str = ""
-    """Options of --timeout, --warmup and --iters that its candidates get: none (""), "timeout", "all"."""
 
     @property
     def module(self) -> str:
@@ -133,13 +131,7 @@ def scripts(d: Date) -> list[Script]:
                 part="mxscale_script.py.j2",
             )
         )  # fmt: skip
-    return [replace(s, honours=_honours(s.name, d)) for s in out]
-
-
-def _honours(name: str, d: Date) -> str:
-    if name == "a8w8_blockscale" and not d.new:
-        return ""
-    return "timeout" if name in ("a4w4_blockscale", "a16w16", "fmoe") else "all"
+    return out
 
 
 _A16_KEY = ["bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"]
