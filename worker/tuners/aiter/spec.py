@@ -69,8 +69,6 @@ class Options:
     split_k: bool = option(False, boolean)
     tuner_args: tuple[str, ...] = option((), _words)
     """Further arguments for the script, each flag checked against those it has."""
-    warm: bool = option(True, boolean)
-    """Build modules with a tiny shape before anything is measured."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
