@@ -349,7 +349,7 @@ VERDICTS = {
 
 @pytest.mark.parametrize("case", full_but(VERDICTS, "oom", "wrong"))
 def test_verdicts_have_evidence(tmp_path: Path, case: str) -> None:
-    """And are of one shape; that its candidates had too little memory is none, for there may be more elsewhere."""
+    """And are of one shape. Too little memory gives no verdict, for there may be more elsewhere."""
     date, do, reason, words = VERDICTS[case]
     done = bench(tmp_path, date, fault(do, "all")).run(THREE)
     assert set(done.tuned) == {0, 2}, "the shape's batch mates are not spoilt"
