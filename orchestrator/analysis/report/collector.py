@@ -22,8 +22,8 @@ from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.export import unpromised
 from orchestrator.results.profile import noise_note
-from orchestrator.results.untried_kinds import unpromised, untried_kinds
 from orchestrator.run.view import RunView
 from orchestrator.run.view.places import Places
 from orchestrator.run.view.reading import ViewReader
@@ -95,7 +95,7 @@ class Collector:
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
-        notes = [] if going else [*unpromised(ledger), *untried_kinds(ledger), *([noisy] if noisy else [])]
+        notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
         notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
