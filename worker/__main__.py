@@ -27,11 +27,6 @@ def parser() -> argparse.ArgumentParser:
     run.add_argument("--slot", type=_slot, default="0")
     run.add_argument("--tuner", help="instead of the one that the spec or node.json names")
 
-    canary = verbs.add_parser("canary", help="run a tuner's canary, without an agent")
-    canary.add_argument("--tuner", required=True)
-    _node_dir(canary)
-    canary.add_argument("--slot", type=_slot, default="0")
-
     follow = verbs.add_parser("follow", help="stream records and logs of a node folder to stdout")
     _node_dir(follow, required=True)
     follow.add_argument("--slot", type=_slot, action="append", default=[], help="only this one (repeatable)")
@@ -85,10 +80,6 @@ def main(argv: list[str] | None = None) -> int:
         from worker.agent import standalone
 
         return standalone.run_group(args.group, args.node_dir, args.slot, args.tuner)
-    if args.verb == "canary":
-        from worker.agent import standalone
-
-        return standalone.run_canary(args.tuner, args.node_dir, args.slot)
     if args.verb == "follow":
         from worker.agent import follow
 
@@ -98,9 +89,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.verb == "health":
         from worker.device import health
 
-        readings = health.survey(args.root)
-        named = [f"{i}  {health.describe(r)}" for i, r in enumerate(readings)]
-        print(json.dumps(readings) if args.json else "\n".join(named))
+        print(json.dumps(health.survey(args.root), indent=None if args.json else 1))
         return 0
     if args.verb in ("verify", "capture"):
         return _on_slot(args)
@@ -145,16 +134,7 @@ def _probe(args: argparse.Namespace) -> int:
     aiter = software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else "")
     if aiter is not None:
         facts["aiter"] = aiter
-    if args.json:
-        print(json.dumps(facts))
-        return 0
-    lines = [f"{k:12} {v}" for k, v in facts.items() if k != "aiter"]
-    here = aiter or {"trees": [], "notes": [], "chosen": ""}
-    for tree in here["trees"]:
-        marks = [w for w, true in (("imported", tree["imported"]), ("used", tree["root"] == here["chosen"])) if true]
-        lines.append(f"{'aiter':12} {tree['root']} {tree['version']} {tree['commit'][:10]} {', '.join(marks)}".rstrip())
-    lines += [f"{'':12} {note}" for note in here["notes"]]
-    print("\n".join(lines))
+    print(json.dumps(facts, indent=None if args.json else 1))
     return 0
 
 

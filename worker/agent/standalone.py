@@ -1,4 +1,4 @@
-"""`worker run` and `worker canary`: one group or one canary from the command line, without inbox or agent."""
+"""`worker run`: one group from the command line, without inbox or agent."""
 
 from __future__ import annotations
 
@@ -100,26 +100,6 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
     if ended.outcome == "cancelled":
         return 130
     return 0 if printer.tuned == len(spec.shapes) else 1
-
-
-def run_canary(tuner: str, node_dir: Path, slot: str) -> int:
-    """Run the tuner's canary once. Status 0: it passed; 1: not; 2: bad node folder."""
-    paths = NodePaths(node_dir)
-    try:
-        config = read_config(paths)
-    except (OSError, ProtocolError) as e:
-        print(f"worker canary: {e}", file=sys.stderr)
-        return 2
-    control = Control(paths, slot, beats=False)
-    control.take_signals()
-    supervisor = _supervisor(tuner, paths, slot, config, Printer(), control)
-    try:
-        supervisor.bring_up()
-    except StoppedError:
-        supervisor.drop()
-        return 130
-    supervisor.close()
-    return 1 if supervisor.sick else 0
 
 
 def read_config(paths: NodePaths) -> NodeConfig:

@@ -29,7 +29,6 @@ from typing import Any
 
 from worker.device import sensors
 from worker.device.probe import visible
-from worker.text import plural
 
 ROOT = Path("/")
 ROOT_ENV = "GEMMFLEET_HEALTH_ROOT"
@@ -140,26 +139,3 @@ def evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     age = float(before.get("age_s", 0.0))
     when = f" or the {age:.0f} s before it" if age >= 1.0 else ""
     return f"uncorrectable hardware errors rose during the attempt{when}: {listed}"
-
-
-def describe(reading: Mapping[str, Any]) -> str:
-    """A reading on one line, for people."""
-    parts = [str(reading.get("source", "?"))]
-    if "use_pct" in reading:
-        parts.append(f"use {reading['use_pct']} %")
-    if "load" in reading:
-        parts.append(f"load {reading['load'][0]}")
-    if "memory_total" in reading:
-        parts.append(f"memory {reading.get('memory_used', 0) / 2**30:.1f} of {reading['memory_total'] / 2**30:.1f} GiB")
-    if reading.get("temperature_c"):
-        sensor, degrees = max(reading["temperature_c"].items(), key=lambda t: float(t[1]))
-        parts.append(f"{degrees:.0f} C ({sensor})")
-    for name, unit in (("power_w", "W"), ("clock_mhz", "MHz")):
-        if name in reading:
-            parts.append(f"{reading[name]:.0f} {unit}")
-    if mode := "/".join(str(reading[k]) for k in ("partition", "memory_partition") if k in reading):
-        parts.append(mode)
-    for kind, counts in reading.get("errors", {}).items():
-        if counts["total"]:
-            parts.append(f"{plural(counts['total'], f'{kind} error')}")
-    return ", ".join(parts)

@@ -186,9 +186,3 @@ def test_a_group_run_by_hand(tmp_path: Path) -> None:
     bad = run("run", str(group), "--node-dir", str(tmp_path))
     assert bad.returncode == 2
     assert "missing field 'attempt'" in bad.stderr
-
-    assert run("canary", "--tuner", "replay").returncode == 0
-    sick = run("canary", "--tuner", "nonesuch", "--node-dir", str(tmp_path))
-    assert sick.returncode == 1
-    assert "canary FAILED: -1.0 us, the tuner did not start" in sick.stdout
-    assert "Traceback" not in sick.stderr
