@@ -38,7 +38,7 @@ def gain(
     from orchestrator.results.gain import gain as gain_of
     from orchestrator.results.gain import times_before
     from orchestrator.shapes import describe
-    from orchestrator.shapes.calls import read_calls
+    from orchestrator.shapes.writing import read_calls
 
     paths = RunPaths(Path(run)) if Path(run).is_dir() else find_run(runs, run)
     with LedgerReader.open_readonly(paths.ledger) as ledger:

@@ -1,7 +1,7 @@
 """Results of a bench from its ledger, one per shape, environment and backend, and its files in the run folder.
 
 - bench.csv: a row per shape (and environment), the runbook's columns first, then the other backends';
-- bench_runs.csv: a row per run, long, with the columns of `collect`'s bench.csv first;
+- bench_runs.csv: a row per run, long;
 - NAME.csv and NAME.env.json for each environment: the input of `compare`.
 """
 

@@ -39,8 +39,8 @@ from orchestrator.run.earlier import Dropped, drop_tuned, gather, tuned_times
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
 from orchestrator.run.limits import WORTHS
 from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
-from orchestrator.shapes.calls import COUNT, NOW, numbers
 from orchestrator.shapes.model import Key
+from orchestrator.shapes.writing import COUNT, NOW, numbers
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
 from orchestrator.tuned_db.compatibility import check_db, not_for_aiter

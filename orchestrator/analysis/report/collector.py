@@ -23,7 +23,7 @@ from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import unpromised
-from orchestrator.results.profile import noise_note
+from orchestrator.results.gain import noise_note
 from orchestrator.run.view import RunView
 from orchestrator.run.view.places import Places
 from orchestrator.run.view.reading import ViewReader

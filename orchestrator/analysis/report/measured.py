@@ -16,7 +16,7 @@ from typing import Any
 
 from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.results.profile import NOISY_GAIN
+from orchestrator.results.gain import NOISY_GAIN
 from orchestrator.run.view.places import Places
 from orchestrator.shapes.model import Key
 from worker.families import Family, backend_of

@@ -34,7 +34,7 @@ from orchestrator.results.bench import (
     rule_of,
 )
 from orchestrator.results.export import unpromised
-from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
+from orchestrator.results.gain import NOISY_GAIN, gains, noise_note
 from orchestrator.run.limits import won_so_far, worths_of
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.run.view.slot_speeds import CanaryTimes

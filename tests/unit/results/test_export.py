@@ -19,7 +19,7 @@ from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.results.profile import best_per_shape, gains, noise_note, profile_frame
+from orchestrator.results.gain import best_per_shape, gains, noise_note, profile_frame
 from orchestrator.shapes import Shape
 from orchestrator.tables.write import no_formula
 from orchestrator.tuned_db.merge import Rules, merge

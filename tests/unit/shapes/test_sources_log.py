@@ -20,8 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses
-from orchestrator.shapes.calls import read_calls
-from orchestrator.shapes.writing import grid_point, pad, padded
+from orchestrator.shapes.writing import grid_point, pad, padded, read_calls
 from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"
