@@ -20,9 +20,8 @@ from orchestrator.dispatch.messages import FromStream, Interrupts, JournalObserv
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import NodeRegistry, Shutdown, StoppedNode, stop_workers
 from orchestrator.dispatch.outbox import Outbox, SpecOptions
-from orchestrator.dispatch.reports import NodeReports
+from orchestrator.dispatch.reports import LeaseTurn, NodeReports, NodeSupply
 from orchestrator.dispatch.stream import Chunk
-from orchestrator.dispatch.supply import LeaseTurn, NodeSupply
 from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (

@@ -1,9 +1,11 @@
-"""Reports of nodes: their messages and the rows that no stream brought, as events of the policy."""
+"""What nodes and pools report in a turn, as events of the policy: messages, and rows that no stream brought."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from orchestrator.dispatch.messages import (
     FromStream,
@@ -15,9 +17,9 @@ from orchestrator.dispatch.messages import (
     Taken,
     Vanished,
 )
+from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.dispatch.stream import Beat, Chunk, NodeLog
-from orchestrator.dispatch.supply import NodeSupply
 from orchestrator.errors import TakenOverError
 from orchestrator.events import (
     AttemptEnded,
@@ -131,3 +133,27 @@ class NodeReports:
         ]
         events.append(NodeJoined(node, self._registry.drivers[node].slots))
         return events
+
+
+@dataclass(slots=True)
+class LeaseTurn:
+    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
+
+    events: list[Event] = field(default_factory=list)
+    start: list[NodeDriver] = field(default_factory=list)
+    notes: list[tuple[str, bool]] = field(default_factory=list)
+    rows: list[tuple[str, Chunk]] = field(default_factory=list)
+    """(node, whole file from its beginning) of what ended leases left behind."""
+
+
+class NodeSupply(Protocol):
+    """Nodes that come later and go earlier. No call waits, but for `close`."""
+
+    def start(self) -> None: ...
+    def turn(self, policy: Policy, registry: NodeRegistry, now: float) -> LeaseTurn: ...
+    def look(self, node: str) -> None: ...
+    def why(self) -> list[str]: ...
+    def close(self, *, release: bool) -> list[str]: ...
+
+    @property
+    def coming(self) -> bool: ...

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from orchestrator.dispatch.node_registry import NodeRegistry, Shutdown
-from orchestrator.dispatch.supply import LeaseTurn
+from orchestrator.dispatch.reports import LeaseTurn
 from orchestrator.events import FleetMayGrow, LeaseEnded, NodeDraining
 from orchestrator.leases.base import EndCause, Lease, LeaseSource
 from orchestrator.leases.keeper import IdleTimes, LeaseKeeper, PoolSize, wanted

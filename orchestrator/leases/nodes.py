@@ -18,8 +18,8 @@ import tenacity
 
 from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.node_registry import NodeRegistry
+from orchestrator.dispatch.reports import LeaseTurn
 from orchestrator.dispatch.stream import Chunk
-from orchestrator.dispatch.supply import LeaseTurn
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import LeaseEnded, LeasesQueued, NodeExpected
 from orchestrator.leases.base import EndCause, Lease

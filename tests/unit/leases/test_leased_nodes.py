@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.dispatch.node_registry import NodeRegistry
-from orchestrator.dispatch.supply import LeaseTurn
+from orchestrator.dispatch.reports import LeaseTurn
 from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import EngineError, UnreachableError
 from orchestrator.leases import keeper

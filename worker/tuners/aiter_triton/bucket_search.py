@@ -16,7 +16,8 @@ from worker.protocol import ConfigRow, SpecShape
 from worker.text import clean
 from worker.triton_configs.resolve import Resolved
 from worker.tuners.aiter_triton.buckets import Point, best
-from worker.tuners.aiter_triton.config import AiterConfig, KindProblem
+from worker.tuners.aiter_triton.config import AiterConfig
+from worker.tuners.aiter_triton.problem import KindProblem
 from worker.tuners.search.candidate_ranker import CandidateRanker
 from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
 

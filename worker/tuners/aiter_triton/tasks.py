@@ -10,7 +10,8 @@ from worker.triton_configs.resolve import ResolveError
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.bucket_search import PointTask
 from worker.tuners.aiter_triton.buckets import BucketWork, Point, bucket_of, plan
-from worker.tuners.aiter_triton.config import AiterConfig, KindProblem, config_of, problem_of
+from worker.tuners.aiter_triton.config import AiterConfig, config_of
+from worker.tuners.aiter_triton.problem import KindProblem, problem_of
 from worker.tuners.aiter_triton.seeds import Seeds
 from worker.tuners.aiter_triton.source import AiterSource
 from worker.tuners.aiter_triton.spec import Options
