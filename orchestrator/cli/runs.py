@@ -271,7 +271,7 @@ def report(
 
     With --live: the same page from a server, read-only, updated as the run goes on.
     """
-    from orchestrator.analysis.report.page import run_or_folder
+    from orchestrator.analysis.report.page import run_or_folder, write_report
 
     paths = run_or_folder(runs, run)
     if live:
@@ -281,7 +281,6 @@ def report(
             raise InputError("--live writes no file: leave --out and --json out")
         _serve(paths, port, open_=open_)
         return
-    from orchestrator.analysis.report.page import write_report
     from orchestrator.cli.output.terminal import plain
 
     written = write_report(paths, out)

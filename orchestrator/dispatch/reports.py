@@ -1,4 +1,4 @@
-"""What nodes and pools report in a turn, as events of the policy: messages, and rows that no stream brought."""
+"""Reports of nodes and pools in a turn, as events of the policy: messages, and rows that no stream brought."""
 
 from __future__ import annotations
 
