@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -14,9 +15,10 @@ import pytest
 
 from orchestrator.errors import TransportError
 from orchestrator.transport import Completed, RemoteFile
-from orchestrator.transport.kept_shell import KeptShell
+from orchestrator.transport.kept_shell import SCRIPT, KeptShell
 from orchestrator.transport.quoting import command_line
 from orchestrator.transport.shell import SMALL_FILES, ShellTransport
+from orchestrator.transport.tar_stream import UNPACK, stream
 
 
 class PipeChannel:
@@ -135,3 +137,56 @@ def test_what_the_node_says_is_in_the_error(transport: PipeTransport, tmp_path: 
         transport.put(f"{tmp_path}/file", {"a": RemoteFile(b"")})
     with pytest.raises(TransportError, match="not a plain path"):
         transport.put(str(tmp_path), {"../a": RemoteFile(b"")})
+
+
+def test_what_a_put_left_behind_is_removed_once_it_is_old(transport: PipeTransport, tmp_path: Path) -> None:
+    files = {f"f{i}": RemoteFile(b"x") for i in range(9)}
+    for name in (".put-old", ".put-new"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "f").touch()
+    before = time.time() - 7200
+    os.utime(tmp_path / ".put-old", (before, before))
+    transport.put(str(tmp_path), files)
+    assert sorted(os.listdir(tmp_path)) == [".put-new", *sorted(files)]
+
+
+def test_a_put_that_is_cut_leaves_nothing(tmp_path: Path) -> None:
+    home = tmp_path / "work"
+    whole = stream(".put-x", {f"d/f{i}": RemoteFile(b"x" * 700) for i in range(5)}, ["empty"])
+    line = f"w 1 1000 600 {home} {home}/.aside.tmp {home}/spec\n".encode()
+    last = whole.rindex(b"place\0")  # the header of the script, which comes last
+    cut_at = [0, 100, 512, 1024, 2048, last // 2, last, last + 100, last + 512, last + 600]
+    for argv, sent in [
+        *((["sh", "-c", UNPACK, "sh", str(home), ".put-x"], whole[:n]) for n in cut_at),
+        *((["sh", "-c", SCRIPT, "ready"], line + b"y" * n) for n in (0, 1, 999)),
+    ]:
+        subprocess.run(argv, input=sent, capture_output=True, check=False)
+        left = [p for p in tmp_path.rglob("*") if p != home]
+        assert left == [], (argv[2][:10], len(sent))
+
+
+@pytest.mark.skipif(not shutil.which("busybox"), reason="needs busybox")
+def test_busybox_is_enough_on_the_node(
+    transport: PipeTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tools, home = tmp_path / "tools", tmp_path / "home"
+    tools.mkdir()
+    shutil.copy(str(shutil.which("busybox")), tools / "busybox")
+    for name in ("sh", "tar", "head", "mv", "mkdir", "rm", "chmod", "find", "cat", "wc"):
+        (tools / name).symlink_to("busybox")
+    monkeypatch.setenv("PATH", str(tools))
+    assert b"BusyBox" in transport.run(["sh", "-c", "tar --help 2>&1"]).out
+    names = ["-rf", "a b", "quote'\"", "$(touch x)", "new\nline", "ü\\t", "*", "~", "#", ".hidden", "{a,b}", "x" * 200]
+    files = {f"{d}{n}": RemoteFile(n.encode() * 99, 0o700) for n in names for d in ("", f"{n}.d/e/")}
+    for _ in range(2):
+        transport.put(str(home), files, ["empty"])
+        for name, file in files.items():
+            path = home / name
+            assert (path.read_bytes(), path.stat().st_mode & 0o777) == (file.data, 0o700)
+    transport.put(str(home), {"inbox/a": RemoteFile(b"\0spec" * 1000)})
+    assert transport.rename(f"{home}/inbox/a", f"{home}/b") is True
+    assert transport.rename(f"{home}/inbox/a", f"{home}/b") is False
+    assert (home / "b").read_bytes() == b"\0spec" * 1000
+    with pytest.raises(TransportError, match="cannot write"):
+        transport.put("/proc/version/w", {"a": RemoteFile(b"x" * 100_000)})
+    assert sorted(os.listdir(home)) == sorted([*names, *(f"{n}.d" for n in names), "empty", "inbox", "b"])
