@@ -95,15 +95,15 @@ class Proof:
 
     def merged(self, name: str, run: Path, *options: str) -> tuple[int, str]:
         """Exit code and output of the merge, kept."""
-        code, text = self.gemmfleet("triton-config", "merge", str(run), "--into", str(self.root), *options)
+        code, text = self.gemmfleet("configs", "merge", str(run), "--into", str(self.root), *options)
         self.kept[f"merge {name}"] = {"code": code, "text": text[-3000:]}
         print(f"merge {name}: {code}\n{text}", flush=True)
         return code, text
 
 
 def rows_of(run: Path) -> list[dict[str, str]]:
-    """Rows of a run's triton-configs/tuned.csv."""
-    with (run / "triton-configs" / "tuned.csv").open(newline="") as f:
+    """Rows of a run's configs/aiter/tuned.csv."""
+    with (run / "configs/aiter" / "tuned.csv").open(newline="") as f:
         return [
             {k: row[k] for k in ("N", "K", "M", "bucket", "caller", "old_us", "new_us")} for row in csv.DictReader(f)
         ]
@@ -116,7 +116,7 @@ def prove(source: Path, folder: Path, out: Path | None) -> list[Figure]:
     default = resolver.place(KIND.config).default
     before, today = default.read_bytes(), resolver.config_for(KIND, *ALONE[0]).values
     found = proof.tuned("searched", ALONE[:1])
-    files = list((found / "triton-configs").glob("*.json"))
+    files = list((found / "configs/aiter").glob("*.json"))
     better = next(iter(json.loads(files[0].read_text()).values())) if files else today
     every = (*ALONE, *BOTH)
     helpful = proof.for_default("helpful", every, better)
@@ -135,7 +135,7 @@ def prove(source: Path, folder: Path, out: Path | None) -> list[Figure]:
     code, text = proof.merged("helpful", helpful, "--allow-default")
     whole = ("lookups as planned" if code == 0 else "would become slower") in text
     if code == 0:
-        proof.gemmfleet("triton-config", "undo", str(proof.root))
+        proof.gemmfleet("configs", "undo", str(proof.root))
     for name in ("helpful", "harmful"):
         for row in proof.kept[name]["rows"]:
             print(name, row, flush=True)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.errors import InputError
 from orchestrator.tables.open import read_text
-from orchestrator.triton_configs.winners import FOLDER, TABLE, read_winners
 from worker.protocol.bench import ENV_NAME
 from worker.text import plural
 from worker.triton_configs.files import MAX_BYTES, ConfigFileError, parse
@@ -41,7 +41,7 @@ def config_sets(words: Sequence[str]) -> dict[str, str]:
 
 
 def _text(word: str, folder: Path) -> str:
-    run = folder.parent if folder.name == FOLDER else folder
+    run = folder.parents[1] if folder.parts[-2:] == tuple(FOLDER.split("/")) else folder
     if (run / FOLDER / TABLE).is_file():
         won = read_winners(run)
         return _document(folder, "winners", [

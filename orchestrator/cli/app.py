@@ -14,6 +14,7 @@ from orchestrator.cli import (
     analyze,
     bench,
     compare,
+    configs,
     db,
     db_check,
     db_export,
@@ -25,7 +26,6 @@ from orchestrator.cli import (
     recheck,
     runs,
     shapes,
-    triton_config,
     tune,
     verify,
 )
@@ -151,10 +151,10 @@ _add_group(
 )
 _add_group(
     "Files",
-    "triton-config",
+    "configs",
     "Merge, check and restore AITER's Triton configs.",
-    triton_config.merge,
-    triton_config.undo,
-    triton_config.check,
-    triton_config.rows,
+    configs.merge,
+    configs.undo,
+    configs.check,
+    configs.rows,
 )

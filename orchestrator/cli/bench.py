@@ -47,7 +47,7 @@ def bench(
         list[str] | None,
         typer.Option(
             "--config-set",
-            help="Configs of AITER's Triton GEMMs to alternate with others: a tree's, or a run's triton-configs;"
+            help="Configs of AITER's Triton GEMMs to alternate with others: a tree's, or a run's configs/aiter;"
             " repeatable. NAME= is the node's own.",
             metavar="NAME=DIR",
         ),

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.configs.merge import merge as merge_configs
+from orchestrator.configs.winners import WonFile, read_winners
 from orchestrator.errors import InputError
 from orchestrator.publish.checkout import Checkout
 from orchestrator.publish.checks import CHECKS, COMMANDS, CheckRun, judged, run_check, run_verify
@@ -16,8 +18,6 @@ from orchestrator.publish.text import summary, title_of
 from orchestrator.tables.locate import family_of, provenance_of
 from orchestrator.tables.write import write_csv
 from orchestrator.templating import render
-from orchestrator.triton_configs.merge import merge as merge_configs
-from orchestrator.triton_configs.winners import WonFile, read_winners
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.tuners.catalog import recorded_tuner

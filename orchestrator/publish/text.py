@@ -11,11 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
 from orchestrator.publish.part import Part
 from orchestrator.publish.rows import Settled
 from orchestrator.shapes.model import ELEMENT_TYPES, family_type
-from orchestrator.triton_configs.winners import WonFile
 from worker.families import Family
 from worker.text import plural
 

@@ -11,6 +11,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from orchestrator.configs.collect import write as write_configs
+from orchestrator.configs.winners import FOLDER
 from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
@@ -18,8 +20,6 @@ from orchestrator.results.bench import write as write_bench
 from orchestrator.results.untried_kinds import unpromised, untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
-from orchestrator.triton_configs.collect import write as write_configs
-from orchestrator.triton_configs.winners import FOLDER
 from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
 from worker.tuners.catalog import recorded_tuner
@@ -36,7 +36,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
         write_tuned(ledger, paths)
         write_profile(ledger, paths.profile)
     if recorded_tuner(ledger.meta("tuner", "")).produces == "configs":
-        provenance["triton_configs"] = write_configs(ledger, paths.root / FOLDER)
+        provenance["configs"] = write_configs(ledger, paths.root / FOLDER)
     write_failed(ledger, paths)
     write_atomic(paths.provenance, render(provenance) + "\n")
 

@@ -195,7 +195,7 @@ def check_db(db: Path, family: Family, tuner: str) -> None:
     if recorded_tuner(tuner).produces == "configs":
         raise TunedDBError(
             f"--db {db}: the tuner {tuner} writes config files, and no table names them; run it without --db, then: "
-            + command("triton-config merge RUN --into TREE")
+            + command("configs merge RUN --into TREE")
         )
     if not db.parent.is_dir():
         raise TunedDBError(f"--db {db}: there is no folder {db.parent}; make it first: mkdir -p {db.parent}")

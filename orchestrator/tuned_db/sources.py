@@ -69,7 +69,7 @@ def open_sources(given: Sequence[Path], profiles: Sequence[Path], into: Path | N
         if path.is_dir() and not tables[-1].is_file():
             faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
         elif path.is_dir() and recorded_tuner(str(provenance_of(path).get("tuner") or "")).produces == "configs":
-            merge = command(f"triton-config merge {shlex.quote(str(path))} --into TREE")
+            merge = command(f"configs merge {shlex.quote(str(path))} --into TREE")
             faults.append(f"{path}: its winners are config files, which no table names; merge them so: {merge}")
     if faults:
         raise InputError(faults)

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.triton_configs.check import check, chips_of
-from orchestrator.triton_configs.recheck import operators
-from orchestrator.triton_configs.trial import Call, run_trial
+from orchestrator.configs.check import check, chips_of
+from orchestrator.configs.recheck import operators
+from orchestrator.configs.trial import Call, run_trial
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.triton_configs.files import read
 from worker.triton_configs.kinds import BY_NAME, kinds_of

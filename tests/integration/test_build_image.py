@@ -60,9 +60,9 @@ def test_the_triton_configs_of_an_image_are_read(remote: Bench, fleet: HeavyFlee
     assert done.returncode == 0, done.stderr
     try:
         args = ["check", "--build", IMAGE, "-i", str(remote.inventory), "--lint-only", "--json"]
-        there = remote.run_plain("triton-config", *args)
+        there = remote.run_plain("configs", *args)
         args[2] = str(root)
-        here = remote.run_plain("triton-config", *args)
+        here = remote.run_plain("configs", *args)
         assert there.code == here.code == 1, there.out + there.err
         assert there.json() == here.json()
         assert [f["rule"] for f in there.json()["chips"][0]["findings"]] == ["any"]

@@ -271,7 +271,7 @@ BUGS: tuple[Bug, ...] = (
         "if m <= x and",
         "if m < x and",
         "A config is planned for a bucket that AITER's own look-up does not choose at its bound.",
-        ("tests/unit/triton_configs/test_resolve.py",),
+        ("tests/unit/configs/test_resolve.py",),
     ),
     Bug(
         "unselected-row-proven", 14, "orchestrator/results/verify.py",
@@ -309,11 +309,11 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/tuned_db/test_db_merge.py::test_the_judge",),
     ),
     Bug(
-        "slower-config-merged", 16, "orchestrator/triton_configs/merge.py",
+        "slower-config-merged", 16, "orchestrator/configs/merge.py",
         "and slower(row.old_us, row.new_us)",
         "and slower(row.old_us, row.old_us)",
         "A Triton config is merged although a measured M becomes slower with it.",
-        ("tests/unit/triton_configs/test_merge.py",),
+        ("tests/unit/configs/test_merge.py",),
     ),
     Bug(
         "import-upward", 17, "orchestrator/shapes/model.py",

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.triton_configs.trial import Call, Trial
-from orchestrator.triton_configs.winners import COLUMNS, FOLDER, TABLE
+from orchestrator.configs.trial import Call, Trial
+from orchestrator.configs.winners import COLUMNS, FOLDER, TABLE
 from worker.triton_configs.files import written
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for

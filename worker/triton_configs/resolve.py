@@ -9,7 +9,7 @@ tells these by the tree's own copy of that file:
 - `folders` (c4851f9c3b, 2026-08-10): `configs/<arch>/<backend>/gemm/<name>/DEFAULT.json` first, flat behind it
 
 The fallback to flat files counts only while the loader names it. A trial with AITER's own function in a process of
-its own (`orchestrator/triton_configs/trial.py`) covers what no such reading can.
+its own (`orchestrator/configs/trial.py`) covers what no such reading can.
 """
 
 from __future__ import annotations

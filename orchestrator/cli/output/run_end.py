@@ -243,7 +243,7 @@ def next_steps(
     if not tuned:
         return [*steps, (f"status {name}", "shapes, nodes and progress")] if not failed else steps
     if recorded_tuner(config.tuner).produces == "configs":
-        into = f"triton-config merge {quote(str(paths.root))} --into TREE"
+        into = f"configs merge {quote(str(paths.root))} --into TREE"
         return [*steps, (into, "write the winners into AITER's config files"), (f"report {name}", "write the page")]
     own = recorded_tuner(config.tuner).produces == "own"  # AITER reads no such table
     table = f"{family.name}-{config.tuner}.csv" if own else family.tuned_csv

@@ -115,7 +115,7 @@ class TestSets:
         run = winners(
             tmp_path / "r1", {own: {"M_LEQ_64": values(16)}, default: {"M_LEQ_64": values(8)}}, rows, "batched_bf16"
         )
-        found = json.loads(config_sets([f"a={run / 'triton-configs'}"])["a"])["winners"]
+        found = json.loads(config_sets([f"a={run / 'configs/aiter'}"])["a"])["winners"]
         assert [(w["kind"], w["gfx"], w["shape"]) for w in found] == [
             ("batched_bf16", "gfx950", [4, 512, 1024]), ("batched_bf16", "gfx950", None),
         ]  # fmt: skip

@@ -49,7 +49,7 @@ def test_a_row_where_every_run_is_faster_than_all_others(tmp_path: Path) -> None
     paths = bench(tmp_path / "runs" / "b1", [FASTER, AS_FAST, {"aiter-triton": (1.0, 1.0, 1.0)}])
     out = tmp_path / SHUFFLED.tuned_csv
     done = CliRunner().invoke(
-        app, ["triton-config", "rows", "b1", "--runs", str(tmp_path / "runs"), "--out", str(out)]
+        app, ["configs", "rows", "b1", "--runs", str(tmp_path / "runs"), "--out", str(out)]
     )  # fmt: skip
     assert done.exit_code == 0, done.output
     assert "note: 1 shape without a row: another backend was as fast in some run" in done.output
@@ -66,7 +66,7 @@ def test_a_row_where_every_run_is_faster_than_all_others(tmp_path: Path) -> None
 def test_without_any_the_table_is_not_written(tmp_path: Path) -> None:
     bench(tmp_path / "runs" / "b1", [AS_FAST])
     out = tmp_path / "rows.csv"
-    done = CliRunner().invoke(app, ["triton-config", "rows", "b1", "--runs", str(tmp_path / "runs"), "-o", str(out)])
+    done = CliRunner().invoke(app, ["configs", "rows", "b1", "--runs", str(tmp_path / "runs"), "-o", str(out)])
     assert done.exit_code == 0
     assert "no row: AITER's Triton kernel beat the others nowhere" in done.output
     assert not out.exists()

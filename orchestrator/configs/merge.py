@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator import __version__
+from orchestrator.configs import journal
+from orchestrator.configs.recheck import operators, recheck, resolver_of
+from orchestrator.configs.trial import Call, Trial, run_trial
+from orchestrator.configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.write import utc
-from orchestrator.triton_configs import journal
-from orchestrator.triton_configs.recheck import operators, recheck, resolver_of
-from orchestrator.triton_configs.trial import Call, Trial, run_trial
-from orchestrator.triton_configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
 from worker.triton_configs.files import Bucket, bound_of, parse
 from worker.triton_configs.kinds import BY_CONFIG
 from worker.triton_configs.layout import lay_out

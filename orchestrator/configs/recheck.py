@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.open import csv_records
 from orchestrator.tables.write import write_csv
-from orchestrator.triton_configs.winners import WonFile
 from worker.families import FAMILIES
 from worker.text import and_more, plural
 from worker.triton_configs.calls import readers

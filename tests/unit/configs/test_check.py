@@ -1,4 +1,4 @@
-"""`gemmfleet triton-config` as a user runs it; the compiler is replaced by a stand-in."""
+"""`gemmfleet configs` as a user runs it; the compiler is replaced by a stand-in."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.configs import check as checking
+from orchestrator.configs import merge as merging
+from orchestrator.configs.check import Compiled, check, chips_of
 from orchestrator.errors import InputError
 from orchestrator.image import takeout
-from orchestrator.triton_configs import check as checking
-from orchestrator.triton_configs import merge as merging
-from orchestrator.triton_configs.check import Compiled, check, chips_of
 from tests.support.config_tree import operator, resolved, tree, values, winners
 
 FILES = {
@@ -50,7 +50,7 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
 
 
 def run(*args: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["triton-config", *args])
+    done = CliRunner().invoke(app, ["configs", *args])
     return done.exit_code, done.output
 
 
@@ -120,7 +120,7 @@ def test_a_package_that_aiter_imports_and_that_is_missing_is_one_error(root: Pat
     ],
 )
 def test_a_mistake_is_one_line(root: Path, args: tuple[str, ...], fault: str) -> None:
-    done = CliRunner().invoke(app, ["triton-config", "check", "--build", str(root), *args])
+    done = CliRunner().invoke(app, ["configs", "check", "--build", str(root), *args])
     assert fault in str(done.exception)
 
 
@@ -140,7 +140,7 @@ def test_an_image_is_read_as_a_folder_is(root: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_without_configs_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["triton-config", "check", "--build", str(tmp_path)])
+    done = CliRunner().invoke(app, ["configs", "check", "--build", str(tmp_path)])
     assert "holds no Triton GEMM configs" in str(done.exception)
 
 
@@ -154,7 +154,7 @@ def test_merge_and_undo_say_what_they_did(root: Path, tmp_path: Path, monkeypatc
     assert f"configs/gemm/{own}: M_LEQ_64 (new; other buckets copied from gfx950-GEMM-A16W16.json)" in text
     assert "read by fused_gemm_a16w16_quant_x as well" in text
     assert "proven by a stand-in: 24 lookups as planned, neighbours as before" in text
-    assert f"triton-config undo {root} takes it back" in text
+    assert f"configs undo {root} takes it back" in text
     code, text = run("undo", str(root), "--json")
     assert json.loads(text)["removed"] == [f"aiter/ops/triton/configs/gemm/{own}"]
     code, text = run("merge", str(folder), "--into", str(root), "--json")

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from orchestrator.configs.collect import FIELD, decisions, write
+from orchestrator.configs.winners import FOLDER, read_winners
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.shapes import Shape, ShapeList
-from orchestrator.triton_configs.collect import FIELD, decisions, write
-from orchestrator.triton_configs.winners import FOLDER, read_winners
 from orchestrator.tuned_db.compatibility import check_db
 from orchestrator.tuned_db.sources import open_sources
 from tests.support.config_tree import values
@@ -91,7 +91,7 @@ def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
                 r.says(said("shape_tuned", attempt, i, triton_config=text, kernelName="config_x", libtype="triton"))
             r.says(ended(attempt))
         folder = tmp_path / FOLDER
-        folder.mkdir()
+        folder.mkdir(parents=True)
         (folder / "stale.json").write_text("{}")
         assert write(r.ledger, folder) == []
     found = {f.path.name: f for f in read_winners(tmp_path)}
@@ -105,13 +105,13 @@ def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
 
 
 def test_no_table_takes_the_winners(tmp_path: Path) -> None:
-    with pytest.raises(TunedDBError, match="triton-config merge RUN --into TREE"):
+    with pytest.raises(TunedDBError, match="configs merge RUN --into TREE"):
         check_db(tmp_path / "a8w8.csv", FAMILY, "aiter-triton")
     run = tmp_path / "runs" / "r1"
     run.mkdir(parents=True)
     (run / "tuned.csv").write_text(",".join(FAMILY.tuned_header) + "\n")
     (run / "provenance.json").write_text(json.dumps({"format": 1, "run": "r1", "tuner": "aiter-triton"}))
-    with pytest.raises(InputError, match=r"its winners are config files.*triton-config merge .*r1 --into TREE"):
+    with pytest.raises(InputError, match=r"its winners are config files.*configs merge .*r1 --into TREE"):
         open_sources([run], [], None, FAMILY.name)
 
 

@@ -1,4 +1,4 @@
-"""`gemmfleet triton-config merge`, `undo`, `check` and `rows`: AITER's JSON configs of its Triton GEMMs."""
+"""`gemmfleet configs merge`, `undo`, `check` and `rows`: AITER's JSON configs of its Triton GEMMs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt, opened_tree
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.triton_configs.check import Checked, Size
+    from orchestrator.configs.check import Checked, Size
 
 SHOWN = 60
 
@@ -40,12 +40,12 @@ def merge(
 ) -> None:
     """Write the winners of a run into the files that AITER loads.
 
-    AITER's own `get_gemm_config` proves every file before and after; `triton-config undo` takes the merge back.
+    AITER's own `get_gemm_config` proves every file before and after; `configs undo` takes the merge back.
     """
     from orchestrator.command_hints import command
+    from orchestrator.configs.merge import merge as merge_winners
     from orchestrator.paths import find_run
     from orchestrator.tables.faults import escaped
-    from orchestrator.triton_configs.merge import merge as merge_winners
 
     folder = Path(run) if Path(run).is_dir() else find_run(runs, run).root
     done = merge_winners(folder, into, default=allow_default, lists=shapes or [], checked=checked or [])
@@ -60,7 +60,7 @@ def merge(
     if done.proof:
         print(f"proven by {done.proof}: {plural(done.lookups, 'lookup')} as planned, neighbours as before")
     if done.changes:
-        print(f"{command(f'triton-config undo {escaped(str(into))}')} takes it back")
+        print(f"{command(f'configs undo {escaped(str(into))}')} takes it back")
     for note in done.notes:
         print(f"note: {escaped(note)}", file=sys.stderr)
 
@@ -69,8 +69,8 @@ def undo(
     tree: Annotated[Path, typer.Argument(metavar="TREE", help="Folder that holds `aiter/`.")], as_json: JsonOpt = False
 ) -> None:
     """Take back the last merge into a tree."""
+    from orchestrator.configs.journal import undo as take_back
     from orchestrator.tables.faults import escaped
-    from orchestrator.triton_configs.journal import undo as take_back
 
     done = take_back(tree)
     if as_json:
@@ -103,9 +103,9 @@ def check(
 
     Lints every file and compiles every bucket; exit code 1 on an error.
     """
+    from orchestrator.configs.check import check as check_files
+    from orchestrator.configs.check import chips_of
     from orchestrator.errors import InputError
-    from orchestrator.triton_configs.check import check as check_files
-    from orchestrator.triton_configs.check import chips_of
     from worker.triton_configs.kinds import KINDS, kinds_of
 
     kinds = kinds_of(family) if family else KINDS

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.triton_configs.recheck import operators
+from orchestrator.configs.recheck import operators
 from tests.support.config_tree import operator, tree, values
 from worker.triton_configs.calls import loader_calls, readers
 from worker.triton_configs.kinds import BY_NAME, KINDS

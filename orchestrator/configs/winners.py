@@ -1,4 +1,4 @@
-"""Records of a run's winning Triton configs, read from `triton-configs/` of its folder (docs/reference/files.md)."""
+"""Records of a run's winning Triton configs, read from `configs/aiter/` of its folder (docs/reference/files.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from orchestrator.tables.tuned import number_of
 from worker.triton_configs.files import Bucket, bound_of, read
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 
-FOLDER = "triton-configs"
+FOLDER = "configs/aiter"
 TABLE = "tuned.csv"
 COLUMNS = (
     "kind", "config", "gfx", "B", "N", "K", "bucket", "caller", "M", "count", "old_us", "new_us", "err_ratio", "old",

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
+from orchestrator.configs.recheck import resolver_of
 from orchestrator.errors import InputError
-from orchestrator.triton_configs.recheck import resolver_of
 from worker.triton_configs.files import Bucket, ConfigFileError
 from worker.triton_configs.kinds import KINDS, ConfigKind
 from worker.triton_configs.lint import LEVELS, Finding, Shipped, lint, shipped

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.configs import merge as merging
+from orchestrator.configs.journal import NAME, undo
+from orchestrator.configs.merge import merge
+from orchestrator.configs.recheck import LIST
+from orchestrator.configs.trial import Call, Trial, run_trial
+from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.errors import InputError
-from orchestrator.triton_configs import merge as merging
-from orchestrator.triton_configs.journal import NAME, undo
-from orchestrator.triton_configs.merge import merge
-from orchestrator.triton_configs.recheck import LIST
-from orchestrator.triton_configs.trial import Call, Trial, run_trial
-from orchestrator.triton_configs.winners import FOLDER, TABLE, read_winners
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from worker.triton_configs.files import parse
 from worker.triton_configs.layout import laid_out
@@ -230,7 +230,7 @@ class TestWhatIsRefused:
         assert fault in e.value.faults[0]
 
     def test_a_run_without_winners_and_a_folder_without_configs(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"holds no triton-configs/tuned\.csv"):
+        with pytest.raises(InputError, match=r"holds no configs/aiter/tuned\.csv"):
             merge(tmp_path, tmp_path)
         with pytest.raises(InputError, match="has no row"):
             read_winners(winners(tmp_path / "run", WON, []))

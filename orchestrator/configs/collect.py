@@ -1,4 +1,4 @@
-"""Winners of the tuner aiter-triton, written from a run's ledger into `triton-configs/` (docs/reference/files.md).
+"""Winners of the tuner aiter-triton, written from a run's ledger into `configs/aiter/` (docs/reference/files.md).
 
 Each winning row carries its bucket's document (worker.protocol.ConfigRow). Rows of one bucket from one attempt are one
 decision; a bucket for which attempts decided differently (its group was split after a fault) keeps what it has.
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from orchestrator.configs.winners import COLUMNS, TABLE, Measured
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.write import write_csv
-from orchestrator.triton_configs.winners import COLUMNS, TABLE, Measured
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.triton_configs.files import Bucket, is_bucket, written
@@ -60,7 +60,7 @@ def write(ledger: LedgerReader, folder: Path) -> list[str]:
     files: dict[str, dict[str, Bucket]] = {}
     for place, decision in found.items():
         files.setdefault(place.file, {})[place.bucket] = decision.values
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, buckets in files.items():
         write_atomic(folder / name, written(buckets))
     for stale in {p.name for p in folder.glob("*.json")} - set(files):
