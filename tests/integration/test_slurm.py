@@ -34,8 +34,8 @@ class Pool:
     """A source with what it opened."""
 
     def __init__(self, folder: Path, via: Callable[[str], SshTransport] | None = None, **request: object) -> None:
-        values = {"pool": "p", "partition": PARTITION, "workdir": str(folder / "work"), **request}
-        self.request = SlurmPool(run=folder.name, **values)  # type: ignore[arg-type]
+        values = {"partition": PARTITION, "workdir": str(folder / "work"), **request}
+        self.request = SlurmPool(run=folder.name, pool="p", **values)  # type: ignore[arg-type]
         self.source = SlurmSource(self.request, str(folder / "out"), via)
         self._opened: list[ExecTransport] = []
 
@@ -136,12 +136,12 @@ def test_workers_end_with_a_lease_that_is_cancelled_or_out_of_time_and_their_row
     slurm: SlurmCluster, make: Callable[..., Pool], tmp_path: Path
 ) -> None:
     secret = secrets.token_hex(16)
-    pool, brief = make(), make(pool="brief", time_s=120)
-    brief.source.ask(1)
-    pool.source.ask(2)
-    (late,), (lost, kept) = brief.ready(), pool.ready(2)
-    engines = {x.id: deploy(of.connect(x), TOKEN=secret) for of, x in ((brief, late), (pool, lost), (pool, kept))}
+    pool = make(time_s=600)
+    pool.source.ask(3)
+    late, lost, kept = pool.ready(3)
+    engines = {x.id: deploy(pool.connect(x), TOKEN=secret) for x in (late, lost, kept)}
     pids = {x.id: workers(tmp_path / "work/leases" / x.id) for x in (late, lost)}
+    slurm.run("scontrol", "update", f"jobid={late.id}", "TimeLimit=1")
     for pid in pids[lost.id]:
         assert f"TOKEN={secret}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     # not even Slurm's own files know it
@@ -150,10 +150,10 @@ def test_workers_end_with_a_lease_that_is_cancelled_or_out_of_time_and_their_row
     slurm.run("scancel", lost.id)
     end = pool.ended(lost)
     assert (end.cause, end.why) == (EndCause.CANCELLED, "CANCELLED")
-    assert brief.ended(late).cause is EndCause.TIME_LIMIT
-    for of, lease in ((pool, lost), (brief, late)):
+    assert pool.ended(late).cause is EndCause.TIME_LIMIT
+    for lease in (lost, late):
         assert not [pid for pid in pids[lease.id] if Path(f"/proc/{pid}").exists()]
-        data = wait_until(partial(of.source.leftovers, lease.id), "its rows are there")
+        data = wait_until(partial(pool.source.leftovers, lease.id), "its rows are there")
         assert not (tmp_path / "work/leases" / lease.id).exists()
         with tarfile.open(fileobj=io.BytesIO(data)) as tar:
             events = tar.extractfile("r1/n1/events/0.jsonl")

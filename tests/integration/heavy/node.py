@@ -116,7 +116,7 @@ class HeavyNode:
         self.outer.docker("unpause", self.container)
 
     def repair(self) -> None:
-        """Undo all that was done to its links, its sshd, its keys, its engine and its disk (not its clock)."""
+        """Undo all that was done to its links, its sshd, its keys, its engine and its disk."""
         self.wait_ready()
         self.sh(REPAIR)
 
@@ -183,7 +183,7 @@ class HeavyNode:
         """Kill the first process of a container from outside, which Docker sees as its death."""
         self.sh(f"kill -{signal} \"$(docker inspect -f '{{{{.State.Pid}}}}' {shlex.quote(container)})\"")
 
-    # --- its disk and clock -----------------------------------------------------------------------------------------
+    # --- its disk -------------------------------------------------------------------------------------------------
 
     def fill_disk(self, leave: int = 0) -> None:
         """Fill /data but for `leave` bytes."""
@@ -197,21 +197,6 @@ class HeavyNode:
 
     def free_disk(self) -> None:
         self.sh("rm -f /data/.filler /data/.filler2")
-
-    def set_clock(self, offset_s: int) -> None:
-        """Let SSH sessions see a clock that is off by so many seconds (0: undo); restarts sshd.
-
-        For a node that is off as a whole put `clock_env(offset_s)` into its `env:` in the inventory as well.
-        """
-        setting = " ".join(f"{k}={v}" for k, v in clock_env(offset_s).items())
-        self.set_sshd_options(*([f"SetEnv {setting}"] if offset_s else []))
-
-
-def clock_env(offset_s: int) -> dict[str, str]:
-    """The environment in which programs see a clock that is so many seconds off, on nodes and in the worker image."""
-    library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
-    # FAKETIME_DONT_FAKE_MONOTONIC must stay away: with it, Python's sleep fails as invalid in bookworm's libfaketime
-    return {"LD_PRELOAD": library, "FAKETIME": f"{offset_s:+d}s"}
 
 
 def write_sshd_config(folder: Path, options: Sequence[str]) -> None:
