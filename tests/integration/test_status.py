@@ -176,29 +176,3 @@ def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(
         h3.heal()
         h2.start_sshd()
     assert bench.run("cancel").code == 0
-
-
-@ON_STATUS_NODES
-@pytest.mark.system
-@pytest.mark.skipif(bool(why_not()), reason=why_not())
-def test_a_false_root_of_aiter_is_found_in_the_image(fleet: HeavyFleet, make_bench: Callable[..., Bench]) -> None:
-    bench = make_bench()
-    h1 = fleet.nodes[0]
-    h1.sh("mkdir -p /srv/aiter/aiter/jit && touch /srv/aiter/aiter/jit/core.py && chmod -R a+rX /srv/aiter")
-    for root, volumes, said in (
-        ("/nope", "", "there is no /nope of the image"),
-        ("/usr", "", "there is no AITER (aiter/jit/core.py) in /usr of the image"),
-        ("/opt/aiter", "/srv/none:/opt/aiter", "there is no /opt/aiter of the image"),
-        ("/opt/aiter", "/srv/aiter:/opt/aiter", ""),
-    ):
-        bench.inventory.write_text(
-            f"defaults:\n  transport: ssh\n  engine: docker\n  image: {WORKER_IMAGE}\n  gpus: 0\n"
-            f"  ssh_config: {fleet.folder}/ssh_config\n"
-            f"nodes:\n  h1: {{aiter: {{root: {root}}}, docker: {{volumes: [{volumes}]}}}}\n"
-        )
-        done = bench.run_plain("nodes", "check", "-i", str(bench.inventory), "--json")
-        (node,) = done.json()["nodes"]
-        assert [f["what"] for f in node["findings"] if f["about"] == "aiter"] == ([said] if said else [])
-        assert done.code == (3 if said else 0), done.out
-    assert h1.sh("ls -d /srv/none || echo none").strip().endswith("none")
-    assert set(h1.containers()) <= {"theirs"}
