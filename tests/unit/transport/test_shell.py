@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import subprocess
 import time
@@ -16,47 +15,10 @@ import pytest
 from orchestrator.errors import TransportError
 from orchestrator.transport import Completed, RemoteFile
 from orchestrator.transport.kept_shell import SCRIPT, KeptShell
+from orchestrator.transport.local import ProcessChannel
 from orchestrator.transport.quoting import command_line
 from orchestrator.transport.shell import SMALL_FILES, ShellTransport
 from orchestrator.transport.tar_stream import UNPACK, stream
-
-
-class PipeChannel:
-    """A TimedChannel to a command of this machine."""
-
-    def __init__(self, line: str) -> None:
-        pipe = subprocess.PIPE
-        self.p = subprocess.Popen(["sh", "-c", line], stdin=pipe, stdout=pipe, bufsize=0)
-        assert self.p.stdin is not None
-        assert self.p.stdout is not None
-        self._in, self._out = self.p.stdin, self.p.stdout
-
-    def read(self, size: int, deadline: float | None = None) -> bytes:
-        wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-        if not select.select([self._out], [], [], wait)[0]:
-            raise TimeoutError
-        return os.read(self._out.fileno(), size)
-
-    def write(self, data: bytes) -> None:
-        self.send(data)
-
-    def send(self, data: bytes, deadline: float | None = None) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[self._in.write(view) or 0 :]
-
-    @property
-    def ended(self) -> bool:
-        return self.p.poll() is not None
-
-    def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._in.close()
-        self.p.wait()
-        self._out.close()
-
-    def error(self) -> str:
-        return f"ended with code {self.p.wait()}"
 
 
 def test_a_command_line_gives_each_word_as_it_is() -> None:
@@ -71,11 +33,11 @@ class PipeTransport(ShellTransport):
     def __init__(self) -> None:
         self.node = "n"
         self.commands = 0
-        self.shells: list[PipeChannel] = []
+        self.shells: list[ProcessChannel] = []
         self._shell = KeptShell("n", self._start)
 
-    def _start(self, line: str, deadline: float) -> PipeChannel:
-        self.shells.append(PipeChannel(line))
+    def _start(self, line: str, deadline: float) -> ProcessChannel:
+        self.shells.append(ProcessChannel("n", ["sh", "-c", line]))
         return self.shells[-1]
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
@@ -124,8 +86,8 @@ def test_many_files_go_as_one_stream(transport: PipeTransport, tmp_path: Path) -
 
 def test_a_lost_shell_is_started_again(transport: PipeTransport, tmp_path: Path) -> None:
     transport.put(str(tmp_path), {"a": RemoteFile(b"1")})
-    transport.shells[0].p.kill()
-    transport.shells[0].p.wait()
+    transport.shells[0]._p.kill()
+    transport.shells[0]._p.wait()
     transport.put(str(tmp_path), {"a": RemoteFile(b"2")})
     assert (tmp_path / "a").read_bytes() == b"2"
     assert len(transport.shells) == 2
