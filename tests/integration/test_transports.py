@@ -1,4 +1,4 @@
-"""What each transport promises, on this machine, a real sshd, a real Slurm and a real Kubernetes API server.
+"""Promises of every transport: this machine, a real sshd, a real Slurm and a real Kubernetes API server.
 
 Each node is this machine, so a test looks at its files and processes itself. What only one transport has (logins,
 sessions, a scheduler, a protocol) is tested in test_ssh.py, test_ssh_login.py, test_slurm.py, test_kubernetes.py and
