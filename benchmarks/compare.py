@@ -11,8 +11,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.figure import Figure
-from orchestrator.analysis.compare.statistics import Floats
-from orchestrator.analysis.compare.verdict import AGAIN_BOUND, Rule, judge
+from orchestrator.analysis.compare.statistics import AGAIN_BOUND, OPEN, Floats, Rule, judge
 
 Draw = Literal["same", "log", "even"]
 BATCH = 250
@@ -99,9 +98,10 @@ def rates(of: Simulated, tables: int, seed: int) -> Rates:
         accused = regression.any(axis=1) | look.slower
         # as the rule is used by hand: on the means of all repeats
         by_rule = (tot.mean(axis=2) > Rule().limit(golden.mean(axis=2))).any(axis=1)
-        slow, listed = regression[:, : of.changed].mean(axis=1), look.suspect[:, : of.changed].mean(axis=1)
-        left_open = ~accused & look.suspect.any(axis=1)
-        sums += [x.sum() for x in (accused, left_open, slow, listed, by_rule, look.suspect.mean(axis=1))]
+        suspect = np.isin(look.verdicts, OPEN)
+        slow, listed = regression[:, : of.changed].mean(axis=1), suspect[:, : of.changed].mean(axis=1)
+        left_open = ~accused & suspect.any(axis=1)
+        sums += [x.sum() for x in (accused, left_open, slow, listed, by_rule, suspect.mean(axis=1))]
     return Rates(*(float(x) for x in sums / tables))
 
 
@@ -115,7 +115,7 @@ def both_looks(of: Simulated, tables: int, seed: int, second: int = 7) -> tuple[
     tot[:, : of.changed] *= 1 + of.slower
     for i in range(tables):
         look = judge(golden[i], tot[i], paired=of.paired)
-        slow, whole, at = look.verdicts == "regression", bool(look.slower), np.flatnonzero(look.suspect)
+        slow, whole, at = look.verdicts == "regression", bool(look.slower), np.flatnonzero(np.isin(look.verdicts, OPEN))
         if len(at):
             a, b = of.measure(rng, base[i, at], noise[i, at], repeats=second, paired=True)
             b[at < of.changed] *= 1 + of.slower

@@ -156,5 +156,4 @@ _add_group(
     configs.merge,
     configs.undo,
     configs.check,
-    configs.rows,
 )

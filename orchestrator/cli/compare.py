@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,10 +13,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.compare.join import Comparison, Row
-    from orchestrator.analysis.compare.verdict import Rule
-
-SHOWN = 40
+    from orchestrator.analysis.compare.statistics import Rule
 
 
 def compare(
@@ -39,10 +36,12 @@ def compare(
     rule: Annotated[
         str, typer.Option("--rule", metavar="REL,ABS", help="Suspect where tot > REL * golden + ABS us.")
     ] = "1.005,0.5",
+    rule_only: Annotated[
+        bool, typer.Option("--rule-only", help="Judge by the rule alone, which knows no noise.")
+    ] = False,
     ignore_below: Annotated[
         float, typer.Option("--ignore-below", metavar="US", min=0.0, help="Ignore rows whose golden time is shorter.")
     ] = 4.0,
-    rule_only: Annotated[bool, typer.Option("--rule-only", help="Judge by the rule alone, not by noise.")] = False,
     bound: Annotated[
         float, typer.Option("--bound", metavar="X", help="Expected false regressions in an unchanged table.")
     ] = 0.008,
@@ -62,8 +61,9 @@ def compare(
 
     Exit code 1 on a regression, 4 where rows could not be judged.
     """
-    from orchestrator.analysis.compare.join import compare as judged
-    from orchestrator.analysis.compare.sides import read_source
+    from orchestrator.analysis.compare import output
+    from orchestrator.analysis.compare.document import compare as judged
+    from orchestrator.analysis.compare.reading import read_sides
     from orchestrator.command_hints import command
     from orchestrator.errors import InputError
     from orchestrator.tables.faults import escaped
@@ -81,36 +81,30 @@ def compare(
     if json_ and markdown == "-":
         raise InputError("--json and --markdown - both want standard output: give --markdown a file")
     thresholds = _rule(rule, ignore_below)
-    dropped = ignore_column or []
-    a, b = (read_source(name, given, runs, dropped) for name, given in (("golden", golden), ("tot", tot)))
-    _refuse_overwriting(
-        [*a.files, *b.files], [p for p in (out, again, Path(markdown) if markdown not in (None, "-") else None) if p]
-    )
+    a, b = read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
+    page = Path(markdown) if markdown not in (None, "-") else None
+    _refuse_overwriting([*a.files, *b.files], [p for p in (out, again, page) if p])
     found = judged(a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu,
                    rule_only=rule_only)  # fmt: skip
-    written = _write(found, out, again, markdown)
+    written = _write(found, out, again, page)
     if json_:
-        from orchestrator.analysis.compare.output import document
-
-        print(json.dumps(document(found)))
+        print(json.dumps(found))
     elif markdown == "-":
-        from orchestrator.analysis.compare.output import markdown as rendered
-
-        print(rendered(found), end="")
+        print(*output.markdown(found), sep="\n")
     else:
         _print_verdict(found, str(again or ""))
-    for text in found.warnings:
+    for text in found["warnings"]:
         print(f"warning: {escaped(text)}", file=sys.stderr)
     for text in written:
         print(f"written: {escaped(text)}", file=sys.stderr)
-    if found.exit_code:
-        raise typer.Exit(found.exit_code)
+    if found["exit_code"]:
+        raise typer.Exit(found["exit_code"])
 
 
 def _rule(text: str, ignore_below: float) -> Rule:
     import math
 
-    from orchestrator.analysis.compare.verdict import Rule
+    from orchestrator.analysis.compare.statistics import Rule
     from orchestrator.errors import InputError
     from orchestrator.tables.faults import shown
 
@@ -139,7 +133,7 @@ def _refuse_overwriting(read: list[Path], write: list[Path]) -> None:
         raise InputError("two of --out, --again and --markdown name the same file")
 
 
-def _write(found: Comparison, out: Path | None, again: Path | None, markdown: str | None) -> list[str]:
+def _write(found: dict[str, Any], out: Path | None, again: Path | None, page: Path | None) -> list[str]:
     from orchestrator.analysis.compare import output
     from orchestrator.errors import InputError
     from orchestrator.userfiles import write_atomic
@@ -147,58 +141,28 @@ def _write(found: Comparison, out: Path | None, again: Path | None, markdown: st
     written = []
     try:
         if out:
-            output.write_joined(found, out)
+            output.write_rows(found, out)
             written.append(str(out))
         if again:
-            written.append(f"{again} ({plural(output.write_again(found, again), 'row')} to measure again)")
-        if markdown not in (None, "-"):
-            write_atomic(Path(str(markdown)), output.markdown(found))
-            written.append(str(markdown))
+            output.write_again(found, again)
+            written.append(f"{again} ({plural(found['open'], 'row')} to measure again)")
+        if page:
+            write_atomic(page, "\n".join(output.markdown(found)) + "\n")
+            written.append(str(page))
     except OSError as e:
-        raise InputError(f"{e.filename or out or again or markdown}: cannot be written: {e.strerror}") from e
+        raise InputError(f"{e.filename or out or again or page}: cannot be written: {e.strerror}") from e
     return written
 
 
-_STYLE = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green", "ignored": "dim"}
-
-
-def _print_verdict(found: Comparison, listed: str) -> None:
-    from rich.text import Text
-
-    from orchestrator.analysis.compare import config_sets, output
-    from orchestrator.cli.output.terminal import console, table
+def _print_verdict(found: dict[str, Any], listed: str) -> None:
+    from orchestrator.analysis.compare import output
+    from orchestrator.analysis.grid import on_terminal
+    from orchestrator.cli.output.terminal import console
     from orchestrator.tables.faults import escaped
 
     screen = console()
-    if fields := output.environments(found):
-        environments = table("environment", "golden", "tot", "")
-        for *texts, means in fields:
-            environments.add_row(*(Text(escaped(x[:60])) for x in texts), means)
-        screen.print(environments)
-    numbers = ("golden us", "tot us", "change", "p", "noise", "seen from")
-    keys = len(found.columns)
-    rows = table(*map(escaped, found.columns), "golden us", "tot us", "change", "verdict", "p", "noise", "seen from",
-                 "note", right=numbers)  # fmt: skip
-    for column in rows.columns[:keys]:  # a truncated key would name another row
-        column.no_wrap, column.overflow = False, "fold"
-    for r in _shown(found):
-        rows.add_row(
-            *(Text(escaped(k)) for k in r.key), output.us(r.golden_us), output.us(r.tot_us),
-            output.percent(r.change, sign=True), Text(r.verdict, _STYLE.get(r.verdict, "")), output.chance(r.p),
-            output.percent(r.noise), output.percent(r.seen_from, sign=True), Text(r.note),
-        )  # fmt: skip
-    screen.print(rows)
-    if left := len(found.rows) - len(_shown(found)):
-        print(f"... and {plural(left, 'more row')} (all with --out or --json)")
-    for line in (*output.sentences(found), *config_sets.sentences(found), *output.remarks(found)):
+    for grid in (output.environments(found), output.table(found)):
+        if grid.rows:
+            screen.print(on_terminal(grid))
+    for line in output.sentences(found, listed):
         print(escaped(line))
-    if steps := output.next_steps(found, listed):
-        which = "it" if len(found.open) == 1 else "them"
-        print(f"to judge {which}, measure again, interleaved and seven times, and compare:")
-        for line in steps:
-            print(f"  {escaped(line)}")
-
-
-def _shown(found: Comparison) -> list[Row]:
-    """Return the first rows, and all that regressed or could not be judged."""
-    return [r for i, r in enumerate(found.rows) if i < SHOWN or r.second_look or r.verdict == "regression"]

@@ -1,4 +1,4 @@
-"""`gemmfleet configs merge`, `undo`, `check` and `rows`: AITER's JSON configs of its Triton GEMMs."""
+"""`gemmfleet configs merge`, `undo` and `check`: AITER's JSON configs of its Triton GEMMs."""
 
 from __future__ import annotations
 
@@ -128,32 +128,6 @@ def check(
         print(f"{plural(errors, 'error')}, {plural(warnings, 'warning')}")
     if errors:
         raise typer.Exit(1)
-
-
-def rows(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A bench with the backends aiter and aiter-triton.")],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="CSV", help="File for the rows.")],
-    runs: RunsOpt = DEFAULT_RUNS,
-) -> None:
-    """Write tuned rows that route shapes to AITER's Triton kernel.
-
-    A shape gets one where that kernel was faster than every other backend of the bench, in every run.
-    """
-    from orchestrator.command_hints import command
-    from orchestrator.paths import find_run
-    from orchestrator.results.triton_rows import triton_rows
-    from orchestrator.tables.faults import escaped
-    from orchestrator.tables.write import write_csv
-
-    family, found, notes = triton_rows(find_run(runs, run))
-    for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    if not found:
-        print("no row: AITER's Triton kernel beat the others nowhere")
-        return
-    write_csv(out, family.aiter_header, (row.values() for row in found))
-    merge_them = command(f"db merge {out} --into TABLE --family {family.name}")
-    print(escaped(f"{out}: {plural(len(found), 'row')}; {merge_them}"))
 
 
 def _size(text: str | None) -> Size:

@@ -10,8 +10,7 @@ from orchestrator.dispatch.node_registry import NodeRegistry, Shutdown
 from orchestrator.dispatch.supply import LeaseTurn
 from orchestrator.events import FleetMayGrow, LeaseEnded, NodeDraining
 from orchestrator.leases.base import EndCause, Lease, LeaseSource
-from orchestrator.leases.demand import IdleTimes, PoolSize, wanted
-from orchestrator.leases.keeper import LeaseKeeper
+from orchestrator.leases.keeper import IdleTimes, LeaseKeeper, PoolSize, wanted
 from orchestrator.scheduling import Policy
 
 NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0

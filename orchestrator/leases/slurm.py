@@ -18,8 +18,7 @@ from orchestrator.leases import holder, jobs
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.jobs import Job, NodeKind, SlurmPool
 from orchestrator.transport.base import Completed
-from orchestrator.transport.exec.srun import SrunOpener
-from orchestrator.transport.exec.transport import ExecTransport
+from orchestrator.transport.exec.transport import ExecTransport, SrunOpener
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.quoting import quote
 from orchestrator.transport.ssh import SshTransport

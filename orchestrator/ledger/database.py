@@ -6,8 +6,10 @@ finishes it. Times are epoch seconds of the controller's clock, but `rows.t`, wh
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +17,7 @@ from urllib.parse import quote
 
 from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
+from orchestrator.ledger import database
 
 APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
@@ -250,3 +253,26 @@ def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
             f"{path}: was written by gemmfleet 0.2 or older (ledger version {version}, this one knows {VERSION}); use"
             f" gemmfleet 0.2 for this run. Its CSV files are still read by name, such as {path.parent / 'profile.csv'}"
         )
+
+
+EVERY_S = 0.25
+
+
+@contextlib.contextmanager
+def checkpoints(path: Path, every_s: float = EVERY_S) -> Iterator[None]:
+    """Copy what was committed, now and then, while the context lasts."""
+    over = threading.Event()
+
+    def work() -> None:
+        # without it the writer copies by itself, as before
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(database.connect(path)) as conn:
+            while not over.wait(every_s):
+                conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+
+    thread = threading.Thread(target=work, name="checkpoints", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

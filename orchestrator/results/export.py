@@ -17,7 +17,6 @@ from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
-from orchestrator.results.untried_kinds import unpromised, untried_kinds
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
 from orchestrator.tuned_db.run_facts import tuned_columns
@@ -98,6 +97,17 @@ class Request:
     code_sha: str = ""
 
 
+def unpromised(ledger: LedgerReader) -> list[str]:
+    """A sentence for each AITER that gemmfleet does not promise to drive, with its nodes."""
+    nodes: dict[str, list[str]] = {}
+    for slot in ledger.slots():
+        facts = slot.device.get("aiter")
+        text = facts.get("warning") if isinstance(facts, dict) else None
+        if isinstance(text, str) and text and slot.node not in nodes.setdefault(text, []):
+            nodes[text].append(slot.node)
+    return [f"{', '.join(names)}: {text}" for text, names in nodes.items()]
+
+
 def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
     """The document of provenance.json (docs/reference/files.md)."""
     return {
@@ -128,7 +138,6 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             if isinstance(r, NodeBusy) and r.doing == "share"
         ],
         "unpromised": unpromised(ledger),
-        "missing_kinds": untried_kinds(ledger),
         "counts": ledger.counts().to_json(),
         "failures": ledger.failures(),
         "unconfirmed": [

@@ -35,7 +35,7 @@ from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
 from orchestrator.leases.nodes import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
-from orchestrator.ledger.checkpoint import checkpoints
+from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.nodes.admission import NodeAdmission
 from orchestrator.nodes.check import load_facts, save_facts

@@ -12,11 +12,10 @@ import pytest
 
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
-from worker.aiter_tree.scratch import ScratchTree
 from worker.families import FAMILIES
 from worker.tuners.aiter.findings import Findings, inspect
 from worker.tuners.aiter.session import flags_of
-from worker.tuners.aiter.workarounds import REGISTRY, WorkaroundRefusedError, apply, prepare
+from worker.tuners.aiter.workarounds import REGISTRY, prepare
 
 pytestmark = needs_checkout
 
@@ -70,18 +69,6 @@ def test_workarounds_on_the_real_files(version: Version, found: Findings, tmp_pa
         for change in (c for a in applied for c in a.changes):
             assert change.before != change.after
     assert before == {p: p.read_bytes() for p in before}
-
-
-def test_the_older_guides_fix_is_refused_where_it_breaks_things(
-    version: Version, found: Findings, tmp_path: Path
-) -> None:
-    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
-    if version.case == "needed":
-        assert apply("tile_column_case", found, scratch).changes
-    else:
-        reason = "would do harm here" if version.case == "harmful" else "not needed here"
-        with pytest.raises(WorkaroundRefusedError, match=reason):
-            apply("tile_column_case", found, scratch)
 
 
 def tags() -> list[str]:

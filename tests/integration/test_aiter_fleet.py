@@ -1,6 +1,6 @@
 """`gemmfleet tune --tuner aiter` on real nodes, with both stand-ins of AITER in their images.
 
-The 15-shape suite, one shape whose N no ASM kernel takes (N=576 faults), and one with K=29568: every shape that the
+Three shapes of the suite, one whose N no ASM kernel takes (N=576 faults), and one with K=29568: every shape that the
 image can tune is tuned, the others fail in words that say why and what helps.
 """
 
@@ -39,7 +39,7 @@ WHEEL = "newest"
 
 def shapes() -> list[tuple[int, ...]]:
     rows = list(csv.reader(SUITE.read_text().splitlines()))[1:]
-    return [*(tuple(map(int, r)) for r in rows), N576, K29568]
+    return [*(tuple(map(int, r)) for r in rows[::5]), N576, K29568]
 
 
 @dataclass
@@ -130,15 +130,23 @@ def tune(fleet: HeavyFleet, folder: Path, date: str) -> Ran:
 def test_every_good_shape_is_tuned_and_the_others_are_explained(ran: dict[str, Ran], date: str) -> None:
     mine = ran[date]
     sound = TREES[date].new
-    odd = {s for s in shapes() if s[2] % 256}
-    assert mine.tuned() == set(shapes()) - (set() if sound else odd), mine.said[-3000:]
-    assert set(mine.failed()) == (set() if sound else odd)
-    assert mine.code == (0 if sound else 1)
+    odd = set() if sound else {s for s in shapes() if s[2] % 256}
+    assert mine.tuned() == set(shapes()) - odd, mine.said[-3000:]
+    assert set(mine.failed()) == odd
+    assert mine.code == bool(odd)
     for row in mine.failed().values():
         assert row["reason"] == "wrong_result"
         for words in ("K is not a multiple of 256", "none is right", "v0.1.14"):
             assert words in row["detail"], row["detail"]
     assert "Traceback" not in mine.said
+    # ASM wins where it is measured, also where its list is missing and misspelt: the workarounds were applied
+    winners = [r["kernelName"] for r in mine.rows("tuned.csv") if _key(r) != N576]
+    assert all("f4gemm_bf16_per1x32Fp4" in name for name in winners)
+    text = (mine.paths.root / "provenance.json").read_text()
+    json.loads(text)
+    for name in ("tile_column_case", "asm_dir_symlink", "k_trim"):
+        assert (f'"{name}"' in text) == (date == "runbook"), name
+    assert "gfx950" in text
 
 
 @pytest.mark.parametrize("date", TREES)
@@ -153,19 +161,3 @@ def test_the_shape_that_faults_is_salvaged(ran: dict[str, Ran], date: str) -> No
     assert {r["node"] for r in profile} == {"h1", "h2"}, "a second slot tried them, too"
     # where AITER itself lives through a dead process, it says of its second try only what ran
     assert len(lost) == (5 if date == "runbook" else 10)
-
-
-@pytest.mark.parametrize("date", TREES)
-def test_asm_wins_where_it_is_measured(ran: dict[str, Ran], date: str) -> None:
-    """Also where the list of ASM kernels is missing and misspelt: the workarounds were applied."""
-    winners = [r["kernelName"] for r in ran[date].rows("tuned.csv") if _key(r) != N576]
-    assert all("f4gemm_bf16_per1x32Fp4" in name for name in winners)
-
-
-@pytest.mark.parametrize("date", TREES)
-def test_what_was_applied_is_in_the_provenance(ran: dict[str, Ran], date: str) -> None:
-    text = (ran[date].paths.root / "provenance.json").read_text()
-    json.loads(text)
-    for name in ("tile_column_case", "asm_dir_symlink", "k_trim"):
-        assert (f'"{name}"' in text) == (date == "runbook"), name
-    assert "gfx950" in text

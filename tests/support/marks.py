@@ -10,6 +10,8 @@ import pytest
 from hypothesis import settings
 
 SOAK = bool(os.environ.get("SOAK"))
+PLANS = 500 if SOAK else 100
+"""Drawn plans on which the laws of the policy are held; the more in `make soak`."""
 
 
 def full_but(cases: Iterable[Any], *kept: Any) -> list[Any]:

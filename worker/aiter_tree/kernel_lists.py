@@ -292,7 +292,8 @@ class KernelLists:
 
 def _child(package: Path, gfx: str, asked: Mapping[str, list[Any]]) -> dict[str, Any]:
     """The child's answer. Raises OSError and ValueError if there is none."""
-    request = {"package": str(package), "gfx": gfx, "lists": asked, "limits": [SECONDS, MEMORY, OUTPUT]}
+    # of processor time one second more: else the kernel may end it first, and the reason would be a status
+    request = {"package": str(package), "gfx": gfx, "lists": asked, "limits": [SECONDS + 1, MEMORY, OUTPUT]}
     with tempfile.TemporaryDirectory(prefix="gemmfleet-lists-") as home, open(Path(home, "answer"), "w+b") as answer:
         env = {"PATH": os.defpath, "HOME": home, "TMPDIR": home, "LC_ALL": "C.UTF-8"}
         process = subprocess.Popen(

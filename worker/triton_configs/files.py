@@ -138,3 +138,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(out) != len(pairs):
         raise _Twice(next(k for i, (k, _) in enumerate(pairs) if any(k == p[0] for p in pairs[:i])))
     return out
+
+
+FACTOR = 1.005
+SLACK_US = 0.5
+IGNORED_US = 4.0
+LDS_BYTES = {"gfx942": 65536, "gfx950": 163840, "gfx1250": 327680}
+"""LDS of a compute unit; source: `_LDS_CAP_BYTES` in aiter/ops/triton/utils/_triton/arch_info.py at e4048607a5."""
+
+
+def slower(old_us: float, new_us: float) -> bool:
+    """True where an M counts as made slower: above 1.005 x old + 0.5 us. Below 4 us, timer noise decides, so nothing
+    counts."""
+    return max(old_us, new_us) >= IGNORED_US and new_us > FACTOR * old_us + SLACK_US

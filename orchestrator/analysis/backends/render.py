@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from orchestrator.analysis.backends.statistics import LEAD, OFF, Reference, Statistics, reference_source
 from orchestrator.analysis.backends.table import REASONS, BackendTable, ShapeBest, device_text
+from orchestrator.analysis.grid import MISSING, Grid, marked, on_terminal, safe, styled
 from orchestrator.shapes.model import element_type
 from orchestrator.tables.backends import label
 from worker.text import and_more, plural
@@ -18,18 +18,8 @@ from worker.text import and_more, plural
 MOST_NAMED = 8
 MOST_WRONG = 100
 """Rows beyond the error ratio that a terminal lists."""
-_MISSING = "-"
 _OPTIONAL = ("roof", "ASM/other", "best")
 """Columns that a narrow terminal leaves out, the first one first."""
-
-
-class Grid(NamedTuple):
-    """A table of texts. `left`: columns that are aligned left; `bold`: for each row the column that stands out."""
-
-    heads: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    left: Sequence[str]
-    bold: Sequence[int | None] = ()
 
 
 def show(
@@ -45,7 +35,7 @@ def show(
     main = _main(table, stats, shapes)
     kept = _columns_within(main, console.width)
     if kept:
-        console.print(_rich(main, kept))
+        console.print(on_terminal(main, kept))
     else:
         _stacked(console, main, len(table.backends))
     if len(shapes) < len(table.shapes):
@@ -55,7 +45,7 @@ def show(
     console.print(Text(f"TFLOPS (1e12 operations a second), bold: the fastest{other}", style="dim"))
     if stats.pairs:
         console.print()
-        console.print(_rich(_pairs(stats)))
+        console.print(on_terminal(_pairs(stats)))
     console.print()
     for what, sentence in _sentences(table, stats):
         line = Table.grid(padding=(0, 2))
@@ -65,12 +55,12 @@ def show(
     wrong = _wrong(table, stats)
     if wrong.rows:
         console.print()
-        console.print(_rich(wrong._replace(rows=wrong.rows[:MOST_WRONG])))
+        console.print(on_terminal(wrong._replace(rows=wrong.rows[:MOST_WRONG])))
     if len(wrong.rows) > MOST_WRONG:
         console.print(Text(f"... and {len(wrong.rows) - MOST_WRONG:,} more (all with --json)", style="dim"))
     if references:
         console.print()
-        console.print(_rich(_references(references)))
+        console.print(on_terminal(_references(references)))
         console.print(Text(_reference_sentence(references)))
         console.print(Text(reference_source(), style="dim"))
 
@@ -82,19 +72,19 @@ def markdown(
     references: Sequence[Reference] = (),
 ) -> Iterator[str]:
     """The same as lines of Markdown."""
-    yield f"**{_safe(_headline(table, stats))}**"
-    yield from _marked(_main(table, stats, shapes))
+    yield f"**{safe(_headline(table, stats))}**"
+    yield from marked(_main(table, stats, shapes))
     yield from ("", "TFLOPS (1e12 operations a second); bold: the fastest.")
-    yield from _marked(_pairs(stats))
+    yield from marked(_pairs(stats))
     yield ""
     for what, sentence in _sentences(table, stats):
-        yield f"- **{what}**: {_safe(sentence)}" if what else f"  {_safe(sentence)}"
-    yield from _marked(_wrong(table, stats))
+        yield f"- **{what}**: {safe(sentence)}" if what else f"  {safe(sentence)}"
+    yield from marked(_wrong(table, stats))
     if references:
-        yield from _marked(_references(references))
+        yield from marked(_references(references))
         yield from ("", f"{_reference_sentence(references)}. {reference_source()}")
     if notes := [*table.notes, *stats.notes]:
-        yield from ("", *(f"- note: {_safe(n)}" for n in notes))
+        yield from ("", *(f"- note: {safe(n)}" for n in notes))
 
 
 def _number(tflops: float) -> str:
@@ -130,7 +120,7 @@ def _main(table: BackendTable, stats: Statistics, shapes: Iterable[tuple[int, Sh
     for at, s in shapes:
         won = s.winner
         row = [table.key_text(s) + (f" {s.device[0] or '?'}/{s.device[1] or '?'}" if several else "")]
-        row += [_number(s.best[b].tflops) if b in s.best else _MISSING for b in table.backends]
+        row += [_number(s.best[b].tflops) if b in s.best else MISSING for b in table.backends]
         row += [label(won.backend) if won else "none"]
         row += [_ratio(s.ratio(LEAD))] * lead + [_percent(stats.share(at, s))] * roofs
         rows.append(row)
@@ -227,28 +217,12 @@ def _columns_within(grid: Grid, width: int) -> list[int]:
     return []
 
 
-def _rich(grid: Grid, kept: Iterable[int] | None = None) -> Table:
-    out = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
-    kept = list(range(len(grid.heads)) if kept is None else kept)
-    for i in kept:
-        head = grid.heads[i]
-        out.add_column(head, justify="left" if head in grid.left else "right", no_wrap=i > 0 or bool(grid.bold))
-    for n, row in enumerate(grid.rows):
-        out.add_row(*(_cell(row[i], bool(grid.bold) and i == grid.bold[n]) for i in kept))
-    return out
-
-
-def _cell(text: str, won: bool) -> Text:
-    dim = text in (_MISSING, "none")
-    return Text(text, style="bold green" if won else "bold red" if text.endswith("!") else "dim" if dim else "")
-
-
 def _stacked(console: Console, grid: Grid, backends: int) -> None:
     """A narrow terminal: the shape, below it its backends, as many a line as fit."""
     for row, won in zip(grid.rows, grid.bold, strict=True):
         console.print(Text(row[0], style="bold"))
         cells = range(1, backends + 1)
-        parts = [_cell(f"{grid.heads[i]} {row[i]}", i == won) for i in cells if row[i] != _MISSING]
+        parts = [styled(f"{grid.heads[i]} {row[i]}", i == won) for i in cells if row[i] != MISSING]
         line = Text()
         for part in parts or [Text("no backend", style="dim")]:
             if line and len(line) + 2 + len(part) > console.width:
@@ -256,19 +230,3 @@ def _stacked(console: Console, grid: Grid, backends: int) -> None:
                 line = Text()
             line = line + Text("  ") + part
         console.print(line, no_wrap=True)
-
-
-def _marked(grid: Grid) -> Iterator[str]:
-    """A grid in Markdown below an empty line; nothing if it has no rows."""
-    if grid.rows:
-        yield from ("", f"| {' | '.join(grid.heads)} |")
-        yield f"|{'|'.join('---' if h in grid.left else '---:' for h in grid.heads)}|"
-    for n, row in enumerate(grid.rows):
-        won = grid.bold[n] if grid.bold else None
-        yield f"| {' | '.join(f'**{_safe(c)}**' if i == won else _safe(c) for i, c in enumerate(row))} |"
-
-
-def _safe(text: str) -> str:
-    for a, b in (("&", "&amp;"), ("<", "&lt;"), ("|", "\\|"), ("*", "\\*"), ("`", "\\`"), ("[", "\\[")):
-        text = text.replace(a, b)
-    return text

@@ -1,25 +1,30 @@
-"""Reads the CSVs of one side of a comparison, row by row. Every fault is named with file and line."""
+"""Reads both sides of a comparison: their CSVs into tables of times, and the records of their environments.
+
+Every fault is named with file and line. A record is `NAME.env.json` beside `NAME.csv`, or `environment.json`: one JSON
+object of plain values (docs/reference/files.md lists the fields that mean something). `switches` holds an object of
+environment variables. A field of another name is shown and compared as well.
+"""
 
 from __future__ import annotations
 
-import csv
-import math
-import os
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
 
 from orchestrator.errors import InputError
-from orchestrator.tables.backends import owned
-from orchestrator.tables.faults import Faults, did_you_mean, escaped, shown
-from orchestrator.tables.open import csv_records, open_file, read_head
+from orchestrator.ledger import clean
+from orchestrator.tables.faults import Faults, escaped, shown
+from orchestrator.tables.locate import locate
+from orchestrator.tables.open import csv_records, read_bytes, read_head
 from orchestrator.tables.tuned import NULLS
 from worker.families import FAMILIES
 from worker.text import plural
-
-Key = tuple[str, ...]  # the kernel, then the cells of the shape's columns
-Run = tuple[int, int]  # number of the file, number of the repeat
 
 TIMES = ("us", "time_us")
 # columns that name the kernel: the first set of them that is there
@@ -37,181 +42,220 @@ RESULTS = {
     "gbps", "GB/s", "tflops", "TFLOPS", "std", "stddev", "min_us", "max_us", "median_us", "mean_us", "error", "errors",
     "captured", "timestamp", "_tag", "op", "timer", "fastest", "order", "status", CONFIG, *TIMES, *RUNS, *CHIP,
 }  # fmt: skip
-_ENDINGS = ("_spread", "_samples", "_status")  # of columns in which a bench.csv describes a backend
 _OK = ("ok", "", "unstable", "short")  # a bench's statuses of rows that have a time
 MAX_HEADER = 1 << 16
 MAX_REPEATS = 100
-MAX_ROWS = 1_000_000
+MAX_LINES = 1_000_000
+FORMAT = 1
+MAX_RECORD = 256 * 1024
+# What a difference in a field means, the gravest first. machine: no verdict on the software is possible; method:
+# measured in another way or on another card; test: what the comparison is for; name: nothing.
+KINDS = {
+    "machine": ("gfx", "gpu", "cu_num"),
+    "method": ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks"),
+    "other": (),
+    "test": ("triton_version", "triton_commit", "llvm_commit", "configs"),
+    "name": ("format", "env", "captured", "order", "session", "side", "python", "under_test"),
+}
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Side:
     """One side of a comparison: the times of its CSVs, and the records of what they were measured with.
 
-    `shape`: names of the shape's columns; `chip`: values of the columns that name the chip; `numbered`: every file has
-    a column of runs; `in_turn`: the column `order` says interleaved in every row; `configs`: the config of a key, if
-    rows name it.
+    `rows` has a row for each repeat: `kernel`, the shape's columns as text, `us`, and `aiter_config` if a file has it.
+    `fields` are those of all records as one, with the chip that the rows name; `notes` say what was left out.
     """
 
     name: str
     files: list[Path]
-    shape: tuple[str, ...] = ()
-    times: dict[Key, dict[Run, float]] = field(default_factory=dict)
-    chip: dict[str, set[str]] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    numbered: bool = True
-    in_turn: bool = True
-    configs: dict[Key, str] = field(default_factory=dict)
-    records: list[dict[str, str]] = field(default_factory=list)
+    rows: pd.DataFrame
+    records: list[dict[str, str]]
+    fields: dict[str, str]
+    notes: list[str]
 
 
-def read_side(name: str, paths: Sequence[Path], dropped: Sequence[str] = ()) -> Side:
-    """Reads all CSVs of a side, without the columns that are `dropped`. Raises InputError with every fault."""
-    side, faults, seen = Side(name, list(paths)), list[str](), dict[tuple[int, int], Path]()
-    for number, path in enumerate(paths):
-        try:
-            with open_file(path, InputError) as f:
-                status = os.fstat(f.fileno())
-            if (same := seen.setdefault((status.st_dev, status.st_ino), path)) is not path:
-                raise InputError(f"{escaped(str(path))}: is given twice on one side, also as {escaped(str(same))}")
-            _File(path, number, side).read(dropped)
-        except InputError as e:
-            faults += e.faults
-    where = ", ".join(escaped(str(p)) for p in paths)
-    if not faults and not side.times:
-        faults.append(f"{where}: no row has a time")
-    if several := [f"{n} {', '.join(sorted(v))}" for n, v in side.chip.items() if len(v) > 1]:
-        faults.append(f"{where}: holds rows of several chips ({'; '.join(several)}): cut them apart")
+def read_sides(given: Mapping[str, Sequence[str]], runs: Path, dropped: Sequence[str] = ()) -> list[Side]:
+    """Reads the sides, each given as files, folders or runs, without the columns that are `dropped`.
+
+    All files must have the same columns of a shape. Raises InputError with the faults of all files.
+    """
+    faults, sides = list[str](), list[Side]()
+    first: tuple[Path, set[str]] | None = None
+    for name, names in given.items():
+        files, parts, notes = [f for g in names for f in _files(g, runs)], list[pd.DataFrame](), list[str]()
+        for n, path in enumerate(files):
+            try:
+                if path.resolve() in {p.resolve() for p in files[:n]}:
+                    raise InputError(f"{escaped(str(path))}: is given twice on one side")
+                parts.append(_read(path, dropped, notes))
+            except InputError as e:
+                faults += e.faults
+                continue
+            shape = {*parts[-1].columns} - {"us", *CHIP, CONFIG}
+            first = first or (path, shape)
+            if odd := sorted(shape ^ first[1]):
+                faults.append(f"{escaped(str(path))}:1: the columns of its shape differ from those of"
+                              f" {escaped(str(first[0]))} by {', '.join(map(shown, odd))}: leave out what is no part"
+                              " of a shape with --ignore-column NAME")  # fmt: skip
+        if faults:
+            continue
+        rows = pd.concat(parts, ignore_index=True)
+        chip = {n: {*rows.pop(n).dropna()} - NULLS for n in CHIP if n in rows}
+        where = ", ".join(escaped(str(p)) for p in files)
+        faults += [f"{where}: holds rows of several chips ({n} {', '.join(sorted(v))}): split the file by chip"
+                   for n, v in chip.items() if len(v) > 1]  # fmt: skip
+        faults += [f"{where}: no row has a time"] * rows.empty
+        of_rows = {n: "".join(v) for n, v in chip.items() if v}
+        records = read_records(files)
+        sides.append(Side(name, files, rows, records, of_rows | joined(records), notes))
     if faults:
         raise InputError(faults)
-    return side
+    return sides
 
 
-def is_timing(path: Path) -> bool:
+def _files(given: str, runs: Path) -> list[Path]:
+    found = locate(given, runs)
+    if found.kind == "file":
+        return [found.path]
+    if found.kind == "folder":
+        files = [p for p in sorted(found.path.glob("*.csv")) if p.is_file() and _is_timing(p)]
+        why = "holds no CSV of timings (columns kernel, the shape's, us)"
+    else:
+        files = [p for p in (found.paths.bench_runs, found.paths.profile, found.paths.tuned) if p.is_file()][:1]
+        why = "has no bench_runs.csv, profile.csv or tuned.csv; did the run end?"
+    if not files:
+        raise InputError(f"{escaped(given)}: {why}")
+    return files
+
+
+def _is_timing(path: Path) -> bool:
     """True if a CSV's header is one of timings, and not of a comparison that was written here. Raises InputError."""
-    line = read_head(path, MAX_HEADER, InputError).partition("\n")[0]
-    names = [h.strip() for h in next(csv.reader([line.strip("\r")]), [])]
-    return "verdict" not in names and any(n in TIMES or n.endswith("_us") for n in names)
+    names = read_head(path, MAX_HEADER, InputError).partition("\n")[0].split(",")
+    return "verdict" not in names and any(n.strip(' "\r') in TIMES for n in names)
 
 
-class _File:
-    """One file on its way into a side. `at`: columns by name; `times`: (backend or None, column), several if wide."""
-
-    def __init__(self, path: Path, number: int, side: Side) -> None:
-        self.path, self.number, self.side = path, number, side
-        self.faults, self.left_out, self.ordinal = Faults(path), Counter[str](), Counter[Key]()
-        self.first: dict[tuple[Key, int], int] = {}
-        self.line = 0
-        self.at: dict[str, int] = {}
-        self.kernel: tuple[str, ...] = ()
-        self.times: list[tuple[str | None, str]] = []
-
-    def read(self, dropped: Sequence[str]) -> None:
-        """Reads it to its end. Raises InputError with every fault up to the first that ends the reading."""
-        header, ended = 0, True
-        try:
-            for line, text, cells in csv_records(self.path, None):
-                self.line, ended = line, text.endswith("\n")
-                if any(cells) and header:
-                    self._row(cells)
-                elif any(cells):
-                    header = self.line
-                    self._header([c.removeprefix("\ufeff") for c in cells], dropped)
-        except InputError as e:
-            raise InputError([*self.faults.texts, *e.faults]) from e
-        if not header:
-            self.faults.add("is empty")
-        elif self.line == header:
-            self.faults.add("no row follows the header", line=header)
-        self.faults.raise_as(InputError)
-        where = escaped(str(self.path))
-        self.side.notes += [f"{where}: left out {plural(n, 'row')} {why}" for why, n in self.left_out.items()]
-        if not ended:
-            self.side.notes.append(f"{where}:{self.line}: does not end in a line end; was the last row cut short?")
-
-    def _stop(self, what: str) -> None:
-        raise InputError(f"{escaped(str(self.path))}:{self.line}: {what}")
-
-    def _header(self, names: list[str], dropped: Sequence[str]) -> None:
-        twice = next((n for n, c in Counter(names).items() if c > 1 and n), None)
-        if twice or "" in names:
-            unnamed = f"column {names.index('') + 1} has no name: name it or drop it" if "" in names else ""
-            self._stop(unnamed or f"column {shown(str(twice))} is there {names.count(str(twice))} times: drop one")
-        self.at = {name: i for i, name in enumerate(names)}
-        columns = f"its columns are {escaped(', '.join(names))[:300]}"
-        time = next((t for t in TIMES if t in self.at), None)
-        self.kernel = next((some for some in KERNELS if all(n in self.at for n in some)), ())
-        wide = [] if time else [n for n in names if n.endswith("_us") and n not in RESULTS]
-        self.times = [(None, time)] if time else [(owned(n.removesuffix("_us")), n) for n in wide]
-        if time is None and (not wide or self.kernel):
-            near = next((d for n in names if (d := did_you_mean(n, TIMES)) and "us" in n.lower()), "")
-            self._stop(f"has no column us or time_us{near}; {columns}")
-        if time and not self.kernel:
-            self._stop(f"has no column kernel (or kernelName, or backend); {columns}")
-        other = RESULTS | {*self.kernel, *dropped, *(n for n in names if wide and n.endswith(("_us", "_tflops")))}
-        shape = tuple(n for n in names if n not in other and not n.endswith(_ENDINGS))
-        if not shape:
-            self._stop("has no column of a shape, such as M,N,K")
-        self.side.shape = self.side.shape or shape
-        if odd := sorted(set(shape) ^ set(self.side.shape)):
-            hint = "leave out what is no part of a shape with --ignore-column"
-            self._stop(f"its shape columns differ from the file before it by {', '.join(map(shown, odd))}; {hint}")
-        self.side.numbered &= any(n in self.at for n in RUNS)
-
-    def _row(self, cells: Sequence[str]) -> None:
-        if len(cells) != len(self.at):
-            what = f"has {len(cells)} cells, the header {len(self.at)}; was the file cut short?"
-            self.faults.add(what, line=self.line)
-            return
-        row = dict(zip(self.at, cells, strict=True))
-        if row.get("status", "") not in _OK:
-            self.left_out["whose status is not ok"] += 1
-            return
-        self.side.in_turn &= row.get("order") == "interleaved"
-        for name in CHIP:
-            self.side.chip.setdefault(name, set()).update({_plain(row.get(name, ""))} - NULLS)
-        kernel = " + ".join(row[n] for n in self.kernel if row[n] not in NULLS)
-        for backend, column in self.times:
-            us = self._time(row[column], column)
-            if us is not None:
-                self._add((backend or kernel, *(_plain(row[n]) for n in self.side.shape)), us, row)
-
-    def _time(self, cell: str, column: str) -> float | None:
-        try:
-            us = float("nan" if cell in NULLS else cell)
-        except ValueError:
-            self.faults.add(f"{shown(cell)} is not a number", line=self.line, column=column)
-            return None
-        if math.isfinite(us) and us > 0:
-            return us
-        if self.kernel == ("kernel",):
-            what = f"{shown(cell)} is no time: drop the row, or say so in a column status"
-            self.faults.add(what, line=self.line, column=column)
-        else:  # in a tuner's table or a wide one, a row without a time is ordinary
-            self.left_out["without a time"] += 1
-        return None
-
-    def _add(self, key: Key, us: float, row: dict[str, str]) -> None:
-        self.ordinal[key] += 1
-        run = _plain(next((row[n] for n in RUNS if n in row), str(self.ordinal[key])))
-        if not key[0]:
-            self.faults.add("names no kernel", line=self.line)
-        elif not (run.isascii() and run.isdigit() and len(run) < 10):
-            self.faults.add(f"{shown(run)} is no number of a repeat", line=self.line, column="run")
-        elif (first := self.first.setdefault((key, int(run)), self.line)) != self.line:
-            what = f"run {run} of this kernel and shape is in line {first} already"
-            self.faults.add(f"{what}: drop one, or give the repeats numbers of their own", line=self.line)
-        else:
-            self.side.times.setdefault(key, {})[self.number, int(run)] = us
-            if CONFIG in row:
-                self.side.configs[key] = row[CONFIG]
-        if self.ordinal[key] > MAX_REPEATS:
-            self._stop(f"more than {MAX_REPEATS} repeats of one kernel and shape: is a column of the shape missing?")
-        if len(self.ordinal) > MAX_ROWS:
-            self._stop(f"more than {MAX_ROWS:,} different rows: compare the tuned tables or a benchmark")
+def _read(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
+    """The rows of a file that have a time; `notes` gets what was left out. Raises InputError with the file's faults."""
+    where, faults = escaped(str(path)), Faults(path)
+    records = [(n, cells) for n, _, cells in islice(csv_records(path, None), MAX_LINES + 1) if any(cells)]
+    if not records:
+        raise InputError(f"{where}: is empty")
+    (header, cells), *lines = records
+    names = [n.removeprefix("\ufeff") for n in cells]
+    time = next((t for t in TIMES if t in names), "")
+    kernel = next((some for some in KERNELS if {*some} <= {*names}), ())
+    shape = [n for n in names if n not in {*RESULTS, *kernel, *dropped}]
+    twice = next((n for n in names if names.count(n) > 1), "")
+    lacks = (
+        (not all(names), "a column has no name: name it or drop it"),
+        (twice, f"column {shown(twice)} is there {names.count(twice)} times: drop one"),
+        (not time, "has no column us or time_us"),
+        (not kernel, "has no column kernel (or kernelName, or backend)"),
+        (not shape, "has no column of a shape, such as M,N,K"),
+        (not lines, "no row follows the header"),
+        (len(lines) == MAX_LINES, f"more than {MAX_LINES:,} lines: compare the tuned tables or a benchmark"),
+    )
+    if what := next((what for bad, what in lacks if bad), ""):
+        raise InputError(f"{where}:{header}: {what}; its columns are {escaped(', '.join(names))[:300]}")
+    for line, cells in lines:
+        if len(cells) != len(names):
+            what = f"has {len(cells)} cells, the header {len(names)}; was the file cut short?"
+            faults.add(what, line=line)
+    faults.raise_as(InputError)
+    frame = pd.DataFrame(
+        [cells for _, cells in lines], index=[n for n, _ in lines], columns=pd.Index(names), dtype=object
+    )
+    measured = frame[frame["status"].isin(_OK)] if "status" in frame else frame
+    us = pd.to_numeric(measured[time], errors="coerce").astype(float)
+    timed = np.isfinite(us) & (us > 0)
+    # in a tuner's table a row without a time is ordinary
+    wrong = ~timed if kernel == ("kernel",) else us.isna() & ~measured[time].isin(NULLS)
+    for at, cell in measured.loc[wrong, time].items():
+        what = f"{shown(cell)} is no time: drop the row, or say so in a column status"
+        faults.add(what, line=int(str(at)), column=time)
+    left_out = (len(frame) - len(measured), "whose status is not ok"), (int((~timed).sum()), "without a time")
+    notes += [f"{where}: left out {plural(n, 'row')} {why}" for n, why in left_out if n]
+    rows = measured[timed]
+    plain = rows.replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are one
+    out = plain[[*shape, *(n for n in (*CHIP, CONFIG) if n in names)]].assign(us=us[timed])
+    named = rows[[*kernel]].itertuples(index=False, name=None)
+    out.insert(0, "kernel", [" + ".join(c for c in cells if c not in NULLS) for cells in named])
+    key = out.groupby(["kernel", *shape], sort=False)
+    nth = key.cumcount()
+    run = next((plain[n] for n in RUNS if n in names), nth)
+    first = out.index.to_series().groupby([key.ngroup(), run]).transform("first")
+    again = "this run of its kernel and shape is in line {} already: drop one, or give the repeats numbers of their own"
+    for bad, what in (
+        (out["kernel"] == "", "names no kernel"),
+        (first != out.index, again),
+        (nth == MAX_REPEATS, f"more than {MAX_REPEATS} repeats of one kernel and shape: is a column of it missing?"),
+    ):
+        for at, before in first[bad].items():
+            faults.add(what.format(before), line=int(str(at)))
+    faults.raise_as(InputError)
+    return out
 
 
-def _plain(cell: str) -> str:
-    """A cell as it is joined: `128` and `128.0` are one."""
-    whole = cell.removesuffix(".0")
-    return whole if whole.isascii() and whole.isdigit() else cell
+def read_records(files: Sequence[Path]) -> list[dict[str, str]]:
+    """The records beside `files`. Raises InputError."""
+    beside = dict.fromkeys(p for f in files for p in (f.with_suffix(".env.json"), f.with_name("environment.json")))
+    return [read_record(p) for p in beside if p.is_file()]
+
+
+def joined(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The fields of several records as one record; values that differ stand side by side."""
+    names = dict.fromkeys(name for r in records for name in r)
+    return {name: " | ".join(sorted({r[name] for r in records if name in r})) for name in names}
+
+
+def read_record(path: Path) -> dict[str, str]:
+    """A record as text fields, `switches.NAME` for what is in an object. Raises InputError."""
+    where = escaped(str(path))
+    try:
+        document = json.loads(read_bytes(path, MAX_RECORD, InputError))
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"{where}:{getattr(e, 'lineno', 1)}: is no JSON: correct it or move it away") from None
+    if not isinstance(document, dict) or document.get("format", FORMAT) != FORMAT:
+        raise InputError(f"{where}:1: is no environment record: it must be one JSON object of format {FORMAT}")
+    fields = dict[str, Any]()
+    for name, value in clean.document(document).items():
+        fields |= {f"{name}.{n}": v for n, v in value.items()} if isinstance(value, dict) else {name: value}
+    return {n: v if isinstance(v, str) else json.dumps(v) for n, v in fields.items() if v not in (None, "")}
+
+
+def differences(
+    golden: Mapping[str, str], tot: Mapping[str, str], under_test: Sequence[str] = ()
+) -> list[dict[str, str]]:
+    """The fields that differ, the gravest first: `field`, the values `golden` and `tot` ("" for none), and its `kind`.
+
+    Differences of machine and method count only if both sides name them: a side may have no record.
+    """
+    kinds = {name: kind for kind, names in KINDS.items() for name in names}
+    kinds |= dict.fromkeys((*under_test, *(w for r in (golden, tot) for w in r.get("under_test", "").split())), "test")
+    found = [
+        {"field": n, "golden": golden.get(n, ""), "tot": tot.get(n, ""), "kind": kinds.get(n, "other")}
+        for n in dict.fromkeys((*golden, *tot))
+        if golden.get(n) != tot.get(n)
+        and (kinds.get(n) not in ("machine", "method") or (n in golden and n in tot))
+    ]  # fmt: skip
+    return sorted(found, key=lambda d: list(KINDS).index(d["kind"]))
+
+
+def in_turn(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
+    """True if all records say that the sides were measured in turn, in the same sessions."""
+    said = all(r.get("order") == "interleaved" for r in (*golden, *tot))
+    one, other = ({r.get("session", "") for r in side} for side in (golden, tot))
+    return bool(golden and tot) and said and one == other
+
+
+def refuse_swapped(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> None:
+    """Raises InputError if the records of one bench say that the golden side is its later `--env`."""
+    for a, b in ((a, b) for a in golden for b in tot if a.get("session") == b.get("session")):
+        one, other = a.get("side", ""), b.get("side", "")
+        if one.isdecimal() and other.isdecimal() and int(one) > int(other):
+            raise InputError(
+                f"the sides are swapped: in the bench {escaped(a.get('session', ''))} the golden side here"
+                f" ({escaped(a.get('env', ''))}) was --env number {one}, and the tot side"
+                f" ({escaped(b.get('env', ''))}) was number {other}. Give the file of the earlier --env first"
+            )

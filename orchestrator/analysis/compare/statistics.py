@@ -1,4 +1,4 @@
-"""The statistics of a comparison: repeats that agree, the noise of each row, the shift of the whole table.
+"""The verdict on every row of a table, and on the table: a rule of thumb, and the odds that chance breaks it.
 
 Each row is judged by a moderated t-test, as limma does (Smyth 2004). Three repeats a side give a row's variance with 4
 degrees of freedom only, so a noisy row often looks quiet. What all rows say narrows it down. If the variances differ no
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import erfc, sqrt
+from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +21,16 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
+# The worst first.
+VERDICTS = ("regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored")
+# Verdicts of rows that could not be judged.
+OPEN = ("boundary", "unstable", "missing")
+# Expected false regressions in a table in which nothing changed ...
+BOUND = 0.008
+# ... and this part of it for the table as a whole: at most one unchanged table in a hundred is accused.
+TABLE_BOUND = 0.25
+# The bound of a second look, small enough that both looks together stay near that.
+AGAIN_BOUND = 0.002
 # Repeats agree if the slowest takes at most so many times the fastest: the runbook's 5 %.
 AGREE = 1.05
 # Repeats that must agree, or a side is unstable.
@@ -35,10 +46,6 @@ LOUD = 3.0
 PRIOR, MOST_PRIOR = 0.5, 10.0
 # Share of repeats that stray for reasons of their own, not by the row's noise.
 STRAYS = 0.01
-# Runs are taken in pairs if that brings the median row's variance below this share of its variance by sides ...
-PAIRS_QUIETER = 0.4
-# ... in a table of at least so many rows: in a small one that may be chance.
-ROWS_FOR_PAIRS = 20
 # Expected difference of two sessions of the same software: 0.5 % each, so 0.7 % between the two.
 DRIFT = 0.007
 # A larger shift of the whole table is not taken for drift beyond this.
@@ -49,19 +56,97 @@ _MAD = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
+class Rule:
+    """A row is suspected where tot > rel * golden + abs_us; golden below `ignore_below` us is ignored."""
+
+    rel: float = 1.005
+    abs_us: float = 0.5
+    ignore_below: float = 4.0
+
+    def limit(self, us: Floats) -> Floats:
+        """The time from which on a row is suspected."""
+        return np.asarray(self.rel * us + self.abs_us)
+
+
+STANDARD = Rule()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A table judged; arrays have an entry a row, NaN where nothing is known. Several tables have one axis more.
+
+    `p` is how likely a row without a change shows one of this direction and at least this size. `seen_from` is the
+    smallest change (0.02: 2 % slower) that would have been called a regression. `beyond` is what the rule alone says.
+    `averaged`: no row has repeats, so none is judged. `shift` is the median change, of which `removed` is taken for
+    drift. `slower`: the table as a whole is a regression. `threshold` is that of a row's p, and `rows` counts the rows
+    that were judged.
+    """
+
+    verdicts: npt.NDArray[np.object_]
+    golden: Settled
+    tot: Settled
+    p: Floats
+    seen_from: Floats
+    beyond: Bools
+    averaged: bool
+    shift: Floats
+    removed: Floats
+    slower: Bools
+    threshold: Floats
+    rows: npt.NDArray[np.int64]
+
+
+def judge(golden: Floats, tot: Floats, *, rule: Rule = STANDARD, bound: float = BOUND, paired: bool = False) -> Judged:
+    """Judges arrays (rows, repeats) of microseconds, NaN where there is no repeat; paired: measured in turn.
+
+    Arrays of several tables (tables, rows, repeats) are judged table by table. A row without evidence of noise is
+    unstable, so a table of averages is left open as a whole.
+    """
+    width = max(golden.shape[-1], tot.shape[-1], ENOUGH)
+    pad = [(0, 0)] * (golden.ndim - 1)
+    a, b = (settle(np.pad(x, [*pad, (0, width - x.shape[-1])], constant_values=np.nan)) for x in (golden, tot))
+    both = (a.count > 0) & (b.count > 0)
+    ignored = both & (a.us < rule.ignore_below)
+    usable = both & ~ignored
+    noise, degrees = learn(a, b, usable)
+    known = usable & (degrees > 0)
+    whole = a.stable & b.stable & known
+    change = np.where(usable, b.log - a.log, 0.0)
+    spread = np.sqrt(1 / np.maximum(a.count, 1) + 1 / np.maximum(b.count, 1))
+    shift, removed, extra, table_p = shift_of(change, noise * spread, whole, paired)
+    rows = usable.sum(axis=-1)
+    threshold = bound / np.maximum(rows, 1)
+    moved, deviation = change - removed[..., None], np.hypot(noise * spread, extra[..., None])
+    p = np.where(known, tail(np.abs(moved) / deviation, degrees), np.nan)
+    adjusted = b.us * np.exp(-removed[..., None])
+    over, under = usable & (adjusted > rule.limit(a.us)), whole & (a.us > rule.limit(adjusted))
+    sure = p <= threshold[..., None]
+    verdicts = np.select(
+        [(a.count == 0) & (b.count > 0), (a.count > 0) & (b.count == 0), ignored, over & sure & (moved > 0),
+         usable & ~whole, over, under & sure],
+        ["new", "missing", "ignored", "regression", "unstable", "boundary", "improved"], "ok",
+    )  # fmt: skip
+    most = 2 * (over & whole).sum(axis=-1) > whole.sum(axis=-1)
+    seen = np.maximum(np.expm1(smallest(threshold[..., None], degrees) * deviation), rule.limit(a.us) / a.us - 1)
+    return Judged(
+        verdicts, a, b, p, np.where(whole, seen, np.nan), usable & (b.us > rule.limit(a.us)),
+        bool(usable.any()) and not known.any(), shift, removed, most & (table_p <= TABLE_BOUND * bound), threshold,
+        rows,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """One side of a table, an entry a row.
 
     `us` is the mean of the kept repeats (of an unstable side the median of all) and NaN without any; `log` the mean of
-    their logarithms; `squares` the sum of the squared deviations from it; `kept` marks them in the (rows, repeats)
-    array (of an unstable side all); `count` is how many they are, `strays` how
-    many were left out.
+    their logarithms; `squares` the sum of the squared deviations from it; `count` is how many were kept (of an
+    unstable side all), `strays` how many were left out.
     """
 
     us: Floats
     log: Floats
     squares: Floats
-    kept: Bools
     count: npt.NDArray[np.int64]
     strays: npt.NDArray[np.int64]
     stable: Bools
@@ -82,59 +167,23 @@ def settle(us: Floats) -> Settled:
     stable = three.any(axis=-1) & (near.sum(axis=-1) >= ENOUGH) & (2 * near.sum(axis=-1) > total)
     kept = np.where(stable[..., None], near, there)
     count = kept.sum(axis=-1)
-    n = np.maximum(count, 1)
-    logs = np.log(np.where(kept, us, 1.0))
+    n, logs = np.maximum(count, 1), np.log(np.where(kept, us, 1.0))
     log = logs.sum(axis=-1) / n
     squares = (np.where(kept, logs - log[..., None], 0.0) ** 2).sum(axis=-1)
     mean = np.where(kept, us, 0.0).sum(axis=-1) / n
-    return Settled(np.where(stable, mean, median[..., 0]), log, squares, kept, count, total - count, stable)
+    return Settled(np.where(stable, mean, median[..., 0]), log, squares, count, total - count, stable)
 
 
-@dataclass(frozen=True, slots=True)
-class Noise:
-    """The noise of each row: `level`, the standard deviation of one repeat, known with `degrees` of freedom.
-
-    `spread` is the standard deviation of a row's change in units of its noise; `alike`: all rows share one noise;
-    `in_pairs`: runs were taken in pairs.
-    """
-
-    level: Floats
-    degrees: Floats
-    spread: Floats
-    alike: Bools
-    in_pairs: bool
-
-
-def learn(golden: Floats, tot: Floats, a: Settled, b: Settled, usable: Bools, paired: bool) -> Noise:
-    """Learns the noise from the repeats of the `usable` rows.
-
-    By sides: squares about both means, n + m - 2 degrees of freedom. By pairs: squares of the differences about their
-    mean, halved so that the noise is that of one repeat, n - 1 degrees. Pairs have fewer degrees of freedom: they are
-    taken only if the whole table is much quieter in pairs.
-    """
-    n, m = np.maximum(a.count, 1), np.maximum(b.count, 1)
-    squares, degrees = a.squares + b.squares, np.where(usable, n + m - 2.0, 0.0)
-    spread = np.sqrt(1 / n + 1 / m)
-    kept = a.kept & b.kept
-    pairs = kept.sum(axis=-1)
-    use = usable & (pairs > 1) & (pairs == a.count) & (pairs == b.count)  # no stray in one side only
-    judged = use & a.stable & b.stable
-    in_pairs = False
-    if paired and golden.ndim == 2 and judged.sum() >= ROWS_FOR_PAIRS:
-        apart = np.log(np.where(kept, tot, 1.0)) - np.log(np.where(kept, golden, 1.0))
-        mean = apart.sum(axis=1) / np.maximum(pairs, 1)
-        halves = (np.where(kept, apart - mean[:, None], 0.0) ** 2).sum(axis=1) / 2
-        by_pair, by_side = (np.median(s[judged] / d[judged]) for s, d in ((halves, pairs - 1.0), (squares, degrees)))
-        in_pairs = bool(by_pair < PAIRS_QUIETER * by_side)
-    if in_pairs:
-        squares, degrees = halves, np.where(use, pairs - 1.0, 0.0)
-        spread = np.where(use, np.sqrt(2 / np.maximum(pairs, 1)), spread)
-    variance, known, alike = moderated(squares, degrees)
+def learn(a: Settled, b: Settled, usable: Bools) -> tuple[Floats, Floats]:
+    """(standard deviation of one repeat, its degrees of freedom) of each row, from the repeats of the `usable` rows."""
+    squares = a.squares + b.squares
+    degrees = np.where(usable, np.maximum(a.count, 1) + np.maximum(b.count, 1) - 2.0, 0.0)
+    variance = moderated(squares, degrees)[0]
     # what strayed by noise counts as 5 % from the mean, or what is kept of a noisy row would look too quiet
     by_noise = _erfc(np.log(AGREE) / np.sqrt(2 * variance))
     strays = np.where(usable, a.strays + b.strays, 0) * by_noise / (STRAYS + by_noise)
-    variance, known, alike = moderated(squares + strays * np.log(AGREE) ** 2, degrees + strays * (degrees > 0))
-    return Noise(np.sqrt(variance), known, spread, alike, in_pairs)
+    variance, known, _ = moderated(squares + strays * np.log(AGREE) ** 2, degrees + strays * (degrees > 0))
+    return np.sqrt(variance), known
 
 
 def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats, Bools]:
@@ -169,17 +218,16 @@ def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats, Bools]:
 
 def _digamma(x: Floats) -> Floats:
     y = x + 6
-    series = np.log(y) - 1 / (2 * y) - 1 / (12 * y**2) + 1 / (120 * y**4)
-    return np.asarray(series - sum(1 / (x + i) for i in range(6)))
+    return np.log(y) - 1 / (2 * y) - 1 / (12 * y**2) + 1 / (120 * y**4) - sum(1 / (x + i) for i in range(6))
 
 
 def _trigamma(x: Floats) -> Floats:
     y = x + 6
-    series = 1 / y + 1 / (2 * y**2) + 1 / (6 * y**3) - 1 / (30 * y**5)
-    return np.asarray(series + sum(1 / (x + i) ** 2 for i in range(6)))
+    return 1 / y + 1 / (2 * y**2) + 1 / (6 * y**3) - 1 / (30 * y**5) + sum(1 / (x + i) ** 2 for i in range(6))
 
 
 _erfc = np.vectorize(erfc, otypes=[np.float64])
+_quantile = np.vectorize(NormalDist().inv_cdf, otypes=[np.float64])
 
 
 def tail(t: Floats, degrees: Floats) -> Floats:
@@ -190,23 +238,22 @@ def tail(t: Floats, degrees: Floats) -> Floats:
     return np.asarray(_erfc(z / sqrt(2)) / 2)
 
 
-@dataclass(frozen=True, slots=True)
-class Shift:
-    """A table's common shift, one entry a table: the median change, what of it is `removed` as drift, the standard
-    deviation `extra` that a row's change keeps of it, and how likely a table without a change shows as much beyond
-    what is removed."""
+def smallest(p: Floats, degrees: Floats) -> Floats:
+    """The t beyond which the share of Student's t is `p`, by Wallace's approximation (1959), never too small.
 
-    change: Floats
-    removed: Floats
-    extra: Floats
-    p: Floats
+    With 4 degrees of freedom it is 6 % too large at p = 1e-4 and 11 % at 1e-5, with 10 it is 1 % too large at 1e-5.
+    """
+    d = np.maximum(degrees, 1.0)
+    return np.asarray(np.sqrt(d * np.expm1((_quantile(p) * (8 * d + 3) / (8 * d + 1)) ** 2 / d)))
 
 
-def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> Shift:
-    """The shift of tables whose rows' changes have standard deviations `deviation`.
+def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> tuple[Floats, Floats, Floats, Floats]:
+    """The common shift of tables whose rows' changes have standard deviations `deviation`, an entry a table: the median
+    change, what of it is removed as drift, the standard deviation that a row's change keeps of it, and how likely a
+    table without a change shows as much beyond what is removed.
 
     Its standard error is that of a median: of the robust spread (1.4826 MAD) of the changes or of what their noise
-    makes expected, the larger. Paired sides have no drift.
+    makes expected, the larger. Sides that were measured in turn (`paired`) have no drift.
     """
     n = rows.sum(axis=-1)
     shift, expected = _median(change, rows), _median(deviation, rows)
@@ -217,12 +264,10 @@ def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> Sh
     extra = np.zeros_like(shift) if paired else np.where(enough, error, DRIFT)
     own = error if paired else np.where(enough, error, np.hypot(error, DRIFT))
     z = (shift - removed) / np.maximum(own, 1e-9)
-    return Shift(shift, removed, extra, _erfc(z / sqrt(2)) / 2)
+    return shift, removed, extra, np.asarray(_erfc(z / sqrt(2)) / 2)
 
 
 def _median(x: Floats, where: Bools) -> Floats:
     """The median along the last axis of what is marked; 0 where nothing is."""
-    ordered = np.sort(np.where(where, x, np.inf), axis=-1)
-    n = np.maximum(where.sum(axis=-1), 1)[..., None]
-    middle = (np.take_along_axis(ordered, (n - 1) // 2, -1) + np.take_along_axis(ordered, n // 2, -1))[..., 0] / 2
-    return np.where(where.any(axis=-1), middle, 0.0)
+    marked = np.ma.array(x, mask=~where)
+    return np.asarray(np.ma.filled(np.ma.median(marked, axis=-1), 0.0))  # type: ignore[no-untyped-call]

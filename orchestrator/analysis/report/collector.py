@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 from typing import Any
 
-from orchestrator.analysis.report.gpus import beside_each_other
 from orchestrator.analysis.report.measured import Measurements, noise, rounded
 from orchestrator.analysis.report.shapes import Roofs, by_backend, columns, shape_rows
 from orchestrator.analysis.report.summary import (
@@ -22,9 +22,10 @@ from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.export import unpromised
 from orchestrator.results.profile import noise_note
-from orchestrator.results.untried_kinds import unpromised, untried_kinds
 from orchestrator.run.view import RunView
+from orchestrator.run.view.places import Places
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import GOING, state_now, time_left
 
@@ -94,7 +95,7 @@ class Collector:
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
-        notes = [] if going else [*unpromised(ledger), *untried_kinds(ledger), *([noisy] if noisy else [])]
+        notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
         notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(view, now, driven=True) if going and places.nodes else None
@@ -147,3 +148,36 @@ class Collector:
 
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}."
+
+
+MOST_POINTS = 4000
+"""Timed canaries of the page; of each slot the latest."""
+
+
+def beside_each_other(places: Places, start: float) -> list[dict[str, Any]]:
+    """A document a slot: name, flag, and points: seconds since `start`, compute and memory time over the median of the
+    slots of its device (None where unknown)."""
+    times, flags = places.timed.of, places.timed.flags()
+    each = max(1, MOST_POINTS // max(1, len(times)))
+    usual: dict[tuple[str, str], float] = {}
+    for name in ("compute_us", "memory_us"):
+        by: dict[str, list[float]] = {}
+        for seen in times.values():
+            known = [v for _, r in seen if (v := getattr(r, name)) > 0]
+            by.setdefault(seen[-1][1].device, []).extend([median(known)] if known else [])
+        usual |= {(name, device): median(values) for device, values in by.items() if values}
+
+    def over(r: Any, name: str) -> float | None:
+        us, middle = getattr(r, name), usual.get((name, r.device))
+        return rounded(us / middle, 4) if us > 0 and middle else None
+
+    return [
+        {
+            "name": places.spot(*slot),
+            "flag": flags.get(slot, ""),
+            "points": [
+                [rounded(t - start, 5), over(r, "compute_us"), over(r, "memory_us")] for t, r in list(seen)[-each:]
+            ],
+        }
+        for slot, seen in sorted(times.items(), key=lambda s: (s[0][0], len(s[0][1]), s[0][1]))
+    ]

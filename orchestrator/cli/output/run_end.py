@@ -33,8 +33,8 @@ from orchestrator.results.bench import (
     results,
     rule_of,
 )
+from orchestrator.results.export import unpromised
 from orchestrator.results.profile import NOISY_GAIN, gains, noise_note
-from orchestrator.results.untried_kinds import unpromised, untried_kinds
 from orchestrator.run.limits import won_so_far, worths_of
 from orchestrator.run.view.run_view import ControllerSessions
 from orchestrator.run.view.slot_speeds import CanaryTimes
@@ -59,7 +59,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         counts, family = ledger.counts(), ledger.family
         winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
-        missing, outside, flags = untried_kinds(ledger), unpromised(ledger), _standing_out(ledger)
+        outside, flags = unpromised(ledger), _standing_out(ledger)
         worths = worths_of(ledger)
         value = won_so_far(ledger, worths) if worths else None
         left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
@@ -80,7 +80,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
                 for u in unconfirmed
             ],
             "standing_out": flags,
-            "missing_kinds": missing, "unpromised": outside, "merge": report.to_json() if report else None,
+            "unpromised": outside, "merge": report.to_json() if report else None,
             "merge_refused": list(refused.faults) if refused else [],
             **({"value": {**asdict(value), "share_of_expected": value.share}} if value else {}),
         }  # fmt: skip
@@ -91,7 +91,7 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
     _print_unconfirmed(unconfirmed)
     _print_merge(config, report)
     _print_refused(paths, config, refused)
-    for words in [*outside, *missing, *flags]:
+    for words in [*outside, *flags]:
         print(f"! {plain(words)}")
     if value is not None:
         _print_value(value, left)

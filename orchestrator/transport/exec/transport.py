@@ -11,8 +11,11 @@ from typing import Protocol
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.transport.base import Channel, Completed
 from orchestrator.transport.kept_shell import KeptShell, ShellError, ShellLost, TimedChannel
+from orchestrator.transport.local import LocalTransport, ProcessChannel
 from orchestrator.transport.quoting import command_line
 from orchestrator.transport.shell import CALL_S, ShellTransport
+from orchestrator.transport.ssh import SshTransport
+from orchestrator.transport.ssh.link import SshChannel
 
 MAX_SHELLS = 4
 """Shells at once: a command that takes long holds one."""
@@ -113,3 +116,25 @@ def _line(node: str, argv: Sequence[str]) -> str:
         return command_line(argv)
     except ValueError as e:
         raise TransportError(node, str(e)) from e
+
+
+SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--unbuffered", "--quiet")
+
+
+class SrunOpener:
+    """Starts steps that share the job's resources with all its other steps."""
+
+    def __init__(self, transport: LocalTransport | SshTransport, job: str, cpus: int) -> None:
+        """`transport`: to where `srun` runs, for this alone. `job`, `cpus`: the job's id and its CPUs."""
+        self._transport = transport
+        self._argv = (*SRUN, f"--jobid={job}", f"--cpus-per-task={cpus}", "sh", "-c")
+
+    def connect(self) -> None:
+        self._transport.connect()
+
+    def start(self, command: str, deadline: float) -> ProcessChannel | SshChannel:
+        """Start a line of shell text as a step. Raises TransportError."""
+        return self._transport.open([*self._argv, command])
+
+    def close(self) -> None:
+        self._transport.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +44,6 @@ class Script:
     extra: tuple[str, ...] = ()
     four_bit: bool = False
     fmoe: bool = False
-    coupled: bool = False
-    """The fmoe script has --mxfp4-flydsl."""
     gradlib: bool = False
     only_gfx: str = ""
     libtypes: bool = False
@@ -53,8 +51,6 @@ class Script:
     no_int8_ck: bool = False
     part: str = ""
     """The template, where it is one of its own."""
-    honours: str = ""
-    """Options of --timeout, --warmup and --iters that its candidates get: none (""), "timeout", "all"."""
 
     @property
     def module(self) -> str:
@@ -135,13 +131,7 @@ def scripts(d: Date) -> list[Script]:
                 part="mxscale_script.py.j2",
             )
         )  # fmt: skip
-    return [replace(s, honours=_honours(s.name, d)) for s in out]
-
-
-def _honours(name: str, d: Date) -> str:
-    if name == "a8w8_blockscale" and not d.new:
-        return ""
-    return "timeout" if name in ("a4w4_blockscale", "a16w16", "fmoe") else "all"
+    return out
 
 
 _A16_KEY = ["bias", "dtype", "outdtype", "scaleAB", "bpreshuffle"]
@@ -193,5 +183,5 @@ def _moe(d: Date, here: list[str]) -> Script:
     return Script(
         "fmoe", "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py", "FmoeTuner", "AITER_CONFIG_FMOE",
         "untuned_fmoe.csv", "tuned_fmoe.csv", [*here, "cu_num", *_MOE_KEY], result,
-        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra), fmoe=True, coupled=d.new,
+        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra), fmoe=True,
     )  # fmt: skip

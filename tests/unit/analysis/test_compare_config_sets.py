@@ -27,13 +27,7 @@ def side(folder: Path, name: str, rows: Rows, noise: float = 0.0005, **record: A
     ]
     path = folder / f"{name}.csv"
     path.write_text("\n".join(lines) + "\n")
-    usual = {
-        "format": 1,
-        "env": name,
-        "order": "interleaved",
-        "session": "r1",
-        "configs": f"/sets/{name} (2 files, sha256 1)",
-    }
+    usual = {"env": name, "order": "interleaved", "session": "r1", "configs": f"/sets/{name} (2 files, sha256 1)"}
     (folder / f"{name}.env.json").write_text(json.dumps({**usual, **record}))
     return path
 
@@ -76,7 +70,7 @@ def test_a_harmful_default_change_is_rejected_with_shape_times_and_limit(golden:
     (file,) = json.loads(compare(golden, tot, "--json")[1])["config_files"]
     assert (file["file"], file["default"], file["verdict"]) == (DEFAULT, True, "rejected")
     (slower,) = file["slower"]
-    assert slower["key"][1:] == ["B=16", "M=64", "N=512", "K=128"]
+    assert [slower["key"][n] for n in "BMNK"] == ["16", "64", "512", "128"]
     assert slower["limit_us"] == pytest.approx(1.005 * slower["old_us"] + 0.5)
     assert "- rejected: gemm/gfx950-BATCHED" in compare(golden, tot, "--markdown", "-")[1].replace("\\", "")
 

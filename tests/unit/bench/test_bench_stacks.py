@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.compare.sides import differences
+from orchestrator.analysis.compare.reading import differences
 from orchestrator.bench import request
 from orchestrator.bench.alternation import inventory_of
 from orchestrator.bench.config_sets import config_sets
@@ -89,7 +89,7 @@ def test_a_record_has_the_switches_as_under_test(tmp_path: Path) -> None:
         {**{f"switches.{k}": v for k, v in r["switches"].items()}, "under_test": r.get("under_test", "")}
         for r in (golden, tot)
     ]
-    kinds = {d.name: d.kind for d in differences(flat[0], flat[1])}
+    kinds = {d["field"]: d["kind"] for d in differences(flat[0], flat[1])}
     assert kinds == {
         "switches.TRITON_X": "test", "switches.LD_PRELOAD": "test", "switches.HSA_Y": "other", "under_test": "name",
     }  # fmt: skip

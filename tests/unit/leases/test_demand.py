@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.leases.base import Lease, LeaseState
-from orchestrator.leases.demand import (
+from orchestrator.leases.keeper import (
     IDLE_S,
     LEASE_WORK_S,
     MAX_FAILURES,

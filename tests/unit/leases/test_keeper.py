@@ -8,8 +8,7 @@ import pytest
 
 from orchestrator.leases import keeper as module
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.demand import MAX_FAILURES
-from orchestrator.leases.keeper import LeaseKeeper, News
+from orchestrator.leases.keeper import MAX_FAILURES, LeaseKeeper, News
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
 

@@ -19,8 +19,8 @@ from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import EngineError, UnreachableError
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause, Lease
-from orchestrator.leases.demand import MAX_FAILURES, PoolSize
 from orchestrator.leases.holdings import AWAY_S, Pool
+from orchestrator.leases.keeper import MAX_FAILURES, PoolSize
 from orchestrator.leases.nodes import LeasedNodes, MadeNode
 from orchestrator.scheduling import Policy
 from tests.unit.leases.standin import Scheduler

@@ -15,8 +15,7 @@ import pytest
 
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import Ledger, LedgerReader, database
-from orchestrator.ledger.checkpoint import checkpoints
-from orchestrator.ledger.database import VERSION
+from orchestrator.ledger.database import VERSION, checkpoints
 from orchestrator.run.drive import warn_without_wal
 from tests.support.ledger_kit import BadNotes, Run
 from tests.waiting import wait_until

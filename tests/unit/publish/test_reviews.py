@@ -14,7 +14,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths
 from orchestrator.publish.checks import read_output, run_verify
-from orchestrator.publish.text import summary, types_of
+from orchestrator.publish.publish import summary, types_of
 from orchestrator.results.export import Request, export, provenance
 from tests.support.aitercheckout import BLOCKSCALE, TILE, checkout, git, line, show, text
 from tests.support.ledger_kit import DEVICE, Run, ended, row, started

@@ -1,4 +1,4 @@
-"""Hundreds of drawn plans with every kind of trouble at once; the books must balance each time."""
+"""Drawn plans with every kind of trouble at once; the books must balance each time."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from orchestrator.reasons import Reason
 from tests.simulator.plan import Faults, Losing, SimPlan
 from tests.simulator.simulator import Death, Result, Simulator, simulate
 from tests.support.drawn_plans import draw_groups, draw_plan, guilty, with_candidates
+from tests.support.marks import PLANS
 
 MOST_TAKEN_BACK = 12
 """Times that a group may be taken back: for slots that fall idle one after the other, for quarantines and drains."""
@@ -86,10 +87,10 @@ def groups_in_the_books(result: Result) -> list[str]:
     return out
 
 
-def test_the_laws_hold_on_500_drawn_plans() -> None:
+def test_the_laws_hold_on_drawn_plans() -> None:
     broken = {}
     ends: Counter[str] = Counter()
-    for seed in range(500):
+    for seed in range(PLANS):
         plan = draw_plan(seed)
         result = simulate(plan)
         ends[result.end] += 1
@@ -97,7 +98,7 @@ def test_the_laws_hold_on_500_drawn_plans() -> None:
         if found or result.end != "finished":
             broken[seed] = (result.end, result.stuck, found)
     assert broken == {}
-    assert ends == {"finished": 500}
+    assert ends == {"finished": PLANS}
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -122,7 +123,7 @@ def test_a_policy_that_only_read_the_journal_goes_on_alike(seed: int) -> None:
 def test_the_laws_hold_where_candidates_fault_one_by_one() -> None:
     broken = {}
     ends: Counter[object] = Counter()
-    for seed in range(300):
+    for seed in range(PLANS):
         plan = with_candidates(draw_plan(seed))
         simulator = Simulator(plan)
         result = simulator.run()
@@ -132,8 +133,8 @@ def test_the_laws_hold_where_candidates_fault_one_by_one() -> None:
         ends.update((e.end, e.unconfirmed) for e in result.shapes.values())
         ends.update(type(r) for _, r in result.journal)
     assert broken == {}
-    assert ends["tuned", True] > 50
-    assert min(ends[kind] for kind in (ev.Confirm, ev.SettleShape, ev.ChargeSlot, ev.ConvictCandidates)) > 300
+    assert ends["tuned", True] > 20
+    assert min(ends[kind] for kind in (ev.Confirm, ev.SettleShape, ev.ChargeSlot, ev.ConvictCandidates)) > 100
 
 
 @pytest.mark.full

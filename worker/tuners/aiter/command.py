@@ -85,13 +85,11 @@ def argv(
     *,
     batch: int,
     err_ratio: float,
-    watched: bool = False,
 ) -> list[str]:
     """The arguments after the interpreter. Raises ValueError where the script lacks a flag that nothing replaces.
 
-    `watched`: the shim reports each candidate. Then `--verbose` is left out: since 2026-05-26 (9a41912018) AITER's
-    comparison raises with it instead of returning the error, and a wrong candidate reads as one that cannot run.
-    Without the shim its `[Done]` lines are the only signs of progress.
+    Never `--verbose`: since 2026-05-26 (9a41912018) AITER's comparison raises with it instead of returning the error,
+    and a wrong candidate reads as one that cannot run.
     """
     out = [str(script.path)]
     # always both: with --preshuffle the defaults are those of the family without it
@@ -114,8 +112,6 @@ def argv(
         out += ["--errRatio", f"{err_ratio:g}"]
     if script.has("--batch"):
         out += ["--batch", str(batch)]
-    if script.has("--verbose") and not watched:
-        out.append("--verbose")
     if script.has("--timeout"):
         out += ["--timeout", str(aiter_timeout(options, batch))]
     for flag, value in (("--warmup", options.warmup), ("--iters", options.iters)):

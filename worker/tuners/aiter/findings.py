@@ -2,36 +2,26 @@
 
 `inspect(root)` answers for a checkout or an installed package. It imports nothing of AITER and needs no GPU. A file
 that cannot be read is a sentence in `problems`; the answers are then the careful ones.
-
-Kinds of candidate that a shape should have on a chip are read too, for AITER may lose one silently (another chip's name
-in the environment, a list of kernels that is not where it is looked for). Each kind comes with its conditions on a
-shape: `COLUMN % N,...` (a multiple of one of them) or `COLUMN = VALUE,...`.
 """
 
 from __future__ import annotations
 
 import ast
-import csv
 import hashlib
-import io
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.locate import DEFAULT_GFX, Tree, read_text, tree_at
-from worker.families import FAMILIES, Family, fp8_cell
+from worker.families import FAMILIES, Family
 from worker.text import clean
 
-Kinds = dict[str, list[str]]
-"""Kind (as in libtype) to its conditions, all of which have to hold."""
-_BOTH = ("ck", "cktile")
 A4W4 = "a4w4_blockscale"
 LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
 """The a4w4 script's list of ASM kernels, below get_asm_dir()."""
-_BF16 = "bf16gemm/bf16gemm_fp32bf16.csv"
 PRODUCTS = re.compile(r"^(?P<indent>[ \t]*)(?P<name>[xw]_f32) = (?P=name) \* (?P<scales>[xw]_scales_f32)[ \t]*$", re.M)
 """The lines of the a4w4 script's run_torch() where an operand meets its scales."""
 _TILES = re.compile(r"""["'](tile_[mMnN])["']""")
@@ -88,7 +78,6 @@ class Findings:
                     "script": str(script.path.relative_to(self.tree.root)),
                     "flags": dict(script.flags),
                     "columns": list(script.columns),
-                    "kinds": expected(self.tree, FAMILIES[name], self.gfx),
                 }
                 for name, script in self.families.items()
             },
@@ -266,96 +255,3 @@ def _trim(files: _Files, quantiser: Path, trimmed: bool) -> Applicability:
     if trimmed or not ours or not files.text(quantiser):
         return Applicability("harmless", (*files.at(quantiser, r":\s*scaleN_valid\s*\]"), *ours))
     return Applicability("needed", (*padded, *ours))
-
-
-# --- kinds of candidate -----------------------------------------------------------------------------------------------
-
-
-def expected(tree: Tree, family: Family, gfx: str, words: tuple[str, ...] = ()) -> Kinds:
-    """Kinds of candidate of a family's shapes. `words`: the user's further arguments for the script."""
-    script = tree.scripts.get(family.name)
-    if script is None:
-        return {}
-    try:
-        text = read_text(script)
-    except (OSError, ValueError):
-        return {}
-
-    def rows(rel: str) -> list[dict[str, str]]:
-        return _rows(tree.meta / "hsa" / gfx / rel) if rel.split("/")[0] in text else []
-
-    only, rule = family.aiter.only_backend, _FAMILIES.get(family.name)
-    found = rule(text, rows, gfx) if rule else {only: list[str]()} if only else {}
-    wanted = _wanted(words)
-    return {kind: where for kind, where in found.items() if wanted is None or kind in wanted}
-
-
-def _a4w4(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    return {"ck": [], **({"asm": []} if rows(LIST) else {})}
-
-
-def _blockscale(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    return {"ck": [], **_cktile(text, [])}
-
-
-def _blockscale_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    shuffled = [r for r in rows("fp8gemm_blockscale/fp8gemm_bf16_blockscale.csv") if r.get("bpreshuffle") == "1"]
-    return {**_blockscale(text, rows, gfx), **_asm(shuffled, [])}
-
-
-def _a8w8_bpreshuffle(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    fp8 = [f"q_dtype_w = {fp8_cell(gfx)}"]
-    int8 = ["q_dtype_w = torch.int8"]
-    return {"ck": fp8, **_cktile(text, fp8), **_asm(rows("i8gemm/i8gemm_bf16_perTokenI8.csv"), int8)}
-
-
-def _a16w16(text: str, rows: Callable[[str], list[dict[str, str]]], gfx: str) -> Kinds:
-    if "get_asm_dir" not in text:  # gradlib's wrapper, whose tuner always tries hipBLASLt
-        return {"hipblaslt": []}
-    shuffled = sorted({"True" if r.get("bPreshuffle") == "1" else "False" for r in rows(_BF16)})
-    plain = ["bias = False", "scaleAB = False", "dtype = torch.bfloat16", "K % 64", "N % 64"]
-    return {"asm": [*plain, "bpreshuffle = " + ",".join(shuffled)]} if shuffled else {}
-
-
-_FAMILIES: dict[str, Callable[[str, Callable[[str], list[dict[str, str]]], str], Kinds]] = {
-    A4W4: _a4w4,
-    "a8w8_blockscale": _blockscale,
-    "a8w8_blockscale_bpreshuffle": _blockscale_bpreshuffle,
-    "a8w8_bpreshuffle": _a8w8_bpreshuffle,
-    "a16w16": _a16w16,
-    "fmoe": lambda text, rows, gfx: {},  # which kinds a shape has depends on its quantisation in many ways
-}
-
-
-def _cktile(text: str, where: list[str]) -> Kinds:
-    return {"cktile": where} if '"cktile"' in text or "'cktile'" in text else {}
-
-
-def _asm(rows: list[dict[str, str]], where: list[str]) -> Kinds:
-    tiles = sorted({int(n) for r in rows if (n := r.get("tile_n", r.get("tile_N", ""))).isdigit() and int(n)})
-    return {"asm": [*where, "N % " + ",".join(map(str, tiles))]} if tiles else {}
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        lines = csv.DictReader(io.StringIO(read_text(path)), skipinitialspace=True)
-        return [{str(k).strip(): str(v).strip() for k, v in line.items()} for line in lines]
-    except (OSError, ValueError, csv.Error):
-        return []
-
-
-def _wanted(words: tuple[str, ...]) -> set[str] | None:
-    """The kinds that `--libtype` leaves, None for all."""
-    out: set[str] = set()
-    taking = False
-    for word in words:
-        if word.startswith("-"):
-            name, sep, word = word.partition("=")
-            taking = name == "--libtype"
-            if not sep:
-                continue
-        if taking:
-            out |= set(word.split(","))
-    if not out or "all" in out:
-        return None
-    return out | set(_BOTH) if "both" in out else out

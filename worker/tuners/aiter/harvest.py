@@ -212,13 +212,12 @@ def shape_verdict(
     limit: float,
     *,
     chip: str = "",
-    wrong: int = 0,
     left_out: int = 0,
 ) -> ShapeVerdict:
     """AITER's own winner where it is sound, else the best of its candidates, else why there is none.
 
-    `chip`: AITER's message that the family is not for this chip, if any. `wrong`: how many candidates' comparison
-    raised, which have no time in AITER's files. `left_out`: how many were not tried, as they had faulted before.
+    `chip`: AITER's message that the family is not for this chip, if any. `left_out`: how many candidates were not
+    tried, as they had faulted before.
     """
     if tuned is not None and is_winner(tuned, limit):
         return ShapeVerdict(tuned)
@@ -243,11 +242,6 @@ def shape_verdict(
             f"{len(measured)} of {plural(len(candidates), 'candidate')} ran, none is right: the least error is {shown}"
         )
         return ShapeVerdict(None, "wrong_result", f"{words}, the limit {limit:g}")
-    if wrong:
-        words = (
-            f"{wrong} of {plural(len(candidates), 'candidate')} ran and computed wrong values (AITER gives no error)"
-        )
-        return ShapeVerdict(None, "wrong_result", words)
     errors = sum(1 for r in candidates if r.get("status") == "error")
     left_out = min(left_out, errors)
     lost = errors - left_out

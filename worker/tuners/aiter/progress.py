@@ -1,7 +1,7 @@
 """Signs of progress of AITER's tuners: the lines that they print, as events, and the shim's journal of candidates.
 
 Lines of every date, read from base_tuner.py, mp_tuner.py, jit/core.py, jit/utils/file_baton.py and the scripts at the
-tags from v0.1.5 on. Without the journal these lines are all that is known, and no candidate can be isolated.
+tags from v0.1.5 on.
 """
 
 from __future__ import annotations
@@ -21,28 +21,19 @@ from worker.protocol.blocklist import CandidateId, is_number
 from worker.text import clean
 
 Kind = Literal[
-    "batches",  # count: shapes, total: batches
-    "tasks",  # count: tasks of a batch
-    "pool",  # a pool of processes was started again
-    "done",  # number: task, count of total done
     "tuned",  # key: the shape's winner was chosen
     "refused",  # key: no candidate can be used
-    "batch",  # count of total batches are in the files
+    "batch",  # count: batches that are in the files
     "nothing",  # a batch had no result
     "candidate",  # a candidate could not run; text: its info and why
-    "wrong",  # a candidate computed wrong values, and AITER's comparison raised; text: its info and how wrong
-    "timeout",  # number: task, AITER gave it up
+    "timeout",  # AITER gave a task up
     "fault",  # the GPU or a process of the pool died
     "mapping",  # a task ran on a process that the pool does not know: one died before
-    "task_failed",  # number: task
     "retry",  # a wrapper starts a tuner again that died
     "error",  # an exception ended all batches
-    "interrupted",
-    "end",  # word: Finished, Interrupted or Error
     "chip",  # the family is not for this chip
     "jit_start",
     "jit_end",
-    "jit_wait",  # text: the lock
     "jit_failed",
 ]
 
@@ -50,29 +41,17 @@ _PREFIX = re.compile(r"^\s*(?:\[aiter\]\s*|\[\d{4}-\d\d-\d\d[^\]]*\]\s*|(?:INFO|
 _WRAPPED = re.compile(r"(?:np|numpy)\.\w+\(\s*('[^']*'|[^()]*)\s*\)")
 _NAMED = re.compile(r"'?(\w+)'?\s*:\s*(?:'([^']*)'|([^,']+))")
 _LINES: tuple[tuple[str, Kind], ...] = (
-    (r"total shapes to be tuned: *(?P<count>\d+) *, *total_batches: *(?P<total>\d+)", "batches"),
-    (r"Waiting for (?P<count>\d+) tasks to complete", "tasks"),
-    (r"Distributing (?P<count>\d+) task groups", "tasks"),
-    (r"\[Done\] Task (?P<number>\d+)/\d+ completed in [\d.]+s \((?P<count>\d+)/(?P<total>\d+) done\)", "done"),
-    (r"\[!\] Task (?P<number>\d+) timed out", "timeout"),
-    (r"\[Failed\] Task (?P<number>\d+) failed", "task_failed"),
-    (r"processed (?P<count>\d+) batches of (?P<total>\d+)", "batch"),
-    (r"Tuning (?P<word>Finished|Interrupted|Error)\.", "end"),
+    (r"\[!\] Task \d+ timed out", "timeout"),
+    (r"processed (?P<count>\d+) batches of", "batch"),
     (r"Tuning result for (?P<key>.+?) is (?:kernelId=|libtype=|\S)", "tuned"),
     (r"No kernel can be used for (?P<key>.+)", "refused"),
     (r"(?:error: )?no valid candidate found for (?P<key>\(.+?\)|.+?), please check", "refused"),
-    (r"\[mxfp4-port\] all candidates failed for (?P<key>\(.+\))", "refused"),
-    (r"\[mxfp4-port\] candidate failed:", "candidate"),
     (r"(?P<key>\(.+?\)) >>> Fastest Solution is", "tuned"),
     (r"Memory access fault by GPU|\[GPU Fault\]|Fatal Python error|HSA_STATUS_ERROR|GPU coredump", "fault"),
     (r"\[Mapping Error\]", "mapping"),
-    (r"Pool restarted\.", "pool"),
     (r"tune result is none or all shape is tuned", "nothing"),
     (r"tuning is not supported in this chip|is not supported on gfx\w+$", "chip"),
     (r"run gpu func (?:warning|error):", "candidate"),
-    (r"Error in process:\d+ info:.*catastrophic error: max abs delta", "wrong"),
-    (r"interrupted by user, tuning stopped", "interrupted"),
-    (r"waiting for baton release at", "jit_wait"),
     (r"failed jit build \[|failed !!!!!!", "jit_failed"),
     (r"start build \[", "jit_start"),
     (r"finish build \[", "jit_end"),
@@ -89,10 +68,7 @@ class LineEvent:
 
     kind: Kind
     text: str = ""
-    number: int = -1
     count: int = -1
-    total: int = -1
-    word: str = ""
     key: tuple[str, ...] = ()
     named: bool = False
     """True if `key` is name=value texts (from a mapping) instead of values alone."""
@@ -106,9 +82,8 @@ def parse_line(line: str) -> LineEvent | None:
     for pattern, kind in _LINES_RE:
         if m := pattern.search(text):
             found = m.groupdict()
-            number, count, total = (int(found.get(name) or -1) for name in ("number", "count", "total"))
             named, key = key_cells(found["key"]) if "key" in found else (False, ())
-            return LineEvent(kind, text, number, count, total, found.get("word") or "", key, named)
+            return LineEvent(kind, text, int(found.get("count") or -1), key, named)
     return None
 
 

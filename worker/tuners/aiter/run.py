@@ -90,13 +90,10 @@ def run_shapes(
         out = csv.writer(f, lineterminator="\n")
         out.writerow(context.family.to_aiter(context.columns))
         out.writerows([row.get(c, "") for c in context.columns] for row in rows)
-    if context.watched:
-        left_out.write(files.blocked)
-    else:
-        left_out = LeftOut()
+    left_out.write(files.blocked)
     words = argv(
         context.family, context.script, context.options, files,
-        batch=context.strategy.batch, err_ratio=context.limits.err_ratio, watched=context.watched,
+        batch=context.strategy.batch, err_ratio=context.limits.err_ratio,
     )  # fmt: skip
     command, env = (sys.executable, *words), context.env(files)
     tracker = ShapeTracker(context, shapes, files, left_out, emit)
@@ -176,7 +173,7 @@ class _Follower:
 
     def _why_end(self, now: float) -> tuple[str, str] | None:
         tracker = self._tracker
-        if tracker.fatal is None and tracker.journal is not None and (step := _orphan(tracker.journal)):
+        if tracker.fatal is None and (step := _orphan(tracker.journal)):
             tracker.set_fatal("fault", f"the process of candidate {step.candidate.describe()} died")
         if tracker.fatal is not None:
             self._fatal_at = self._fatal_at or now

@@ -19,7 +19,7 @@ from worker import PACKAGE_PARENT
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import Tree, choose
 from worker.device.probe import identify
-from worker.families import FAMILIES, Family
+from worker.families import Family
 from worker.process import Child
 from worker.protocol.environment import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
 from worker.text import clean
@@ -38,10 +38,10 @@ from worker.tuners.aiter.environment import (
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.findings import WINDOWS, Findings, TunerScript, expected, inspect
+from worker.tuners.aiter.findings import WINDOWS, Findings, TunerScript, inspect
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.aiter.progress import KernelNames
-from worker.tuners.aiter.spec import COUPLED, Options
+from worker.tuners.aiter.spec import Options
 from worker.tuners.aiter.workarounds import (
     SHIM,
     AppliedWorkaround,
@@ -120,12 +120,10 @@ class AiterImage:
 
     def as_json(self) -> dict[str, Any]:
         """Data for the record of the tuner's start, and so for provenance."""
-        family_ = FAMILIES.get(self.options.family)
-        kinds = expected(self.tree, family_, self.gfx, self.options.tuner_args) if family_ else {}
         return {
             "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
             "key": self.key, "cleared_env": list(self.cleared), "shim": self.watch.as_json(),
-            "warning": self.warning, "notes": list(self.notes)[:20], "env": switch_record(self.chip), "kinds": kinds,
+            "warning": self.warning, "notes": list(self.notes)[:20], "env": switch_record(self.chip),
         }  # fmt: skip
 
 
@@ -206,19 +204,9 @@ class TuningContext:
         """Columns of the untuned CSV, by our names."""
         return self.family.from_aiter(self.script.columns)
 
-    @property
-    def watched(self) -> bool:
-        """True if the shim reports each candidate."""
-        return self.options.watch and self.image.watch.fits and not self.coupled
-
-    @property
-    def coupled(self) -> bool:
-        """True if the script measures pairs of kernels in its own process, which the shim does not see."""
-        return COUPLED in self.options.tuner_args and self.script.has(COUPLED)
-
     def env(self, files: ProcessFiles | None = None) -> dict[str, str]:
-        """The environment of a process of AITER; `files`: those of a tuning process, with the shim if it fits."""
-        return slot_environment(self.image, self.slot, files, watched=self.watched and files is not None)
+        """The environment of a process of AITER; `files`: those of a tuning process, which gets the shim."""
+        return slot_environment(self.image, self.slot, files)
 
 
 @dataclass(slots=True)
@@ -320,16 +308,14 @@ class Session:
         return slot_environment(self.image, self.slot)
 
 
-def slot_environment(
-    image: AiterImage, slot: Path, files: ProcessFiles | None = None, *, watched: bool = False
-) -> dict[str, str]:
+def slot_environment(image: AiterImage, slot: Path, files: ProcessFiles | None = None) -> dict[str, str]:
     """The environment of a process of AITER on a slot."""
     return environment(
         os.environ,
         paths=[image.tree.root],
         jit=slot / "jit",
         tmp=slot / "tmp",
-        shim=SHIM if watched else None,
+        shim=SHIM if files else None,
         journal=files.journal if files else None,
         blocked=files.blocked if files else None,
         worker_code=PACKAGE_PARENT,

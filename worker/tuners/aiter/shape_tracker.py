@@ -66,10 +66,6 @@ class ShapesInFlight:
         """Its number in the input, from 0."""
         return self._order.index(shape)
 
-    def at(self, place: int) -> int | None:
-        """The shape at a place of the input."""
-        return self._order[place] if 0 <= place < len(self._order) else None
-
     def begin(self, shape: int) -> None:
         """Put the shape in flight; the one before is measured."""
         if shape == self.current or self.settled(shape):
@@ -139,7 +135,7 @@ class ShapeTracker:
         self._over_since: dict[int, float] = {}
         self._batches = 0
         self._chip = ""
-        self.journal = CandidateJournal(files.journal, context.columns, self._shapes) if context.watched else None
+        self.journal = CandidateJournal(files.journal, context.columns, self._shapes)
         self.flight = ShapesInFlight(shapes, emit)
         self.building = False
         self.error = ""
@@ -147,7 +143,6 @@ class ShapeTracker:
         self.culprit: JournalStep | None = None
         self.out_of_memory: set[int] = set()
         """Shapes of which a candidate ran out of memory."""
-        self._wrong: dict[int, int] = {}
 
     @property
     def devices(self) -> set[tuple[str, str]]:
@@ -158,7 +153,7 @@ class ShapeTracker:
         """Take in printed lines, then what is new in journal and files; True if these had anything new."""
         for event in events:
             self._take(event)
-        steps = self.journal.new() if self.journal else []
+        steps = self.journal.new()
         for step in steps:
             if step.event == "begin" and step.shape is not None:
                 self.flight.begin(step.shape)
@@ -173,7 +168,7 @@ class ShapeTracker:
 
     def at_work(self) -> JournalStep | None:
         """The candidate that had begun and not ended, or whose error spoilt its process."""
-        if self.journal is None or self.culprit is not None:
+        if self.culprit is not None:
             return self.culprit
         self.journal.read()
         return next((s for s in self.journal.open if s.shape is not None), None)
@@ -192,7 +187,7 @@ class ShapeTracker:
     def partial(self) -> list[Row]:
         """Rows measured of the shape in flight, where the process broke off."""
         current = self.flight.current
-        return self._journal_rows(current) if current is not None and self.journal is not None else []
+        return self._journal_rows(current) if current is not None else []
 
     # --- lines --------------------------------------------------------------------------------------------------
 
@@ -200,8 +195,6 @@ class ShapeTracker:
         kind = event.kind
         if kind in ("jit_start", "jit_end"):
             self.building = kind == "jit_start"
-        elif kind == "done" and self.journal is None and event.total == self._in_batch():
-            self._done(event.number)
         elif kind in ("tuned", "refused"):
             shape = self._keys.find(event.key, named=event.named)
             if shape is not None:
@@ -215,17 +208,13 @@ class ShapeTracker:
             self.set_fatal("hang" if kind == "timeout" else "fault", event.text)
         elif kind == "candidate":
             self._candidate(event.text)
-        elif kind == "wrong":
-            shape = self._of_info(event.text)
-            if shape is not None:
-                self._wrong[shape] = self._wrong.get(shape, 0) + 1
         elif kind in ("error", "jit_failed"):
             self.error = self.error or event.text
 
     def _candidate(self, text: str) -> None:
         """Take in a candidate that could not run: expected, unless its error spoils the candidates after it."""
         if is_fatal(text) or "AcceleratorError" in text:
-            if self.journal is not None and self.fatal is None:
+            if self.fatal is None:
                 self.journal.read()
                 self.culprit = self.journal.named_in(text)
             self.set_fatal("fault", text)
@@ -237,17 +226,6 @@ class ShapeTracker:
         """The shape of the candidate that a line names by its info."""
         named, key = key_cells(text.partition("info:")[2])
         return self._keys.find(key, named=named)
-
-    def _in_batch(self) -> int:
-        """Shapes of the batch that is at work: where tasks are whole shapes, `[Done]` counts to this."""
-        left = len(self._shapes) - self._batches * max(1, self._context.strategy.batch)
-        return min(left, max(1, self._context.strategy.batch))
-
-    def _done(self, number: int) -> None:
-        """A whole shape is measured (a task of a grouped batch)."""
-        after = self.flight.at(self._batches * max(1, self._context.strategy.batch) + number + 1)
-        if after is not None and number + 1 < self._in_batch():
-            self.flight.begin(after)
 
     def _batch_is_over(self, shape: int) -> bool:
         """True if the profile of the shape's batch is complete."""
@@ -272,10 +250,8 @@ class ShapeTracker:
         rows, tuned = self._rows(shape), self._harvest.tuned(shape)
         verdict = shape_verdict(
             self._context.family, tuned, rows, self._context.limits.err_ratio, chip=self._chip,
-            wrong=self._wrong.get(shape, 0), left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),
+            left_out=sum(r.get("detail", "").startswith("left out: ") for r in rows),
         )  # fmt: skip
-        if verdict.winner is None and self._context.coupled:
-            verdict = replace(verdict, detail="no pair of kernels ran and was right; AITER's log has a line of each")
         if verdict.winner is None:
             if verdict.reason == "no_candidate" and shape in self.out_of_memory:
                 return  # more memory may be free elsewhere: no verdict
@@ -288,8 +264,6 @@ class ShapeTracker:
 
     def _candidates(self, shape: int, winner: Row | None) -> CandidateOutcomes:
         """The journal's record of the shape's candidates beside their times."""
-        if self.journal is None:
-            return CandidateOutcomes()
         steps = [s for s in self.journal.ended.get(shape, []) if s.candidate.ident]
         ended = [s for s in steps if s.event == "end"]
         first = next((s for s in ended if winner is not None and self._is(s, winner)), None)
@@ -306,8 +280,6 @@ class ShapeTracker:
     def _rows(self, shape: int) -> list[Row]:
         """The shape's candidates: of the profile, else of the journal."""
         rows = self._harvest.candidates(shape)
-        if self.journal is None:
-            return rows
         for row in rows:
             self._context.names.learn(row)
         journal = self._journal_rows(shape)
@@ -324,7 +296,6 @@ class ShapeTracker:
 
     def _journal_rows(self, shape: int) -> list[Row]:
         """Rows from the journal, for a shape whose profile was never written; blocked candidates with the reason."""
-        assert self.journal is not None
         out = []
         for step in self.journal.ended.get(shape, []):
             if step.event == "skipped":

@@ -28,16 +28,10 @@ OURS = frozenset(
 REFUSED = {
     "--grouped-gemm": "it tunes AITER's tuned_grouped_fmoe.csv, whose rows have other columns, are for gfx1250 and name"
     " no error: run AITER's script itself",
+    "--mxfp4-flydsl": "it measures pairs of kernels in the script's own process, where one that faults cannot be told"
+    " from the others, and writes no profile: run AITER's script itself",
 }
-"""Flags that make a script tune something else, with the reason."""
-COUPLED = "--mxfp4-flydsl"
-"""Flag of the fmoe script (since b2dd7703df): pairs of FlyDSL kernels, each measured in the script's own process."""
-_COUPLED_KEY = {
-    "dtype": ("torch.bfloat16",), "q_dtype_a": ("torch.float4_e2m1fn_x2",), "q_dtype_w": ("torch.float4_e2m1fn_x2",),
-    "q_type": ("QuantType.per_1x32",), "act_type": ("ActivationType.Silu", "ActivationType.Swiglu"),
-    "use_g1u1": ("1",), "doweight_stage1": ("0",),
-}  # fmt: skip
-"""The cells that it computes with, whatever the key of a shape has (`Mxfp4FlydslTuner` in gemm_moe_tune.py)."""
+"""Flags with which a script tunes something else, or cannot be watched, with the reason."""
 
 
 def _text(value: Any) -> str:
@@ -75,10 +69,6 @@ class Options:
     split_k: bool = option(False, boolean)
     tuner_args: tuple[str, ...] = option((), _words)
     """Further arguments for the script, each flag checked against those it has."""
-    watch: bool = option(True, boolean)
-    """Watch candidates one by one (worker/tuners/aiter/progress.py)."""
-    warm: bool = option(True, boolean)
-    """Build modules with a tiny shape before anything is measured."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -104,12 +94,6 @@ def tuner_arg_flags(words: tuple[str, ...]) -> list[tuple[str, list[str]]]:
         else:
             raise ValueError(f"--tuner-arg {word}: a flag such as --libtype must come first")
     return out
-
-
-def unlike_coupled(key: Mapping[str, int | str]) -> str:
-    """Reason that a script with COUPLED would measure another shape than this, "" where it would not."""
-    wrong = [f"{name} {key[name]}" for name, legal in _COUPLED_KEY.items() if str(key.get(name)) not in legal]
-    return f"{COUPLED} measures MXFP4 experts alone, and this shape has {', '.join(wrong)}" if wrong else ""
 
 
 def create() -> Tuner:

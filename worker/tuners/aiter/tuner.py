@@ -21,7 +21,7 @@ from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.known_issues.catalogue import diagnose
 from worker.tuners.aiter.run import REPRO, ProcessResult, leave_out, run_shapes
 from worker.tuners.aiter.session import AiterImage, Limits, Session, TuningContext, inspect_image
-from worker.tuners.aiter.spec import Options, unlike_coupled
+from worker.tuners.aiter.spec import Options
 from worker.tuners.aiter.warmup import CANARY_TIMEOUT_S, Warmup, failure
 from worker.tuners.aiter.workarounds import AppliedWorkaround
 from worker.tuners.base import Emit, Place, TunerFault
@@ -114,8 +114,6 @@ class AiterTuner:
         built = time.monotonic() - began
         attempts = Attempts(context, warmup, emit, self._folder(spec), self.canary)
         chosen = chosen_candidates(session.kernels, session.image.gfx, spec) if spec.only else {}
-        if chosen and not context.watched:
-            _say("candidates cannot be distinguished here: all are measured, though only some were requested")
         named = [s for s in shapes if (only := spec.only_of(s.id)) is not None and only.identities]
         for shape in named:
             attempts.tune([shape], isolate=True, only=[chosen[shape.id]], blocked_too=True)
@@ -236,13 +234,13 @@ def _refusal(family: Family, image: AiterImage) -> str:
         return f"{family.name} needs {chips}, and this is {here}"
     if image.script(family) is None:
         return f"{image.named} has no tuner script for {family.name}"
-    if image.warning and not image.watch.fits:
-        return f"{image.warning}; its candidates cannot be watched: {image.watch.why}"
+    if not image.watch.fits:
+        return f"{image.warning or image.named}; its candidates cannot be watched: {image.watch.why}"
     return ""
 
 
 def _legal(context: TuningContext, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
-    """Shapes whose cells are legal and are what AITER would measure; the others fail."""
+    """Shapes whose cells are legal; the others fail."""
     good = []
     for shape in shapes:
         try:
@@ -250,10 +248,7 @@ def _legal(context: TuningContext, shapes: Sequence[SpecShape], emit: Emit) -> l
         except ValueError as e:
             _refuse([shape], emit, str(e))
             continue
-        if context.coupled and (why := unlike_coupled(shape.key)):
-            _refuse([shape], emit, why)
-        else:
-            good.append(shape)
+        good.append(shape)
     return good
 
 

@@ -84,8 +84,6 @@ class Warmup:
 
         Raises TunerFault (error, fault, hang) where the tiny shape's process breaks off: no shape is to blame.
         """
-        if not context.options.warm:
-            return
         family = context.family.name
         if not self.store.is_warm(family):
             with self.store.building(alive):

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from worker.triton_configs.files import bound_of
-from worker.triton_configs.rule import slower
+from worker.triton_configs.files import bound_of, slower
 
 GAIN = 0.005
 """A weighted sum that is better by less than this share is no reason to change a file."""

@@ -40,13 +40,8 @@ MX_RMS = math.sqrt(sum(4.0**e for e in MX_EXPONENTS) / 4)
 
 def generator(device: torch.device, *words: object) -> torch.Generator:
     """A generator seeded by the words' repr."""
-    return generator_of(device, repr(words))
-
-
-def generator_of(device: torch.device, text: str) -> torch.Generator:
-    """A generator seeded by a text."""
     made = torch.Generator(device=device)
-    made.manual_seed(int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1)
+    made.manual_seed(int.from_bytes(hashlib.sha256(repr(words).encode()).digest()[:8], "little") >> 1)
     return made
 
 

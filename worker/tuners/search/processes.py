@@ -11,7 +11,9 @@ and its job becomes a failure; the others go on. The pool does not look into a j
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import importlib
 import multiprocessing
 import os
 import signal
@@ -25,7 +27,7 @@ from typing import Any
 from worker.process import exit_words
 from worker.tuners.search.source import Facts
 
-PRELOAD = ["worker.tuners.search.preload"]
+PRELOAD = ["worker.tuners.search.processes"]
 GRACE_S = 2.0
 
 Serve = Callable[..., None]
@@ -202,3 +204,20 @@ def serve_jobs(conn: Connection, work: Work) -> None:
         except Exception as e:  # noqa: BLE001 - a compiler may raise anything
             status, detail, facts = "error", f"{type(e).__name__}: {e}", []
         conn.send((status, detail, start, now(), *facts))
+
+
+MODULES = ("torch", "triton", "triton.compiler")
+
+
+def warm() -> None:
+    """Import and hash."""
+    for name in MODULES:
+        importlib.import_module(name)
+    for place in ("triton.runtime.cache", "triton.compiler.compiler"):  # it moved between versions
+        key = getattr(importlib.import_module(place), "triton_key", None)
+        if key is not None:
+            key()
+
+
+with contextlib.suppress(ImportError):  # a process that needs them reports the missing one
+    warm()

@@ -1,8 +1,7 @@
 """Candidates of the tuner torch: a way to compute a problem, in a mode of the device, with an id that never changes.
 
-A `Variant` is written down once in the family's table (a16w16.py, a8w8.py, a4w4.py); `expand` makes the
-candidates of a machine from it: each variant in the device's first mode (all cores; torch's default BLAS), then
-the variants marked `every_mode` in the other modes too.
+variants.py lists the ways of each family once. `expand` makes the candidates of a machine from them: each variant in
+the device's first mode (all cores; torch's default BLAS), then the variants marked `every_mode` in the other modes.
 """
 
 from __future__ import annotations
@@ -21,15 +20,26 @@ from worker.tuners.common.problem import Problem, UnsupportedError
 
 MODES = 10_000
 """kernelId = number of the variant * MODES + number of the mode."""
+ROOM = 0.9
+"""Share of the free memory that a candidate's buffers may take."""
+
+
+class TooLargeError(Exception):
+    """Something does not fit in the memory that is available."""
+
+    def __init__(self, what: str, needed: int, available: int) -> None:
+        super().__init__(f"{what} needs {needed} bytes, {available} are available")
 
 
 @dataclass(slots=True)
 class Workspace:
-    """A candidate's problem, device and buffers, which the checker can poison; a variant builds its run from it."""
+    """A candidate's problem, device and buffers. The checker can poison the buffers."""
 
     problem: Problem
     device: torch.device
     bias: torch.Tensor | None
+    free: int
+    """Bytes that could be allocated when the candidate began."""
     buffers: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -37,25 +47,26 @@ class Workspace:
         return self.device.type != "cpu"
 
     @property
-    def dtype(self) -> torch.dtype:
-        return float_of(self.problem.dtype)
+    def wide(self) -> torch.dtype:
+        """The type in which the library multiplies: the operands' own, or bfloat16 where they have 8 or 4 bits."""
+        return float_of(self.problem.dtype) if self.problem.scale == "none" else torch.bfloat16
 
     @property
     def outdtype(self) -> torch.dtype:
         return float_of(self.problem.outdtype)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """A buffer of the candidate's own; poisoned before the check."""
-        self.buffers.append(torch.empty(*shape, dtype=dtype, device=self.device))
+        """A buffer of the candidate's own; it is poisoned before the check. Raises TooLargeError."""
+        made = torch.empty(*shape, dtype=dtype, device="meta")
+        needed = self.problem.out_bytes + sum(b.nbytes for b in (*self.buffers, made))
+        if needed > ROOM * self.free:
+            raise TooLargeError("the candidate's buffers", needed, self.free)
+        self.buffers.append(torch.empty_like(made, device=self.device))
         return self.buffers[-1]
 
-    def output(self, dtype: torch.dtype | None = None) -> torch.Tensor:
+    def output(self, dtype: torch.dtype) -> torch.Tensor:
         """A buffer for the output [M, N]."""
-        return self.empty(self.problem.m, self.problem.n, dtype=dtype or self.outdtype)
-
-    def own(self, *tensors: torch.Tensor) -> None:
-        """Have buffers made elsewhere poisoned too."""
-        self.buffers.extend(tensors)
+        return self.empty(self.problem.m, self.problem.n, dtype=dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +79,7 @@ class Variant:
     make: Callable[[Workspace], Run]
     every_mode: bool = False
     split_k: int = 0
-    """Into how many parts K is cut; 0 where it is not."""
-    buffer_bytes: int = 0
-    """Memory of its buffers, beside output and operands; known before they are made."""
+    """The number of parts of K; 0 if K is not split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,23 +128,3 @@ def mx_types(*, gpu: bool) -> tuple[torch.dtype, torch.dtype]:
     if fp4 is None or e8 is None:
         raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
     return fp4, e8
-
-
-def epilogue(workspace: Workspace, low: torch.Tensor, bias: bool = True) -> Callable[[], torch.Tensor]:
-    """The step from the product `low` to the output: bias, and the cast where types differ."""
-    added = workspace.bias if bias else None
-    out = low if low.dtype is workspace.outdtype else workspace.output()
-
-    def last() -> torch.Tensor:
-        if added is not None:
-            low.add_(added)
-        return low if out is low else out.copy_(low)
-
-    return last
-
-
-def parts(k: int, count: int) -> list[tuple[int, int]]:
-    """K cut into `count` ranges, all but the last of one length, a multiple of 8. Needs k >= 64 * count."""
-    step = -(-k // count)
-    step += -step % 8
-    return [(start, min(k, start + step)) for start in range(0, k, step)]

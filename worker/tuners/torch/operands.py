@@ -12,28 +12,9 @@ import torch
 
 from worker.tuners.common.device import Operand
 from worker.tuners.common.formats import unpack_codes
-from worker.tuners.common.operands import (
-    CHUNK_BYTES,
-    copies,
-    draw_bias,
-    draw_w,
-    draw_x,
-    generator,
-    generator_of,
-    widen,
-)
+from worker.tuners.common.operands import CHUNK_BYTES, copies, draw_bias, draw_w, draw_x, generator, widen
 from worker.tuners.common.problem import Problem
-from worker.tuners.torch.candidate import op
-
-
-class TooLargeError(Exception):
-    """Something does not fit in the memory that is available."""
-
-    def __init__(self, what: str, needed: int, available: int) -> None:
-        super().__init__(f"{what} needs {needed} bytes, {available} are available")
-
-
-Available = Callable[[], int]
+from worker.tuners.torch.candidate import TooLargeError, op
 
 
 @dataclass(slots=True)
@@ -44,21 +25,20 @@ class Weights:
     device: torch.device
     master: Operand
     rotate_bytes: int
-    available: Available
+    available: Callable[[], int]
     _layouts: dict[str, list[Operand]]
     _wide: torch.Tensor | None = None
 
     @classmethod
-    def make(cls, p: Problem, device: torch.device, seed: int, rotate_bytes: int, available: Available) -> Weights:
-        """Draw W by (seed, weight_key): the same for every M."""
-        master = _operand(draw_w(p, generator(device, seed, "W", weight_key(p))))
+    def make(cls, p: Problem, device: torch.device, rotate_bytes: int, available: Callable[[], int]) -> Weights:
+        """Draw W by its weight_key: the same for every M."""
+        master = _operand(draw_w(p, generator(device, "W", weight_key(p))))
         return cls(p, device, master, rotate_bytes, available, {})
 
     def layout(self, name: str) -> list[Operand]:
         """The copies of a layout, made on first use. Raises TooLargeError."""
         if name not in self._layouts:
-            p = self.problem
-            size = layout_bytes(p, name)
+            size = layout_bytes(self.problem, name)
             free = self.available()
             if size * 1.1 > free:
                 self._layouts.clear()  # those of slower candidates may go; a contender holds its own
@@ -66,7 +46,7 @@ class Weights:
                 if size * 1.1 > free:
                     raise TooLargeError(f"layout {name} of W", size, free)
             count = max(1, min(copies(size, self.rotate_bytes), free // 4 // size))
-            first = _LAYOUTS[p.scale][name](self.master)
+            first = _stored(self.problem, self.master, name)
             self._layouts[name] = [first] + [tuple(t.clone() for t in first) for _ in range(count - 1)]
         return self._layouts[name]
 
@@ -99,9 +79,9 @@ class Operands:
     bias: torch.Tensor | None
 
     @classmethod
-    def make(cls, p: Problem, weights: Weights, seed: int) -> Operands:
-        """Draw X (and the bias) by (seed, the whole problem)."""
-        draw = generator_of(weights.device, f"({seed!r}, 'X', {_seed_text(p)})")
+    def make(cls, p: Problem, weights: Weights) -> Operands:
+        """Draw X (and the bias) by the whole problem."""
+        draw = generator(weights.device, "X", p)
         size = max(1, p.x_bytes + p.scale_bytes)
         count = min(copies(size + p.w_bytes, weights.rotate_bytes), max(1, weights.available() // 8 // size))
         xs = [_operand(draw_x(p, draw)) for _ in range(1 + count)]
@@ -131,52 +111,25 @@ def needed_bytes(p: Problem) -> int:
 
 def layout_bytes(p: Problem, name: str) -> int:
     """Memory of one copy of a layout of W."""
-    wide = {"f32": 4, "bf16": 2, "packed": 4 if p.dtype == "float32" else 2}
-    stored = p.n * p.k * wide[name] if name in wide else p.w_bytes
-    return stored + p.scale_bytes
-
-
-def _seed_text(p: Problem) -> str:
-    """A problem as text that seeds its X; another text would be other inputs than those of earlier runs."""
-    names = ("family", "m", "n", "k", "dtype", "outdtype", "bias")
-    return "Problem(" + ", ".join(f"{name}={getattr(p, name)!r}" for name in names) + ")"
+    dequantised = p.scale != "none" and name in ("bf16", "packed")
+    return (2 * p.n * p.k if dequantised else p.w_bytes) + p.scale_bytes
 
 
 def _operand(drawn: tuple[torch.Tensor, torch.Tensor | None]) -> Operand:
     return tuple(t for t in drawn if t is not None)
 
 
-def _pack(w: torch.Tensor) -> torch.Tensor:
-    packed: torch.Tensor = op("ops.mkldnn._reorder_linear_weight")(w, None)
-    return packed
-
-
-def _mx(w: Operand, dtype: torch.dtype) -> torch.Tensor:
-    """MXFP4 rows dequantised, in blocks so that the steps between stay small."""
-    out = torch.empty(w[0].shape[0], 2 * w[0].shape[1], dtype=dtype, device=w[0].device)
-    for n in range(0, out.shape[0], 512):
-        out[n : n + 512] = unpack_codes(w[0][n : n + 512], w[1][n : n + 512], dtype)
-    return out
-
-
-_LAYOUTS: dict[str, dict[str, Callable[[Operand], Operand]]] = {
-    "none": {
-        "nk": lambda w: (w[0].clone(),),
-        "kn": lambda w: (w[0].t().contiguous(),),
-        "f32": lambda w: (w[0].float(),),
-        "packed": lambda w: (_pack(w[0]),),
-    },
-    "row": {
-        "nk": lambda w: (w[0].clone(), w[1]),
-        "kn": lambda w: (w[0].t().contiguous(), w[1]),
-        "bf16": lambda w: (w[0].to(torch.bfloat16), w[1]),
-        "f32": lambda w: (w[0].float(), w[1]),
-        "packed": lambda w: (_pack(w[0].to(torch.bfloat16)), w[1]),
-    },
-    "mx": {
-        "nk": lambda w: (w[0].clone(), w[1].clone()),
-        "bf16": lambda w: (_mx(w, torch.bfloat16),),
-        "f32": lambda w: (_mx(w, torch.float32),),
-        "packed": lambda w: (_pack(_mx(w, torch.bfloat16)),),
-    },
-}
+def _stored(p: Problem, master: Operand, name: str) -> Operand:
+    """W in a layout: `nk` as given (N rows of K), `kn` transposed, `bf16` dequantised, `packed` in oneDNN's own
+    blocked order (dequantised too)."""
+    if name == "nk":
+        return tuple(t.clone() for t in master)
+    w, *scale = master
+    if p.scale == "row" and name != "kn":
+        w = w.to(torch.bfloat16)
+    elif p.scale == "mx":  # in blocks, so that the steps between stay small
+        pairs = zip(torch.split(w, 512), torch.split(scale[0], 512), strict=True)
+        w = torch.cat([unpack_codes(c, s, torch.bfloat16) for c, s in pairs])
+    if name == "packed":
+        return (op("ops.mkldnn._reorder_linear_weight")(w, None), *scale)
+    return (w.t().contiguous() if name == "kn" else w, *scale)

@@ -31,12 +31,11 @@ from worker.tuners.common.measure import (
     sustained,
 )
 from worker.tuners.common.operands import error_ratio, poison
-from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import ended, is_fatal, ranked_row, row_of, status_of, why_no_winner
-from worker.tuners.torch import a4w4, a8w8, a16w16
-from worker.tuners.torch.candidate import Candidate, Variant, Workspace, expand
-from worker.tuners.torch.operands import Operands, TooLargeError
+from worker.tuners.torch.candidate import Candidate, TooLargeError, Workspace, expand
+from worker.tuners.torch.operands import Operands
 from worker.tuners.torch.spec import Options
+from worker.tuners.torch.variants import variants
 
 RERANK = 0.15
 MEASURE_AT_LEAST = 0.4
@@ -67,14 +66,9 @@ class Contender:
     """A candidate that may win, with its timer for the re-rank."""
 
     candidate: Candidate
-    row: Row
+    err: float
     timer: Timer
     measurement: Measurement
-
-
-def variants_of(p: Problem, gpu: bool) -> list[Variant]:
-    """The table of variants for the problem's format."""
-    return {"none": a16w16.variants, "row": a8w8.variants, "mx": a4w4.variants}[p.scale](p, gpu)
 
 
 class Search:
@@ -93,13 +87,9 @@ class Search:
         self._started, self._budget = started, budget
         self._end = max(started + (1 - RERANK) * budget, time.perf_counter() + MEASURE_AT_LEAST * budget)
         self._sustained = device.gpu and self._p.is_sustained
-        self._policy = SamplingPolicy(
-            min_samples=options.min_samples, max_samples=options.max_samples,
-            settle_s=SETTLE_S if self._sustained else 0.0,
-        )  # fmt: skip
+        self._policy = SamplingPolicy(settle_s=SETTLE_S if self._sustained else 0.0)
         if candidates is None:
-            table = [v for v in variants_of(self._p, device.gpu) if options.predequant or "predequant" not in v.stem]
-            candidates = expand(table, device.modes(options.threads))
+            candidates = expand(variants(self._p, device.gpu), device.modes(options.threads))
         self._named = only is not None
         self._candidates = [c for c in candidates if only is None or only.has((c.name,), c.name)]
         self._best = float("inf")
@@ -120,49 +110,43 @@ class Search:
             self._emit.failed(self._shape.id, *why_no_winner(self._rows, self._err_limit))
 
     def _try(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
-        """A candidate's row, whatever becomes of it."""
+        """A candidate's row: its time, or why it has none."""
         used = time.perf_counter() - self._started
         if self._contenders and used > HARD_LIMIT * self._budget:
-            return failed_row(
-                c, self._p, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up"
-            )
+            return self._row(c, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up")
         try:
             return self._check_and_measure(c, reference, left)
         except TooLargeError as e:
-            return failed_row(c, self._p, "oom", str(e))
+            return self._row(c, "oom", str(e))
         except Exception as e:  # a candidate may raise anything: it is the detail of its row
             if is_fatal(e):
                 raise
-            return failed_row(c, self._p, status_of(e), f"{type(e).__name__}: {e}")
+            return self._row(c, status_of(e), f"{type(e).__name__}: {e}")
 
     def _check_and_measure(self, c: Candidate, reference: torch.Tensor, left: int) -> Row:
         with self._spent.on("inputs"):
-            free = self._device.available()
-            if c.variant.buffer_bytes + self._p.out_bytes > 0.9 * free:
-                raise TooLargeError("the candidate's buffers", c.variant.buffer_bytes + self._p.out_bytes, int(free))
             weights = self._operands.weights.layout(c.variant.layout)
         with self._spent.on("check"):
-            workspace = Workspace(self._p, self._device.torch, self._operands.bias)
+            workspace = Workspace(self._p, self._device.torch, self._operands.bias, self._device.available())
             run = c.variant.make(workspace)
             self._device.enter(c.mode)
             err, cold = self._check(run, workspace, weights[0], reference)
         if err > self._err_limit:
-            detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
-            return failed_row(c, self._p, "wrong", detail, err)
+            return self._row(c, "wrong", f"{err:.4f} of the elements are off; {self._err_limit:g} may be", err)
         now = time.perf_counter()
         share = max(0.01, (self._end - now) / left)
         if cold > share and cold * 1e6 > 10 * self._best:
-            m = Measurement(cold * 1e6, 0.0, 1, 1, "hopeless")
-            return measured_row(c, self._p, m, err, "one call, the checked one: more than ten times the best so far")
+            remark = "one call, the checked one: more than ten times the best so far"
+            return self._row(c, "ok", remark, err, Measurement(cold * 1e6, 0.0, 1, 1, "hopeless"))
         timer = self._device.timer(run, self._operands.timed, weights, c.mode)
         with self._spent.on("measure"):
             m = measure(timer, self._policy, share, self._best, tick=self._emit.alive)
         if not m.valid:
-            return failed_row(c, self._p, "error", f"the clock says {m.us} us for a call")
+            return self._row(c, "error", f"the clock says {m.us} us for a call")
         remark = f"early stop: over {self._policy.hopeless:g} times the best so far" if m.why == "hopeless" else ""
-        row = measured_row(c, self._p, m, err, remark)
+        row = self._row(c, "ok", remark, err, m)
         self._best = min(self._best, m.us)
-        self._contenders.append(Contender(c, row, timer, m))
+        self._contenders.append(Contender(c, err, timer, m))
         if self._named:
             return row
         kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS, RUNNER_UP)
@@ -189,29 +173,23 @@ class Search:
         calls, before = [b.measurement.calls for b in best], list[int]()
         if self._sustained:
             calls, before = sustained([b.measurement.us for b in best])
-        rng = random.Random(f"{self._options.seed}:{self._shape.key}")
+        rng = random.Random(repr(self._shape.key))
         tries: list[Ranking] = []
         with self._spent.on("measure"):
             while len(tries) < TRIES:
                 left = self._started + self._budget - time.perf_counter()
                 v = rerank(
-                    [b.timer for b in best],
-                    calls,
-                    [b.candidate.simplicity for b in best],
-                    rng,
-                    max(left, RERANK * self._budget),
-                    tick=self._emit.alive,
-                    before=before,
-                    again=self._options.again,
-                )
+                    [b.timer for b in best], calls, [b.candidate.simplicity for b in best], rng,
+                    max(left, RERANK * self._budget), tick=self._emit.alive, before=before, again=self._options.again,
+                )  # fmt: skip
                 tries.append(v)
                 if v.us[v.winner] <= SLOWER * best[v.winner].measurement.us:
                     break
         v = min(tries, key=lambda t: t.us[t.winner])
         rows = [
-            measured_row(
-                b.candidate, self._p, replace(b.measurement, us=v.us[i], spread=v.spread[i], samples=v.rounds),
-                float(b.row["errRatio"]), _story(best, v) if i == v.winner else "ranked again",
+            self._row(
+                b.candidate, "ok", _story(best, v) if i == v.winner else "ranked again", b.err,
+                replace(b.measurement, us=v.us[i], spread=v.spread[i], samples=v.rounds),
             )
             for i, b in enumerate(best)
         ]  # fmt: skip
@@ -223,6 +201,12 @@ class Search:
             ran=ended(self._rows) if self._named else (),
         )  # fmt: skip
 
+    def _row(self, c: Candidate, status: str, detail: str, err: float = 1.0, m: Measurement | None = None) -> Row:
+        """A candidate's row; without a measurement it has no time."""
+        us, spread, samples = (m.us, m.spread, m.samples) if m else (-1.0, 0.0, 0)
+        split = c.variant.split_k
+        return row_of(self._p, "torch", c.name, c.kernel_id, split, status, us, err, spread, samples, detail)
+
 
 def _story(best: list[Contender], v: Ranking) -> str:
     """Summary of the re-rank: rounds, and the contenders' times."""
@@ -232,13 +216,3 @@ def _story(best: list[Contender], v: Ranking) -> str:
         if i != v.winner
     ]
     return f"re-rank of {len(best)}, {v.rounds} rounds" + (": next " + ", ".join(others) if others else "")
-
-
-def failed_row(c: Candidate, p: Problem, status: str, detail: str, err: float = 1.0) -> Row:
-    """A candidate without a time."""
-    return row_of(p, "torch", c.name, c.kernel_id, c.variant.split_k, status, err=err, detail=detail)
-
-
-def measured_row(c: Candidate, p: Problem, m: Measurement, err: float, detail: str = "") -> Row:
-    """A candidate that is right, with its time."""
-    return row_of(p, "torch", c.name, c.kernel_id, c.variant.split_k, "ok", m.us, err, m.spread, m.samples, detail)

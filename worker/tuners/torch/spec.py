@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.options import boolean, is_whole, option, parse_options, seconds, whole
+from worker.options import is_whole, option, parse_options, seconds, whole
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 
 if TYPE_CHECKING:
@@ -30,15 +30,10 @@ class Options:
 
     budget_s_per_shape: float = option(DEFAULT_BUDGET_S, seconds(0.05, 3600))
     """Seconds for all of a shape: inputs, checks, measuring, re-rank."""
-    min_samples: int = option(7, whole(1))
-    max_samples: int = option(101, whole(1))
     threads: tuple[int, ...] = option((), _threads)
     """CPU thread counts to try; empty means all cores, half of them, and one."""
-    seed: int = option(0, whole(0))
     rotate_mb: int = option(0, whole(0))
     """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
-    predequant: bool = option(default=True, rule=boolean)
-    """Candidates may keep W dequantised (those with `predequant` in their name)."""
     again: int = option(0, whole(0, 100))
     """Times that a ranking is repeated whose winner has a small margin."""
 

@@ -71,7 +71,8 @@ class TorchTuner:
     def _tune_shape(
         self, shape: SpecShape, spec: Spec, options: Options, device: Device, emit: Emit, spent: StageTimes
     ) -> None:
-        from worker.tuners.torch.operands import Operands, TooLargeError, needed_bytes
+        from worker.tuners.torch.candidate import TooLargeError
+        from worker.tuners.torch.operands import Operands, needed_bytes
         from worker.tuners.torch.search import Search
 
         started = time.perf_counter()
@@ -83,7 +84,7 @@ class TorchTuner:
                 if weights is None:
                     need, free = needed_bytes(problem), device.available()
                     raise UnsupportedError(f"operands, output and reference need {need} bytes, {free} are available")
-                operands = Operands.make(problem, weights, options.seed)
+                operands = Operands.make(problem, weights)
         except (UnsupportedError, TooLargeError) as e:
             emit.failed(shape.id, "unsupported", str(e))
             return
@@ -103,7 +104,7 @@ class TorchTuner:
             return None
         rotate = options.rotate_mb << 20 or device.rotate_bytes
         if kept is None:
-            kept = Weights.make(p, device.torch, options.seed, rotate, device.available)
+            kept = Weights.make(p, device.torch, rotate, device.available)
             self._weights = kept
         return kept
 

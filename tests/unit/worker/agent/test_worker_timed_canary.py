@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.support.workernode import node
-from worker.agent.canary_budget import SHARE, CanaryBudget
+from worker.agent.tuner_supervisor import SHARE, CanaryBudget
 from worker.tuners.common.device import Device
 from worker.tuners.common.timed_canary import timed_canary
 

@@ -10,7 +10,7 @@ from worker.families import FAMILIES
 from worker.tuners.aiter.command import ProcessFiles, Strategy, aiter_timeout, argv, strategy
 from worker.tuners.aiter.environment import cleared_names, environment
 from worker.tuners.aiter.findings import TunerScript
-from worker.tuners.aiter.spec import Options, tuner_arg_flags, unlike_coupled
+from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
 BASE = {**BARE, "--profile_file": "value", "--batch": "value", "--verbose": "flag", "--all": "flag", "--sort": "flag"}
@@ -40,6 +40,7 @@ def test_only_flags_that_the_script_has() -> None:
         assert words[words.index("--mp") + 1] == "1"
         assert "--all" not in words
         assert "--sort" not in words
+        assert "--verbose" not in words, "AITER's comparison would raise"
 
 
 def test_gradlib_has_other_names_for_its_files() -> None:
@@ -87,20 +88,11 @@ def test_further_words() -> None:
             tuner_arg_flags(bad)
     with pytest.raises(ValueError, match=r"--grouped-gemm: it tunes AITER's tuned_grouped_fmoe\.csv"):
         tuner_arg_flags(("--grouped-gemm",))
+    with pytest.raises(ValueError, match="--mxfp4-flydsl: it measures pairs of kernels"):
+        tuner_arg_flags(("--mxfp4-flydsl",))
     with pytest.raises(ValueError, match="--apply is gemmfleet's to set"):
         tuner_arg_flags(("--apply",))
     tuner_arg_flags(("--blockPerCu", "1", "2", "-3"))
-
-
-def test_pairs_of_kernels_are_of_one_type() -> None:
-    key: dict[str, int | str] = {
-        "dtype": "torch.bfloat16", "q_dtype_a": "torch.float4_e2m1fn_x2", "q_dtype_w": "torch.float4_e2m1fn_x2",
-        "q_type": "QuantType.per_1x32", "act_type": "ActivationType.Swiglu", "use_g1u1": 1, "doweight_stage1": 0,
-    }  # fmt: skip
-    assert unlike_coupled(key) == ""
-    assert unlike_coupled({**key, "q_type": "QuantType.No", "use_g1u1": 0}) == (
-        "--mxfp4-flydsl measures MXFP4 experts alone, and this shape has q_type QuantType.No, use_g1u1 0"
-    )
 
 
 def test_our_limit_comes_before_aiters() -> None:

@@ -1,4 +1,4 @@
-"""Environment of AITER's processes, its precedence, and the kinds of candidate that a shape should have."""
+"""Environment of AITER's processes and its precedence."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ import pytest
 from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.inventory import load_inventory
 from orchestrator.nodes.plan import plan_nodes
-from tests.standins.aiter import make_tree
-from worker.aiter_tree.locate import tree_at
 from worker.bench.tuner import _variables
-from worker.families import FAMILIES
 from worker.protocol.bench import Env, Options
 from worker.tuners.aiter.environment import (
     Chip,
@@ -24,7 +21,6 @@ from worker.tuners.aiter.environment import (
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.findings import expected, inspect
 
 SLOT = Chip("gfx950", 256)
 IMAGE = {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": "1", "AITER_KSPLIT": "2", "HOME": "/h"}
@@ -98,49 +94,6 @@ def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
     (plan,) = plan_nodes(load_inventory(path), "r", tmp_path)
     assert (plan.env["GPU_ARCHS"], plan.env["CU_NUM"]) == ("gfx950", "128")
     assert plan.switches == ("CU_NUM", "GPU_ARCHS")
-
-
-@pytest.mark.parametrize(
-    ("date", "family", "gfx", "kinds"),
-    [
-        ("newest", "a4w4_blockscale", "gfx950", {"ck": [], "asm": []}),
-        ("runbook", "a4w4_blockscale", "gfx950", {"ck": [], "asm": []}),
-        ("newest", "a4w4_blockscale", "gfx942", {"ck": []}),
-        ("newest", "a8w8", "gfx942", {"ck": []}),
-        ("newest", "a8w8_blockscale", "gfx950", {"ck": [], "cktile": []}),
-        ("newest", "batched_bf16", "gfx950", {"ck": []}),
-        ("newest", "batched_gemm_a8w8_blockscale_mxscale", "gfx950", {"opus": []}),
-        ("newest", "fmoe", "gfx950", {}),
-    ],
-)
-def test_kinds_by_the_files(tmp_path: Path, date: str, family: str, gfx: str, kinds: dict[str, list[str]]) -> None:
-    """The runbook's AITER looks for the lists where they are not: its shapes should have ASM candidates even so."""
-    tree = tree_at(make_tree(tmp_path, date).root)
-    assert expected(tree, FAMILIES[family], gfx) == kinds
-    assert inspect(tree, gfx).as_json()["families"][family]["kinds"] == kinds
-
-
-def test_kinds_that_the_user_leaves_out_are_not_missed(tmp_path: Path) -> None:
-    tree = tree_at(make_tree(tmp_path, "newest").root)
-    family = FAMILIES["a8w8_blockscale"]
-    for words, kinds in (
-        (("--libtype", "ck"), {"ck"}), (("--libtype=cktile",), {"cktile"}), (("--libtype", "both"), {"ck", "cktile"}),
-        (("--libtype", "all"), {"ck", "cktile"}), (("--blockPerCu", "1"), {"ck", "cktile"}),
-    ):  # fmt: skip
-        assert set(expected(tree, family, "gfx950", words)) == kinds
-
-
-def test_conditions_of_asm_kernels_come_from_their_list(tmp_path: Path) -> None:
-    made = make_tree(tmp_path, "newest")
-    listed = made.root / "hsa/gfx950/fp8gemm_blockscale/fp8gemm_bf16_blockscale.csv"
-    listed.parent.mkdir(parents=True)
-    listed.write_text(
-        "tile_m,tile_n,splitK,bpreshuffle,knl_name,co_name\n128,128,1,1,_ZNa,a.co\n32, 256,1,1,_ZNb,b.co\n"
-    )
-    script = made.scripts["a8w8_blockscale"]
-    script.write_text(script.read_text() + "\n# fp8gemm_blockscale\n")
-    kinds = expected(tree_at(made.root), FAMILIES["a8w8_blockscale_bpreshuffle"], "gfx950")
-    assert kinds["asm"] == ["N % 128,256"]
 
 
 def test_benchs_backends_of_aiter_get_the_slots_own_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

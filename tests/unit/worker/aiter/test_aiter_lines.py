@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from worker.process import Splitter
-from worker.tuners.aiter.progress import LineEvent, ShapeKeys, key_cells, parse_line
+from worker.tuners.aiter.progress import ShapeKeys, key_cells, parse_line
 
 COLUMNS = ("M", "N", "K")
 KEYS = ShapeKeys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N": 576, "K": 7168}})
@@ -18,18 +18,14 @@ KEYS = ShapeKeys(COLUMNS, {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N":
         ("\033[1;31m[GPU Fault]\033[0m Task 3 failed with AcceleratorError: HIP error", "fault"),
         ("Fatal Python error: Segmentation fault", "fault"),
         ("[aiter] [Mapping Error] Task 2 - Process PID not in GPU map: KeyError - 17", "mapping"),
-        ("Pool restarted. Continuing with 2 remaining tasks...", "pool"),
         ("[!] Task 4 timed out after 61.0s (limit: 60s) - likely GPU hang or infinite loop", "timeout"),
         ("run gpu func warning: info:((256, 1, 2, 3), 2, 0, '')\t This GEMM is not supported!", "candidate"),
         ("run gpu func error: info:((256, 1, 2, 3), 2, 0, '')\t boom", "candidate"),
-        ("[mxfp4-port] candidate failed: a/b: cosine err_ratio 0.4 > 0.1", "candidate"),
         ("tuning is not supported in this chip gfx942", "chip"),
         ("[aiter] tune result is none or all shape is tuned in /x.csv!", "nothing"),
         ("[aiter] error in batch 1 of 3: 'tile_m'", "error"),
-        ("[aiter] interrupted by user, tuning stopped, 0 batches processed", "interrupted"),
         ("!Process killed by signal 6, retrying (1/30)", "retry"),
         ("!Error when run GemmTuner process exitcode is  134", "retry"),
-        ("[aiter] waiting for baton release at /jit/build/lock_module_x", "jit_wait"),
         ("[aiter] [pid=9 pname=MainProcess] start build [module_x] under /jit/build/module_x", "jit_start"),
         ("[aiter] \033[32mfinish build [module_x], cost 100.1s \033[0m", "jit_end"),
         ("[aiter] \033[31mfailed jit build [module_x]\033[0m", "jit_failed"),
@@ -41,19 +37,10 @@ def test_kinds(line: str, kind: str) -> None:
     assert event.kind == kind
 
 
-def test_numbers() -> None:
-    assert parse_line("[aiter] total shapes to be tuned: 3, total_batches: 2, batch_size: 2") == LineEvent(
-        "batches", "total shapes to be tuned: 3, total_batches: 2, batch_size: 2", count=3, total=2
-    )
-    done = parse_line("[Done] Task 1/2 completed in 3.2s (2/3 done)")
-    assert done is not None
-    assert (done.number, done.count, done.total) == (1, 2, 3)
+def test_batches_that_are_in_the_files() -> None:
     batch = parse_line("[aiter] processed 2 batches of 4, Processing Status ====> 50.0% tuned in GemmTuner")
     assert batch is not None
-    assert (batch.kind, batch.count, batch.total) == ("batch", 2, 4)
-    end = parse_line("[aiter] Tuning Interrupted. tune 1 shapes, total tuning time is 3 seconds")
-    assert end is not None
-    assert (end.kind, end.word) == ("end", "Interrupted")
+    assert (batch.kind, batch.count) == ("batch", 2)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +59,6 @@ def test_chatter_is_nothing(line: str) -> None:
         "[aiter] No kernel can be used for (256, np.int64(64), 576, 7168)",
         "No kernel can be used for ((256, 64, 576, 7168), 3, 0, '')",
         "[aiter] error: no valid candidate found for ('gfx950', 256, 64, 576, 7168), please check the result",
-        "[mxfp4-port] all candidates failed for ('gfx950', 256, np.int64(64), 576, 7168)",
         "(64, 576, 7168, False, 'torch.bfloat16', 'torch.bfloat16', False, False) >>> Fastest Solution is ",
     ],
 )

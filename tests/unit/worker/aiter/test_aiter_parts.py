@@ -8,10 +8,9 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -134,66 +133,48 @@ def test_the_shim_is_used_only_on_what_it_knows(tmp_path: Path, source: str, why
     assert found.fits == (len(found.target_sha256) == 64 and found.as_json()["state"] == "used")
 
 
-def test_the_shim_stands_aside_and_lets_the_images_own_sitecustomize_run(tmp_path: Path) -> None:
-    shim = Path(shim_fit.__code__.co_filename).parent / "shim"
-    (tmp_path / "aiter/utility").mkdir(parents=True)
-    for folder in ("aiter", "aiter/utility"):
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
-    (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.IMAGE_SAYS = 'hello'\n")
-    program = """
-        from aiter.utility import mp_tuner
-        keys = ((256, 1, 2, 3), 4, 0, "")
-        print(IMAGE_SAYS, mp_tuner.work_group([(keys, None, (), {}), (((256, 1, 2, 3), 5, 0, ""), None, (), {})]))
-    """
-    journal, blocked = tmp_path / "journal", tmp_path / "blocked"
-    blocked.write_text(json.dumps(CandidateId(("256", "1", "2", "3"), ("5", "0", "")).as_json()) + "\n")
-    env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
-    for watched in (True, False):
-        env |= {"GEMMFLEET_AITER_JOURNAL": str(journal)} if watched else {"GEMMFLEET_AITER_JOURNAL": ""}
-        argv = [sys.executable, "-c", textwrap.dedent(program)]
-        said = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-        assert said.stdout.startswith("hello ")
-        assert ("(((256, 1, 2, 3), 5, 0, ''), inf, 1.0)" in said.stdout) == watched
-        assert said.stderr == ""
-    steps = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [(s["event"], s["candidate"]) for s in steps] == [
-        ("begin", ["4", "0", ""]), ("end", ["4", "0", ""]), ("blocked", ["5", "0", ""])
-    ]  # fmt: skip
+KEY = ("256", "1", "2", "3")
 
 
-def test_the_shim_measures_only_what_is_asked_for(tmp_path: Path) -> None:
+def shimmed(folder: Path, tasks: str, left_out: LeftOut, *, journal: bool = True) -> tuple[str, list[dict[str, Any]]]:
+    """Output of a pool with these tasks in an image with a sitecustomize of its own, and the shim's journal."""
     shim = Path(shim_fit.__code__.co_filename).parent / "shim"
-    (tmp_path / "aiter/utility").mkdir(parents=True)
-    for folder in ("aiter", "aiter/utility"):
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
-    program = "from aiter.utility import mp_tuner as m; k = (256, 1, 2, 3); " + (
-        "m.work_group([((k, n, 0, ''), None, (), {}) for n in (4, 5, 6)])"
-    )
-    journal, blocked = tmp_path / "journal", tmp_path / "blocked"
-    one, two = (CandidateId(("256", "1", "2", "3"), (n, "0", "")) for n in ("5", "6"))
-    entry = BlocklistEntry(SlotIdentity("s", "i"), "a8w8", one, "fault", "", True, 1.0)
-    LeftOut({one: entry}, only=[{"sizes": [], "only": [list(one.ident), list(two.ident)]}]).write(blocked)
-    env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
-    env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
-    subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    steps = [json.loads(line) for line in journal.read_text().splitlines()]
-    assert [(s["event"], s["candidate"][0]) for s in steps] == [
-        ("skipped", "4"), ("blocked", "5"), ("begin", "6"), ("end", "6")
-    ]  # fmt: skip
+    (folder / "aiter/utility").mkdir(parents=True, exist_ok=True)
+    for package in ("aiter", "aiter/utility"):
+        (folder / package / "__init__.py").touch()
+    (folder / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
+    (folder / "sitecustomize.py").write_text("import builtins; builtins.IMAGE_SAYS = 'hello'\n")
+    program = f"tasks = [(i, None, (), {{}}) for i in {tasks}]\nfrom aiter.utility import mp_tuner\n"
+    program += "print(IMAGE_SAYS, mp_tuner.work_group(tasks))"
+    steps, blocked = folder / "journal", folder / "blocked"
+    steps.unlink(missing_ok=True)
+    left_out.write(blocked)
+    env = {**os.environ, "PYTHONPATH": f"{shim}:{folder}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
+    env["GEMMFLEET_AITER_JOURNAL"] = str(steps) if journal else ""
+    said = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=True)
+    assert (said.stdout[:6], said.stderr) == ("hello ", "")
+    return said.stdout, [json.loads(line) for line in steps.read_text().splitlines()] if journal else []
+
+
+def test_the_shim_measures_what_is_asked_for_and_stands_aside(tmp_path: Path) -> None:
+    tasks = "[((256, 1, 2, 3), n, 0, '') for n in (4, 5, 6)]"
+    five, six = (CandidateId(KEY, (n, "0", "")) for n in ("5", "6"))
+    entries = {five: BlocklistEntry(SlotIdentity("s", "i"), "a8w8", five, "fault", "", True, 1.0)}
+    asked = [{"sizes": [], "only": [list(five.ident), list(six.ident)]}]
+    for left_out, events in (
+        (LeftOut(entries), ["begin 4", "end 4", "blocked 5", "begin 6", "end 6"]),
+        (LeftOut(entries, only=asked), ["skipped 4", "blocked 5", "begin 6", "end 6"]),
+    ):
+        printed, steps = shimmed(tmp_path, tasks, left_out)
+        assert [f"{s['event']} {s['candidate'][0]}" for s in steps] == events
+        assert "((256, 1, 2, 3), 5, 0, ''), inf, 1.0)" in printed
+    assert "inf" not in shimmed(tmp_path, tasks, LeftOut(entries), journal=False)[0]
 
 
 def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_trees_number(tmp_path: Path) -> None:
-    shim = Path(shim_fit.__code__.co_filename).parent / "shim"
-    (tmp_path / "aiter/utility").mkdir(parents=True)
-    for folder in ("aiter", "aiter/utility"):
-        (tmp_path / folder / "__init__.py").touch()
-    (tmp_path / "aiter/utility/mp_tuner.py").write_text(MP_TUNER)
-    program = "from aiter.utility import mp_tuner as m; " + (
-        "infos = [(k, n, s, name) for k in (('gfx950', 256, 1, 2, 3), ('gfx950', 256, 4, 2, 3))"
-        " for n, s, name in ((0, 0, ''), (1, 0, ''), (1, 1, ''), (7, 0, '_ZN_asm'))]; "
-        "m.work_group([(i, None, (), {}) for i in infos])"
+    tasks = (
+        "[(k, n, s, name) for k in (('gfx950', 256, 1, 2, 3), ('gfx950', 256, 4, 2, 3))"
+        " for n, s, name in ((0, 0, ''), (1, 0, ''), (1, 1, ''), (7, 0, '_ZN_asm'))]"
     )
     old = [("ck", "0", CK2, "0"), ("asm", "1", "_ZN_asm", "0"), ("asm", "7", "_ZN_gone", "0")]
     spec = Spec("a", "r", 1, family="a4w4_blockscale", shapes=(SpecShape(5, {"M": 1, "N": 2, "K": 3}),))
@@ -201,12 +182,7 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
     chosen = chosen_candidates(KernelLists(tree_at(tree(tmp_path / "tree"))), "gfx950", spec)
     first = {"libtype": "ck", "numbers": ["1"], "name": CK2, "split": "0"}
     assert chosen[5]["only"][0] == first, "number 1 here, 0 in the table's image"
-    journal, blocked = tmp_path / "journal", tmp_path / "blocked"
-    LeftOut(only=list(chosen.values())).write(blocked)
-    env = {**os.environ, "PYTHONPATH": f"{shim}:{tmp_path}", "GEMMFLEET_AITER_BLOCKED": str(blocked)}
-    env["GEMMFLEET_AITER_JOURNAL"] = str(journal)
-    subprocess.run([sys.executable, "-c", program], env=env, check=True)
-    steps = [json.loads(line) for line in journal.read_text().splitlines()]
+    _, steps = shimmed(tmp_path / "image", tasks, LeftOut(only=list(chosen.values())))
     ran = [(s["key"][2], *s["candidate"][:2]) for s in steps if s["event"] == "end"]
     assert ran == [("1", "1", "0"), ("1", "7", "0"), *(("4", n, s) for n, s in ("00", "10", "11", "70"))]
 
@@ -304,41 +280,28 @@ def test_a_parked_shape_waits_for_its_verdict_without_blame() -> None:
     assert course.in_flight == 2
 
 
-def test_a_tuner_fault_names_an_outcome() -> None:
-    assert TunerFault("hang", "x").outcome == "hang"
-    with pytest.raises(ProtocolError):
-        TunerFault("done", "x")
-
-
-def test_what_a_tuner_starts_in_groups_of_its_own_is_still_in_its_session(tmp_path: Path) -> None:
-    program = (
-        "import subprocess,sys,os; subprocess.Popen(['sleep','60'],preexec_fn=os.setpgrp); print(1,flush=True);input()"
+@pytest.mark.parametrize(
+    ("program", "session"),
+    [
+        ("subprocess.Popen(['sleep', '60'], preexec_fn=os.setpgrp)", True),
+        ("signal.signal(signal.SIGINT, signal.SIG_IGN); subprocess.Popen(['sleep', '60'])", False),
+    ],
+)
+def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path, program: str, session: bool) -> None:
+    """In groups of their own, and where it ignores SIGINT."""
+    log, words = (
+        OutputLog(tmp_path / "log"),
+        f"import os,signal,subprocess,time; {program}; print(1,flush=True); time.sleep(60)",
     )
-    log = OutputLog(tmp_path / "log")
     with log.open() as out:
-        leader = Child(
-            [sys.executable, "-c", program], env=os.environ, out=out.fileno(), stdin=subprocess.PIPE, session=True
-        )
+        leader = Child([sys.executable, "-c", words], env=os.environ, out=out.fileno(), session=session)
     wait_until(log.read, "it runs")
     assert len(leader.members()) == 2
-    leader.kill()
-    assert leader.members() == {}
-    leader.stdin.close()
-
-
-def test_a_process_that_ignores_sigint_is_ended_with_all_its_children(tmp_path: Path) -> None:
-    program = (
-        "import signal,subprocess,sys,time; signal.signal(signal.SIGINT, signal.SIG_IGN);"
-        "subprocess.Popen([sys.executable,'-c','import time; time.sleep(60)']); print('up',flush=True); time.sleep(60)"
-    )
-    log = OutputLog(tmp_path / "log")
-    with log.open() as out:
-        process = Child([sys.executable, "-c", program], env=os.environ, cwd=tmp_path, out=out.fileno())
-    wait_until(log.read, "it runs")
-    assert len(process.members()) == 2
-    process.stop(0.2)
-    assert process.members() == {}
-    assert process.returncode == -9
+    if session:
+        leader.kill()
+    else:
+        leader.stop(0.2)
+    assert (leader.members(), leader.returncode) == ({}, -9)
 
 
 # --- on the node --------------------------------------------------------------------------------------------------

@@ -62,19 +62,15 @@ def found(us: float, spread: float = 0.01, samples: int = 20, low: float | None 
     return Measurement(us, spread, samples, 1, "steady", us if low is None else low)
 
 
-def test_a_steady_timer_needs_the_least_samples() -> None:
+def test_short_calls_are_batched_and_a_steady_timer_needs_the_least_samples() -> None:
     m = Machine()
     got = measure(m.timer(1e-3), SamplingPolicy(), cap_s=10, now=m.clock)
     assert (got.samples, got.calls, got.why) == (SamplingPolicy().min_samples, 1, "steady")
     assert got.us == pytest.approx(1000)
     assert got.spread == pytest.approx(0, abs=1e-9)
-
-
-def test_short_calls_are_batched_to_the_least_length_of_a_sample() -> None:
-    m = Machine()
-    got = measure(m.timer(3e-6), SamplingPolicy(min_sample_s=200e-6), cap_s=10, now=m.clock)
-    assert got.calls == 67
-    assert got.us == pytest.approx(3)
+    short = measure(m.timer(3e-6), SamplingPolicy(min_sample_s=200e-6), cap_s=10, now=m.clock)
+    assert short.calls == 67
+    assert short.us == pytest.approx(3)
 
 
 def test_noise_takes_more_samples_and_the_median_is_near_the_truth() -> None:
@@ -84,19 +80,15 @@ def test_noise_takes_more_samples_and_the_median_is_near_the_truth() -> None:
     assert got.us == pytest.approx(1000, rel=0.05)
 
 
-def test_the_cap_ends_a_noisy_measurement() -> None:
+def test_the_cap_ends_a_measurement() -> None:
     m = Machine(seed=1, noise=0.5)
     got = measure(m.timer(1e-3), SamplingPolicy(target=1e-6, max_samples=10**6), cap_s=0.05, now=m.clock)
     assert got.why == "time"
     assert m.now < 0.06
-
-
-def test_a_warm_up_that_takes_all_the_time_is_the_one_sample() -> None:
     m = Machine()
     got = measure(m.timer(2.0), SamplingPolicy(), cap_s=0.5, now=m.clock)
-    assert (got.samples, got.why) == (1, "time")
+    assert (got.samples, got.why, m.calls) == (1, "time", 1), "the warm-up is the one sample"
     assert got.us == pytest.approx(2e6)
-    assert m.calls == 1
 
 
 def test_a_hopeless_candidate_stops_early_with_its_honest_number() -> None:
@@ -122,10 +114,6 @@ def test_every_timing_is_followed_by_a_sign_of_life_and_gc_rests() -> None:
     measure(m.timer(1e-3), SamplingPolicy(), cap_s=1, now=m.clock, tick=lambda: ticks.append(gc.isenabled()))
     assert len(ticks) == SamplingPolicy().min_samples + 1
     assert not any(ticks)
-    assert gc.isenabled()
-
-
-def test_gc_is_back_on_after_an_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt), without_gc():
         raise KeyboardInterrupt
     assert gc.isenabled()
@@ -138,18 +126,12 @@ def test_what_is_no_time_is_never_a_leader(us: float) -> None:
     assert leaders([found(us)]) == []
 
 
-def test_leaders_are_the_nearest_few() -> None:
+def test_leaders_are_the_nearest_few_a_runner_up_and_the_disturbed() -> None:
     assert leaders([found(u) for u in (110.5, 100, 109, 105, 101, 102, 300)]) == [1, 4, 5, 3]
     assert leaders([found(u) for u in (100, 111)]) == [0]
-
-
-def test_a_leader_alone_takes_the_next_best_along_where_that_is_asked() -> None:
-    assert leaders([found(130), found(100), found(140)], runner_up=1.5) == [1, 0]
+    assert leaders([found(130), found(100), found(140)], runner_up=1.5) == [1, 0], "one alone takes the next along"
     assert leaders([found(151), found(100)], runner_up=1.5) == [1]
     assert leaders([found(105), found(100), found(140)], runner_up=1.5) == [1, 0]
-
-
-def test_a_disturbed_candidate_gets_a_second_look() -> None:
     disturbed = found(400, spread=0.8, low=95)
     assert leaders([found(100), disturbed, found(400, low=395), found(300, samples=2, low=99)]) == [0, 1, 3]
     assert leaders([found(100), found(400, spread=0.01, low=95)]) == [0]
@@ -184,20 +166,20 @@ def test_a_tie_goes_to_the_simpler() -> None:
     verdict = pick(rounds, [(2, 5), (1, 9), (1, 1)])
     assert verdict.tied == (0, 1)
     assert verdict.winner == 1
+    assert verdict.margin is not None
+    assert verdict.margin < 0, "the tie made it win"
+    assert pick([[1.0]] * 5, [(0,)]).margin is None
     assert pick(rounds, [(1, 5), (1, 9), (1, 1)]).winner == 0
 
 
-def test_the_rerank_keeps_to_its_time_but_for_the_least_rounds() -> None:
+def test_the_rerank_ends_when_it_is_decided_or_its_time_is_up() -> None:
     m = Machine(seed=9, noise=0.3)
-    verdict = rerank([m.timer(1e-3)] * 3, [1] * 3, [(0,), (1,), (2,)], random.Random(0), cap_s=0.0, now=m.clock)
-    assert verdict.rounds == 5
-
-
-def test_a_decided_rerank_ends_early() -> None:
+    late = rerank([m.timer(1e-3)] * 3, [1] * 3, [(0,), (1,), (2,)], random.Random(0), cap_s=0.0, now=m.clock)
+    assert late.rounds == 5
     m = Machine(seed=4, noise=0.005)
     timers = [m.timer(1e-3), m.timer(1.5e-3)]
-    verdict = rerank(timers, [1, 1], [(0,), (1,)], random.Random(0), cap_s=100, now=m.clock)
-    assert (verdict.winner, verdict.rounds) == (0, 5)
+    clear = rerank(timers, [1, 1], [(0,), (1,)], random.Random(0), cap_s=100, now=m.clock)
+    assert (clear.winner, clear.rounds) == (0, 5)
 
 
 @drawn(60)
@@ -224,14 +206,6 @@ def test_the_margin_is_the_lead_over_the_runner_up_in_standard_errors() -> None:
     assert (margin(near, [winner]) or 0) < 0
     assert margin(winner, []) is None
     assert margin([1.0] * 5, [[1.01] * 5]) == pytest.approx(100), "no clock is better than 1e-4"
-
-
-def test_a_ranking_has_the_margin_of_its_winner_though_a_tie_made_it_win() -> None:
-    verdict = pick([[1.000, 1.0015]] * 9, [(2,), (1,)])
-    assert verdict.winner == 1
-    assert verdict.margin is not None
-    assert verdict.margin < 0
-    assert pick([[1.0]] * 5, [(0,)]).margin is None
 
 
 def test_a_small_margin_is_ranked_again_as_often_as_asked_and_all_rounds_count() -> None:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
-from worker.tuners.common.formats import Unpacker, unpack_bits, unpack_codes
+from worker.tuners.common.formats import unpack_codes
 from worker.tuners.common.operands import widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.torch.a8w8 import fp8_table
+from worker.tuners.torch.candidate import Workspace
 from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes
 from worker.tuners.torch.spec import Options
+from worker.tuners.torch.variants import widening
 
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
 CPU = torch.device("cpu")
+PLENTY = 1 << 34
 
 
-def plenty() -> int:
-    return 1 << 34
-
-
-def weights(p: Problem, seed: int = 0, rotate: int = 0) -> Weights:
-    return Weights.make(p, CPU, seed, rotate, plenty)
+def weights(p: Problem) -> Weights:
+    return Weights.make(p, CPU, 0, lambda: PLENTY)
 
 
 def naive_e2m1(code: int) -> float:
@@ -45,33 +41,16 @@ def naive_mxfp4(codes: torch.Tensor, scale: torch.Tensor) -> list[list[float]]:
     return out
 
 
-def test_every_way_to_dequantise_mxfp4_is_the_naive_one() -> None:
+def test_both_ways_to_dequantise_mxfp4_are_the_naive_one() -> None:
     draw = torch.Generator().manual_seed(1)
     codes = torch.arange(256, dtype=torch.uint8).view(4, 64)
     scale = torch.randint(2, 250, (4, 4), dtype=torch.uint8, generator=draw)
     want = torch.tensor(naive_mxfp4(codes, scale), dtype=torch.float64)
     for dtype in (torch.float32, torch.bfloat16):
         assert torch.equal(unpack_codes(codes, scale, dtype).double(), want)
-        unpacker = Unpacker(4, 128, dtype, CPU)
-        assert torch.equal(unpacker(codes, scale).double(), want)
-        assert torch.equal(unpacker(codes[:2], scale[:2]).double(), want[:2])  # less than it has room for
-        assert torch.equal(unpacker(codes[:, 16:32], scale[:, 1:2]).double(), want[:, 32:64])  # a part of K
-    assert torch.equal(unpack_bits(codes, scale).double(), want)
-
-
-@pytest.mark.parametrize("name", ["float8_e4m3fn", "float8_e4m3fnuz"])
-def test_the_fp8_table_is_the_format(name: str) -> None:
-    """Sign, four exponent bits, three mantissa bits; bias 7 with 0x7f NaN, or bias 8 with 0x80 NaN (fnuz)."""
-    table = fp8_table(getattr(torch, name), CPU).tolist()
-    bias = 8 if name.endswith("uz") else 7
-    nans = {0x80} if name.endswith("uz") else {0x7F, 0xFF}
-    for code in range(256):
-        if code in nans:
-            assert math.isnan(table[code])
-            continue
-        exponent, mantissa = code >> 3 & 15, code & 7
-        size = mantissa / 8 * 2.0 ** (1 - bias) if exponent == 0 else (1 + mantissa / 8) * 2.0 ** (exponent - bias)
-        assert table[code] == (-size if code & 0x80 else size)
+    widen_rows = widening(Workspace(Problem(A4W4, 1, 4, 4, 128, "float4_e2m1fn_x2"), CPU, None, PLENTY), 4)
+    assert torch.equal(widen_rows((codes, scale)).double(), want)
+    assert torch.equal(widen_rows((codes[:2], scale[:2])).double(), want[:2]), "less than it has room for"
 
 
 @pytest.mark.parametrize(
@@ -83,12 +62,9 @@ def test_the_fp8_table_is_the_format(name: str) -> None:
 )  # fmt: skip
 def test_inputs_are_seeded_and_outputs_are_near_one(family: str, dtype: str, k: int) -> None:
     p = Problem(family, 1, 16, 96, k, dtype)
-    a, b = (Operands.make(p, weights(p), 0) for _ in range(2))
-    other = Operands.make(p, weights(p, seed=1), 1)
+    a, b = (Operands.make(p, weights(p)) for _ in range(2))
     assert torch.equal(widen(p, *a.checked), widen(p, *b.checked))
     assert torch.equal(widen(p, *a.weights.master), widen(p, *b.weights.master))
-    assert not torch.equal(widen(p, *a.checked), widen(p, *other.checked))
-    assert not torch.equal(widen(p, *a.weights.master), widen(p, *other.weights.master))
     assert not torch.equal(widen(p, *a.checked), widen(p, *a.timed[0])), "the checked X must never be timed"
     reference = a.reference(lambda: None)
     assert 0.5 < float(reference.std()) < 2.0
@@ -107,7 +83,7 @@ def test_inputs_are_seeded_and_outputs_are_near_one(family: str, dtype: str, k: 
 def test_the_reference_is_the_sum_of_products(family: str, dtype: str, bias: bool) -> None:
     """Against Python floats, element by element, from the stored bytes."""
     p = Problem(family, 1, 2, 5, 64, dtype, bias=bias)
-    o = Operands.make(p, weights(p), 0)
+    o = Operands.make(p, weights(p))
     x, w = o.checked, o.weights.master
     if family == A4W4:
         xs, ws = naive_mxfp4(x[0], x[1]), naive_mxfp4(w[0], w[1])
@@ -124,21 +100,16 @@ def test_the_reference_is_the_sum_of_products(family: str, dtype: str, bias: boo
             assert float(got[m, n]) == pytest.approx(want, rel=1e-5, abs=1e-5)
 
 
-def test_sizes() -> None:
-    p = Problem(A4W4, 1, 16, 256, 1024, "float4_e2m1fn_x2")
-    assert (p.flops, p.x_bytes, p.w_bytes, p.out_bytes) == (2 * 16 * 256 * 1024, 8192, 131072, 8192)
-    assert p.moved_bytes == 8192 + 131072 + 8192
-    assert p.scale_bytes == (16 + 256) * 32
-    assert layout_bytes(p, "bf16") == 2 * 256 * 1024 + p.scale_bytes
-    assert needed_bytes(p) > p.w_bytes + p.x_bytes + p.out_bytes
-
-
 def test_parse_takes_aiters_columns() -> None:
     key: dict[str, int | str] = {"M": 1, "N": 7, "K": 33, "bias": "TRUE", "dtype": "torch.float16"}
     assert parse(A16W16, key) == Problem(A16W16, 1, 1, 7, 33, "float16", "float16", True)
     assert parse(A16W16, {"M": 1, "N": 7, "K": 33, "outdtype": "torch.float32"}).outdtype == "float32"
     assert parse(A8W8, {"M": 1, "N": 7, "K": 33}) == Problem(A8W8, 1, 1, 7, 33, "int8")
-    assert parse(A4W4, {"M": 1, "N": 7, "K": 64}).dtype == "float4_e2m1fn_x2"
+    p = parse(A4W4, {"M": 16, "N": 256, "K": 1024})
+    assert (p.dtype, p.flops, p.x_bytes, p.w_bytes) == ("float4_e2m1fn_x2", 2 * 16 * 256 * 1024, 8192, 131072)
+    assert (p.moved_bytes, p.scale_bytes) == (8192 + 131072 + 8192, (16 + 256) * 32)
+    assert layout_bytes(p, "bf16") == 2 * 256 * 1024 + p.scale_bytes
+    assert needed_bytes(p) > p.moved_bytes
 
 
 @pytest.mark.parametrize(
@@ -165,9 +136,7 @@ def test_what_is_not_supported_is_said(family: str, key: dict[str, int | str], w
 
 def test_options_have_defaults_and_limits() -> None:
     assert Options.parse({}) == Options()
-    got = Options.parse({"budget_s_per_shape": 1, "threads": [2, 1, 2], "seed": 7, "predequant": False})
-    assert (got.budget_s_per_shape, got.threads, got.seed, got.predequant) == (1.0, (2, 1), 7, False)
-    with pytest.raises(ValueError, match=r"unknown option 'budget'.*threads is.*seed is True.*min_samples is 0"):
-        Options.parse({"budget": 1, "threads": [0], "seed": True, "min_samples": 0})
-    with pytest.raises(ValueError, match="max_samples is less"):
-        Options.parse({"min_samples": 9, "max_samples": 3})
+    got = Options.parse({"budget_s_per_shape": 1, "threads": [2, 1, 2], "again": 7})
+    assert (got.budget_s_per_shape, got.threads, got.again) == (1.0, (2, 1), 7)
+    with pytest.raises(ValueError, match=r"unknown option 'budget'.*threads is.*again is True.*rotate_mb is -1"):
+        Options.parse({"budget": 1, "threads": [0], "again": True, "rotate_mb": -1})

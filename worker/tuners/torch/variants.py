@@ -1,0 +1,264 @@
+"""The ways in which the tuner torch computes a GEMM, by family.
+
+- a16w16: a product of 16- or 32-bit floats, then the bias and a cast to `outdtype`.
+- a8w8: out[m, n] = (sum over k of X[m, k] * W[n, k]) * xs[m] * ws[n]. The operands are int8 or fp8. Both are exact in
+  bfloat16, so a product of dequantised operands loses nothing.
+- a4w4_blockscale: MXFP4 operands (two e2m1 a byte, an e8m0 scale per 32 along K). They are exact in bfloat16 too.
+
+Most variants do the same three steps: bring X into the type that the library multiplies, multiply it by W as it is
+stored, finish the output. All three are timed. Bringing the constant W into its layout (operands.py) is not; a variant
+with `predequant` in its name keeps W as bfloat16, which takes more memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache, partial
+
+import torch
+
+from worker.tuners.common.device import Operand, Run
+from worker.tuners.common.formats import E2M1, scales
+from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
+from worker.tuners.torch.candidate import Variant, Workspace, mx_types, op
+
+BLOCK = 256
+"""Rows of W that the `nchunk` variants dequantise at a time: a block fits a core's L2 cache."""
+CHAIN, SPLIT = 2, 4
+"""Parts of K on a CPU, which adds one after the other, and on a GPU, which computes them side by side."""
+LEAST_K = 64
+"""Elements of K in a part at least."""
+INT_MM_MIN_ROWS = 17
+"""torch._int_mm on CUDA takes M > 16 only."""
+BF16 = torch.bfloat16
+
+Widen = Callable[[Operand], torch.Tensor]
+Multiply = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Finish = Callable[[torch.Tensor, Operand, Operand], torch.Tensor]
+
+
+def variants(p: Problem, gpu: bool) -> list[Variant]:
+    """The table of a problem, the most promising first. Numbers are part of kernelId: never use one again."""
+    with_bias = partial(product, packed, biased=True)
+    wide = Variant(30, "predequant_bf16_wnk", "bf16", partial(product, mm_nk), every_mode=True)
+    if p.scale == "none":
+        table = [
+            (True, Variant(1, "linear_wnk", "nk", partial(product, linear, biased=True), every_mode=True)),
+            (not gpu, Variant(4, "linear_wpacked", "packed", with_bias, every_mode=True)),
+            (True, Variant(2, "mm_wnk", "nk", partial(product, mm_nk), every_mode=gpu)),
+            (True, Variant(3, "mm_wkn", "kn", partial(product, mm_kn), every_mode=True)),
+            (not gpu and p.m == 1, Variant(5, "mv_wnk", "nk", partial(product, mv))),
+            (not gpu and p.k >= LEAST_K * CHAIN,
+             Variant(12, f"addmm_wnk_chain{CHAIN}", "nk", partial(product, chain), every_mode=True, split_k=CHAIN)),
+            (gpu and p.k >= LEAST_K * SPLIT and p.k % SPLIT == 0,
+             Variant(34, f"bmm_wkn_splitk{SPLIT}", "kn", partial(product, split), split_k=SPLIT)),
+        ]  # fmt: skip
+    elif p.scale == "row":
+        int8 = p.dtype == "int8"
+        table = [
+            (int8, Variant(1, "int_mm_wnk", "nk", partial(product, int_mm, raw=True), every_mode=True)),
+            (int8 and not gpu, Variant(4, "weight_int8pack_wnk", "nk", weight_int8, every_mode=True)),
+            (not int8, Variant(20, "scaled_mm_rowwise_wnk", "nk", scaled_mm)),
+            (not int8 and gpu, Variant(21, "scaled_mm_rowwise_fastacc_wnk", "nk", partial(scaled_mm, fast=True))),
+            (True, wide),
+            (not gpu, Variant(35, "predequant_bf16_wpacked", "packed", with_bias, every_mode=True)),
+            (True, Variant(31, "deq_bf16_wnk", "nk", partial(blocks, p.n))),
+            (p.n > BLOCK, Variant(32, "deq_bf16_wnk_nchunk", "nk", partial(blocks, BLOCK))),
+        ]
+    else:
+        table = [
+            (True, wide),
+            (not gpu, Variant(31, "predequant_bf16_wpacked", "packed", with_bias, every_mode=True)),
+            (True, Variant(1, "lut256_bf16_wnk", "nk", partial(blocks, p.n))),
+            (p.n > BLOCK, Variant(11, f"lut256_bf16_wnk_nchunk{BLOCK}", "nk", partial(blocks, BLOCK))),
+            (True, Variant(50, "scaled_mm_mxfp4_wnk", "nk", scaled_mm_mx)),
+        ]
+    return [variant for fits, variant in table if fits]
+
+
+def product(
+    of: Callable[[Workspace], Multiply], workspace: Workspace, *, biased: bool = False, raw: bool = False
+) -> Run:
+    """One product of the library. `biased`: it adds the bias itself. `raw`: it takes X in its stored type."""
+    multiply, last = of(workspace), finishing(workspace, biased=biased)
+    x_of = as_stored if raw else widening(workspace, workspace.problem.m)
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        return last(multiply(x_of(x), w[0]), x, w)
+
+    return run
+
+
+def blocks(rows: int, workspace: Workspace) -> Run:
+    """W dequantised a block of rows at a time; a small block is still in the cache when it is multiplied."""
+    p = workspace.problem
+    x_of, w_of = widening(workspace, p.m), widening(workspace, rows)
+    low, last = workspace.output(workspace.wide), finishing(workspace)
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        left = x_of(x)
+        for n in range(0, p.n, rows):
+            part = tuple(t[n : n + rows] for t in w)
+            torch.mm(left, w_of(part).t(), out=low[:, n : n + rows])
+        return last(low, x, w)
+
+    return run
+
+
+def as_stored(x: Operand) -> torch.Tensor:
+    return x[0]
+
+
+def widening(workspace: Workspace, rows: int) -> Widen:
+    """A step that brings up to `rows` rows of an operand into the type `Workspace.wide`, in a buffer of its own.
+
+    MXFP4 takes one look-up a byte: the table holds both values of each byte, as one integer.
+    """
+    kind, k = workspace.problem.scale, workspace.problem.k
+    if kind == "none":
+        return as_stored
+    buffer = workspace.empty(rows, k, dtype=BF16)
+    if kind == "row":
+        return lambda x: buffer[: x[0].shape[0]].copy_(x[0])
+    index = workspace.empty(rows, k // 2, dtype=torch.int32)
+    pairs = e2m1_pairs(workspace.device)
+
+    def unpack(x: Operand) -> torch.Tensor:
+        codes, scale = x
+        found, at = buffer[: codes.shape[0]], index[: codes.shape[0]]
+        at.copy_(codes)
+        torch.index_select(pairs, 0, at.view(-1), out=found.view(torch.int32).view(-1))
+        found.view(*scale.shape, MX_GROUP).mul_(scales(scale, BF16)[:, :, None])
+        return found
+
+    return unpack
+
+
+def finishing(workspace: Workspace, *, biased: bool = False) -> Finish:
+    """The step from the product to the output: the scales of a8w8; else the bias, and a cast where types differ."""
+    if workspace.problem.scale == "row":
+        half, out = workspace.output(torch.float32), workspace.output(workspace.outdtype)
+        return lambda low, x, w: torch.mul(torch.mul(low, x[1][:, None], out=half), w[1], out=out)
+    bias = None if biased else workspace.bias
+    cast = None if workspace.wide is workspace.outdtype else workspace.output(workspace.outdtype)
+
+    def last(low: torch.Tensor, x: Operand, w: Operand) -> torch.Tensor:
+        if bias is not None:
+            low.add_(bias)
+        return low if cast is None else cast.copy_(low)
+
+    return last
+
+
+def linear(workspace: Workspace) -> Multiply:
+    call, bias, low = op("_C._nn.linear"), workspace.bias, workspace.output(workspace.wide)
+    return lambda x, w: call(x, w, bias, out=low)
+
+
+def packed(workspace: Workspace) -> Multiply:
+    """W in the blocked order that oneDNN would otherwise make on each call. The operator makes its own output."""
+    call, bias = op("ops.mkldnn._linear_pointwise"), workspace.bias
+    return lambda x, w: call(x, w, bias, "none", [], "")
+
+
+def mm_nk(workspace: Workspace) -> Multiply:
+    low = workspace.output(workspace.wide)
+    return lambda x, w: torch.mm(x, w.t(), out=low)
+
+
+def mm_kn(workspace: Workspace) -> Multiply:
+    low = workspace.output(workspace.wide)
+    return lambda x, w: torch.mm(x, w, out=low)
+
+
+def mv(workspace: Workspace) -> Multiply:
+    """M = 1 as a matrix times a vector."""
+    low = workspace.output(workspace.wide)
+    row = low[0]
+
+    def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        torch.mv(w, x[0], out=row)
+        return low
+
+    return multiply
+
+
+def chain(workspace: Workspace) -> Multiply:
+    """K in parts, one after the other, each added to the output in place."""
+    low, k = workspace.output(workspace.wide), workspace.problem.k
+    step = -(-k // CHAIN)
+    step += -step % 8
+
+    def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        torch.mm(x[:, :step], w[:, :step].t(), out=low)
+        for a in range(step, k, step):
+            torch.addmm(low, x[:, a : a + step], w[:, a : a + step].t(), out=low)
+        return low
+
+    return multiply
+
+
+def split(workspace: Workspace) -> Multiply:
+    """K in equal parts as one batched product, then a sum."""
+    p = workspace.problem
+    low = workspace.output(workspace.wide)
+    sums = workspace.empty(SPLIT, p.m, p.n, dtype=workspace.wide)
+
+    def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        torch.bmm(x.view(p.m, SPLIT, -1).transpose(0, 1), w.view(SPLIT, -1, p.n), out=sums)
+        return torch.sum(sums, 0, out=low)
+
+    return multiply
+
+
+def int_mm(workspace: Workspace) -> Multiply:
+    """The library's integer product; the sums are exact."""
+    if workspace.gpu and workspace.problem.m < INT_MM_MIN_ROWS:
+        raise UnsupportedError(f"torch._int_mm on a GPU takes M from {INT_MM_MIN_ROWS}, M is {workspace.problem.m}")
+    call, sums = op("_int_mm"), workspace.output(torch.int32)
+    return lambda x, w: call(x, w.t(), out=sums)
+
+
+def weight_int8(workspace: Workspace) -> Run:
+    """torch's weight-only int8 product: bfloat16 X, int8 W, scales of W in bfloat16. Makes its own output."""
+    p, call = workspace.problem, op("_weight_int8pack_mm")
+    if p.k % 32 or p.n % 16:  # it reads past the end of ragged rows (seen: a segmentation fault with N 7, K 33)
+        raise UnsupportedError(f"torch._weight_int8pack_mm is safe for K % 32 = 0 and N % 16 = 0 only, not {p.n}x{p.k}")
+    x_of = widening(workspace, p.m)
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        out: torch.Tensor = call(x_of(x), w[0], w[1].bfloat16())
+        return out.mul_(x[1][:, None])
+
+    return run
+
+
+def scaled_mm(workspace: Workspace, *, fast: bool = False) -> Run:
+    """fp8 product with the scales in the library's epilogue. `fast`: the tensor cores' shorter accumulation."""
+    call, out = op("_scaled_mm"), workspace.output(BF16)
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        call(x[0], w[0].t(), scale_a=x[1][:, None], scale_b=w[1][None, :], out_dtype=BF16, use_fast_accum=fast, out=out)
+        return out
+
+    return run
+
+
+def scaled_mm_mx(workspace: Workspace) -> Run:
+    """The library's own MXFP4 product: hipBLASLt on gfx950 takes the scales as they are."""
+    fp4, e8 = mx_types(gpu=workspace.gpu)
+    call, out = op("_scaled_mm"), workspace.output(BF16)
+
+    def run(x: Operand, w: Operand) -> torch.Tensor:
+        call(x[0].view(fp4), w[0].view(fp4).t(), scale_a=x[1].view(e8), scale_b=w[1].view(e8), out_dtype=BF16, out=out)
+        return out
+
+    return run
+
+
+@cache
+def e2m1_pairs(device: torch.device) -> torch.Tensor:
+    """[256] both bfloat16 values of a byte as one int32."""
+    codes, values = torch.arange(256), torch.tensor(E2M1)
+    pairs = torch.stack([values[codes & 15], values[codes >> 4]], dim=1).to(BF16)
+    return pairs.view(torch.int32).view(256).to(device)
