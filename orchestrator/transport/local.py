@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport.base import Completed, RemoteFile
+from orchestrator.transport.tar_stream import faults
 
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""
@@ -53,10 +55,12 @@ class LocalTransport:
         return Completed(p.returncode, out, err)
 
     def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
+        if wrong := faults([*files, *empty]):
+            raise TransportError(self.node, wrong)
         root = Path(folder)
         try:
             for name in ("", *empty):
-                (root / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+                _make_folder(root / name)
             for name, file in files.items():
                 _write(root / name, file)
         except OSError as e:
@@ -65,9 +69,9 @@ class LocalTransport:
     def rename(self, src: str, dst: str) -> bool:
         try:
             os.rename(src, dst)
-        except FileNotFoundError:
-            return False
         except OSError as e:
+            if isinstance(e, FileNotFoundError) and not os.path.lexists(src):
+                return False
             raise TransportError(self.node, f"cannot rename {src}: {e.strerror or e}") from e
         return True
 
@@ -78,9 +82,21 @@ class LocalTransport:
             raise TransportError(self.node, f"cannot run {argv[0]}: {e.strerror or e}") from e
 
 
+def _make_folder(path: Path) -> None:
+    """Make a folder and those above it, each 0700."""
+    try:
+        path.mkdir(mode=0o700)
+    except FileNotFoundError:
+        _make_folder(path.parent)
+        _make_folder(path)
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+
+
 def _write(path: Path, file: RemoteFile) -> None:
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    _make_folder(path.parent)
+    aside = path.with_name(f".{secrets.token_hex(8)}.tmp")
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, file.mode)
     try:
         with os.fdopen(fd, "wb") as f:

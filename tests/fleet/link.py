@@ -5,7 +5,7 @@ A node is a folder of this machine. Its workers are children of the fork server,
 can change it while a controller runs in another process:
 
 - `up`, or no file;
-- `down`: streams end, and whatever is asked fails;
+- `down`, `another key`, `no login`: streams end, and whatever is asked fails, as REFUSALS says;
 - `stalled`: nothing comes and nothing goes, until the link is up again or the controller closes it;
 - `cut 500`: the stream ends after 500 more bytes, in the middle of a frame; then the link is up again.
 
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from orchestrator.dispatch.deploy import CODE_MARKER, NodePlan
-from orchestrator.errors import SlowError, TransportError
+from orchestrator.errors import HostKeyError, LoginError, SlowError, TransportError
 from orchestrator.nodes.facts import ARGV
 from orchestrator.transport import LocalTransport, RemoteFile
 from orchestrator.transport.base import Channel, Completed
@@ -43,6 +43,11 @@ LOOK_S = 0.01
 ANSWER_S = 2.0
 """A call on a stalled link fails after this long."""
 BEAT_S = 0.05
+REFUSALS = {
+    "down": (TransportError, "connection refused"),
+    "another key": (HostKeyError, "its host key has changed"),
+    "no login": (LoginError, "it did not let us in"),
+}
 
 
 class NodeLink(LocalTransport):
@@ -140,8 +145,8 @@ class NodeLink(LocalTransport):
         while self.state == "stalled":
             if self._closed.wait(LOOK_S) or time.monotonic() > until:
                 raise SlowError(self.node, f"no answer to {op}")
-        if self.state == "down":
-            raise TransportError(self.node, "connection refused")
+        if refusal := REFUSALS.get(self.state):
+            raise refusal[0](self.node, refusal[1])
         lost = self._lost(op)
         if lost == "before":
             raise TransportError(self.node, f"the connection broke before {op}")
@@ -191,7 +196,7 @@ class FollowChannel:
     def read(self, size: int) -> bytes:
         while not self._closed and not self._link.closed:
             state = self._link.state
-            if state == "down" or self._cut == 0:
+            if state in REFUSALS or self._cut == 0:
                 return b""
             if state.startswith("cut ") and self._cut is None:
                 self._cut = int(state.split()[1])

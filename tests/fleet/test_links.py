@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator import events as ev
 from tests.fleet.kit import Fleet
+from tests.fleet.link import REFUSALS
 from tests.waiting import wait_until
 
 
@@ -86,14 +87,30 @@ def test_a_node_that_stops_answering_is_given_up_and_the_others_do_its_work(flee
     assert lost >= trouble + 0.5
 
 
-def test_a_node_that_cannot_be_reached_costs_itself_only(fleet: Fleet) -> None:
+@pytest.mark.parametrize("state", REFUSALS)
+def test_a_node_that_cannot_be_reached_costs_itself_only(fleet: Fleet, state: str) -> None:
     n = fleet.shapes(groups=9)
-    fleet.link("h2", "down")
+    fleet.link("h2", state)
     done = fleet.tune()
     assert done.code == 0, done.out
     fleet.check_books(n)
     assert "h2" not in fleet.tuned_by()
-    assert "connection refused" in done.out
+    assert REFUSALS[state][1] in done.out
+
+
+@pytest.mark.parametrize("state", ["another key", "no login"])
+def test_a_node_that_is_another_or_lets_us_in_no_more_is_given_up(fleet: Fleet, state: str) -> None:
+    n = fleet.shapes(groups=18)
+    run = fleet.begun(4, lost_after_s=0.3)
+    fleet.link("h1", state)
+    wait_until(lambda: fleet.of("h1", ev.NodeLost), "it is given up")
+    fleet.power_off("h1")  # nobody else could end its workers
+    fleet.release()
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    (lost,) = fleet.journal(ev.NodeLost)
+    assert lost.node == "h1"
+    assert REFUSALS[state][1] in lost.detail
 
 
 def test_a_node_that_was_given_up_comes_back_and_works(fleet: Fleet) -> None:

@@ -20,12 +20,12 @@ from tests.integration.kit import Bench
 from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
-IF_NODES = [
+ON_NODES = [
     pytest.mark.system,
     pytest.mark.skipif(bool(why_not()), reason=why_not()),
+    pytest.mark.xdist_group("nodes"),
 ]
-ON_NODES, ON_OTHER_NODES = ([*IF_NODES, pytest.mark.xdist_group(name)] for name in ("nodes", "other nodes"))
-"""The pytestmark of modules that need the nodes; each half of these modules has its own."""
+"""The pytestmark of modules that need the nodes."""
 
 NAMES = ("h1", "h2", "h3")
 USERS = ("root", "tuner", "tuner")
@@ -54,8 +54,6 @@ def mend(node: HeavyNode) -> None:
         with contextlib.suppress(HeavyError):
             undo()
     node.repair()
-    if (node.folder / "sshd_config").read_text().startswith("SetEnv"):
-        node.set_clock(0)
     node.remove_containers(OURS)
     node.sh("rm -rf /data/work /root/.gemmfleet /home/*/.gemmfleet")
 
@@ -183,11 +181,6 @@ def troubled(bench: Bench, node: str, at: float) -> list[dict[str, Any]]:
 def joined(bench: Bench, node: str, at: float) -> bool:
     """Return whether the node has joined (again) since `at`."""
     return any(r.node == node and t >= at for t, r in journal(bench, NodeJoined))
-
-
-def started(bench: Bench, node: str) -> list[str]:
-    """Attempts that a worker of the node began."""
-    return [r.attempt for _, r in journal(bench, AttemptStarted) if r.node == node and r.attempt.startswith("g")]
 
 
 def busy_slots(bench: Bench, node: str) -> int:

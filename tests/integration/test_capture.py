@@ -14,6 +14,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.kit import ROOT, Bench
+from tests.support.command import command
 from tests.waiting import PATIENCE_S
 
 LINE = (
@@ -98,20 +99,20 @@ def test_a_server_is_ended_by_ctrl_c_and_what_it_missed_is_written(bench: Bench,
     check_aiter(bench)
 
 
-def test_a_workload_that_fails_and_one_that_is_not_there(bench: Bench, work: Path) -> None:
-    p = start(bench, "--family", "a4w4_blockscale", "--", sys.executable, str(work), "fail")
-    out, err = p.communicate(timeout=PATIENCE_S)
-    assert p.returncode == 1, err
-    assert "which ended with code 3" in out
+def test_a_workload_that_fails_and_one_that_is_not_there(
+    bench: Bench, work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(bench.root)
+    monkeypatch.setenv("PYTHONPATH", str(bench.root))
+    done = command("shapes", "capture", "--family", "a4w4_blockscale", "--", sys.executable, str(work), "fail")
+    assert done.code == 1, done.err
+    assert "which ended with code 3" in done.out
     assert shapes(bench.root / "captured.csv", "a4w4_blockscale") == [16, 32]
-    again = start(bench, "--", sys.executable, str(work))
-    _, err = again.communicate(timeout=PATIENCE_S)
-    assert (again.returncode, "exists; name another file" in err) == (2, True)
-    none = start(bench, "-o", "x.csv", "--", "/no/such/program")
-    _, err = none.communicate(timeout=PATIENCE_S)
-    assert none.returncode == 2
-    assert "/no/such/program: cannot be started" in err
-    assert "Traceback" not in err
+    again = command("shapes", "capture", "--", sys.executable, str(work))
+    assert (again.code, "exists; name another file" in again.err) == (2, True)
+    none = command("shapes", "capture", "-o", "x.csv", "--", "/no/such/program")
+    assert none.code == 2
+    assert "/no/such/program: cannot be started" in none.err
 
 
 def test_on_a_node(bench: Bench, work: Path) -> None:

@@ -8,9 +8,8 @@ import secrets
 import shlex
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +18,7 @@ from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
 from orchestrator.dispatch.stream import Beat, Chunk, read_frames
 from orchestrator.engine.docker.engine import DockerEngine
 from orchestrator.engine.docker.spec import DockerOptions
-from orchestrator.errors import EngineError, NodeError
+from orchestrator.errors import EngineError
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.registry import registry
@@ -37,7 +36,7 @@ HOSTILE = "a'b\"c $(touch /gemmfleet/hacked) `id` ; # \\ é=="
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
-    fleet.start(3, users=("root", "tuner", "nodocker"))
+    fleet.start(2, users=("tuner", "nodocker"))
     (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
     yield fleet
     fleet.stop()
@@ -115,7 +114,7 @@ def site(fleet: HeavyFleet) -> Iterator[Any]:
     made: list[Site] = []
 
     def deploy(
-        i: int = 1,
+        i: int = 0,
         slots: tuple[str, ...] = ("0",),
         parent: str = "/data",
         limit_s: float = 60.0,
@@ -144,7 +143,7 @@ def site(fleet: HeavyFleet) -> Iterator[Any]:
         s.transport.close()
 
 
-@pytest.mark.parametrize("i", [0, 1, 2], ids=["root", "group docker", "sudo"])
+@pytest.mark.parametrize("i", [0, 1], ids=["group docker", "sudo"])
 def test_containers_are_started_as_specified(site: Any, i: int) -> None:
     s: Site = site(
         i, slots=("0", "1"), devices=("/dev/kfd", "/dev/dri"), group_add=("auto", "7"), cap_add=("SYS_PTRACE",),
@@ -196,9 +195,8 @@ def test_without_a_word_in_the_inventory_a_container_gets_nothing(site: Any) -> 
     assert [host[k] or [] for k in ("CapAdd", "SecurityOpt", "Devices", "GroupAdd", "Binds")] == [[]] * 5
 
 
-@pytest.mark.parametrize("i", [0, 1, 2], ids=["root", "group docker", "sudo"])
-def test_a_worker_drains_the_inbox_of_a_host_without_python(site: Any, i: int) -> None:
-    s: Site = site(i, slots=("0", "1"), parent='/data/it\'s, a:"folder"')
+def test_a_worker_drains_the_inbox_of_a_host_without_python(site: Any) -> None:
+    s: Site = site(1, slots=("0", "1"), parent='/data/it\'s, a:"folder"')
     assert s.node.sh("command -v python3 python || true") == ""
     s.give("g0001-1", 3)
     s.engine.start()
@@ -212,24 +210,6 @@ def test_a_worker_drains_the_inbox_of_a_host_without_python(site: Any, i: int) -
     assert s.node.sh(f"test -s {shlex.quote(s.folder)}/events/0.jsonl && echo yes") == "yes"
     # and its owner may clean up without root
     assert s.transport.run(["rm", "-rf", s.folder]).code == 0
-
-
-def test_a_killed_worker_is_restarted_and_the_stream_goes_on(site: Any) -> None:
-    s: Site = site()
-    s.engine.start()
-    with s.followed() as stream:
-        wait_until(lambda: stream.records("worker_started"), "the worker starts")
-        s.node.kill_worker(s.name())
-        wait_until(lambda: len(stream.records("worker_started")) == 2, "it starts again")
-        images = [r["info"]["image"] for r in stream.records("worker_started")]
-        assert images == [s.engine.image_digest()] * 2
-        s.give("g0001-1")
-        wait_until(lambda: stream.records("attempt_ended"), "it works")
-        (state,) = s.engine.list()
-        assert (state.state, state.restarts) == ("running", 1)
-        assert not stream.ended.is_set()
-        wait_until(lambda: stream.beats[-1].slots["0"]["alive"], "a beat that says so")
-    assert stream.faults == []
 
 
 def test_a_follower_may_not_write_and_ends_with_its_connection(site: Any) -> None:
@@ -308,7 +288,7 @@ def test_a_stalled_docker_is_told_within_the_limit_and_forgiven(site: Any) -> No
     s.node.stall_dockerd()
     try:
         for _ in range(2):
-            with pytest.raises(EngineError, match=r"h2: Docker does not answer within 1 s"):
+            with pytest.raises(EngineError, match=r"h1: Docker does not answer within 1 s"):
                 impatient.list()
     finally:
         s.node.unstall_dockerd()
@@ -324,7 +304,7 @@ def test_docker_restarted_is_found_again(site: Any) -> None:
     s.engine.start()
     assert s.engine.list()[0].state == "running"
     s.node.stop_dockerd()
-    with pytest.raises(EngineError, match=r"h2: Docker does not run there: start it \(sudo systemctl start docker\)"):
+    with pytest.raises(EngineError, match=r"h1: Docker does not run there: start it \(sudo systemctl start docker\)"):
         s.engine.list()
     with pytest.raises(EngineError, match="Docker does not run there"):
         s.engine.start()
@@ -336,15 +316,15 @@ def test_docker_restarted_is_found_again(site: Any) -> None:
 def test_what_is_missing_is_named_with_the_way_out(site: Any) -> None:
     missing: Site = site(image="nowhere/none:1", pull="never")
     assert missing.engine.image_digest() is None
-    with pytest.raises(EngineError, match=r"h2: the image nowhere/none:1 is not there \(pull: never\): .*docker load"):
+    with pytest.raises(EngineError, match=r"h1: the image nowhere/none:1 is not there \(pull: never\): .*docker load"):
         missing.engine.start()
     by_hand = missing.transport.run(["sh", f"{missing.folder}/launch.sh"])
     assert by_hand.code != 0
     assert "No such image: nowhere/none:1" in by_hand.text
     with pytest.raises(
-        EngineError, match=r"h3: this user may not use Docker: add it to the group docker .*sudo, -n, docker"
+        EngineError, match=r"h2: this user may not use Docker: add it to the group docker .*sudo, -n, docker"
     ):
-        site(2, docker_command=("docker",)).engine.start()
+        site(1, docker_command=("docker",)).engine.start()
     with pytest.raises(EngineError, match=r"there is no podman-not-here on the node"):
         site(docker_command=("podman-not-here",)).engine.start()
     with pytest.raises(EngineError, match=r"a device of the inventory is not on the node.*/dev/nothing"):
@@ -352,7 +332,7 @@ def test_what_is_missing_is_named_with_the_way_out(site: Any) -> None:
     with pytest.raises(EngineError, match=r"GPU 2 has no render node"):
         site(slots=("2",), devices=("/dev/dri",)).engine.start()
     with pytest.raises(EngineError, match=r"sudo: .*asks for a password|asks for a password"):
-        site(2, docker_command=("sudo", "-n", "-u", "tuner", "docker")).engine.start()
+        site(1, docker_command=("sudo", "-n", "-u", "tuner", "docker")).engine.start()
 
 
 def test_a_pull_tells_how_it_goes(site: Any, fleet: HeavyFleet) -> None:
@@ -374,7 +354,7 @@ def test_a_pull_tells_how_it_goes(site: Any, fleet: HeavyFleet) -> None:
 
 def test_private_values_are_in_no_file_and_on_no_command_line(site: Any, fleet: HeavyFleet) -> None:
     noted = '#!/bin/sh\nprintf "%s " "$@" >>/data/noted.log\nenv >>/data/noted.log\nexec docker "$@"\n'
-    node = fleet.nodes[1]
+    node = fleet.nodes[0]
     node.exec(["sh", "-c", "cat >/data/noted && chmod 755 /data/noted"], stdin=noted.encode())
     node.sh("install -m 666 /dev/null /data/noted.log")
     s: Site = site(docker_command=("/data/noted",))
@@ -418,68 +398,13 @@ def test_a_person_gets_the_same_by_hand(site: Any) -> None:
     assert s.node.containers(f"label=gemmfleet.run={s.run}") == []
 
 
-def test_half_a_million_lines_come_through_a_container(site: Any) -> None:
+def test_many_lines_come_through_a_container(site: Any) -> None:
     """All that follow sends arrives through docker, sshd and paramiko; benchmarks/log_lines measures how fast."""
     s: Site = site(slots=("0", "1"))
     line = "x" * 79
-    s.node.sh(f"yes {line} | head -n 500000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")
+    s.node.sh(f"yes {line} | head -n 50000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")
     with s.followed() as stream:
         wait_until(lambda: stream.beats, "a beat")
-        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 500_000 * 80, "all lines")
+        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 50_000 * 80, "all lines")
     assert stream.faults == []
     assert set(stream.bytes["L", "0"].splitlines()) == {line.encode()}
-
-
-def _nodes(fleet: HeavyFleet, users: Sequence[str]) -> Mapping[str, HeavyNode]:
-    return {n.user: n for n in fleet.nodes if n.user in users}
-
-
-@pytest.mark.full
-def test_the_kit_injects_what_it_says(fleet: HeavyFleet) -> None:
-    node = _nodes(fleet, ["root"])["root"]
-    config = fleet.folder / "ssh_config"
-    transport = SshTransport(node.name, node.name, config=config, connect_timeout=60.0)
-    impatient = SshTransport(node.name, node.name, config=config, connect_timeout=1.5)
-
-    def answers(by: SshTransport = transport) -> bool:
-        try:
-            by.connect()
-            return by.run(["true"], timeout=2.0 if by is impatient else 60.0).code == 0
-        except NodeError:
-            return False
-
-    assert answers()
-    for fault, undo in (
-        (node.partition, node.heal),
-        (node.pause, node.unpause),
-        (node.stop_sshd, node.start_sshd),
-        (node.kill, node.revive),
-    ):
-        fault()
-        assert not answers(impatient), fault
-        undo()
-        assert answers(), undo
-    node.fill_disk()
-    assert transport.run(["sh", "-c", "echo x >/data/x"]).code != 0
-    node.free_disk()
-    assert transport.run(["sh", "-c", "echo x >/data/x && rm /data/x"]).code == 0
-    node.set_clock(7200)
-    assert answers()
-    assert int(transport.run(["date", "+%s"]).out) - time.time() > 7000
-    node.set_clock(0)
-    transport.close()
-    impatient.close()
-
-
-def test_nothing_of_a_fleet_is_left(tmp_path: Path) -> None:
-    fleet = HeavyFleet(tmp_path / "f")
-    fleet.start(1)
-    name = fleet.nodes[0].container
-    fleet.stop()
-    probe = HeavyFleet(tmp_path / "g")
-    probe._outer.acquire()
-    try:
-        assert name not in probe._outer.docker("ps", "-a", "--format", "{{.Names}}")
-        assert f"gemmfleet-test-{fleet.id}" not in probe._outer.docker("network", "ls", "--format", "{{.Name}}")
-    finally:
-        probe._outer.release()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import Counter
+from collections.abc import Iterator
+
+import pytest
 
 from orchestrator.events import NodeLost, ShapeStarted
 from orchestrator.paths import list_runs
@@ -24,8 +28,9 @@ from tests.integration.fleetkit import (
     settled,
     troubled,
     unclaimed,
+    write_inventory,
 )
-from tests.integration.heavy import HeavyFleet
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
 
@@ -112,3 +117,40 @@ def test_cancel_leaves_no_container(fleet: HeavyFleet, remote: Bench) -> None:
     assert remote.run("status", "--json").json()["state"] == "cancelled"
     with remote.ledger() as ledger:
         assert ledger.counts().pending == 9
+
+
+# --- another image under the same name --------------------------------------------------------------------------------
+
+TAG = "gemmfleet/test-worker:moving"
+
+
+@pytest.fixture
+def moving_tag(fleet: HeavyFleet) -> Iterator[dict[str, str]]:
+    """A tag that is another image on h2; each node's image id."""
+    for node in fleet.nodes:
+        node.sh(f"docker tag {WORKER_IMAGE} {TAG}")
+    odd = fleet.nodes[1]
+    odd.sh(f"id=$(docker create {TAG} true) && docker commit -c 'LABEL other=yes' $id {TAG} && docker rm $id")
+    yield {x.name: x.sh(f"docker image inspect -f '{{{{.Id}}}}' {TAG}") for x in fleet.nodes}
+    for node in fleet.nodes:
+        node.sh(f"docker ps -aq --filter ancestor={TAG} | xargs -r docker rm -f; docker image rm -f {TAG}")
+
+
+def test_images_that_differ_never_mix_silently(fleet: HeavyFleet, remote: Bench, moving_tag: dict[str, str]) -> None:
+    """An image that differs is reported before anything starts, and kept with the rows."""
+    assert len(set(moving_tag.values())) == 2
+    write_inventory(remote, fleet, more=f"  image: {TAG}\n")
+    checked = remote.run_plain("nodes", "check", "-i", str(remote.inventory), "--json")
+    states = {x["name"]: x for x in checked.json()["nodes"]}
+    assert {k: v["state"] for k, v in states.items()} == {"h1": "ok", "h2": "warning", "h3": "ok"}
+    (finding,) = states["h2"]["findings"]
+    assert finding["about"] == "image"
+    assert moving_tag["h2"][:19] in finding["what"]
+    n = remote.shapes(groups=9)
+    done = remote.tune(seconds=0.2)
+    assert done.code == 0, done.out + done.err
+    (told,) = {line for line in done.out.splitlines() if line.startswith("note: h2: ")}
+    assert moving_tag["h2"][:19] in told
+    settled(fleet, remote, n)
+    document = json.loads((remote.paths.root / "provenance.json").read_text())
+    assert document["images"] == moving_tag

@@ -7,7 +7,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 from tests.integration.heavy import HeavyFleet, why_not
 from tests.integration.heavy.images import _rootfs
 from tests.integration.heavy.outer import Outer
-from tests.integration.kit import ROOT
+from tests.support.command import Done, command
 from tests.waiting import PATIENCE_S
 
 GIT_FILES = ("usr/bin/git", "usr/lib/git-core", "usr/share/git-core/templates")
@@ -145,28 +144,23 @@ def test_built_on_a_node(tmp_path: Path, repos: Path, base: Path) -> None:
             f" gfx: gfx950, cu_num: 256}}\nnodes:\n  {node.name}: {{}}\n"
         )
 
-        def build(ref: str, repo: str) -> subprocess.CompletedProcess[str]:
-            argv = [
+        def build(ref: str, repo: str) -> Done:
+            return command(
                 "image", "build", "-i", str(inventory), "--node", node.name, "--base", "test/base:1", "--ref", ref,
                 "--repo", f"{repo}/aiter", "--prebuild", "1", "--network", "host",
-            ]  # fmt: skip
-            done = subprocess.run(
-                [sys.executable, "-m", "orchestrator", *argv], cwd=ROOT, capture_output=True, text=True,
             )  # fmt: skip
-            assert not done.stderr.startswith("Traceback")
-            return done
 
         with served(repos, fleet.gateway) as address:
             done = build("v1", address)
-            assert done.returncode == 0, done.stdout + done.stderr
-            assert f"[{node.name}] built test/aiter:1: sha256:" in done.stdout
+            assert done.code == 0, done.out + done.err
+            assert f"[{node.name}] built test/aiter:1: sha256:" in done.out
             python = "import aiter; print(aiter.VERSION, aiter.__file__, open('/opt/aiter/built').read())"
             run = "docker run --rm --network none --user 1234:1234 test/aiter:1"
             assert node.sh(f'{run} python3 -c "{python}"').strip() == "1 /opt/aiter/aiter/__init__.py 1 gfx950"
             assert node.sh(f"{run} git -C /opt/aiter status --short").strip() == "?? built"
             missing = build("v9", address)
-        assert missing.returncode == 3
-        assert "the build failed" in missing.stderr
-        assert "v9" in missing.stderr
+        assert missing.code == 3
+        assert "the build failed" in missing.err
+        assert "v9" in missing.err
     finally:
         fleet.stop()

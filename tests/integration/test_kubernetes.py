@@ -5,10 +5,7 @@ The user is one with exactly the rights of examples/kubernetes-role.yaml.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,7 +20,6 @@ from orchestrator.leases import kubernetes as leases
 from orchestrator.leases.api_server import connect
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.pods import CONTAINER, PodRequest
-from orchestrator.transport.base import RemoteFile
 from orchestrator.transport.exec.websocket import PodChannel, WebSocketOpener
 from tests.support.kube import NAMESPACE, Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
@@ -155,26 +151,6 @@ def test_a_lease_that_is_preempted_is_told_from_a_loss(make: Make, cluster: Clus
     assert not cause.is_loss
 
 
-def test_a_node_that_beats_no_more(make: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "NOT_READY_S", 1.0)
-    source = make()
-    source.ask(2)
-    first = ready(source, 2)
-    (lease,) = (e for e in first if e.host == "k1")
-    channel = start(source, lease, "cat")
-    cluster.fault("kill", "k1")
-    assert channel.read(100, time.monotonic() + PATIENCE_S) == b""
-    assert "the connection broke" in channel.error()
-    channel.close()
-    over = end_of(source, lease)
-    assert (over.cause, over.why) == (EndCause.NODE_FAILURE, "node k1 is NotReady")
-    cluster.fault("revive", "k1")
-    wait_until(lambda: lease.id not in {p["metadata"]["name"] for p in cluster.pods()}, "it is given back")
-    assert end_of(source, lease).cause is EndCause.NODE_FAILURE
-    (other,) = (e for e in source.list() if e.id != lease.id)
-    assert other.state is LeaseState.READY
-
-
 def test_an_image_that_cannot_be_pulled(make: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     source = make(image="rocm/pytorch:absent")
     source.ask(1)
@@ -198,6 +174,23 @@ def test_a_quota_is_quoted_before_and_after(make: Make, cluster: Cluster) -> Non
     assert (finding.level, finding.about) == (UNUSABLE, "quota")
     assert "exceeded quota: tests" in str(finding)
     assert "fewer `gpus:`" in finding.way_out
+
+
+def test_what_a_lease_left_is_in_its_log(make: Make) -> None:
+    source = make()
+    begin, end = holder.BEGIN, holder.END
+    source._script = f"echo words; echo {begin}; head -c 3000000 /dev/zero | base64; echo {end}"
+    source.ask(1)
+    over = end_of(source, source.list()[0])
+    assert over.cause is EndCause.RELEASED
+    assert source.leftovers(over.id) == bytes(3_000_000)
+    assert source.leftovers("never-was") is None
+    source._script = "echo words"
+    source.ask(1)
+    nothing = end_of(source, next(e for e in source.list() if e.id != over.id))
+    assert source.leftovers(nothing.id) is None
+    with pytest.raises(UnreachableError, match='pods "never-was" not found'):
+        start(source, Lease("never-was", LeaseState.READY), "true")
 
 
 # --- the API server ---------------------------------------------------------------------------------------------------
@@ -318,131 +311,3 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(
         monkeypatch.setenv("KUBECONFIG", str(tmp_path / "broken"))
         with pytest.raises(InputError, match=r"broken cannot be used"):
             connect(None)
-
-
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def leased(make: Make) -> tuple[leases.KubernetesSource, Lease]:
-    source = make()
-    source.ask(1)
-    return source, ready(source)[0]
-
-
-def test_commands_and_their_ends(leased: tuple[leases.KubernetesSource, Lease]) -> None:
-    source, lease = leased
-    assert output(start(source, lease, "sh", "-c", "echo $NODE_NAME; exit 7")) == (lease.host.encode() + b"\n", 7)
-    assert output(start(source, lease, "printf", "%s", "a b\n'\"$x\xe9\U0001f600&=")) == (
-        "a b\n'\"$x\xe9\U0001f600&=".encode(), 0,
-    )  # fmt: skip
-    channel = start(source, lease, "sh", "-c", "echo out; echo err >&2; exit 3")
-    assert output(channel) == (b"out\n", 3)
-    assert channel.stderr == b"err\n"
-    assert channel.error() == "ended with code 3: err"
-    channel = start(source, lease, "no-such-command")
-    assert output(channel) == (b"", 126)
-    assert 'exec: "no-such-command"' in channel.error()
-    gone = Lease("never-was", LeaseState.READY)
-    with pytest.raises(UnreachableError, match='pods "never-was" not found'):
-        start(source, gone, "true")
-
-
-def test_20_megabytes_go_in_and_out_at_the_same_time(leased: tuple[leases.KubernetesSource, Lease]) -> None:
-    source, lease = leased
-    data = os.urandom(20_000_000)
-    channel = start(source, lease, "head", "-c", str(len(data)))
-    feed = threading.Thread(target=channel.write, args=(data,))
-    feed.start()
-    assert output(channel) == (data, 0)
-    feed.join()
-
-
-def test_files_and_commands_of_a_node(leased: tuple[leases.KubernetesSource, Lease]) -> None:
-    source, lease = leased
-    node = source.transport(lease, "pool-1")
-    node.connect()
-    data = os.urandom(20_000_000)
-    node.put("run/n", {"big": RemoteFile(data), "sub/script": RemoteFile(b"#!/bin/sh\necho ran\n", 0o700)}, ["empty"])
-    node.put("run/n", {"small": RemoteFile(b"words")})
-    assert node.run(["sha256sum"], stdin=data).out.split()[0] == hashlib.sha256(data).hexdigest().encode()
-    assert node.run(["sha256sum", "run/n/big"]).out.split()[0] == hashlib.sha256(data).hexdigest().encode()
-    assert node.run(["run/n/sub/script"]).out == b"ran\n"
-    assert node.run(["sh", "-c", "cat run/n/small; ls -d run/n/empty; exit 3"]).code == 3
-    assert node.rename("run/n/small", "run/n/renamed")
-    assert not node.rename("run/n/small", "run/n/renamed")
-    stream = node.open(["sh", "-c", "echo up; cat"])
-    assert stream.read(10) == b"up\n"
-    node.close()
-    with pytest.raises(TransportError):
-        node.run(["true"])
-
-
-def test_what_a_lease_left_is_in_its_log(make: Make) -> None:
-    source = make()
-    begin, end = holder.BEGIN, holder.END
-    source._script = f"echo words; echo {begin}; head -c 3000000 /dev/zero | base64; echo {end}"
-    source.ask(1)
-    over = end_of(source, source.list()[0])
-    assert over.cause is EndCause.RELEASED
-    assert source.leftovers(over.id) == bytes(3_000_000)
-    assert source.leftovers("never-was") is None
-    source._script = "echo words"
-    source.ask(1)
-    nothing = end_of(source, next(e for e in source.list() if e.id != over.id))
-    assert source.leftovers(nothing.id) is None
-
-
-def test_a_connection_that_is_cut_is_noticed(leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster) -> None:
-    source, lease = leased
-    channel = start(source, lease, "cat")
-    channel.write(b"x\n")
-    assert channel.read(10) == b"x\n"
-    assert not channel.ended
-    cluster.fault("cut", lease.id)
-    wait_until(lambda: channel.ended, "the channel has ended")
-    assert channel.read(10) == b""
-    assert channel.exit_code() is None
-    assert channel.error().startswith("the connection broke")
-    with pytest.raises(TransportError, match="the connection broke"):
-        channel.write(b"y")
-    channel.close()
-    assert output(start(source, lease, "echo", "again")) == (b"again\n", 0)
-
-
-def test_a_connection_that_carries_nothing_is_noticed(
-    leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.transport.exec.websocket.PING_S", 0.2)
-    monkeypatch.setattr("orchestrator.transport.exec.websocket.SILENCE_S", 2.0)
-    source, lease = leased
-    channel = start(source, lease, "cat")
-    channel.write(b"x\n")
-    assert channel.read(10) == b"x\n"
-    cluster.fault("freeze", lease.id)
-    assert channel.read(10) == b""
-    assert "nothing was heard for" in channel.error()
-    channel.close()
-
-
-def test_a_silent_command_is_not_taken_for_a_broken_connection(
-    leased: tuple[leases.KubernetesSource, Lease], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.transport.exec.websocket.PING_S", 0.05)
-    monkeypatch.setattr("orchestrator.transport.exec.websocket.SILENCE_S", PATIENCE_S)
-    source, lease = leased
-    channel = start(source, lease, "sh", "-c", "read -r line; echo heard")
-    with pytest.raises(TimeoutError):
-        channel.read(10, time.monotonic() + 1.0)
-    channel.send(b"\n")
-    assert output(channel) == (b"heard\n", 0)
-
-
-def test_the_input_of_a_command_ends_with_its_channel(
-    leased: tuple[leases.KubernetesSource, Lease], cluster: Cluster
-) -> None:
-    source, lease = leased
-    channel = start(source, lease, "sh", "-c", "echo up; cat; echo over >ended")
-    assert channel.read(10) == b"up\n"
-    channel.close()
-    wait_until(lambda: list((cluster.folder / "pods").glob("*/ended")), "the command saw the end of its input")

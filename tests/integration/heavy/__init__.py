@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from tests.integration.heavy.fleet import HeavyFleet
 from tests.integration.heavy.images import TORCH_IMAGE, WORKER_IMAGE
-from tests.integration.heavy.node import HeavyNode, clock_env
+from tests.integration.heavy.node import HeavyNode
 from tests.integration.heavy.outer import why_not
 
-__all__ = ["TORCH_IMAGE", "WORKER_IMAGE", "HeavyFleet", "HeavyNode", "clock_env", "why_not"]
+__all__ = ["TORCH_IMAGE", "WORKER_IMAGE", "HeavyFleet", "HeavyNode", "why_not"]

@@ -17,14 +17,6 @@ REPAIR = r"""
 while iptables -w -D INPUT -i eth0 -j DROP 2>/dev/null; do :; done
 while iptables -w -D OUTPUT -o eth0 -j DROP 2>/dev/null; do :; done
 rm -f /data/.filler /data/.filler2
-for home in /root /home/tuner /home/nodocker; do
-    install -m 600 -o "$(stat -c %u $home)" /fleet/authorized_keys $home/.ssh/authorized_keys
-done
-if ! cmp -s /fleet/hostkey /etc/ssh/ssh_host_ed25519_key; then
-    install -m 600 /fleet/hostkey /etc/ssh/ssh_host_ed25519_key
-    p=$(cat /run/node-sshd); kill -9 "$p"; rm -f /run/node-sshd
-    while kill -0 "$p" 2>/dev/null; do sleep 0.02; done # it has the port until it is gone
-fi
 if ! { [ -s /run/node-sshd ] && kill -0 "$(cat /run/node-sshd)"; } 2>/dev/null; then
     rm -f /run/node-sshd; kill -USR2 1; until [ -s /run/node-sshd ]; do sleep 0.02; done
 fi
@@ -32,7 +24,7 @@ if ! kill -CONT "$(cat /run/node-dockerd)" 2>/dev/null; then
     rm -f /run/docker.pid; kill -USR1 1; until docker info >/dev/null 2>&1; do sleep 0.05; done
 fi
 """
-"""Undoes what is done below to links, sshd, keys, engine and disk."""
+"""Undoes what is done below to links, sshd, engine and disk."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +108,7 @@ class HeavyNode:
         self.outer.docker("unpause", self.container)
 
     def repair(self) -> None:
-        """Undo all that was done to its links, its sshd, its keys, its engine and its disk (not its clock)."""
+        """Undo all that was done to its links, its sshd, its engine and its disk."""
         self.wait_ready()
         self.sh(REPAIR)
 
@@ -147,18 +139,6 @@ class HeavyNode:
         self.stop_sshd()
         self.start_sshd()
 
-    def change_host_key(self) -> None:
-        """Answer with another host key from now on (as a reinstalled or a false host would)."""
-        self.sh(
-            "rm -f /etc/ssh/ssh_host_ed25519_key && ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
-        )
-        self.stop_sshd()
-        self.start_sshd()
-
-    def refuse_keys(self) -> None:
-        """Accept nobody's key from now on."""
-        self.sh("rm -f /root/.ssh/authorized_keys /home/*/.ssh/authorized_keys")
-
     # --- its engine -------------------------------------------------------------------------------------------------
 
     def stop_dockerd(self) -> None:
@@ -183,7 +163,7 @@ class HeavyNode:
         """Kill the first process of a container from outside, which Docker sees as its death."""
         self.sh(f"kill -{signal} \"$(docker inspect -f '{{{{.State.Pid}}}}' {shlex.quote(container)})\"")
 
-    # --- its disk and clock -----------------------------------------------------------------------------------------
+    # --- its disk -------------------------------------------------------------------------------------------------
 
     def fill_disk(self, leave: int = 0) -> None:
         """Fill /data but for `leave` bytes."""
@@ -197,21 +177,6 @@ class HeavyNode:
 
     def free_disk(self) -> None:
         self.sh("rm -f /data/.filler /data/.filler2")
-
-    def set_clock(self, offset_s: int) -> None:
-        """Let SSH sessions see a clock that is off by so many seconds (0: undo); restarts sshd.
-
-        For a node that is off as a whole put `clock_env(offset_s)` into its `env:` in the inventory as well.
-        """
-        setting = " ".join(f"{k}={v}" for k, v in clock_env(offset_s).items())
-        self.set_sshd_options(*([f"SetEnv {setting}"] if offset_s else []))
-
-
-def clock_env(offset_s: int) -> dict[str, str]:
-    """The environment in which programs see a clock that is so many seconds off, on nodes and in the worker image."""
-    library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
-    # FAKETIME_DONT_FAKE_MONOTONIC must stay away: with it, Python's sleep fails as invalid in bookworm's libfaketime
-    return {"LD_PRELOAD": library, "FAKETIME": f"{offset_s:+d}s"}
 
 
 def write_sshd_config(folder: Path, options: Sequence[str]) -> None:

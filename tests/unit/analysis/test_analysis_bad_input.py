@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import InputError
 from tests.support.analysis_kit import A4W4, ASM, a4w4, analyse, only, write
+from tests.support.command import command
 
 
 def fp4(tmp_path: Path, *rows: str) -> Path:
@@ -112,8 +111,7 @@ def test_bad_lines_are_found_among_many_good_ones_and_counted(tmp_path: Path) ->
 
 def test_sources_are_never_written(tmp_path: Path) -> None:
     path = fp4(tmp_path, a4w4(8.0))
-    argv = [sys.executable, "-m", "orchestrator", "analyze", str(path), "-o", str(path), "--format", "csv"]
     before = path.read_bytes()
-    done = subprocess.run(argv, capture_output=True, text=True)
-    assert (done.returncode, path.read_bytes()) == (2, before)
-    assert "one of the inputs" in done.stderr
+    done = command("analyze", str(path), "-o", str(path), "--format", "csv")
+    assert (done.code, path.read_bytes()) == (2, before)
+    assert "one of the inputs" in done.err

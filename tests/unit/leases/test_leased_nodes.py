@@ -230,3 +230,4 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
     nodes.turn()
     clock.now += 80.0
     assert list(nodes.registry.give_up()) == [(node, "the stream ended")]
+    nodes.scheduler.silent = False  # or the end waits for it

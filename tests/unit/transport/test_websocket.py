@@ -118,37 +118,6 @@ def test_statuses_without_an_exit_code(start: Start, given: object, code: int | 
     assert words in channel.error()
 
 
-def test_input_arrives_in_order_and_as_long_as_the_channel_is_open(start: Start) -> None:
-    got, ended = bytearray(), threading.Event()
-
-    def answer(connection: Any) -> None:
-        for message in connection:
-            assert message[:1] == b"\0"
-            got.extend(message[1:])
-            if len(got) == 1_000_000:
-                connection.send(b"\1all")
-        ended.set()
-
-    channel = start(answer)
-    data = bytes(range(250)) * 4000
-    channel.write(data)
-    assert channel.read(10) == b"all"
-    assert got == data
-    channel.close()
-    assert ended.wait(PATIENCE_S)
-    with pytest.raises(UnreachableError):
-        channel.write(b"x")
-
-
-def test_a_reader_wakes_up_when_the_channel_is_closed(start: Start) -> None:
-    channel = start(lambda connection: connection.recv())
-    reading = threading.Thread(target=channel.read, args=(10,))
-    reading.start()
-    channel.close()
-    reading.join(PATIENCE_S)
-    assert not reading.is_alive()
-
-
 def test_a_limit_does_not_lose_what_comes_later(start: Start) -> None:
     go = threading.Event()
 
