@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from worker.families.backends import BACKENDS, backend_of, kernel_of_aiter
 from worker.families.model import Aiter, Cell, Column, Family, Format, Limit, Risk, legal_cells
-from worker.families.table import DEFAULT_FAMILY, FAMILIES, as_markdown, computed_by, fp8_cell
+from worker.families.table import DEFAULT_FAMILY, FAMILIES, computed_by, fp8_cell
 
 __all__ = [
     "BACKENDS",
@@ -20,7 +20,6 @@ __all__ = [
     "Format",
     "Limit",
     "Risk",
-    "as_markdown",
     "backend_of",
     "computed_by",
     "fp8_cell",

@@ -201,21 +201,3 @@ def fp8_cell(gfx: str) -> str:
 def computed_by(tuner: str) -> tuple[str, ...]:
     """The names of the families that one of our own tuners has candidates for."""
     return tuple(f.name for f in FAMILIES.values() if tuner in f.own_tuners)
-
-
-def as_markdown() -> str:
-    """The table of families as the docs show it."""
-    lines = [
-        "| family | key columns | limits | result columns | table | environment variable |",
-        "|---|---|---|---|---|---|",
-    ]
-    for f in FAMILIES.values():
-        names = [f"`{c.name}`" + (f" (`{c.aiter}`)" if c.aiter else "") for c in f.columns]
-        keys = ", ".join(n if c.required else f"{n} = {c.default}" for n, c in zip(names, f.columns, strict=True))
-        limits = ", ".join(f"{x.column} % {x.multiple_of} == 0 ({x.why})" for x in f.limits)
-        results = ",".join(f.result_columns)
-        lines.append(f"| `{f.name}` | {keys} | {limits} | `{results}` | `{f.tuned_csv}` | `{f.env}` |")
-    lines += ["", "| family | column | legal values |", "|---|---|---|"]
-    for f in FAMILIES.values():
-        lines += [f"| `{f.name}` | `{c.name}` | {', '.join(f'`{v}`' for v in c.legal)} |" for c in f.columns if c.legal]
-    return "\n".join(lines)

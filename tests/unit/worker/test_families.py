@@ -11,7 +11,8 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from tests.paths import ROOT
-from worker.families import FAMILIES, Family, as_markdown
+from tests.support.families_page import as_markdown
+from worker.families import FAMILIES, Family
 
 # AITER's own tables: not part of this repository, used where somebody has put them.
 TABLES = Path(os.environ.get("GEMMFLEET_AITER_TABLES", ROOT.parent / "shared" / "data" / "aiter"))
