@@ -93,7 +93,8 @@ def srun(request: pytest.FixtureRequest, folder: Path) -> Iterator[Way]:
 
             def send(number: int) -> None:
                 for pid in node.pids():
-                    os.kill(pid, number)
+                    with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                        os.kill(pid, number)
 
             yield Way(
                 lambda: source.transport(lease, "n1"), folder / "files", kill_sruns,

@@ -11,8 +11,9 @@ from tests.paths import ROOT
 
 
 def make(*words: str) -> subprocess.CompletedProcess[str]:
-    """`make -n`, without what an outer make hands down."""
-    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "ARGS")}
+    """`make -n`, without what an outer make hands down (one that knows its level says which folder it enters)."""
+    outer = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL", "ARGS")
+    env = {k: v for k, v in os.environ.items() if k not in outer}
     return subprocess.run(["make", "-n", *words], cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
 
