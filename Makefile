@@ -146,7 +146,7 @@ planted: $(VENV)/.installed-dev ## plant 40 bugs against the laws, each in a cop
 	@$(BIN)/python -m tests.planted $(ARGS)
 
 soak: system-packages $(VENV)/.installed-dev ## tests of minutes; then drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
-	@SOAK=1 SYSTEM=1 FULL=1 $(BIN)/python -m pytest -n 4 --dist loadgroup -m "soak or hypothesis"
+	@SOAK=1 SYSTEM=1 FULL=1 $(BIN)/python -m pytest -n 4 --dist loadgroup -m "soak or hypothesis or plans"
 	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)
 
 test-aiter: $(VENV)/.installed-dev ## what we know of AITER against its real files: AITER_GIT=a clone of ROCm/aiter

@@ -87,6 +87,7 @@ def groups_in_the_books(result: Result) -> list[str]:
     return out
 
 
+@pytest.mark.plans
 def test_the_laws_hold_on_drawn_plans() -> None:
     broken = {}
     ends: Counter[str] = Counter()
@@ -120,6 +121,7 @@ def test_a_policy_that_only_read_the_journal_goes_on_alike(seed: int) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.plans
 def test_the_laws_hold_where_candidates_fault_one_by_one() -> None:
     broken = {}
     ends: Counter[object] = Counter()

@@ -105,6 +105,7 @@ def leases_in_the_books(plan: SimPlan, result: Result) -> list[str]:
     return out + faults_in_the_books(plan, result, forgiven_deaths(result)) + groups_in_the_books(result)
 
 
+@pytest.mark.plans
 def test_the_laws_hold_on_drawn_plans_with_leases() -> None:
     broken = {}
     seen: Counter[object] = Counter()
@@ -122,6 +123,7 @@ def test_the_laws_hold_on_drawn_plans_with_leases() -> None:
 
 
 @pytest.mark.full
+@pytest.mark.plans
 def test_the_laws_hold_where_candidates_fault_on_leases() -> None:
     broken = {}
     for seed in range(PLANS):
