@@ -1,7 +1,7 @@
 """Files and commands on a node that is reached by commands alone, whatever carries them.
 
-Many files go as one tar stream (tar_stream.py), small ones and renames through a shell that is kept open
-(kept_shell.py).
+Files go as one tar stream (tar_stream.py). Where every command costs a start, small files and renames go through a
+shell that is kept open (kept_shell.py).
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ CALL_S, BYTES_A_SECOND = 60.0, 250_000
 T = TypeVar("T")
 
 
-class ShellTransport(ABC):
-    """The part of a Transport that is made of commands and kept shells: files, and the words of errors."""
+RENAME = """\
+if [ -d "$2" ]; then echo "$2: Is a directory" >&2; exit 1; fi
+mv -f -- "$1" "$2" && exit 0
+[ -e "$1" ] || [ -L "$1" ] || exit 3
+exit 1
+"""
+
+
+class CommandTransport(ABC):
+    """The part of a Transport that is made of commands: files, and the words of errors."""
 
     node: str
 
     @abstractmethod
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
         """Run a command to its end; `name` stands for it in errors."""
-
-    @abstractmethod
-    def _kept_shell(self, deadline: float) -> AbstractContextManager[KeptShell]:
-        """The kept shell, for one request that ends by the deadline. Raises TransportError where the node is gone."""
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         """Run a command to its end. A code is negative where a signal ended it."""
@@ -48,16 +52,13 @@ class ShellTransport(ABC):
         return done
 
     def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
-        """Write files aside and rename each into place; a few small ones through the kept shell."""
+        """Write files aside and rename each into place."""
         wrong = faults([*files, *empty])
         if wrong or "\0" in folder or not folder:
             raise TransportError(self.node, wrong or f"{folder!r} is not a folder")
-        folder = absolute(folder).rstrip("/") or "/"
-        small = len(files) <= SMALL_FILES and sum(len(f.data) for f in files.values()) <= SMALL_BYTES
-        if files and not empty and small:
-            for name, file in files.items():
-                self._write(f"{folder}/{name}", file)
-            return
+        self._put(absolute(folder).rstrip("/") or "/", files, empty)
+
+    def _put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) -> None:
         token = f".put-{secrets.token_hex(8)}"
         data = stream(token, files, empty)
         limit = CALL_S + len(data) / BYTES_A_SECOND
@@ -65,14 +66,38 @@ class ShellTransport(ABC):
         if done.code != 0:
             raise TransportError(self.node, f"cannot write to {folder}: {done.text or f'code {done.code}'}")
 
-    def _write(self, path: str, file: RemoteFile) -> None:
-        self._ask_shell(lambda shell, deadline: shell.write(path, file, deadline), f"cannot write {path}")
-
     def rename(self, src: str, dst: str) -> bool:
         """Rename on the node; False where `src` is gone. TransportError where that is unknown: the connection broke."""
         src, dst = absolute(src), absolute(dst)
         if "\0" in src + dst:
             raise TransportError(self.node, f"cannot rename {src!r}: no path has a NUL character")
+        return self._rename(src, dst)
+
+    def _rename(self, src: str, dst: str) -> bool:
+        done = self._run(["sh", "-c", RENAME, "sh", src, dst], b"", CALL_S, f"renaming {src}")
+        if done.code not in (0, 3):
+            raise TransportError(self.node, f"cannot rename {src}: {done.text or f'code {done.code}'}")
+        return done.code == 0
+
+
+class ShellTransport(CommandTransport):
+    """A few small files, and renames, through a kept shell."""
+
+    @abstractmethod
+    def _kept_shell(self, deadline: float) -> AbstractContextManager[KeptShell]:
+        """The kept shell, for one request that ends by the deadline. Raises TransportError where the node is gone."""
+
+    def _put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) -> None:
+        if not files or empty or len(files) > SMALL_FILES or sum(len(f.data) for f in files.values()) > SMALL_BYTES:
+            super()._put(folder, files, empty)
+            return
+        for name, file in files.items():
+            self._write(f"{folder}/{name}", file)
+
+    def _write(self, path: str, file: RemoteFile) -> None:
+        self._ask_shell(lambda shell, deadline: shell.write(path, file, deadline), f"cannot write {path}")
+
+    def _rename(self, src: str, dst: str) -> bool:
         return self._ask_shell(lambda shell, deadline: shell.rename(src, dst, deadline), f"cannot rename {src}")
 
     def _ask_shell(self, ask: Callable[[KeptShell, float], T], what: str) -> T:
