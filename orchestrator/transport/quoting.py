@@ -26,7 +26,7 @@ def limited_line(argv: Sequence[str], seconds: float) -> str:
     """
     words, limit = command_line(argv).removeprefix("exec "), math.ceil(seconds)
     return (
-        f"set -- {words}; if timeout -s KILL 9 true 2>/dev/null; then timeout -s KILL {limit} \"$@\";"
+        f'set -- {words}; if timeout -s KILL 9 true 2>/dev/null; then timeout -s KILL {limit} "$@";'
         ' else (exec "$@"); fi; exit "$?"'
     )
 
