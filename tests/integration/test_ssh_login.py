@@ -213,34 +213,3 @@ def test_a_certificate_beside_its_key(fleet: LightFleet) -> None:
     subprocess.run(sign, check=True)
     node = fleet.add(f"TrustedUserCAKeys {authority}.pub")
     assert fleet.user in who(transport(fleet, node, identity=str(key)))
-
-
-def test_a_host_that_wants_more_than_a_key_is_not_asked_for_a_password(fleet: LightFleet) -> None:
-    node = fleet.add("PasswordAuthentication yes", "AuthenticationMethods publickey,password")
-    with pytest.raises(LoginError, match=r"the host asks for more \(password\).*Passwords are never asked for"):
-        transport(fleet, node).connect()
-    node = fleet.add("PasswordAuthentication yes", "PubkeyAuthentication no")
-    with pytest.raises(LoginError, match="the host takes no keys, only password"):
-        transport(fleet, node).connect()
-
-
-# --- no connection ----------------------------------------------------------------------------------------------------
-
-
-def test_each_way_of_not_getting_there_has_its_words(fleet: LightFleet) -> None:
-    node = fleet.add()
-    port = node.port
-    node.kill()
-    with pytest.raises(UnreachableError, match=f"{node.address}:{port} refused the connection"):
-        transport(fleet, node, connect_timeout=REFUSED_S).connect()
-    with pytest.raises(UnreachableError, match=r"the name no-such-host\.invalid cannot be resolved|did not answer"):
-        SshTransport("n", "no-such-host.invalid", config=fleet.config, connect_timeout=2.0).connect()
-
-
-def test_a_server_that_is_no_sshd(fleet: LightFleet) -> None:
-    with socket.create_server(("127.0.10.200", 0)) as server:
-        server.settimeout(5)
-        t = SshTransport("n", "127.0.10.200", port=server.getsockname()[1], config=fleet.config, connect_timeout=1.0)
-        with pytest.raises(UnreachableError, match=r"did not answer within 1 s"):
-            t.connect()
-        assert t.node == "n"

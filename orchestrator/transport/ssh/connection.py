@@ -177,7 +177,8 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
         shown = self._host if self._port == 22 else f"[{self._host}]:{self._port}"
         self._name = found.get("hostkeyalias", shown)
         settings = found.get("userknownhostsfile", KNOWN_HOSTS[0]), found.get("globalknownhostsfile", KNOWN_HOSTS[1])
-        self._files = [Path(name).expanduser() for names in settings for name in names.split()]
+        names = [name for setting in settings for name in setting.split() if name != "none"]
+        self._files = [Path(name).expanduser() for name in names or KNOWN_HOSTS[0].split()]
         read = [_known_hosts(f, s.st_mtime_ns, s.st_size) for f in self._files if f.is_file() and (s := f.stat())]
         self._revoked = frozenset[str]().union(*(revoked for _, revoked in read))
         for keys, _ in reversed(read):  # of two keys of a kind, that of the first file holds
