@@ -66,17 +66,17 @@ paramiko.config.invoke = SimpleNamespace(run=_match_exec)
 # --- the ssh_config ---------------------------------------------------------------------------------------------------
 
 
-def _config_text(path: Path, depth: int = 0) -> str:
-    """The text of a file with those that it includes, which paramiko would pass over."""
-    if depth > MAX_DEPTH or not path.is_file():
+def _config_text(path: Path, base: Path, depth: int = 0) -> str:
+    """The text of a file with those that it includes, which paramiko would pass over; relative names are in `base`."""
+    if depth > MAX_DEPTH:
         return ""
     lines, block = [], "Host *"
     for line in path.read_text("utf-8", "replace").splitlines():
-        word, _, rest = line.strip().partition(" ")
+        word, _, rest = line.strip().replace("\t", " ").partition(" ")
         if word.lower() == "include":
             for pattern in shlex.split(rest):
-                for file in sorted(glob.glob(str(path.parent / Path(pattern).expanduser()))):
-                    lines += [_config_text(Path(file), depth + 1), block]
+                for file in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
+                    lines += [_config_text(Path(file), base, depth + 1), block]
         else:
             lines.append(line)
             block = line if word.lower() in ("host", "match") else block
@@ -102,9 +102,10 @@ def hops(node: str, ask: HostRequest, *, accept_new: bool = False, seconds: floa
 
     Raises TransportError.
     """
-    files = (ask.config,) if ask.config else tuple(p.expanduser() for p in CONFIGS)
+    user, system = (p.expanduser() for p in CONFIGS)
+    files = [ask.config] if ask.config else [p for p in (user, system) if p.is_file()]
     try:
-        text = "\nHost *\n".join(map(_config_text, files))
+        text = "\nHost *\n".join(_config_text(p, (system if p == system else user).parent) for p in files)
         return _hops(node, ask, text, accept_new, seconds, 0)
     except (paramiko.ConfigParseError, paramiko.CouldNotCanonicalize, OSError, ValueError) as e:
         where = " or ".join(map(str, files))
@@ -135,7 +136,7 @@ def _hops(node: str, ask: HostRequest, text: str, accept_new: bool, seconds: flo
         user=found.get("user"),
         port=int(found.get("port", 22)),
         config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
-        gateway=gateways[-1].connection if gateways else found.get("proxycommand") or False,
+        gateway=gateways[-1].connection if gateways else (not ask.proxy_jump and found.get("proxycommand")) or False,
         forward_agent=False,
         connect_timeout=math.ceil(seconds),
         connect_kwargs={
@@ -319,8 +320,6 @@ def _open(node: str, hop: Hop) -> None:
     """Connect to one host and log in. Raises TransportError."""
     try:
         tried = hop.connection.open()
-    except HostKeyError:
-        raise
     except paramiko.BadHostKeyException as e:
         raise hop.host_keys.changed(e) from e
     except AuthFailure as e:

@@ -100,7 +100,7 @@ class Way:
             f'Host node\n  Port {self.node.port}\nMatch host 127.0.0.1 exec "test %n = node"\n  {node}\n'
         )
         self.config.write_text(
-            f"Include hosts\nUser me\nIdentityFile {self.config.parent}/id\nIdentityAgent none\n"
+            f"Include {self.config.parent}/h*s\nUser me\nIdentityFile {self.config.parent}/id\nIdentityAgent none\n"
             f"UserKnownHostsFile {self.known_hosts}\nGlobalKnownHostsFile /dev/null\n"
         )
 
@@ -198,6 +198,10 @@ def test_the_inventory_wins_over_the_ssh_config(way: Way) -> None:
     way.write_config("ProxyCommand nc -X %r %h %p")
     (hop,) = hops("n1", HostRequest("node", "tuner", 2222, config=way.config))
     assert hop.connection.gateway == "nc -X tuner 127.0.0.1 2222"
+    (hop,) = hops("n1", HostRequest("node", proxy_jump="none", config=way.config))
+    assert hop.connection.gateway is False
+    with pytest.raises(TransportError, match=r"/nonexistent cannot be used: .*No such file"):
+        hops("n1", HostRequest("node", config=Path("/nonexistent")))
 
 
 @pytest.mark.parametrize(
