@@ -308,10 +308,11 @@ class Login(AuthStrategy):  # type: ignore[misc]
 def hang_up(route: Sequence[Hop]) -> None:
     """Close all, the first first: it has the socket, and once that is closed no packet of the others can block."""
     for hop in route:
-        proxy = getattr(hop.connection.client.get_transport(), "sock", None)
+        transport = hop.connection.client.get_transport()
         with contextlib.suppress(Exception):
             hop.connection.client.close()
-        if isinstance(proxy, paramiko.ProxyCommand):
+        if isinstance(proxy := getattr(transport, "sock", None), paramiko.ProxyCommand):
+            transport.join(TCP_GIVE_UP_S)  # its thread signals the process, which must be there until then
             proxy.process.kill()
             proxy.process.communicate()
 

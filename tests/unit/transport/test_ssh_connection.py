@@ -222,6 +222,13 @@ def test_a_configuration_that_leads_nowhere(tmp_path: Path, text: str, host: str
         assert len(hops("n1", HostRequest(host, config=config))) == 1
 
 
+def test_a_proxy_command_that_ends_is_no_connection(way: Way) -> None:
+    way.write_config("ProxyCommand false")
+    transport = SshTransport("n1", "node", config=way.config, connect_timeout=1.0)
+    with pytest.raises(UnreachableError, match=rf"127\.0\.0\.1:{way.node.port} (broke off|did not answer)"):
+        transport.connect()
+
+
 def test_who_is_not_there_is_named() -> None:
     def connect(seconds: float, host: str, port: int | None = None) -> None:
         SshTransport("n1", host, port=port, config=Path(os.devnull), connect_timeout=seconds, patient=False).connect()
