@@ -92,15 +92,6 @@ def test_after_a_cut_every_call_says_so(fleet: LightFleet, connect: Connect) -> 
             call()
 
 
-def test_a_frozen_node_is_not_waited_for(fleet: LightFleet, connect: Connect) -> None:
-    node = fleet.add()
-    node.pause()
-    with pytest.raises(UnreachableError, match="did not answer within 1 s"):
-        connect(node, timeout=1.0)
-    node.resume()
-    assert connect(node).run(["echo", "back"]).out == b"back\n"
-
-
 def test_connect_waits_for_a_server_that_comes_back(fleet: LightFleet, connect: Connect) -> None:
     node = fleet.add()
     t = connect(node)

@@ -133,25 +133,6 @@ def test_a_link_cut_at_the_jump_host_breaks_the_connection(fleet: LightFleet) ->
     t.close()
 
 
-def test_a_proxy_command(fleet: LightFleet) -> None:
-    node = fleet.add()
-    relay = fleet.folder / "relay.py"
-    relay.write_text(
-        "import os, socket, sys, threading\n"
-        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
-        "def up():\n    while d := os.read(0, 65536): s.sendall(d)\n    s.shutdown(1)\n"
-        "threading.Thread(target=up, daemon=True).start()\n"
-        "while d := s.recv(65536): os.write(1, d)\n"
-    )
-    fleet.write_config(
-        f"Host gpu\n  HostName {node.address}\n  Port {node.port}\n  ProxyCommand python3 {relay} %h %p\n"
-    )
-    assert fleet.user in who(SshTransport("gpu", "gpu", config=fleet.config))
-    fleet.write_config("Host gpu\n  ProxyCommand false\n")
-    with pytest.raises(UnreachableError, match="gpu"):
-        SshTransport("gpu", "gpu", config=fleet.config, connect_timeout=REFUSED_S).connect()
-
-
 # --- keys to log in with ----------------------------------------------------------------------------------------------
 
 

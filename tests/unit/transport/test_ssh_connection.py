@@ -6,6 +6,7 @@ import contextlib
 import os
 import select
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,7 +223,17 @@ def test_a_configuration_that_leads_nowhere(tmp_path: Path, text: str, host: str
         assert len(hops("n1", HostRequest(host, config=config))) == 1
 
 
-def test_a_proxy_command_that_ends_is_no_connection(way: Way) -> None:
+def test_a_proxy_command_carries_the_connection_or_is_named(way: Way) -> None:
+    relay = way.config.parent / "relay.py"
+    relay.write_text(
+        "import os, socket, sys, threading\n"
+        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+        "def up():\n    while d := os.read(0, 65536): s.sendall(d)\n    s.shutdown(1)\n"
+        "threading.Thread(target=up, daemon=True).start()\n"
+        "while d := s.recv(65536): os.write(1, d)\n"
+    )
+    way.write_config(f"ProxyCommand {sys.executable} {relay} %h %p")
+    way.connect()
     way.write_config("ProxyCommand false")
     transport = SshTransport("n1", "node", config=way.config, connect_timeout=1.0)
     with pytest.raises(UnreachableError, match=rf"127\.0\.0\.1:{way.node.port} (broke off|did not answer)"):
