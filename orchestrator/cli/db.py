@@ -16,10 +16,9 @@ from orchestrator.command_hints import command
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.tuned_db.diff import DiffRow
-    from orchestrator.tuned_db.merge import MergeReport, MergeRow
-    from orchestrator.tuned_db.records import Facts
-    from orchestrator.tuned_db.sources import MergeInput
+    from orchestrator.tables.merge import DiffRow, MergeReport, MergeRow
+    from orchestrator.tables.records import Facts
+    from orchestrator.tables.sources import MergeInput
 
 SHOWN = 40
 
@@ -35,8 +34,8 @@ def diff(
     Lists the rows added, gone and changed from A to B, with the speed-up of each.
     """
     from orchestrator.tables.faults import escaped
-    from orchestrator.tuned_db.diff import diff as compare
-    from orchestrator.tuned_db.sources import one_family
+    from orchestrator.tables.merge import diff as compare
+    from orchestrator.tables.sources import one_family
 
     found = compare(a, b, one_family([a, b], family))
     if as_json:
@@ -56,8 +55,8 @@ def diff(
 
 def _diff_line(row: DiffRow) -> str:
     sides = [s for s in (row.a, row.b) if s is not None]
-    times = " -> ".join("no time" if s.us is None else f"{s.us:g} us" for s in sides)
-    kernels = " -> ".join(dict.fromkeys(s.kernel[:60] or "no kernel" for s in sides))
+    times = " -> ".join("no time" if s["us"] is None else f"{s['us']:g} us" for s in sides)
+    kernels = " -> ".join(dict.fromkeys(s["kernel"][:60] or "no kernel" for s in sides))
     faster = f"  {row.speedup:.3f}x" if row.speedup is not None else ""
     cells = f"  ({', '.join(row.cells)})" if row.change == "cells" else ""
     return f"{row.change:6} {shape_of(row.key)}  {times}{faster}  {kernels}{cells}"
@@ -104,9 +103,10 @@ def merge(
 
     The old table is kept; `db undo` restores it.
     """
-    from orchestrator.tuned_db.sources import open_sources
+    from orchestrator.results.run_facts import RunFacts
+    from orchestrator.tables.sources import open_sources
 
-    sources = open_sources(new, profile or [], into, family)
+    sources = open_sources(new, profile or [], into, family, RunFacts)
     report = _merge(sources, into, policy, allow_mixed, err_ratio, sources.facts)
     _print_merge(report, sources, as_json)
 
@@ -120,10 +120,9 @@ def undo(
     Restores the provenance records of its rows as well.
     """
     from orchestrator.tables.faults import escaped
-    from orchestrator.tuned_db.merge import LOCK_WAIT_S
-    from orchestrator.tuned_db.versions import undo as give_back
+    from orchestrator.tables.journal import undo as give_back
 
-    done = give_back(table, LOCK_WAIT_S)
+    done = give_back(table)
     if as_json:
         print(json.dumps(asdict(done), indent=1))
         return
@@ -137,7 +136,7 @@ def undo(
 def _merge(
     sources: MergeInput, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
 ) -> MergeReport:
-    from orchestrator.tuned_db.merge import Rules, merge
+    from orchestrator.tables.merge import Rules, merge
 
     rules = Rules(policy=policy.value, err_ratio=err_ratio, allow_mixed=allow_mixed)
     return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)

@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.configs import merge as merging
-from orchestrator.configs.journal import NAME, undo
-from orchestrator.configs.merge import merge
-from orchestrator.configs.recheck import LIST
-from orchestrator.configs.trial import Call, Trial, run_trial
+from orchestrator.configs import aiter as merging
+from orchestrator.configs.aiter import LIST, Call, Trial, run_trial
+from orchestrator.configs.merge import merge, undo
 from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.errors import InputError
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
@@ -23,6 +21,7 @@ from worker.triton_configs.files import parse
 from worker.triton_configs.layout import laid_out
 from worker.triton_configs.resolve import CONFIGS, bucket_for
 
+NAME = "gemmfleet-merges.jsonl"
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
 QUANT, CAT = "fused_gemm_a16w16_quant_x", "fused_gemm_a16w16_split_cat"
 """A fused operator that the tuner can call, and one of which nobody here knows its operands."""
@@ -176,7 +175,7 @@ class TestWhatIsRefused:
     ) -> None:
         won = {OWN: {"M_LEQ_64": {k: v for k, v in values(16, kpack=2).items() if k != "num_warps"}}}
         faults = refused(winners(tmp_path / "run", won, [{}]), root)
-        assert f"{OWN}: M_LEQ_64 lacks num_warps" in faults
+        assert f"{OWN}: M_LEQ_64: lacks num_warps" in faults
         assert any("kpack is not allowed on gfx950" in f for f in faults)
         never = winners(tmp_path / "never", {OWN: {"M_LEQ_31": values(16)}}, [{"bucket": "M_LEQ_31", "M": 31}])
         assert any("never found" in f for f in refused(never, root))

@@ -21,8 +21,8 @@ from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.gain import best_per_shape, gains, noise_note, profile_frame
 from orchestrator.shapes import Shape
+from orchestrator.tables.merge import Rules, merge
 from orchestrator.tables.write import no_formula
-from orchestrator.tuned_db.merge import Rules, merge
 from orchestrator.userfiles import write_atomic
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from tests.support.tables_kit import read_newcomers, winners

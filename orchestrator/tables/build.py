@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
+from orchestrator.tables.kinds import describe_own, kind_of
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.open import read_head
-from orchestrator.tables.tuned import NULLS, Key, TableRow, key_dict, read_shipped
-from orchestrator.tuned_db.kinds import describe_own, kind_of
+from orchestrator.tables.tuned import NULLS, Key, TableRow, key_dict, read_table
 from worker.aiter_tree.kernels import KernelAvailability, KernelReader
 from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
 from worker.families import Family, backend_of
@@ -159,15 +159,9 @@ class Build:
 
     def _read_compiled(self, family: Family) -> Compiled:
         """The compiled rows from the family's own table and those of model_configs."""
-        tables = [read_shipped(f, family) for f in self.tables(family)]
+        tables = [read_table(f, family, lenient=True) for f in self.tables(family)]
         named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.rows]
         return Compiled(frozenset(named), frozenset(k for _, k in named))
-
-
-def counted(answers: Iterable[Answer]) -> dict[Standing, int]:
-    """Number of rows by outcome."""
-    some = list(answers)
-    return {s: n for s in STANDINGS if (n := sum(a.standing == s for a in some))}
 
 
 def _text(path: Path) -> str:

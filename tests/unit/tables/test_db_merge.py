@@ -22,16 +22,15 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tuned_db import versions
-from orchestrator.tuned_db.compatibility import MixedError
-from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
-from orchestrator.tuned_db.merge_policy import Newcomer, Policy, Time, decide, identity
-from orchestrator.tuned_db.records import read_records, records_path
-from orchestrator.tuned_db.sources import open_sources
+from orchestrator.tables import journal as versions
+from orchestrator.tables.merge import MergeReport, Rules, merge
+from orchestrator.tables.policy import Newcomer, Policy, Time, decide, identity
+from orchestrator.tables.records import read_records, records_path
+from orchestrator.tables.sources import open_sources
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
-from tests.unit.tuned_db.test_tuned_db import HEADER, line, new, table
+from tests.unit.tables.test_tuned_db import HEADER, line, new, table
 
 PROFILE = HEADER + ",attempt,node,slot,status,spread,samples,winner,detail"
 
@@ -203,7 +202,7 @@ def test_a_record_in_another_order_of_fields_is_read_and_a_broken_one_named(tmp_
     path = records_path(db)
     (document,) = [json.loads(x) for x in path.read_text().splitlines()]
     path.write_text("\n" + json.dumps(dict(reversed(document.items()))) + "\n")
-    (record,) = read_records(db).by_place.values()
+    (record,) = read_records(db).values()
     assert record.document() == document
     path.write_text(path.read_text() + '{"key": "gfx95')
     before = db.read_bytes()
@@ -216,7 +215,7 @@ def test_images_and_tuner_versions_that_are_known_do_not_mix_silently(tmp_path: 
     db = tmp_path / "db.csv"
     merge([new(1, 10.0), new(2, 10.0)], db, A8W8, facts=of("sha256:a"))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(MixedError) as e:
+    with pytest.raises(TunedDBError) as e:
         merge([new(1, 5.0)], db, A8W8, facts=of("sha256:b", "aiter 2"))
     assert "images would mix on gfx950 with cu_num 256" in e.value.faults[0]
     assert "aiter 1, the newcomers of aiter 2" in e.value.faults[1]
@@ -254,15 +253,15 @@ def test_merges_are_undone_one_after_another_byte_for_byte(tmp_path: Path) -> No
         states.append(state(db))
     assert states[0][1] is None
     for expected in reversed(states[:-1]):
-        done = versions.undo(db, LOCK_WAIT_S)
+        done = versions.undo(db)
         assert state(db) == expected
         assert Path(done.aside).read_bytes() == states[states.index(expected) + 1][0]
     assert done.left == 0
     with pytest.raises(TunedDBError, match="nothing to undo"):
-        versions.undo(db, LOCK_WAIT_S)
+        versions.undo(db)
     assert merge([new(1, 50.0), new(50, 50.0)], db, A8W8, facts=of("sha256:a")).changed
     assert state(db) == states[1]
-    assert versions.undo(db, LOCK_WAIT_S).records == "removed"
+    assert versions.undo(db).records == "removed"
     assert not list(tmp_path.glob("*.bak"))
 
 
@@ -305,7 +304,7 @@ def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
         assert state(db) == old
         assert set(tmp_path.glob("*.bak")) == kept
         return
-    versions.undo(db, LOCK_WAIT_S)
+    versions.undo(db)
     assert state(db) == old
 
 
@@ -328,7 +327,7 @@ def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert db.read_bytes() == old[0]
-    assert versions.undo(db, LOCK_WAIT_S).left == 1, "the merge before can be undone still"
+    assert versions.undo(db).left == 1, "the merge before can be undone still"
     assert state(db) == old
     assert len(list(tmp_path.glob("*.bak"))) == 2
     assert merge([new(1, 50.0)], db, A8W8, facts=of("sha256:a")).count("replaced") == 1
@@ -388,7 +387,7 @@ def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path) -> None
     script = f"""
         import resource, sys
         from pathlib import Path
-        from tests.unit.tuned_db.test_db_merge import TunedDBError, merged
+        from tests.unit.tables.test_db_merge import TunedDBError, merged
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             merged(Path({str(db)!r}), Path({str(huge)!r}))

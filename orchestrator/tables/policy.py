@@ -1,8 +1,8 @@
 """The policy of a merge: newcomers checked and reduced to the fastest of each key, judged against the old row. Pure.
 
-`tune --db` and `db merge` share it. The result does not depend on the order of rows and files. A session is what was
-measured together: an attempt of ours, or one profile CSV of AITER's. In each, the incumbent's own kernel may have been
-measured again, which is the fairest time to judge by.
+`tune --db`, `db merge` and `publish` share it. The result does not depend on the order of rows and files. A session is
+what was measured together: an attempt of ours, or one profile CSV of AITER's. In each, the incumbent's own kernel may
+have been measured again, which is the fairest time to judge by.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
-from typing import Any, Literal
+from functools import cache, lru_cache
+from typing import Any, Literal, NamedTuple
 
 from orchestrator.tables.tuned import (
     NULLS,
@@ -23,6 +23,7 @@ from orchestrator.tables.tuned import (
     key_dict,
     key_of,
     key_order,
+    no_gfx,
     number_of,
     place_of,
 )
@@ -39,6 +40,36 @@ SAME = 1e-3
 
 Session = tuple[str, str, str, str]
 """(file, attempt, node, slot)"""
+
+
+MARGIN = 0.03
+"""The relative difference that counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""
+
+Policy = Literal["best", "noise", "replace"]
+Action = Literal["added", "replaced", "kept", "rejected", "edited", "refused"]
+"""The outcomes of a newcomer; the last two are of `publish`, which edits rows of other files and refuses more."""
+ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
+Basis = Literal["", "new key", "same profile", "old figure", "no old time"]
+"""The basis of a judgement: its own kernel's time in the newcomer's profile, or the figure in the table."""
+
+Identity = tuple[str, str, str]
+"""The identity of a kernel: backend, names, split and block of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """A time in microseconds with its relative spread; 0: not known."""
+
+    us: float
+    spread: float = 0.0
+
+
+class Decision(NamedTuple):
+    """The outcome of a champion, by which figure, and why."""
+
+    action: Action
+    judged: Basis
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,53 +119,75 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
         key = key_of(cells, family)
     except KeyFault as e:
         return Rejected(known, us, kernel_of(cells), str(e))
-    known = key_dict(key, family)
-    if not key[0]:
-        none = f", and none follows from cu_num {key[1]}" if key[1] else ""
-        return Rejected(known, us, kernel_of(cells), f"it names no gfx{none}")
-    if us is None or us <= 0:
-        return Rejected(known, us, kernel_of(cells), f"its us is {cells.get('us') or 'missing'}")
-    if err_ratio is not None and family.err_column != "err1":
-        err = number_of(cells.get(family.err_column, ""))
+    why, column = "", family.err_column
+    if fault := no_gfx(key):
+        why = f"it {fault}"
+    elif us is None or us <= 0:
+        why = f"its us is {cells.get('us') or 'missing'}"
+    elif err_ratio is not None and column != "err1":
+        err = number_of(cells.get(column, ""))
         if err is None or not 0 <= err <= err_ratio:
-            shown = cells.get(family.err_column) or "missing"
-            return Rejected(known, us, kernel_of(cells), f"its {family.err_column} is {shown}, the limit {err_ratio:g}")
+            why = f"its {column} is {cells.get(column) or 'missing'}, the limit {err_ratio:g}"
+    if why or us is None:
+        return Rejected(key_dict(key, family), us, kernel_of(cells), why)
     return Newcomer(key, cells, us, number_of(cells.pop("spread", "")) or 0.0)
 
 
-@dataclass(slots=True)
-class _Measured:
-    """Rows of a place in a session: the lowest, the one that won there by repeated measurement, and the incumbent's
-    kernel."""
+@dataclass(frozen=True, slots=True)
+class Incumbent:
+    """The row that has a newcomer's key: its cells by our names, its kernel, its time with the spread that is known,
+    its file and line."""
 
-    lowest: Newcomer
-    winner: Newcomer | None = None
-    rival: Time | None = None
+    cells: Mapping[str, str]
+    kernel: Identity | None
+    time: Time | None
+    file: str
+    line: int
 
-    def same(self, new: Newcomer, kernel: Identity | None, family: str) -> Newcomer | None:
-        """The row here that the champion is: its kernel with its time."""
-        for m in (self.winner, self.lowest):
-            if m is not None and abs(m.us - new.us) <= SAME * new.us and identity(m.cells, family) == kernel:
-                return m
-        return None
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A key's champion, judged once against the row that has its key (`old`, None where there is none).
+
+    `after` is the champion's time. `rival` is the time of the old kernel in the champion's session, None where it was
+    not measured there. `rebuild`: an image that was built without the row has to be rebuilt for it.
+    """
+
+    new: Newcomer
+    old: Incumbent | None
+    after: Time
+    rival: Time | None
+    action: Action
+    judged: Basis
+    why: str
+    rebuild: bool = False
+
+    @property
+    def before(self) -> Time | None:
+        """The time to beat."""
+        return self.rival or (self.old.time if self.old else None)
+
+    @property
+    def speedup(self) -> float:
+        """Time before over time after, 0 where the former is not known."""
+        return self.before.us / self.after.us if self.before else 0.0
 
 
 class NewcomerPool:
-    """The rows of a merge, taken in any order; gives champions and rivals.
+    """The rows of a merge, taken in any order; gives the best of each key, judged.
 
-    `incumbent` gives the kernel of the table's row of a place. `err_ratio`: the largest share of wrong elements
-    allowed; it is not looked at where a table has no column for it (`unchecked` counts those rows).
+    `incumbent` gives the row that has a place. `err_ratio` is the largest share of wrong elements allowed. It is not
+    looked at where a table has no column for it; `unchecked` counts those rows.
     """
 
     def __init__(
-        self, family: Family, incumbent: Callable[[Place], Identity | None], err_ratio: float | None = None
+        self, family: Family, incumbent: Callable[[Place], Incumbent | None], err_ratio: float | None = None
     ) -> None:
         self.rejected: list[Rejected] = []
-        self.left_out = 0
-        self.unchecked = 0
-        self._family, self._incumbent, self._err_ratio = family, incumbent, err_ratio
+        self.left_out = self.unchecked = 0
+        self._family, self._incumbent, self._err_ratio = family, cache(incumbent), err_ratio
         self._best: dict[Place, Newcomer] = {}
-        self._sessions: dict[Place, dict[Session, _Measured]] = {}
+        self._sessions: dict[Place, dict[Session, dict[str, Newcomer]]] = {}
         self._profiles: set[Session] = set()
 
     def take(self, rows: Iterable[Mapping[str, Any]], *, beside: bool = False) -> None:
@@ -145,8 +198,7 @@ class NewcomerPool:
         `left_out`.
         """
         for raw in rows:
-            session = _session(raw)
-            winner = str(raw.get("winner", "")).strip()
+            session, winner = _session(raw), str(raw.get("winner", "")).strip()
             checked = self._family.err_column in raw
             new = newcomer(raw, self._family, self._err_ratio if checked else None)
             if isinstance(new, Rejected) or (raw.get("status") or "ok") != "ok":
@@ -157,36 +209,29 @@ class NewcomerPool:
                 continue
             self.unchecked += not checked and self._err_ratio is not None and self._family.err_column != "err1"
             if session is not None:
-                self._note(session, new, winner == "1", beside or bool(session[1]))
+                self._note(session, new, won=winner == "1", profile=beside or bool(session[1]))
             if not beside:
-                old = self._best.get(new.place)
-                if old is None or new.us < old.us or (new.us == old.us and new.rank() < old.rank()):
-                    self._best[new.place] = new
+                _keep(self._best, new.place, new)
 
     def champions(self) -> list[Newcomer]:
         """The best newcomer of each place, in the order of the keys."""
         self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
         return sorted(self._best.values(), key=lambda n: (key_order(n.key), n.tag))
 
-    def times(self, new: Newcomer) -> tuple[Time, Time | None]:
-        """(the champion's time with its spread, the incumbent's kernel in a session that the champion is of or None).
-
-        The lowest of the incumbent's, and the largest of the spreads, were they of several sessions.
-        """
-        spread, rivals = new.spread, list[Time]()
-        together = [m for session, m in self._sessions.get(new.place, {}).items() if session in self._profiles]
-        kernel = identity(new.cells, self._family.name) if together else None
-        for m in together:
-            own = m.same(new, kernel, self._family.name)
-            if own is not None:
-                spread = max(spread, own.spread)
-                rivals += [m.rival] if m.rival else []
-        return Time(new.us, spread), min(rivals, key=lambda t: (t.us, t.spread), default=None)
+    def judge(self, new: Newcomer, policy: Policy = "noise", margin: float = MARGIN) -> Judged:
+        """The verdict on a champion."""
+        old, (after, rival) = self._incumbent(new.place), self._times(new)
+        figure, same = old.time if old else None, self.is_incumbent(new)
+        found = decide(
+            figure, after, is_key=old is not None, rival=rival, policy=policy, margin=margin, same_kernel=same
+        )
+        return Judged(new, old, after, rival, *found)
 
     def is_incumbent(self, new: Newcomer) -> bool:
-        """True where the champion has the kernel of the table's row."""
+        """True where a newcomer has the kernel of the row that has its key."""
         old = self._incumbent(new.place)
-        return old is not None and old[1] == new.kernel and old == identity(new.cells, self._family.name)
+        kernel = old.kernel if old else None
+        return kernel is not None and kernel[1] == new.kernel and kernel == identity(new.cells, self._family.name)
 
     def notes(self) -> list[str]:
         """Sentences on the rows that were passed over."""
@@ -198,19 +243,38 @@ class NewcomerPool:
             out.append(f"{rows} of tables without {self._family.err_column}: it was not checked")
         return out
 
-    def _note(self, session: Session, new: Newcomer, won: bool, profile: bool) -> None:
-        by = self._sessions.setdefault(new.place, {})
-        m = by.get(session)
-        if profile or m is not None:
+    def _note(self, session: Session, new: Newcomer, *, won: bool, profile: bool) -> None:
+        """Keep of a place and session the lowest row, the one that won there, and the incumbent's kernel."""
+        kept = self._sessions.setdefault(new.place, {}).setdefault(session, {})
+        if profile or kept:
             self._profiles.add(session)
-        if m is None:
-            m = by[session] = _Measured(new)
-        elif new.rank() < m.lowest.rank():
-            m.lowest = new
-        if won and (m.winner is None or new.rank() < m.winner.rank()):
-            m.winner = new
-        if self.is_incumbent(new) and (m.rival is None or (new.us, new.spread) < (m.rival.us, m.rival.spread)):
-            m.rival = Time(new.us, new.spread)
+        for role, is_it in (("winner", won), ("lowest", True), ("rival", self.is_incumbent(new))):
+            if is_it:
+                _keep(kept, role, new)
+
+    def _times(self, new: Newcomer) -> tuple[Time, Time | None]:
+        """(the champion's time with its spread, the incumbent's kernel in a session that the champion is of or None).
+
+        The champion is of a session that has its kernel with its time, by the row that won there or by the lowest. If
+        there are several, the lowest time of the incumbent counts and the largest spread.
+        """
+        spread, rivals = new.spread, list[Time]()
+        together = [kept for s, kept in self._sessions.get(new.place, {}).items() if s in self._profiles]
+        kernel = identity(new.cells, self._family.name) if together else None
+        for kept in together:
+            for m in (kept[role] for role in ("winner", "lowest") if role in kept):
+                if abs(m.us - new.us) <= SAME * new.us and identity(m.cells, self._family.name) == kernel:
+                    spread = max(spread, m.spread)
+                    rivals += [Time(r.us, r.spread) for r in (kept.get("rival"),) if r]
+                    break
+        return Time(new.us, spread), min(rivals, key=lambda t: (t.us, t.spread), default=None)
+
+
+def _keep(best: dict[str, Newcomer], at: str, new: Newcomer) -> None:
+    """Keep the newcomer of lowest rank. Rows come one at a time, since a profile may be of any size."""
+    old = best.get(at)
+    if old is None or new.us < old.us or (new.us == old.us and new.rank() < old.rank()):
+        best[at] = new
 
 
 def _session(raw: Mapping[str, Any]) -> Session | None:
@@ -219,34 +283,6 @@ def _session(raw: Mapping[str, Any]) -> Session | None:
         return "", attempt, node, slot
     file = str(raw.get(SESSION) or "")
     return (file, "", node, slot) if file else None
-
-
-MARGIN = 0.03
-"""The relative difference that counts as noise where no spread is known (AITER: --min_improvement_pct 3.0)."""
-
-Policy = Literal["best", "noise", "replace"]
-Action = Literal["added", "replaced", "kept", "rejected"]
-ACTIONS: tuple[Action, ...] = ("added", "replaced", "kept", "rejected")
-Basis = Literal["", "new key", "same profile", "old figure", "no old time"]
-"""The basis of a judgement: its own kernel's time in the newcomer's profile, or the figure in the table."""
-
-Identity = tuple[str, str, str]
-"""The identity of a kernel: backend, names, split and block of it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Time:
-    """A time in microseconds with its relative spread; 0: not known."""
-
-    us: float
-    spread: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    action: Action
-    judged: Basis
-    why: str
 
 
 NUMBERS = ("splitK", "ksplit", "block_m")

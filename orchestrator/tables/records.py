@@ -7,20 +7,18 @@ without being parsed. A record is current as long as time and kernel of its row 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import itemgetter
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from orchestrator.errors import TunedDBError
+from orchestrator.tables.kinds import FIELD, kind_in, kind_of
 from orchestrator.tables.open import text_lines
-from orchestrator.tables.tuned import KERNEL_NAMES, Place, Table, TableRow, kernel_of_stages, number_of
-from orchestrator.tuned_db.kinds import FIELD, kind_in, kind_of
-from orchestrator.tuned_db.merge_policy import NUMBERS, Newcomer, identity, split_of
+from orchestrator.tables.policy import NUMBERS, Newcomer, identity, split_of
+from orchestrator.tables.tuned import KERNEL_NAMES, Place, Table, kernel_of_stages, number_of
 from worker.families import Family
+from worker.text import plural
 
 Facts = Callable[[Newcomer], Mapping[str, Any]]
 """The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
@@ -50,88 +48,54 @@ class Record(NamedTuple):
         return dict(json.loads(self.line))
 
 
-@dataclass(slots=True)
-class Records:
-    """The records of a table by place."""
-
-    path: Path
-    by_place: dict[str, Record] = field(default_factory=dict)
-
-    def lines(self, places: Iterable[Place]) -> list[str]:
-        """The lines of a file with the records of these places, in their order."""
-        return [self.by_place[place].line + "\n" for place in places if place in self.by_place]
-
-
 def records_path(table: Path) -> Path:
     """The file beside a table."""
     return table.with_name(table.name + SUFFIX)
 
 
-def read_records(table: Path) -> Records:
+def read_records(table: Path) -> dict[Place, Record]:
     """The records beside a table; none where there is no file. Raises TunedDBError for a file that is none of ours."""
-    path = records_path(table)
-    out = Records(path)
-    if not path.exists():
-        return out
-    for n, line in enumerate(text_lines(path), 1):
-        line = line.rstrip("\r\n")
-        if not line.strip():
-            continue
-        record = _scan(line) or _parsed(path, n, line)
-        out.by_place[record.place] = record
+    path, out = records_path(table), dict[Place, Record]()
+    for n, line in enumerate(text_lines(path) if path.exists() else (), 1):
+        if line := line.strip():
+            found = _BEGIN.match(line)
+            record = (
+                Record(found[1], number_of(found[2]), found[3], found[4], found[5], found[6], line) if found else None
+            )
+            record = record or _parsed(path, n, line)
+            out[record.place] = record
     return out
 
 
-def current_records(header: Sequence[str], rows: Mapping[Place, TableRow], records: Records) -> dict[Place, Record]:
-    """The records that are current."""
-    if not records.by_place:
+def current_records(table: Table, records: Mapping[Place, Record]) -> dict[Place, Record]:
+    """The records that say what their rows are now. The others are stale."""
+    if not records:
         return {}
-    at = {name: i for i, name in enumerate(header)}
-    names = [at[n] for n in KERNEL_NAMES if n in at]
-    numbers = [at.get(n, len(header)) for n in NUMBERS]
-    texts_of: Callable[[tuple[str, ...]], tuple[str, ...]] = itemgetter(*numbers)
-    padded = max(numbers) == len(header)
-    alone = names[0] if len(names) == 1 else None
-    splits: dict[tuple[str, ...], str] = {}
-    out = {}
-    for place, record in records.by_place.items():
-        row = rows.get(place)
-        if row is None or record.us != row.us:
+    at, out = {name: i for i, name in enumerate(table.header)}, dict[Place, Record]()
+    names, numbers = [at[n] for n in KERNEL_NAMES if n in at], [at.get(n, -1) for n in NUMBERS]
+    for row in table.rows:
+        record = records.get(row.place)
+        if record is None or record.us != row.us:
             continue
-        cells = row.cells
-        kernel = cells[alone] if alone is not None and record.kernel else kernel_of_stages(cells[i] for i in names)
-        if record.kernel != kernel:
-            continue
-        texts = texts_of((*cells, "") if padded else cells)
-        split = splits.get(texts)
-        if split is None:
-            split = splits[texts] = split_of(texts)
-        if record.split == split or not record.kernel:
-            out[place] = record
+        cells = (*row.cells, "")
+        if record.kernel == kernel_of_stages([cells[i] for i in names]) and (
+            not record.kernel or record.split == split_of(tuple([cells[i] for i in numbers]))
+        ):
+            out[row.place] = record
     return out
 
 
-def known_records(table: Table) -> dict[Place, Record]:
-    """The records beside a table that are current. Raises TunedDBError."""
-    return current_records(table.header, {r.place: r for r in table.rows}, read_records(table.path))
-
-
-def record_of_newcomer(records: Records, new: Newcomer, family: Family) -> Record | None:
-    """The record of a row of the table that is merged into another."""
-    record = records.by_place.get(new.place)
-    kernel = identity(new.cells, family.name)
-    same = record is not None and record.us == new.us and (record.kernel, record.split) == (kernel or ("", "", ""))[1:]
-    return record if same else None
+def stale(table: Path, records: Mapping[Place, Record], known: Mapping[Place, Record]) -> str:
+    """A sentence on the records of no row as it is now, "" where there are none."""
+    n, name = len(records) - len(known), records_path(table).name
+    return f"{name}: {plural(n, 'record')} without a row: it is gone or was changed by hand" if n else ""
 
 
 def spread_of(record: Record | None) -> float:
     """The relative spread in a record, 0 where none is known."""
     if record is None or '"spread":' not in record.line:
         return 0.0
-    spread = record.document().get("spread")
-    if isinstance(spread, bool) or not isinstance(spread, (int, float)) or not math.isfinite(spread):
-        return 0.0
-    return max(0.0, float(spread))
+    return max(0.0, number_of(str(record.document().get("spread"))) or 0.0)
 
 
 def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
@@ -147,15 +111,6 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
     rest = {k: v for k, v in facts.items() if k not in _FIRST and v not in (None, "", {}, [])}
     rest |= {FIELD: kind} if (kind := kind_of(new.cells) or kind_in(facts)) else {}
     return _record(first | rest)
-
-
-def _scan(line: str) -> Record | None:
-    """The beginning of a line as we write it, without escapes; None for any other line."""
-    found = _BEGIN.match(line)
-    if found is None:
-        return None
-    place, us, kernel, split, image, tuner = found.groups()
-    return Record(place, number_of(us), kernel, split, image, tuner, line)
 
 
 def _parsed(path: Path, n: int, line: str) -> Record:

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
+from orchestrator.tables import merge as merge_module
+from orchestrator.tables.merge import Rules, merge
 from orchestrator.tables.tuned import read_table
 from orchestrator.tables.write import cell
-from orchestrator.tuned_db import merge as merge_module
-from orchestrator.tuned_db.merge import Rules, merge
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn

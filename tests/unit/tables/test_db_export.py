@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
-from orchestrator.results.aiter_compatibility import FORMS, Form, model_names, usual_form
 from orchestrator.shapes import read_shapes
+from orchestrator.tables.export import FORMS, Form, model_names, usual_form
 from orchestrator.tables.locate import family_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from worker.families import FAMILIES, Family

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.configs import merge as merging
-from orchestrator.configs.trial import Call, Trial
+from orchestrator.configs import aiter as merging
+from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
-from orchestrator.publish import publish as publishing
+from orchestrator.tables import publish as publishing
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text

@@ -1,0 +1,316 @@
+"""Merge newcomers into a tuned table: one champion per key, judged once against the incumbent; compare two tables."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.command_hints import command
+from orchestrator.errors import TunedDBError
+from orchestrator.tables.journal import LOCK_WAIT_S, locked, replace
+from orchestrator.tables.kinds import (
+    OWNER,
+    check_versions,
+    kind_in,
+    kind_of_table,
+    other_name,
+    refuse_other_rows,
+)
+from orchestrator.tables.policy import (
+    ACTIONS,
+    MARGIN,
+    Action,
+    Basis,
+    Incumbent,
+    Judged,
+    Newcomer,
+    NewcomerPool,
+    Policy,
+    Rejected,
+    Time,
+    identity,
+)
+from orchestrator.tables.records import Facts, current_records, new_record, read_records, spread_of, stale
+from orchestrator.tables.tuned import TAG, Place, Table, TableRow, kernel_of, key_dict, key_order, read_table
+from worker import without_gc
+from worker.families import Family
+from worker.text import and_more
+from worker.tuners.catalog import recorded_tuner
+
+
+@dataclass(frozen=True, slots=True)
+class MergeRow:
+    """The outcome of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
+
+    `judged` says against what; of `same profile`, `rival_us` is the time of the old kernel there.
+    """
+
+    action: Action
+    key: dict[str, int | str]
+    old_us: float | None
+    new_us: float | None
+    old_kernel: str
+    new_kernel: str
+    why: str
+    judged: Basis = ""
+    rival_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MergeReport:
+    """A merge, row by row. `backup` is the old file where it was changed, `created` whether there was none."""
+
+    path: str
+    rows: tuple[MergeRow, ...]
+    backup: str | None
+    created: bool
+    notes: tuple[str, ...]
+    policy: Policy = "noise"
+
+    def count(self, action: Action) -> int:
+        """Number of rows with this outcome."""
+        return sum(1 for r in self.rows if r.action == action)
+
+    @property
+    def changed(self) -> bool:
+        """True where the merge changed the file."""
+        return any(r.action in ("added", "replaced") for r in self.rows)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of merge.json."""
+        return {**asdict(self), "counts": {a: self.count(a) for a in ACTIONS}}
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of a merge. `margin`: the noise where none is known. `err_ratio`: the largest share of wrong elements
+    of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known may differ."""
+
+    policy: Policy = "noise"
+    margin: float = MARGIN
+    err_ratio: float | None = None
+    allow_mixed: bool = False
+
+
+def merge(
+    newcomers: Iterable[Mapping[str, Any]],
+    into: Path,
+    family: Family,
+    *,
+    rules: Rules | None = None,
+    profile: Iterable[Mapping[str, Any]] = (),
+    facts: Facts | None = None,
+    lock_wait_s: float = LOCK_WAIT_S,
+) -> MergeReport:
+    """Merge rows (by the names of `family.tuned_header`, and `spread` where known) into the table at `into`.
+
+    Per key (gfx, cu_num, the family's columns) the newcomer with the lowest us challenges the incumbent
+    (`policy.decide`). `profile`: rows that were measured beside the newcomers (`NewcomerPool.take`). Header,
+    column order and every untouched line of the file stay as they are; a new file gets the family's header. The old
+    file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
+    `champions`) is reported as rejected. `facts` are written into the records beside the table. Raises TunedDBError;
+    the table is then as it was.
+    """
+    target = Path(os.path.realpath(into))
+    if not target.parent.is_dir():
+        raise TunedDBError(f"{into}: there is no folder {target.parent}; make it first")
+    try:
+        # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
+        with locked(target, lock_wait_s), without_gc():
+            return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
+    except OSError as e:
+        raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
+
+
+def _merge(
+    newcomers: Iterable[Mapping[str, Any]],
+    profile: Iterable[Mapping[str, Any]],
+    into: Path,
+    target: Path,
+    family: Family,
+    rules: Rules,
+    facts: Facts | None,
+) -> MergeReport:
+    before = target.stat() if target.exists() else None
+    table = read_table(target, family) if before else _empty(target, family)
+    there, records = {r.place: r for r in table.rows}, read_records(target)
+    known = current_records(table, records)
+
+    def incumbent(place: Place) -> Incumbent | None:
+        row = there.get(place)
+        if row is None:
+            return None
+        cells = table.cells(row)
+        time = None if row.us is None else Time(row.us, spread_of(known.get(place)))
+        return Incumbent(cells, identity(cells, family.name), time, str(target), row.line)
+
+    pool = NewcomerPool(family, incumbent, rules.err_ratio)
+    pool.take(newcomers)
+    pool.take(profile, beside=True)
+    best = pool.champions()
+    untagged = [n for n in best if n.tag and TAG not in table.header]  # AITER counts it to the key
+    best = [n for n in best if not n.tag or TAG in table.header]
+    refuse_other_rows(table, known, best, lambda n: kind_in(facts(n)) if facts else "")
+    judged = [pool.judge(n, rules.policy, rules.margin) for n in best]
+    writes = [j for j in judged if j.action in ("added", "replaced")]
+    fresh = {j.new.place: new_record(j.new, family, facts(j.new) if facts else {}) for j in writes}
+    notes = [*table.notes, *pool.notes()]
+    if writes and (facts or records):
+        notes += check_versions(into, known, there, fresh, allowed=rules.allow_mixed)
+    notes += [text] if (text := stale(target, records, known)) else []
+    no_column = f"it has the {TAG} {{}}, and the table has no such column"
+    rejected = pool.rejected + [
+        Rejected(key_dict(n.key, family), n.us, n.kernel, no_column.format(n.tag)) for n in untagged
+    ]
+    rows = [_row(j, family) for j in judged]
+    rows += (MergeRow("rejected", r.key, None, r.us, "", r.kernel, r.why) for r in rejected)
+    backup = None
+    if writes:
+        left = {place: record for place, record in records.items() if place not in fresh} | (fresh if facts else {})
+        lines = [left[place].line + "\n" for place in dict.fromkeys((*there, *fresh)) if place in left]
+        backup = replace(target, _parts(table, writes, there), lines, before)
+    created = bool(writes) and before is None
+    return MergeReport(str(into), tuple(rows), str(backup) if backup else None, created, tuple(notes), rules.policy)
+
+
+def _empty(path: Path, family: Family) -> Table:
+    return Table(path, family, family.tuned_header, (",".join(family.aiter_header) + "\n",), (), ())
+
+
+def _row(j: Judged, family: Family) -> MergeRow:
+    key = key_dict(j.new.key, family) | ({TAG: j.new.tag} if j.new.tag else {})
+    old_us, kernel = j.old.time.us if j.old and j.old.time else None, kernel_of(j.old.cells) if j.old else ""
+    rival_us = j.rival.us if j.rival else None
+    return MergeRow(j.action, key, old_us, j.new.us, kernel, j.new.kernel, j.why, j.judged, rival_us)
+
+
+def _parts(table: Table, writes: Sequence[Judged], there: Mapping[Place, TableRow]) -> list[str]:
+    """The text of the new file."""
+    parts = list(table.parts)
+    for j in writes:
+        line = line_of(table.header, j.new, table.family, table.newline)
+        if j.old is not None:
+            parts[there[j.new.place].part] = line
+            continue
+        if not parts[-1].endswith(("\n", "\r")):
+            parts[-1] += table.newline
+        parts.append(line)
+    return parts
+
+
+def line_of(header: Sequence[str], new: Newcomer, family: Family, end: str = "\n") -> str:
+    """A newcomer as a line of a table, its key as AITER spells it."""
+    return csv_line({**new.cells, **{k: str(v) for k, v in key_dict(new.key, family).items()}}, header, end)
+
+
+def csv_line(cells: Mapping[str, str], header: Sequence[str], end: str = "\n") -> str:
+    """Cells by column as a line."""
+    out = io.StringIO()
+    csv.writer(out, lineterminator=end).writerow([cells.get(n, "") for n in header])
+    return out.getvalue()
+
+
+def check_db(db: Path, family: Family, tuner: str) -> None:
+    """Raise TunedDBError where the merge at the run's end would be refused for what is known now."""
+    writes = recorded_tuner(tuner).produces
+    if writes == "configs":
+        raise TunedDBError(
+            f"--db {db}: the tuner {tuner} writes config files, and no table names them; run it without --db, then: "
+            + command("configs merge RUN --into TREE")
+        )
+    if not db.parent.is_dir():
+        raise TunedDBError(f"--db {db}: there is no folder {db.parent}; make it first: mkdir -p {db.parent}")
+    if not db.exists():
+        return
+    if not db.is_file():
+        raise TunedDBError(f"--db {db}: is no file; name the table itself, such as {db / family.tuned_csv}")
+    table = read_table(db, family)
+    has, rows = kind_of_table(table, current_records(table, read_records(db)))
+    if has and writes and has != writes:
+        name = kernel_of(table.cells(rows[0]))[:80]
+        raise TunedDBError([
+            f"--db {db}: is a table of {OWNER[has]} kernels (line {rows[0].line}: {name}), and the tuner {tuner} writes"
+            f" {OWNER[writes]}: AITER stops at a name that it has no kernel of, so a table is never both",
+            f"use a table of their own: --db {other_name(db, tuner)}",
+        ])  # fmt: skip
+
+
+def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[str]:
+    """A warning where AMD GPUs, (node, gfx) each, are about to be tuned by a tuner that AITER loads nothing of."""
+    amd = [node for node, gfx in nodes if (gfx or "").startswith("gfx")]
+    if not amd or recorded_tuner(tuner).produces != "own":
+        return []
+    return [
+        f"warning: {and_more(amd, 4)}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: its table"
+        " is none that AITER loads; --tuner aiter writes AITER's"
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffRow:
+    """`change`: added, gone, kernel (another one), us (the same kernel with another time), cells (anything else).
+
+    `a` and `b`: kernel and time of the row on each side. `speedup` = time in A / time in B; above 1 B is faster.
+    `cells`: the other columns that differ.
+    """
+
+    change: str
+    key: dict[str, int | str]
+    a: dict[str, Any] | None
+    b: dict[str, Any] | None
+    speedup: float | None
+    cells: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Diff:
+    """Two tables compared: rows that differ in the order of their keys, the number of those that do not, columns."""
+
+    a: str
+    b: str
+    family: str
+    columns_gone: tuple[str, ...]
+    columns_added: tuple[str, ...]
+    rows: tuple[DiffRow, ...]
+    same: int
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "counts": self.counts()}
+
+    def counts(self) -> dict[str, int]:
+        """Rows by change, and those that are the same."""
+        changes = ("added", "gone", "kernel", "us", "cells")
+        return {c: sum(1 for r in self.rows if r.change == c) for c in changes} | {"same": self.same}
+
+
+def diff(a: Path, b: Path, family: Family) -> Diff:
+    """Compare two tables. Raises TunedDBError for a table that cannot be read."""
+    left, right = read_table(a, family), read_table(b, family)
+    of_a, of_b = ({r.place: r for r in t.rows} for t in (left, right))
+    every = {**of_a, **of_b}
+    ordered = sorted(every, key=lambda p: (key_order(every[p].key), every[p].tag))
+    rows = tuple(r for p in ordered if (r := _difference(every[p], of_a.get(p), of_b.get(p), left, right)))
+    gone = tuple(n for n in left.header if n not in right.header)
+    added = tuple(n for n in right.header if n not in left.header)
+    notes = (*left.notes, *right.notes)
+    return Diff(str(a), str(b), family.name, gone, added, rows, len(every) - len(rows), notes)
+
+
+def _difference(row: TableRow, a: TableRow | None, b: TableRow | None, left: Table, right: Table) -> DiffRow | None:
+    family = left.family
+    key = key_dict(row.key, family) | ({TAG: row.tag} if row.tag else {})
+    ca, cb = left.cells(a) if a else {}, right.cells(b) if b else {}
+    side_a, side_b = ({"kernel": kernel_of(c), "us": r.us} if r else None for r, c in ((a, ca), (b, cb)))
+    if a is None or b is None:
+        return DiffRow("gone" if a else "added", key, side_a, side_b, None, ())
+    skip = {"gfx", "cu_num", *family.key_names, TAG, "us", "kernelName", "kernelName1", "kernelName2"}
+    cells = tuple(n for n in left.header if n in cb and n not in skip and ca[n] != cb[n])
+    other = identity(ca, family.name) != identity(cb, family.name)
+    change = "kernel" if other else "us" if a.us != b.us else "cells" if cells else ""
+    return DiffRow(change, key, side_a, side_b, a.us / b.us if a.us and b.us else None, cells) if change else None
