@@ -67,7 +67,6 @@ def publish(
     from orchestrator.errors import InputError
     from orchestrator.paths import find_run
     from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables.publish import Request
     from orchestrator.tables.publish import publish as make
 
     paths = [Path(s) if Path(s).exists() else find_run(runs, s).root for s in sources]
@@ -79,11 +78,8 @@ def publish(
     runner = str(Path(python).absolute()) if "/" in python else python or sys.executable
     words = nodes if verify or inventory else None
     found = make(
-        Request(
-            paths, onto, model, out, RunFacts, to_publish, base, branch,
-            refresh, family, title, e2e, runner if checks else "", runs, words,
-            sys.argv[1:],
-        )
+        paths, onto, model, out, RunFacts, to_publish, base=base, branch=branch, refresh=refresh, family=family,
+        title=title, e2e=e2e, python=runner if checks else "", runs=runs, verify=words, argv=sys.argv[1:],
     )  # fmt: skip
     _print(found, as_json)
     if not found.ok:

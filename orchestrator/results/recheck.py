@@ -17,7 +17,7 @@ from typing import Any, Literal
 from orchestrator.errors import InputError
 from orchestrator.ledger.model import ProfileRow, ShapeState
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.policy import MARGIN, Time, decide
+from orchestrator.tables.policy import Time, decide
 from orchestrator.tables.sources import MergeInput
 from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of
 from orchestrator.userfiles import write_atomic
@@ -192,5 +192,5 @@ def _judged(
 
 def _beaten(now: float, by: float) -> bool:
     """True where a merge would replace a kernel by one that was measured beside it."""
-    rule = decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise", margin=MARGIN)
+    rule = decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")
     return rule.action == "replaced"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,42 +23,32 @@ from orchestrator.tables.kinds import (
 )
 from orchestrator.tables.policy import (
     ACTIONS,
-    MARGIN,
     Action,
-    Basis,
     Incumbent,
     Judged,
+    MergeRow,
     Newcomer,
     NewcomerPool,
     Policy,
-    Rejected,
     Time,
     identity,
 )
-from orchestrator.tables.records import Facts, current_records, new_record, read_records, spread_of, stale
-from orchestrator.tables.tuned import TAG, Place, Table, TableRow, kernel_of, key_dict, key_order, read_table
+from orchestrator.tables.records import Facts, Record, current_records, new_record, read_records, spread_of, stale
+from orchestrator.tables.tuned import (
+    KERNEL_NAMES,
+    TAG,
+    Place,
+    Table,
+    TableRow,
+    kernel_of,
+    key_dict,
+    key_order,
+    read_table,
+)
 from worker import without_gc
 from worker.families import Family
 from worker.text import and_more
 from worker.tuners.catalog import recorded_tuner
-
-
-@dataclass(frozen=True, slots=True)
-class MergeRow:
-    """The outcome of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
-
-    `judged` says against what; of `same profile`, `rival_us` is the time of the old kernel there.
-    """
-
-    action: Action
-    key: dict[str, int | str]
-    old_us: float | None
-    new_us: float | None
-    old_kernel: str
-    new_kernel: str
-    why: str
-    judged: Basis = ""
-    rival_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,25 +76,16 @@ class MergeReport:
         return {**asdict(self), "counts": {a: self.count(a) for a in ACTIONS}}
 
 
-@dataclass(frozen=True, slots=True)
-class Rules:
-    """The rules of a merge. `margin`: the noise where none is known. `err_ratio`: the largest share of wrong elements
-    of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known may differ."""
-
-    policy: Policy = "noise"
-    margin: float = MARGIN
-    err_ratio: float | None = None
-    allow_mixed: bool = False
-
-
 def merge(
     newcomers: Iterable[Mapping[str, Any]],
     into: Path,
     family: Family,
     *,
-    rules: Rules | None = None,
     profile: Iterable[Mapping[str, Any]] = (),
     facts: Facts | None = None,
+    policy: Policy = "noise",
+    err_ratio: float | None = None,
+    allow_mixed: bool = False,
     lock_wait_s: float = LOCK_WAIT_S,
 ) -> MergeReport:
     """Merge rows (by the names of `family.tuned_header`, and `spread` where known) into the table at `into`.
@@ -113,8 +94,9 @@ def merge(
     (`policy.decide`). `profile`: rows that were measured beside the newcomers (`NewcomerPool.take`). Header,
     column order and every untouched line of the file stay as they are; a new file gets the family's header. The old
     file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
-    `champions`) is reported as rejected. `facts` are written into the records beside the table. Raises TunedDBError;
-    the table is then as it was.
+    `champions`) is reported as rejected. `facts` are written into the records beside the table. `err_ratio`: the
+    largest share of wrong elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known
+    may differ. Raises TunedDBError; the table is then as it was.
     """
     target = Path(os.path.realpath(into))
     if not target.parent.is_dir():
@@ -122,24 +104,21 @@ def merge(
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
         with locked(target, lock_wait_s), without_gc():
-            return _merge(newcomers, profile, into, target, family, rules or Rules(), facts)
+            before = target.stat() if target.exists() else None
+            table = read_table(target, family) if before else _empty(target, family)
+            records = read_records(target)
+            known = current_records(table, records)
+            pool = NewcomerPool(family, _incumbents(table, known), err_ratio)
+            pool.take(newcomers)
+            pool.take(profile, beside=True)
+            return _merge(pool, table, records, known, into, before, policy, facts, allow_mixed=allow_mixed)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
 
 
-def _merge(
-    newcomers: Iterable[Mapping[str, Any]],
-    profile: Iterable[Mapping[str, Any]],
-    into: Path,
-    target: Path,
-    family: Family,
-    rules: Rules,
-    facts: Facts | None,
-) -> MergeReport:
-    before = target.stat() if target.exists() else None
-    table = read_table(target, family) if before else _empty(target, family)
-    there, records = {r.place: r for r in table.rows}, read_records(target)
-    known = current_records(table, records)
+def _incumbents(table: Table, known: Mapping[Place, Record]) -> Callable[[Place], Incumbent | None]:
+    """The rows of a table by place, as a pool judges against them. `known`: their records."""
+    there = {r.place: r for r in table.rows}
 
     def incumbent(place: Place) -> Incumbent | None:
         row = there.get(place)
@@ -147,35 +126,47 @@ def _merge(
             return None
         cells = table.cells(row)
         time = None if row.us is None else Time(row.us, spread_of(known.get(place)))
-        return Incumbent(cells, identity(cells, family.name), time, str(target), row.line)
+        return Incumbent(cells, identity(cells, table.family.name), time, str(table.path), row.line)
 
-    pool = NewcomerPool(family, incumbent, rules.err_ratio)
-    pool.take(newcomers)
-    pool.take(profile, beside=True)
-    best = pool.champions()
-    untagged = [n for n in best if n.tag and TAG not in table.header]  # AITER counts it to the key
-    best = [n for n in best if not n.tag or TAG in table.header]
+    return incumbent
+
+
+def _merge(
+    pool: NewcomerPool,
+    table: Table,
+    records: Mapping[Place, Record],
+    known: Mapping[Place, Record],
+    into: Path,
+    before: os.stat_result | None,
+    policy: Policy,
+    facts: Facts | None,
+    *,
+    allow_mixed: bool,
+) -> MergeReport:
+    """Judge the pool's champions, and replace the table where one of them wins."""
+    family, there = table.family, {r.place: r for r in table.rows}
+    every = pool.champions()
+    untagged = [n for n in every if n.tag and TAG not in table.header]  # AITER counts it to the key
+    best = [n for n in every if not n.tag or TAG in table.header]
     refuse_other_rows(table, known, best, lambda n: kind_in(facts(n)) if facts else "")
-    judged = [pool.judge(n, rules.policy, rules.margin) for n in best]
+    judged = [pool.judge(n, policy) for n in best]
     writes = [j for j in judged if j.action in ("added", "replaced")]
     fresh = {j.new.place: new_record(j.new, family, facts(j.new) if facts else {}) for j in writes}
     notes = [*table.notes, *pool.notes()]
     if writes and (facts or records):
-        notes += check_versions(into, known, there, fresh, allowed=rules.allow_mixed)
-    notes += [text] if (text := stale(target, records, known)) else []
-    no_column = f"it has the {TAG} {{}}, and the table has no such column"
-    rejected = pool.rejected + [
-        Rejected(key_dict(n.key, family), n.us, n.kernel, no_column.format(n.tag)) for n in untagged
-    ]
-    rows = [_row(j, family) for j in judged]
-    rows += (MergeRow("rejected", r.key, None, r.us, "", r.kernel, r.why) for r in rejected)
+        notes += check_versions(into, known, there, fresh, allowed=allow_mixed)
+    notes += [text] if (text := stale(table.path, records, known)) else []
+    why = f"it has the {TAG} {{}}, and the table has no such column"
+    rows = [_row(j, family) for j in judged] + pool.rejected
+    for n in untagged:
+        rows.append(MergeRow("rejected", key_dict(n.key, family), None, n.us, "", n.kernel, why.format(n.tag)))
     backup = None
     if writes:
         left = {place: record for place, record in records.items() if place not in fresh} | (fresh if facts else {})
         lines = [left[place].line + "\n" for place in dict.fromkeys((*there, *fresh)) if place in left]
-        backup = replace(target, _parts(table, writes, there), lines, before)
+        backup = replace(table.path, _parts(table, writes, there), lines, before)
     created = bool(writes) and before is None
-    return MergeReport(str(into), tuple(rows), str(backup) if backup else None, created, tuple(notes), rules.policy)
+    return MergeReport(str(into), tuple(rows), str(backup) if backup else None, created, tuple(notes), policy)
 
 
 def _empty(path: Path, family: Family) -> Table:
@@ -251,66 +242,40 @@ def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[s
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class DiffRow:
-    """`change`: added, gone, kernel (another one), us (the same kernel with another time), cells (anything else).
+CHANGES = ("added", "gone", "kernel", "us", "cells")
 
-    `a` and `b`: kernel and time of the row on each side. `speedup` = time in A / time in B; above 1 B is faster.
-    `cells`: the other columns that differ.
+
+def diff(a: Path, b: Path, family: Family) -> dict[str, Any]:
+    """Two tables compared: the document of `db diff --json`, its rows in the order of their keys.
+
+    A row's `change`: added, gone, kernel (another one), us (the same kernel with another time), cells (anything else).
+    `speedup` = time in A / time in B. Raises TunedDBError for a table that cannot be read.
     """
-
-    change: str
-    key: dict[str, int | str]
-    a: dict[str, Any] | None
-    b: dict[str, Any] | None
-    speedup: float | None
-    cells: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """Two tables compared: rows that differ in the order of their keys, the number of those that do not, columns."""
-
-    a: str
-    b: str
-    family: str
-    columns_gone: tuple[str, ...]
-    columns_added: tuple[str, ...]
-    rows: tuple[DiffRow, ...]
-    same: int
-    notes: tuple[str, ...]
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "counts": self.counts()}
-
-    def counts(self) -> dict[str, int]:
-        """Rows by change, and those that are the same."""
-        changes = ("added", "gone", "kernel", "us", "cells")
-        return {c: sum(1 for r in self.rows if r.change == c) for c in changes} | {"same": self.same}
-
-
-def diff(a: Path, b: Path, family: Family) -> Diff:
-    """Compare two tables. Raises TunedDBError for a table that cannot be read."""
     left, right = read_table(a, family), read_table(b, family)
     of_a, of_b = ({r.place: r for r in t.rows} for t in (left, right))
     every = {**of_a, **of_b}
     ordered = sorted(every, key=lambda p: (key_order(every[p].key), every[p].tag))
-    rows = tuple(r for p in ordered if (r := _difference(every[p], of_a.get(p), of_b.get(p), left, right)))
-    gone = tuple(n for n in left.header if n not in right.header)
-    added = tuple(n for n in right.header if n not in left.header)
-    notes = (*left.notes, *right.notes)
-    return Diff(str(a), str(b), family.name, gone, added, rows, len(every) - len(rows), notes)
+    rows = [r for p in ordered if (r := _difference(every[p], of_a.get(p), of_b.get(p), left, right))]
+    counts = {c: sum(r["change"] == c for r in rows) for c in CHANGES} | {"same": len(every) - len(rows)}
+    return {
+        "a": str(a), "b": str(b), "family": family.name,
+        "columns_gone": [n for n in left.header if n not in right.header],
+        "columns_added": [n for n in right.header if n not in left.header],
+        "rows": rows, "same": counts["same"], "notes": [*left.notes, *right.notes], "counts": counts,
+    }  # fmt: skip
 
 
-def _difference(row: TableRow, a: TableRow | None, b: TableRow | None, left: Table, right: Table) -> DiffRow | None:
-    family = left.family
-    key = key_dict(row.key, family) | ({TAG: row.tag} if row.tag else {})
+def _difference(
+    row: TableRow, a: TableRow | None, b: TableRow | None, left: Table, right: Table
+) -> dict[str, Any] | None:
+    name, skip = left.family.name, {"gfx", "cu_num", *left.family.key_names, TAG, "us", *KERNEL_NAMES}
     ca, cb = left.cells(a) if a else {}, right.cells(b) if b else {}
-    side_a, side_b = ({"kernel": kernel_of(c), "us": r.us} if r else None for r, c in ((a, ca), (b, cb)))
-    if a is None or b is None:
-        return DiffRow("gone" if a else "added", key, side_a, side_b, None, ())
-    skip = {"gfx", "cu_num", *family.key_names, TAG, "us", "kernelName", "kernelName1", "kernelName2"}
-    cells = tuple(n for n in left.header if n in cb and n not in skip and ca[n] != cb[n])
-    other = identity(ca, family.name) != identity(cb, family.name)
-    change = "kernel" if other else "us" if a.us != b.us else "cells" if cells else ""
-    return DiffRow(change, key, side_a, side_b, a.us / b.us if a.us and b.us else None, cells) if change else None
+    cells = [n for n in left.header if n in ca and n in cb and n not in skip and ca[n] != cb[n]]
+    change, speedup = "gone" if a else "added", None
+    if a and b:
+        other = identity(ca, name) != identity(cb, name)
+        change = "kernel" if other else "us" if a.us != b.us else "cells" if cells else ""
+        speedup = a.us / b.us if a.us and b.us else None
+    sides = {s: {"kernel": kernel_of(c), "us": r.us} if r else None for s, r, c in (("a", a, ca), ("b", b, cb))}
+    key = key_dict(row.key, left.family) | ({TAG: row.tag} if row.tag else {})
+    return {"change": change, "key": key, **sides, "speedup": speedup, "cells": cells} if change else None

@@ -101,16 +101,25 @@ class Newcomer:
 
 
 @dataclass(frozen=True, slots=True)
-class Rejected:
-    """A newcomer that cannot be a row of a table; `key` is its key columns as far as they are known."""
+class MergeRow:
+    """The outcome of a newcomer. `key` holds gfx, cu_num and the family's columns; times are in microseconds.
 
+    `judged` says against what; of `same profile`, `rival_us` is the time of the old kernel there. The key of a row that
+    is rejected is as far as it is known.
+    """
+
+    action: Action
     key: dict[str, int | str]
-    us: float | None
-    kernel: str
+    old_us: float | None
+    new_us: float | None
+    old_kernel: str
+    new_kernel: str
     why: str
+    judged: Basis = ""
+    rival_us: float | None = None
 
 
-def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | Rejected:
+def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | MergeRow:
     """A row by column name as a newcomer, or why it cannot be one."""
     cells = {name: value.strip() if type(value) is str else cell(value) for name, value in raw.items()}
     us = number_of(cells.get("us", ""))
@@ -118,7 +127,7 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
     try:
         key = key_of(cells, family)
     except KeyFault as e:
-        return Rejected(known, us, kernel_of(cells), str(e))
+        return MergeRow("rejected", known, None, us, "", kernel_of(cells), str(e))
     why, column = "", family.err_column
     if fault := no_gfx(key):
         why = f"it {fault}"
@@ -129,7 +138,7 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
         if err is None or not 0 <= err <= err_ratio:
             why = f"its {column} is {cells.get(column) or 'missing'}, the limit {err_ratio:g}"
     if why or us is None:
-        return Rejected(key_dict(key, family), us, kernel_of(cells), why)
+        return MergeRow("rejected", key_dict(key, family), None, us, "", kernel_of(cells), why)
     return Newcomer(key, cells, us, number_of(cells.pop("spread", "")) or 0.0)
 
 
@@ -183,7 +192,7 @@ class NewcomerPool:
     def __init__(
         self, family: Family, incumbent: Callable[[Place], Incumbent | None], err_ratio: float | None = None
     ) -> None:
-        self.rejected: list[Rejected] = []
+        self.rejected: list[MergeRow] = []
         self.left_out = self.unchecked = 0
         self._family, self._incumbent, self._err_ratio = family, cache(incumbent), err_ratio
         self._best: dict[Place, Newcomer] = {}
@@ -201,8 +210,8 @@ class NewcomerPool:
             session, winner = _session(raw), str(raw.get("winner", "")).strip()
             checked = self._family.err_column in raw
             new = newcomer(raw, self._family, self._err_ratio if checked else None)
-            if isinstance(new, Rejected) or (raw.get("status") or "ok") != "ok":
-                if beside or winner or not isinstance(new, Rejected):
+            if isinstance(new, MergeRow) or (raw.get("status") or "ok") != "ok":
+                if beside or winner or not isinstance(new, MergeRow):
                     self.left_out += 1
                 else:
                     self.rejected.append(new)
@@ -215,16 +224,14 @@ class NewcomerPool:
 
     def champions(self) -> list[Newcomer]:
         """The best newcomer of each place, in the order of the keys."""
-        self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.kernel, r.us or 0.0, r.why))
+        self.rejected.sort(key=lambda r: (tuple(map(str, r.key.values())), r.new_kernel, r.new_us or 0.0, r.why))
         return sorted(self._best.values(), key=lambda n: (key_order(n.key), n.tag))
 
-    def judge(self, new: Newcomer, policy: Policy = "noise", margin: float = MARGIN) -> Judged:
+    def judge(self, new: Newcomer, policy: Policy = "noise") -> Judged:
         """The verdict on a champion."""
         old, (after, rival) = self._incumbent(new.place), self._times(new)
         figure, same = old.time if old else None, self.is_incumbent(new)
-        found = decide(
-            figure, after, is_key=old is not None, rival=rival, policy=policy, margin=margin, same_kernel=same
-        )
+        found = decide(figure, after, is_key=old is not None, rival=rival, policy=policy, same_kernel=same)
         return Judged(new, old, after, rival, *found)
 
     def is_incumbent(self, new: Newcomer) -> bool:
@@ -309,7 +316,6 @@ def decide(
     is_key: bool,
     rival: Time | None,
     policy: Policy,
-    margin: float,
     same_kernel: bool = False,
 ) -> Decision:
     """Judge a key's champion against its incumbent, once.
@@ -318,7 +324,7 @@ def decide(
     time in the profile that `new` is of, None where that was not measured. `same_kernel`: the champion is that
     kernel, and there is nothing to win. Of one profile both times are of the same
     session, and their spreads are the noise; a figure of another session is also moved by what no spread shows
-    (clocks, temperature, drivers), so that the noise is never taken as less than `margin` there.
+    (clocks, temperature, drivers), so that the noise is never taken as less than MARGIN there.
     """
     if not is_key:
         return Decision("added", "new key", "the table had no row of this key")
@@ -339,7 +345,7 @@ def decide(
         why = f"faster by {gain:.1%}{where}"
     if policy == "replace":
         return Decision("replaced", judged, why if gain > 0 else f"{why}; replaced by policy")
-    needed, what = noise(new, against, margin, same_session=rival is not None)
+    needed, what = noise(new, against, same_session=rival is not None)
     if policy == "best" or gain <= 0:
         return Decision("replaced" if gain > 0 else "kept", judged, why)
     if gain > needed:
@@ -347,11 +353,11 @@ def decide(
     return Decision("kept", judged, f"{why}, which is not more than {what} of {needed:.1%}")
 
 
-def noise(new: Time, old: Time, margin: float, *, same_session: bool) -> tuple[float, str]:
+def noise(new: Time, old: Time, *, same_session: bool) -> tuple[float, str]:
     """(the relative difference that is taken for noise, its name)."""
     both = math.hypot(new.spread, old.spread)
     if same_session and new.spread > 0 and old.spread > 0:
         return both, "the noise of both"
-    if both <= margin:
-        return margin, "the margin"
+    if both <= MARGIN:
+        return MARGIN, "the margin"
     return both, "its own spread" if not old.spread else "the noise of both"

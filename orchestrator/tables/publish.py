@@ -20,7 +20,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
 from orchestrator.tables.build import Build
 from orchestrator.tables.check import VERDICTS, check, verdict_of
-from orchestrator.tables.checkout import CHECKS, COMMANDS, Checkout, CheckRun, judged, run_check, run_verify
+from orchestrator.tables.checkout import CHECKS, COMMANDS, Checkout, judged, run_check, run_verify
 from orchestrator.tables.export import model_names, usual_form
 from orchestrator.tables.locate import family_of, provenance_of
 from orchestrator.tables.merge import csv_line, line_of
@@ -49,33 +49,6 @@ class ConfigPart:
     buckets: Mapping[str, int]
     won: Sequence[Any]
     notes: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A request to publish.
-
-    `sources`: run folders and tables. `python`: what runs AITER's checks ("": not run). `runs`: where the runs of a
-    table's records lie. `verify`: the words that name nodes to `verify`, None: not run. `argv`: the command line.
-    `run_facts`: as of `open_sources`. `configs`: merges the config files of a run into a checkout.
-    """
-
-    sources: Sequence[Path]
-    checkout: Path
-    model: str
-    out: Path
-    run_facts: Callable[[Path], Facts]
-    configs: Callable[[Path, Path], ConfigPart]
-    base: str = "HEAD"
-    branch: str = ""
-    refresh: bool = False
-    family: str | None = None
-    title: str = ""
-    e2e: str = ""
-    python: str = ""
-    runs: Path = Path("runs")
-    verify: Sequence[str] | None = None
-    argv: Sequence[str] = ()
 
 
 @dataclass(slots=True)
@@ -138,72 +111,88 @@ class Published:
         self.ok = self.ok and result[0]
 
 
-def publish(request: Request) -> Published:
-    """Make the branch, its checks and its text. Raises InputError; then no branch was made or moved."""
-    checkout = Checkout(request.checkout)
-    base = checkout.commit_of(request.base)
-    families, config_runs = _by_family(request)
+def publish(
+    sources: Sequence[Path],
+    onto: Path,
+    model: str,
+    folder: Path,
+    run_facts: Callable[[Path], Facts],
+    configs: Callable[[Path, Path], ConfigPart],
+    *,
+    base: str = "HEAD",
+    branch: str = "",
+    refresh: bool = False,
+    family: str | None = None,
+    title: str = "",
+    e2e: str = "",
+    python: str = "",
+    runs: Path = Path("runs"),
+    verify: Sequence[str] | None = None,
+    argv: Sequence[str] = (),
+) -> Published:
+    """Make the branch of a checkout, its checks and, in `folder`, its text. Raises InputError; then no branch was made
+    or moved.
+
+    `sources`: run folders and tables. `run_facts`: as of `open_sources`. `configs`: merges the config files of a run
+    into a checkout. `python`: what runs AITER's checks ("": not run). `runs`: where the runs of a table's records lie.
+    `verify`: the words that name nodes to `verify`, None: not run. `argv`: the command line.
+    """
+    checkout = Checkout(onto)
+    base = checkout.commit_of(base)
+    families, config_runs = _by_family(sources, family)
     names = [*(f.name for f in families), *(["triton-configs"] if config_runs else [])]
-    branch = request.branch or f"gemmfleet/{request.model}-{'-'.join(names)}"
-    checkout.refuse(branch, base, refresh=request.refresh)
-    request.out.mkdir(parents=True, exist_ok=True)
-    out = Published(branch, base, request.out / "pull-request.md")
+    branch = branch or f"gemmfleet/{model}-{'-'.join(names)}"
+    checkout.refuse(branch, base, refresh=refresh)
+    folder.mkdir(parents=True, exist_ok=True)
+    out = Published(branch, base, folder / "pull-request.md")
+    jit, logs, checks = onto.absolute() / "aiter" / "jit", folder / "checks", CHECKS if python else ()
     with checkout.worktree(base) as tree:
-        before = _checks(request, tree, "base")
-        own, others = _texts(request, tree, families, config_runs, out)
-        out.title = title_of(request.title, request.model, out.parts, out.won)
+        before = [run_check(tree, name, python, jit, logs / f"{name}.base.log") for name in checks]
+        out.parts = [part_of(tree, f, paths, model, run_facts) for f, paths in families.items()]
+        own, others = _texts(out, [configs(run, tree) for run in config_runs])
+        out.title = title_of(title, model, out.parts, out.won)
         for texts, more in ((own, ""), (others, ": rows that other files own")):
             out.commit = checkout.commit(tree, texts, out.title + more) if texts else out.commit
         for part in out.parts:
             if part.tuned in part.texts:
                 out.note(f"`db check --build` of gemmfleet, {part.family.name}", against_build(tree, part))
-        for name, was, now in zip(CHECKS, before, _checks(request, tree, "branch"), strict=False):
+        for name, was in zip(checks, before, strict=True):
+            now = run_check(tree, name, python, jit, logs / f"{name}.branch.log")
             out.note(f"`{name}`", judged(was, now), () if now.why else now.tail)
-    for part in out.parts if request.verify is not None else ():
-        table = request.out / part.family.tuned_csv
+    for part in out.parts if verify is not None else ():
+        table = folder / part.family.tuned_csv
         rows = [[r.new.cells.get(n, "") for n in part.family.tuned_header] for r in part.written]
         write_csv(table, part.family.aiter_header, rows)
-        log = request.out / "checks" / f"run_config.{part.family.name}.log"
-        out.note(f"`--run_config`, {part.family.name}", run_verify(request.verify or (), table, log))
-    facts, commands = _evidence(request, out)
-    values = {"out": out, "request": request, "facts": facts, "commands": [*commands, *COMMANDS]}
+        log = logs / f"run_config.{part.family.name}.log"
+        out.note(f"`--run_config`, {part.family.name}", run_verify(verify or (), table, log))
+    facts, commands = _evidence(out, [p for p in sources if p.is_dir()], runs)
+    commands += [f"gemmfleet {shlex.join(map(str, argv))}"] if argv else []
+    values = {"out": out, "model": model, "e2e": e2e, "facts": facts, "commands": [*commands, *COMMANDS]}
     write_atomic(out.text, render("pull-request.md.j2", values))
     checkout.point(branch, out.commit)
     return out
 
 
-def _by_family(request: Request) -> tuple[dict[Family, list[Path]], list[Path]]:
+def _by_family(sources: Sequence[Path], wanted: str | None) -> tuple[dict[Family, list[Path]], list[Path]]:
     """(tables and runs by family, runs whose winners are config files)."""
     families: dict[Family, list[Path]] = {}
     config_runs = []
-    for path in dict.fromkeys(request.sources):
+    for path in dict.fromkeys(sources):
         if path.is_dir() and recorded_tuner(str(provenance_of(path).get("tuner") or "")).produces == "configs":
             config_runs.append(path)
         else:
-            family = family_of(path / "tuned.csv" if path.is_dir() else path, request.family)
-            families.setdefault(family, []).append(path)
+            families.setdefault(family_of(path / "tuned.csv" if path.is_dir() else path, wanted), []).append(path)
     return families, config_runs
 
 
-def _checks(request: Request, tree: Path, word: str) -> list[CheckRun]:
-    jit, logs = request.checkout.absolute() / "aiter" / "jit", request.out / "checks"
-    names = CHECKS if request.python else ()
-    return [run_check(tree, name, request.python, jit, logs / f"{name}.{word}.log") for name in names]
-
-
-def _texts(
-    request: Request, tree: Path, families: Mapping[Family, Sequence[Path]], config_runs: Sequence[Path], out: Published
-) -> tuple[dict[str, str], dict[str, str]]:
+def _texts(out: Published, configs: Sequence[ConfigPart]) -> tuple[dict[str, str], dict[str, str]]:
     """The texts of the model's own files and of config files, and those of others with edited rows; noted in `out`."""
     own, others = dict[str, str](), dict[str, str]()
-    for family, paths in families.items():
-        part = part_of(request, tree, family, paths)
-        out.parts.append(part)
+    for part in out.parts:
         for name, text in part.texts.items():
             (own if name in (part.tuned, part.shapes) else others)[name] = text
             out.files[name] = part.counts(name) or {"shapes": len(part.rows)}
-    for run in config_runs:
-        merged = request.configs(run, tree)
+    for merged in configs:
         out.won += merged.won
         out.notes += merged.notes
         own |= merged.texts
@@ -215,9 +204,9 @@ def _texts(
     return own, others
 
 
-def part_of(request: Request, tree: Path, family: Family, paths: Sequence[Path]) -> Part:
+def part_of(tree: Path, family: Family, paths: Sequence[Path], model: str, run_facts: Callable[[Path], Facts]) -> Part:
     """The part of a family's runs and tables. Raises InputError for sources that cannot be used."""
-    build, sources = Build(tree, NAME), open_sources(paths, [], None, family.name, request.run_facts)
+    build, sources = Build(tree, NAME), open_sources(paths, [], None, family.name, run_facts)
     tables = {str(p.relative_to(tree)): read_table(p, family, lenient=True) for p in build.tables(family)}
     every = ((file, row) for file, table in tables.items() for row in table.rows)
     owners = best(every, lambda e: e[1].place, lambda e: e[1].us or float("inf"))
@@ -238,7 +227,7 @@ def part_of(request: Request, tree: Path, family: Family, paths: Sequence[Path])
         header = family.tuned_header  # the tree's own table is older than gfx, and others may stand beside it
     rows = list(settle(pool, RowRules(family, header, family.aiter.err_ratio, build)))
     tuned, shapes = (f"{MODELS}/{n}" for n in model_names(
-        request.model, family, usual_form(family), (r.new.cells for r in rows)
+        model, family, usual_form(family), (r.new.cells for r in rows)
     ))  # fmt: skip
     rejected = [f"{', '.join(map(str, r.key.values()))}: {r.why}" for r in pool.rejected]
     out = Part(family, rows, rejected, tuned, shapes)
@@ -328,17 +317,15 @@ def against_build(tree: Path, part: Part) -> tuple[bool, str]:
     return not problems, "; ".join([words, *problems[:5]])
 
 
-def _evidence(request: Request, out: Published) -> tuple[dict[str, str], list[str]]:
+def _evidence(out: Published, folders: Sequence[Path], runs: Path) -> tuple[dict[str, str], list[str]]:
     """(what the rows were measured with, the commands that repeat it); what is missing is noted in `out`."""
     known = [f for p in out.parts for f in p.facts]
-    runs = {str(f["run"]): request.runs / str(f["run"]) for f in known if f.get("run")}
-    runs |= {p.name: p for p in request.sources if p.is_dir()}
-    documents = {run: provenance_of(folder) for run, folder in runs.items()}
-    known += [f for document in documents.values() if out.won for f in _of_slots(document)]
+    documents = {str(f["run"]): runs / str(f["run"]) for f in known if f.get("run")} | {p.name: p for p in folders}
+    found = {run: provenance_of(folder) for run, folder in documents.items()}
+    known += [f for document in found.values() if out.won for f in _of_slots(document)]
     facts, out.missing = summary(known)
-    argvs = {run: document.get("argv") for run, document in documents.items()}
-    out.missing += [f"command of the run {run}" for run, argv in argvs.items() if not argv]
-    return facts, [f"gemmfleet {shlex.join(map(str, a))}" for a in (*argvs.values(), request.argv) if a]
+    out.missing += [f"command of the run {run}" for run, document in found.items() if not document.get("argv")]
+    return facts, [f"gemmfleet {shlex.join(map(str, d['argv']))}" for d in found.values() if d.get("argv")]
 
 
 def _of_slots(document: Mapping[str, Any]) -> list[dict[str, Any]]:

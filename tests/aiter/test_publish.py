@@ -11,7 +11,7 @@ from orchestrator.configs.merge import to_publish
 from orchestrator.results.run_facts import RunFacts
 from orchestrator.tables.build import Build
 from orchestrator.tables.checkout import run_check
-from orchestrator.tables.publish import Request, publish
+from orchestrator.tables.publish import publish
 from orchestrator.tables.tuned import read_table
 from tests.aiter.checkout import AITER_GIT, commit_of, needs_checkout, take_out
 from tests.aiter.realbase import RealTree, make
@@ -81,10 +81,9 @@ def test_a_branch_of_the_real_repository_passes_aiters_own_checks(tmp_path: Path
     new = shipped.cells(first) | {"M": "77"}
     table = tmp_path / "mine_a4w4_blockscale_tuned_gemm.csv"
     table.write_text("\n".join((",".join(shipped.header), *(",".join(r.values()) for r in (faster, new)))) + "\n")
-    request = Request(
+    found = publish(
         [table], clone(tmp_path / "aiter"), "mine", tmp_path / "out", RunFacts, to_publish, python=str(real.python)
     )
-    found = publish(request)
     results = {name: result for name, result, _ in found.checks}
     assert found.ok
     assert results == {

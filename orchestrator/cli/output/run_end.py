@@ -105,7 +105,7 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
     from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables.merge import Rules, merge
+    from orchestrator.tables.merge import merge
     from orchestrator.tables.sources import open_sources
     from orchestrator.userfiles import write_atomic
 
@@ -113,8 +113,9 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
     into = Path(config.db)
     try:
         sources = open_sources([paths.root], [], into, family.name, RunFacts)
-        rules = Rules(err_ratio=config.err_ratio)
-        report = merge(sources.newcomers(), into, family, rules=rules, profile=sources.beside(), facts=sources.facts)
+        report = merge(
+            sources.newcomers(), into, family, profile=sources.beside(), facts=sources.facts, err_ratio=config.err_ratio
+        )
     except InputError as e:
         return None, e
     write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")

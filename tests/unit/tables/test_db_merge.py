@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables import journal as versions
-from orchestrator.tables.merge import MergeReport, Rules, merge
+from orchestrator.tables.merge import MergeReport, merge
 from orchestrator.tables.policy import Newcomer, Policy, Time, decide, identity
 from orchestrator.tables.records import read_records, records_path
 from orchestrator.tables.sources import open_sources
@@ -44,9 +44,9 @@ def profiled(m: int, us: str, name: str, *, attempt: str = "a1", spread: str = "
     return f"{line(m, us, name=name)},{attempt},n1,0,ok,{spread},9,{winner},"
 
 
-def merged(into: Path, *news: Path, profile: tuple[Path, ...] = (), rules: Rules | None = None) -> MergeReport:
+def merged(into: Path, *news: Path, profile: tuple[Path, ...] = ()) -> MergeReport:
     s = open_sources(list(news), list(profile), into, A8W8.name)
-    return merge(s.newcomers(), into, s.family, rules=rules, profile=s.beside(), facts=s.facts)
+    return merge(s.newcomers(), into, s.family, profile=s.beside(), facts=s.facts)
 
 
 def cli(*words: object) -> Any:
@@ -81,7 +81,7 @@ def cli(*words: object) -> Any:
 def test_the_judge(
     old: Time | None, new_time: Time, rival: Time | None, policy: Policy, action: str, judged: str
 ) -> None:
-    v = decide(old, new_time, is_key=True, rival=rival, policy=policy, margin=0.03)
+    v = decide(old, new_time, is_key=True, rival=rival, policy=policy)
     assert (v.action, v.judged) == (action, judged)
 
 
@@ -225,7 +225,7 @@ def test_images_and_tuner_versions_that_are_known_do_not_mix_silently(tmp_path: 
     assert merge([new(1, 5.0, cu_num=128)], db, A8W8, facts=of("sha256:b")).count("added") == 1
     assert not merge([new(1, 9.9)], db, A8W8, facts=of("sha256:b")).changed
     assert merge([new(1, 5.0), new(2, 5.0)], db, A8W8, facts=of("sha256:c")).count("replaced") == 2
-    report = merge([new(1, 2.0)], db, A8W8, facts=of("sha256:d"), rules=Rules(allow_mixed=True))
+    report = merge([new(1, 2.0)], db, A8W8, facts=of("sha256:d"), allow_mixed=True)
     assert report.count("replaced") == 1
     assert any("would mix" in n for n in report.notes)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.tables import merge as merge_module
-from orchestrator.tables.merge import Rules, merge
+from orchestrator.tables.merge import merge
 from orchestrator.tables.tuned import read_table
 from orchestrator.tables.write import cell
 from tests.paths import ROOT
@@ -167,7 +167,7 @@ def test_nothing_new_leaves_the_file_alone(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_a_row_is_rejected_with_its_reason(tmp_path: Path, row: dict[str, Any], why: str) -> None:
     path = table(tmp_path, line(9, "100.0"))
-    report = merge([row, new(2, 5.0)], path, A8W8, rules=Rules(err_ratio=0.05))
+    report = merge([row, new(2, 5.0)], path, A8W8, err_ratio=0.05)
     assert [(r.action, r.why) for r in report.rows if r.action == "rejected"] == [("rejected", why)]
     assert report.count("added") == 1
 
@@ -298,16 +298,16 @@ def test_a16w16_and_fmoe_speak_their_own_columns(tmp_path: Path) -> None:
     key = {"M": 1, "N": 64, "K": 64, "bias": "FALSE", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
     row = {"gfx": "cpu-x", "cu_num": 2, **key, "scaleAB": "False", "bpreshuffle": "False", "us": 5.0, "err_ratio": 0.2}
     path = tmp_path / "bf16.csv"
-    assert merge([row], path, family, rules=Rules(err_ratio=0.05)).count("rejected") == 1
+    assert merge([row], path, family, err_ratio=0.05).count("rejected") == 1
     valid = {**row, "err_ratio": 0.01, "solidx": 4, "kernelName": "mm"}
-    report = merge([valid], path, family, rules=Rules(err_ratio=0.05))
+    report = merge([valid], path, family, err_ratio=0.05)
     assert report.rows[0].key["bias"] == "False"
     text = "cpu-x,2,1,64,64,False,torch.bfloat16,torch.bfloat16,False,False,,4,,5.0,mm,0.01,,"
     assert path.read_text().splitlines()[1] == text
     fmoe = get_family("fmoe")
     moe = {c.name: 8 if c.kind == "int" else c.default for c in fmoe.columns} | {"use_g1u1": 1, "doweight_stage1": 0}
     row = {"gfx": "gfx950", "cu_num": 256, **moe, "us": 9.5, "err1": "0.3%", "kernelName1": "a", "kernelName2": "b"}
-    assert merge([row], tmp_path / "moe.csv", fmoe, rules=Rules(err_ratio=0.05)).rows[0].new_kernel == "a + b"
+    assert merge([row], tmp_path / "moe.csv", fmoe, err_ratio=0.05).rows[0].new_kernel == "a + b"
 
 
 newcomers = st.lists(
