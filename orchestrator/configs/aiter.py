@@ -27,12 +27,10 @@ from orchestrator.tables.open import csv_records
 from orchestrator.tables.write import write_csv
 from worker.families import FAMILIES
 from worker.text import Finding, and_more, clean, plural
-from worker.triton_configs.calls import readers
-from worker.triton_configs.files import Bucket, parse
-from worker.triton_configs.kinds import BY_CONFIG, Caller, ConfigKind
+from worker.triton_configs.kinds import BY_CONFIG, Caller, ConfigKind, readers
 from worker.triton_configs.layout import Layout, lay_out
 from worker.triton_configs.lint import lint_content, shipped
-from worker.triton_configs.resolve import CONFIGS, TRITON, ResolveError, Resolver, bucket_for
+from worker.triton_configs.resolve import CONFIGS, TRITON, Bucket, ResolveError, Resolver, bucket_for, parse
 
 LIST = "recheck.csv"
 Shape = tuple[int | None, int, int, int]

@@ -20,7 +20,7 @@ from orchestrator.tables.journal import TakenBack
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
 from orchestrator.tables.write import utc
-from worker.triton_configs.files import Bucket, bound_of, slower
+from worker.triton_configs.resolve import Bucket, bound_of, slower
 
 _FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 

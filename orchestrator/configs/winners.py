@@ -20,8 +20,8 @@ from orchestrator.tables.tuned import best, number_of
 from orchestrator.tables.write import write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
-from worker.triton_configs.files import Bucket, bound_of, is_bucket, read, written
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
+from worker.triton_configs.resolve import Bucket, bound_of, is_bucket, read, written
 
 FIELD = "triton_config"
 """Of a winner's row in the ledger."""
@@ -115,7 +115,7 @@ def write(ledger: LedgerReader, folder: Path) -> list[str]:
 
     Raises OSError.
     """
-    found, notes = decisions(ledger.family, ((r.key, r.extra) for r in ledger.winners()))
+    found, notes = decisions(ledger.family, ((r.key, r.row) for r in ledger.winners()))
     files: dict[str, dict[str, Bucket]] = {}
     for place, winner in found.items():
         files.setdefault(place.file, {})[place.bucket] = winner.values

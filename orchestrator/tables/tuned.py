@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.open import MAX_BYTES, csv_records
 from worker.families import Column, Family
+from worker.protocol import FIELDS
 from worker.text import plural
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
@@ -31,7 +32,8 @@ _INFINITE = ("inf", "infinity")
 T = TypeVar("T")
 K = TypeVar("K")
 
-PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed", "margin")
+SHOWN = tuple(f.name for f in FIELDS if f.shown)
+PROFILE_EXTRA = ("attempt", "node", "slot", *SHOWN, "winner", "unconfirmed")
 """Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where
 candidates were left out then that faulted on one slot alone."""
 FAILED_EXTRA = ("reason", "detail", "node", "attempts")

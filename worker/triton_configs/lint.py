@@ -14,9 +14,18 @@ from math import log2
 from pathlib import Path
 
 from worker.text import LEVELS, Finding, Level, clean
-from worker.triton_configs.files import Bucket, ConfigFile, ConfigFileError, is_bucket
 from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind
-from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name, ranges
+from worker.triton_configs.resolve import (
+    CONFIGS,
+    Bucket,
+    ConfigFile,
+    ConfigFileError,
+    ResolveError,
+    Resolver,
+    folder_name,
+    is_bucket,
+    ranges,
+)
 
 KPACK_CHIP = "gfx942"
 """The one chip whose configs may have `kpack`; from gfx950 on Triton warns and takes 1."""
