@@ -104,21 +104,15 @@ def merge(
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
         with locked(target, lock_wait_s), without_gc():
-            before = target.stat() if target.exists() else None
-            table = read_table(target, family) if before else _empty(target, family)
-            records = read_records(target)
-            known = current_records(table, records)
-            pool = NewcomerPool(family, _incumbents(table, known), err_ratio)
-            pool.take(newcomers)
-            pool.take(profile, beside=True)
-            return _merge(pool, table, records, known, into, before, policy, facts, allow_mixed=allow_mixed)
+            return _merge(newcomers, profile, into, target, family, facts, policy, err_ratio, allow_mixed=allow_mixed)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
 
 
-def _incumbents(table: Table, known: Mapping[Place, Record]) -> Callable[[Place], Incumbent | None]:
+def _incumbents(
+    table: Table, there: Mapping[Place, TableRow], known: Mapping[Place, Record]
+) -> Callable[[Place], Incumbent | None]:
     """The rows of a table by place, as a pool judges against them. `known`: their records."""
-    there = {r.place: r for r in table.rows}
 
     def incumbent(place: Place) -> Incumbent | None:
         row = there.get(place)
@@ -132,19 +126,23 @@ def _incumbents(table: Table, known: Mapping[Place, Record]) -> Callable[[Place]
 
 
 def _merge(
-    pool: NewcomerPool,
-    table: Table,
-    records: Mapping[Place, Record],
-    known: Mapping[Place, Record],
+    newcomers: Iterable[Mapping[str, Any]],
+    profile: Iterable[Mapping[str, Any]],
     into: Path,
-    before: os.stat_result | None,
-    policy: Policy,
+    target: Path,
+    family: Family,
     facts: Facts | None,
+    policy: Policy,
+    err_ratio: float | None,
     *,
     allow_mixed: bool,
 ) -> MergeReport:
-    """Judge the pool's champions, and replace the table where one of them wins."""
-    family, there = table.family, {r.place: r for r in table.rows}
+    before = target.stat() if target.exists() else None
+    table, records = read_table(target, family) if before else _empty(target, family), read_records(target)
+    known, there = current_records(table, records), {r.place: r for r in table.rows}
+    pool = NewcomerPool(family, _incumbents(table, there, known), err_ratio)
+    pool.take(newcomers)
+    pool.take(profile, beside=True)
     every = pool.champions()
     untagged = [n for n in every if n.tag and TAG not in table.header]  # AITER counts it to the key
     best = [n for n in every if not n.tag or TAG in table.header]

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,12 +60,12 @@ def read_records(table: Path) -> dict[Place, Record]:
     path, out = records_path(table), dict[Place, Record]()
     for n, line in enumerate(text_lines(path) if path.exists() else (), 1):
         if line := line.strip():
-            found = _BEGIN.match(line)
-            record = (
-                Record(found[1], number_of(found[2]), found[3], found[4], found[5], found[6], line) if found else None
-            )
-            record = record or _parsed(path, n, line)
-            out[record.place] = record
+            if found := _BEGIN.match(line):
+                place, us, kernel, split, image, tuner = found.groups()
+                out[place] = Record(place, number_of(us), kernel, split, image, tuner, line)
+            else:
+                record = _parsed(path, n, line)
+                out[record.place] = record
     return out
 
 
@@ -72,17 +74,22 @@ def current_records(table: Table, records: Mapping[Place, Record]) -> dict[Place
     if not records:
         return {}
     at, out = {name: i for i, name in enumerate(table.header)}, dict[Place, Record]()
-    names, numbers = [at[n] for n in KERNEL_NAMES if n in at], [at.get(n, -1) for n in NUMBERS]
+    texts: Callable[[tuple[str, ...]], tuple[str, ...]] = itemgetter(
+        *(at.get(n, len(table.header)) for n in (*KERNEL_NAMES, *NUMBERS))
+    )
     for row in table.rows:
         record = records.get(row.place)
-        if record is None or record.us != row.us:
-            continue
-        cells = (*row.cells, "")
-        if record.kernel == kernel_of_stages([cells[i] for i in names]) and (
-            not record.kernel or record.split == split_of(tuple([cells[i] for i in numbers]))
-        ):
-            out[row.place] = record
+        if record is not None and record.us == row.us:
+            kernel, split = _kernel(texts((*row.cells, "")))
+            if record.kernel == kernel and (record.split == split or not kernel):
+                out[row.place] = record
     return out
+
+
+@lru_cache(10_000)
+def _kernel(texts: tuple[str, ...]) -> tuple[str, str]:
+    """Name and split of a kernel by the cells of KERNEL_NAMES and NUMBERS."""
+    return kernel_of_stages(texts[: len(KERNEL_NAMES)]), split_of(texts[len(KERNEL_NAMES) :])
 
 
 def stale(table: Path, records: Mapping[Place, Record], known: Mapping[Place, Record]) -> str:
