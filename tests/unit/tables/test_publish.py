@@ -15,6 +15,9 @@ from orchestrator.configs import aiter as merging
 from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
 from orchestrator.tables import publish as publishing
+from orchestrator.tables.policy import Incumbent, Judged, NewcomerPool, Time, identity
+from orchestrator.tables.rules import RowRules
+from orchestrator.tables.tuned import Key
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text
@@ -280,3 +283,34 @@ def test_verify_runs_on_nodes_and_its_result_counts(
     assert (code, words, log) == (1, ["-i", str(tmp_path / "inv.yaml")], "run_config.a4w4_blockscale.log")
     assert sorted(rows.splitlines()[1:]) == sorted(ROWS[:2])
     assert "--run_config, a4w4_blockscale: n1: 1 of 2 rows used and right" in out
+
+
+def cells(**more: Any) -> dict[str, str]:
+    return dict(zip(A4W4.tuned_header, line(A4W4, **{"M": 1, "kernelName": ASM, **more}).split(","), strict=True))
+
+
+def settled(row: dict[str, str], owner: dict[str, str]) -> Judged:
+    def incumbent(place: str) -> Incumbent | None:
+        us = float(owner["us"])
+        return Incumbent(owner, identity(owner, A4W4.name), Time(us) if us else None, "aiter/configs/x.csv", 7)
+
+    pool = NewcomerPool(A4W4, incumbent, 0.05)
+    pool.take([row])
+    (found,) = publishing.settle(pool, RowRules(A4W4, A4W4.tuned_header))
+    return found
+
+
+def test_what_stays_out() -> None:
+    same = settled(cells(us=1.0), owner=cells(us=10.0))
+    assert (same.action, same.why) == ("kept", "its kernel is the row's already")
+    untimed = settled(cells(us=1.0), owner=cells(us=0.0, kernelName=CK))
+    assert (untimed.action, untimed.why) == ("kept", "aiter/configs/x.csv:7 has the key, and no time to compare with")
+    bad = settled(cells(us=1.0, kernelName=""), owner=cells(us=10.0, kernelName=CK))
+    assert (bad.action, bad.why) == ("refused", "kernelName is empty: AITER has nothing to call")
+
+
+def test_lookups_that_find_a_row_by_a_padded_m_are_no_misses() -> None:
+    there: set[Key] = {("gfx950", 256, 32, 64, 128), ("gfx950", 256, 1024, 64, 128)}
+    keys: list[Key] = [("gfx950", 256, m, 64, 128) for m in (32, 17, 600, 33, 5000)]
+    assert publishing.misses(keys, there, A4W4) == 2  # 17 pads to 32, 600 to 1024
+    assert publishing.misses([("gfx942", 256, 32, 64, 128)], there, A4W4) == 1
