@@ -15,7 +15,7 @@ from worker.families import FAMILIES, Family
 
 
 def get_family(name: str) -> Family:
-    """The family of that name. Raises InputError with the nearest name where there is none."""
+    """The family of that name. Raises InputError with the nearest name if no family has it."""
     if name in FAMILIES:
         return FAMILIES[name]
     near = [f for f in FAMILIES if name and f.startswith(name.lower())]

@@ -30,7 +30,7 @@ from worker.text import Finding, and_more, clean, plural
 from worker.triton_configs.kinds import BY_CONFIG, Caller, ConfigKind, readers
 from worker.triton_configs.layout import Layout, lay_out
 from worker.triton_configs.lint import lint_content, shipped
-from worker.triton_configs.resolve import CONFIGS, TRITON, Bucket, ResolveError, Resolver, bucket_for, parse
+from worker.triton_configs.resolve import CONFIGS, TRITON, Bucket, ResolveError, Resolver, bound_of, bucket_for, parse
 
 LIST = "recheck.csv"
 Shape = tuple[int | None, int, int, int]
@@ -106,7 +106,7 @@ def journal_of(root: Path) -> Journal:
     """The journal of a tree's merges. Raises InputError where the tree has no configs."""
     folder = root / CONFIGS
     if not folder.is_dir():
-        raise InputError(f"{root}: is no tree of AITER with Triton configs: there is no {CONFIGS}")
+        raise InputError(f"{root}: has no Triton configs of AITER ({CONFIGS}); name the folder that holds `aiter/`")
     return Journal(folder / "gemmfleet-merges.jsonl", root)
 
 
@@ -127,11 +127,20 @@ class AiterTree:
 
     def check(self, won: WonFile, layout: Layout) -> Iterator[Finding]:
         """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
+        for name, winner in won.winners.items():
+            side, bound = bound_of(name)
+            if side != "any" and not any(r.m == bound for r in winner.measured):
+                text = f"was not measured at M={bound}, its bound"
+                yield Finding("error", "bound", str(layout.target), 0, text, name)
         bounds = self.resolver.bounds(won.kind)
         for finding in lint_content(parse(layout.text, layout.target), won.kind, bounds, won.gfx):
             must = finding.level == "error" or finding.rule == "required"
             if must and (finding.bucket in won.winners or not finding.bucket):
                 yield finding
+
+    def text(self, path: Path) -> str:
+        """The text of a config file as it is."""
+        return self.resolver.read(path).text
 
     def bucket_for(self, won: WonFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The bucket that AITER takes for an M."""
@@ -201,7 +210,7 @@ class AiterTree:
         out: dict[str, bool] = {}
         for module, backends in readers(self.root / TRITON, kind.config).items():
             name = _below_gemm(f"aiter.ops.triton.{module}")
-            with suppress(ResolveError):  # what it would read is not there
+            with suppress(ResolveError):  # the tree has no file for it
                 if any(resolver.place(kind.config, backend) == place for backend in backends):
                     here = [c for c in known.get(name, ()) if c.reads_on(resolver.arch)]
                     out |= {c.function: c.given is not None for c in here} if name in known else {name: False}
@@ -290,5 +299,5 @@ def _shapes(path: Path, kind: ConfigKind) -> Iterator[Shape]:
             try:
                 numbers = [int(cells[i]) for i in at]
             except (ValueError, IndexError):
-                raise InputError(f"{path}:{line}: {', '.join(names)} are no whole numbers") from None
+                raise InputError(f"{path}:{line}: {', '.join(names)} are not whole numbers") from None
             yield (numbers[0], *numbers[1:]) if kind.batched else (None, *numbers)  # type: ignore[misc]

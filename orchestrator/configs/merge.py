@@ -20,7 +20,7 @@ from orchestrator.tables.journal import TakenBack
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
 from orchestrator.tables.write import utc
-from worker.triton_configs.resolve import Bucket, bound_of, slower
+from worker.triton_configs.resolve import Bucket, slower
 
 _FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 
@@ -41,7 +41,7 @@ class Change:
 
 @dataclass(slots=True)
 class Merged:
-    """The outcome of a merge. `proof`: how the new files were proven to be read, by so many `lookups`; `notes`: remarks
+    """The outcome of a merge. `proof` says how the new files were proven to be read, by how many `lookups`. `notes` are
     for the user."""
 
     run: str
@@ -112,7 +112,7 @@ def merge(
 
 
 def undo(root: Path) -> TakenBack:
-    """Take back the last merge of a tree. Raises InputError where there is none, or a file was changed since."""
+    """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since."""
     journal = journal_of(root)
     with journal.writing():
         return journal.take_back()
@@ -139,13 +139,10 @@ def _plan(tree: AiterTree, won: WonFile, folder: Path, *, default: bool) -> tupl
             " --allow-default after reading what is to be measured again"
         ]
     for name, winner in won.winners.items():
-        side, bound = bound_of(name)
-        if side != "any" and not any(r.m == bound for r in winner.measured):
-            faults.append(f"{won.path.name}: {name} was not measured at M={bound}, its bound")
         against = ((row, _against(tree, won, row, name, old, new)) for row in winner.measured)
         faults += (f"{folder / TABLE}:{row.line}: {why}" for row, why in against if why)
     faults += (f"{target.name}: {f.bucket}: {f.text}".replace(": :", ":") for f in tree.check(won, layout))
-    before = tree.resolver.read(source).text if target == source else None
+    before = tree.text(source) if target == source else None
     return Change(won, target, source, before, text, tuple(won.winners), tuple(tree.operators(won.kind))), faults
 
 

@@ -24,7 +24,7 @@ from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import Bucket, bound_of, is_bucket, read, written
 
 FIELD = "triton_config"
-"""Of a winner's row in the ledger."""
+"""The field of a winner's row in the ledger that holds its bucket's document."""
 FOLDER = "configs/aiter"
 TABLE = "tuned.csv"
 COLUMNS = (
@@ -158,7 +158,7 @@ def decisions(
 
 
 def _decision(key: Mapping[str, int | str], text: Any) -> tuple[Place, Bucket, list[Measured]] | None:
-    """A row's document, None for what is none. Values {}: the bucket stays as it is."""
+    """The document in a row, or None if the row has no such document. Values {}: the bucket stays as it is."""
     try:
         document = json.loads(text)
         kind = BY_NAME[document["kind"]]
@@ -204,7 +204,7 @@ def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonF
     """Add one row to its file's winners. Raises ValueError, KeyError and OSError, with what is wrong."""
     kind, name, bucket = BY_NAME.get(row["kind"]), row["file"], row["bucket"]
     if kind is None or kind.config != row["config"]:
-        raise ValueError(f"{shown(row['config'])} is no config of the kind {shown(row['kind'])}")
+        raise ValueError(f"{shown(row['config'])} is not a config of the kind {shown(row['kind'])}")
     bound_of(bucket)
     if name != Path(name).name or not name.startswith(f"{row['gfx']}-{kind.config}"):
         raise ValueError(f"file is {shown(name)}, not {row['gfx']}-{kind.config}... beside this table")
@@ -213,7 +213,7 @@ def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonF
     old = json.loads(row["old"])
     old_us, new_us = number_of(row["old_us"]), number_of(row["new_us"])
     if old_us is None or new_us is None or new_us <= 0 or not (old_us > 0 or old_us == -1) or not isinstance(old, dict):
-        raise ValueError("old_us, new_us or old is no measurement")
+        raise ValueError("old_us, new_us or old is not a measurement")
     if name not in files:
         files[name] = WonFile(folder / name, kind, row["gfx"], name == f"{row['gfx']}-{kind.config}.json")
     file = files[name]

@@ -53,7 +53,7 @@ class StartMerge:
     """AITER's merge of a family's tables at its start, by what a tree's aiter/jit/core.py says of it.
 
     `folder`: model_configs is merged (since v0.1.7). `stops`: a key that comes twice stops it (since 94a6edda3a,
-    2026-04-01), where one of the rows was left out without a word before. `one_header`: so do tables of different
+    2026-04-01); before, AITER silently left out one of the rows. `one_header`: so do tables of different
     columns (until v0.1.12.post2). `names`: the columns of the key, those of the family's untuned list with cu_num
     (since v0.1.9) and gfx (since v0.1.12.post2); `tag`: and `_tag`.
     """
@@ -119,7 +119,7 @@ class Build:
         return frozenset(re.findall(r"[\"'](gfx[0-9a-f]+)[\"']", "".join(texts)))
 
     def header(self, family: Family, *, untuned: bool = False) -> tuple[str, ...]:
-        """The columns of the family's own table, or of its untuned list, by our names; () where there is none."""
+        """The columns of the family's own table, or of its untuned list, by our names; () if the tree has none."""
         try:
             text = read_head(self.configs / (family.untuned_csv if untuned else family.tuned_csv), 4096, InputError)
         except InputError:

@@ -222,7 +222,7 @@ def _doubled(path: Path, first: str, family: Family, build: Build | None) -> Bro
     """
     merged = not build or Path(family.tuned_csv).stem in path.name or not first.startswith("aiter/configs/")
     stops = not build or build.start(family).stops
-    does = "AITER stops at its start" if stops else "AITER leaves out one of the two, without a word"
+    does = "AITER stops at its start" if stops else "AITER silently leaves out one of the two"
     text = f"has the key of {first}: {does if merged else f'in model_configs {does}'}"
     return "duplicate", "error" if merged else "warning", text
 

@@ -65,7 +65,7 @@ class Checkout:
         where = f"{self.folder}: {branch}"
         if not self.git("for-each-ref", f"refs/heads/{branch}").strip():
             if refresh:
-                raise InputError(f"{where} is no branch there, so there is nothing to refresh; leave out --refresh")
+                raise InputError(f"{where} is not a branch there, so there is nothing to refresh; leave out --refresh")
             return
         if not refresh:
             raise InputError(f"{where} is there: --refresh makes it again on the newer base, --branch names another")

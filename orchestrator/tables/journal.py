@@ -101,9 +101,9 @@ class Undone:
 
 
 def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> Undone:
-    """Make the last kept state the table again, records too. What was the table is kept as `<name>.<UTC>.undone`.
+    """Restore the last kept state of a table and its records. The replaced table is kept as `<name>.<UTC>.undone`.
 
-    Raises TunedDBError where nothing is kept, or nothing can be written; the table is then as it was.
+    Raises TunedDBError if nothing is kept, or if nothing can be written; the table is then as it was.
     """
     target = Path(os.path.realpath(table))
     beside = records_path(target)
@@ -154,7 +154,7 @@ def _second_names(target: Path, word: str) -> tuple[Path, Path]:
 
 
 def _link(source: Path, path: Path) -> None:
-    """A hard link, or a copy where there are none; an empty file for a source that is not there."""
+    """Make a hard link, or a copy if the file system has no links; an empty file if the source does not exist."""
     if not source.exists():
         path.touch(exist_ok=False)
         return
@@ -217,8 +217,8 @@ class Journal:
             write_atomic(path, after, like=path.stat() if before is not None else None)
 
     def take_back(self) -> TakenBack:
-        """Take back the last merge, as who holds the lock. Raises InputError where there is none, or a file was changed
-        since."""
+        """Take back the last merge; the caller holds the lock. Raises InputError if no merge is noted, or if a file was
+        changed since."""
         lines = self._lines()
         if not lines:
             raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
@@ -226,7 +226,7 @@ class Journal:
             last = json.loads(lines[-1])
             files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
         except (ValueError, KeyError, TypeError) as e:
-            what = f"{self.path}:{len(lines)}: is no line that gemmfleet wrote, so nothing is undone: {e}"
+            what = f"{self.path}:{len(lines)}: was not written by gemmfleet, so nothing is undone: {e}"
             raise InputError(what) from e
         texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
         if foreign := [

@@ -217,7 +217,7 @@ def check_db(db: Path, family: Family, tuner: str) -> None:
     if not db.exists():
         return
     if not db.is_file():
-        raise TunedDBError(f"--db {db}: is no file; name the table itself, such as {db / family.tuned_csv}")
+        raise TunedDBError(f"--db {db}: is not a file; name the table itself, such as {db / family.tuned_csv}")
     table = read_table(db, family)
     has, rows = kind_of_table(table, current_records(table, read_records(db)))
     if has and writes and has != writes:
@@ -235,8 +235,8 @@ def not_for_aiter(tuner: str, nodes: Iterable[tuple[str, str | None]]) -> list[s
     if not amd or recorded_tuner(tuner).produces != "own":
         return []
     return [
-        f"warning: {and_more(amd, 4)}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: its table"
-        " is none that AITER loads; --tuner aiter writes AITER's"
+        f"warning: {and_more(amd, 4)}: AMD GPUs, and the tuner {tuner} measures kernels of gemmfleet's own: AITER"
+        " loads nothing of its table; --tuner aiter writes AITER's"
     ]
 
 

@@ -36,7 +36,7 @@ SESSION = "_session"
 SOURCE = "_source"
 """The file or run that a row is from, for its provenance."""
 SAME = 1e-3
-"""Two texts of one time differ by at most so much, relative."""
+"""The largest relative difference of two texts of one time."""
 
 Session = tuple[str, str, str, str]
 """(file, attempt, node, slot)"""
@@ -156,7 +156,7 @@ class Incumbent:
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A key's champion, judged once against the row that has its key (`old`, None where there is none).
+    """A key's champion, judged once against the row that has its key (`old`; None if no row has it).
 
     `after` is the champion's time. `rival` is the time of the old kernel in the champion's session, None where it was
     not measured there. `rebuild`: an image that was built without the row has to be rebuilt for it.
@@ -203,7 +203,7 @@ class NewcomerPool:
         """Rows by column name.
 
         A file is a profile, and so a session, where a key comes twice in it. `beside`: these are profiles of the
-        newcomers; their rows are no newcomers themselves. Candidates of profiles without a valid time are counted in
+        newcomers; their rows do not want into the table. Candidates of profiles without a valid time are counted in
         `left_out`.
         """
         for raw in rows:

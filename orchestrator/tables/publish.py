@@ -318,7 +318,7 @@ def against_build(tree: Path, part: Part) -> tuple[bool, str]:
 
 
 def _evidence(out: Published, folders: Sequence[Path], runs: Path) -> tuple[dict[str, str], list[str]]:
-    """(what the rows were measured with, the commands that repeat it); what is missing is noted in `out`."""
+    """(facts of the measurements by name, the commands that repeat them). Missing facts are noted in `out`."""
     known = [f for p in out.parts for f in p.facts]
     documents = {str(f["run"]): runs / str(f["run"]) for f in known if f.get("run")} | {p.name: p for p in folders}
     found = {run: provenance_of(folder) for run, folder in documents.items()}
@@ -329,7 +329,7 @@ def _evidence(out: Published, folders: Sequence[Path], runs: Path) -> tuple[dict
 
 
 def _of_slots(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Facts of a run whose winners are no rows: those of its slots."""
+    """Facts of a run that wrote config files: those of its slots."""
     out = []
     for slot in document.get("devices") or []:
         device, node = slot.get("device") or {}, slot.get("node")

@@ -93,7 +93,7 @@ def _kernel(texts: tuple[str, ...]) -> tuple[str, str]:
 
 
 def stale(table: Path, records: Mapping[Place, Record], known: Mapping[Place, Record]) -> str:
-    """A sentence on the records of no row as it is now, "" where there are none."""
+    """A sentence on the records whose row has changed or gone; "" if all are current."""
     n, name = len(records) - len(known), records_path(table).name
     return f"{name}: {plural(n, 'record')} without a row: it is gone or was changed by hand" if n else ""
 
@@ -106,7 +106,7 @@ def spread_of(record: Record | None) -> float:
 
 
 def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
-    """The record of a newcomer that is now a row. What is not known of it is left out."""
+    """The record of a newcomer that is now a row. Unknown facts are left out."""
     kernel = identity(new.cells, family.name)
     first = {
         "key": new.place,
@@ -129,7 +129,7 @@ def _parsed(path: Path, n: int, line: str) -> Record:
         place = None
     if not isinstance(place, str):
         raise TunedDBError(
-            f"{path}:{n}: is no record of a tuned row; mend the line, or move the file away and lose what it records"
+            f"{path}:{n}: is not a record of a tuned row; mend the line, or move the file away and lose its records"
         )
     us = raw.get("us")
     usable = isinstance(us, (int, float)) and not isinstance(us, bool)

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 Broken = tuple[str, Level, str]
 """(rule, level, what is wrong with the row)."""
 TOLERANCE = 0.05
-"""tflops may differ by so much from 2*M*N*K/us, as AITER's validator has it."""
+"""The largest share by which tflops may differ from 2*M*N*K/us; AITER's validator has the same."""
 SMALLEST_TOKENS = 16
-"""AITER's fmoe tuner counts the work of at least so many tokens in most of its rows."""
+"""The least number of tokens whose work AITER's fmoe tuner counts, in most of its rows."""
 LARGEST_TB = 50.0
-"""No chip moves so many TB/s, so that a larger bw is in GB/s."""
+"""A bw above this is in GB/s, because no chip moves as many TB/s."""
 PERCENT_LIMIT = 0.1
 """AITER's limit for the error of a stage of fmoe."""
 REBUILD = "build: rebuild"
@@ -44,7 +44,7 @@ FIXES: Mapping[str, str] = {
     "bw": "multiply it by 1000",
     "chip": "write the gfx and cu_num of the GPU that the row was tuned on",
     "duplicate": "keep the faster row, in the file that has it (`publish` does so)",
-    "error ratio": "tune the shape again: a kernel with so many wrong elements must not win",
+    "error ratio": "tune the shape again: a kernel with that many wrong elements must not win",
     "header": "use the columns of the build's own table, in their order",
     "hipblaslt": "tune the shape again without hipBLASLt, or delete the row",
     "line ends": "write LF: `git add --renormalize FILE`, or `sed -i 's/\\r$//' FILE`",
@@ -104,7 +104,7 @@ class RowRules:
         if gfx and build.chips and gfx not in build.chips:
             yield "chip", "error", f"gfx is {gfx[:20]}, which this AITER does not know"
         elif cu_num and parts and cu_num not in parts:
-            text = f"cu_num is {cu_num}: no {gfx} has so many compute units, so no lookup finds the row"
+            text = f"cu_num is {cu_num}: no {gfx} has that many compute units, so no lookup finds the row"
             yield "chip", "error", text
 
     def _time(self, row: Mapping[str, str]) -> Iterator[Broken]:
@@ -189,7 +189,7 @@ def _cell(column: Column, text: str) -> Iterator[Broken]:
     elif text.lower() in (v.lower() for v in column.legal):
         yield "spelling", "warning", f"{column.name} is {text[:40]}: AITER writes it otherwise"
     else:
-        what = f"{column.name} is {text[:40]!r}: AITER evaluates it as Python, and it is none of its values"
+        what = f"{column.name} is {text[:40]!r}: AITER evaluates it as Python, and it is not one of its values"
         yield "eval", "error", what
 
 

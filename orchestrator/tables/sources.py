@@ -56,7 +56,7 @@ def open_sources(
     wanted: str | None,
     run_facts: Callable[[Path], Facts] | None = None,
 ) -> MergeInput:
-    """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
+    """The tables and profiles behind the paths. Raises InputError for other files, and for another family.
 
     A folder is a run's: its tuned.csv, with its profile.csv beside. `run_facts` gives what a run's folder knows of its
     rows (`results.run_facts.RunFacts`); without it, rows are known by the records beside their table.

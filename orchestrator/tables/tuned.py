@@ -102,12 +102,12 @@ def key_dict(key: Key, family: Family) -> dict[str, int | str]:
 
 
 def kernel_of(cells: Mapping[str, str]) -> str:
-    """The kernel's name (fmoe: of both stages); "" where there is none."""
+    """The kernel's name (fmoe: of both stages); "" if the row names none."""
     return kernel_of_stages(cells.get(n, "") for n in KERNEL_NAMES)
 
 
 def kernel_of_stages(names: Iterable[str]) -> str:
-    """The names of a kernel's stages as one; "" where there are none."""
+    """The names of a kernel's stages as one text."""
     return " + ".join(n for n in names if n not in NULLS)
 
 
@@ -301,7 +301,7 @@ def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, 
     missing = family.to_aiter(n for n in (*chip, *family.key_names, "us") if n not in names)
     if missing:
         faults.append(
-            f"{path}:1: is no tuned table of {family.name}: column {', '.join(missing)} is missing"
+            f"{path}:1: is not a tuned table of {family.name}: column {', '.join(missing)} is missing"
             f" (its header is {_example(family)})"
         )
     if faults:

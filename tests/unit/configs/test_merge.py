@@ -163,7 +163,7 @@ class TestWhatIsRefused:
 
     def test_a_bound_that_was_not_measured(self, root: Path, tmp_path: Path) -> None:
         (fault,) = refused(winners(tmp_path / "run", WON, [{"M": 40}]), root)
-        assert fault.endswith("M_LEQ_64 was not measured at M=64, its bound")
+        assert fault.endswith("M_LEQ_64: was not measured at M=64, its bound")
 
     def test_an_m_of_another_bucket(self, root: Path, tmp_path: Path) -> None:
         (fault,) = refused(winners(tmp_path / "run", WON, [{}, {"M": 65, "old": values(64)}]), root)
@@ -210,12 +210,12 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("row", "fault"),
         [
-            ({"kind": "fmoe"}, "is no config of the kind 'fmoe'"),
+            ({"kind": "fmoe"}, "is not a config of the kind 'fmoe'"),
             ({"bucket": "M_64"}, "is no bucket"),
             ({"bucket": "any"}, "has no bucket any"),
             ({"N": 0}, "N is '0', not a whole number from 1 on"),
-            ({"new_us": -1}, "is no measurement"),
-            ({"old": [1]}, "is no measurement"),
+            ({"new_us": -1}, "is not a measurement"),
+            ({"old": [1]}, "is not a measurement"),
             ({"file": "../x.json"}, "file is '../x.json'"),
             ({"file": "gfx950-GEMM-A16W16-N=1-K=1.json"}, "No such file"),
         ],
@@ -232,7 +232,7 @@ class TestWhatIsRefused:
             merge(tmp_path, tmp_path)
         with pytest.raises(InputError, match="has no row"):
             read_winners(winners(tmp_path / "run", WON, []))
-        with pytest.raises(InputError, match="is no tree of AITER with Triton configs"):
+        with pytest.raises(InputError, match="has no Triton configs of AITER"):
             merge(winners(tmp_path / "other", WON, [{}]), tmp_path)
 
 
@@ -332,7 +332,7 @@ class TestUndo:
 
     def test_a_foreign_line_in_the_journal(self, root: Path) -> None:
         (root / CONFIGS / NAME).write_text("hello\n")
-        with pytest.raises(InputError, match="is no line that gemmfleet wrote"):
+        with pytest.raises(InputError, match="was not written by gemmfleet"):
             undo(root)
 
 

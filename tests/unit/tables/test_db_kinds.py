@@ -141,7 +141,7 @@ def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
         prepare(asked(mixed(tmp_path), "torch"))
     with pytest.raises(InputError, match=r"there is no folder .*; make it first"):
         prepare(asked(tmp_path / "no" / "t.csv", "torch"))
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         prepare(asked(tmp_path, "torch"))
     assert not (tmp_path / "runs").exists()
     check_db(ours, A4W4, "torch")

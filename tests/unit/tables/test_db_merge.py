@@ -206,7 +206,7 @@ def test_a_record_in_another_order_of_fields_is_read_and_a_broken_one_named(tmp_
     assert record.document() == document
     path.write_text(path.read_text() + '{"key": "gfx95')
     before = db.read_bytes()
-    with pytest.raises(TunedDBError, match=r"db.csv.provenance.jsonl:3: is no record"):
+    with pytest.raises(TunedDBError, match=r"db.csv.provenance.jsonl:3: is not a record"):
         merge([new(1, 5.0)], db, A8W8)
     assert db.read_bytes() == before
 

@@ -159,7 +159,7 @@ def test_refresh_makes_the_branch_again_on_a_newer_main(tmp_path: Path, aiter: P
         4: "kept", 16: "kept", 8: "added", 900: "kept", 901: "edited",
     }  # fmt: skip
     assert found["checks"]["`db check --build` of gemmfleet, a4w4_blockscale"].startswith("safe in this branch")
-    with pytest.raises(InputError, match="is no branch there"):
+    with pytest.raises(InputError, match="is not a branch there"):
         publish(mine, "--onto", aiter, "--refresh", "--branch", "another")
 
 

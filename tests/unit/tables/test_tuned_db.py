@@ -215,7 +215,7 @@ def test_a_row_with_a_tag_is_another_key(tmp_path: Path) -> None:
             [r"db.csv:2: us is 'fast'", r"db.csv:3: K is 'x'"],
         ),
         (f"{HEADER},us\n", [r"db.csv:1: column us is there 2 times"]),
-        ("M,N,K\n1,2,3\n", [r"db.csv:1: is no tuned table of a8w8_blockscale: column cu_num, us is missing"]),
+        ("M,N,K\n1,2,3\n", [r"db.csv:1: is not a tuned table of a8w8_blockscale: column cu_num, us is missing"]),
         ("", [r"db.csv: is empty"]),
         (f'{HEADER}\n"{line(1, "5")}', [r"db.csv:2: is no CSV line"]),
         (HEADER.encode() + b"\n\xff\xfe\n", [r"db.csv:2: holds bytes that are not UTF-8"]),
