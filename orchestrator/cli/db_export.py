@@ -43,9 +43,6 @@ def export(
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Take the chips of these nodes.")
     ] = None,
     build: BuildOpt = None,
-    aiter_root: Annotated[
-        Path | None, typer.Option("--aiter-root", metavar="DIR", help="Old name of --build.", hidden=True)
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
@@ -55,7 +52,6 @@ def export(
     """
     from orchestrator.errors import InputError
     from orchestrator.tables.export import duplicates, in_build, never_selected, refuse_own
-    from worker.text import Finding
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
@@ -67,9 +63,6 @@ def export(
     only_for_image = gfx is not None and build is not None  # then -i names a node that has the image of --build
     chips = _chips(gfx, cu_num, None if only_for_image else inventory)
     found: list[Finding] = []
-    if aiter_root is not None:
-        found.append(Finding("note", "build", str(aiter_root), 0, "--aiter-root is now called --build"))
-        build = build or str(aiter_root)
     lines: list[str] = []
     written: list[str] = []
     with opened_build(build, inventory) as there:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,10 +30,10 @@ from orchestrator.tables.policy import (
     Newcomer,
     NewcomerPool,
     Policy,
-    Time,
     identity,
+    incumbent,
 )
-from orchestrator.tables.records import Facts, Record, current_records, new_record, read_records, spread_of, stale
+from orchestrator.tables.records import Facts, current_records, new_record, read_records, spread_of, stale
 from orchestrator.tables.tuned import (
     KERNEL_NAMES,
     TAG,
@@ -109,22 +109,6 @@ def merge(
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
 
 
-def _incumbents(
-    table: Table, there: Mapping[Place, TableRow], known: Mapping[Place, Record]
-) -> Callable[[Place], Incumbent | None]:
-    """The rows of a table by place, as a pool judges against them. `known`: their records."""
-
-    def incumbent(place: Place) -> Incumbent | None:
-        row = there.get(place)
-        if row is None:
-            return None
-        cells = table.cells(row)
-        time = None if row.us is None else Time(row.us, spread_of(known.get(place)))
-        return Incumbent(cells, identity(cells, table.family.name), time, str(table.path), row.line)
-
-    return incumbent
-
-
 def _merge(
     newcomers: Iterable[Mapping[str, Any]],
     profile: Iterable[Mapping[str, Any]],
@@ -140,7 +124,12 @@ def _merge(
     before = target.stat() if target.exists() else None
     table, records = read_table(target, family) if before else _empty(target, family), read_records(target)
     known, there = current_records(table, records), {r.place: r for r in table.rows}
-    pool = NewcomerPool(family, _incumbents(table, there, known), err_ratio)
+
+    def old(place: Place) -> Incumbent | None:
+        row, spread = there.get(place), spread_of(known.get(place))
+        return incumbent(table.cells(row), row.us, family.name, str(target), row.line, spread) if row else None
+
+    pool = NewcomerPool(family, old, err_ratio)
     pool.take(newcomers)
     pool.take(profile, beside=True)
     every = pool.champions()

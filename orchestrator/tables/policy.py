@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -31,10 +31,8 @@ from orchestrator.tables.write import cell
 from worker.families import Family, backend_of
 from worker.text import plural
 
-SESSION = "_session"
-"""The file of a row, where its rows may have been measured together."""
 SOURCE = "_source"
-"""The file or run that a row is from, for its provenance."""
+"""The file of a row: for its provenance, and because its rows may have been measured together."""
 SAME = 1e-3
 """The largest relative difference of two texts of one time."""
 
@@ -72,27 +70,16 @@ class Decision(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Newcomer:
+class Newcomer(NamedTuple):
     """A row that wants into a table. `us` is the time as it would be written, `spread` its relative spread (or 0)."""
 
     key: Key
     cells: dict[str, str]
     us: float
     spread: float
-    place: Place = field(init=False, compare=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "place", place_of(self.key, self.tag))
-
-    @property
-    def kernel(self) -> str:
-        return kernel_of(self.cells)
-
-    @property
-    def tag(self) -> str:
-        tag = self.cells.get(TAG, "")
-        return "" if tag in NULLS else tag
+    kernel: str
+    tag: str
+    place: Place
 
     def rank(self) -> tuple[float, str, float, list[tuple[bool, str, str]]]:
         """Lowest time, then name, spread, whatever else differs, and at last the row's origin: a total order."""
@@ -139,7 +126,9 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
             why = f"its {column} is {cells.get(column) or 'missing'}, the limit {err_ratio:g}"
     if why or us is None:
         return MergeRow("rejected", key_dict(key, family), None, us, "", kernel_of(cells), why)
-    return Newcomer(key, cells, us, number_of(cells.pop("spread", "")) or 0.0)
+    tag = "" if cells.get(TAG, "") in NULLS else cells[TAG]
+    spread = number_of(cells.pop("spread", "")) or 0.0
+    return Newcomer(key, cells, us, spread, kernel_of(cells), tag, place_of(key, tag))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +141,13 @@ class Incumbent:
     time: Time | None
     file: str
     line: int
+
+
+def incumbent(
+    cells: Mapping[str, str], us: float | None, family: str, file: str, line: int, spread: float = 0.0
+) -> Incumbent:
+    """A row of a table as a newcomer meets it. `spread`: what its record knows."""
+    return Incumbent(cells, identity(cells, family), Time(us, spread) if us else None, file, line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,16 +181,16 @@ class Judged:
 class NewcomerPool:
     """The rows of a merge, taken in any order; gives the best of each key, judged.
 
-    `incumbent` gives the row that has a place. `err_ratio` is the largest share of wrong elements allowed. It is not
+    `incumbents` gives the row that has a place. `err_ratio` is the largest share of wrong elements allowed. It is not
     looked at where a table has no column for it; `unchecked` counts those rows.
     """
 
     def __init__(
-        self, family: Family, incumbent: Callable[[Place], Incumbent | None], err_ratio: float | None = None
+        self, family: Family, incumbents: Callable[[Place], Incumbent | None], err_ratio: float | None = None
     ) -> None:
         self.rejected: list[MergeRow] = []
         self.left_out = self.unchecked = 0
-        self._family, self._incumbent, self._err_ratio = family, cache(incumbent), err_ratio
+        self._family, self._incumbent, self._err_ratio = family, cache(incumbents), err_ratio
         self._best: dict[Place, Newcomer] = {}
         self._sessions: dict[Place, dict[Session, dict[str, Newcomer]]] = {}
         self._profiles: set[Session] = set()
@@ -288,7 +284,7 @@ def _session(raw: Mapping[str, Any]) -> Session | None:
     attempt, node, slot = (str(raw.get(c) or "") for c in ("attempt", "node", "slot"))
     if attempt:
         return "", attempt, node, slot
-    file = str(raw.get(SESSION) or "")
+    file = str(raw.get(SOURCE) or "")
     return (file, "", node, slot) if file else None
 
 

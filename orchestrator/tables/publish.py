@@ -24,7 +24,7 @@ from orchestrator.tables.checkout import CHECKS, COMMANDS, Checkout, judged, run
 from orchestrator.tables.export import model_names, usual_form
 from orchestrator.tables.locate import family_of, provenance_of
 from orchestrator.tables.merge import csv_line, line_of
-from orchestrator.tables.policy import Action, Incumbent, Judged, Newcomer, NewcomerPool, Time, identity
+from orchestrator.tables.policy import Action, Incumbent, Judged, Newcomer, NewcomerPool, incumbent
 from orchestrator.tables.records import Facts
 from orchestrator.tables.rules import REBUILD, RowRules
 from orchestrator.tables.sources import open_sources
@@ -212,14 +212,11 @@ def part_of(tree: Path, family: Family, paths: Sequence[Path], model: str, run_f
     owners = best(every, lambda e: e[1].place, lambda e: e[1].us or float("inf"))
     there = {row.key for table in tables.values() for row in table.rows}
 
-    def incumbent(place: Place) -> Incumbent | None:
-        if place not in owners:
-            return None
-        file, row = owners[place]
-        cells = tables[file].cells(row)
-        return Incumbent(cells, identity(cells, family.name), Time(row.us) if row.us else None, file, row.line)
+    def old(place: Place) -> Incumbent | None:
+        file, row = owners.get(place, ("", None))
+        return incumbent(tables[file].cells(row), row.us, family.name, file, row.line) if row else None
 
-    pool = NewcomerPool(family, incumbent, family.aiter.err_ratio)
+    pool = NewcomerPool(family, old, family.aiter.err_ratio)
     pool.take(sources.newcomers())
     pool.take(sources.beside(), beside=True)
     header = build.header(family)
@@ -236,14 +233,17 @@ def part_of(tree: Path, family: Family, paths: Sequence[Path], model: str, run_f
     added, keys = [r.new for r in out.of("added")], [r.new.key for r in rows]
     out.misses = misses(keys, there, family), misses(keys, there | {new.key for new in added}, family)
     out.facts = [sources.facts(r.new) for r in out.written]
-    parts = {file: [part.rstrip("\r\n") + "\n" for part in table.parts] for file, table in tables.items()}
-    for new, old in ((r.new, r.old) for r in out.of("edited") if r.old):
-        line = csv_line(_edit(old, new, family), tables[old.file].header)
-        parts[old.file][owners[new.place][1].part] = line
-        out.texts[old.file] = "".join(parts[old.file])
+    parts = {file: _lines(table) for file, table in tables.items()}
+    for new, edited in ((r.new, r.old) for r in out.of("edited") if r.old):
+        line = csv_line(_edit(edited, new, family), tables[edited.file].header)
+        parts[edited.file][owners[new.place][1].part] = line
+        out.texts[edited.file] = "".join(parts[edited.file])
     if added:
-        table, old_parts = tables.get(tuned), parts.get(tuned) or [_head(family.to_aiter(header))]
-        out.texts[tuned] = with_rows(old_parts, table, table.header if table else header, added, family)
+        table = tables.get(tuned)
+        if table is None and (tree / tuned).exists():  # an AITER that does not merge model_configs
+            table = read_table(tree / tuned, family, lenient=True)
+        lines = parts.get(tuned) or (_lines(table) if table else [_head(family.to_aiter(header))])
+        out.texts[tuned] = with_rows(lines, table, table.header if table else header, added, family)
         listed = build.header(family, untuned=True) or family.key_names
         text = (tree / shapes).read_text() if (tree / shapes).exists() else ""
         out.texts[shapes] = untuned(text, listed, keys, family)
@@ -297,6 +297,11 @@ def untuned(text: str, header: Sequence[str], keys: Iterable[Key], family: Famil
     lines = [line.rstrip("\r") + "\n" for line in text.rstrip("\r\n").split("\n")] if text else []
     new = (csv_line(dict(zip(header, shape, strict=True)), own) for shape in shapes if shape not in have)
     return "".join([*(lines or [_head(family.to_aiter(header))]), *new])
+
+
+def _lines(table: Table) -> list[str]:
+    """The records of a table, with LF line ends."""
+    return [part.rstrip("\r\n") + "\n" for part in table.parts]
 
 
 def _head(header: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.locate import family_of, provenance_of
-from orchestrator.tables.policy import SESSION, SOURCE, Newcomer, identity
+from orchestrator.tables.policy import SOURCE, Newcomer, identity
 from orchestrator.tables.records import Facts, read_records
 from orchestrator.tables.rules import written_in_tb
 from orchestrator.tables.tuned import MAX_FAULTS, PROFILE_EXTRA, TAG, KeyFault, TableReader
@@ -124,7 +124,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = Fals
                     faults.append(f"{path}:{at}: {e}")
                 continue
             if not faults:
-                row = {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
+                row = {**dict(zip(header, cells, strict=True)), SOURCE: source}
                 in_tb += written_in_tb(row)
                 yield row
     except TunedDBError as e:

@@ -139,9 +139,8 @@ def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bo
     assert "# once, then never again: export AITER_REBUILD=1" in out
     shipped = root / "aiter" / "configs" / A4W4.tuned_csv
     shipped.write_text(shipped.read_text().rsplit(",", 3)[0] + "\n")  # AITER has tables with short rows
-    code, _, err = export(mine, "--aiter-root", root)  # its old name
+    code, _, err = export(mine, "--build", root)
     assert f"{needed} of 4 rows" in err
-    assert "--aiter-root is now called --build" in err
     _, out, err = export(mine)
     assert "3 of 4 rows with CK winners that may be outside" in err
     _, out, _ = export(table(tmp_path / "b.csv", {"M": 4}), "--family", A4W4.name, "--build", root)

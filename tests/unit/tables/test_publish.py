@@ -15,7 +15,7 @@ from orchestrator.configs import aiter as merging
 from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
 from orchestrator.tables import publish as publishing
-from orchestrator.tables.policy import Incumbent, Judged, NewcomerPool, Time, identity
+from orchestrator.tables.policy import Judged, NewcomerPool, incumbent
 from orchestrator.tables.rules import RowRules
 from orchestrator.tables.tuned import Key
 from tests.support import config_tree
@@ -290,11 +290,8 @@ def cells(**more: Any) -> dict[str, str]:
 
 
 def settled(row: dict[str, str], owner: dict[str, str]) -> Judged:
-    def incumbent(place: str) -> Incumbent | None:
-        us = float(owner["us"])
-        return Incumbent(owner, identity(owner, A4W4.name), Time(us) if us else None, "aiter/configs/x.csv", 7)
-
-    pool = NewcomerPool(A4W4, incumbent, 0.05)
+    old = incumbent(owner, float(owner["us"]), A4W4.name, "aiter/configs/x.csv", 7)
+    pool = NewcomerPool(A4W4, lambda place: old, 0.05)
     pool.take([row])
     (found,) = publishing.settle(pool, RowRules(A4W4, A4W4.tuned_header))
     return found
