@@ -14,8 +14,7 @@ import torch
 
 from worker.families.backends import TORCH
 from worker.tuners.common.device import Mode, Run
-from worker.tuners.common.formats import dtype_of
-from worker.tuners.common.operands import float_of
+from worker.tuners.common.operands import dtype_of, float_of
 from worker.tuners.common.problem import Problem, UnsupportedError
 
 MODES = 10_000

@@ -18,7 +18,7 @@ from functools import cache, partial
 import torch
 
 from worker.tuners.common.device import Operand, Run
-from worker.tuners.common.formats import E2M1, scales
+from worker.tuners.common.operands import E2M1, scales
 from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
 from worker.tuners.torch.candidate import Variant, Workspace, mx_types, op
 
