@@ -1,4 +1,4 @@
-"""What a process of AITER is started with: its command line and its environment.
+"""Command line and environment of a process of AITER.
 
 The command line is made of the flags that the script has, and of no others. Inherited variables that would change the
 result are cleared, and recorded. Precedence for GPU_ARCHS, CU_NUM and the switches of single tuners: the inventory's

@@ -179,10 +179,9 @@ class Job:
 
 @dataclass(slots=True)
 class Session:
-    """The slot's AITER from the tuner's start to its end."""
+    """The slot's AITER from the tuner's start to its end. `image`: with its own tree."""
 
     image: AiterImage
-    """The image with its own tree."""
     slot: Path
     store: ModuleStore
     blocklist: Blocklist

@@ -157,9 +157,9 @@ class AiterTuner:
                 if not store.is_warm(family):
                     say(f"building the modules of {family}, once for this image and chip")
                     store.copy_to(modules)
-                    found = self._tune_tiny(job, alive, "before the first shape, on a tiny one")
+                    winner, failure = self._tune_tiny(job, alive, "before the first shape, on a tiny one")
                     store.publish(modules, family)
-                    shown = f"{found.winner['us']:g} us" if found.winner else found.failed_with
+                    shown = f"{winner['us']:g} us" if winner else failure
                     say(f"modules are built; the tiny shape: {shown or 'no result'}")
         store.copy_to(modules)
 
@@ -167,50 +167,32 @@ class AiterTuner:
         """AITER itself on a tiny shape, whose result it compares with a reference."""
         size = "x".join(str(TINY[c]) for c in ("M", "N", "K") if c in job.family.key_names) or "a tiny shape"
         try:
-            found = self._tune_tiny(job, lambda: None, "on a tiny shape of our own")
+            winner, failure = self._tune_tiny(job, lambda: None, "on a tiny shape of our own")
         except TunerFault as e:
             return False, -1.0, str(e)
-        if found.winner is None:
-            return False, -1.0, found.failed_with or f"AITER gave no result for {size}"
-        return True, found.winner["us"], f"AITER's own {size} is right"
+        if winner is None:
+            return False, -1.0, failure or f"AITER gave no result for {size}"
+        return True, winner["us"], f"AITER's own {size} is right"
 
-    def _tune_tiny(self, job: Job, alive: Callable[[], None], when: str) -> CollectingEmit:
-        """Result of a tiny shape. A candidate that ends its process is left out, as of any shape that runs alone, but
-        is not held against it later. Raises TunerFault."""
-        folder, found = job.slot / f"tiny-{os.getpid()}-{next(self._tiny_shapes)}", CollectingEmit(alive)
+    def _tune_tiny(self, job: Job, alive: Callable[[], None], when: str) -> tuple[Row | None, str]:
+        """Winner of a tiny shape, or the reason that there is none. A candidate that ends its process is left out, as
+        of any shape that runs alone, but is not held against it later. Raises TunerFault."""
+        folder = job.slot / f"tiny-{os.getpid()}-{next(self._tiny_shapes)}"
+        said: list[dict[str, Any]] = []
+        emit = Emit(lambda message: alive() if message["type"] == "alive" else said.append(message))
 
         def healthy() -> Canary:  # if torch cannot multiply, the other candidates have to show it
             answer = query_device("canary", job.env(), alive)
             return "error" not in answer and ("absent" in answer or bool(answer["ok"])), 0.0, str(answer)
 
         repro = self._session.store.repro
-        measuring = Measuring(self._session, job, found, folder, healthy, f"{repro}/", repro=repro, when=when)
+        measuring = Measuring(self._session, job, emit, folder, healthy, f"{repro}/", repro=repro, when=when)
         measuring.tune([SpecShape(0, tiny_key(job.family, job.image.gfx))], isolate=True)
-        measuring.check_tiny(measured=found.winner is not None or any(r["us"] > 0 for r in found.rows))
+        rows: list[Row] = [m["row"] for m in said if m["type"] in ("row", "shape_tuned")]
+        measuring.check_tiny(measured=any(r["us"] > 0 for r in rows))
         shutil.rmtree(folder, ignore_errors=True)
-        return found
-
-
-class CollectingEmit(Emit):
-    """Emit for gemmfleet's own tiny shapes: nothing goes to the agent, all is kept."""
-
-    def __init__(self, alive: Callable[[], None]) -> None:
-        super().__init__(self._keep)
-        self.rows: list[Row] = []
-        self.winner: Row | None = None
-        self.failed_with = ""
-        self._alive = alive
-
-    def alive(self) -> None:
-        self._alive()
-
-    def _keep(self, message: dict[str, Any]) -> None:
-        if message["type"] == "row":
-            self.rows.append(message["row"])
-        elif message["type"] == "shape_tuned":
-            self.winner = message["row"]
-        elif message["type"] == "shape_failed":
-            self.failed_with = f"{message['reason']}: {message['detail']}"
+        failed = [f"{m['reason']}: {m['detail']}" for m in said if m["type"] == "shape_failed"]
+        return next((m["row"] for m in said if m["type"] == "shape_tuned"), None), " ".join(failed)
 
 
 @dataclass(slots=True)
