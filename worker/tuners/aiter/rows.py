@@ -14,10 +14,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from worker.families import BACKENDS, Family, backend_of
-from worker.protocol import FmoeRow, Row
+from worker.protocol import FIELDS, Row
 from worker.protocol.blocklist import CandidateId, is_number
 from worker.text import plural
 
@@ -25,10 +25,7 @@ MAX_FILE_BYTES = 512 * 1024 * 1024
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "ksplit": "splitK"}
 _MEASURED = frozenset(("us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2"))
-_NUMBERS: Mapping[str, type[int | float]] = {
-    "kernelId": int, "splitK": int, "block_m": int, "run_1stage": int, "xbf16": int, "flat": int,
-    "us1": float, "us2": float, "tflops": float, "bw": float,
-}  # fmt: skip
+_KINDS = {f.name: f.kind for f in FIELDS}
 _FMOE = ("block_m", "run_1stage", "xbf16", "flat", "us1", "us2", "kernelName1", "err1", "kernelName2", "err2")
 
 Cells = dict[str, str]
@@ -85,11 +82,11 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float) -> Row:
     c = {_ALIASES.get(name, name): cell for name, cell in cells.items()}
     us, err = parse_number(c.get("us")), _error(family, c)
     name = c.get("kernelName") or c.get("kernelName1") or ""
-    row: dict[str, Any] = {"us": -1.0, "kernelName": "" if name.lower() in _NULLS else name}
+    row: Row = {"us": -1.0, "kernelName": "" if name.lower() in _NULLS else name}
     row["libtype"] = backend_of(family.name, c)
     for column in ("kernelId", "splitK", "tflops", "bw", *(_FMOE if family.two_stages else ())):
         value: Any = c.get(column, "")
-        if kind := _NUMBERS.get(column):
+        if (kind := _KINDS[column]) is not str:
             number = parse_number(value)
             value = kind(number) if number is not None and math.isfinite(number) else ""
         if str(value).lower() not in _NULLS and (column not in ("tflops", "bw") or value > 0):
@@ -105,7 +102,7 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float) -> Row:
     else:
         row["us"], row["status"] = us, "ok" if err is not None and err <= limit else "wrong"
         row["detail"] = "AITER gave no error for it" if err is None else ""
-    return cast(FmoeRow, row)
+    return row
 
 
 def _error(family: Family, c: Mapping[str, str]) -> float | None:
@@ -151,13 +148,13 @@ def step_row(family: Family, step: JournalStep, limit: float, names: KernelNames
 def _stage_row(row: Row, stage: str, numbers: Sequence[str]) -> Row:
     """The row of one stage of fmoe. The time of a stage is no time of the shape: `us` is -1, as if it had not run."""
     n = "2" if stage == "stage2" else "1"
-    more: dict[str, Any] = {"kernelName1": "", f"kernelName{n}": row["kernelName"]}
+    more: Row = {"kernelName1": "", f"kernelName{n}": row["kernelName"]}
     if numbers:
         more["block_m"] = int(numbers[0])
     if row["us"] > 0:
         more |= {f"us{n}": row["us"], f"err{n}": f"{row.get('errRatio', 1.0):.1%}"}
     more |= {"us": -1.0} if stage.startswith("stage") else {"run_1stage": 1}
-    return cast(FmoeRow, {**row, **more})
+    return {**row, **more}
 
 
 # --- the shape of a key ---------------------------------------------------------------------------------------------
@@ -296,7 +293,7 @@ def shape_verdict(
         candidates = [r for r in candidates if _stage(r) not in right]
         if not candidates:
             return ShapeVerdict(None, "no_candidate", "each stage has right kernels, but no two of one block_m")
-    measured = [r for r in candidates if any(r.get(n, -1) > 0 for n in ("us", "us1", "us2"))]  # type: ignore[operator]
+    measured = [r for r in candidates if any(r.get(n, -1) > 0 for n in ("us", "us1", "us2"))]
     of = plural(len(candidates), "candidate")
     if measured:
         least = min(r.get("errRatio", math.inf) for r in measured)
