@@ -2,13 +2,12 @@
 
 A group that faults goes back to the scheduler, which lets the shape in flight run alone. A shape that runs alone and
 loses a candidate goes on without it if the slot proves healthy: the others are measured, and the faulty one is
-recorded with a reproduction. Before the first measurement the modules are built with a tiny shape of our own; a canary
-without torch is such a shape too. It is tuned like any other, and its rows are thrown away.
+recorded with a reproduction. Before the first measurement the modules are built with a tiny shape of our own. It is
+tuned like any other, and its rows are thrown away.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
 import time
@@ -33,6 +32,7 @@ QUIET_SHARE = 0.8
 """Share of the agent's watchdog after which a hang is ended here, where the candidate is known."""
 HOPELESS = 5
 """Candidates of a tiny shape that ended their process with none measured: the fault is not theirs then."""
+FIRST = "before the first shape, on a tiny one"
 TINY = {
     "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
 }  # fmt: skip
@@ -60,7 +60,6 @@ class AiterTuner:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
         self._made: Session | None = None
-        self._tiny_shapes = itertools.count()
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """Take the node's options. Raises ValueError."""
@@ -86,18 +85,14 @@ class AiterTuner:
         return {**image.device, "aiter": {**image.as_json(), "applied": [_brief(a) for a in session.applied]}}
 
     def canary(self) -> Canary:
-        """The torch tuner's canary in a process of its own; AITER on a tiny shape if torch cannot multiply."""
+        """The torch tuner's canary in a process of its own. AITER's torch can always multiply; one that cannot proves
+        nothing."""
         answer = query_device("canary", self._session.env())
         if "error" in answer:
             return False, -1.0, str(answer["error"])
-        if "absent" not in answer:
-            return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
-        options = Options.parse(self._raw)
-        family = FAMILIES.get(options.family)
-        if family is None or self._session.image.refusal(family):
-            return True, 0.0, f"unproven: {answer['absent']}, and no family is known to try"
-        ok, us, detail = self._prove(self._session.job(family, options))
-        return ok, us, f"{answer['absent']}; {detail}"
+        if "absent" in answer:
+            return True, 0.0, f"unproven: {answer['absent']}"
+        return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
 
     def time_canary(self) -> tuple[float, float]:
         """Times of torch's product and copy in a process of its own. Raises TunerFault if torch has none."""
@@ -144,8 +139,6 @@ class AiterTuner:
             raise RuntimeError("the tuner aiter was not opened")
         return self._made
 
-    # --- tiny shapes of our own -------------------------------------------------------------------------------------
-
     def _build(self, job: Job, alive: Callable[[], None]) -> None:
         """Have the family's modules in the slot's folder: copied, or built once for the node with a tiny shape.
 
@@ -157,36 +150,21 @@ class AiterTuner:
                 if not store.is_warm(family):
                     say(f"building the modules of {family}, once for this image and chip")
                     store.copy_to(modules)
-                    winner, failure = self._tune_tiny(job, alive, "before the first shape, on a tiny one")
+                    winner, failure = self._tune_tiny(job, alive)
                     store.publish(modules, family)
                     shown = f"{winner['us']:g} us" if winner else failure
                     say(f"modules are built; the tiny shape: {shown or 'no result'}")
         store.copy_to(modules)
 
-    def _prove(self, job: Job) -> Canary:
-        """AITER itself on a tiny shape, whose result it compares with a reference."""
-        size = "x".join(str(TINY[c]) for c in ("M", "N", "K") if c in job.family.key_names) or "a tiny shape"
-        try:
-            winner, failure = self._tune_tiny(job, lambda: None, "on a tiny shape of our own")
-        except TunerFault as e:
-            return False, -1.0, str(e)
-        if winner is None:
-            return False, -1.0, failure or f"AITER gave no result for {size}"
-        return True, winner["us"], f"AITER's own {size} is right"
-
-    def _tune_tiny(self, job: Job, alive: Callable[[], None], when: str) -> tuple[Row | None, str]:
+    def _tune_tiny(self, job: Job, alive: Callable[[], None]) -> tuple[Row | None, str]:
         """Winner of a tiny shape, or the reason that there is none. A candidate that ends its process is left out, as
         of any shape that runs alone, but is not held against it later. Raises TunerFault."""
-        folder = job.slot / f"tiny-{os.getpid()}-{next(self._tiny_shapes)}"
+        folder = job.slot / f"tiny-{os.getpid()}-{job.family.name}"
         said: list[dict[str, Any]] = []
         emit = Emit(lambda message: alive() if message["type"] == "alive" else said.append(message))
 
-        def healthy() -> Canary:  # if torch cannot multiply, the other candidates have to show it
-            answer = query_device("canary", job.env(), alive)
-            return "error" not in answer and ("absent" in answer or bool(answer["ok"])), 0.0, str(answer)
-
         repro = self._session.store.repro
-        measuring = Measuring(self._session, job, emit, folder, healthy, f"{repro}/", repro=repro, when=when)
+        measuring = Measuring(self._session, job, emit, folder, self.canary, f"{repro}/", repro, FIRST)
         measuring.tune([SpecShape(0, tiny_key(job.family, job.image.gfx))], isolate=True)
         rows: list[Row] = [m["row"] for m in said if m["type"] in ("row", "shape_tuned")]
         measuring.check_tiny(measured=any(r["us"] > 0 for r in rows))
