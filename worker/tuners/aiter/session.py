@@ -34,7 +34,7 @@ from worker.tuners.aiter.launch import (
 from worker.tuners.aiter.modules import ModuleStore, clear_stale_locks, link_shipped_modules
 from worker.tuners.aiter.rows import KernelNames
 from worker.tuners.aiter.spec import Options
-from worker.tuners.aiter.workarounds import AppliedWorkaround, WorkaroundRefusedError, needed, prepare
+from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, needed, prepare
 from worker.tuners.base import Place
 
 BUILD_QUIET_S = 600.0
@@ -59,7 +59,7 @@ class AiterImage:
     watch: ShimFit
     notes: tuple[str, ...] = ()
     seen_by_torch: bool = False
-    applied: tuple[AppliedWorkaround, ...] = ()
+    applied: tuple[Applied, ...] = ()
 
     @property
     def gfx(self) -> str:
@@ -220,13 +220,13 @@ class Session:
             say(f"a workaround is not applied: {e}")
             return self.image
         for one in applied:
-            say(f"{one.name} is applied to a scratch copy ({'; '.join(one.evidence[:2])})")
+            say(f"{one['name']} is applied to a scratch copy ({'; '.join(one['evidence'][:2])})")
         return replace(self.image, tree=scratch.tree, applied=applied) if scratch else self.image
 
     @property
-    def applied(self) -> tuple[AppliedWorkaround, ...]:
+    def applied(self) -> tuple[Applied, ...]:
         """Every workaround in use so far."""
-        return tuple({a.name: a for image in self._images.values() for a in image.applied}.values())
+        return tuple({a["name"]: a for image in self._images.values() for a in image.applied}.values())
 
     def job(
         self, family: Family, options: Options, keys: Iterable[Mapping[str, object]] = (), limits: Limits | None = None

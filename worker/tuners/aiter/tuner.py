@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.families import FAMILIES, Family, fp8_cell, legal_cells
-from worker.protocol import SHAPE_VERDICTS, Row, Spec, SpecShape
+from worker.protocol import Row, Spec, SpecShape
 from worker.protocol.blocklist import BlocklistEntry
 from worker.text import plural
 from worker.tuners.aiter.blocklist import MAX_FAULTS, LeftOut, chosen_candidates
@@ -25,7 +25,7 @@ from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
 from worker.tuners.aiter.session import Job, Limits, Session, inspect_image, say
 from worker.tuners.aiter.spec import Options
-from worker.tuners.aiter.workarounds import AppliedWorkaround
+from worker.tuners.aiter.workarounds import Applied
 from worker.tuners.base import Emit, Place, TunerFault
 
 QUIET_SHARE = 0.8
@@ -219,9 +219,6 @@ class Measuring:
             if end.how == "done":
                 text, found = f"AITER ended without a word on {plural(len(left), 'shape')}", end.known
                 raise TunerFault("error", f"{text}: {found.detail()}" if found else text)
-            if end.how == "error" and self._is_verdict(end):
-                left = [s for s in left if s.id != end.current]
-                continue
             faults += 1
             more = self._isolated(end, folder, left_out) if isolate and len(shapes) == 1 and faults <= most else None
             if more is None:
@@ -268,16 +265,6 @@ class Measuring:
             self.session.blocklist.note(entry)
         return entry
 
-    def _is_verdict(self, end: ProcessEnd) -> bool:
-        """Settle the shape in flight if AITER's error is a verdict on it; True if so."""
-        found = end.known
-        if found is None or end.current is None or self.job.batch > 1:
-            return False
-        if found.issue.blames != "shape" or found.issue.reason not in SHAPE_VERDICTS:
-            return False
-        self.emit.failed(end.current, found.issue.reason, found.detail())
-        return True
-
     def _fault(self, end: ProcessEnd, faults: int) -> tuple[str, str]:
         if end.step is not None:
             self._note(end, canary=False)
@@ -309,7 +296,6 @@ def _refuse(shapes: Sequence[SpecShape], emit: Emit, why: str) -> dict[str, floa
     return {}
 
 
-def _brief(applied: AppliedWorkaround) -> dict[str, Any]:
+def _brief(applied: Applied) -> dict[str, Any]:
     """A workaround for the record of the tuner's start, which has a limit: hashes of the first files."""
-    raw = applied.as_json()
-    return {**raw, "files": raw["files"][:8], "evidence": [e[:300] for e in raw["evidence"][:3]]}
+    return {**applied, "files": applied["files"][:8], "evidence": [e[:300] for e in applied["evidence"][:3]]}

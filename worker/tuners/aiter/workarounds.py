@@ -59,20 +59,8 @@ class Workaround:
     only_odd_k: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AppliedWorkaround:
-    """A workaround in use. `changes`: paths below the scratch copy's root, with hashes before and after ("": nothing
-    was there)."""
-
-    name: str
-    source: str
-    changes: tuple[tuple[str, str, str], ...]
-    evidence: tuple[str, ...]
-
-    def as_json(self) -> dict[str, Any]:
-        """Data for provenance."""
-        files = [{"file": f, "sha256_before": before, "sha256_after": after} for f, before, after in self.changes]
-        return {"name": self.name, "source": self.source, "files": files, "evidence": list(self.evidence)}
+Applied = Mapping[str, Any]
+"""Record of a workaround in use: `name`, `source`, `evidence`, `files` with hashes before and after ("": no file)."""
 
 
 def needed(found: Findings, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> list[str]:
@@ -90,7 +78,7 @@ def needed(found: Findings, family: Family, keys: Iterable[Mapping[str, object]]
 
 def prepare(
     found: Findings, family: Family, keys: Iterable[Mapping[str, object]], folder: Path
-) -> tuple[ScratchTree | None, tuple[AppliedWorkaround, ...]]:
+) -> tuple[ScratchTree | None, tuple[Applied, ...]]:
     """A scratch copy with everything applied that these shapes need, (None, ()) if they need nothing.
 
     Raises WorkaroundRefusedError and OSError; the real tree is as it was, whatever happens.
@@ -102,21 +90,21 @@ def prepare(
     return scratch, tuple(apply(name, found, scratch) for name in names)
 
 
-def apply(name: str, found: Findings, scratch: ScratchTree) -> AppliedWorkaround:
+def apply(name: str, found: Findings, scratch: ScratchTree) -> Applied:
     """Apply one to the scratch copy of the tree that was found. Raises WorkaroundRefusedError, and OSError."""
     workaround, verdict = WORKAROUNDS[name], found.workarounds[name]
     evidence = "; ".join(verdict.evidence)
     if verdict.verdict != "needed":
         what = "would do harm here" if verdict.verdict == "harmful" else "is not needed here"
         raise WorkaroundRefusedError(f"{name} {what}: {evidence}")
-    changes = []
+    files = []
     for rel, new in workaround.fix(TreeFiles(found.tree), found.gfx, scratch):
         before = digest(scratch.folder / rel)
         scratch.write(rel, new) if isinstance(new, bytes) else scratch.link(rel, new)
-        changes.append((rel, before, digest(scratch.folder / rel)))
+        files.append({"file": rel, "sha256_before": before, "sha256_after": digest(scratch.folder / rel)})
     if workaround.predicate(TreeFiles(scratch.tree), found.gfx).verdict == "needed":
         raise WorkaroundRefusedError(f"{name} was tried on a scratch copy and mended nothing: {evidence}")
-    return AppliedWorkaround(name, workaround.source, tuple(changes), verdict.evidence)
+    return {"name": name, "source": workaround.source, "files": files, "evidence": list(verdict.evidence)}
 
 
 # --- lists of ASM kernels where get_asm_dir() looks -----------------------------------------------------------------

@@ -56,7 +56,7 @@ def test_needed_and_applied(tmp_path: Path, name: str, changes: dict[str, str]) 
     assert fresh.workarounds[name].verdict == "needed"
     applied = apply(name, found, scratch)
     assert inspect(scratch.tree).workarounds[name].verdict != "needed"
-    told = json.loads(json.dumps(applied.as_json()))
+    told = json.loads(json.dumps(applied))
     assert told["name"] == name
     assert "ROCm/aiter" in told["source"]
     assert told["evidence"]
@@ -89,7 +89,7 @@ def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> Non
     assert found.workarounds["asm_dir_symlink"].verdict == "needed"
     scratch, applied = prepare(found, FAMILIES["a8w8_bpreshuffle"], [], tmp_path / "scratch")
     assert scratch is not None
-    assert [c[0] for a in applied for c in a.changes] == ["hsa/i8gemm"]
+    assert [f["file"] for a in applied for f in a["files"]] == ["hsa/i8gemm"]
     assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
     assert (scratch.folder / "hsa/f4gemm/f4gemm_bf16_per1x32Fp4.csv").is_file()
 
@@ -99,8 +99,8 @@ def test_two_in_one_file(tmp_path: Path) -> None:
     before = state(root)
     scratch, applied = prepare(inspect(root), FAMILIES[A4W4], [ODD], tmp_path / "scratch")
     assert scratch is not None
-    assert [a.name for a in applied] == ["tile_column_case", "k_trim"]
-    assert applied[1].changes[0][1] == applied[0].changes[0][2]
+    assert [a["name"] for a in applied] == ["tile_column_case", "k_trim"]
+    assert applied[1]["files"][0]["sha256_before"] == applied[0]["files"][0]["sha256_after"]
     text = scratch.tree.scripts[A4W4].read_text()
     assert "['tile_M', \"tile_N\"]" in text
     assert "tile_m, tile_n = first" in text  # a variable's name is nobody's business
@@ -188,7 +188,7 @@ def test_aiter_imports_from_the_copy_and_finds_its_lists_there(tmp_path: Path) -
     found = inspect(tree.root)
     scratch, applied = prepare(found, FAMILIES[A4W4], [EVEN], tmp_path / "scratch")
     assert scratch is not None
-    assert [a.name for a in applied] == ["asm_dir_symlink", "tile_column_case"]
+    assert [a["name"] for a in applied] == ["asm_dir_symlink", "tile_column_case"]
     code = (
         "import aiter, os; from aiter.jit.core import get_asm_dir; "
         "print(aiter.__file__); print(os.path.isfile(get_asm_dir() + '/f4gemm/f4gemm_bf16_per1x32Fp4.csv'))"
