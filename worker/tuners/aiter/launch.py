@@ -15,7 +15,7 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.families import Family
-from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, INVENTORY_ENV
+from worker.protocol.paths import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, INVENTORY_ENV
 from worker.tuners.aiter.findings import SHIM, TunerScript
 from worker.tuners.aiter.spec import Options, tuner_arg_flags
 

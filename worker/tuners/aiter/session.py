@@ -16,7 +16,7 @@ from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import Tree, choose
 from worker.device.probe import identify
 from worker.families import Family
-from worker.protocol.environment import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
+from worker.protocol.paths import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity
 from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.findings import WINDOWS, Findings, ShimFit, TunerScript, inspect, shim_fit

@@ -33,7 +33,7 @@ from worker.tuners.common.measure import (
 )
 from worker.tuners.common.problem import Problem, UnavailableError
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.search.clocks import GpuClock, Unthrottled
+from worker.tuners.search.compiling import now
 from worker.tuners.search.measuring_process import (
     Alive,
     Began,
@@ -52,8 +52,7 @@ from worker.tuners.search.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.search.processes import now
-from worker.tuners.search.target import Target
+from worker.tuners.search.target import GpuClock, Target, Unthrottled
 
 KEPT = RUNNER_UP
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
@@ -82,7 +81,7 @@ class Bench(Protocol):
         """A small problem with a known answer: (ok, microseconds, detail)."""
 
     def time_canary(self) -> tuple[float, float]:
-        """Times of two known kernels (worker/tuners/common/timed_canary.py); frees the last problem."""
+        """Times of two known kernels (worker.tuners.common.device.py); frees the last problem."""
 
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         """Make operands, copies and reference; why that cannot be, "" where it was done."""

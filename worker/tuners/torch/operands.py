@@ -13,7 +13,7 @@ import torch
 from worker.tuners.common.device import Operand
 from worker.tuners.common.operands import CHUNK_BYTES, copies, draw_bias, draw_w, draw_x, generator, unpack_codes, widen
 from worker.tuners.common.problem import Problem
-from worker.tuners.torch.candidate import TooLargeError, op
+from worker.tuners.torch.variants import TooLargeError, op
 
 
 @dataclass(slots=True)
