@@ -202,7 +202,7 @@ FAULTS: tuple[KnownIssue, ...] = (
         title="A signal ended the tuner's process",
         regex=(
             r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|Illegal instruction)"
-            r"|!Process killed by signal (?P<signal>\d+)|run GemmTuner process exitcode is +-(?P<exit>\d+)"
+            r"|!Process killed by signal (?P<signal>\d+)|run GemmTuner process exitcode is +(?P<exit>-?\d+)"
             r"|Segmentation fault \(core dumped\)|the process of candidate (?P<candidate>.+?) died"
             r"|process was (?:killed by|ended by signal) (?P<by>\w+)"
         ),

@@ -113,6 +113,14 @@ def test_a_process_ends_at_the_line_of_an_issue_that_isolates_and_at_no_other(is
     assert (ends_process(f"[aiter] \x1b[31m{issue.example}") is not None) == issue.isolates
 
 
+def test_a_wrapper_that_starts_a_tuner_again_is_ended() -> None:
+    """It would do so 30 times, and exit with 0."""
+    for line in ("!Process killed by signal 6, retrying (1/30)", "!Error when run GemmTuner process exitcode is  134"):
+        issue = ends_process(line)
+        assert issue is not None
+        assert issue.name == "process_died"
+
+
 @pytest.mark.parametrize(
     "line", ["", "Totall tuning result:", "[aiter] processed 2 batches of 4, Processing Status ====> 50.0% tuned",
              "run gpu func warning: info:((256, 1, 2, 3), 2, 0, '')\t boom", "[aiter] start build [module_x] under /j"],
