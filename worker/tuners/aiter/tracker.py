@@ -113,8 +113,8 @@ class ShapeTracker:
         return found or bool(steps)
 
     def _take(self, step: JournalStep, shape: int) -> None:
+        self._batch = max(self._batch, self._batch_of(shape))
         if step.event == "begin":
-            self._batch = max(self._batch, self._batch_of(shape))
             self.begin(shape)
         elif is_fatal(step.said) or "AcceleratorError" in step.said:
             self.culprit = self.culprit or step
