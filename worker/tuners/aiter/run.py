@@ -159,7 +159,9 @@ class _Follower:
     def _why_end(self, now: float) -> tuple[str, str] | None:
         tracker = self._tracker
         dead = [s for s in tracker.at_work() if not is_alive(s.pid)] if tracker.fatal is None else []
-        if dead and dead[0] in tracker.at_work():  # it may have ended, and its process after it, meanwhile
+        if dead and tracker.read() and dead[0] not in tracker.at_work():
+            dead = []  # it had ended, and its process after it
+        if dead:
             tracker.set_fatal("fault", f"the process of candidate {dead[0].candidate.describe()} died")
         if tracker.fatal is not None:
             self._fatal_at = self._fatal_at or now

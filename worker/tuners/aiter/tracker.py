@@ -16,6 +16,7 @@ from pathlib import Path
 
 from worker.protocol import Row, SpecShape
 from worker.protocol.blocklist import CandidateId
+from worker.text import clean
 from worker.tuners.aiter.blocklist import LeftOut
 from worker.tuners.aiter.launch import JOURNAL, PROFILE, TUNED
 from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, Tables, shape_verdict, step_row
@@ -63,7 +64,7 @@ class Journal:
         try:
             raw = json.loads(line)
             candidate = CandidateId(tuple(map(str, raw["key"])), tuple(map(str, raw["candidate"])))
-            us, err, said = float(raw.get("us", -1)), float(raw.get("err", 1)), str(raw.get("said", ""))
+            us, err, said = float(raw.get("us", -1)), float(raw.get("err", 1)), clean(str(raw.get("said", "")), 1000)
             return JournalStep(
                 str(raw["event"]), self._keys.of_values(candidate.key), candidate, int(raw["pid"]), us, err, said
             )
@@ -139,7 +140,6 @@ class ShapeTracker:
 
     def at_work(self) -> list[JournalStep]:
         """The candidates that began and did not end, the last first; before them the one that spoilt its process."""
-        self._journal.read()
         culprit = [self.culprit] if self.culprit else []
         return culprit + [s for s in list(self._journal.open.values())[::-1] if s.shape is not None]
 
