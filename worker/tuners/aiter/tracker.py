@@ -196,6 +196,7 @@ class ShapeTracker:
             step = family.aiter.pads_k_to
             if step and int(self._keys[shape]["K"]) % step and not self._job.image.findings.k256_sound:
                 verdict = replace(verdict, detail=f"{verdict.detail}; {UNSOUND_K}")
+        flight = self.current
         if shape not in self._parked:
             self.begin(shape)
         for row in rows:
@@ -204,6 +205,8 @@ class ShapeTracker:
         self.left.remove(shape)
         self._parked.discard(shape)
         self.current = None if shape == self.current else self.current
+        if flight is not None:  # AITER passed over this one, and is at that one
+            self.begin(flight)
 
     def _report(self, shape: int, winner: Row | None, reason: str, detail: str) -> None:
         """The verdict with what the records have of the candidates beside their times."""
