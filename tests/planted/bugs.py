@@ -66,8 +66,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "partial-rows-dropped", 2, "worker/tuners/aiter/tuner.py",
-        "for row in result.partial:",
-        "for row in result.partial[:0]:",
+        "for row in end.partial:",
+        "for row in end.partial[:0]:",
         "The rows that AITER measured before its process died are thrown away.",
         ("tests/unit/worker/aiter/test_aiter_driver.py::test_a_fault_in_a_group_names_shape_and_candidate",),
     ),
@@ -146,8 +146,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "workaround-without-predicate", 7, "worker/tuners/aiter/workarounds.py",
-        'if w.predicate(found).verdict == "needed"',
-        'if w.predicate(found).verdict != "harmful"',
+        'if found.workarounds[w.name].verdict == "needed"',
+        'if found.workarounds[w.name].verdict != "harmful"',
         "A workaround is asked for on an AITER that does not need it.",
         ("tests/unit/worker/aiter/test_aiter_workarounds.py::test_two_in_one_file",),
     ),
