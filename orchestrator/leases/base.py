@@ -1,4 +1,4 @@
-"""Interface of lease sources, which ask a scheduler for nodes, list them, reach them and give them back."""
+"""A lease, the four ways in which one ends, and what a scheduler of leases must offer."""
 
 from __future__ import annotations
 
@@ -20,24 +20,16 @@ class LeaseState(StrEnum):
 
 
 class EndCause(StrEnum):
-    """Cause of a lease's end."""
+    """Cause of a lease's end. Only FAILED counts as a lost node; after every other end what was in flight goes back
+    uncharged."""
 
     RELEASED = "released"
-    """Its holder ended by itself or on request: the work is done."""
-    CANCELLED = "cancelled"
+    """We gave it back, or its holder ended by itself: the work is done."""
     PREEMPTED = "preempted"
+    """The scheduler or a person took it back: preempted, cancelled, evicted, drained."""
     TIME_LIMIT = "time_limit"
-    EVICTED = "evicted"
-    DRAINED = "drained"
-    NODE_FAILURE = "node_failure"
-    OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    UNKNOWN = "unknown"
-
-    @property
-    def is_loss(self) -> bool:
-        """Treated as a lost node; after every other end, what was in flight goes back uncharged."""
-        return self in (EndCause.NODE_FAILURE, EndCause.OUT_OF_MEMORY, EndCause.FAILED, EndCause.UNKNOWN)
+    """Its machine broke, its memory was used up, or its holder failed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +47,8 @@ class Lease:
     """Epoch seconds of its time limit."""
     cause: EndCause | None = None
     """Cause of the end of one that ended."""
+    way: tuple[str, ...] = ()
+    """Options by which its source reaches it."""
 
 
 class LeaseSource(Protocol):
@@ -70,10 +64,10 @@ class LeaseSource(Protocol):
         ...
 
     def list(self) -> Sequence[Lease]:
-        """All that were ever requested, ended ones as long as the scheduler knows them; one cheap call."""
+        """All that the scheduler knows, ended ones included, oldest first; one cheap call."""
         ...
 
-    def release(self, ids: Collection[str]) -> None:
+    def release(self, leases: Collection[Lease]) -> None:
         """Give back; unknown and ended ones do no harm."""
         ...
 
@@ -85,7 +79,7 @@ class LeaseSource(Protocol):
         """Findings on the pool that the scheduler gives without granting a lease."""
         ...
 
-    def leftovers(self, lease_id: str) -> bytes | None:
+    def leftovers(self, lease: Lease) -> bytes | None:
         """The tar with events/ and logs/ of its node folders that an ended lease left, or None."""
         ...
 

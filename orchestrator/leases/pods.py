@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 
@@ -19,6 +19,11 @@ LEASE_VARIABLE = "GEMMFLEET_LEASE"
 GRACE_S = 60
 """Time that workers have to close their books after the SIGTERM of a deletion, an eviction or the time limit."""
 MAX_NAME = 63
+PULL_S = 60.0
+"""An image that could not be pulled for so long is given up, with its lease."""
+NOT_READY_S = 40.0
+"""And a node that is NotReady for so long. After an outage of the API server all of them may be: kubelets renew their
+leases every 10 s, the control plane looks every 5 s, and pods are Ready again up to 10 s later."""
 Json = Mapping[str, Any]
 
 
@@ -58,30 +63,24 @@ LIST_KEYS = ("name", "mountPath", "containerPort", "devicePath")
 
 def template_faults(template: Json, resource: str = "amd.com/gpu") -> list[str]:
     """Faults of a `pod:` section, each with its path and the way out."""
-    found = [f"{k} is no part of a pod template (legal: metadata, spec)" for k in template if k not in _PARTS]
-    for part in ("metadata", "spec"):
-        if not isinstance(template.get(part, {}), Mapping):
-            return [*found, f"{part} must be a mapping"]
-    for (part, key), way in TAKEN.items():
-        if key in template.get(part, {}):
-            found.append(f"{part}.{key} cannot be set here: {way}")
-    labels = template.get("metadata", {}).get("labels") or {}
-    found += [f"metadata.labels.{k} is taken" for k in labels if str(k).startswith("gemmfleet/")]
-    containers = template.get("spec", {}).get("containers", ())
+    legal = ("apiVersion", "kind", "metadata", "spec")
+    found = [f"{k} is no part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
+    metadata, spec = template.get("metadata", {}), template.get("spec", {})
+    for name, part in (("metadata", metadata), ("spec", spec)):
+        if not isinstance(part, Mapping):
+            return [*found, f"{name} must be a mapping"]
+        found += [f"{name}.{k} cannot be set here: {way}" for (of, k), way in TAKEN.items() if of == name and k in part]
+    found += [f"metadata.labels.{k} is taken" for k in metadata.get("labels") or {} if str(k).startswith("gemmfleet/")]
+    containers = spec.get("containers", ())
     if not isinstance(containers, Sequence) or not all(isinstance(c, Mapping) for c in containers):
         return [*found, "spec.containers must be a list of mappings"]
     for i, container in enumerate(containers):
-        if container.get("name", CONTAINER) != CONTAINER:
-            continue
-        at = f"spec.containers.{i}"
-        found += [f"{at}.{k} cannot be set here: {way}" for k, way in TAKEN_OF_CONTAINER.items() if k in container]
-        limits = (container.get("resources") or {}).get("limits") or {}
-        if resource in limits:
-            found.append(f"{at}.resources.limits.{resource} cannot be set here: give `gpus:` of the node")
+        if container.get("name", CONTAINER) == CONTAINER:
+            at = f"spec.containers.{i}"
+            found += [f"{at}.{k} cannot be set here: {way}" for k, way in TAKEN_OF_CONTAINER.items() if k in container]
+            if resource in ((container.get("resources") or {}).get("limits") or {}):
+                found.append(f"{at}.resources.limits.{resource} cannot be set here: give `gpus:` of the node")
     return found
-
-
-_PARTS = ("apiVersion", "kind", "metadata", "spec")
 
 
 def new_name(run: str, pool: str) -> str:
@@ -164,143 +163,95 @@ def _away_from(spec: Json, hosts: Collection[str]) -> dict[str, Any]:
 
 # --- what the state of one means ------------------------------------------------------------------------------------
 
-DISRUPTIONS = {
-    "PreemptionByScheduler": EndCause.PREEMPTED,
-    "PreemptionByKubeScheduler": EndCause.PREEMPTED,
-    "EvictionByEvictionAPI": EndCause.EVICTED,
-    "TerminationByKubelet": EndCause.EVICTED,
-    "DeletionByTaintManager": EndCause.NODE_FAILURE,
-    "DeletionByPodGC": EndCause.NODE_FAILURE,
-}
-"""Reason of the condition DisruptionTarget (Kubernetes 1.26 and later)."""
-REASONS = {
-    "Evicted": EndCause.EVICTED,
+CAUSES = {
+    **dict.fromkeys(("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"), EndCause.PREEMPTED),
     "DeadlineExceeded": EndCause.TIME_LIMIT,
-    "Preempting": EndCause.PREEMPTED,
-    "NodeShutdown": EndCause.DRAINED,
-    "Shutdown": EndCause.DRAINED,
-    "Terminated": EndCause.DRAINED,
-    "NodeLost": EndCause.NODE_FAILURE,
 }
-"""Reason of a pod's status."""
+"""Cause of an end by the reason of a pod's status."""
+DISRUPTIONS = dict.fromkeys(
+    ("PreemptionByScheduler", "PreemptionByKubeScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"),
+    EndCause.PREEMPTED,
+)
+"""The same by the reason of the condition DisruptionTarget (Kubernetes 1.26 and later); FAILED for any other."""
 HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError")
 """Reasons why a container waits that no waiting mends."""
 DOUBTFUL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunContainerError", "CrashLoopBackOff")
 """Reasons that may pass, and seldom do."""
 
 
-def lease_of(pod: Json, *, gone: bool = False, released: bool = False, patient: bool = True) -> Lease:
-    """The lease that a pod is. `gone`: it was deleted, this is its last state; `released`: by us.
-
-    `patient`: its `trouble` may pass.
-    """
-    status = pod.get("status") or {}
-    host = str(pod["spec"].get("nodeName") or "")
-    state, why, cause = LeaseState.ENDED, *_end(pod, gone, released, patient)
-    if cause is None and gone:
-        cause = EndCause.RELEASED if released else EndCause.CANCELLED
-        why = "released" if released else "the pod was deleted"
-    if cause is None:
-        running = "running" in _container(status)
-        state = LeaseState.READY if running else LeaseState.QUEUED
-        why = _closing(pod) if running else _waiting(status, host)
-    return Lease(str(pod["metadata"]["name"]), state, host, why[:500], _ends_at(pod), cause)
-
-
-def trouble(pod: Json) -> Literal["", "start", "node"]:
-    """Return what may pass: its image cannot be pulled or its container not started, or its node is NotReady."""
-    if (_container(pod.get("status") or {}).get("waiting") or {}).get("reason") in DOUBTFUL:
-        return "start"
-    return "node" if _node_is_gone(pod) else ""
-
-
-def _end(pod: Json, gone: bool, released: bool, patient: bool) -> tuple[str, EndCause | None]:
-    """(why, cause) of one that is over; ("", None) of any other."""
-    status = pod.get("status") or {}
-    container, host = _container(status), pod["spec"].get("nodeName")
-    waits, ended = container.get("waiting") or {}, container.get("terminated")
-    reason, message = str(status.get("reason") or ""), str(status.get("message") or "")
+def lease_of(pod: Json) -> Lease:
+    """The lease that a pod is."""
+    status, spec, metadata = pod.get("status") or {}, pod["spec"], pod["metadata"]
+    name, host, container = str(metadata["name"]), str(spec.get("nodeName") or ""), _container(status)
+    ended = container.get("terminated") or {}
     target = _condition(status, "DisruptionTarget")
-    disrupted = DISRUPTIONS.get(target.get("reason", "")) if target.get("status") == "True" else None
-    if status.get("phase") in ("Succeeded", "Failed") or ended:
-        ended = ended or {}
-        words = _joined(reason or ended.get("reason", ""), message or ended.get("message", ""))
+    disrupted = _joined(target.get("reason"), target.get("message")) if target.get("status") == "True" else ""
+    deleted = "the pod is being deleted" if "deletionTimestamp" in metadata else ""
+    reason = str(status.get("reason") or "")
+    if ended or status.get("phase") in ("Succeeded", "Failed") or reason == "NodeLost":
+        words = _joined(reason or ended.get("reason"), status.get("message") or ended.get("message"))
+        cause, code = EndCause.FAILED, ended.get("exitCode")
         if ended.get("reason") == "OOMKilled":
-            return words, EndCause.OUT_OF_MEMORY
-        if reason in REASONS:
-            return words, REASONS[reason]
-        if disrupted is not None:
-            return _joined(target["reason"], target.get("message", "")), disrupted
-        if "deletionTimestamp" in pod["metadata"] and not released:
-            return "the pod was deleted", EndCause.CANCELLED
-        if released or ended.get("exitCode") == 0:
-            return words, EndCause.RELEASED
-        code = ended.get("exitCode")
-        return (words or "it failed") + (f", exit code {code}" if code is not None else ""), EndCause.FAILED
-    if reason == "NodeLost" or (_node_is_gone(pod) and (gone or not patient)):
-        return f"node {host} is NotReady", EndCause.NODE_FAILURE
-    if waits.get("reason") in HOPELESS or (not patient and waits.get("reason") in DOUBTFUL):
-        return _joined(waits["reason"], waits.get("message", "")), EndCause.FAILED
-    if disrupted is not None and (gone or ("deletionTimestamp" in pod["metadata"] and "running" not in container)):
-        return _joined(target["reason"], target.get("message", "")), disrupted
-    return "", None
+            pass  # whatever else ends it
+        elif reason in CAUSES:
+            cause = CAUSES[reason]
+        elif disrupted:
+            cause, words = DISRUPTIONS.get(target["reason"], EndCause.FAILED), disrupted
+        elif deleted:
+            cause, words = EndCause.PREEMPTED, "the pod was deleted"
+        elif code == 0:
+            cause = EndCause.RELEASED
+        elif code is not None:
+            words = f"{words or 'it failed'}, exit code {code}"
+        return Lease(name, LeaseState.ENDED, host, words[:500], cause=cause)
+    if "running" in container:
+        return Lease(name, LeaseState.READY, host, (disrupted or deleted)[:500], _ends_at(pod))
+    waits, scheduled = container.get("waiting") or {}, _condition(status, "PodScheduled")
+    why = _joined(waits.get("reason"), waits.get("message")) if waits.get("reason") else ""
+    if waits.get("reason") in HOPELESS:
+        return Lease(name, LeaseState.ENDED, host, why[:500], cause=EndCause.FAILED)
+    if not why and scheduled.get("status") == "False":
+        why = str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
+    return Lease(
+        name, LeaseState.QUEUED, host, (why or (f"starts on {host}" if host else "waits for the scheduler"))[:500]
+    )
 
 
-def _node_is_gone(pod: Json) -> bool:
-    """NotReady: the control plane takes back `Ready`, and nothing else, of a pod on a node that beats no more."""
+def trouble(pod: Json) -> tuple[str, float]:
+    """What is wrong with a pod and may pass, "" for nothing, and the seconds after which it is given up."""
     status = pod.get("status") or {}
+    waits = _container(status).get("waiting") or {}
+    if waits.get("reason") in DOUBTFUL:
+        return _joined(waits["reason"], waits.get("message")), PULL_S
+    # the control plane takes back `Ready`, and nothing else, of a pod on a node that beats no more
     ready, of_containers = _condition(status, "Ready"), _condition(status, "ContainersReady")
     lost = ready.get("status") == "False" and of_containers.get("status") == "True"
-    return status.get("reason") == "NodeLost" or (lost and not pod["spec"].get("readinessGates"))
-
-
-def _waiting(status: Json, host: str) -> str:
-    """The scheduler's or the node's words on a pod that does not run yet."""
-    waits = _container(status).get("waiting") or {}
-    if waits.get("reason"):
-        return _joined(waits["reason"], waits.get("message", ""))
-    scheduled = _condition(status, "PodScheduled")
-    if scheduled.get("status") == "False":
-        return str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
-    return f"starts on {host}" if host else "waits for the scheduler"
-
-
-def _closing(pod: Json) -> str:
-    """Reason why a pod that runs is about to end; "" where it is not."""
-    target = _condition(pod.get("status") or {}, "DisruptionTarget")
-    if target.get("status") == "True":
-        return _joined(target.get("reason", ""), target.get("message", ""))
-    return "the pod is being deleted" if "deletionTimestamp" in pod["metadata"] else ""
+    if lost and not pod["spec"].get("readinessGates"):
+        return f"node {pod['spec'].get('nodeName')} is NotReady", NOT_READY_S
+    return "", 0.0
 
 
 def _ends_at(pod: Json) -> float | None:
     started, limit = (pod.get("status") or {}).get("startTime"), pod["spec"].get("activeDeadlineSeconds")
-    times = [epoch(started) + limit] if started and limit is not None else []
+    times = [_epoch(started) + limit] if started and limit is not None else []
     if deleted := pod["metadata"].get("deletionTimestamp"):
-        times.append(epoch(deleted))  # its grace period included
+        times.append(_epoch(deleted))  # its grace period included
     return min(times, default=None)
 
 
-def epoch(text: str) -> float:
-    """Epoch seconds of a time of the API."""
+def _epoch(text: str) -> float:
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def _container(status: Json) -> Json:
     """State of our container."""
-    for container in _entries(status.get("containerStatuses")):
-        if container.get("name") == CONTAINER:
-            return dict(container.get("state") or {})
-    return {}
+    of = status.get("containerStatuses") or ()
+    return next((dict(c.get("state") or {}) for c in of if c.get("name") == CONTAINER), {})
 
 
 def _condition(status: Json, kind: str) -> Json:
-    return next((c for c in _entries(status.get("conditions")) if c.get("type") == kind), {})
+    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
 
 
-def _entries(given: Any) -> Iterator[Json]:
-    yield from given or ()
-
-
-def _joined(reason: str, words: str) -> str:
-    return f"{reason}: {words.strip()}" if reason and words else (reason or words).strip()
+def _joined(reason: str | None, words: str | None) -> str:
+    return ": ".join(filter(None, (reason, (words or "").strip())))

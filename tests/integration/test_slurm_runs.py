@@ -77,7 +77,7 @@ def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> No
 def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
     run = pool.at_work()
     (first,) = pool.expected()
-    pool.fault(first.lease, "node_failure")
+    pool.fault(first.lease, "failed")
     pool.cluster.kill_node(pool.cluster.node(first.host))
     wait_until(lambda: pool.records(LeaseEnded), "its death is noticed")
     pool.finish(run)
