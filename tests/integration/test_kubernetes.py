@@ -15,9 +15,8 @@ import pytest
 
 from orchestrator.engines import OK, UNUSABLE, WARNING
 from orchestrator.errors import HostKeyError, InputError, TransportError, UnreachableError
-from orchestrator.leases import holder
+from orchestrator.leases import holder, pods
 from orchestrator.leases import kubernetes as leases
-from orchestrator.leases import pods
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.pods import CONTAINER, PodRequest
 from orchestrator.transport.exec.pod import PodOpener, connect
