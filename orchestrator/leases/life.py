@@ -12,12 +12,11 @@ import tarfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from math import ceil
-from typing import Protocol
 
 import tenacity
 
@@ -26,7 +25,7 @@ from orchestrator.dispatch.node_registry import NodeRegistry, Shutdown
 from orchestrator.dispatch.reports import LeaseTurn
 from orchestrator.dispatch.stream import Chunk
 from orchestrator.errors import OrchestratorError, UnreachableError
-from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected, Record
+from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.keeper import USUAL_S, Keeper, Look
@@ -61,18 +60,17 @@ CLOSE_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class MadeNode:
-    """A lease that is ready for work: its physical host, and the id of each slot's GPU there."""
+    """A lease that is ready for work: a function that makes its driver, called in the controller's own thread, its
+    physical host, and the id of each slot's GPU there."""
 
     driver: Callable[[], NodeDriver]
-    """Its driver, made in the controller's own thread."""
     host: str
     gpus: tuple[str, ...]
 
 
-class MakeNode(Protocol):
-    """Check a lease's machine and make its node; called in a thread. Raises OrchestratorError where it cannot work."""
-
-    def __call__(self, pool: str, lease: Lease, name: str, /) -> MadeNode: ...
+MakeNode = Callable[[str, Lease, str], MadeNode]
+"""Checks the machine of a pool's lease and makes its node under a name; called in a thread. Raises OrchestratorError
+where it cannot work."""
 
 
 class Phase(Enum):
@@ -89,77 +87,64 @@ class Phase(Enum):
 
 @dataclass(slots=True, eq=False)
 class Pool:
-    """A pool of leases: its size, where they come from, and what is known of it."""
+    """A pool of leases: its size, where they come from, and what is known of it.
+
+    `slots`: those of one lease. `time_s`: its time limit. `floor`: leases that are held at least while there is work:
+    until one was idle, those to start with. `ordered`: number of the last order to the keeper. `queued`: leases that
+    wait, as they were reported last, at `queued_at`. `failures`: words on the leases and requests in a row that came to
+    nothing; `hopeless`: the last of them where no more are requested. `refused`: words with which the last request was
+    refused; before `ask_at` there is no other. `silence_told`: it was reported that its scheduler does not answer.
+    """
 
     name: str
     minimum: int
     maximum: int
     slots: int
-    """Slots that one lease has."""
     source: LeaseSource
     time_s: float = float("inf")
-    """Time limit of a lease."""
     keeper: Keeper = field(init=False)
     floor: int = field(init=False)
-    """Leases that it holds at least while there is work: until one of it is given back, those to start with."""
     want: int = 0
     ordered: int = 0
-    """Number of the last order to the keeper."""
     look: Look | None = None
-    """The last look."""
     queued: tuple[Lease, ...] = ()
-    """Leases that wait, as they were reported last, at `queued_at`."""
     queued_at: float = 0.0
     failures: list[str] = field(default_factory=list)
-    """Words on the leases and requests in a row that came to nothing."""
     hopeless: str = ""
-    """Reason why no more leases are requested."""
     refused: str = ""
-    """Words with which the last request was refused; before `ask_at` there is no other."""
     ask_at: float = 0.0
     silence_told: bool = False
-
-    def __post_init__(self) -> None:
-        self.floor = self.minimum
 
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """The life of one lease."""
+    """The life of one lease.
+
+    `lease`: what the scheduler said of it last. `node`: the name of its node, from the grant on. `unwanted`: it is to
+    be given back, for the reason `cause`; `returned`: its scheduler was told so. `left_at`: when its shutdown was seen
+    to be done.
+    """
 
     pool: Pool
     lease: Lease
-    """What the scheduler said of it last."""
     node: str = ""
-    """The name of its node, from the grant on."""
     phase: Phase = Phase.QUEUED
     unwanted: bool = False
-    """We give it back."""
     returned: bool = False
-    """Its scheduler was told so."""
     draining: bool = False
     idle_since: float | None = None
     cause: EndCause = EndCause.RELEASED
-    """Reason for giving it back."""
     leaving: Shutdown | None = None
     left_at: float = 0.0
-    """Time at which its shutdown was seen to be done."""
 
 
-@dataclass(slots=True)
-class KnownLeases:
-    """Leases of earlier controllers of the run, by the journal."""
+@dataclass(frozen=True, slots=True)
+class KnownLease:
+    """A lease of an earlier controller of the run, from the journal."""
 
-    of: dict[str, NodeExpected] = field(default_factory=dict)
-    """By node."""
-    ended: set[str] = field(default_factory=set)
-
-    def feed(self, record: Record) -> None:
-        """Take a record of the journal."""
-        if isinstance(record, NodeExpected) and record.lease:
-            self.of[record.node] = record
-        elif isinstance(record, LeaseEnded):
-            self.ended.add(record.node)
+    node: str
+    pool: str
+    ended: bool
 
 
 def wanted(pools: Sequence[Pool], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
@@ -186,33 +171,30 @@ class LeasedNodes:
         pools: Sequence[Pool],
         make: MakeNode,
         *,
-        known: KnownLeases | None = None,
+        known: Mapping[str, KnownLease],
         other_slots: Callable[[], int] = lambda: 0,
         hold: bool = False,
         grow: bool = True,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`other_slots`: slots of machines of our own. `hold`: keep idle leases. `grow`: False takes over what is
-        there, and asks for none. `wake` is called, in any thread, when there is something for the next turn."""
+        """`known`: by lease. `other_slots`: slots of machines of our own. `hold`: keep idle leases. `grow`: False takes
+        over what is there, and asks for none. `wake` is called, in any thread, when there is something for the next
+        turn."""
         self._pools, self._make, self._other_slots = {p.name: p for p in pools}, make, other_slots
         self._hold, self._grow, self._wake = hold, grow, wake
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
         self._closing = threading.Event()
         self._lives: dict[str, Life] = {}
-        known = known or KnownLeases()
-        self._names = {*known.of}
-        for node, expected in known.of.items():
-            if pool := self._pools.get(expected.pool):
-                ended = node in known.ended
-                lease = Lease(expected.lease, LeaseState.ENDED if ended else LeaseState.QUEUED, expected.host)
-                self._lives[lease.id] = Life(pool, lease, node, Phase.ENDED if ended else Phase.QUEUED)
+        self._names = {k.node for k in known.values()}
+        for id_, k in known.items():
+            if pool := self._pools.get(k.pool):
+                state, phase = (LeaseState.ENDED, Phase.ENDED) if k.ended else (LeaseState.QUEUED, Phase.QUEUED)
+                self._lives[id_] = Life(pool, Lease(id_, state), k.node, phase)
         for pool in pools:
-            pool.keeper = Keeper(pool.name, pool.source, self._reporter(pool))
-        self._moved = (0.0, -1)
-        """Time of the last change of the number of settled shapes, and that number."""
-        self._sick: dict[str, float] = {}
-        """Host -> when it was in quarantine last; those of the last AVOID_S."""
+            pool.floor, pool.keeper = pool.minimum, Keeper(pool.name, pool.source, self._reporter(pool))
+        self._moved = (0.0, -1)  # the last change of the number of settled shapes, and that number
+        self._sick: dict[str, float] = {}  # host -> when it was in quarantine last; those of the last AVOID_S
         self._may_grow: bool | None = None
         self._started = False
 
@@ -324,15 +306,8 @@ class LeasedNodes:
     # --- a lease becomes a node -------------------------------------------------------------------------------------
 
     def _granted(self, life: Life, out: LeaseTurn) -> None:
-        pool, lease = life.pool, life.lease
-        if lease.host in self._sick and not life.node:
-            why = f"its host {lease.host} was in quarantine"
-            out.notes.append((f"{pool.name}: lease {lease.id} is given back: {why}", True))
-            self._reject(life, why)
-            return
-        life.node = life.node or self._new_name(pool.name)
-        life.phase = Phase.GRANTED
-        out.notes.append((f"{life.node}: lease {lease.id} is granted on {lease.host or 'a host'}", False))
+        life.phase, life.node = Phase.GRANTED, life.node or self._new_name(life.pool.name)
+        out.notes.append((f"{life.node}: lease {life.lease.id} is granted on {life.lease.host or 'a host'}", False))
         self._threads.submit(self._prepare, life)
 
     def _prepare(self, life: Life) -> None:
@@ -373,14 +348,9 @@ class LeasedNodes:
 
     def _unusable(self, life: Life, why: str, out: LeaseTurn) -> None:
         if life.phase is Phase.GRANTED:
-            words = f"{life.node}: lease {life.lease.id} cannot be used and is given back: {why}"
-            out.notes.append((words, True))
-            self._reject(life, why)
-
-    def _reject(self, life: Life, why: str) -> None:
-        """Give a lease back that is of no use: it counts as one that never was ready."""
-        life.pool.failures.append(why)
-        life.phase, life.unwanted = Phase.ENDED, True
+            out.notes.append((f"{life.node}: lease {life.lease.id} cannot be used and is given back: {why}", True))
+            life.pool.failures.append(why)
+            life.phase, life.unwanted = Phase.ENDED, True
 
     def _new_name(self, pool: str) -> str:
         taken = [re.fullmatch(rf"{re.escape(pool)}-([0-9]+)", n) for n in self._names]

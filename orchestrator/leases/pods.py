@@ -29,16 +29,15 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class PodRequest:
-    """The pods of a pool."""
+    """The pods of a pool. `workdir`: folder in the container for runs, "" for one in its TMPDIR; `template`: the user's
+    partial pod (`pod:`), merged into ours."""
 
     image: str
     gpus: int = 0
     resource: str = "amd.com/gpu"
     time_s: int | None = None
     workdir: str = ""
-    """Folder in the container for runs; "": one in its TMPDIR."""
     template: Json = field(default_factory=dict)
-    """The user's partial pod (`pod:`), merged into ours."""
 
 
 # --- the pod that is requested --------------------------------------------------------------------------------------

@@ -68,21 +68,21 @@ COMPLETING_CAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class SlurmPool:
-    """Request for the leases of a pool."""
+    """Request for the leases of a pool.
+
+    `partition`: "" for the cluster's default. `time_s`: time limit of a lease, None for the partition's default.
+    `gpus`: those of a lease, None for whole nodes. `extra`: further options of sbatch, which win over ours. `workdir`:
+    folder on the nodes, absolute or beginning with ~/; "" for one of the user's own in $TMPDIR.
+    """
 
     run: str
     pool: str
     partition: str = ""
-    """"": the cluster's default."""
     account: str = ""
     time_s: float | None = None
-    """Time limit of a lease; None: the partition's default."""
     gpus: int | None = None
-    """GPUs of a lease; None: whole nodes."""
     extra: tuple[str, ...] = ()
-    """Further options of sbatch; they win over ours."""
     workdir: str = ""
-    """Folder on the nodes, absolute or beginning with ~/; "": one of the user's own in $TMPDIR."""
 
     @property
     def job(self) -> str:
@@ -92,14 +92,13 @@ class SlurmPool:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Nodes of a partition that are alike."""
+    """Nodes of a partition that are alike, with the CPUs, memory and GPUs of each."""
 
     partition: str
     is_default: bool
     cpus: int
     memory_mb: int
     gpus: int
-    """GPUs of each."""
 
 
 class SlurmSource:
@@ -144,15 +143,10 @@ class SlurmSource:
     def _options(self) -> Iterator[str]:
         pool = self.pool
         yield from (f"--job-name={pool.job}", "--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null")
-        yield from ("--chdir=/", f"--signal=B:TERM@{TERM_S}")
-        yield from _share(pool.gpus, self._partition())
-        if pool.partition:
-            yield f"--partition={pool.partition}"
-        if pool.account:
-            yield f"--account={pool.account}"
-        if pool.time_s is not None:
-            yield f"--time={math.ceil(pool.time_s / 60)}"
-        yield from pool.extra
+        yield from ("--chdir=/", f"--signal=B:TERM@{TERM_S}", *_share(pool.gpus, self._partition()))
+        minutes = math.ceil(pool.time_s / 60) if pool.time_s is not None else None
+        given = {"partition": pool.partition, "account": pool.account, "time": minutes}
+        yield from (*(f"--{name}={value}" for name, value in given.items() if value), *pool.extra)
 
     # --- what is there --------------------------------------------------------------------------------------------
 

@@ -21,17 +21,19 @@ from orchestrator.dispatch.outbox import SpecOptions
 from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import (
+    LeaseEnded,
     NodeBusy,
     NodeExpected,
     NodeJoined,
     NodeTroubled,
+    Record,
     RetryAsked,
     SlotLost,
 )
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
-from orchestrator.leases.life import KnownLeases, LeasedNodes
+from orchestrator.leases.life import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.model import NOT_WORTH_IT
@@ -46,7 +48,7 @@ from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
-from orchestrator.run.leased import machines_of, node_maker, pools_of
+from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
 from orchestrator.run.limits import Limits
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader, costs_of
@@ -198,14 +200,15 @@ def _controller(
     costs = costs_of(ledger, list(shapes.values()))
     policy = Policy(settings.policy)
     known: set[str] = set()
-    leases = KnownLeases()
+    of_leases: list[Record] = []
     view = RunView(costs)
     for t, record in ledger.journal_records():
         policy.apply(record, t)
         view.feed(t, record)
-        leases.feed(record)
-        if isinstance(record, NodeExpected | NodeJoined):
+        if isinstance(record, NodeExpected | NodeJoined | LeaseEnded):
             known.add(record.node)
+            if isinstance(record, NodeExpected | LeaseEnded):
+                of_leases.append(record)
     inventory = load_inventory(paths.inventory)
     if config.limit is not None:
         inventory = limit(inventory, config.limit)
@@ -233,6 +236,7 @@ def _controller(
         return [_driver(paths, config, ledger, p, epoch, controller, settings, launch=True) for p in new]
 
     pools = pools_of(inventory, config.run)
+    leases = known_leases(of_leases)
 
     def leased_driver(plan: NodePlan, transport: Transport) -> NodeDriver:
         return _driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel, transport=transport)
@@ -250,7 +254,7 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger, config.err_ratio),
+        Ingest(ledger),
         LiveStatus(view, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),
@@ -261,7 +265,7 @@ def _controller(
         timeouts=replace(settings.timeouts, grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
-        known=known - leases.of.keys(),
+        known=known - {k.node for k in leases.values()},
         newcomers=newcomers,
         leases=supply if pools else None,
         limit=Limits(ledger, config, view.work).reached,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, NodeError
+from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.inventory import Inventory, Node, resolved
 from orchestrator.inventory.pools import pool_words
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.leases.life import MadeNode, Pool
+from orchestrator.leases.life import KnownLease, MadeNode, Pool
 from orchestrator.nodes.check import NodeReport, check_node
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, script
 from orchestrator.nodes.plan import GRANTED, plan_lease
@@ -121,6 +122,18 @@ def _looked_at(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple
 def machines_of(inventory: Inventory) -> Inventory:
     """The inventory without its pools."""
     return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
+
+
+def known_leases(records: Iterable[Record]) -> dict[str, KnownLease]:
+    """Leases that earlier controllers of the run had, by id."""
+    of: dict[str, tuple[str, str]] = {}
+    ended: set[str] = set()
+    for record in records:
+        if isinstance(record, NodeExpected) and record.lease:
+            of[record.node] = (record.lease, record.pool)
+        elif isinstance(record, LeaseEnded):
+            ended.add(record.node)
+    return {lease: KnownLease(node, pool, node in ended) for node, (lease, pool) in of.items()}
 
 
 def node_maker(

@@ -22,7 +22,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.errors import HostKeyError, InputError, LoginError, TransportError, UnreachableError
-from orchestrator.tables.faults import did_you_mean
 
 CONNECT_S, CALL_S = 5.0, 20.0
 SILENCE_S = 60.0
@@ -52,20 +51,12 @@ def connect(context: str | None) -> tuple[Any, str]:
     try:
         if context is None and file is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
             config.load_incluster_config(client_configuration=settings)
-            place = Path(incluster_config.SERVICE_TOKEN_FILENAME).with_name("namespace")
-            namespace = place.read_text().strip() if place.is_file() else ""
+            namespace = Path(incluster_config.SERVICE_TOKEN_FILENAME).with_name("namespace").read_text().strip()
         else:
-            contexts, active = config.list_kube_config_contexts(config_file=file)
-            known = {c["name"]: c for c in contexts}
-            if context is not None and context not in known:
-                raise InputError(
-                    f"the kubeconfig has no context {context}{did_you_mean(context, known)} "
-                    f"(it has: {', '.join(sorted(known)) or 'none'}; `kubectl config get-contexts`)"
-                )
-            namespace = ((known[context] if context else active)["context"] or {}).get("namespace") or ""
             config.load_kube_config(file, context, settings, persist_config=False)
-    except InputError:
-        raise
+            contexts, active = config.list_kube_config_contexts(config_file=file)
+            used = next((c for c in contexts if c["name"] == context), active)
+            namespace = used["context"].get("namespace") or ""
     except Exception as e:  # the client raises many kinds for a file that is no kubeconfig
         where = file or "~/.kube/config"
         raise InputError(f"the kubeconfig {where} cannot be used ({e}): set KUBECONFIG, or `context:`") from e
@@ -146,18 +137,12 @@ class PodOpener:
     def __init__(self, node: str, api: Any, namespace: str, pod: str, container: str) -> None:
         """`api`: a kubernetes.client.ApiClient."""
         self._node, self._api = node, api
-        self._pod, self._namespace, self._container = pod, namespace, container
-        self._channels: list[PodChannel] = []
+        self._of = {"name": pod, "namespace": namespace, "container": container}
 
     def connect(self) -> None:
-        """End what is left of before."""
-        self.close()
+        """Nothing to do: each command has a connection of its own."""
 
-    def close(self) -> None:
-        """End all that was started."""
-        for channel in self._channels:
-            channel.close()
-        self._channels.clear()
+    close = connect
 
     def start(self, command: str, deadline: float) -> PodChannel:
         """Start a line of shell text. Raises TransportError."""
@@ -170,16 +155,12 @@ class PodOpener:
         core = client.CoreV1Api(client.ApiClient(self._api.configuration))
         try:
             link = stream(
-                core.connect_get_namespaced_pod_exec, self._pod, self._namespace, container=self._container,
-                command=["sh", "-c", command], stdin=True, stdout=True, stderr=True, tty=False,
-                binary=True, _preload_content=False,
+                core.connect_get_namespaced_pod_exec, **self._of, command=["sh", "-c", command],
+                stdin=True, stdout=True, stderr=True, tty=False, binary=True, _preload_content=False,
             )  # fmt: skip
         except Exception as e:
             raise _error(self._node, self._api.configuration.host, e) from e
-        channel = PodChannel(self._node, link)
-        self._channels = [c for c in self._channels if not c.ended]
-        self._channels.append(channel)
-        return channel
+        return PodChannel(self._node, link)
 
 
 class PodChannel:

@@ -28,13 +28,12 @@ class Opener(Protocol):
 
     def connect(self) -> None:
         """Make ready for `start`, again where a connection broke. Raises TransportError."""
-        ...
 
     def start(self, command: str, deadline: float) -> TimedChannel:
         """Start a line of shell text. Raises TransportError."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what `connect` made."""
 
 
 class SrunOpener:
