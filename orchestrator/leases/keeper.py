@@ -18,7 +18,7 @@ SOON_S, SOON_FOR_S, USUAL_S = 0.5, 30.0, 5.0
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a look showed: every lease that the scheduler knows, after the orders up to `number` were carried out."""
+    """All leases that the scheduler knows, after the orders up to `number` were carried out."""
 
     number: int
     leases: tuple[Lease, ...]

@@ -217,7 +217,7 @@ def lease_of(pod: Json) -> Lease:
 
 
 def trouble(pod: Json) -> tuple[str, float]:
-    """What is wrong with a pod and may pass, "" for nothing, and the seconds after which it is given up."""
+    """Trouble of a pod that may pass, "" for none, and the seconds after which it is given up."""
     status = pod.get("status") or {}
     waits = _container(status).get("waiting") or {}
     if waits.get("reason") in DOUBTFUL:
