@@ -50,8 +50,6 @@ AWAY_S = 600.0
 """So long no node of a pool is given up while its scheduler does not answer: the way to all of them leads by it."""
 UNREACHABLE_S = 60.0
 """A scheduler that does not answer for so long is reported once."""
-WORDS_S = 10.0
-"""Between two reports on the same queued leases whose words alone changed."""
 REACH_S = 120.0
 """So long the way to a granted lease, or to what an ended one left, may be broken before it is given up."""
 MAX_PARALLEL = 16
@@ -91,7 +89,7 @@ class Pool:
 
     `slots`: those of one lease. `time_s`: its time limit. `floor`: leases that are held at least while there is work:
     until one was idle, those to start with. `ordered`: number of the last order to the keeper. `queued`: leases that
-    wait, as they were reported last, at `queued_at`. `failures`: words on the leases and requests in a row that came to
+    wait, as they were reported last. `failures`: words on the leases and requests in a row that came to
     nothing; `hopeless`: the last of them where no more are requested. `refused`: words with which the last request was
     refused; before `ask_at` there is no other. `silence_told`: it was reported that its scheduler does not answer.
     """
@@ -108,7 +106,6 @@ class Pool:
     ordered: int = 0
     look: Look | None = None
     queued: tuple[Lease, ...] = ()
-    queued_at: float = 0.0
     failures: list[str] = field(default_factory=list)
     hopeless: str = ""
     refused: str = ""
@@ -280,10 +277,8 @@ class LeasedNodes:
             elif lease.state is LeaseState.ENDED:
                 self._ended(life)
         queued = tuple(x for x in look.leases if x.state is LeaseState.QUEUED)
-        # who waits is news at once, a scheduler's changing guess of the start is not
-        same = {x.id for x in queued} == {x.id for x in pool.queued}
-        if queued != pool.queued and (not same or time.monotonic() >= pool.queued_at + WORDS_S):
-            pool.queued, pool.queued_at = queued, time.monotonic()
+        if queued != pool.queued:
+            pool.queued = queued
             out.events.append(LeasesQueued(pool.name, tuple((x.id, x.why) for x in queued)))
         if look.refused:
             pool.ask_at = time.monotonic() + USUAL_S

@@ -43,19 +43,17 @@ class PodRequest:
 # --- the pod that is requested --------------------------------------------------------------------------------------
 
 TAKEN = {
-    ("metadata", "name"): "pods are named after the run and the pool",
-    ("metadata", "generateName"): "pods are named after the run and the pool",
-    ("metadata", "namespace"): "give `namespace:` of the node",
-    ("spec", "restartPolicy"): "a lease that ended is never started again",
-    ("spec", "activeDeadlineSeconds"): "give `time:` of the node",
-    ("spec", "nodeName"): "give `spec.nodeSelector`: the scheduler must know of the pod",
-}
-"""Fields of a pod that a template must not set -> way out."""
-TAKEN_OF_CONTAINER = {
+    "metadata.name": "pods are named after the run and the pool",
+    "metadata.generateName": "pods are named after the run and the pool",
+    "metadata.namespace": "give `namespace:` of the node",
+    "spec.restartPolicy": "a lease that ended is never started again",
+    "spec.activeDeadlineSeconds": "give `time:` of the node",
+    "spec.nodeName": "give `spec.nodeSelector`: the scheduler must know of the pod",
     "image": "give `image:` of the node",
     "command": "it runs what holds the lease",
     "args": "it runs what holds the lease",
 }
+"""Fields of a pod, and of our container, that a template must not set -> way out."""
 LIST_KEYS = ("name", "mountPath", "containerPort", "devicePath")
 """Fields by one of which entries of a list are the same."""
 
@@ -65,21 +63,21 @@ def template_faults(template: Json, resource: str = "amd.com/gpu") -> list[str]:
     legal = ("apiVersion", "kind", "metadata", "spec")
     found = [f"{k} is no part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
-    for name, part in (("metadata", metadata), ("spec", spec)):
-        if not isinstance(part, Mapping):
-            return [*found, f"{name} must be a mapping"]
-        found += [f"{name}.{k} cannot be set here: {way}" for (of, k), way in TAKEN.items() if of == name and k in part]
-    found += [f"metadata.labels.{k} is taken" for k in metadata.get("labels") or {} if str(k).startswith("gemmfleet/")]
+    if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
+        return [*found, f"{'spec' if isinstance(metadata, Mapping) else 'metadata'} must be a mapping"]
     containers = spec.get("containers", ())
     if not isinstance(containers, Sequence) or not all(isinstance(c, Mapping) for c in containers):
         return [*found, "spec.containers must be a list of mappings"]
-    for i, container in enumerate(containers):
-        if container.get("name", CONTAINER) == CONTAINER:
-            at = f"spec.containers.{i}"
-            found += [f"{at}.{k} cannot be set here: {way}" for k, way in TAKEN_OF_CONTAINER.items() if k in container]
-            if resource in ((container.get("resources") or {}).get("limits") or {}):
-                found.append(f"{at}.resources.limits.{resource} cannot be set here: give `gpus:` of the node")
-    return found
+    given = {f"metadata.{k}": TAKEN.get(f"metadata.{k}") for k in metadata}
+    given |= {f"spec.{k}": TAKEN.get(f"spec.{k}") for k in spec}
+    labels = [str(k) for k in metadata.get("labels") or {}]
+    given |= {f"metadata.labels.{k}": "it is how pods are found again" for k in labels if k.startswith("gemmfleet/")}
+    for i, c in enumerate(containers):
+        if c.get("name", CONTAINER) == CONTAINER:
+            given |= {f"spec.containers.{i}.{k}": TAKEN.get(k) for k in c}
+            if resource in ((c.get("resources") or {}).get("limits") or {}):
+                given[f"spec.containers.{i}.resources.limits.{resource}"] = "give `gpus:` of the node"
+    return found + [f"{path} cannot be set here: {way}" for path, way in given.items() if way]
 
 
 def new_name(run: str, pool: str) -> str:
@@ -167,53 +165,41 @@ CAUSES = {
     "DeadlineExceeded": EndCause.TIME_LIMIT,
 }
 """Cause of an end by the reason of a pod's status."""
-DISRUPTIONS = dict.fromkeys(
-    ("PreemptionByScheduler", "PreemptionByKubeScheduler", "EvictionByEvictionAPI", "TerminationByKubelet"),
-    EndCause.PREEMPTED,
-)
-"""The same by the reason of the condition DisruptionTarget (Kubernetes 1.26 and later); FAILED for any other."""
-HOPELESS = ("InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError")
-"""Reasons why a container waits that no waiting mends."""
-DOUBTFUL = ("ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunContainerError", "CrashLoopBackOff")
-"""Reasons that may pass, and seldom do."""
+DOUBTFUL = (
+    "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunContainerError", "CrashLoopBackOff",
+    "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
+)  # fmt: skip
+"""Reasons why a container waits that may pass, and seldom do."""
 
 
 def lease_of(pod: Json) -> Lease:
     """The lease that a pod is."""
     status, spec, metadata = pod.get("status") or {}, pod["spec"], pod["metadata"]
     name, host, container = str(metadata["name"]), str(spec.get("nodeName") or ""), _container(status)
-    ended = container.get("terminated") or {}
-    target = _condition(status, "DisruptionTarget")
-    disrupted = _joined(target.get("reason"), target.get("message")) if target.get("status") == "True" else ""
-    deleted = "the pod is being deleted" if "deletionTimestamp" in metadata else ""
-    reason = str(status.get("reason") or "")
+    closing = "the pod was deleted" if "deletionTimestamp" in metadata else ""
+    target = _condition(status, "DisruptionTarget")  # Kubernetes 1.26 and later
+    if target.get("status") == "True":
+        closing = _joined(target.get("reason"), target.get("message"))
+    ended, reason = container.get("terminated") or {}, str(status.get("reason") or "")
     if ended or status.get("phase") in ("Succeeded", "Failed") or reason == "NodeLost":
         words = _joined(reason or ended.get("reason"), status.get("message") or ended.get("message"))
-        cause, code = EndCause.FAILED, ended.get("exitCode")
-        if ended.get("reason") == "OOMKilled":
-            pass  # whatever else ends it
-        elif reason in CAUSES:
-            cause = CAUSES[reason]
-        elif disrupted:
-            cause, words = DISRUPTIONS.get(target["reason"], EndCause.FAILED), disrupted
-        elif deleted:
-            cause, words = EndCause.PREEMPTED, "the pod was deleted"
+        cause, code = CAUSES.get(reason, EndCause.FAILED), ended.get("exitCode")
+        if closing and reason not in CAUSES:
+            cause, words = EndCause.PREEMPTED, closing
         elif code == 0:
             cause = EndCause.RELEASED
-        elif code is not None:
+        elif code is not None and not reason:
             words = f"{words or 'it failed'}, exit code {code}"
         return Lease(name, LeaseState.ENDED, host, words[:500], cause=cause)
     if "running" in container:
-        return Lease(name, LeaseState.READY, host, (disrupted or deleted)[:500], _ends_at(pod))
+        return Lease(name, LeaseState.READY, host, closing[:500], _ends_at(pod))
     waits, scheduled = container.get("waiting") or {}, _condition(status, "PodScheduled")
-    why = _joined(waits.get("reason"), waits.get("message")) if waits.get("reason") else ""
-    if waits.get("reason") in HOPELESS:
-        return Lease(name, LeaseState.ENDED, host, why[:500], cause=EndCause.FAILED)
-    if not why and scheduled.get("status") == "False":
+    why = f"starts on {host}" if host else "waits for the scheduler"
+    if waits.get("reason"):
+        why = _joined(waits["reason"], waits.get("message"))
+    elif scheduled.get("status") == "False":
         why = str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
-    return Lease(
-        name, LeaseState.QUEUED, host, (why or (f"starts on {host}" if host else "waits for the scheduler"))[:500]
-    )
+    return Lease(name, LeaseState.QUEUED, host, why[:500])
 
 
 def trouble(pod: Json) -> tuple[str, float]:

@@ -265,12 +265,10 @@ class PodChannel:
 def _end_of(status: bytes) -> tuple[int | None, str]:
     """(exit code, words) of the status (meta/v1) that comes last."""
     words = status.decode("utf-8", "replace")
-    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, StopIteration):
         given = json.loads(words)
         words = str(given.get("message") or words)[-1000:]
         if given["status"] == "Success":
             return 0, ""
-        for cause in given["details"]["causes"]:
-            if cause["reason"] == "ExitCode":
-                return int(cause["message"]), ""
+        return next(int(c["message"]) for c in given["details"]["causes"] if c["reason"] == "ExitCode"), ""
     return None, words
