@@ -31,29 +31,21 @@ from orchestrator.leases.holder import rows_of
 from orchestrator.leases.keeper import USUAL_S, Keeper, Look
 from orchestrator.scheduling import Policy
 
-LEASE_WORK_S = 600.0
-"""Work that makes one more lease worth asking for: so many seconds on each of its slots."""
-IDLE_S = 120.0
-"""A lease that has had no work for so long is given back."""
-MAX_FAILURES = 3
-"""Leases or requests in a row that came to nothing, after which no more are requested."""
+LEASE_WORK_S, IDLE_S, MAX_FAILURES = 600.0, 120.0, 3
+"""Seconds of work on each of its slots that make one more lease worth asking for; seconds without work after which one$
+is given back; leases or requests in a row that came to nothing, after which no more are requested."""
 NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0
 """Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books; of a
 short lease at most a quarter and an eighth of its time."""
-UNREAD_S = 1.0
-"""Seconds after a shutdown for the last records that are under way."""
-PLACE_S = 600.0
-"""Seconds that a shape awaits a machine that can confirm it (it did not run there), with nothing else going on."""
-AVOID_S = 600.0
-"""So long a host is left out of requests after it was in quarantine."""
-AWAY_S = 600.0
-"""So long no node of a pool is given up while its scheduler does not answer: the way to all of them leads by it."""
-UNREACHABLE_S = 60.0
-"""A scheduler that does not answer for so long is reported once."""
-REACH_S = 120.0
-"""So long the way to a granted lease, or to what an ended one left, may be broken before it is given up."""
-MAX_PARALLEL = 16
-CLOSE_S = 10.0
+PLACE_S, AVOID_S, AWAY_S = 600.0, 600.0, 600.0
+"""Seconds that a shape awaits a machine that can confirm it (it did not run there), with nothing else going on; that a
+host is left out of requests after it was in quarantine; and that no node of a pool is given up while its scheduler does
+not answer, as the way to all of them leads by it."""
+UNREACHABLE_S, REACH_S = 60.0, 120.0
+"""Silence of a scheduler that is reported, and the time for which the way to a granted lease, or to what an ended one
+left, may be broken before it is given up."""
+UNREAD_S, CLOSE_S, MAX_PARALLEL = 1.0, 10.0, 16
+"""Seconds after a shutdown for the last records that are under way, and for all leases to be given back at the end."""
 
 
 @dataclass(frozen=True, slots=True)
