@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -26,90 +27,83 @@ class Look:
     """The scheduler's words where it refused to grant more."""
 
 
+@dataclass(frozen=True, slots=True)
+class Order:
+    """Leases to ask for, none on a host of `avoid`, and leases to give back."""
+
+    number: int
+    ask: int
+    avoid: Collection[str]
+    release: tuple[Lease, ...]
+
+
 class Keeper:
     """Looks at the leases of one pool every few seconds, and at once after an order, until `close`."""
 
     def __init__(self, pool: str, source: LeaseSource, report: Callable[[Look], None]) -> None:
         """`report` is called in its thread."""
-        self.source, self._report = source, report
-        self._lock, self._wake, self._closing = threading.Lock(), threading.Event(), False
-        self._number, self._ask, self._avoid = 0, 0, frozenset[str]()
-        self._release: dict[str, Lease] = {}
+        self.source, self._report, self._closing = source, report, False
+        self._orders: queue.SimpleQueue[Order | None] = queue.SimpleQueue()
+        self._release: tuple[Lease, ...] = ()
         self._soon_until = time.monotonic() + SOON_FOR_S
-        self._silent_since: float | None = None
-        self.silent_why = ""
-        """Reason why the scheduler does not answer; "" where it does."""
+        self._silent_since, self.silent_why = 0.0, ""
         self._thread = threading.Thread(target=self._loop, name=f"leases {pool}", daemon=True)
+        self.start = self._thread.start
 
-    def start(self) -> None:
-        """Begin to look."""
-        self._thread.start()
-
-    def order(self, ask: int, avoid: Collection[str], release: Collection[Lease]) -> int:
-        """Have leases requested, none on a host of `avoid`, and others given back; return the order's number."""
-        with self._lock:
-            self._number, self._ask, self._avoid = self._number + 1, ask, frozenset(avoid)
-            self._release |= {x.id: x for x in release}
-        self._wake.set()
-        return self._number
+    def order(self, order: Order) -> None:
+        """Have an order carried out; there is no other before a look showed this one."""
+        self._orders.put(order)
 
     def look(self) -> None:
         """Look at once."""
-        self._wake.set()
+        self._orders.put(None)
 
     @property
     def silent_s(self) -> float:
         """Seconds since when the scheduler has not answered."""
-        since = self._silent_since
-        return 0.0 if since is None else time.monotonic() - since
+        return time.monotonic() - self._silent_since if self._silent_since else 0.0
 
     def close(self, *, release: bool, timeout: float) -> str:
         """End the thread; give all leases back, or leave them. Return why some may be left, "" where none is."""
         self._closing = True
-        self._wake.set()
+        self.look()
         self._thread.join(timeout)
         left = self._release_all(time.monotonic() + timeout) if release else ""
         self.source.close()
         return left
 
     def _loop(self) -> None:
+        number, order = 0, None
         while not self._closing:
-            self._wake.clear()
             began = time.monotonic()
-            pause = SOON_S if began < self._soon_until else USUAL_S
+            pause = FIRST_S if order and order.ask else SOON_S if began < self._soon_until else USUAL_S
+            number = order.number if order else number
             try:
-                if self._turn():
-                    pause = FIRST_S
+                self._turn(number, order)
+                self._silent_since = 0.0
             except NodeError as e:
                 self._silent_since, self.silent_why = self._silent_since or began, e.reason
-            else:
-                self._silent_since, self.silent_why = None, ""
-            self._wake.wait(max(pause / 2, began + pause - time.monotonic()))
+            try:
+                order = self._orders.get(timeout=pause)
+            except queue.Empty:
+                order = None
 
-    def _turn(self) -> int:
-        """Carry out what was ordered, and look. Return the number of leases that were granted or queued."""
-        with self._lock:
-            number, ask, avoid, release = self._number, self._ask, self._avoid, self._release
-            self._ask, self._release = 0, {}
-        failed: NodeError | None = None
-        try:
-            if release:
-                self.source.release(release.values())
-                release = {}
-            if ask:
-                self._soon_until = time.monotonic() + SOON_FOR_S
-                self.source.ask(ask, avoid)
-        except NodeError as e:
-            with self._lock:
-                self._release = release | self._release  # again next time
-            if isinstance(e, UnreachableError):
+    def _turn(self, number: int, order: Order | None) -> None:
+        """Carry out an order, and look."""
+        self._release += order.release if order else ()
+        if self._release:
+            self.source.release(self._release)
+            self._release = ()
+        refused = ""
+        if order and order.ask:
+            self._soon_until = time.monotonic() + SOON_FOR_S
+            try:
+                self.source.ask(order.ask, order.avoid)
+            except UnreachableError:
                 raise
-            failed = e
-        refused = failed.reason if failed is not None and not release else ""
+            except NodeError as e:
+                refused = e.reason
         self._report(Look(number, tuple(self.source.list()), refused))
-        if failed is not None and release:
-            raise failed
-        return 0 if failed is not None else ask
 
     def _release_all(self, until: float) -> str:
         why = ""

@@ -28,7 +28,7 @@ from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
 from orchestrator.leases.holder import rows_of
-from orchestrator.leases.keeper import USUAL_S, Keeper, Look
+from orchestrator.leases.keeper import USUAL_S, Keeper, Look, Order
 from orchestrator.scheduling import Policy
 
 LEASE_WORK_S, IDLE_S, MAX_FAILURES = 600.0, 120.0, 3
@@ -298,14 +298,28 @@ class LeasedNodes:
         self._threads.submit(self._prepare, life)
 
     def _prepare(self, life: Life) -> None:
+        made, why = None, ""
         try:
             call = self._patiently(lambda _: life.phase is Phase.GRANTED)
             made = call(self._make, life.pool.name, life.lease, life.node)
         except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
             why = str(e) if isinstance(e, OrchestratorError) else f"{type(e).__name__}: {e}"
-            self._tell(lambda out: self._unusable(life, why, out))
-        else:
-            self._tell(lambda out: self._usable(life, made, out))
+        self._tell(lambda out: self._prepared(life, made, why, out))
+
+    def _prepared(self, life: Life, made: MadeNode | None, why: str, out: LeaseTurn) -> None:
+        """It is a node, or of no use: then it counts as one that never was ready."""
+        if life.phase is not Phase.GRANTED:
+            return  # it ended meanwhile
+        if made is None:
+            out.notes.append((f"{life.node}: lease {life.lease.id} cannot be used and is given back: {why}", True))
+            life.pool.failures.append(why)
+            life.phase, life.unwanted = Phase.ENDED, True
+            return
+        life.phase = Phase.NODE
+        life.pool.failures.clear()
+        driver, of = made.driver(), (life.lease.id, life.pool.name, life.lease.ends_at or 0.0)
+        out.events.append(NodeExpected(life.node, driver.slots, made.host, made.gpus, *of))
+        out.start.append(driver)
 
     def _patiently(self, awaited: Callable[[int], bool]) -> tenacity.Retrying:
         """Repetition of a call that finds the way broken: for REACH_S, while its result is `awaited` after so many
@@ -322,22 +336,6 @@ class LeasedNodes:
             sleep=tenacity.sleep_using_event(self._closing),
             reraise=True,
         )
-
-    def _usable(self, life: Life, made: MadeNode, out: LeaseTurn) -> None:
-        if life.phase is not Phase.GRANTED:
-            return  # it ended meanwhile
-        life.phase = Phase.NODE
-        life.pool.failures.clear()
-        driver, lease = made.driver(), life.lease
-        of = (lease.id, life.pool.name, lease.ends_at or 0.0)
-        out.events.append(NodeExpected(life.node, driver.slots, made.host, made.gpus, *of))
-        out.start.append(driver)
-
-    def _unusable(self, life: Life, why: str, out: LeaseTurn) -> None:
-        if life.phase is Phase.GRANTED:
-            out.notes.append((f"{life.node}: lease {life.lease.id} cannot be used and is given back: {why}", True))
-            life.pool.failures.append(why)
-            life.phase, life.unwanted = Phase.ENDED, True
 
     def _new_name(self, pool: str) -> str:
         taken = [re.fullmatch(rf"{re.escape(pool)}-([0-9]+)", n) for n in self._names]
@@ -490,4 +488,5 @@ class LeasedNodes:
         if back or lacking > 0:
             for life in back:
                 life.returned = True
-            pool.ordered = pool.keeper.order(max(0, lacking), self._sick, [x.lease for x in back])
+            pool.ordered += 1
+            pool.keeper.order(Order(pool.ordered, max(0, lacking), [*self._sick], tuple(x.lease for x in back)))
