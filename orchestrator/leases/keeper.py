@@ -14,7 +14,7 @@ from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 FIRST_S = 0.1
 """Seconds from a request to the first look: an idle scheduler has granted it by then."""
 SOON_S, SOON_FOR_S, USUAL_S = 0.5, 30.0, 5.0
-"""Seconds between two looks: shortly after a request, for so long; and then."""
+"""Seconds between two looks: in the first SOON_FOR_S seconds after a request, and later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,7 +65,7 @@ where it cannot work."""
 
 class Phase(Enum):
     """QUEUED: asked for. GRANTED: its machine is being checked. NODE: it works. LEAVING: its workers are stopped, and
-    then we give it back. ENDING: its scheduler has ended it, and what it left is brought home. ENDED: gone for good."""
+    then we give it back. ENDING: its scheduler has ended it, and we fetch the rows that it left. ENDED: it does not come back."""
 
     QUEUED = auto()
     GRANTED = auto()
@@ -322,8 +322,8 @@ class LeasedNodes:
         out.start.append(driver)
 
     def _patiently(self, awaited: Callable[[int], bool]) -> tenacity.Retrying:
-        """Repetition of a call that finds the way broken: for REACH_S, while its result is `awaited` after so many
-        attempts."""
+        """Repetition of a call that finds the way broken: for REACH_S, while `awaited`, given the number of attempts, says
+        that its result is still of use."""
 
         def may_pass(state: tenacity.RetryCallState) -> bool:
             e = state.outcome.exception() if state.outcome is not None else None
@@ -377,7 +377,7 @@ class LeasedNodes:
         self._tell(gone)
 
     def _over(self, life: Life, cause: EndCause, why: str, out: LeaseTurn) -> None:
-        """Its node is gone for good, and what is left of it in the scheduler is of no more use."""
+        """Let go of its node, which does not come back, and of the rest of the lease in the scheduler."""
         life.phase = Phase.ENDED
         out.gone.append(life.node)
         out.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
@@ -473,7 +473,7 @@ class LeasedNodes:
     def _order(self, pool: Pool, out: LeaseTurn) -> None:
         """Have the keeper give back what is of no more use, and ask for what lacks."""
         if pool.look is None or pool.look.number != pool.ordered:
-            return  # what was ordered last is not seen yet
+            return  # no look has shown the last order yet
         if len(pool.failures) >= MAX_FAILURES and not pool.hopeless:
             pool.hopeless = pool.failures[-1]
             text = f"{pool.name}: no more leases are requested, three in a row were never ready: {pool.hopeless}"

@@ -20,10 +20,10 @@ GRACE_S = 60
 """Time that workers have to close their books after the SIGTERM of a deletion, an eviction or the time limit."""
 MAX_NAME = 63
 PULL_S = 60.0
-"""An image that could not be pulled for so long is given up, with its lease."""
+"""Seconds after which an image that cannot be pulled is given up, with its lease."""
 NOT_READY_S = 40.0
-"""And a node that is NotReady for so long. After an outage of the API server all of them may be: kubelets renew their
-leases every 10 s, the control plane looks every 5 s, and pods are Ready again up to 10 s later."""
+"""Seconds after which a node that is NotReady is given up. After an outage of the API server all nodes may be NotReady:
+kubelets renew their leases every 10 s, the control plane looks every 5 s, and pods are Ready again up to 10 s later."""
 Json = Mapping[str, Any]
 
 
@@ -61,7 +61,7 @@ LIST_KEYS = ("name", "mountPath", "containerPort", "devicePath")
 def template_faults(template: Json, resource: str = "amd.com/gpu") -> list[str]:
     """Faults of a `pod:` section, each with its path and the way out."""
     legal = ("apiVersion", "kind", "metadata", "spec")
-    found = [f"{k} is no part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
+    found = [f"{k} is not a part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
         return [*found, f"{'spec' if isinstance(metadata, Mapping) else 'metadata'} must be a mapping"]

@@ -30,9 +30,9 @@ TERM_S = 60
 ENDED_BY_TERM = str(143 << 8)
 """Status of a holder after a SIGTERM that was for it alone: the one before the time limit."""
 CLOCK_S = 10.0
-"""A job that is COMPLETING and ends later than in so many seconds is being queued again."""
+"""A job that is COMPLETING, with an end more than these seconds in the future, is being queued again."""
 LAST_ROWS_S = 5.0
-"""So long a job that is COMPLETING may take to write the rows that it leaves behind."""
+"""Seconds that a job that is COMPLETING may take to write the rows that it leaves behind."""
 LEAST_MEMORY_MB = 1024
 """A node with less has no memory configured."""
 EXCLUDE = "--exclude="
@@ -245,7 +245,7 @@ class SlurmSource:
 
 
 def _share(gpus: int | None, kinds: Sequence[NodeKind]) -> Iterator[str]:
-    """Options for a whole node, or for so many of its GPUs with their share of its CPUs and memory."""
+    """Options for a whole node, or for some of its GPUs with their share of its CPUs and memory."""
     fit = [k for k in kinds if k.gpus >= (gpus or 1)]
     if gpus is None or not fit or gpus == max(k.gpus for k in fit):
         yield from ("--exclusive", "--mem=0")

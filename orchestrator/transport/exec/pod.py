@@ -88,7 +88,7 @@ def _error(node: str, server: str, e: Exception) -> TransportError:
         return LoginError(node, f"the kubeconfig's credentials cannot be had ({e})")
     if isinstance(e, ValueError | TypeError):  # of a proxy, say
         words = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
-        return UnreachableError(node, f"the answer is none of an API server ({words})")
+        return UnreachableError(node, f"the answer does not come from an API server ({words})")
     if not isinstance(e, ApiException):
         return unreached(node, server, e)
     within = e.__context__  # of an exec, of which the client gives words alone; or of TLS

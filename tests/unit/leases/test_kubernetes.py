@@ -92,7 +92,7 @@ def source(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def test_a_refusal_is_one_and_an_answer_that_is_no_list_of_pods_is_none(
     server: Server, source: KubernetesSource
 ) -> None:
-    """As of a proxy in front of a server that is away: what its client raises then is of many kinds."""
+    """A proxy in front of a server that is away answers like this; the client raises errors of many kinds then."""
     assert [x.id for x in source.list()] == ["a"]
     server.answer = REFUSED
     with pytest.raises(TransportError, match="cannot list resource") as refused:

@@ -117,7 +117,7 @@ def test_hosts_to_avoid_are_in_every_alternative_of_the_affinity() -> None:
 @pytest.mark.parametrize(
     ("template", "fault"),
     [
-        ({"labels": {}}, "labels is no part of a pod template (legal: metadata, spec)"),
+        ({"labels": {}}, "labels is not a part of a pod template (legal: metadata, spec)"),
         ({"spec": [1]}, "spec must be a mapping"),
         ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy cannot be set here"),
         ({"spec": {"activeDeadlineSeconds": 60}}, "give `time:`"),

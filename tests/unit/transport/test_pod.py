@@ -142,7 +142,7 @@ def test_a_connection_that_ends_without_a_status_is_a_broken_one(start: Start, h
             request.transport.abort()
 
     channel = start(answer)
-    assert all_of(channel) in (b"some", b"")  # what is under way is lost with a connection that is cut
+    assert all_of(channel) in (b"some", b"")  # a connection that is cut may lose the last message
     assert channel.error().startswith("the connection broke (")
     with pytest.raises(UnreachableError):
         channel.write(b"x")
