@@ -65,7 +65,7 @@ where it cannot work."""
 
 class Phase(Enum):
     """QUEUED: asked for. GRANTED: its machine is being checked. NODE: it works. LEAVING: its workers are stopped, and
-    then we give it back. ENDING: its scheduler has ended it, and we fetch the rows that it left. ENDED: it does not come back."""
+    then we give it back. ENDING: its scheduler has ended it, and we fetch the rows that it left. ENDED: over."""
 
     QUEUED = auto()
     GRANTED = auto()
@@ -322,8 +322,8 @@ class LeasedNodes:
         out.start.append(driver)
 
     def _patiently(self, awaited: Callable[[int], bool]) -> tenacity.Retrying:
-        """Repetition of a call that finds the way broken: for REACH_S, while `awaited`, given the number of attempts, says
-        that its result is still of use."""
+        """Repetition of a call that finds the way broken: for REACH_S, while `awaited`, given the number of attempts,
+        says that its result is still of use."""
 
         def may_pass(state: tenacity.RetryCallState) -> bool:
             e = state.outcome.exception() if state.outcome is not None else None

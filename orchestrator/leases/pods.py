@@ -23,7 +23,7 @@ PULL_S = 60.0
 """Seconds after which an image that cannot be pulled is given up, with its lease."""
 NOT_READY_S = 40.0
 """Seconds after which a node that is NotReady is given up. After an outage of the API server all nodes may be NotReady:
-kubelets renew their leases every 10 s, the control plane looks every 5 s, and pods are Ready again up to 10 s later."""
+kubelets renew their leases every 10 s, the control plane looks every 5 s, and pods are Ready up to 10 s later."""
 Json = Mapping[str, Any]
 
 
