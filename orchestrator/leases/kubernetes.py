@@ -74,11 +74,7 @@ class KubernetesSource:
     def release(self, leases: Collection[Lease]) -> None:
         """Delete pods, those that have ended, too."""
         for lease in leases:
-            try:
-                self._call(self._core.delete_namespaced_pod, name=lease.id)
-            except TransportError as e:
-                if status_of(e) != 404:
-                    raise
+            self._of_pod(self._core.delete_namespaced_pod, lease)
 
     def transport(self, lease: Lease, node: str) -> Transport:
         """Files and commands in a pod that runs. `node`: its name in messages."""
@@ -87,13 +83,8 @@ class KubernetesSource:
 
     def leftovers(self, lease: Lease) -> bytes | None:
         """The rows that a pod's holder wrote into its log, or None."""
-        try:
-            log = self._call(self._core.read_namespaced_pod_log, name=lease.id, container=pods.CONTAINER, seconds=LOG_S)
-        except TransportError as e:
-            if status_of(e) != 404:
-                raise
-            return None
-        return holder.leftovers_in(log.encode())
+        log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=pods.CONTAINER, seconds=LOG_S)
+        return holder.leftovers_in(log.encode()) if log else None
 
     def close(self) -> None:
         """The pods go on."""
@@ -101,6 +92,15 @@ class KubernetesSource:
 
     def _call(self, method: Any, *args: Any, seconds: float = CALL_S, **options: Any) -> Any:
         return call(self._pool, method, *args, seconds=seconds, namespace=self._namespace, **options)
+
+    def _of_pod(self, method: Any, lease: Lease, **options: Any) -> Any:
+        """The answer of a method of one pod's; None where the pod is gone."""
+        try:
+            return self._call(method, name=lease.id, **options)
+        except TransportError as e:
+            if status_of(e) != 404:
+                raise
+            return None
 
     def _pod(self, avoid: Collection[str] = ()) -> dict[str, Any]:
         name = pods.new_name(self._run, self._pool)

@@ -113,8 +113,7 @@ class SlurmSource:
         # of this run alone: the numbers of jobs come again, and other clusters have them, too
         self._out, self._via = f"{holder.folder_word(out)}/{quote(pool.run)}", via
         self._name = f"Slurm for {pool.pool}"
-        self._one = threading.Lock()
-        self._login: LocalTransport | SshTransport | None = None
+        self._one, self._login, self._connected = threading.Lock(), self._reach(self._name), False
         self._kinds: list[NodeKind] = []
 
     # --- requests -------------------------------------------------------------------------------------------------
@@ -217,17 +216,15 @@ class SlurmSource:
     def _command(self, argv: Sequence[str], stdin: bytes = b"") -> Completed:
         """Run a command where Slurm's commands are. Raises UnreachableError where there is no way there."""
         with self._one:
-            login = self._login
-            if login is None:
-                login = self._reach(self._name)
-                login.connect()
-                self._login = login
+            if not self._connected:
+                self._login.connect()
+                self._connected = True
         try:
-            return login.run(argv, stdin=stdin, timeout=COMMAND_S)
+            return self._login.run(argv, stdin=stdin, timeout=COMMAND_S)
         except SlowError as e:
             raise UnreachableError(self._name, f"the scheduler does not answer: {e.reason}") from e
         except UnreachableError:
-            self.close()
+            self._connected = False
             raise
 
     def _reach(self, name: str) -> LocalTransport | SshTransport:
@@ -238,10 +235,8 @@ class SlurmSource:
 
     def close(self) -> None:
         """The jobs go on."""
-        with self._one:
-            login, self._login = self._login, None
-        if login is not None:
-            login.close()
+        self._connected = False
+        self._login.close()
 
 
 def _share(gpus: int | None, kinds: Sequence[NodeKind]) -> Iterator[str]:
