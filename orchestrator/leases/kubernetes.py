@@ -1,20 +1,39 @@
-"""Leases that are pods, which are listed every few seconds. Rights: examples/kubernetes-role.yaml."""
+"""Leases that are pods: the request, the meaning of a pod's state, and the calls. Pods are listed every few seconds.
+
+Rights: examples/kubernetes-role.yaml.
+"""
 
 from __future__ import annotations
 
+import re
+import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import TransportError
-from orchestrator.leases import holder, pods
+from orchestrator.leases import holder
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Transport
 from orchestrator.transport.exec.pod import CALL_S, PodOpener, call, connect, status_of
 from orchestrator.transport.exec.transport import ExecTransport
 
+CONTAINER = "gemmfleet"
+"""The container of a pod that is the lease; others are the user's own."""
+RUN_LABEL, POOL_LABEL = "gemmfleet/run", "gemmfleet/pool"
+LEASE_VARIABLE = "GEMMFLEET_LEASE"
+"""Variable in which the container finds the name of its pod."""
+GRACE_S = 60
+"""Time that workers have to close their books after the SIGTERM of a deletion, an eviction or the time limit."""
+MAX_NAME = 63
+PULL_S = 60.0
+"""Seconds after which an image that cannot be pulled is given up, with its lease."""
+NOT_READY_S = 40.0
+"""Seconds after which a node that is NotReady is given up. After an outage of the API server all nodes may be NotReady:
+kubelets renew their leases every 10 s, the control plane looks every 5 s, and pods are Ready up to 10 s later."""
 LOG_S = 120.0
 LOG_BYTES = 7_000_000
 """Archive that fits, in base64, into the 10 MiB of a log that a kubelet keeps (its containerLogMaxSize)."""
@@ -31,13 +50,27 @@ WAYS = {
     "pod": "correct the node's `pod:`",
 }
 """Ways out of a pod that cannot be made."""
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """The pods of a pool. `workdir`: folder in the container for runs, "" for one in its TMPDIR; `template`: the user's
+    partial pod (`pod:`), merged into ours."""
+
+    image: str
+    gpus: int = 0
+    resource: str = "amd.com/gpu"
+    time_s: int | None = None
+    workdir: str = ""
+    template: Json = field(default_factory=dict)
 
 
 class KubernetesSource:
     """Pods of one pool of one run (LeaseSource)."""
 
     def __init__(
-        self, run: str, pool: str, request: pods.PodRequest, *, context: str | None = None, namespace: str | None = None
+        self, run: str, pool: str, request: PodRequest, *, context: str | None = None, namespace: str | None = None
     ) -> None:
         """Read the configuration; no request to the API server yet. Raises InputError."""
         self._api, ours = connect(context)
@@ -56,14 +89,14 @@ class KubernetesSource:
 
     def list(self) -> Sequence[Lease]:
         """The pods that are there. One in trouble for too long has ended."""
-        ours = f"{pods.RUN_LABEL}={self._run},{pods.POOL_LABEL}={self._pool}"
+        ours = f"{RUN_LABEL}={self._run},{POOL_LABEL}={self._pool}"
         found = self._call(self._core.list_namespaced_pod, label_selector=ours)
         there = [self._api.sanitize_for_serialization(pod) for pod in found.items]
         now, since, leases = time.monotonic(), self._troubled, []
         self._troubled = {}
         for pod in sorted(there, key=lambda p: (p["metadata"].get("creationTimestamp", ""), p["metadata"]["name"])):
-            lease = pods.lease_of(pod)
-            words, limit = pods.trouble(pod)
+            lease = lease_of(pod)
+            words, limit = trouble(pod)
             if words:
                 self._troubled[lease.id] = since.get(lease.id, now)
                 if now - self._troubled[lease.id] >= limit and lease.state is not LeaseState.ENDED:
@@ -78,12 +111,12 @@ class KubernetesSource:
 
     def transport(self, lease: Lease, node: str) -> Transport:
         """Files and commands in a pod that runs. `node`: its name in messages."""
-        opener = PodOpener(node, self._api, self._namespace, lease.id, pods.CONTAINER)
+        opener = PodOpener(node, self._api, self._namespace, lease.id, CONTAINER)
         return ExecTransport(node, opener, holder.prelude(self._request.workdir, lease.id))
 
     def leftovers(self, lease: Lease) -> bytes | None:
         """The rows that a pod's holder wrote into its log, or None."""
-        log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=pods.CONTAINER, seconds=LOG_S)
+        log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=CONTAINER, seconds=LOG_S)
         return holder.leftovers_in(log.encode()) if log else None
 
     def close(self) -> None:
@@ -103,8 +136,8 @@ class KubernetesSource:
             return None
 
     def _pod(self, avoid: Collection[str] = ()) -> dict[str, Any]:
-        name = pods.new_name(self._run, self._pool)
-        return pods.manifest(self._request, self._run, self._pool, name, self._script, avoid)
+        name = new_name(self._run, self._pool)
+        return manifest(self._request, self._run, self._pool, name, self._script, avoid)
 
     # --- what can be seen without a lease --------------------------------------------------------------------------
 
@@ -146,3 +179,205 @@ class KubernetesSource:
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
         method = client.AuthorizationV1Api(self._api).create_self_subject_access_review
         return bool(call(self._pool, method, {**review, "spec": {"resourceAttributes": of}}).status.allowed)
+
+
+# --- the pod that is requested --------------------------------------------------------------------------------------
+
+TAKEN = {
+    "metadata.name": "pods are named after the run and the pool",
+    "metadata.generateName": "pods are named after the run and the pool",
+    "metadata.namespace": "give `namespace:` of the node",
+    "spec.restartPolicy": "a lease that ended is never started again",
+    "spec.activeDeadlineSeconds": "give `time:` of the node",
+    "spec.nodeName": "give `spec.nodeSelector`: the scheduler must know of the pod",
+    "image": "give `image:` of the node",
+    "command": "it runs what holds the lease",
+    "args": "it runs what holds the lease",
+}
+"""Fields of a pod, and of our container, that a template must not set -> way out."""
+LIST_KEYS = ("name", "mountPath", "containerPort", "devicePath")
+"""Fields by one of which entries of a list are the same."""
+
+
+def template_faults(template: Json, resource: str = "amd.com/gpu") -> list[str]:
+    """Faults of a `pod:` section, each with its path and the way out."""
+    legal = ("apiVersion", "kind", "metadata", "spec")
+    found = [f"{k} is not a part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
+    metadata, spec = template.get("metadata", {}), template.get("spec", {})
+    if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
+        return [*found, f"{'spec' if isinstance(metadata, Mapping) else 'metadata'} must be a mapping"]
+    containers = spec.get("containers", ())
+    if not isinstance(containers, Sequence) or not all(isinstance(c, Mapping) for c in containers):
+        return [*found, "spec.containers must be a list of mappings"]
+    given = {f"metadata.{k}": TAKEN.get(f"metadata.{k}") for k in metadata}
+    given |= {f"spec.{k}": TAKEN.get(f"spec.{k}") for k in spec}
+    labels = [str(k) for k in metadata.get("labels") or {}]
+    given |= {f"metadata.labels.{k}": "it is how pods are found again" for k in labels if k.startswith("gemmfleet/")}
+    for i, c in enumerate(containers):
+        if c.get("name", CONTAINER) == CONTAINER:
+            given |= {f"spec.containers.{i}.{k}": TAKEN.get(k) for k in c}
+            if resource in ((c.get("resources") or {}).get("limits") or {}):
+                given[f"spec.containers.{i}.resources.limits.{resource}"] = "give `gpus:` of the node"
+    return found + [f"{path} cannot be set here: {way}" for path, way in given.items() if way]
+
+
+def new_name(run: str, pool: str) -> str:
+    """A new pod's name: a DNS label."""
+    token = secrets.token_hex(3)
+    words = re.sub(r"[^a-z0-9]+", "-", f"gemmfleet-{run}-{pool}".lower())
+    return f"{words[: MAX_NAME - len(token) - 1].strip('-')}-{token}"
+
+
+def manifest(
+    request: PodRequest, run: str, pool: str, name: str, script: str, avoid: Collection[str] = ()
+) -> dict[str, Any]:
+    """The pod to ask for: ours, with the user's template merged in; never on a node of `avoid`.
+
+    `script`: the holder, for the container's `sh -c`.
+    """
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": request.image,
+        "command": ["sh", "-c", script],
+        "env": [{"name": LEASE_VARIABLE, "value": name}],
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
+    if request.gpus:
+        container["resources"] = {"limits": {request.resource: str(request.gpus)}}
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    if request.time_s is not None:
+        spec["activeDeadlineSeconds"] = request.time_s
+    labels = {RUN_LABEL: run, POOL_LABEL: pool}
+    ours = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+    pod = dict(_merged(ours, request.template))
+    if avoid:
+        pod["spec"] = _away_from(pod["spec"], avoid)
+    return pod
+
+
+def _merged(ours: Any, theirs: Any) -> Any:
+    """Both; mappings key by key, lists entry by entry where entries have names; else theirs wins."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        both = {k: _merged(ours[k], theirs[k]) for k in ours.keys() & theirs.keys()}
+        return {**ours, **theirs, **both}
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        return theirs
+    out = list(ours)
+    for entry in theirs:
+        same = next((i for i, o in enumerate(out) if _is_same(o, entry)), None)
+        if same is None:
+            out.append(entry)
+        else:
+            out[same] = _merged(out[same], entry)
+    return out
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+        return bool(ours == theirs)
+    if ours.get("name") == CONTAINER and "name" not in theirs and "mountPath" not in theirs:
+        return True  # a template's container without a name is ours
+    return any(key in theirs and ours.get(key) == theirs[key] for key in LIST_KEYS)
+
+
+def _away_from(spec: Json, hosts: Collection[str]) -> dict[str, Any]:
+    """A pod's spec that no host of `hosts` will do for: in every alternative of its node affinity."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [h]} for h in sorted(hosts)]
+    affinity = spec.get("affinity") or {}
+    of_node = affinity.get("nodeAffinity") or {}
+    required = of_node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms") or [{}]
+    terms = [{**t, "matchFields": [*(t.get("matchFields") or ()), *fields]} for t in terms]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**spec, "affinity": {**affinity, "nodeAffinity": {**of_node, **required}}}
+
+
+# --- what the state of one means ------------------------------------------------------------------------------------
+
+CAUSES = {
+    **dict.fromkeys(("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"), EndCause.PREEMPTED),
+    "DeadlineExceeded": EndCause.TIME_LIMIT,
+}
+"""Cause of an end by the reason of a pod's status."""
+DOUBTFUL = (
+    "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunContainerError", "CrashLoopBackOff",
+    "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
+)  # fmt: skip
+"""Reasons why a container waits that may pass, and seldom do."""
+
+
+def lease_of(pod: Json) -> Lease:
+    """The lease that a pod is."""
+    status, spec, metadata = pod.get("status") or {}, pod["spec"], pod["metadata"]
+    name, host, container = str(metadata["name"]), str(spec.get("nodeName") or ""), _container(status)
+    closing = "the pod was deleted" if "deletionTimestamp" in metadata else ""
+    target = _condition(status, "DisruptionTarget")  # Kubernetes 1.26 and later
+    if target.get("status") == "True":
+        closing = _joined(target.get("reason"), target.get("message"))
+    ended, reason = container.get("terminated") or {}, str(status.get("reason") or "")
+    if ended or status.get("phase") in ("Succeeded", "Failed") or reason == "NodeLost":
+        words = _joined(reason or ended.get("reason"), status.get("message") or ended.get("message"))
+        cause, code = CAUSES.get(reason, EndCause.FAILED), ended.get("exitCode")
+        if closing and reason not in CAUSES:
+            cause, words = EndCause.PREEMPTED, closing
+        elif code == 0:
+            cause = EndCause.RELEASED
+        elif code is not None and not reason:
+            words = f"{words or 'it failed'}, exit code {code}"
+        return Lease(name, LeaseState.ENDED, host, words[:500], cause=cause)
+    if "running" in container:
+        return Lease(name, LeaseState.READY, host, closing[:500], _ends_at(pod))
+    waits, scheduled = container.get("waiting") or {}, _condition(status, "PodScheduled")
+    why = f"starts on {host}" if host else "waits for the scheduler"
+    if waits.get("reason"):
+        why = _joined(waits["reason"], waits.get("message"))
+    elif scheduled.get("status") == "False":
+        why = str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
+    return Lease(name, LeaseState.QUEUED, host, why[:500])
+
+
+def trouble(pod: Json) -> tuple[str, float]:
+    """Trouble of a pod that may pass, "" for none, and the seconds after which it is given up."""
+    status = pod.get("status") or {}
+    waits = _container(status).get("waiting") or {}
+    if waits.get("reason") in DOUBTFUL:
+        return _joined(waits["reason"], waits.get("message")), PULL_S
+    # the control plane takes back `Ready`, and nothing else, of a pod on a node that beats no more
+    ready, of_containers = _condition(status, "Ready"), _condition(status, "ContainersReady")
+    lost = ready.get("status") == "False" and of_containers.get("status") == "True"
+    if lost and not pod["spec"].get("readinessGates"):
+        return f"node {pod['spec'].get('nodeName')} is NotReady", NOT_READY_S
+    return "", 0.0
+
+
+def _ends_at(pod: Json) -> float | None:
+    started, limit = (pod.get("status") or {}).get("startTime"), pod["spec"].get("activeDeadlineSeconds")
+    times = [_epoch(started) + limit] if started and limit is not None else []
+    if deleted := pod["metadata"].get("deletionTimestamp"):
+        times.append(_epoch(deleted))  # its grace period included
+    return min(times, default=None)
+
+
+def _epoch(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _container(status: Json) -> Json:
+    """State of our container."""
+    of = status.get("containerStatuses") or ()
+    return next((dict(c.get("state") or {}) for c in of if c.get("name") == CONTAINER), {})
+
+
+def _condition(status: Json, kind: str) -> Json:
+    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
+
+
+def _joined(reason: str | None, words: str | None) -> str:
+    return ": ".join(filter(None, (reason, (words or "").strip())))

@@ -169,8 +169,7 @@ def source_of(node: Node, run: str) -> LeaseSource:
     """The source of a pool whose references are resolved. Raises InputError where its client is missing here."""
     assert node.lease is not None
     if node.lease == "kubernetes":
-        from orchestrator.leases.kubernetes import KubernetesSource
-        from orchestrator.leases.pods import PodRequest, template_faults
+        from orchestrator.leases.kubernetes import KubernetesSource, PodRequest, template_faults
 
         assert node.image is not None
         assert isinstance(node.gpus, int)

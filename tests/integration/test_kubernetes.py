@@ -15,10 +15,10 @@ import pytest
 
 from orchestrator.engines import OK, UNUSABLE, WARNING
 from orchestrator.errors import HostKeyError, InputError, TransportError, UnreachableError
-from orchestrator.leases import holder, pods
+from orchestrator.leases import holder
 from orchestrator.leases import kubernetes as leases
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.pods import CONTAINER, PodRequest
+from orchestrator.leases.kubernetes import CONTAINER, PodRequest
 from orchestrator.transport.exec.pod import PodOpener, connect
 from tests.support.kube import NAMESPACE, Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
@@ -144,7 +144,7 @@ def test_an_image_that_cannot_be_pulled(make: Make, cluster: Cluster, monkeypatc
     wait_until(lambda: [e for e in source.list() if "ImagePullBackOff: Back-off pulling image" in e.why], "why")
     (lease,) = source.list()
     assert lease.state is LeaseState.QUEUED
-    monkeypatch.setattr(pods, "PULL_S", 0.0)
+    monkeypatch.setattr(leases, "PULL_S", 0.0)
     assert end_of(source, lease).cause is EndCause.FAILED
 
 

@@ -73,7 +73,7 @@ def test_a_pod_that_is_evicted_costs_nobody_anything(pool: PodBench) -> None:
 
 
 def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
-    patched(pool, "from orchestrator.leases import pods\npods.NOT_READY_S = 1.0\n")
+    patched(pool, "from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 1.0\n")
     run = pool.at_work()
     (first,) = pool.expected()
     pool.fault(first.lease, "failed")
@@ -89,7 +89,7 @@ def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
 def test_an_api_server_that_is_away_for_a_minute_stops_nothing(pool: PodBench) -> None:
     """A minute by the controller's own word; the workers go on without it, and what they did comes home."""
     # this cluster takes a node for gone after 8 s without a beat (usual: 40 to 50), an overloaded machine may be slower
-    patched(pool, "from orchestrator.leases import pods\npods.NOT_READY_S = 60.0\n")
+    patched(pool, "from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 60.0\n")
     run = pool.at_work(6, 2, pool.bench.held(2, 4, until="now"))
     wait_until(lambda: pool.starts_of(3) and pool.starts_of(4), "both slots have work")
     pool.fault(pool.expected()[0].lease, TROUBLE)

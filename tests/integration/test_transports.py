@@ -23,8 +23,7 @@ import pytest
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.leases.kubernetes import KubernetesSource
-from orchestrator.leases.pods import PodRequest
+from orchestrator.leases.kubernetes import KubernetesSource, PodRequest
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, Transport
 from tests.integration.slurm import PARTITION, SlurmCluster

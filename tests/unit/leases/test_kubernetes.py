@@ -12,10 +12,9 @@ import pytest
 import yaml
 
 from orchestrator.errors import TransportError, UnreachableError
-from orchestrator.leases import pods
+from orchestrator.leases import kubernetes
 from orchestrator.leases.base import EndCause, LeaseState
-from orchestrator.leases.kubernetes import KubernetesSource
-from orchestrator.leases.pods import CONTAINER, PodRequest
+from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource, PodRequest
 
 pytest.importorskip("kubernetes")
 
@@ -113,7 +112,7 @@ def test_trouble_that_lasts_ends_a_lease(
         json.dumps({**PODS, "items": [{**POD, "status": {**STATUS, "conditions": conditions}}]}).encode(),
     )
     assert [x.state for x in source.list()] == [LeaseState.READY]
-    monkeypatch.setattr(pods, "NOT_READY_S", 0.0)
+    monkeypatch.setattr(kubernetes, "NOT_READY_S", 0.0)
     assert [(x.cause, x.why) for x in source.list()] == [(EndCause.FAILED, "node k1 is NotReady")]
     server.answer = LISTED
     assert [x.state for x in source.list()] == [LeaseState.READY]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.leases.base import EndCause, LeaseState
-from orchestrator.leases.pods import (
+from orchestrator.leases.kubernetes import (
     CONTAINER,
     NOT_READY_S,
     PULL_S,
