@@ -43,7 +43,7 @@ NO_ANSWER = (
     "Zero Bytes were transmitted", "Transport endpoint is not connected", "Connection timed out",
 )  # fmt: skip
 """Words of Slurm's commands where slurmctld does not answer."""
-SINFO = "%P|%c|%m|%G"
+SINFO = "%P|%c|%m|%G|%l"
 FIELDS = (
     "ArrayJobID", "ArrayTaskID", "JobID", "State", "Reason", "NodeList", "StartTime", "EndTime", "RestartCnt",
     "PreemptTime", "exit_code", "NumCPUs",
@@ -92,13 +92,14 @@ class SlurmPool:
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """Nodes of a partition that are alike, with the CPUs, memory and GPUs of each."""
+    """Nodes of a partition that are alike, with the CPUs, memory and GPUs of each. `max_s`: the longest time limit."""
 
     partition: str
     is_default: bool
     cpus: int
     memory_mb: int
     gpus: int
+    max_s: float
 
 
 class SlurmSource:
@@ -185,6 +186,10 @@ class SlurmSource:
             what = f"no node of the partition {name} has {self.pool.gpus} GPUs: {most} are the most"
             way = f"set `gpus:` to {most} at most" if most else "name another `partition:`"
             return [Finding(UNUSABLE, "gpus", what, way)]
+        time_s, longest = self.pool.time_s or 0.0, max(k.max_s for k in there)
+        if time_s > longest:  # sbatch would let it wait for ever
+            what = f"the partition {name} allows {longest / 60:g} minutes, and `time:` is {time_s / 60:g}"
+            return [Finding(UNUSABLE, "time", what, "set a shorter `time:`")]
         try:
             return [Finding(OK, "request", self._submit("--test-only").removeprefix("sbatch: "))]
         except UnreachableError:
@@ -260,9 +265,14 @@ def _share(gpus: int | None, kinds: Sequence[NodeKind]) -> Iterator[str]:
 def kinds_of(printed: bytes) -> list[NodeKind]:
     """Kinds of nodes in the output of sinfo (SINFO)."""
     found = []
-    for name, cpus, memory, gres in _rows(printed, 4):
+    for name, cpus, memory, gres, limit in _rows(printed, 5):
         gpus = sum(int(n) for n in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
-        found.append(NodeKind(name.rstrip("*"), name.endswith("*"), _number(cpus), _number(memory), gpus))
+        of_each = (_number(cpus), _number(memory), gpus)
+        # [days-][hours:]minutes:seconds, or a word such as infinite
+        times = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+        days, hours, minutes, seconds = (float(t or 0) for t in times.groups()) if times else (math.inf, 0, 0, 0)
+        max_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        found.append(NodeKind(name.rstrip("*"), name.endswith("*"), *of_each, max_s))
     return found
 
 

@@ -260,7 +260,7 @@ def test_what_the_scheduler_says_without_a_lease(slurm: SlurmCluster, make: Call
     for request, about, words in (
         ({"partition": "nosuch"}, "partition", r"there is no partition 'nosuch': `partition:` may be gpu, urgent"),
         ({"gpus": GPUS + 1}, "gpus", f"no node of the partition gpu has {GPUS + 1} GPUs: {GPUS} are the most"),
-        ({"time_s": 86400.0}, "request", "time limit"),
+        ({"time_s": 86400.0}, "time", "the partition gpu allows 720 minutes, and `time:` is 1440"),
         ({"extra": ("--constraint=nosuch",)}, "request", "nvalid feature"),
     ):
         findings = make(**request).source.check()

@@ -16,10 +16,10 @@ from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from orchestrator.transport import Completed, LocalTransport
 
 SINFO = """\
-gpu*|96|1000000|gpu:mi300x:8(S:0-1),nic:2
-gpu*|64|500000|gpu:4
-cpu|32|1|(null)
-old|8|4000|gpu:2
+gpu*|96|1000000|gpu:mi300x:8(S:0-1),nic:2|1-12:00:00
+gpu*|64|500000|gpu:4|1-12:00:00
+cpu|32|1|(null)|infinite
+old|8|4000|gpu:2|60:00
 """
 QUEUED, READY, ENDED = LeaseState
 
@@ -172,6 +172,8 @@ def test_findings_without_a_lease(login: Login) -> None:
         ({"partition": "none"}, "partition", "unusable"),
         ({"gpus": 9}, "gpus", "unusable"),
         ({"partition": "cpu", "gpus": 1}, "gpus", "unusable"),
+        ({"time_s": 36.1 * 3600}, "time", "unusable"),
+        ({"partition": "old", "time_s": 3601.0}, "time", "unusable"),
     ):
         bad = [f for f in source(login, **request).check() if f.level != "ok"]
         assert [(f.about, f.level) for f in bad] == [(about, level)], request
