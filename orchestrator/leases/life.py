@@ -12,7 +12,7 @@ import tarfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
@@ -258,8 +258,8 @@ class LeasedNodes:
         words = "its scheduler does not know it any more"
         forgotten = [
             replace(x.lease, state=LeaseState.ENDED, why=words, cause=EndCause.PREEMPTED)
-            for x in self._of(pool)
-            if x.lease.state is not LeaseState.ENDED and x.lease.id not in there
+            for x in self._lives.values()
+            if x.pool is pool and x.lease.state is not LeaseState.ENDED and x.lease.id not in there
         ]
         for lease in (*look.leases, *forgotten):
             life = self._lives.setdefault(lease.id, Life(pool, lease))
@@ -279,9 +279,6 @@ class LeasedNodes:
             if look.refused != pool.refused:
                 out.notes.append((f"{pool.name}: more leases are refused: {look.refused}", True))
             pool.refused = look.refused
-
-    def _of(self, pool: Pool) -> Iterator[Life]:
-        return (x for x in self._lives.values() if x.pool is pool)
 
     def _tell_silence(self, pool: Pool, out: LeaseTurn) -> None:
         silent = pool.keeper.silent_s
@@ -346,13 +343,12 @@ class LeasedNodes:
 
     def _ended(self, life: Life) -> None:
         """Its scheduler has ended it: bring home what it left behind, then let go of its node."""
-        if life.phase in (Phase.ENDING, Phase.ENDED):
-            return
-        life.phase = Phase.ENDING if life.node else Phase.ENDED
-        if life.node:
+        if life.node and life.phase not in (Phase.ENDING, Phase.ENDED):
+            life.phase = Phase.ENDING
             self._threads.submit(self._bring_home, life)
-        elif not life.unwanted:
-            life.pool.failures.append(life.lease.why or "it ended before it was ready")
+        elif life.phase is Phase.QUEUED:
+            life.phase = Phase.ENDED
+            life.pool.failures += [] if life.unwanted else [life.lease.why or "it ended before it was ready"]
 
     def _bring_home(self, life: Life) -> None:
         keeper, cause = life.pool.keeper, life.lease.cause or EndCause.FAILED
