@@ -25,14 +25,12 @@ from orchestrator.transport.quoting import quote
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
-TERM_S = 60
-"""Seconds before its time limit at which a lease gets the signal to end."""
-ENDED_BY_TERM = str(143 << 8)
-"""Status of a holder after a SIGTERM that was for it alone: the one before the time limit."""
-CLOCK_S = 10.0
-"""A job that is COMPLETING, with an end more than these seconds in the future, is being queued again."""
-LAST_ROWS_S = 5.0
-"""Seconds that a job that is COMPLETING may take to write the rows that it leaves behind."""
+TERM_S, ENDED_BY_TERM = 60, str(143 << 8)
+"""Seconds before its time limit at which a lease gets a SIGTERM, and the status of a holder after a SIGTERM for it alone:
+that one."""
+CLOCK_S, LAST_ROWS_S = 10.0, 5.0
+"""A job that is COMPLETING, with an end more than CLOCK_S in the future, is being queued again; any other may take
+LAST_ROWS_S to write the rows that it leaves behind."""
 LEAST_MEMORY_MB = 1024
 """A node with less has no memory configured."""
 EXCLUDE = "--exclude="
@@ -58,11 +56,7 @@ CAUSES = {
     **dict.fromkeys(("TIMEOUT", "DEADLINE"), EndCause.TIME_LIMIT),
 }
 """Cause of an end by the job's state; FAILED for any other."""
-COMPLETING_CAUSES = {
-    "TimeLimit": EndCause.TIME_LIMIT,
-    "NodeDown": EndCause.FAILED,
-    "OutOfMemory": EndCause.FAILED,
-}
+COMPLETING_CAUSES = {"TimeLimit": EndCause.TIME_LIMIT, "NodeDown": EndCause.FAILED, "OutOfMemory": EndCause.FAILED}
 """Cause of an end by the job's reason: while it is COMPLETING, squeue does not show its final state."""
 
 
