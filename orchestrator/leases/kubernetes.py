@@ -30,9 +30,9 @@ GRACE_S = 60
 """Time that workers have to close their books after the SIGTERM of a deletion, an eviction or the time limit."""
 MAX_NAME = 63
 PULL_S, NOT_READY_S = 60.0, 40.0
-"""Seconds after which an image that cannot be pulled, or a node that is NotReady, is given up. After an outage of the API
-server all nodes may be NotReady: kubelets renew their leases every 10 s, the control plane looks every 5 s, and pods are
-Ready up to 10 s later."""
+"""Seconds after which an image that cannot be pulled, or a node that is NotReady, is given up. After an outage of the
+API server all nodes may be NotReady: kubelets renew their leases every 10 s, the control plane looks every 5 s, and
+pods are Ready up to 10 s later."""
 LOG_S = 120.0
 LOG_BYTES = 7_000_000
 """Archive that fits, in base64, into the 10 MiB of a log that a kubelet keeps (its containerLogMaxSize)."""
