@@ -26,8 +26,8 @@ from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
 TERM_S, ENDED_BY_TERM = 60, str(143 << 8)
-"""Seconds before its time limit at which a lease gets a SIGTERM, and the status of a holder after that one, which is for
-it alone."""
+"""Seconds before its time limit at which a lease gets a SIGTERM, and the status of a holder that this signal, which is
+for it alone, has ended."""
 CLOCK_S, LAST_ROWS_S = 10.0, 5.0
 """A job that is COMPLETING, with an end more than CLOCK_S in the future, is being queued again; any other may take
 LAST_ROWS_S to write the rows that it leaves behind."""
