@@ -198,10 +198,10 @@ def test_a_lease_that_waits_is_quoted_and_given_back(slurm: SlurmCluster, make: 
     pool = make(time_s=300)
     pool.source.ask(4)
     pool.ready(3)
+    words = ("Resources, expected start", "Priority, expected start")
     waiting = wait_until(
-        lambda: [x for x in pool.source.list() if x.state is QUEUED and "expected start" in x.why], "it is queued"
+        lambda: [x for x in pool.source.list() if x.state is QUEUED and x.why.startswith(words)], "it is queued"
     )
-    assert waiting[0].why.startswith(("Resources, expected start", "Priority, expected start"))
     assert waiting[0].host == ""
     pool.source.release([waiting[0]])
     assert pool.ended(waiting[0]).cause is EndCause.PREEMPTED
