@@ -33,7 +33,7 @@ from orchestrator.events import (
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
-from orchestrator.leases.nodes import LeasedNodes
+from orchestrator.leases.life import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.model import NOT_WORTH_IT
@@ -243,12 +243,11 @@ def _controller(
 
     supply = LeasedNodes(
         pools,
-        node_maker(inventory, {p.size.name: p.source for p in pools}, config.run, leased_driver),
+        node_maker(inventory, {p.name: p.source for p in pools}, config.run, leased_driver),
         known=leases,
         other_slots=lambda: sum(len(p.slots) for p in plans),
         hold=config.hold,
         grow=not cancel,
-        fresh=epoch == 1,
         wake=lambda: controller.wake(),
     )
 
