@@ -13,7 +13,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.compare.statistics import Rule
+    from orchestrator.results.compare import Rule
 
 
 def compare(
@@ -61,11 +61,11 @@ def compare(
 
     Exit code 1 on a regression, 4 where rows could not be judged.
     """
-    from orchestrator.analysis.compare import output
-    from orchestrator.analysis.compare.document import compare as judged
-    from orchestrator.analysis.compare.reading import read_sides
     from orchestrator.command_hints import command
     from orchestrator.errors import InputError
+    from orchestrator.results import compare_output as output
+    from orchestrator.results.compare_output import compare as judged
+    from orchestrator.results.compare_sides import read_sides
     from orchestrator.tables.faults import escaped
 
     if sides and (golden or tot):
@@ -104,8 +104,8 @@ def compare(
 def _rule(text: str, ignore_below: float) -> Rule:
     import math
 
-    from orchestrator.analysis.compare.statistics import Rule
     from orchestrator.errors import InputError
+    from orchestrator.results.compare import Rule
     from orchestrator.tables.faults import shown
 
     try:
@@ -134,8 +134,8 @@ def _refuse_overwriting(read: list[Path], write: list[Path]) -> None:
 
 
 def _write(found: dict[str, Any], out: Path | None, again: Path | None, page: Path | None) -> list[str]:
-    from orchestrator.analysis.compare import output
     from orchestrator.errors import InputError
+    from orchestrator.results import compare_output as output
     from orchestrator.userfiles import write_atomic
 
     written = []
@@ -155,9 +155,9 @@ def _write(found: dict[str, Any], out: Path | None, again: Path | None, page: Pa
 
 
 def _print_verdict(found: dict[str, Any], listed: str) -> None:
-    from orchestrator.analysis.compare import output
-    from orchestrator.analysis.grid import on_terminal
     from orchestrator.cli.output.terminal import console
+    from orchestrator.results import compare_output as output
+    from orchestrator.results.grid import on_terminal
     from orchestrator.tables.faults import escaped
 
     screen = console()

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.compare.reading import differences
 from orchestrator.bench import request
 from orchestrator.bench.alternation import inventory_of
 from orchestrator.bench.config_sets import config_sets
@@ -18,6 +17,7 @@ from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import Result, compared, record, redacted
+from orchestrator.results.compare_sides import differences
 from tests.support.config_tree import tree, values, winners
 from worker.protocol.bench import Options, lodge
 from worker.triton_configs.resolve import CONFIGS

@@ -1,17 +1,20 @@
-"""Joins two sides by kernel and shape, has them judged, and gives the document of the comparison."""
+"""The document of a comparison: both sides joined by kernel and shape and judged; printed as tables, Markdown, CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import expm1
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from orchestrator.analysis.compare.reading import CONFIG, Side, differences, in_turn, refuse_swapped
-from orchestrator.analysis.compare.statistics import (
+from orchestrator.command_hints import command
+from orchestrator.errors import InputError
+from orchestrator.results.compare import (
+    AGAIN_BOUND,
     BOUND,
     ENOUGH_ROWS,
     OPEN,
@@ -21,12 +24,20 @@ from orchestrator.analysis.compare.statistics import (
     Rule,
     judge,
 )
-from orchestrator.command_hints import command
-from orchestrator.errors import InputError
+from orchestrator.results.compare_sides import CONFIG, Side, differences, in_turn, refuse_swapped
+from orchestrator.results.grid import Grid, marked, safe
 from orchestrator.tables.faults import escaped, shown
+from orchestrator.tables.write import cell, no_formula, write_csv
 from worker.text import plural
 
 AGAIN_REPEATS = 7
+MOST_ROWS = 60
+MEANS = {"machine": "another machine", "method": "measured differently", "other": "differs too", "test": "under test"}
+HEADS = {
+    "golden_us": "golden us", "tot_us": "tot us", "change": "change", "verdict": "verdict", "p": "p",
+    "seen_from": "seen from", "golden_repeats": "golden runs", "tot_repeats": "tot runs",
+}  # fmt: skip
+"""The columns of a row's figures, by their names in the document."""
 Rows = list[dict[str, Any]]
 
 
@@ -36,7 +47,8 @@ def compare(
 ) -> dict[str, Any]:  # fmt: skip
     """Judges `tot` against `golden`, and returns all that is known as a JSON document (docs/reference/commands.md).
 
-    `rule_only`: by the rule alone, which knows no noise. Raises InputError if the sides cannot be compared.
+    `rule_only`: by the rule alone, which knows no noise; its figures alone are given. Raises InputError if the sides
+    cannot be compared.
     """
     refuse_swapped(golden.records, tot.records)
     found = differences(golden.fields, tot.fields, under_test)
@@ -48,45 +60,42 @@ def compare(
         raise InputError(f"the sides are of different machines ({escaped(machine)}): their times say nothing of the"
                          " software; --other-gpu compares them all the same")  # fmt: skip
     warnings = [*golden.notes, *tot.notes]
-    warnings += [f"the sides are of different machines ({machine}): a verdict is not one on the software"] * bool(
-        machine
-    )
-    warnings += [f"not measured in the same way ({method})"] * bool(method)
+    if machine:
+        warnings.append(f"the sides are of different machines ({machine}): a verdict is not one on the software")
+    if method:
+        warnings.append(f"not measured in the same way ({method})")
     paired = in_turn(golden.records, tot.records)
-    rows, judged = _judged(golden, tot, rule, bound, paired)
-    for r in rows if rule_only else ():
-        if r["verdict"] not in ("new", "missing", "ignored"):
-            faster = r["golden_us"] > rule.limit(r["tot_us"])
-            r["verdict"] = "regression" if r["beyond_rule"] else "improved" if faster else "ok"
+    rows, judged = _judged(golden, tot, rule, bound, paired, rule_only)
     if not any(r["golden_us"] and r["tot_us"] for r in rows):
         a, b = (shown(" ".join(s.rows.drop(columns="us").iloc[0].map(str)), 120) for s in (golden, tot))
         warnings.append(f"no row is on both sides; golden has {a}, tot {b}")
     counts = {v: sum(r["verdict"] == v for r in rows) for v in VERDICTS}
+    noise: dict[str, Any] = {} if rule_only else {
+        "expected_false_regressions": bound, "threshold": float(judged.threshold), "judged": int(judged.rows),
+        "averaged": judged.averaged, "table_shift": float(judged.shift), "shift_removed": float(judged.removed),
+        "table_slower": bool(judged.slower),
+    }  # fmt: skip
     out = {
         "counts": counts,
         "rows": rows,
         "rule_only": rule_only,
         "rule": {"rel": rule.rel, "abs_us": rule.abs_us, "ignore_below_us": rule.ignore_below},
-        "expected_false_regressions": bound,
-        "threshold": float(judged.threshold),
-        "judged": int(judged.rows),
         "open": sum(counts[v] for v in OPEN),
-        "averaged": judged.averaged,
         "paired": paired,
-        "table_shift": float(judged.shift),
-        "shift_removed": float(judged.removed),
-        "table_slower": bool(judged.slower) and not rule_only,
+        **noise,
         "environment": {"golden": golden.fields, "tot": tot.fields, "differences": found},
         "config_files": _config_files(rows, rule),
         "files": {s.name: [str(f) for f in s.files] for s in (golden, tot)},
         "again": _again([r for r in rows if r["verdict"] in OPEN], golden, tot),
         "warnings": warnings,
     }
-    regression = out["table_slower"] or counts["regression"]
+    regression = out.get("table_slower") or counts["regression"]
     return {"exit_code": 1 if regression else 4 if out["open"] else 0, "summary": _summary(out), **out}
 
 
-def _judged(golden: Side, tot: Side, rule: Rule, bound: float, paired: bool) -> tuple[Rows, Judged]:
+def _judged(
+    golden: Side, tot: Side, rule: Rule, bound: float, paired: bool, rule_only: bool
+) -> tuple[Rows, Judged]:  # fmt: skip
     """The joined rows, the worst first, and how they were judged.
 
     `change` and `seen_from` are shares of the golden time, None if nothing is known; `golden_repeats` says how many
@@ -106,6 +115,11 @@ def _judged(golden: Side, tot: Side, rule: Rule, bound: float, paired: bool) -> 
     for name, of, n in zip(("golden", "tot"), (j.golden, j.tot), np.isfinite(us).sum(axis=2), strict=True):
         figures[f"{name}_repeats"] = [f"{kept}/{there}" for kept, there in zip(of.count * of.stable, n, strict=True)]
     table = pd.DataFrame(figures)
+    if rule_only:
+        faster = j.golden.us > rule.limit(j.tot.us)
+        verdict = np.select([j.beyond, faster], ["regression", "improved"], "ok")
+        table["verdict"] = table["verdict"].where(table["verdict"].isin(("new", "missing", "ignored")), verdict)
+        table = table.drop(columns=["p", "seen_from"])
     if CONFIG in every:
         configs = every.groupby([at, side])[CONFIG].last().unstack()
         table["golden_config"], table["tot_config"] = configs.get(0), configs.get(1)
@@ -145,24 +159,22 @@ def _config_files(rows: Rows, rule: Rule) -> list[dict[str, Any]]:
 
 def _summary(of: Mapping[str, Any]) -> list[str]:
     """The verdict in a few sentences, and what weakens it."""
-    rows, few = of["rows"], not of["paired"] and of["judged"] < ENOUGH_ROWS
-    flagged, expected = sum(r["beyond_rule"] for r in rows), of["expected_false_regressions"]
-    shift, removed = percent(of["table_shift"], sign=True), percent(of["shift_removed"], sign=True)
-    drift = "nothing, as so few rows do not tell drift from a change (0.7 % counts as noise)" if few else removed
-    averaged = "No row has repeats. Nothing shows their noise, so no row is judged: measure each three times."
-    out = [
-        *[f"The table as a whole is slower by {percent(expm1(of['table_shift']))}: a regression."] * of["table_slower"],
-        f"{plural(len(rows), 'row')}: {', '.join(f'{n} {verdict}' for verdict, n in of['counts'].items() if n)}.",
-    ]
-    if of["rule_only"]:
-        out.append("Judged by the rule alone, which accuses nearly every table of unchanged stacks.")
-    else:
+    rows = of["rows"]
+    out = [f"{plural(len(rows), 'row')}: {', '.join(f'{n} {verdict}' for verdict, n in of['counts'].items() if n)}."]
+    out += ["Judged by the rule alone, which accuses nearly every table of unchanged stacks."] * of["rule_only"]
+    if not of["rule_only"]:
+        if of["table_slower"]:
+            out.insert(0, f"The table as a whole is slower by {percent(expm1(of['table_shift']))}: a regression.")
+        if of["averaged"]:
+            out.append("No row has repeats. Nothing shows their noise, so no row is judged: measure each three times.")
+        shift, removed = percent(of["table_shift"], sign=True), percent(of["shift_removed"], sign=True)
+        if not of["paired"] and of["judged"] < ENOUGH_ROWS:
+            removed = "nothing, as so few rows do not tell drift from a change (0.7 % counts as noise)"
         out += [
-            *[averaged] * of["averaged"],
-            f"If nothing had changed, {expected:g} rows of such a table would be called a regression by chance (the"
-            f" rule alone flags {flagged} here).",
+            f"If nothing had changed, {of['expected_false_regressions']:g} rows of such a table would be called a"
+            f" regression by chance (the rule alone flags {sum(r['beyond_rule'] for r in rows)} here).",
             f"{'Measured in turn' if of['paired'] else 'Unpaired'}: the table as a whole shifted by {shift}. Removed as"
-            f" drift: {drift}.",
+            f" drift: {removed}.",
         ]
     for f in of["config_files"]:
         told = f"{plural(f['changed'], 'row')} changed, {len(f['slower'])} slower, {len(f['faster'])} faster"
@@ -173,9 +185,8 @@ def _summary(of: Mapping[str, Any]) -> list[str]:
         if f["slower"] and f["default"] and f["faster"]:
             gained = dict.fromkeys(key_text({n: v for n, v in key.items() if n in "BNK"}) for key in f["faster"])
             out.append(f"  files of their own would keep what {'; '.join(gained)} gained")
-    if same := sum(
-        bool(c := r.get("golden_config")) and c == r["tot_config"] for r in rows if r["verdict"] == "regression"
-    ):
+    slower = [r for r in rows if r["verdict"] == "regression"]
+    if same := sum(bool(c := r.get("golden_config")) and c == r["tot_config"] for r in slower):
         out.append(f"{plural(same, 'row')} slower with the same config in both sets: that is no config's doing")
     if other := [d["field"] for d in of["environment"]["differences"] if d["kind"] == "other"]:
         verb = "differs" if len(other) == 1 else "differ"
@@ -211,3 +222,66 @@ def percent(share: float | None, *, sign: bool = False) -> str:
 def key_text(key: Mapping[str, str]) -> str:
     """A row's key as `kernel M=16 N=512 K=128`."""
     return " ".join(v if n == "kernel" else f"{n}={v}" for n, v in key.items())
+
+
+def environments(of: Mapping[str, Any]) -> Grid:
+    """The fields of the environment records that differ, and what that means."""
+    found = [d for d in of["environment"]["differences"] if d["kind"] in MEANS]
+    rows = [(d["field"], d["golden"], d["tot"], MEANS[d["kind"]]) for d in found]
+    return Grid(("environment", "golden", "tot", ""), rows, ("environment", "golden", "tot", ""))
+
+
+def table(of: Mapping[str, Any]) -> Grid:
+    """The first rows, and all that regressed or could not be judged."""
+    told = [r for i, r in enumerate(of["rows"]) if i < MOST_ROWS or r["verdict"] in ("regression", *OPEN)]
+    names = [n for n in HEADS if n in told[0]]
+    cells = [(*r["key"].values(), *(_figure(n, r[n]) for n in names)) for r in told]
+    keys = list(told[0]["key"])
+    bold = [len(keys) + names.index("verdict") if r["verdict"] == "regression" else None for r in told]
+    return Grid([*keys, *(HEADS[n] for n in names)], cells, ("kernel", "verdict"), bold)
+
+
+def _figure(name: str, value: Any) -> str:
+    if name in ("change", "seen_from"):
+        return percent(value, sign=True)
+    text = f"{value:.2g}" if name == "p" and value is not None else value
+    return "" if text is None else text if isinstance(text, str) else f"{text:.2f}"
+
+
+def sentences(of: Mapping[str, Any], listed: str) -> list[str]:
+    """The verdict in sentences, and the command that measures what could not be judged; `listed`: see `--again`."""
+    out = list(of["summary"])
+    if left := len(of["rows"]) - len(table(of).rows):
+        out.insert(0, f"... and {plural(left, 'more row')} (all with --out or --json)")
+    if of["open"]:
+        sides = " ".join(f"--{name} {quote(f)}" for name, files in of["files"].items() for f in files)
+        again = of["again"].replace("again.csv", quote(listed or "again.csv"), 1)
+        first = "" if listed else command(f"compare {sides} --again again.csv") + "; "
+        bound = "" if of["rule_only"] else f" with --bound {AGAIN_BOUND:g}"
+        out.append(f"{plural(of['open'], 'row')} could not be judged. Measure again, in turn and seven times, and"
+                   f" compare the new files{bound}:")  # fmt: skip
+        out.append(f"  {first}{again}")
+    return out
+
+
+def markdown(of: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of Markdown for a pull request."""
+    head = {0: "No regression", 1: "Regression", 4: "Not all could be judged"}[of["exit_code"]]
+    yield from (f"### {head}: golden against tot", "")
+    yield from (f"- {safe(line.strip())}" for line in (*sentences(of, ""), *of["warnings"]))
+    yield from marked(environments(of))
+    yield from marked(table(of))
+
+
+def write_rows(of: Mapping[str, Any], path: Path) -> None:
+    """Writes all rows as CSV, the worst first. Raises OSError."""
+    keys, *figures = of["rows"][0]
+    rows = ([*r[keys].values(), *(r[n] for n in figures)] for r in of["rows"])
+    cells = ([no_formula(v) if isinstance(v, str) else cell(v) for v in row] for row in rows)
+    write_csv(path, [*of["rows"][0][keys], *figures], cells)
+
+
+def write_again(of: Mapping[str, Any], path: Path) -> None:
+    """Writes the kernels and shapes that could not be judged, for a benchmark. Raises OSError."""
+    rows = [map(no_formula, r["key"].values()) for r in of["rows"] if r["verdict"] in OPEN]
+    write_csv(path, list(of["rows"][0]["key"]), rows)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.analysis.backends.best import backend_name
-from orchestrator.analysis.backends.read import layout
+from orchestrator.results.analyze import backend_name
+from orchestrator.results.measurements import layout
 from orchestrator.tables.backends import KNOWN, label, legal_name, order
 from worker.families import BACKENDS, FAMILIES
 
