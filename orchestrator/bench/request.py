@@ -62,7 +62,7 @@ def options(
 
 
 def sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
-    """What is compared: stacks, which are interpreters or images, or config sets that one stack reads. Raises
+    """The sides of a bench: stacks, which are interpreters or images, or config sets that one stack reads. Raises
     InputError."""
     stacks = [_stack(word) for word in envs]
     if len({s.name for s in stacks}) != len(stacks):

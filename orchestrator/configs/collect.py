@@ -56,7 +56,7 @@ def write(ledger: LedgerReader, folder: Path) -> list[str]:
 
     Raises OSError.
     """
-    found, notes = decisions(ledger.family, ((r.key, r.extra) for r in ledger.winners()))
+    found, notes = decisions(ledger.family, ((r.key, r.row) for r in ledger.winners()))
     files: dict[str, dict[str, Bucket]] = {}
     for place, decision in found.items():
         files.setdefault(place.file, {})[place.bucket] = decision.values

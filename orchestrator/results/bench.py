@@ -71,7 +71,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class BenchResults:
-    """What a bench found: `stacks` are the facts of its sides by name, in the order of `--env` or `--config-set`
+    """Findings of a bench: `stacks` are the facts of its sides by name, in the order of `--env` or `--config-set`
     (golden comes first); `total` shapes were asked for."""
 
     paths: RunPaths
@@ -129,7 +129,7 @@ def results(rows: Iterable[ProfileRow], rule: Rule = STANDARD, envs: Sequence[st
     """
     groups: dict[tuple[tuple[int | str, ...], str, str], list[ProfileRow]] = {}
     for row in rows:
-        groups.setdefault((row.key, str(row.extra.get("env", "")), row.libtype), []).append(row)
+        groups.setdefault((row.key, str(row.row.get("env", "")), str(row.row["libtype"])), []).append(row)
     shapes = {key: i for i, key in enumerate(dict.fromkeys(key for key, _, _ in groups), start=1)}
     order = list(dict.fromkeys((*envs, *(env for _, env, _ in groups), *BENCHED)))
     out = [_result(shapes[key], env, backend, mine, rule) for (key, env, backend), mine in groups.items()]
@@ -138,19 +138,19 @@ def results(rows: Iterable[ProfileRow], rule: Rule = STANDARD, envs: Sequence[st
 
 
 def _result(shape: int, env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:
-    runs = {int(r.extra["run"]): r for r in rows if r.extra.get("run") and r.us > 0 and r.status == "ok"}
+    runs = {int(r.row["run"]): r for r in rows if r.row.get("run") and r.us > 0 and r.status == "ok"}
     bad = next((r for r in rows if r.status != "ok"), None)
     last = bad or rows[-1]
     out = Result(
-        shape, last.key, env, backend, last.status if bad else "short", err=last.err_ratio,
-        op=str(last.extra.get("op", "")), kernel=last.kernel_name, timer=str(last.extra.get("timer", "")),
-        detail=last.detail, node=last.node, slot=last.slot, runs=tuple((n, runs[n].us) for n in sorted(runs)),
-        aiter_config=str(last.extra.get("aiter_config", "")),
+        shape, last.key, env, backend, last.status if bad else "short", err=last.row.get("errRatio"),
+        op=str(last.row.get("op", "")), kernel=last.kernel_name, timer=str(last.row.get("timer", "")),
+        detail=last.row["detail"], node=last.node, slot=last.slot, runs=tuple((n, runs[n].us) for n in sorted(runs)),
+        aiter_config=str(last.row.get("aiter_config", "")),
     )  # fmt: skip
     if bad is not None or not runs:
         return out
     mean, one = mean_of_runs([us for _, us in out.runs], rule), next(iter(runs.values()))
-    tflops, bw = ((x or 0.0) * one.us / mean.us for x in (one.tflops, one.bw))
+    tflops, bw = (one.row.get(name, 0.0) * one.us / mean.us for name in ("tflops", "bw"))
     return replace(
         out, status=mean.status, us=mean.us, tflops=tflops, bw=bw, spread=mean.spread, samples=mean.taken
     )  # fmt: skip

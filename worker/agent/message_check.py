@@ -13,6 +13,7 @@ from worker.protocol import (
     SHAPE_VERDICTS,
     ProtocolError,
     Spec,
+    checked_row,
     identities,
     identity,
     record,
@@ -21,15 +22,6 @@ from worker.protocol import (
 from worker.text import clean
 
 SHAPE_MESSAGES = ("shape_started", "shape_parked", "row", "shape_tuned", "shape_failed")
-
-_INT_FIELDS = frozenset({"kernelId", "splitK", "samples", "block_m", "run_1stage", "xbf16", "flat", "run"})
-_FLOAT_FIELDS = frozenset({"us", "tflops", "bw", "errRatio", "spread", "margin", "us1", "us2"})
-_HUGE = 1e30
-_TEXT_FIELDS = {
-    "kernelName": 1000, "libtype": 100, "status": 100, "detail": 2000,
-    "kernelName1": 1000, "kernelName2": 1000, "err1": 40, "err2": 40,
-    "env": 40, "op": 200, "timer": 40, "aiter_config": 400, "triton_config": 2000,
-}  # fmt: skip
 
 
 class MessageCheck:
@@ -69,7 +61,7 @@ class MessageCheck:
         if kind == "shape_failed":
             made = self._failed(message, t, shape)
         else:
-            row = checked_row(message.get("row"))
+            row = checked_row(message.get("row"), self._spec.err_ratio)
             more: dict[str, Any] = {}
             if kind == "shape_tuned":
                 self._check_winner(row)
@@ -109,26 +101,5 @@ class MessageCheck:
     def _check_winner(self, row: Mapping[str, Any]) -> None:
         if row.get("us", -1) <= 0:
             raise ProtocolError("shape_tuned without a time")
-        if row.get("errRatio", 0) > self._spec.err_ratio:
-            raise ProtocolError(f"shape_tuned with errRatio {row['errRatio']}, over {self._spec.err_ratio}")
-
-
-def checked_row(raw: Any) -> dict[str, Any]:
-    """A tuner's row: known fields of the right types; nan and inf are left out, long text is cut.
-
-    Raises ProtocolError.
-    """
-    if not isinstance(raw, Mapping):
-        raise ProtocolError("row is not a mapping")
-    out: dict[str, Any] = {}
-    for name, value in raw.items():
-        if name in _FLOAT_FIELDS and isinstance(value, (int, float)) and not isinstance(value, bool):
-            if -_HUGE < value < _HUGE:
-                out[name] = value
-        elif name in _INT_FIELDS and type(value) is int and abs(value) < 2**62:
-            out[name] = value
-        elif name in _TEXT_FIELDS and isinstance(value, str):
-            out[name] = value[: _TEXT_FIELDS[name]]
-        else:
-            raise ProtocolError(f"row field {name!r} holds {type(value).__name__}")
-    return out
+        if row.get("status", "ok") == "wrong":
+            raise ProtocolError(f"shape_tuned with errRatio {row.get('errRatio')}, over {self._spec.err_ratio}")

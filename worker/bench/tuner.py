@@ -21,7 +21,7 @@ from worker.aiter_tree.locate import imported_package
 from worker.bench.runner import BackendRunner, Refused
 from worker.device.probe import identify
 from worker.families import FAMILIES
-from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
+from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import Options, Side, fetch, mean_of_runs, rounds
 from worker.tuners.aiter.environment import Chip, chip_of, inventory_switches, link_shipped_modules
 from worker.tuners.base import Emit, Place
@@ -114,7 +114,7 @@ class BenchTuner:
         quiet_s = QUIET_SHARE * spec.watchdog_s
         facts: dict[BackendRunner, Mapping[str, Any]] = {}
         taken: dict[BackendRunner, list[float]] = {}
-        refused: list[BenchRow] = []
+        refused: list[Row] = []
 
         def fail(who: BackendRunner, e: Refused) -> None:
             taken.pop(who, None)
@@ -208,10 +208,10 @@ def _variables(name: str, folder: Path, options: Options, family: str, side: Sid
 def _row(
     who: BackendRunner, options: Options, of: Mapping[str, Any] | None, us: float = -1.0, spread: float = 0.0,
     samples: int = 0, *, run: int, status: str = "ok", detail: str = "",
-) -> BenchRow:  # fmt: skip
+) -> Row:  # fmt: skip
     """Row of one run, of a result, or of a backend without one; `of`: its answer to the preparation of the shape."""
     of = of or {}
-    return BenchRow(
+    return Row(
         kernelId=0,
         splitK=0,
         us=round(us, 4),

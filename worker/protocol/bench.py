@@ -145,7 +145,7 @@ def _read(reference: str, folder: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is compared with others: an interpreter on the node ("": the worker's own), an image of the worker, or a
+    """One of the things compared: an interpreter on the node ("": the worker's own), an image of the worker, or a
     config set of AITER's Triton GEMMs; with environment variables of its own.
 
     `configs` is the set's text (worker/bench/backends/with_aiter.py), "" for the tree as it is, None where no sets are

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +68,8 @@ def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none() -> None:
 
 def row(run: int, **more: Any) -> ProfileRow:
     """A row of a pass, in a ledger of its own."""
-    base: dict[str, Any] = {f.name: "" for f in fields(ProfileRow)}
-    base |= {"id": 1, "shape": 1, "key": KEY, "libtype": "torch", "status": "ok", "err_ratio": 0.0, "bw": 0.0}
-    return ProfileRow(**{**base, "extra": {"env": "a", "run": run}, **more})
+    base = {"libtype": "torch", "kernelName": "k", "status": "ok", "errRatio": 0.0, "detail": "", "env": "a", "run": run}
+    return ProfileRow(1, "g1-1", 1, KEY, "n", "0", 0.0, False, "", None, None, {**base, **more})
 
 
 def test_passes_are_one_result_whose_runs_have_to_agree() -> None:

@@ -10,6 +10,7 @@ import torch
 
 from worker.bench.backends.inputs import Inputs, needed_bytes
 from worker.bench.case import Case
+from worker.protocol import is_wrong
 from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
@@ -89,11 +90,12 @@ def prepare(
     err = error_ratio(out.reshape(-1, case.n), first.reference())
     poison([out])
     alive()
+    wrong = is_wrong(err, err_ratio)
     answer = {
-        "op": bound.op, "kernel": bound.kernel, "err": err, "status": "wrong" if err > err_ratio else "ok",
+        "op": bound.op, "kernel": bound.kernel, "err": err, "status": "wrong" if wrong else "ok",
         "config": bound.config, "flops": case.flops, "bytes": case.moved_bytes,
     }  # fmt: skip
-    if err > err_ratio:
+    if wrong:
         return answer, None
     del out, call
     calls = _copies(bound, first, device, options, alive)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from worker.protocol import ConfigRow, SpecShape
+from worker.protocol import SpecShape
 from worker.text import clean
 from worker.triton_configs.resolve import Resolved
 from worker.tuners.aiter_triton.buckets import Point, best
@@ -174,7 +174,7 @@ class BucketSearch:
             detail = f"{self._name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
             won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
             self._won(t.problem, c, timed.us)
-            self._context.emit.tuned(t.shape.id, ConfigRow(**won, triton_config=self._document(winner, t, there)))
+            self._context.emit.tuned(t.shape.id, dict(won, triton_config=self._document(winner, t, there)))
         self._in_flight = None
 
     def _document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from worker.protocol import is_wrong
 from worker.text import plural
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import (
@@ -211,7 +212,7 @@ class MeasuringServer:
         err = self._bench.check(loaded)
         checked = now()
         spent = {"check": checked - start, "load": self._load_s.pop(index, 0.0)}
-        if err > self._err_limit:
+        if is_wrong(err, self._err_limit):
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
             return Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
         best = min((c.m.us for c in self._contenders.values()), default=float("inf"))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from worker.protocol import Row, SpecShape
+from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
@@ -361,7 +361,7 @@ class Search:
             ranked = self._rank(left)
             if ranked is None:  # the process died
                 continue
-            if ranked.err <= self._context.err_limit:
+            if not is_wrong(ranked.err, self._context.err_limit):
                 return ranked
             i = ranked.indexes[ranked.ranking.winner]
             self._found.pop(i)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.protocol import Choice, Row, SpecShape
+from worker.protocol import Choice, Row, SpecShape, is_wrong
 from worker.tuners.base import Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
@@ -131,7 +131,7 @@ class Search:
             run = c.variant.make(workspace)
             self._device.enter(c.mode)
             err, cold = self._check(run, workspace, weights[0], reference)
-        if err > self._err_limit:
+        if is_wrong(err, self._err_limit):
             return self._row(c, "wrong", f"{err:.4f} of the elements are off; {self._err_limit:g} may be", err)
         now = time.perf_counter()
         share = max(0.01, (self._end - now) / left)
