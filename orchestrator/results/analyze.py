@@ -22,13 +22,12 @@ from orchestrator.ledger.clean import text as clean
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.backends import AITERS, KNOWN, UNKNOWN, order, owned
+from orchestrator.tables.backends import backend_name, order
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from orchestrator.tables.write import no_formula
 from worker import without_gc
-from worker.families import Column, Family, backend_of
-from worker.families.backends import TRITON
+from worker.families import Column, Family
 from worker.text import plural
 
 LEAD = "asm"
@@ -338,7 +337,7 @@ class _File:
         found = layout(source.header, family)
         self.judged = "err" in found.at
         by = [c for c in (*family.key_names, *_DEVICE) if c in found.keys | found.at] + ["backend"]
-        empty = pd.DataFrame(columns=[*by, "us", "err", "tflops", "kernel", *COUNTED])
+        empty = pd.DataFrame(columns=[*by, "us", "err", "tflops", "kernel", "kernel_id", *COUNTED])
         groups, wrong = [], []
         for chunk in chunks(self.lines, found, family):
             for part in self._parts(chunk, found):
@@ -356,8 +355,10 @@ class _File:
 
     def _parts(self, chunk: pd.DataFrame, found: Layout) -> Iterable[pd.DataFrame]:
         """The measurements of a chunk: one frame, or of a wide benchmark one for each backend."""
-        rows = chunk[[c for c in (*self.family.key_names, *_DEVICE, "err", "kernel", "tflops") if c in chunk]]
-        rows = rows.assign(**{c: float("nan") for c in ("err", "kernel", "tflops") if c not in chunk})
+        rows = chunk[
+            [c for c in (*self.family.key_names, *_DEVICE, "err", "kernel", "kernel_id", "tflops") if c in chunk]
+        ]
+        rows = rows.assign(**{c: float("nan") for c in ("err", "kernel", "kernel_id", "tflops") if c not in chunk})
         for wide in found.wide:
             tflops = chunk[f"{wide.backend}_tflops"] if wide.tflops is not None else float("nan")
             yield rows.assign(backend=wide.backend, us=chunk[f"{wide.backend}_us"], tflops=tflops)
@@ -398,7 +399,8 @@ def _named(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
             rows[c.name] = rows[c.name].astype("int64")
         else:
             rows[c.name] = _texts(rows[c.name], legal)
-    rows["kernel"] = _texts(rows["kernel"])
+    number = _texts(rows["kernel_id"])
+    rows["kernel"] = _texts(rows["kernel"]).where(lambda name: (name != "") | (number == ""), "kernelId " + number)
     cu_num = rows["cu_num"] if "cu_num" in rows else pd.Series(0, rows.index)
     rows["cu_num"] = cu_num.where(cu_num.between(1, 2**31 - 1), 0).astype("int64")
     of_chip = rows["cu_num"].map(GFX_OF_CU_NUM).fillna("")
@@ -409,7 +411,8 @@ def _named(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
 def _texts(cells: pd.Series, legal: Mapping[str, str] | None = None) -> pd.Series:
     cells = cells.astype(object).fillna("")
     texts = {cell: str(cell) for cell in cells.unique()}  # pandas makes bools of True and False
-    return cells.map({cell: (legal or {}).get(text.lower()) or clean(text) for cell, text in texts.items()})
+    spelled = {cell: (legal or {}).get(text.lower()) or clean(text) for cell, text in texts.items()}
+    return cells.map(spelled).astype(object)
 
 
 def _sound(cells: pd.Series, column: Column) -> pd.Series:
@@ -424,25 +427,11 @@ def _backends(chunk: pd.DataFrame, family: Family) -> pd.Series | str:
     """The backend of each row, found once for each combination of kernel, number and libtype."""
     cells = [c for c in ("kernel", "kernel_id", "libtype") if c in chunk]
     if not cells:
-        return backend_name(family)
+        return backend_name(family.name)
     combination = np.zeros(len(chunk), int)
     for c in cells:
         combination = combination * (len(chunk[c].cat.categories) + 1) + chunk[c].cat.codes.to_numpy()
     which, _ = pd.factorize(combination)
     texts = chunk[cells].iloc[pd.Series(which).drop_duplicates().index].astype(object).fillna("").astype(str)
-    names = [backend_name(family, **dict(zip(cells, row, strict=True))) for row in texts.itertuples(index=False)]
+    names = [backend_name(family.name, **dict(zip(cells, row, strict=True))) for row in texts.itertuples(index=False)]
     return pd.Series(pd.Categorical(names).take(which), chunk.index)
-
-
-def backend_name(family: Family, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
-    """The backend of a row by the worker's rule, named by its owner.
-
-    A libtype calls AITER's Gluon triton; here it has its own name. Rows of our tuner triton, which is gone, are
-    nobody's.
-    """
-    libtype, kernel = libtype.strip().lower(), kernel.strip()
-    if libtype in ("", "triton") and kernel.startswith(TRITON):
-        return UNKNOWN
-    cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
-    found = libtype if libtype in KNOWN else backend_of(family.name, cells)
-    return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN

@@ -77,6 +77,11 @@ def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(benc
     again = bench.run("resume", bench.paths.run)
     assert "TFLOPS" in again.out
     assert "measured on the CPU" in again.out
+    page = Path(bench.run("report", bench.paths.run).out.split()[-1]).read_text()
+    assert "requested on " in page
+    assert "for a bench on 1 slot" in page
+    assert "2 measured" in page
+    assert "not to be trusted" not in page
     wait_until(lambda: not bench.processes(), "no process is left")
 
 

@@ -68,7 +68,15 @@ def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none() -> None:
 
 def row(run: int, **more: Any) -> ProfileRow:
     """A row of a pass, in a ledger of its own."""
-    base = {"libtype": "torch", "kernelName": "k", "status": "ok", "errRatio": 0.0, "detail": "", "env": "a", "run": run}
+    base = {
+        "libtype": "torch",
+        "kernelName": "k",
+        "status": "ok",
+        "errRatio": 0.0,
+        "detail": "",
+        "env": "a",
+        "run": run,
+    }
     return ProfileRow(1, "g1-1", 1, KEY, "n", "0", 0.0, False, "", None, None, {**base, **more})
 
 

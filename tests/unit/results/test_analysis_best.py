@@ -53,7 +53,9 @@ def test_headers_of_every_date_are_read_by_name(tmp_path: Path) -> None:
 
 def test_a_failed_candidate_without_a_name_is_told_by_its_number(tmp_path: Path) -> None:
     rows = [a4w4(5.0, "Null", number=19), a4w4(6.0, "None", number=20)]
-    assert times(analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows))) == [{"ck": 5.0, "asm": 6.0}]
+    found = analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows))
+    assert times(found) == [{"ck": 5.0, "asm": 6.0}]
+    assert {b: x["kernel"] for b, x in only(found)["backends"].items()} == {"ck": "kernelId 19", "asm": "kernelId 20"}
 
 
 def test_the_four_ways_of_the_runbook(tmp_path: Path) -> None:
