@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -36,6 +36,7 @@ from orchestrator.tables.faults import Faults, escaped
 from orchestrator.tables.locate import family_of, locate, provenance_of
 from orchestrator.tables.open import decode, open_file
 from worker.families import FAMILIES, Column, Family
+from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
 PLAIN = Family(
@@ -45,6 +46,7 @@ PLAIN = Family(
 AT_REST = ("finished", "interrupted", "cancelled")
 """States in which a controller has written the result files."""
 MOST_NAMES = 10
+_SIZES = {"m", "n", "k"}, {"token", "model_dim", "inter_dim"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,21 +104,17 @@ class _Finder:
     def file(self, path: Path, hint: Family | None = None, name: str | None = None) -> None:
         """A file given by name. Raises InputError where it is not a table of measurements, or is damaged."""
         header = read_header(path)
-        lower = [n.lower() for n in header]
-        at = layout(header, PLAIN)
-        shown = clean(",".join(header), 120)
-        if "us" not in at.at and not at.wide:
-            raise ForeignError(f"{escaped(str(path))}: has no column of times (us); its header is {shown}")
-        if not ({"m", "n", "k"} <= set(lower) or {"token", "model_dim", "inter_dim"} <= set(lower)):
-            raise ForeignError(f"{escaped(str(path))}: has no M, N and K; its header is {shown}")
-        twice = sorted({n for n in header if n and header.count(n) > 1})
-        if twice:
-            raise InputError(f"{escaped(str(path))}:1: column {clean(', '.join(twice), 80)} is there twice")
+        lower, at, where = {n.lower() for n in header}, layout(header, PLAIN), escaped(str(path))
+        lacks = "" if "us" in at.at or at.wide else "has no column of times (us)"
+        if not lacks and not any(sizes <= lower for sizes in _SIZES):
+            lacks = "has no M, N and K"
+        if lacks:
+            raise ForeignError(f"{where}: {lacks}; its header is {clean(','.join(header), 120)}")
+        if twice := sorted({n for n in header if n and header.count(n) > 1}):
+            raise InputError(f"{where}:1: column {clean(', '.join(twice), 80)} is there twice")
         if hint is None:
-            try:
+            with suppress(TunedDBError):
                 hint = family_of(path)
-            except TunedDBError:
-                pass
         self.found.append(InputTable(path, name or escaped(path.name), header, path.stat().st_size, hint))
 
     def folder(self, folder: Path) -> None:
@@ -127,45 +125,41 @@ class _Finder:
             raise InputError(f"{escaped(str(folder))}: cannot be read: {e.strerror or e}") from e
         document = provenance_of(folder)
         devices = document.get("devices")
-        self._note_devices(
-            d.get("device") for d in (devices if isinstance(devices, list) else ()) if isinstance(d, dict)
-        )
+        known = devices if isinstance(devices, list) else ()
+        self._note_devices(d.get("device") for d in known if isinstance(d, dict))
         before, passed = len(self.found), list[str]()
         for path in paths:
             try:
                 self.file(path, FAMILIES.get(str(document.get("family"))))
             except ForeignError as e:
                 passed += e.faults
-        self.notes += [f"passed over {p}" for p in passed]
         if len(self.found) == before:
             raise InputError([f"{escaped(str(folder))}: holds no CSV with measurements", *passed[:20]])
+        self.notes += [f"passed over {p}" for p in passed]
         self.titles.append(escaped(folder.name or str(folder)))
 
     def run(self, paths: RunPaths, aside: Path) -> None:
-        """A run's rows, the shapes requested, the names of its devices; and its benchmark, where there is one."""
+        """A run's rows, the shapes requested, the names of its devices; of a bench the means of its runs."""
         with LedgerReader.open_readonly(paths.ledger) as ledger:
-            family = ledger.family
-            running = bool(holder(paths.lock))
-            # its result is the mean of its runs, not the luckiest row
-            benched = recorded_tuner(ledger.meta("tuner", "")).side_by_side
-            if benched and not paths.bench.is_file():
-                raise InputError(f"run {paths.run} is a bench that has not come to its end: it has no bench.csv yet")
-            if not benched and paths.profile.is_file() and not running and ledger.state in AT_REST:
+            family, running = ledger.family, bool(holder(paths.lock))
+            if recorded_tuner(ledger.meta("tuner", "")).side_by_side:  # the mean of its runs, not the luckiest row
+                if not paths.bench.is_file():
+                    raise InputError(
+                        f"run {paths.run} is a bench that has not come to its end: it has no bench.csv yet"
+                    )
+                self.file(paths.bench, family)
+            elif paths.profile.is_file() and not running and ledger.state in AT_REST:
                 self.file(paths.profile, family)
-            elif not benched:
+            else:
                 live = aside / f"{len(self.found)}-profile.csv"
                 write_profile(ledger, live)
                 self.file(live, family, f"ledger of {paths.run}")
-                state = (
-                    "is under way: what it has measured so far"
-                    if running
-                    else "has not come to its end: what its ledger holds"
+                ended = "has not come to its end: what its ledger holds"
+                self.notes.append(
+                    f"run {paths.run} {'is under way: what it has measured so far' if running else ended}"
                 )
-                self.notes.append(f"run {paths.run} {state}")
             self._note_devices(slot.device for slot in ledger.slots())
             self.requested += [shape.key for shape in ledger.shapes() if shape.state in ("failed", "tuned")]
-        if paths.bench.is_file():
-            self.file(paths.bench, family)
         self.titles.append(f"run {escaped(paths.run)}")
 
     def _note_devices(self, devices: Iterable[object]) -> None:
@@ -179,21 +173,18 @@ class _Finder:
         if wanted is None and len(families) > 1:
             some = "; ".join(f"{f.name}: {_named([t for t in self.found if t.family is f], 3)}" for f in families)
             raise InputError(f"results of several families ({some}): analyze one after the other with --family")
-        notes, files, bare = list(self.notes), [], []
-        for table in self.found:
-            at = layout(table.header, family)
-            lacking = [c.name for c in family.columns if c.required and c.name not in at.keys]
-            if table.family in (None, family) and not lacking:
-                files.append(table)
-                bare += [table] if "err" not in at.at and family.err_column != "err1" else []
-            elif lacking and table.family in (None, family):
-                what = f"it has no {', '.join(lacking)}, which tables of {family.name} have"
-                notes.append(f"passed over {table.name}: {what}")
-        if others := [t for t in self.found if t.family not in (None, family)]:
+        notes, mine = list(self.notes), [t for t in self.found if t.family in (None, family)]
+        at = {t: layout(t.header, family) for t in mine}
+        needed = [c.name for c in family.columns if c.required]
+        files = [t for t in mine if {*needed} <= {*at[t].keys}]
+        for table in (t for t in mine if t not in files):
+            what = ", ".join(n for n in needed if n not in at[table].keys)
+            notes.append(f"passed over {table.name}: it has no {what}, which tables of {family.name} have")
+        if others := [t for t in self.found if t not in mine]:
             notes.append(f"passed over, of other families: {_named(others)}")
         if not files:
             raise InputError([f"no measurements of {family.name} are among the files", *notes])
-        if bare:
+        if bare := [t for t in files if "err" not in at[t].at and family.err_column != "err1"]:
             notes.append(f"no column of errors, so nothing there is left out for them: {_named(bare)}")
         if family is PLAIN:
             notes.append("the family of these tables is unknown: read by M, N and K alone (name it with --family)")
@@ -326,7 +317,7 @@ class CleanLines(io.TextIOBase):
 
     def __iter__(self) -> Iterator[str]:  # type: ignore[override]
         """pandas asks for it and does not call it."""
-        return iter(lambda: self.read(), "")
+        return iter(self.read, "")
 
     def notes(self) -> Iterator[str]:
         """Sentences on the lines that were left out."""
@@ -336,8 +327,8 @@ class CleanLines(io.TextIOBase):
             yield f"{name}: its last line has no line end and may be cut short: {how}"
         if bad := self.malformed - self.cut:
             some = ", ".join(map(str, self.named)) + (", ..." if bad > MOST_NAMED else "")
-            word = "line is no row" if bad == 1 else "lines are no rows"
-            yield f"{name}:{self.named[0]}: {bad} {word} of its header: left out (line {some})"
+            what = plural(bad, "line is no row", "lines are no rows")
+            yield f"{name}:{self.named[0]}: {what} of its header: left out (line {some})"
 
     def close(self) -> None:
         """Closes the file."""
@@ -371,17 +362,15 @@ class CleanLines(io.TextIOBase):
         return "".join(f"{line}\n" for n, line in enumerate(text.split("\n")[:-1], first) if self._is_row(n, line))
 
     def _is_row(self, number: int, line: str) -> bool:
-        cells = line.count(",") + 1
+        if "\0" in line:
+            self._raise(number, "holds a NUL byte")
         try:
+            cells = len(next(csv.reader([line], strict=True))) if '"' in line else line.count(",") + 1
             line.encode()
-            if '"' in line:
-                cells = len(next(csv.reader([line], strict=True)))
         except UnicodeEncodeError:
             cells = 0
         except csv.Error:
             self._raise(number, "opens a quote that is not closed")
-        if "\0" in line:
-            self._raise(number, "holds a NUL byte")
         if cells != self.columns and line.strip():
             self.malformed += 1
             if len(self.named) < MOST_NAMED:
