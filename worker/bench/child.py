@@ -95,7 +95,9 @@ class BackendServer:
         if isinstance(e, (UnavailableError, UnsupportedError)):
             status = "unavailable" if isinstance(e, UnavailableError) else "unsupported"
             return {"is": "refused", "status": status, "detail": str(e)}
-        status, text = status_of(e), f"{type(e).__name__}: {e}" if str(e) else f"{type(e).__name__} at {_place(e)}"
+        frames = traceback.extract_tb(e.__traceback__)
+        at = f" at {Path(frames[-1].filename).name}: {frames[-1].line}" if frames else ""
+        status, text = status_of(e), f"{type(e).__name__}{f': {e}' if str(e) else at}"
         if "0 active drivers" in text:
             status, text = "unavailable", "Triton finds no GPU that it has a driver for"
         # AITER asserts what it takes; torch names the scales that it would take
@@ -115,16 +117,13 @@ class BackendServer:
         return answer
 
     def _sample(self) -> Answer:
-        return self._prepared().sample(self._options.sample_s, self._alive)
+        assert self._held is not None, "no shape is prepared"
+        return self._held.sample(self._options.sample_s, self._alive)
 
     def _calls(self, warmup: int, calls: int) -> Answer:
-        self._prepared().run(warmup, calls)
+        assert self._held is not None, "no shape is prepared"
+        self._held.run(warmup, calls)
         return {}
-
-    def _prepared(self) -> Prepared:
-        if self._held is None:
-            raise UnsupportedError("no shape is prepared")
-        return self._held
 
     def _drop(self) -> Answer:
         """Free the shape's memory: other backends share the device, each in a process of its own."""
@@ -160,12 +159,6 @@ def make_backend(name: str, options: Options, device: Device) -> Backend:
     if name == "aiter-gluon":
         return Gluon(options.gluon, device)
     return AiterTriton(name, options.sides[0].configs)
-
-
-def _place(e: BaseException) -> str:
-    """Source line of an exception without a text, `?` if unknown."""
-    frames = traceback.extract_tb(e.__traceback__)
-    return f"{Path(frames[-1].filename).name}: {frames[-1].line}" if frames else "?"
 
 
 def main(spec: Path, fd: int | None = None) -> int:

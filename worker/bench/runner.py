@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple
 
 from worker import PACKAGE_PARENT
 from worker.bench import rocprof
@@ -20,8 +20,6 @@ from worker.process import Child, OutputLog, Stopwatch, exit_words
 from worker.protocol.bench import Options, Side
 from worker.protocol.environment import AITER_ROOT_ENV
 
-MOST_LOST_STARTS = 2
-"""Starts in a row where the process dies before it is ready; then the backend counts as unavailable."""
 LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""
 END_WITHIN_S = 10.0
@@ -35,6 +33,14 @@ class Refused(Exception):
     def __init__(self, status: str, detail: str) -> None:
         super().__init__(detail)
         self.status = status
+
+
+class Process(NamedTuple):
+    """A child.py with our end of its socket, and what it prints."""
+
+    child: Child
+    conn: Connection
+    log: OutputLog
 
 
 @dataclass(slots=True, eq=False)
@@ -54,10 +60,7 @@ class BackendRunner:
     facts: dict[str, Any] = field(default_factory=dict)
     gone: str = ""
     """Reason for which it is unavailable for good."""
-    _child: Child | None = None
-    _conn: Connection | None = None
-    _log: OutputLog | None = None
-    _lost: int = 0
+    _process: Process | None = None
     _shape: dict[str, Any] = field(default_factory=dict)
 
     def prepare(
@@ -80,60 +83,52 @@ class BackendRunner:
 
     def drop(self, alive: Alive) -> None:
         """Free the shape's memory."""
-        if self._conn is not None:
+        if self._process is not None:
             with contextlib.suppress(Refused):
                 self.ask({"do": "drop"}, 60.0, alive)
 
     def close(self) -> None:
         """End its process by force, and what it started."""
-        if self._child is not None and self._conn is not None and self._log is not None:
-            self._child.kill()
-            self._log.read(mirror=1)
-            self._conn.close()
-        self._child = self._conn = None
+        if self._process is not None:
+            self._process.child.kill()
+            self._process.log.read(mirror=1)
+            self._process.conn.close()
+        self._process = None
 
-    def start(self, quiet_s: float, alive: Alive) -> None:
-        """Start its process if there is none. Raises Refused."""
+    def start(self, quiet_s: float, alive: Alive) -> Process:
+        """Its process, started if there is none. Raises Refused; then it is unavailable for good."""
         if self.gone:
             raise Refused("unavailable", self.gone)
-        if self._conn is not None:
-            return
-        try:
-            self._spawn()
-            self._answer(quiet_s, alive)
-        except OSError as e:
-            self.gone = f"{self.side.python} cannot be started: {e.strerror or e}"
-        except Refused as e:
-            self._lost += 1
-            if e.status == "unavailable":
-                self.gone = str(e)
-            elif self._lost < MOST_LOST_STARTS:
+        if self._process is None:
+            try:
+                self._process = self._spawn()
+                self._answer(self._process, quiet_s, alive)
+            except OSError as e:
+                self.gone = f"{self.side.python} cannot be started: {e.strerror or e}"
+                raise Refused("unavailable", self.gone) from e
+            except Refused as e:
+                unready = "" if e.status == "unavailable" else "its process ends before it is ready: "
+                self.gone = f"{unready}{e}"
+                self.close()
                 raise
-            else:
-                self.gone = f"its process ends before it is ready: {e}"
-        if self.gone:
-            self.close()
-            raise Refused("unavailable", self.gone)
-        self._lost = 0
+        return self._process
 
     def ask(self, command: Mapping[str, Any], quiet_s: float, alive: Alive) -> dict[str, Any]:
         """Send a command; its answer. Raises Refused."""
-        self.start(quiet_s, alive)
-        assert self._conn is not None
+        process = self.start(quiet_s, alive)
         with contextlib.suppress(OSError):  # it ended: its last messages are read below
-            self._conn.send_bytes(json.dumps(dict(command)).encode())
-        return self._answer(quiet_s, alive)
+            process.conn.send_bytes(json.dumps(dict(command)).encode())
+        return self._answer(process, quiet_s, alive)
 
-    def _spawn(self) -> None:
+    def _spawn(self) -> Process:
         """Start the process. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True)
         spec = self.folder / "spec.json"
         spec.write_text(json.dumps({"backend": self.name, "options": dict(self.raw)}))
-        self._log = OutputLog(self.folder / "log")
-        self._conn, theirs = Pipe()
-        argv = [*self._program(spec), str(theirs.fileno())]
-        with theirs, self._log.open() as out:
-            self._child = self._run(argv, out.fileno(), (theirs.fileno(),))
+        log, (ours, theirs) = OutputLog(self.folder / "log"), Pipe()
+        with theirs, log.open() as out:
+            argv = [*self._program(spec), str(theirs.fileno())]
+            return Process(self._run(argv, out.fileno(), (theirs.fileno(),)), ours, log)
 
     def _program(self, spec: Path) -> list[str]:
         return [self.side.python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child", str(spec)]
@@ -142,45 +137,33 @@ class BackendRunner:
         env = {**os.environ, **environment(self.side.python), **self.variables}
         return Child(argv, env=env, cwd=self.folder, out=out, keep=keep)
 
-    def _answer(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
+    def _answer(self, process: Process, quiet_s: float, alive: Alive) -> dict[str, Any]:
         """The next message but `alive`. Raises Refused, after closing a process that ended or hangs."""
-        assert self._conn is not None
         watch, quiet = Stopwatch(), 0.0
-        while True:
+        while quiet <= quiet_s:
             alive()
             try:
-                message = json.loads(self._conn.recv_bytes()) if self._conn.poll(0.1) else None
+                message = json.loads(process.conn.recv_bytes()) if process.conn.poll(0.1) else None
             except (EOFError, OSError):
-                self._ended()
-            except ValueError:
-                message = {"is": "refused", "status": "error", "detail": "it sent no message"}
-            turn = watch.turn()
-            quiet = 0.0 if message is not None else quiet + turn
-            if quiet > quiet_s:
-                self._end("timeout", f"no sign of progress for {quiet_s:g} s")
+                process.child.wait(END_WITHIN_S)
+                status, words = process.child.returncode, process.log.tail(LAST_WORDS)
+                how = "closed its socket" if status is None else exit_words(status)
+                raise self._end("fault", f"its process {how}{f'; the log ends: {words}' if words else ''}") from None
+            quiet = watch.turn() + (quiet if message is None else 0.0)
             if message is None or message["is"] == "alive":
                 continue
             if message["is"] == "fault":
-                self._end("fault", str(message["detail"]))
-            assert self._log is not None
-            self._log.read(mirror=1)
+                raise self._end("fault", str(message["detail"]))
+            process.log.read(mirror=1)
             self.facts = message.get("facts") or self.facts
             if message["is"] == "refused":
                 raise Refused(str(message["status"]), str(message["detail"]))
             return dict(message)
+        raise self._end("timeout", f"no sign of progress for {quiet_s:g} s")
 
-    def _ended(self) -> NoReturn:
-        """It closed its socket: a fault, in the words of its exit and its log."""
-        assert self._child is not None
-        assert self._log is not None
-        self._child.wait(END_WITHIN_S)
-        status, words = self._child.returncode, self._log.tail(LAST_WORDS)
-        how = "closed its socket" if status is None else exit_words(status)
-        self._end("fault", f"its process {how}{f'; the log ends: {words}' if words else ''}")
-
-    def _end(self, status: str, detail: str) -> NoReturn:
+    def _end(self, status: str, detail: str) -> Refused:
         self.close()
-        raise Refused(status, detail)
+        return Refused(status, detail)
 
     def _profiled(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
         """One run under rocprofv3, in a process that makes the calls and ends."""
