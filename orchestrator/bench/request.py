@@ -16,8 +16,7 @@ from orchestrator.tables.open import read_text
 from worker.families.backends import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side
 from worker.text import plural
-from worker.triton_configs.files import MAX_BYTES, ConfigFileError, parse
-from worker.triton_configs.resolve import CONFIGS, GEMMS
+from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileError, parse
 
 TUNER = "bench"
 SUITE_FAMILY = "a4w4_blockscale"

@@ -17,8 +17,8 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.write import write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
-from worker.triton_configs.files import Bucket, is_bucket, written
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
+from worker.triton_configs.resolve import Bucket, is_bucket, written
 
 FIELD = "triton_config"
 """Of a winner's row."""

@@ -103,7 +103,7 @@ class Reading:
                 row.why = line.removeprefix("reason: ")[:300]
 
     def _marked(self, text: str) -> None:
-        """What the worker says of itself, not AITER."""
+        """Read a line of the worker itself, not of AITER."""
         try:
             document = json.loads(text)
         except ValueError:

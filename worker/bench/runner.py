@@ -18,7 +18,7 @@ from worker import PACKAGE_PARENT
 from worker.bench import rocprof
 from worker.process import Child, OutputLog, Stopwatch, exit_words
 from worker.protocol.bench import Options, Side
-from worker.protocol.environment import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV
 
 LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""

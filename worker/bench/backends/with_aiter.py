@@ -26,11 +26,10 @@ from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
 from worker.bench.software import installed
 from worker.families import FAMILIES
-from worker.protocol.environment import AITER_ROOT_ENV
-from worker.triton_configs.files import spelled
+from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.kinds import BY_NAME, KINDS
 from worker.triton_configs.layout import lay_out
-from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver
+from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, spelled
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnavailableError, UnsupportedError

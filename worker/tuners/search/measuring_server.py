@@ -33,7 +33,7 @@ from worker.tuners.common.measure import (
 )
 from worker.tuners.common.problem import Problem, UnavailableError
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.search.clocks import GpuClock, Unthrottled
+from worker.tuners.search.compiling import now
 from worker.tuners.search.measuring_process import (
     Alive,
     Began,
@@ -52,8 +52,7 @@ from worker.tuners.search.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.search.processes import now
-from worker.tuners.search.target import Target
+from worker.tuners.search.target import GpuClock, Target, Unthrottled
 
 KEPT = RUNNER_UP
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""

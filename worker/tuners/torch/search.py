@@ -32,10 +32,9 @@ from worker.tuners.common.measure import (
 )
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.rows import ended, is_fatal, ranked_row, row_of, status_of, why_no_winner
-from worker.tuners.torch.candidate import Candidate, TooLargeError, Workspace, expand
 from worker.tuners.torch.operands import Operands
 from worker.tuners.torch.spec import Options
-from worker.tuners.torch.variants import variants
+from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, variants
 
 RERANK = 0.15
 MEASURE_AT_LEAST = 0.4

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.workernode import dump
-from worker.agent.message_check import MessageCheck
+from worker.agent.attempt import MessageCheck
 from worker.agent.records import MAX_WAITING, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_main import Wire
 from worker.agent.tuner_process import oom_counters, oom_killed

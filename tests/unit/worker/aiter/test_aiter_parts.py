@@ -18,7 +18,7 @@ from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.spec import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
-from worker.agent.message_check import MessageCheck
+from worker.agent.attempt import MessageCheck
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.families import FAMILIES

@@ -14,10 +14,10 @@ from worker.tuners.common.device import Device, Mode, Operand, Run
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.torch.candidate import Candidate, TooLargeError, Variant, Workspace, op
 from worker.tuners.torch.operands import Operands, Weights
 from worker.tuners.torch.search import Search, StageTimes
 from worker.tuners.torch.spec import Options
+from worker.tuners.torch.variants import Candidate, TooLargeError, Variant, Workspace, op
 
 P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
 BF16 = torch.bfloat16
