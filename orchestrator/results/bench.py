@@ -182,26 +182,25 @@ def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
 
     `triton_*` and `gluon_*` are AITER's, as in the guide. Every other backend has columns of its own name.
     """
-    import pandas as pd
-
     backends = list(dict.fromkeys(r.backend for r in found))
     names = {b: b for b in backends} | {owner: name for name, owner in AITERS.items()}
     numbers = [f"{b}_{unit}" for b in backends if b not in AITERS.values() for unit in ("tflops", "us")]
     about = [f"{names[b]}_{what}" for b in backends for what in ("spread", "samples", "status")]
     more = [*(c for c in family.key_names if c not in RUNBOOK), *(["env"] if any(r.env for r in found) else [])]
     header = [*RUNBOOK, *more, *numbers, *about, "fastest", "node"]
-    best = fastest(found)
-    rows = []
+    absent = {c: 0 if c.endswith("_samples") else "" for c in header} | dict.fromkeys([*RUNBOOK[3:], *numbers], "0.0")
+    best, rows = fastest(found), dict[tuple[int, str], dict[str, Any]]()
     for r in found:
         name, at = names[r.backend], (r.shape, r.env)
-        row = {**dict(zip(family.key_names, r.key, strict=True)), "at": at, "env": r.env, "node": r.node}
-        row |= dict(zip((f"{name}_tflops", f"{name}_us"), _numbers(r), strict=True))
+        row = rows.setdefault(at, dict(absent))
+        row |= {**dict(zip(family.key_names, r.key, strict=True)), "env": r.env, "node": row["node"] or r.node}
         row |= {f"{name}_spread": f"{r.spread:.4f}", f"{name}_samples": r.samples, f"{name}_status": r.status}
-        rows.append({**row, "fastest": best[at].backend if at in best else ""})
-    frame = pd.DataFrame(rows, columns=pd.Index(["at", *header]), dtype=object).groupby("at", sort=False).first()
-    absent = dict.fromkeys([*RUNBOOK[3:], *numbers], "0.0") | {c: 0 for c in about if c.endswith("_samples")}
+        row["fastest"] = best[at].backend if at in best else ""
+        if r.measured:
+            tflops = f"{r.tflops:.1f}" if r.tflops >= 100 else f"{r.tflops:.4g}"
+            row |= {f"{name}_tflops": tflops, f"{name}_us": f"{r.us:.4f}"}
     yield header
-    yield from frame.fillna(absent).fillna("").itertuples(index=False, name=None)
+    yield from ([row[c] for c in header] for row in rows.values())
 
 
 def long(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
@@ -263,13 +262,6 @@ def environments(ledger: LedgerReader, envs: Sequence[str] = ()) -> dict[str, di
                 known |= {n: value for n, value in facts.items() if n not in known}
                 known["hosts"].append({"node": slot.node, "slot": slot.slot, "device": slot.device.get("device", "")})
     return out
-
-
-def _numbers(r: Result) -> list[str]:
-    """tflops and us as the runbook has them; 0.0 where there is no number."""
-    if not r.measured:
-        return ["0.0", "0.0"]
-    return [f"{r.tflops:.1f}" if r.tflops >= 100 else f"{r.tflops:.4g}", f"{r.us:.4f}"]
 
 
 def _write(path: Path, rows: Iterable[Sequence[Any]]) -> None:
