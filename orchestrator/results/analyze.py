@@ -35,7 +35,7 @@ LEAD = "asm"
 COUNTED = ("no_time", "not_finite", "error_ratio")
 """The reasons why rows of a shape are left out; counts are kept in this order."""
 TFLOPS_OFF = 0.05
-"""A tflops column may differ by so much from 2*M*N*K / us before a note names it."""
+"""Largest deviation of a tflops column from 2*M*N*K / us that no note names."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends. More is not a tuning result, and would not fit the memory."""
 REFERENCE_FILE = Path(__file__).parent / "data" / "reference_fp4.csv"

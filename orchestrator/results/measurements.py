@@ -144,9 +144,7 @@ class _Finder:
             family, running = ledger.family, bool(holder(paths.lock))
             if recorded_tuner(ledger.meta("tuner", "")).side_by_side:  # the mean of its runs, not the luckiest row
                 if not paths.bench.is_file():
-                    raise InputError(
-                        f"run {paths.run} is a bench that has not come to its end: it has no bench.csv yet"
-                    )
+                    raise InputError(f"run {paths.run} is a bench that has not ended: it has no bench.csv yet")
                 self.file(paths.bench, family)
             elif paths.profile.is_file() and not running and ledger.state in AT_REST:
                 self.file(paths.profile, family)
@@ -154,7 +152,7 @@ class _Finder:
                 live = aside / f"{len(self.found)}-profile.csv"
                 write_profile(ledger, live)
                 self.file(live, family, f"ledger of {paths.run}")
-                ended = "has not come to its end: what its ledger holds"
+                ended = "has not ended: what its ledger holds"
                 self.notes.append(
                     f"run {paths.run} {'is under way: what it has measured so far' if running else ended}"
                 )
@@ -327,7 +325,7 @@ class CleanLines(io.TextIOBase):
             yield f"{name}: its last line has no line end and may be cut short: {how}"
         if bad := self.malformed - self.cut:
             some = ", ".join(map(str, self.named)) + (", ..." if bad > MOST_NAMED else "")
-            what = plural(bad, "line is no row", "lines are no rows")
+            what = plural(bad, "line is not a row", "lines are not rows")
             yield f"{name}:{self.named[0]}: {what} of its header: left out (line {some})"
 
     def close(self) -> None:

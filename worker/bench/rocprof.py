@@ -4,8 +4,8 @@ The trace is a CSV as its documentation has it (ROCm 6.2 to 7.1): `*_kernel_trac
 (Kernel_Name, Start_Timestamp, End_Timestamp in ns, ...). Columns are found by name: their number changed with every
 release. Stdlib only.
 
-A process makes WARMUP + CALLS calls. A kernel belongs to the call if it ran a whole number of times per call: 31 calls
-in all are no accident. The warm-up is left out.
+A process makes WARMUP + CALLS calls. A kernel belongs to the call if it ran a whole number of times per call. The
+warm-up is left out.
 """
 
 from __future__ import annotations

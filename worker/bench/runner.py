@@ -96,7 +96,7 @@ class BackendRunner:
         self._process = None
 
     def start(self, quiet_s: float, alive: Alive) -> Process:
-        """Its process, started if there is none. Raises Refused; then it is unavailable for good."""
+        """Its process, started if there is none. Raises Refused; after that it stays unavailable."""
         if self.gone:
             raise Refused("unavailable", self.gone)
         if self._process is None:

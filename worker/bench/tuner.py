@@ -30,7 +30,7 @@ from worker.tuners.common.rows import figure
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
 PROBE = ""
-"""The runner without a backend: what the side is, and the canary."""
+"""The runner without a backend: it describes the side, and runs the canary."""
 START_S = 240.0
 
 
@@ -158,7 +158,7 @@ class BenchTuner:
         emit.failed(shape.id, reason, f"no backend has a number: {reasons}"[:1500])
 
     def _runner(self, side: Side, name: str, options: Options, family: str) -> BackendRunner:
-        """The runner of this backend and side, made if there is none."""
+        """Return the runner of this backend and side."""
         at = (side.name, name)
         if at not in self._held:
             label = "-".join(p for p in (side.name, name or "probe") if p)

@@ -181,7 +181,7 @@ def _sides(value: Any) -> tuple[Side, ...]:
     except (TypeError, AttributeError) as e:
         raise ValueError("not a list of {name, python, image, variables, configs}") from e
     if bad := next((s.name for s in made if s.name and not ENV_NAME.match(s.name)), None):
-        raise ValueError(f"{bad!r} is no name for a side")
+        raise ValueError(f"{bad!r} cannot name a side")
     if len({s.name for s in made}) != len(made):
         raise ValueError("two sides have the same name")
     return tuple(made) or (Side(),)

@@ -20,7 +20,7 @@ def test_a_line_cut_short_is_left_out_and_named(tmp_path: Path) -> None:
     table = analyse(path)
     assert asm_us(table) == 8.0
     assert table["left_out"]["malformed"] == 2
-    assert any(f"{path}:3: 2 lines are no rows" in n and "line 3, 5" in n for n in table["notes"])
+    assert any(f"{path}:3: 2 lines are not rows" in n and "line 3, 5" in n for n in table["notes"])
 
 
 def test_a_last_line_without_its_end_does_not_count(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_bad_lines_are_found_among_many_good_ones_and_counted(tmp_path: Path) ->
     table = analyse(path)
     assert (asm_us(table), table["inputs"][0]["rows"], table["left_out"]["malformed"]) == (8.0, 5000, 4000)
     assert any(
-        f"{path}:2502: 4,000 lines are no rows" in n and "line 2502, 2503, 2504, 2505, 2506, ...)" in n
+        f"{path}:2502: 4,000 lines are not rows" in n and "line 2502, 2503, 2504, 2505, 2506, ...)" in n
         for n in table["notes"]
     )
 

@@ -153,7 +153,7 @@ def test_a_run_is_read_from_its_ledger_while_it_has_not_ended(tmp_path: Path) ->
         run.tune("g0001-1", 1, 2, us=10.0)
     table = analyse(root)
     assert times(table) == [{"ck": 10.0}] * 2
-    assert any("has not come to its end" in n for n in table["notes"])
+    assert any("has not ended" in n for n in table["notes"])
 
 
 @pytest.mark.skipif(AITER_TABLES is None, reason=NO_TABLES)
