@@ -113,7 +113,7 @@ def _size(row: dict[str, Any], sort: Sort) -> float:
 def _write(to: TextIO, form: Format, found: dict[str, Any], rows: int) -> None:
     import json
 
-    from orchestrator.results import analyze_output
+    from orchestrator.results import output
     from orchestrator.results.analyze import write_csv
 
     if form is Format.JSON:
@@ -121,10 +121,10 @@ def _write(to: TextIO, form: Format, found: dict[str, Any], rows: int) -> None:
     elif form is Format.CSV:
         write_csv(found, to)
     elif form is Format.MARKDOWN:
-        print(*analyze_output.markdown(found), sep="\n", file=to)
+        print(*output.analysis_markdown(found), sep="\n", file=to)
     else:
         from rich.console import Console
 
         wide = None if to.isatty() else PIPE_WIDTH
         console = Console(file=to, width=wide, no_color=wide is not None or None, highlight=False)
-        analyze_output.show(console, found, found["rows"][: rows or None])
+        output.show_analysis(console, found, found["rows"][: rows or None])

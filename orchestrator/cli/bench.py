@@ -109,7 +109,7 @@ def bench(
 
 def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: RunOptions) -> int:
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
-    from orchestrator.bench.passes import refuse_other_engines, run_passes
+    from orchestrator.bench.request import refuse_other_engines, run_passes
     from orchestrator.cli import tuning
     from orchestrator.cli.output.run_end import finish_bench
     from orchestrator.cli.output.status import make_view

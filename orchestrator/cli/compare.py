@@ -63,9 +63,9 @@ def compare(
     """
     from orchestrator.command_hints import command
     from orchestrator.errors import InputError
-    from orchestrator.results import compare_output as output
-    from orchestrator.results.compare_output import compare as judged
-    from orchestrator.results.compare_sides import read_sides
+    from orchestrator.results.comparison import compare as judged
+    from orchestrator.results.comparison import read_sides
+    from orchestrator.results.output import comparison_markdown
     from orchestrator.tables.faults import escaped
 
     if sides and (golden or tot):
@@ -90,7 +90,7 @@ def compare(
     if json_:
         print(json.dumps(found))
     elif markdown == "-":
-        print(*output.markdown(found), sep="\n")
+        print(*comparison_markdown(found), sep="\n")
     else:
         _print_verdict(found, str(again or ""))
     for text in found["warnings"]:
@@ -135,19 +135,20 @@ def _refuse_overwriting(read: list[Path], write: list[Path]) -> None:
 
 def _write(found: dict[str, Any], out: Path | None, again: Path | None, page: Path | None) -> list[str]:
     from orchestrator.errors import InputError
-    from orchestrator.results import compare_output as output
+    from orchestrator.results.comparison import write_again, write_rows
+    from orchestrator.results.output import comparison_markdown
     from orchestrator.userfiles import write_atomic
 
     written = []
     try:
         if out:
-            output.write_rows(found, out)
+            write_rows(found, out)
             written.append(str(out))
         if again:
-            output.write_again(found, again)
+            write_again(found, again)
             written.append(f"{again} ({plural(found['open'], 'row')} to measure again)")
         if page:
-            write_atomic(page, "\n".join(output.markdown(found)) + "\n")
+            write_atomic(page, "\n".join(comparison_markdown(found)) + "\n")
             written.append(str(page))
     except OSError as e:
         raise InputError(f"{e.filename or out or again or page}: cannot be written: {e.strerror}") from e
@@ -156,13 +157,12 @@ def _write(found: dict[str, Any], out: Path | None, again: Path | None, page: Pa
 
 def _print_verdict(found: dict[str, Any], listed: str) -> None:
     from orchestrator.cli.output.terminal import console
-    from orchestrator.results import compare_output as output
-    from orchestrator.results.grid import on_terminal
+    from orchestrator.results import output
     from orchestrator.tables.faults import escaped
 
     screen = console()
-    for grid in (output.environments(found), output.table(found)):
+    for grid in (output.environments(found), output.comparison_table(found)):
         if grid.rows:
-            screen.print(on_terminal(grid))
-    for line in output.sentences(found, listed):
+            screen.print(output.on_terminal(grid))
+    for line in output.comparison_sentences(found, listed):
         print(escaped(line))

@@ -172,7 +172,7 @@ def test_tune_does_not_take_it(bench: Bench) -> None:
 @pytest.mark.full
 def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
-    from orchestrator.bench import passes
+    from orchestrator.bench import request
     from orchestrator.bench.request import TUNER, options, sides
     from orchestrator.cli.output.status import LineView
     from orchestrator.run.drive import drive
@@ -188,9 +188,9 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
         images.append(request.image)
         return prepare(replace(request, image=None))
 
-    monkeypatch.setattr(passes, "prepare", without_docker)
+    monkeypatch.setattr(request, "prepare", without_docker)
     first = prepare(asked)
-    of, state = passes.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()).state)
+    of, state = request.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()).state)
     of.write()
     assert (state, sorted(map(str, images))) == ("finished", ["image:1", "image:2"])
     assert [(r.key[0], len(r.runs), r.status) for r in of.found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2

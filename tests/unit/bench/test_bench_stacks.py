@@ -9,14 +9,13 @@ from typing import Any
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.bench.passes import one_slot
-from orchestrator.bench.request import config_sets, sides
+from orchestrator.bench.request import config_sets, one_slot, sides
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import Result, compared, record, redacted
-from orchestrator.results.compare_sides import differences
+from orchestrator.results.comparison import differences
 from tests.support.config_tree import tree, values, winners
 from worker.protocol.bench import Options, Side, lodge
 from worker.triton_configs.resolve import CONFIGS

@@ -16,7 +16,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.planning.roofline import CHIPS, chip_of, roof_of
 from orchestrator.results.analyze import published
-from orchestrator.results.analyze_output import show
+from orchestrator.results.output import show_analysis
 from tests.support.analysis_kit import A4W4, AITER_TABLES, CK, NO_TABLES, a4w4, analyse, write
 
 FP4 = get_family("a4w4_blockscale")
@@ -90,7 +90,7 @@ def test_csv_can_be_read_again(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_the_terminal_is_never_overrun_and_no_figure_is_cut(folder: Path, width: int) -> None:
     found, out = analyse(folder), io.StringIO()
-    show(Console(file=out, width=width), found, found["rows"])
+    show_analysis(Console(file=out, width=width), found, found["rows"])
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     for shown in ("64x512x1024", "8.39", "6.71", "4.19", "3.36"):

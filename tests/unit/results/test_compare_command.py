@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.results.compare_sides import FORMAT, read_record
+from orchestrator.results.comparison import FORMAT, read_record
 from tests.paths import ROOT
 
 HEADER = "kernel,B,M,N,K,us,run"

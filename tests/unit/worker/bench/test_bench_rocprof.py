@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.paths import TEST_DATA
-from worker.bench.rocprof import RocprofError, argv, parse_trace, per_call_us, select
+from worker.bench.runner import RocprofError, parse_trace, per_call_us, profiler_argv, select
 
 DATA = TEST_DATA / "bench"
 GEMM, REDUCE = "_gemm_afp4wfp4_kernel_BLOCK_SIZE_M_256.kd", "_gemm_afp4wfp4_reduce_kernel.kd"
@@ -68,4 +68,4 @@ def test_without_files_or_tool_it_says_so(tmp_path: Path, monkeypatch: pytest.Mo
         per_call_us(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RocprofError, match="rocprofv3 is neither in PATH"):
-        argv(["python"], tmp_path)
+        profiler_argv(["python"], tmp_path)

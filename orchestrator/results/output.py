@@ -1,18 +1,80 @@
-"""Prints the document of `analyze` for people: on a terminal as wide as it is, and as Markdown."""
+"""The documents of `analyze` and `compare` for people: tables and sentences on a terminal as wide as it is, and as
+Markdown."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from shlex import quote
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from orchestrator.command_hints import command
 from orchestrator.results.analyze import LEAD, OFF, Row, device_text, spread_of
-from orchestrator.results.grid import MISSING, Grid, marked, on_terminal, safe
+from orchestrator.results.compare import AGAIN_BOUND, OPEN
+from orchestrator.results.comparison import percent
 from orchestrator.tables.backends import label
+from orchestrator.tables.faults import escaped
 from worker.text import and_more, plural
+
+MISSING = "-"
+_STYLES = {MISSING: "dim", "none": "dim", "regression": "bold red", "boundary": "yellow", "unstable": "magenta",
+           "improved": "green", "ignored": "dim"}  # fmt: skip
+
+
+class Grid(NamedTuple):
+    """A table of texts. `left`: columns that are aligned left; `bold`: for each row the column that stands out."""
+
+    heads: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    left: Sequence[str]
+    bold: Sequence[int | None] = ()
+
+
+def on_terminal(grid: Grid, kept: Iterable[int] | None = None) -> Table:
+    """A grid for a terminal, its columns `kept` or all. Only the first column is wrapped, and never cut."""
+    out = Table(box=None, header_style="bold", padding=(0, 2, 0, 0), pad_edge=False)
+    kept = list(range(len(grid.heads)) if kept is None else kept)
+    for i in kept:
+        justify = "left" if grid.heads[i] in grid.left else "right"
+        out.add_column(escaped(grid.heads[i]), justify=justify, no_wrap=i > 0, overflow="fold")  # type: ignore[arg-type]
+    for n, row in enumerate(grid.rows):
+        out.add_row(*(styled(row[i], bool(grid.bold) and i == grid.bold[n]) for i in kept))
+    return out
+
+
+def styled(text: str, bold: bool) -> Text:
+    """A cell for a terminal, in the colour of what it says."""
+    other = "bold green" if bold else "bold red" if text.endswith("!") else ""
+    return Text(escaped(text), style=_STYLES.get(text, other))
+
+
+def marked(grid: Grid) -> Iterator[str]:
+    """A grid as lines of Markdown, after an empty line; nothing if it has no rows."""
+    if grid.rows:
+        yield from ("", f"| {' | '.join(map(safe, grid.heads))} |")
+        yield f"|{'|'.join('---' if h in grid.left else '---:' for h in grid.heads)}|"
+    for n, row in enumerate(grid.rows):
+        at = grid.bold[n] if grid.bold else None
+        yield f"| {' | '.join(f'**{safe(c)}**' if i == at else safe(c) for i, c in enumerate(row))} |"
+
+
+def safe(text: str) -> str:
+    """Text of a file as plain text in Markdown: neither markup, links, mentions nor HTML."""
+    text = escaped(text).replace("&", "&amp;").replace("<", "&lt;").replace("@", "@&#8203;")
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", text)
+
+
+MOST_ROWS = 60
+MEANS = {"machine": "another machine", "method": "measured differently", "other": "differs too", "test": "under test"}
+HEADS = {
+    "golden_us": "golden us", "tot_us": "tot us", "change": "change", "verdict": "verdict", "p": "p",
+    "seen_from": "seen from", "golden_repeats": "golden runs", "tot_repeats": "tot runs",
+}  # fmt: skip
+"""The columns of a row's figures, by their names in the document."""
 
 REASONS = {
     "no_time": "without a time (us missing, not a number, or not above 0)",
@@ -29,7 +91,7 @@ _OPTIONAL = ("roof", "ASM/other", "best")
 """Columns that a narrow terminal leaves out, the first one first."""
 
 
-def show(console: Console, of: Mapping[str, Any], rows: Sequence[Row]) -> None:
+def show_analysis(console: Console, of: Mapping[str, Any], rows: Sequence[Row]) -> None:
     """Prints an analysis on a terminal; `rows`: the shapes to list."""
     console.print(Text(_headline(of), style="bold"), Text(""), sep="\n")
     main = _main(of, rows)
@@ -61,7 +123,7 @@ def show(console: Console, of: Mapping[str, Any], rows: Sequence[Row]) -> None:
         console.print(Text(of["reference"]["source"], style="dim"))
 
 
-def markdown(of: Mapping[str, Any]) -> Iterator[str]:
+def analysis_markdown(of: Mapping[str, Any]) -> Iterator[str]:
     """The same as lines of Markdown."""
     yield f"**{safe(_headline(of))}**"
     yield from marked(_main(of, of["rows"]))
@@ -202,3 +264,52 @@ def _columns_within(grid: Grid, width: int) -> list[int]:
         if sum(widths[i] for i in kept) - 2 <= width:
             return kept
     return []
+
+
+def environments(of: Mapping[str, Any]) -> Grid:
+    """The fields of the environment records that differ, and what that means."""
+    found = [d for d in of["environment"]["differences"] if d["kind"] in MEANS]
+    rows = [(d["field"], d["golden"], d["tot"], MEANS[d["kind"]]) for d in found]
+    return Grid(("environment", "golden", "tot", ""), rows, ("environment", "golden", "tot", ""))
+
+
+def comparison_table(of: Mapping[str, Any]) -> Grid:
+    """The first rows, and all that regressed or could not be judged."""
+    told = [r for i, r in enumerate(of["rows"]) if i < MOST_ROWS or r["verdict"] in ("regression", *OPEN)]
+    names = [n for n in HEADS if n in told[0]]
+    cells = [(*r["key"].values(), *(_figure(n, r[n]) for n in names)) for r in told]
+    keys = list(told[0]["key"])
+    bold = [len(keys) + names.index("verdict") if r["verdict"] == "regression" else None for r in told]
+    return Grid([*keys, *(HEADS[n] for n in names)], cells, ("kernel", "verdict"), bold)
+
+
+def _figure(name: str, value: Any) -> str:
+    if name in ("change", "seen_from"):
+        return percent(value, sign=True)
+    text = f"{value:.2g}" if name == "p" and value is not None else value
+    return "" if text is None else text if isinstance(text, str) else f"{text:.2f}"
+
+
+def comparison_sentences(of: Mapping[str, Any], listed: str) -> list[str]:
+    """The verdict in sentences, and the command that measures what could not be judged; `listed`: see `--again`."""
+    out = list(of["summary"])
+    if left := len(of["rows"]) - len(comparison_table(of).rows):
+        out.insert(0, f"... and {plural(left, 'more row')} (all with --out or --json)")
+    if of["open"]:
+        sides = " ".join(f"--{name} {quote(f)}" for name, files in of["files"].items() for f in files)
+        again = of["again"].replace("again.csv", quote(listed or "again.csv"), 1)
+        first = "" if listed else command(f"compare {sides} --again again.csv") + "; "
+        bound = "" if of["rule_only"] else f" with --bound {AGAIN_BOUND:g}"
+        out.append(f"{plural(of['open'], 'row')} could not be judged. Measure again, in turn and seven times, and"
+                   f" compare the new files{bound}:")  # fmt: skip
+        out.append(f"  {first}{again}")
+    return out
+
+
+def comparison_markdown(of: Mapping[str, Any]) -> Iterator[str]:
+    """Lines of Markdown for a pull request."""
+    head = {0: "No regression", 1: "Regression", 4: "Not all could be judged"}[of["exit_code"]]
+    yield from (f"### {head}: golden against tot", "")
+    yield from (f"- {safe(line.strip())}" for line in (*comparison_sentences(of, ""), *of["warnings"]))
+    yield from marked(environments(of))
+    yield from marked(comparison_table(of))
