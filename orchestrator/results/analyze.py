@@ -337,7 +337,7 @@ class _File:
         found = layout(source.header, family)
         self.judged = "err" in found.at
         by = [c for c in (*family.key_names, *_DEVICE) if c in found.keys | found.at] + ["backend"]
-        empty = pd.DataFrame(columns=[*by, "us", "err", "tflops", "kernel", "kernel_id", *COUNTED])
+        empty = pd.DataFrame(columns=[*by, "us", "err", "tflops", "kernel", *COUNTED])
         groups, wrong = [], []
         for chunk in chunks(self.lines, found, family):
             for part in self._parts(chunk, found):
@@ -363,7 +363,7 @@ class _File:
             tflops = chunk[f"{wide.backend}_tflops"] if wide.tflops is not None else float("nan")
             yield rows.assign(backend=wide.backend, us=chunk[f"{wide.backend}_us"], tflops=tflops)
         if not found.wide:
-            yield rows.assign(backend=_backends(chunk, self.family), us=chunk["us"])
+            yield rows.assign(**_candidates(chunk, self.family), us=chunk["us"])
 
     def _judged(self, rows: pd.DataFrame) -> pd.DataFrame:
         """The rows that have a whole key, with a column for each reason to leave a row out."""
@@ -399,8 +399,7 @@ def _named(rows: pd.DataFrame, family: Family) -> pd.DataFrame:
             rows[c.name] = rows[c.name].astype("int64")
         else:
             rows[c.name] = _texts(rows[c.name], legal)
-    number = _texts(rows["kernel_id"])
-    rows["kernel"] = _texts(rows["kernel"]).where(lambda name: (name != "") | (number == ""), "kernelId " + number)
+    rows["kernel"] = _texts(rows["kernel"])
     cu_num = rows["cu_num"] if "cu_num" in rows else pd.Series(0, rows.index)
     rows["cu_num"] = cu_num.where(cu_num.between(1, 2**31 - 1), 0).astype("int64")
     of_chip = rows["cu_num"].map(GFX_OF_CU_NUM).fillna("")
@@ -423,15 +422,17 @@ def _sound(cells: pd.Series, column: Column) -> pd.Series:
     return cells.between(1, 2**31 - 1) & (pd.api.types.is_integer_dtype(cells) or cells % 1 == 0)
 
 
-def _backends(chunk: pd.DataFrame, family: Family) -> pd.Series | str:
-    """The backend of each row, found once for each combination of kernel, number and libtype."""
+def _candidates(chunk: pd.DataFrame, family: Family) -> dict[str, Any]:
+    """Columns `backend` and `kernel`, made once for each combination of kernel, number and libtype."""
     cells = [c for c in ("kernel", "kernel_id", "libtype") if c in chunk]
     if not cells:
-        return backend_name(family.name)
+        return {"backend": backend_name(family.name)}
     combination = np.zeros(len(chunk), int)
     for c in cells:
         combination = combination * (len(chunk[c].cat.categories) + 1) + chunk[c].cat.codes.to_numpy()
     which, _ = pd.factorize(combination)
     texts = chunk[cells].iloc[pd.Series(which).drop_duplicates().index].astype(object).fillna("").astype(str)
-    names = [backend_name(family.name, **dict(zip(cells, row, strict=True))) for row in texts.itertuples(index=False)]
-    return pd.Series(pd.Categorical(names).take(which), chunk.index)
+    found = [dict(zip(cells, row, strict=True)) for row in texts.itertuples(index=False)]
+    names = [c.get("kernel") or (f"kernelId {number}" if (number := c.get("kernel_id")) else "") for c in found]
+    columns = {"backend": [backend_name(family.name, **c) for c in found], "kernel": names}
+    return {name: pd.Series(pd.Categorical(texts).take(which), chunk.index) for name, texts in columns.items()}
