@@ -135,7 +135,7 @@ def _shape_rows(
             made = flops[i] / us / 1e6
             rows[i]["backends"][backend] = {"tflops": made, "us": us, "kernel": kernel, "err_ratio": err}
             if tflops is not None and _differs(made, tflops):
-                odd.append(f"{key_text(family, rows[i])}: {tflops:g} there, {made:.4g} computed")
+                odd.append(f"{'x'.join(map(str, rows[i]['key'].values()))}: {tflops:g} there, {made:.4g} computed")
     for i, (backend, kernel, err, us) in zip(of_wrong, _tuples(wrong, "backend", "kernel", "err", "us"), strict=True):
         rows[i]["beyond_err_ratio"].append({"backend": backend, "kernel": kernel, "err_ratio": err, "us": us})
     if odd:
@@ -150,8 +150,9 @@ def _shape_rows(
     rows.sort(key=lambda r: (r["gfx"], r["cu_num"] or 0, tuple(r["key"].values())))
     also = [c.name for c in family.columns if c.kind == "text" or c.legal]
     also = [name for name in also if len({r["key"][name] for r in rows}) > 1]
+    sizes = [c.name for c in family.columns if c.kind == "int" and not c.legal]
     for r in rows:
-        r["shape"] = key_text(family, r, also)
+        r["shape"] = key_text(r["key"], sizes, also)
     return rows, best.set_index([of_best, "backend"])["us"].unstack()
 
 
@@ -164,14 +165,13 @@ def _row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | str],
 
 
 def _counted(counts: Sequence[int]) -> dict[str, int]:
-    return {reason: int(n) for reason, n in zip(COUNTED, counts, strict=True) if n}
+    return {reason: int(n) for reason, n in zip(COUNTED, counts, strict=True) if n} if any(counts) else {}
 
 
-def key_text(family: Family, row: Row, also: Iterable[str] = ()) -> str:
+def key_text(key: Mapping[str, int | str], sizes: Sequence[str], also: Sequence[str]) -> str:
     """`16x1280x8192`, batch first, followed by `column=value` of the columns in `also`."""
-    key = row["key"]
-    sizes = "x".join(str(key[c.name]) for c in family.columns if c.kind == "int" and not c.legal)
-    return " ".join((sizes, *(f"{name}={str(key[name]).removeprefix('torch.')}" for name in also)))
+    text = "x".join([str(key[name]) for name in sizes])
+    return " ".join([text, *[f"{n}={str(key[n]).removeprefix('torch.')}" for n in also]]) if also else text
 
 
 def _judge(rows: Sequence[Row], sources: InputTables, chip: str | None, notes: list[str]) -> list[dict[str, Any]]:
@@ -194,8 +194,9 @@ def _judge(rows: Sequence[Row], sources: InputTables, chip: str | None, notes: l
             r["wrong_was_faster"] = not ranked or min(w["us"] for w in wrong) < ranked[0][0]
         if device in limits and (roof := limits[device](key)):
             share = of[won]["tflops"] / roof.tflops if won else None
-            r["roofline"] = {**roof._asdict(), "share": share}
-            kinds[device].update((typed(key) or ())[:1])
+            r["roofline"] = {"tflops": roof.tflops, "bound": roof.bound, "intensity": roof.intensity, "share": share}
+            if (kind := typed(key)) is not None:
+                kinds[device].add(kind[0])
             if share is not None and share > 1:
                 above[roof.bound].append((share, r["shape"]))
     if limits and not any(r["roofline"] for r in rows):
