@@ -155,21 +155,9 @@ class TestSets:
         ):
             with pytest.raises(InputError, match=fault):
                 made(tmp_path, config_sets=sets, **more)
+        assert request.options(request.sides((), sets), [])["backends"] == ["aiter-triton"]
         with pytest.raises(InputError, match="torch, aiter reads no such configs"):
             request.options(request.sides((), sets), ["torch,aiter-triton,aiter"])
-
-    def test_the_command_takes_aiters_wrappers_by_itself(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from typer.testing import CliRunner
-
-        from orchestrator.cli.app import app
-
-        monkeypatch.chdir(tmp_path)
-        root = tree(tmp_path / "t", {f"gemm/{NAME}.json": {"any": values()}})
-        (tmp_path / "s.csv").write_text("B,M,N,K\n16,64,512,128\n")
-        args = ["bench", "s.csv", "--family", "batched_bf16", "--config-set", f"new={root}", "--plan", "--json"]
-        done = CliRunner().invoke(app, args)
-        assert done.exit_code == 0, (done.output, done.exception)
-        assert json.loads(done.stdout)["asked"] == 1
 
     def test_a_side_names_the_config_of_every_row(self) -> None:
         found = [

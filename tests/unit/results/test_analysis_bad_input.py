@@ -58,10 +58,10 @@ def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes, say
     assert path.name in str(e.value)
 
 
-def test_an_open_quote_names_its_line_instead_of_swallowing_the_rest(tmp_path: Path) -> None:
-    rows = [a4w4(8.0), a4w4(7.0, '"' + ASM), *[a4w4(6.0)] * 5]
-    with pytest.raises(InputError, match=r"fp4_profile_a\.csv:3: opens a quote"):
-        analyse(fp4(tmp_path, *rows))
+@pytest.mark.parametrize(("kernel", "says"), [('"' + ASM, "opens a quote"), ("\0", "holds a NUL byte")])
+def test_a_damaged_line_is_named_instead_of_swallowing_the_rest(tmp_path: Path, kernel: str, says: str) -> None:
+    with pytest.raises(InputError, match=rf"fp4_profile_a\.csv:1002: {says}"):
+        analyse(fp4(tmp_path, *[a4w4(8.0)] * 1000, a4w4(7.0, kernel), *[a4w4(6.0)] * 5))
 
 
 def test_mixed_line_ends_are_line_ends(tmp_path: Path) -> None:
@@ -83,11 +83,6 @@ def test_a_long_line_is_found_by_its_number_in_bounded_memory(tmp_path: Path) ->
         f.truncate(f.tell() + 2**30)  # a line of a gigabyte, sparse: nothing is written
     with pytest.raises(InputError, match=r"fp4_profile_a\.csv:20002: is longer than 128 KiB"):
         analyse(path)
-
-
-def test_a_nul_byte_names_its_line(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"fp4_profile_a\.csv:1002: holds a NUL byte"):
-        analyse(fp4(tmp_path, *[a4w4(8.0)] * 1000, a4w4(7.0, "\0"), a4w4(6.0)))
 
 
 def test_names_with_wildcards_and_quotes_are_only_names(tmp_path: Path) -> None:
