@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from worker.tuners.catalog import recorded_tuner
+
 
 @dataclass(slots=True)
 class SlotStatus:
@@ -79,6 +81,11 @@ class RunStatus:
     """Sentences on slots that are slow, hot or power-capped beside the others."""
     files: list[dict[str, Any]] = field(default_factory=list)
     """Result files: path, bytes, when written (epoch seconds)."""
+
+    @property
+    def done(self) -> str:
+        """The word for a shape that has a result: a bench tunes nothing."""
+        return "measured" if self.tuner and recorded_tuner(self.tuner).side_by_side else "tuned"
 
     @property
     def settled(self) -> int:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
 
 from orchestrator.families import grid_point
 from orchestrator.ledger.reader import LedgerReader
@@ -21,10 +21,6 @@ from orchestrator.shapes.writing import NOW, numbers
 from orchestrator.tables.tuned import read_table
 from worker.families import Family
 from worker.text import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 SIGMA = 1.4826
 """Standard deviation over half the interquartile range, of a normal distribution."""
@@ -104,48 +100,24 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     return out
 
 
-_CANDIDATES = """SELECT r.shape, r.us, r.kernel_name, r.libtype, r.tflops, r.attempt, r.status, r.id = s.row
-    FROM rows r JOIN shapes s ON s.id = r.shape WHERE s.state = 'tuned'"""
+_CANDIDATES = """SELECT r.shape, r.us, r.id = s.row FROM shapes s JOIN rows w ON w.id = s.row
+    JOIN rows r ON r.shape = s.id AND r.attempt = w.attempt
+    WHERE s.state = 'tuned' AND r.us > 0 AND r.status = 'ok'"""
+"""The right candidates of the attempts that settled shapes, as they were first measured, and the winners."""
 NOISY_GAIN = 0.995
 """A winner with a gain below it (1.00x as shown) is noisy: measured again, it was slower than the median candidate."""
 MOST_NAMED = 4
-COLUMNS = ("shape", "us", "kernelName", "libtype", "tflops", "attempt", "status", "winner")
-
-
-def profile_frame(ledger: LedgerReader, shapes: Sequence[int] | None = None) -> pd.DataFrame:
-    """The candidates of tuned shapes (of `shapes` alone, if given), in the order of arrival (columns: COLUMNS).
-
-    us is -1 where there is no time; `winner` marks the rows that settled a shape.
-    """
-    import pandas as pd
-
-    only = "" if shapes is None else f" AND s.id IN ({', '.join(map(str, map(int, shapes)))})"
-    frame = pd.DataFrame(ledger.query(f"{_CANDIDATES}{only} ORDER BY r.id"), columns=pd.Index(COLUMNS))
-    return frame.astype({"winner": bool})
-
-
-def best_per_shape(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per tuned shape, by shape id: us, kernelName, tflops, candidates, median_us, gain.
-
-    `candidates` are those of the settling attempt that were right (status ok), as they were first measured, and
-    `median_us` is their median; `gain` = median_us / us (1.0: the choice made no difference), NaN where the winner
-    was the only one.
-    """
-    right = frame[(frame["us"] > 0) & (frame["status"] == "ok")]
-    best = right[right["winner"]].set_index("shape").sort_index()
-    beside = right[~right["winner"] & (right["attempt"] == right["shape"].map(best["attempt"]))]
-    times = beside.groupby("shape")["us"]
-    out = best[["us", "kernelName", "tflops"]].copy()
-    out["candidates"] = times.size().reindex(out.index, fill_value=0)
-    out["median_us"] = times.median().reindex(out.index)
-    out["gain"] = out["median_us"] / out["us"]
-    return out
 
 
 def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
-    """The gain over the median candidate of each of these shapes that has other candidates."""
-    found = best_per_shape(profile_frame(ledger, shapes))["gain"].dropna()
-    return dict(zip(found.index.tolist(), found.tolist(), strict=True))
+    """The gain over the median candidate of each of these shapes that has other candidates (1.0: the choice made no
+    difference)."""
+    rows = ledger.query(f"{_CANDIDATES} AND s.id IN ({', '.join(map(str, map(int, shapes)))})")
+    beside: dict[int, list[float]] = {}
+    for shape, us, winner in rows:
+        if not winner:
+            beside.setdefault(shape, []).append(us)
+    return {shape: median(beside[shape]) / us for shape, us, winner in rows if winner and shape in beside}
 
 
 def noise_note(shapes: Sequence[str]) -> str:

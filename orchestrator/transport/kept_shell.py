@@ -128,9 +128,7 @@ class KeptShell:
 
     def close(self) -> None:
         """Close the shell; a request that waits gets ShellLost."""
-        channel = self._channel
-        if channel is not None:
-            channel.close()
+        self._drop()
 
     # --- one request ----------------------------------------------------------------------------------------------
 

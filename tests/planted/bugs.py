@@ -281,18 +281,18 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/results/test_verify_reading.py::test_a_lookup_that_took_something_else_proves_nothing",),
     ),
     Bug(
-        "unjudged-rows-pass", 15, "orchestrator/analysis/compare/document.py",
+        "unjudged-rows-pass", 15, "orchestrator/results/comparison.py",
         '1 if regression else 4 if out["open"] else 0',
         "1 if regression else 0",
         "`compare` ends with 0 where rows could not be judged.",
-        ("tests/unit/analysis/test_compare_command.py::test_rows_for_a_second_look",),
+        ("tests/unit/results/test_compare_command.py::test_rows_for_a_second_look",),
     ),
     Bug(
-        "swapped-sides", 15, "orchestrator/analysis/compare/document.py",
+        "swapped-sides", 15, "orchestrator/results/comparison.py",
         "judge(us[0], us[1], ",
         "judge(us[1], us[0], ",
         "`compare` takes the golden side for the one under test, so a regression reads as an improvement.",
-        ("tests/unit/analysis/test_compare_command.py::test_a_regression_ends_with_1_and_the_worst_comes_first",),
+        ("tests/unit/results/test_compare_command.py::test_a_regression_ends_with_1_and_the_worst_comes_first",),
     ),
     Bug(
         "unread-kernels-pass", 15, "orchestrator/tables/rules.py",

@@ -28,6 +28,7 @@ from orchestrator.run.view import RunView
 from orchestrator.run.view.places import Places
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import GOING, state_now, time_left
+from worker.tuners.catalog import recorded_tuner
 
 FORMAT = 1
 MOST_FLAGS = 8
@@ -94,7 +95,8 @@ class Collector:
         devices = [s.device or s.info for s in slots]
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
-        noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
+        bench = recorded_tuner(config.tuner).side_by_side  # its result is the mean of its runs
+        noisy = "" if bench else noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
         notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
         notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
         backends = by_backend(measured)

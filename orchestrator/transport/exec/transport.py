@@ -79,7 +79,6 @@ class ExecTransport(ShellTransport):
     def _drop_shells(self) -> None:
         for shell in self._shells:
             shell.close()
-            shell.make_room()
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""

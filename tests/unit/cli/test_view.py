@@ -107,6 +107,7 @@ def test_json_has_what_was_promised() -> None:
     }  # fmt: skip
     assert doc["eta_s"] == 65
     assert summary_line(RunStatus("r", "planned", total=3)) == "0/3 shapes tuned"
+    assert summary_line(RunStatus("r", "planned", total=3, tuner="bench")) == "0/3 shapes measured"
 
 
 @pytest.mark.parametrize(

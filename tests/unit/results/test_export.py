@@ -19,7 +19,7 @@ from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.results.gain import best_per_shape, gains, noise_note, profile_frame
+from orchestrator.results.gain import gains, noise_note
 from orchestrator.shapes import Shape
 from orchestrator.tables.merge import merge
 from orchestrator.tables.write import no_formula
@@ -148,22 +148,14 @@ def test_a16w16_columns_are_named_as_aiter_names_them(tmp_path: Path) -> None:
 
 
 def test_the_gain_is_over_the_median_candidate(run: Run) -> None:
-    best = best_per_shape(profile_frame(run.ledger))
-    assert list(best.index) == [1, 2]
-    first = best.loc[2]
-    assert (first["us"], first["kernelName"], first["candidates"]) == (10.0, "kernel_a", 2)
-    assert first["median_us"] == pytest.approx((30.0 + 11.0) / 2)
-    assert first["gain"] == pytest.approx(2.05)
+    assert gains(run.ledger, [1, 2, 3])[2] == pytest.approx((30.0 + 11.0) / 2 / 10.0)
 
 
 def test_a_winner_alone_has_no_gain_to_show(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
-        assert best_per_shape(profile_frame(run.ledger)).empty
         run.send("g0002-1")
         run.says(started("g0002-1"), row("shape_tuned", "g0002-1", 3))
-        best = best_per_shape(profile_frame(run.ledger))
-        assert best.loc[3, "us"] == 10.0
-        assert best["gain"].isna().all()
+        assert gains(run.ledger, [3]) == {}
 
 
 def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(

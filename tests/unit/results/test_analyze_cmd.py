@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from orchestrator.analysis.backends.render import show
-from orchestrator.analysis.backends.statistics import against_reference, reference_chips, reference_source, statistics
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.planning.roofline import CHIPS, chip_of, roof_of
+from orchestrator.results.analyze import published
+from orchestrator.results.output import show_analysis
 from tests.support.analysis_kit import A4W4, AITER_TABLES, CK, NO_TABLES, a4w4, analyse, write
 
 FP4 = get_family("a4w4_blockscale")
@@ -83,15 +83,14 @@ def test_csv_can_be_read_again(folder: Path, tmp_path: Path) -> None:
     rows = list(csv.DictReader(out.read_text().splitlines()))
     assert rows[2]["best"] == "asm"
     again = analyse(out, family="a4w4_blockscale")
-    assert again.backends == ("asm", "ck", "aiter-gluon", "aiter-triton")
-    assert again.shapes[0].best["ck"].us == 6.0
+    assert again["backends"] == ["asm", "ck", "aiter-gluon", "aiter-triton"]
+    assert again["rows"][0]["backends"]["ck"]["us"] == 6.0
 
 
 @pytest.mark.parametrize("width", [20, 40, 60, 80, 200])
 def test_the_terminal_is_never_overrun_and_no_figure_is_cut(folder: Path, width: int) -> None:
-    table = analyse(folder)
-    out = io.StringIO()
-    show(Console(file=out, width=width), table, statistics(table), list(enumerate(table.shapes)))
+    found, out = analyse(folder), io.StringIO()
+    show_analysis(Console(file=out, width=width), found, found["rows"])
     text = out.getvalue()
     assert max(map(len, text.splitlines())) <= width
     for shown in ("64x512x1024", "8.39", "6.71", "4.19", "3.36"):
@@ -146,8 +145,8 @@ def test_times_that_no_chip_reaches_are_pointed_out(tmp_path: Path) -> None:
     big, thin = 2 * 16384 * 16384 * 32768 / 10_066e6, 16384 * 16384 / 2 / 8e6
     rows = [a4w4(big / 1.5, shape="16384,16384,32768"), a4w4(2 * big, shape="16384,16384,16384")]
     rows += [a4w4(thin / 2, shape="1,16384,16384"), a4w4(thin / 4, shape="2,16384,16384")]
-    found = statistics(analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows)))
-    compute, memory = (n for n in found.notes if "above" in n)
+    found = analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows))
+    compute, memory = (n for n in found["notes"] if "above" in n)
     assert "1 shape is above the compute roofline (most: 16384x16384x32768 at 150%)" in compute
     assert "2 shapes are above the memory roofline (most: 2x16384x16384 at 40" in memory
     assert "cache" in memory
@@ -157,22 +156,21 @@ def test_times_that_no_chip_reaches_are_pointed_out(tmp_path: Path) -> None:
 def test_published_figures_are_consistent_and_deviations_marked(tmp_path: Path) -> None:
     us = 3047 / 1.06
     rows = [a4w4(us, shape="16384,16384,32768"), a4w4(1538, shape="16384,8192,32768")]
-    found = against_reference(analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows)), "MI355X")
-    assert reference_chips() == ("mi355x", "mi350x")
-    assert "guide" in reference_source()
-    assert (len(found), [r.off for r in found[:3]]) == (18, [True, False, False])
-    assert found[2].deviation is None
-    for chip in reference_chips():
-        for r in against_reference(analyse(tmp_path), chip):
-            assert 2 * r.key[0] * r.key[1] * r.key[2] / r.us / 1e6 == pytest.approx(r.tflops, rel=0.005)
+    found = analyse(write(tmp_path / "fp4_profile_a.csv", A4W4, rows), reference="MI355X")["reference"]
+    assert (len(found["rows"]), [r["off"] for r in found["rows"][:3]]) == (18, [True, False, False])
+    assert found["rows"][2]["deviation"] is None
+    source, figures = published()
+    assert "guide" in source
+    assert list(figures.chip.unique()) == ["mi355x", "mi350x"]
+    made = 2 * figures.M * figures.N * figures.K / figures.us / 1e6
+    assert list(made) == pytest.approx(list(figures.tflops), rel=0.005)
 
 
 @pytest.mark.skipif(AITER_TABLES is None, reason=NO_TABLES)
 def test_nothing_that_aiter_ships_is_above_the_roofline() -> None:
     assert AITER_TABLES is not None
     for name in ("a4w4_blockscale", "a8w8_blockscale", "bf16"):
-        table = analyse(AITER_TABLES / f"{name}_tuned_gemm.csv")
-        stats = statistics(table)
-        shares = [x for i, s in enumerate(table.shapes) if (x := stats.share(i, s)) is not None]
+        rows = analyse(AITER_TABLES / f"{name}_tuned_gemm.csv")["rows"]
+        shares = [r["roofline"]["share"] for r in rows if r["roofline"] and r["best"]]
         assert shares
         assert max(shares) < 1

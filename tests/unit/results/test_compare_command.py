@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.analysis.compare.reading import FORMAT, read_record
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.results.comparison import FORMAT, read_record
 from tests.paths import ROOT
 
 HEADER = "kernel,B,M,N,K,us,run"
@@ -109,7 +109,10 @@ def test_the_rule_alone_judges_what_has_no_repeats(tmp_path: Path) -> None:
     code, out, _ = compare(golden, tot, "--rule-only")
     assert code == 1
     assert "Judged by the rule alone" in out
-    assert "by chance" not in out
+    assert not any(words in out for words in ("by chance", "drift", "seen from"))
+    found = document(golden, tot, "--rule-only")
+    assert not {"threshold", "table_shift", "expected_false_regressions"} & set(found)
+    assert not {"p", "seen_from"} & set(found["rows"][0])
 
 
 def test_repeats_as_files_and_folders_and_spellings(tmp_path: Path) -> None:

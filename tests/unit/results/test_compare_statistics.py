@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.compare import Simulated, both_looks, most_to_be_found, rates
-from orchestrator.analysis.compare.statistics import Floats, Rule, judge, moderated, settle, smallest, tail
+from orchestrator.results.compare import Floats, Rule, judge, moderated, settle, smallest, tail
 
 NAN = math.nan
 
