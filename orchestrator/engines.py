@@ -85,7 +85,7 @@ class Engine(Protocol):
         ...
 
 
-class EngineNotFoundError(LookupError):
+class EngineNotFoundError(LookupError, ValueError):
     """No engine has this name, or the package that has it is broken."""
 
 

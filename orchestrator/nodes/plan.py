@@ -191,5 +191,6 @@ def _cpus(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> str:
 
 def all_env(node: Node, run: str) -> dict[str, str]:
     """The environment of a node's workers, references and all. `aiter:` wins over `env:`."""
-    env = {**node.env, **find_engine(node.engine).env(node), **node.aiter.variables()}
+    env = {**node.env, **find_engine(node.engine).env(node), **node.variables()}
+    env |= {**node.aiter.variables(), **node.aiter.compilers}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
