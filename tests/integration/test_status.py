@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.cli.output.node_rows import status_rows
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.nodes.poll import slow_answer
+from orchestrator.nodes.check import slow_answer
 from orchestrator.run.snapshot import add_answer
 from orchestrator.status import NodeStatus, RunStatus, SlotStatus
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
