@@ -92,7 +92,7 @@ class Look:
 
 
 class Question(NamedTuple):
-    """What is asked of a node. `what`: the problem in words, or several; nothing where there is none. `way`: the way
+    """A question to a node. `what`: the problem in words, or several; nothing where there is none. `way`: the way
     out, with commands of ours in <>."""
 
     level: str

@@ -1,5 +1,5 @@
-"""Who else computes on a node (docs/explanation/scheduling.md, "Occupied nodes"), and whether a run's workers may start
-there: one that is occupied is waited for, left out, or shared (`--busy`). Also finds one GPU under two node names.
+"""Occupied nodes (docs/explanation/scheduling.md): who else computes there, and whether a run's workers may start: an
+occupied node is waited for, left out, or shared (`--busy`). Also finds one GPU under two node names.
 
 Of several runs only one at a time checks a node and starts its workers: it holds the folder of the node's device locks
 (LOCKS) meanwhile, which ends with its connection. So the other runs see the devices that its workers locked.
