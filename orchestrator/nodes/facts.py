@@ -67,8 +67,8 @@ FACTS = (
     Fact("workdir_free_kb", """df -Pk -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
     Fact("workdir_free_inodes", """df -Pi -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
 )  # fmt: skip
-"""The facts of every node that one command each prints. GPUs, devices, locks, containers, the image, AITER and Python have
-parts of their own in the script."""
+"""The facts of every node that one command each prints. GPUs, devices, locks, containers, the image, AITER and Python
+have parts of their own in the script."""
 _LISTS = ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.stale", "lock.waiting")
 """Keys that the script prints once for each of what there is."""
 _KEPT = frozenset(("end", *(f.name for f in FACTS if f.kept)))

@@ -313,25 +313,18 @@ def test_an_occupied_node_is_left_out(fleet: Fleet) -> None:
     assert "h1" not in fleet.tuned_by()
 
 
-def waits(fleet: Fleet) -> bool:
-    """True once the run's controller waits for the node, or its worker for the node's device."""
-    log = fleet.folder("h1") / "logs" / "0.log"
-    return bool(doings(fleet)) or (log.exists() and "waits for this slot's device" in log.read_text())
-
-
 def test_of_two_runs_that_start_in_the_same_moment_one_waits(make_fleet: Callable[..., Fleet]) -> None:
     """Both have the same node: they never measure at the same time."""
     fleets = [make_fleet(nodes={"h1": 1}, runs=Path(runs)) for runs in ("first", "second")]
     for fleet in fleets:
         fleet.shapes(groups=4)
     runs = [fleet.start(fleet.held(0)) for fleet in fleets]
-    # both may look before either starts: then the node is free for both, and the second worker waits for the device
-    wait_until(lambda: any(map(waits, fleets)) and any(f.at_work() for f in fleets), "one works, one waits")
-    (late,) = [f for f in fleets if waits(f)]
+    # both may look before either starts: then the second worker waits for the device, and the node's beats say so
+    wait_until(lambda: any(map(doings, fleets)) and any(f.at_work() for f in fleets), "one works, one waits")
+    (late,) = [f for f in fleets if doings(f)]
     (early,) = [f for f in fleets if f is not late]
-    for busy in late.journal(ev.NodeBusy)[:1]:
-        assert f"workers of run {early.paths.run}" in busy.detail
-        assert not late.journal(ev.NodeJoined)
+    busy = late.journal(ev.NodeBusy)[0]
+    assert (busy.doing, busy.detail) == ("wait", f"workers of run {early.paths.run}")
     early.release()
     wait_until(late.at_work, "the other's turn")
     late.release()

@@ -207,6 +207,7 @@ class FmoeRow(Row, total=False):
 #   E <slot> <offset> <length>\n<bytes>     bytes of events/<slot>.jsonl
 #   L <slot> <offset> <length>\n<bytes>     bytes of logs/<slot>.log
 #   B <length>\n<json>                      a beat: {"t":..., "epoch":..., "stop": word or null, "error": text if any,
-#                                           "slots": {slot: {"alive": bool, "age": s or null}}}
+#                                           "slots": {slot: {"alive": bool, "age": s or null,
+#                                           "waits": owner of the device that it waits for, if it does}}}
 BEAT_S = 2.0
 LOST_BEATS = 3
