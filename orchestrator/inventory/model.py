@@ -49,7 +49,7 @@ from orchestrator.inventory.values import (
     seconds_of,
 )
 from worker.families import DEFAULT_FAMILY, FAMILIES
-from worker.protocol.environment import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import plural
 from worker.tuners.catalog import built_in, find_tuner, names
 

@@ -18,6 +18,7 @@ from urllib.parse import quote
 from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import database
+from worker.protocol import FIELDS
 
 APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
@@ -32,6 +33,10 @@ def _append_only(table: str) -> tuple[str, ...]:
         for verb in ("DELETE", "UPDATE")
     )
 
+
+COLUMNS = tuple(f for f in FIELDS if f.column)
+"""Fields of a row (worker/protocol/row.py) that have a column of their own."""
+_SQL = {float: "REAL", int: "INTEGER", str: "TEXT NOT NULL"}
 
 TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
@@ -69,16 +74,14 @@ TABLES = (
     # looked up at each start of an attempt, and for each spec: neither may read all attempts of the run
     "CREATE INDEX attempts_open ON attempts (node, slot) WHERE ended_at IS NULL",
     "CREATE INDEX attempts_begun ON attempts (node, sent_at) WHERE started_at IS NOT NULL",
-    """CREATE TABLE rows (
+    f"""CREATE TABLE rows (
         id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, shape INTEGER NOT NULL,
         node TEXT NOT NULL, slot TEXT NOT NULL,
         t REAL NOT NULL,
         winner INTEGER NOT NULL,        -- 1: a valid winner; whether it settled the shape says shapes.row
-        us REAL NOT NULL,               -- -1 where there is none
-        err_ratio REAL, status TEXT NOT NULL, kernel_id INTEGER, split_k INTEGER, kernel_name TEXT NOT NULL,
-        libtype TEXT NOT NULL, tflops REAL, bw REAL, spread REAL, samples INTEGER, detail TEXT NOT NULL,
+        {", ".join(f"{f.column} {_SQL[f.kind]}" for f in COLUMNS)},
         gfx TEXT NOT NULL, cu_num INTEGER,
-        extra TEXT,                     -- JSON: columns of a family beyond these
+        extra TEXT,                     -- JSON: fields without a column of their own
         note TEXT                       -- why a winner was not accepted
     ) STRICT""",
     "CREATE INDEX rows_by_attempt ON rows (attempt, shape)",

@@ -105,9 +105,8 @@ class LedgerFile:
 
 _ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
     exit, detail, seconds, spent, device, current, conditions FROM attempts"""
-_ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.us, r.err_ratio, r.status,
-    r.kernel_id, r.split_k, r.kernel_name, r.libtype, r.tflops, r.bw, r.spread, r.samples, r.detail, r.gfx, r.cu_num,
-    r.extra, r.note"""
+_ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.gfx, r.cu_num, r.note, r.extra,
+    {", ".join(f"r.{f.column}" for f in database.COLUMNS)}"""
 _LEFT_OUT = """SELECT w.attempt, w.shape, w.candidate, w.node, w.slot, w.name, w.outcome, w.detail, w.source,
     w.confirmed, w.verdict, w.entry FROM withheld w"""
 _OPEN = "a.ended_at IS NULL AND a.lost_at IS NULL"
@@ -316,8 +315,9 @@ def _left_out(r: Any) -> LeftOut:
 
 
 def _row(r: Any) -> ProfileRow:
-    args: list[Any] = [*r]
-    args[3], args[7], args[22] = tuple(json.loads(r[3])), bool(r[7]), json.loads(r[22] or "{}")
+    row = {f.name: v for f, v in zip(database.COLUMNS, r[12:], strict=True) if v is not None}
+    args: list[Any] = [*r[:11], row | json.loads(r[11] or "{}")]
+    args[3], args[7] = tuple(json.loads(r[3])), bool(r[7])
     return ProfileRow(*args)
 
 

@@ -22,7 +22,7 @@ from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, fro
 from orchestrator.nodes.occupancy import device_lock
 from orchestrator.transport import LocalTransport, Transport
 from worker.protocol import CPUS, DEVICE_LOCK, DEVICE_SHARED
-from worker.protocol.environment import AITER_SWITCHES
+from worker.protocol.paths import AITER_SWITCHES
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory

@@ -260,7 +260,7 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger, config.err_ratio),
+        Ingest(ledger),
         LiveStatus(view, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),
