@@ -18,10 +18,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.command_hints import command
-from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Finding, find_engine
+from orchestrator.dispatch.deploy import NodePlan
+from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, WorkerState, find_engine
 from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory import Node, check_references, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE
@@ -29,20 +30,15 @@ from orchestrator.inventory.values import REFERENCE_RE
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, read_facts, script
 from orchestrator.nodes.occupancy import gpus_of, occupants, twice
 from orchestrator.nodes.plan import engine_of, node_of, transport_to
-from orchestrator.transport import connected
+from orchestrator.transport import Completed, Transport, connected
 from worker.text import plural
 
-if TYPE_CHECKING:
-    from orchestrator.dispatch.deploy import NodePlan
-    from orchestrator.engines import Engine, WorkerState
-    from orchestrator.transport import Completed, Transport
-
 T = TypeVar("T")
+# A check has ended by then: logins and the script have limits of their own.
 CHECK_S = 90.0
-"""A check has ended by then: logins and the script have limits of their own."""
 CLOCK_S = 5.0
+# Bytes free for the workdir: below the first nothing starts, below the second there is a warning.
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
-"""Bytes free for the workdir: below the first nothing starts, below the second there is a warning."""
 HOT_C = 100.0
 _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs")
 _NO_AITER = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
@@ -375,7 +371,7 @@ def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Reports with findings that show only between nodes: an image or a gfx that is not the one of most nodes."""
     out = list(reports)
     ways: tuple[tuple[str, str, Callable[[NodeFacts], str | None]], ...] = (
-        ("image", "name the image by digest", lambda f: f.image_id),
+        ("image", "name the image by digest", lambda f: f.values.get("image", "").split(" ")[0].replace("missing", "")),
         ("gfx", "pick nodes of one kind with --limit", lambda f: f.gfx if f.complete else ""),
     )
     for about, way, value_of in ways:
@@ -424,12 +420,12 @@ def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
 
 # --- polls --------------------------------------------------------------------------------------------------------
 
+# A node that has not answered by then is slow if it let us in, or began to; else it is unreachable.
 LIMIT_S = 4.5
-"""A node that has not answered by then is slow if it let us in, or began to; else it is unreachable."""
+# Part of the limit that is kept back from the calls to a node, so that their result arrives in time.
 ASIDE_S = 0.2
-"""Part of the limit that is kept back from the calls to a node, so that their result arrives in time."""
+# Between two rounds of `Watch`.
 EVERY_S = 3.0
-"""Between two rounds of `Watch`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,58 +446,49 @@ class NodePoll:
 
     def __init__(self, plan: NodePlan, limit_s: float = LIMIT_S) -> None:
         self._plan, self._limit_s = plan, limit_s
-        self._open: tuple[Transport, Engine, bytes] | None = None
+        self.opened: tuple[Transport, Engine, bytes] | None = None
 
-    def ask(self) -> NodeAnswer:
-        """Never raises for what is wrong with the node."""
+    def ask(self, *, keep: bool = False) -> NodeAnswer:
+        """Never raises for what is wrong with the node. `keep`: the connection stays open for the next time."""
+        name, until = self._plan.node, time.monotonic() + self._limit_s - ASIDE_S
         try:
-            until = time.monotonic() + self._limit_s - ASIDE_S
-            transport, engine, text = self._connected()
+            if self.opened is None:
+                node = node_of(self._plan)
+                transport = transport_to(node, patient=False, connect_s=self._limit_s - ASIDE_S)
+                transport.connect()
+                self.opened = (transport, engine_of(self._plan, transport), script(resolved(node), brief=True))
+            transport, engine, text = self.opened
             facts = read_facts(transport.run(ARGV, stdin=text, timeout=max(0.1, until - time.monotonic())))
-            return NodeAnswer(self._plan.node, time.time(), tuple(engine.list()), facts if facts.complete else None)
+            return NodeAnswer(name, time.time(), tuple(engine.list()), facts if facts.complete else None)
         except OrchestratorError as e:
-            self.close()
-            if isinstance(e, SlowError) or (isinstance(e, UnreachableError) and (e.greeted or e.silent)):
-                return self.silence(there=isinstance(e, SlowError) or e.greeted)
-            return NodeAnswer(self._plan.node, time.time(), error=e.reason)
-
-    def silence(self, *, there: bool | None = None) -> NodeAnswer:
-        """Answer for a node without one in time; `there`: it took the connection, by default if there is one."""
-        if there or (there is None and self._open is not None):
-            return slow_answer(self._plan.node, self._limit_s)
-        return NodeAnswer(self._plan.node, time.time(), error=f"no answer within {self._limit_s:g} s")
+            keep = False
+            greeted = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.greeted)
+            silent = isinstance(e, UnreachableError) and e.silent
+            return no_answer(name, self._limit_s, greeted) if greeted or silent else NodeAnswer(
+                name, time.time(), error=e.reason
+            )  # fmt: skip
+        finally:
+            if not keep:
+                self.close()
 
     def close(self) -> None:
-        opened, self._open = self._open, None
+        opened, self.opened = self.opened, None
         if opened is not None:
             opened[1].close()
             opened[0].close()
 
-    def _connected(self) -> tuple[Transport, Engine, bytes]:
-        if self._open is None:
-            node = node_of(self._plan)
-            transport = transport_to(node, patient=False, connect_s=self._limit_s - ASIDE_S)
-            transport.connect()
-            self._open = (transport, engine_of(self._plan, transport), script(resolved(node), brief=True))
-        return self._open
 
-
-def slow_answer(node: str, limit_s: float) -> NodeAnswer:
-    """Answer for a node that is there and too busy to answer in time."""
-    why = f"no answer within {limit_s:g} s, though it took the connection: --timeout gives it longer"
-    return NodeAnswer(node, time.time(), error=why, slow=True)
+def no_answer(node: str, limit_s: float, greeted: bool) -> NodeAnswer:
+    """Answer for a node without one in time. `greeted`: it is there, and too busy to answer in time."""
+    why = ", though it took the connection: --timeout gives it longer" if greeted else ""
+    return NodeAnswer(node, time.time(), error=f"no answer within {limit_s:g} s{why}", slow=greeted)
 
 
 def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
     """Poll every node once, in the order of their answers; those without one within `limit_s` come last."""
-
-    def ask(node: NodePoll) -> NodeAnswer:
-        with contextlib.closing(node):
-            return node.ask()
-
     polls = {p.node: NodePoll(p, limit_s) for p in plans}
-    for name, answer in ask_all({name: partial(ask, node) for name, node in polls.items()}, limit_s):
-        yield answer or polls[name].silence()
+    for name, answer in ask_all({name: node.ask for name, node in polls.items()}, limit_s):
+        yield answer or no_answer(name, limit_s, polls[name].opened is not None)
 
 
 def ask_all(questions: Mapping[str, Callable[[], T]], limit_s: float) -> Iterator[tuple[str, T | None]]:
@@ -547,5 +534,5 @@ class Watch:
     def _keep(self, plan: NodePlan) -> None:
         with contextlib.closing(NodePoll(plan, self._limit_s)) as node:
             while not self._stop.is_set():
-                self._latest[plan.node] = node.ask()
+                self._latest[plan.node] = node.ask(keep=True)
                 self._stop.wait(EVERY_S)

@@ -36,8 +36,8 @@ from orchestrator.transport import RemoteFile, Transport, connected
 from worker.capture import MARK, Recording
 
 MAX_LINE = 64 * 1024
+# No tuner: nothing is tuned, and nothing kept on the node.
 NO_TUNER = ""
-"""No tuner: nothing is tuned, and nothing kept on the node."""
 IDLE_EXIT_S = 600.0
 BF16 = "a16w16"
 

@@ -12,23 +12,21 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from orchestrator.engines import find_engine
+from orchestrator.inventory import Node
 from orchestrator.ledger import clean
 from orchestrator.templating import render
+from orchestrator.transport import Completed
 from worker.device.probe import ISA_LEVELS, cpu_flags, cpu_name, gfx_of_target, identify, parse_nvidia_smi
 from worker.protocol import LOCKS
 
-if TYPE_CHECKING:
-    from orchestrator.inventory import Node
-    from orchestrator.transport import Completed
-
+# The command that takes `script` on its standard input.
 ARGV = ("sh", "-s")
-"""The command that takes `script` on its standard input."""
 TIMEOUT_S = 30.0
+# Time limits of a call of docker or nvidia-smi on the node, and of one that starts a container.
 TOOL_TIMEOUT_S, CONTAINER_TIMEOUT_S = 5, 10
-"""Time limits of a call of docker or nvidia-smi on the node, and of one that starts a container."""
 MAX_BYTES = 256 * 1024
 MAX_LINES = 4000
 DEFAULT_WORKDIR = "~/.gemmfleet"
@@ -69,8 +67,8 @@ FACTS = (
 )  # fmt: skip
 """The facts of every node that one command each prints. GPUs, devices, locks, containers, the image, AITER and Python
 have parts of their own in the script."""
+# Keys that the script prints once for each of what there is.
 _LISTS = ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.stale", "lock.waiting")
-"""Keys that the script prints once for each of what there is."""
 _KEPT = frozenset(("end", *(f.name for f in FACTS if f.kept)))
 _UNCORRECTABLE = re.compile(r"\bue: (\d{1,18})\b", re.ASCII)
 
@@ -151,11 +149,6 @@ class NodeFacts:
     def cu_num(self) -> int | None:
         """Compute units of the first GPU, or the CPU's usable cores."""
         return self.gpus[0].cu_num if self.gpus else self.number("cores")
-
-    @property
-    def image_id(self) -> str:
-        """Hash of the image's content, `sha256:...`; "" where it is missing or was not checked."""
-        return self.values.get("image", "").split(" ")[0].replace("missing", "")
 
 
 def facts_here() -> NodeFacts:

@@ -12,28 +12,24 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from orchestrator.engines import Engine
 from orchestrator.errors import EngineError, InventoryError, LeftOutError, TransportError
-from orchestrator.inventory import resolved
-from orchestrator.inventory.values import MAX_GPU
+from orchestrator.inventory import Node, resolved
+from orchestrator.inventory.values import MAX_GPU, Gpus
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
-from orchestrator.transport import Channel, Transport
+from orchestrator.transport import Transport
 from worker.protocol import LOCKS
-
-if TYPE_CHECKING:
-    from orchestrator.inventory import Node
-    from orchestrator.inventory.values import Gpus
 
 Mode = Literal["wait", "skip", "share"]
 MODES: tuple[str, ...] = get_args(Mode)
+# A shared GPU gives wrong numbers, and a node left out is lost for the whole run: waiting loses only time.
 DEFAULT: Mode = "wait"
-"""A shared GPU gives wrong numbers, and a node left out is lost for the whole run: waiting loses only time."""
+# A GPU that is busier, or whose memory is fuller (share), is in use.
 BUSY_PCT, BUSY_MEMORY = 20.0, 0.1
-"""A GPU that is busier, or whose memory is fuller (share), is in use."""
 _RENDER, _NVIDIA = re.compile(r"/dev/dri/(renderD\d+)\Z"), re.compile(r"/dev/nvidia(\d+)\Z")
 
 
@@ -205,10 +201,10 @@ def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
 
 # --- admission ----------------------------------------------------------------------------------------------------
 
+# Pause before an occupied node is checked again; each is half as long again as the one before.
 FIRST_S, LONGEST_S = 2.0, 30.0
-"""Pause before an occupied node is checked again; each is half as long again as the one before."""
+# Time that the lock is waited for at once, and the longest time that it is held, in seconds.
 TURN_S, LONGEST_TURN_S = 10, 330
-"""Time that the lock is waited for at once, and the longest time that it is held, in seconds."""
 TURN = """\
 command -v flock >/dev/null 2>&1 || { echo none; exit; }
 folder=${GEMMFLEET_LOCKS:-$1}
@@ -220,24 +216,21 @@ flock -w "$2" "$folder" sh -c "$hold" sh "$3"
 """Prints `ours` and holds the lock until its input ends; `theirs`: another run holds it; `none`: no locks there."""
 ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
+# Called with what is done (wait, free, skip, share), and why.
 Report = Callable[[str, str], None]
-"""Called with what is done (wait, free, skip, share), and why."""
 
 
-class StartLock:
-    """Turn to start workers on a node; held, if the answer is `ours`, until it is closed."""
-
-    def __init__(self, transport: Transport, place: str) -> None:
-        words = [place, str(TURN_S), str(LONGEST_TURN_S)]
-        self._channel: Channel = transport.open(["sh", "-c", TURN, "sh", *words])
-        answer = b""
-        while not answer.endswith(b"\n") and (more := self._channel.read(64)):
+@contextmanager
+def start_turn(transport: Transport, place: str) -> Iterator[str]:
+    """Turn to start workers on a node, while the context lasts; yields what TURN answers."""
+    channel, answer = transport.open(["sh", "-c", TURN, "sh", place, str(TURN_S), str(LONGEST_TURN_S)]), b""
+    try:
+        while not answer.endswith(b"\n") and (more := channel.read(64)):
             answer += more
-        self.answer = answer.decode("ascii", "replace").strip()
-
-    def close(self) -> None:
-        self._channel.close()
-        self._channel.error()
+        yield answer.decode("ascii", "replace").strip()
+    finally:
+        channel.close()
+        channel.error()
 
 
 class NodeAdmission:
@@ -267,8 +260,7 @@ class NodeAdmission:
         began, waiting, pause = time.monotonic(), frozenset[str](), self._pause_s
         while not self._ours_run():  # a node that already runs our workers is not given up for others
             with ExitStack() as turn:
-                lock = turn.enter_context(closing(StartLock(self._transport, self._place))) if self._locks else None
-                theirs = lock is not None and lock.answer == "theirs"
+                theirs = self._locks and turn.enter_context(start_turn(self._transport, self._place)) == "theirs"
                 found = (ANOTHER_START,) if theirs else self._look()
                 if not found:
                     if waiting:

@@ -12,11 +12,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engines import Engine, find_engine
-from orchestrator.inventory import Node, resolved
+from orchestrator.inventory import Inventory, Node, resolved
 from orchestrator.inventory.values import has_reference, resolve
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts
 from orchestrator.nodes.occupancy import device_lock
@@ -24,14 +23,11 @@ from orchestrator.transport import LocalTransport, Transport
 from worker.protocol import CPUS, DEVICE_LOCK, DEVICE_SHARED
 from worker.protocol.paths import AITER_SWITCHES
 
-if TYPE_CHECKING:
-    from orchestrator.inventory import Inventory
-
+# A login takes long on a busy node, or where the account comes from a directory.
 CONNECT_S = 15.0
-"""A login takes long on a busy node, or where the account comes from a directory."""
 RESULTS = "GEMMFLEET_RESULTS"
+# Variables by which schedulers name the GPUs of a lease.
 GRANTED = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables by which schedulers name the GPUs of a lease."""
 
 
 def plan_nodes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from orchestrator.engines import WorkerState
 from orchestrator.errors import LeftOutError
 from orchestrator.inventory import Node
 from orchestrator.nodes.facts import ARGV, Container, Gpu, NodeFacts, read_facts, script
-from orchestrator.nodes.occupancy import NodeAdmission, StartLock, gpus_of, mode_of, occupants, occupants_text
+from orchestrator.nodes.occupancy import NodeAdmission, gpus_of, mode_of, occupants, occupants_text, start_turn
 from orchestrator.transport import Completed, LocalTransport
 from orchestrator.transport.local import ProcessChannel
 from tests.support.health_kit import put, unfold
@@ -217,16 +217,16 @@ def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch:
 
 
 def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(seconds: int) -> StartLock:
+    def take(seconds: int) -> AbstractContextManager[str]:
         monkeypatch.setattr("orchestrator.nodes.occupancy.TURN_S", seconds)
-        return StartLock(LocalTransport("n"), str(tmp_path / "lock"))
+        return start_turn(LocalTransport("n"), str(tmp_path / "lock"))
 
-    with closing(take(0)) as first:
-        assert first.answer == "ours"
-        with closing(take(0)) as other:
-            assert other.answer == "theirs"
-    with closing(take(30)) as third:
-        assert third.answer == "ours"
+    with take(0) as first:
+        assert first == "ours"
+        with take(0) as other:
+            assert other == "theirs"
+    with take(30) as third:
+        assert third == "ours"
 
 
 def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:
