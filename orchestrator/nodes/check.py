@@ -11,7 +11,6 @@ import contextlib
 import math
 import queue
 import re
-import shlex
 import threading
 import time
 from collections import Counter
@@ -26,10 +25,9 @@ from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, W
 from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory import Node, check_references, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE
-from orchestrator.inventory.values import REFERENCE_RE
-from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, read_facts, script
+from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_words, read_facts, script
 from orchestrator.nodes.occupancy import gpus_of, occupants, twice
-from orchestrator.nodes.plan import engine_of, node_of, transport_to
+from orchestrator.nodes.plan import engine_of, login_line, node_of, transport_to
 from orchestrator.transport import Completed, Transport, connected
 from worker.text import plural
 
@@ -262,12 +260,6 @@ def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iter
     yield from look.spec.preflight(node, facts)
 
 
-def gpus_in_words(facts: NodeFacts) -> str:
-    """`8 x gfx950 (SPX/NPS1)`."""
-    kinds = Counter(f"{g.gfx} ({g.partition})" if g.partition else g.gfx for g in facts.gpus)
-    return ", ".join(f"{n} x {kind}" for kind, n in kinds.items()) or (facts.gfx or "")
-
-
 # --- reports ------------------------------------------------------------------------------------------------------
 
 
@@ -351,20 +343,6 @@ def unreachable(node: Node, why: str) -> NodeReport:
     """Report on a node that did not answer."""
     way = "" if node.is_here else f"try: {login_line(node)}"
     return NodeReport(node.name, (Finding(UNUSABLE, "here" if node.is_here else "ssh", why, way),))
-
-
-def login_line(node: Node) -> str:
-    """Command that logs in to the node as the inventory describes it; a reference becomes a shell variable."""
-    flags = (("-F", node.ssh_config), ("-p", node.port), ("-i", node.identity), ("-J", node.proxy_jump))
-    words = [w for flag, value in flags if value is not None for w in (flag, _typed(str(value)))]
-    user = f"{_typed(node.user)}@" if node.user else ""
-    return " ".join(["ssh", *words, f"{user}{_typed(node.host or node.name)}", "true"])
-
-
-def _typed(text: str) -> str:
-    shown, n = REFERENCE_RE.subn(r"${\1}", text)
-    plain = text.startswith("~/") and shlex.quote(text[2:]) == text[2:]
-    return f'"{shown}"' if n else text if plain else shlex.quote(text)
 
 
 def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:

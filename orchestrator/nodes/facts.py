@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -149,6 +150,12 @@ class NodeFacts:
     def cu_num(self) -> int | None:
         """Compute units of the first GPU, or the CPU's usable cores."""
         return self.gpus[0].cu_num if self.gpus else self.number("cores")
+
+
+def gpus_in_words(facts: NodeFacts) -> str:
+    """`8 x gfx950 (SPX/NPS1)`."""
+    kinds = Counter(f"{g.gfx} ({g.partition})" if g.partition else g.gfx for g in facts.gpus)
+    return ", ".join(f"{n} x {kind}" for kind, n in kinds.items()) or (facts.gfx or "")
 
 
 def facts_here() -> NodeFacts:

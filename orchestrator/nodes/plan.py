@@ -8,6 +8,7 @@ at the moment of use.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +17,7 @@ from pathlib import Path
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engines import Engine, find_engine
 from orchestrator.inventory import Inventory, Node, resolved
-from orchestrator.inventory.values import has_reference, resolve
+from orchestrator.inventory.values import REFERENCE_RE, has_reference, resolve
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts
 from orchestrator.nodes.occupancy import device_lock
 from orchestrator.transport import LocalTransport, Transport
@@ -202,6 +203,20 @@ def transport_to(
 def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False) -> Transport:
     """Transport to a plan's node, as `transport_to` makes it."""
     return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys)
+
+
+def login_line(node: Node) -> str:
+    """Command that logs in to the node as the inventory describes it; a reference becomes a shell variable."""
+    flags = (("-F", node.ssh_config), ("-p", node.port), ("-i", node.identity), ("-J", node.proxy_jump))
+    words = [w for flag, value in flags if value is not None for w in (flag, _typed(str(value)))]
+    user = f"{_typed(node.user)}@" if node.user else ""
+    return " ".join(["ssh", *words, f"{user}{_typed(node.host or node.name)}", "true"])
+
+
+def _typed(text: str) -> str:
+    shown, n = REFERENCE_RE.subn(r"${\1}", text)
+    plain = text.startswith("~/") and shlex.quote(text[2:]) == text[2:]
+    return f'"{shown}"' if n else text if plain else shlex.quote(text)
 
 
 def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:

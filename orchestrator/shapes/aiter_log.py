@@ -24,8 +24,8 @@ from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.cells import CellError, CellReader, Notes
 from orchestrator.shapes.model import Key
+from orchestrator.shapes.reader import CellError, CellReader, Notes
 from orchestrator.tables.faults import escaped
 from worker.families import FAMILIES, Family
 from worker.text import plural

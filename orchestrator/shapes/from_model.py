@@ -30,9 +30,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.cells import CellError, CellReader, Notes, default_of
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.model_config import Mla, ModelConfig
+from orchestrator.shapes.reader import CellError, CellReader, Notes, default_of
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import Family
 
