@@ -115,8 +115,7 @@ def from_model(
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.from_model import model_shapes, parse_m
-    from orchestrator.shapes.model_config import read_model
+    from orchestrator.shapes.from_model import model_shapes, parse_m, read_model
     from orchestrator.shapes.writing import finished
     from worker.families import DEFAULT_FAMILY
 

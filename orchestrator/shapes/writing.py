@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -53,41 +52,17 @@ def grid_point(key: Key, family: Family, level: PadLevel) -> Key:
     return (*key[:at], m, *key[at + 1 :])
 
 
-@dataclass(frozen=True, slots=True)
-class PadSaving:
-    """Number of shapes saved by padding."""
-
-    before: int
-    after: int
-    level: PadLevel
-
-    def __str__(self) -> str:
-        if self.before == self.after:
-            return f"padding M ({self.level}): {plural(self.before, 'shape')}, none saved"
-        less = 1 - self.after / self.before
-        return f"padding M ({self.level}): {plural(self.before, 'shape')} became {self.after} ({less:.0%} less to tune)"
-
-
-def pad(keys: Iterable[Key], family: Family, level: PadLevel) -> tuple[dict[Key, int], PadSaving]:
-    """(the distinct grid points in the order of first use, each with how many of `keys` it serves; the saving)."""
-    out: dict[Key, int] = {}
-    before = 0
-    for key in keys:
-        before += 1
-        point = grid_point(key, family, level)
-        out[point] = out.get(point, 0) + 1
-    return out, PadSaving(before, len(out), level)
-
-
 def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tuple[list[Key], list[str]]:
-    """(the keys to write, sentences about it)."""
+    """(the keys to write: as they are, or the distinct grid points in the order of first use; sentences about it)."""
     listed = list(keys)
     if level is None:
         return listed, []
     if family.aiter.exact_m:
         return listed, [f"--pad-m changes nothing: AITER looks {family.name} up by the exact M"]
-    points, saving = pad(listed, family, level)
-    return list(points), [str(saving)]
+    points = list(dict.fromkeys(grid_point(key, family, level) for key in listed))
+    less = f" became {len(points)} ({1 - len(points) / max(1, len(listed)):.0%} less to tune)"
+    saved = less if len(points) < len(listed) else ", none saved"
+    return points, [f"padding M ({level}): {plural(len(listed), 'shape')}{saved}"]
 
 
 def write_list(
@@ -111,8 +86,8 @@ def write_list(
         raise InputError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
+# columns of a shape list: calls, and the time of a call today in microseconds
 COUNT, NOW = "count", "now_us"
-"""Columns of a shape list: calls, and the time of a call today in microseconds."""
 _HEAD = 4096
 
 

@@ -14,8 +14,7 @@ from orchestrator.families import get_family
 from orchestrator.results.aiter_compatibility import duplicates
 from orchestrator.results.verify import Reading
 from orchestrator.shapes.aiter_log import MissKeys, read_line
-from orchestrator.shapes.from_model import model_shapes
-from orchestrator.shapes.model_config import read_model
+from orchestrator.shapes.from_model import model_shapes, read_model
 from orchestrator.tables.locate import family_in_name
 from orchestrator.tables.tuned import read_shipped
 from tests.aiter.checkout import git, needs_checkout, show, take_out
