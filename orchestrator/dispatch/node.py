@@ -289,7 +289,7 @@ class NodeDriver:
                     # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
                 if isinstance(frame, Beat) and frame.waits != waits:
-                    if up:  # what it was sent is taken back
+                    if up:  # the next preparation takes back its specs
                         raise TransportError(self.node, f"its devices are held by {frame.waits}")
                     waits = frame.waits
                     self._post(NodeBusy(self.node, "wait" if waits else "free", waits or "its devices are ours now"))

@@ -132,8 +132,8 @@ _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?\Z")
 
 
 def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
-    """(path below the node, problem and way out) of options that do not fit together. `given`: what stands under the
-    node itself; inherited options that it does not need are no fault."""
+    """(path below the node, problem and way out) of options that do not fit together. `given`: the node's
+    own options; the inherited ones that it does not need are ignored."""
     yield from _out_of_place(node, given)
     spec = find_engine(node.engine)
     yield from spec.conflicts(node)

@@ -181,7 +181,7 @@ def _count(value: Any) -> Any:
 
 
 def seconds_of(text: str) -> int:
-    """Seconds of a time such as 4h, 90m or 1d12h; 0 for what is no such time."""
+    """Seconds of a time such as 4h, 90m or 1d12h; 0 for any other text."""
     found = _TIME_RE.match(text)
     days, hours, minutes = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
     return ((days * 24 + hours) * 60 + minutes) * 60

@@ -1,8 +1,8 @@
 """Questions to nodes, all at once: the check before a run with its verdicts, and polls while it works.
 
 Both run one rendered script (orchestrator/nodes/facts.py), a poll its brief part; it adds the engine's list of workers.
-What is asked of a node's facts is a table, QUESTIONS: each answer is a finding, ok, warning or unusable, with the way
-out. The connections of polls stay open, so that a second round costs no login.
+The table QUESTIONS holds the questions to a node's facts. Each answer is a finding (ok, warning or unusable) with the
+way out. The connections of polls stay open, so that a second round costs no login.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ class Look:
 
 
 class Question(NamedTuple):
-    """A question to a node. `what`: the problem in words, or several; nothing where there is none. `way`: the way
-    out, with commands of ours in <>."""
+    """A question to a node. `what` returns the problem in words, or several, or nothing. `way`: the way out, with
+    commands of ours in <>."""
 
     level: str
     about: str
@@ -420,7 +420,7 @@ class NodeAnswer:
 
 
 class NodePoll:
-    """One node; used by one thread at a time. `limit_s`: so long may an answer take."""
+    """A node that is polled, by one thread at a time. `limit_s`: seconds that an answer may take."""
 
     def __init__(self, plan: NodePlan, limit_s: float = LIMIT_S) -> None:
         self._plan, self._limit_s = plan, limit_s

@@ -62,7 +62,7 @@ _UNSAFE = (
     (re.compile(rf"[=@]|(?!{_FLOAT})[+-]", re.IGNORECASE), "looks like a formula: write the value itself"),
     (re.compile(r".*[\udc80-\udcff]", re.DOTALL), "holds bytes that are not UTF-8: save the file as UTF-8"),
 )
-# why a cell is no whole number, the first that matches
+# why a cell is not a whole number: the first that matches
 _NO_INT = (
     (re.compile(r"\Z"), "is empty"),
     (re.compile(r"[+-][0-9]+\Z"), "{} has a sign"),
@@ -77,7 +77,7 @@ class CellError(ValueError):
 
 
 class NotLegalError(CellError):
-    """The cell is none of the legal values. The nearest is sought only when the text is shown."""
+    """The cell has a value that is not legal. The nearest legal one is sought only when the text is shown."""
 
     def __init__(self, text: str, legal: tuple[str, ...]) -> None:
         super().__init__(text, legal)
@@ -262,7 +262,7 @@ def column_label(header: Header, at: int) -> str:
     return _label(header.names[at], at) if at < len(header.names) else f"column {at + 1}"
 
 
-MAX_BYTES = 64 * 2**20  # some three million shapes; what is larger is no shapes file
+MAX_BYTES = 64 * 2**20  # some three million shapes
 
 
 def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str] | None = None) -> ShapeList:
