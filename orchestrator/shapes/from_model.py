@@ -237,18 +237,22 @@ class Experts:
 def layers(model: ModelConfig, tp: int) -> list[Layer]:
     """Every GEMM of a rank, in the order of a forward pass. Raises InputError where `tp` does not fit the model."""
     _check(model, tp)
-    out = _mla(model, model.mla, tp) if model.mla else _attention(model, tp)
     factor, up = (2, "gate_up") if model.glu else (1, "up")
-    if model.inter:
-        out.append(Layer(up, factor * model.inter // tp, model.hidden, model.mlp_bias))
-        out.append(Layer("down", model.hidden, model.inter // tp, model.mlp_bias))
-    if model.moe:
-        out.append(Layer("router", model.moe.experts, model.hidden, model.moe.router_bias))
-        if shared := model.moe.shared_inter:
-            out.append(Layer(f"shared_{up}", factor * shared // tp, model.hidden))
-            out.append(Layer("shared_down", model.hidden, shared // tp))
-    out.append(Layer("lm_head", -(-model.vocab // tp), model.hidden))
-    return out
+    moe, shared = model.moe, model.moe.shared_inter if model.moe else 0
+    dense = [
+        Layer(up, factor * model.inter // tp, model.hidden, model.mlp_bias),
+        Layer("down", model.hidden, model.inter // tp, model.mlp_bias),
+    ]
+    common = [
+        Layer(f"shared_{up}", factor * shared // tp, model.hidden), Layer("shared_down", model.hidden, shared // tp)
+    ]  # fmt: skip
+    return [
+        *(_mla(model, model.mla, tp) if model.mla else _attention(model, tp)),
+        *(dense if model.inter else []),
+        *([Layer("router", moe.experts, model.hidden, moe.router_bias)] if moe else []),
+        *(common if shared else []),
+        Layer("lm_head", -(-model.vocab // tp), model.hidden),
+    ]
 
 
 def experts(model: ModelConfig, tp: int, ep: int = 1, fuse_shared: bool = False) -> Experts:

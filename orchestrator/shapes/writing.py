@@ -7,7 +7,6 @@ takes its tokens to the next power of two below 32768 and to 32768 or 131072 fro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal
@@ -77,8 +76,7 @@ def write_list(
 
             write_atomic(path, text)
             return
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
+        with open(path, "x", encoding="utf-8") as f:
             f.write(text)
     except FileExistsError:
         raise InputError(f"{path} is there already; give another name with -o, or --force to replace it") from None
