@@ -34,6 +34,9 @@ from worker.text import plural
 T = TypeVar("T")
 # A check has ended by then: logins and the script have limits of their own.
 CHECK_S = 90.0
+# nodes that are checked at a time: more logins at once would take so much CPU time that some ran into their limit
+MAX_PARALLEL = 64
+_TURNS = threading.Semaphore(MAX_PARALLEL)
 CLOCK_S = 5.0
 # Bytes free for the workdir: below the first nothing starts, below the second there is a warning.
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
@@ -378,8 +381,8 @@ def check_nodes(
     check_references(wanted.values())
     reports: dict[str, NodeReport] = {}
     asked = {name: partial(_check, node, run, accept_new_host_keys) for name, node in wanted.items()}
-    for name, report in ask_all(asked, CHECK_S):
-        reports[name] = report or unreachable(wanted[name], f"no answer within {CHECK_S:g} s")
+    for name, report in ask_all(asked, CHECK_S * (1 + len(wanted) // MAX_PARALLEL)):
+        reports[name] = report or unreachable(wanted[name], "its check did not end")
         answered(reports[name])
     for name, why in dict(twice(wanted, {n: r.facts for n, r in reports.items()})).items():
         reports[name] = reports[name].with_finding(UNUSABLE, "gpus", why)
@@ -389,7 +392,7 @@ def check_nodes(
 def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
     try:
         real = resolved(node)
-        with connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
+        with _TURNS, connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
             began = time.time()
             return check_node(node, transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S), began, run)
     except OrchestratorError as e:

@@ -121,7 +121,8 @@ class Agent:
     def _await_device(self) -> bool:
         """Lock the slot's device, and wait for a run that holds it, unless it is shared; return False if the worker is
         to stop. A wait stands in the slot's lock file, so that the stream's beats tell of it."""
-        told, shared, began = None, DEVICE_SHARED in self._config.slots[self._slot], time.monotonic()
+        told, signed, began = "", "", time.monotonic()
+        shared = DEVICE_SHARED in self._config.slots[self._slot]
         try:
             while self._device and not self._device.take():
                 if told != (holder := self._device.holder or "another run"):
@@ -130,8 +131,8 @@ class Agent:
                     self._log(f"{how} this slot's device, which {told} measures on")
                 if shared:
                     break
-                if time.monotonic() - began > WAIT_TOLD_S:
-                    sign(self._lock, told)
+                if signed != told and time.monotonic() - began > WAIT_TOLD_S:
+                    sign(self._lock, signed := told)
                 self._control.tick()
                 if self._control.stop:
                     return False
