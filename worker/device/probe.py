@@ -61,11 +61,6 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
     }
 
 
-def gpu_count() -> int:
-    """Number of GPUs of this machine, hidden ones too."""
-    return len(find_gpus())
-
-
 def usable_cores() -> int:
     """Cores that this process may run on."""
     return len(os.sched_getaffinity(0))
