@@ -57,6 +57,7 @@ class Look:
         kb = facts.number("workdir_free_kb")
         self.free = math.inf if kb is None or not self.writable else kb * 1024
         numbers = gpus_of(node, facts)
+        self.wanted = max(numbers, default=-1) + 1
         ours = {n: facts.gpus[n] for n in numbers if n < len(facts.gpus) and self.spec.runs_images}
         self.nvidia = any(gpu.vendor == "nvidia" for gpu in ours.values())
         self.amd = {} if self.nvidia else ours
@@ -70,11 +71,6 @@ class Look:
         named = self.named if self.named is not None else {"/dev/kfd", OWN_RENDER_NODE}
         lit = {gpu.render for gpu in self.amd.values() if named & {OWN_RENDER_NODE, f"{OWN_RENDER_NODE}/{gpu.render}"}}
         return [n for n, gpu in self.amd.items() if "/dev/kfd" not in named or gpu.render not in lit]
-
-    def wanted(self) -> int:
-        """Number of GPUs that there must be at least."""
-        gpus = self.node.gpus
-        return gpus if isinstance(gpus, int) else 0 if isinstance(gpus, str) else max(gpus) + 1
 
     def strangers(self, what: str, *, holding: bool) -> str:
         """Foreign containers that hold our GPUs, or only run."""
@@ -199,7 +195,7 @@ QUESTIONS = (
     Question(
         UNUSABLE, "gpus",
         lambda n: f"gpus: {n.node.gpus if isinstance(n.node.gpus, int) else list(n.node.gpus)}, but"
-        f" {len(n.facts.gpus)} were found" if n.wanted() > len(n.facts.gpus) else "",
+        f" {len(n.facts.gpus)} were found" if n.wanted > len(n.facts.gpus) else "",
         "correct `gpus:`, or see why the driver does not show the others",
     ),
     Question(
