@@ -91,14 +91,17 @@ defaults:
   engine: docker
   image: a
   docker: {ipc: host, volumes: ["/a:/a", "/b:/b"], env: {A: "1", B: "2"}, cap_add: [SYS_PTRACE]}
+  aiter: {root: /a, compilers: {X_HIP_CLANG_PATH: /x}}
 nodes:
   one:
-  two: {image: b, docker: {volumes: ["/c:/c"], env: {B: "3"}, cap_add: []}}
+  two: {image: b, docker: {volumes: ["/c:/c"], env: {B: "3"}, cap_add: []}, aiter: {compilers: {Y_HIP_CLANG_PATH: /y}}}
 """)  # fmt: skip
     one, two = nodes["one"].docker, nodes["two"].docker
     assert (one.ipc, one.volumes, one.env) == ("host", ("/a:/a", "/b:/b"), {"A": "1", "B": "2"})
     assert (two.ipc, two.volumes, two.env, two.cap_add) == ("host", ("/c:/c",), {"A": "1", "B": "3"}, ())
     assert nodes["two"].image == "b"
+    both = {"X_HIP_CLANG_PATH": "/x", "Y_HIP_CLANG_PATH": "/y"}
+    assert (nodes["two"].aiter.root, nodes["two"].aiter.compilers) == ("/a", both)
 
 
 @pytest.mark.parametrize(
