@@ -16,9 +16,9 @@ from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
+    from orchestrator.families import PadLevel
     from orchestrator.shapes import ShapeList
     from orchestrator.shapes.aiter_log import Misses
-    from orchestrator.shapes.writing import PadLevel
     from worker.families import Family
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
@@ -240,8 +240,9 @@ def write_misses(
 ) -> None:
     """Write the missed shapes, one list per family, and print a summary. Raises InputError."""
     from orchestrator.errors import InputError
+    from orchestrator.families import grid_point
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.writing import finished, grid_point
+    from orchestrator.shapes.writing import finished
     from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]

@@ -11,15 +11,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.collect import write as write_configs
 from orchestrator.configs.winners import FOLDER
+from orchestrator.configs.winners import write as write_configs
 from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
+from orchestrator.results.run_facts import tuned_columns
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
-from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
 from worker.tuners.catalog import recorded_tuner
 

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.families import grid_point
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.shapes.writing import NOW, grid_point, numbers
+from orchestrator.shapes.writing import NOW, numbers
 from orchestrator.tables.tuned import read_table
 from worker.families import Family
 from worker.text import plural

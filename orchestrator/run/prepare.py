@@ -41,9 +41,9 @@ from orchestrator.run.limits import WORTHS
 from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.writing import COUNT, NOW, numbers
+from orchestrator.tables.merge import check_db, not_for_aiter
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
-from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_family, check_tuner_options, get_tuner
 from worker.families import Family
 

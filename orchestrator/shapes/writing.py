@@ -1,54 +1,18 @@
-"""Write a shape list, its M padded on request to the grid that AITER looks rows up on.
-
-AITER asks for the exact M, then for M padded finely, then for M padded coarsely. Source: `getPaddedM` in
-csrc/py_itfs_cu/gemm_common.cu at e4048607a5, the same at v0.1.7. The batched families look up the exact M only. fmoe
-takes its tokens to the next power of two below 32768 and to 32768 or 131072 from there (`get_padded_M`, fused_moe.py).
-"""
+"""Write a shape list, its M padded on request to the grid that AITER looks rows up on (`orchestrator.families`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal
 
 from orchestrator.errors import InputError
+from orchestrator.families import PadLevel, grid_point
 from orchestrator.shapes.aiter_log import count_misses
 from orchestrator.shapes.model import Key, Shape, ShapeList, describe, render_shapes
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.open import read_head
 from worker.families import Family
 from worker.text import plural
-
-PadLevel = Literal["fine", "coarse"]
-_STEPS = ((256, 16), (1024, 32), (4096, 64))
-_LAST_STEP = 128
-_TOP, _TOP_ABOVE_N = 8192, 4096
-_TOKEN_TIERS = (131072, 32768)
-
-
-def padded(m: int, n: int, level: PadLevel) -> int:
-    """The M that AITER looks up for `m` tokens and `n` output features."""
-    if level == "fine":
-        step = next((s for most, s in _STEPS if m <= most), _LAST_STEP)
-        return -(-m // step) * step
-    if m > _TOP and n > _TOP_ABOVE_N:
-        return _TOP
-    return _power(m)
-
-
-def _power(m: int) -> int:
-    return 1 << (m - 1).bit_length()
-
-
-def grid_point(key: Key, family: Family, level: PadLevel) -> Key:
-    """The key with its M on the grid; unchanged where the family is looked up by the exact M."""
-    at = family.key_names.index(family.m_column)
-    m = int(key[at])
-    if family.two_stages:
-        m = next((tier for tier in _TOKEN_TIERS if m >= tier), _power(m))
-    elif not family.aiter.exact_m:
-        m = padded(m, int(key[family.key_names.index("N")]), level)
-    return (*key[:at], m, *key[at + 1 :])
 
 
 def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tuple[list[Key], list[str]]:

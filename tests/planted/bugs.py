@@ -44,11 +44,11 @@ class Bug:
 
 BUGS: tuple[Bug, ...] = (
     Bug(
-        "double-key", 1, "orchestrator/tuned_db/merge.py",
-        "parts[d.old.part] = line\n            continue",
+        "double-key", 1, "orchestrator/tables/merge.py",
+        "parts[there[j.new.place].part] = line\n            continue",
         "pass",
         "A merge appends the better row and leaves the old one of the same key in the table.",
-        ("tests/unit/tuned_db/test_tuned_db.py::test_the_incumbent_goes_only_if_clearly_beaten",),
+        ("tests/unit/tables/test_tuned_db.py::test_the_incumbent_goes_only_if_clearly_beaten",),
     ),
     Bug(
         "split-loses-a-shape", 1, "orchestrator/scheduling/blame.py",
@@ -159,25 +159,25 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/worker/aiter/test_aiter_driver.py::test_the_record_of_the_start_names_the_workarounds_that_were_applied",),
     ),
     Bug(
-        "mixed-gfx", 8, "orchestrator/tuned_db/compatibility.py",
-        "    if odd:\n",
-        "    if odd and not table.rows:\n",
+        "mixed-gfx", 8, "orchestrator/tables/kinds.py",
+        '    if odd and "gfx" not in table.header:\n',
+        '    if odd and "gfx" not in table.header and not table.rows:\n',
         "A table without a gfx column takes rows of another chip.",
-        ("tests/unit/tuned_db/test_tuned_db.py::test_a_table_without_gfx_takes_only_what_its_cu_num_says",),
+        ("tests/unit/tables/test_tuned_db.py::test_a_table_without_gfx_takes_only_what_its_cu_num_says",),
     ),
     Bug(
-        "mixed-images", 8, "orchestrator/tuned_db/compatibility.py",
+        "mixed-images", 8, "orchestrator/tables/kinds.py",
         "if faults and not allowed:",
         "if faults and not there:",
         "Rows that were measured on two images get into one table, and nothing says so.",
-        ("tests/unit/tuned_db/test_db_merge.py::test_images_and_tuner_versions_that_are_known_do_not_mix_silently",),
+        ("tests/unit/tables/test_db_merge.py::test_images_and_tuner_versions_that_are_known_do_not_mix_silently",),
     ),
     Bug(
-        "old-table-not-kept", 9, "orchestrator/tuned_db/versions.py",
-        "kept = _keep(target, with_records=had or bool(records))",
-        "kept = []",
+        "old-table-not-kept", 9, "orchestrator/tables/journal.py",
+        "                _link(path, name)\n",
+        "                pass\n",
         "A merge replaces the user's table and keeps no copy of the old one.",
-        ("tests/unit/tuned_db/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),
+        ("tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),
     ),
     Bug(
         "written-in-place", 9, "orchestrator/userfiles.py",
@@ -185,8 +185,8 @@ BUGS: tuple[Bug, ...] = (
         "target.write_bytes(aside.read_bytes())\n        aside.unlink()",
         "A user's file is written in place: who reads meanwhile, or a crash, sees half of it.",
         (
-            "tests/unit/tuned_db/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",
-            "tests/unit/tuned_db/test_db_merge.py::test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole",
+            "tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",
+            "tests/unit/tables/test_db_merge.py::test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole",
         ),
     ),
     Bug(
@@ -295,18 +295,18 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/analysis/test_compare_command.py::test_a_regression_ends_with_1_and_the_worst_comes_first",),
     ),
     Bug(
-        "unread-kernels-pass", 15, "orchestrator/tuned_db/check_build.py",
-        'level: Severity = "warning" if answer.standing == "rebuild" else "error"',
-        'level: Severity = "error" if answer.standing == "cannot" else "warning"',
+        "unread-kernels-pass", 15, "orchestrator/tables/rules.py",
+        'level: Level = "warning" if answer.standing == "rebuild" else "error"',
+        'level: Level = "error" if answer.standing == "cannot" else "warning"',
         "`db check --build` calls a table safe although the build's list of kernels could not be read.",
-        ("tests/unit/tuned_db/test_db_check_build.py::test_what_cannot_be_read_is_unsafe",),
+        ("tests/unit/tables/test_db_check_build.py::test_what_cannot_be_read_is_unsafe",),
     ),
     Bug(
-        "slower-row-wins", 16, "orchestrator/tuned_db/merge_policy.py",
+        "slower-row-wins", 16, "orchestrator/tables/policy.py",
         'return Decision("replaced" if gain > 0 else "kept", judged, why)',
         'return Decision("replaced", judged, why)',
         "A slower row replaces a faster one in a tuned table.",
-        ("tests/unit/tuned_db/test_db_merge.py::test_the_judge",),
+        ("tests/unit/tables/test_db_merge.py::test_the_judge",),
     ),
     Bug(
         "slower-config-merged", 16, "orchestrator/configs/merge.py",

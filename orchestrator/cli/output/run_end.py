@@ -44,7 +44,7 @@ from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
-    from orchestrator.tuned_db.merge import MergeReport
+    from orchestrator.tables.merge import MergeReport
     from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
@@ -104,16 +104,18 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
 
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
-    from orchestrator.tuned_db.merge import Rules, merge
-    from orchestrator.tuned_db.sources import open_sources
+    from orchestrator.results.run_facts import RunFacts
+    from orchestrator.tables.merge import merge
+    from orchestrator.tables.sources import open_sources
     from orchestrator.userfiles import write_atomic
 
     assert config.db is not None
     into = Path(config.db)
     try:
-        sources = open_sources([paths.root], [], into, family.name)
-        rules = Rules(err_ratio=config.err_ratio)
-        report = merge(sources.newcomers(), into, family, rules=rules, profile=sources.beside(), facts=sources.facts)
+        sources = open_sources([paths.root], [], into, family.name, RunFacts)
+        report = merge(
+            sources.newcomers(), into, family, profile=sources.beside(), facts=sources.facts, err_ratio=config.err_ratio
+        )
     except InputError as e:
         return None, e
     write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")

@@ -21,8 +21,8 @@ from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.gain import best_per_shape, gains, noise_note, profile_frame
 from orchestrator.shapes import Shape
+from orchestrator.tables.merge import merge
 from orchestrator.tables.write import no_formula
-from orchestrator.tuned_db.merge import Rules, merge
 from orchestrator.userfiles import write_atomic
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from tests.support.tables_kit import read_newcomers, winners
@@ -129,9 +129,9 @@ def test_an_empty_run_leaves_headers(tmp_path: Path) -> None:
 def test_the_winners_go_into_a_tuned_db_and_come_back_from_the_csv(run: Run, tmp_path: Path) -> None:
     paths = write(run, tmp_path)
     db = tmp_path / "db.csv"
-    assert merge(winners(run.ledger), db, A8W8, rules=Rules(err_ratio=0.05)).count("added") == 2
+    assert merge(winners(run.ledger), db, A8W8, err_ratio=0.05).count("added") == 2
     assert not merge(read_newcomers(paths.tuned, A8W8), db, A8W8).changed
-    from_profile = merge(read_newcomers(paths.profile, A8W8), tmp_path / "best.csv", A8W8, rules=Rules(err_ratio=0.05))
+    from_profile = merge(read_newcomers(paths.profile, A8W8), tmp_path / "best.csv", A8W8, err_ratio=0.05)
     assert [(r.action, r.new_us) for r in from_profile.rows if r.action == "added"] == [("added", 3.0), ("added", 10.0)]
     assert from_profile.notes == ("left out 1 candidate of profiles without a valid time",)
 

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
-from orchestrator.families import get_family
+from orchestrator.families import get_family, grid_point, padded
 from orchestrator.shapes import read_shapes
 from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses
-from orchestrator.shapes.writing import finished, grid_point, padded, read_calls
+from orchestrator.shapes.writing import finished, read_calls
 from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"

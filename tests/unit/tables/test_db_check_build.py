@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
+from orchestrator.tables.build import Build
+from orchestrator.tables.check import check, verdict_of
 from orchestrator.tables.tuned import file_order
-from orchestrator.tuned_db.aiter_build import Build
-from orchestrator.tuned_db.check import check, verdict_of
 from tests.support.aiterbuild import ASM, CK, CK2, CORE, OLD_CORE, tree
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, TILE, line, text, untuned
 
@@ -94,7 +94,7 @@ def test_the_verdict_and_a_line_a_row(
     ("cells", "rule", "level", "says"),
     [
         ({"gfx": "gfx951"}, "chip", "error", "gfx is gfx951, which this AITER does not know"),
-        ({"cu_num": 250}, "chip", "error", "cu_num is 250: no gfx950 has so many compute units"),
+        ({"cu_num": 250}, "chip", "error", "cu_num is 250: no gfx950 has that many compute units"),
         ({"libtype": "hipblaslt", "kernelName": "Cijk_A"}, "hipblaslt", "error", "differ between its versions"),
         ({"libtype": "flydsl", "kernelName": "flydsl_x"}, "build: cannot", "error", "flydsl"),
         ({"libtype": "triton", "kernelName": "auto"}, "build: cannot", "error", "there is no aiter/ops/triton"),
@@ -158,7 +158,7 @@ def test_builds_of_an_earlier_date_merge_otherwise(tmp_path: Path, root: Path) -
     core = root / "aiter" / "jit" / "core.py"
     core.write_text(OLD_CORE)  # its key has no gfx
     (found,) = [p for p in problems(mine, root) if p["rule"] == "duplicate"]
-    assert found["text"].endswith("AITER leaves out one of the two, without a word")
+    assert found["text"].endswith("AITER silently leaves out one of the two")
     short = table(tmp_path, name=f"s_{A4W4.tuned_csv}")
     short.write_text(",".join(A4W4.tuned_header[1:]) + "\n")
     (found,) = [p for p in problems(short, root) if p["rule"] == "header"]

@@ -11,9 +11,9 @@ from orchestrator.ledger.model import Attempt, ProfileRow, SlotInfo
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.tables.locate import provenance_of
+from orchestrator.tables.policy import Newcomer
 from orchestrator.tables.tuned import Key, KeyFault, key_of, number_of
 from orchestrator.tables.write import cell, utc
-from orchestrator.tuned_db.merge_policy import Newcomer
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
 

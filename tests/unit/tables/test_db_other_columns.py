@@ -8,12 +8,12 @@ from typing import Any
 
 from orchestrator.cli.db import shape_of
 from orchestrator.families import get_family
-from orchestrator.results.aiter_compatibility import never_selected
 from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape
+from orchestrator.tables.check import check
+from orchestrator.tables.export import never_selected
+from orchestrator.tables.merge import merge
 from orchestrator.tables.tuned import read_table
-from orchestrator.tuned_db.check import check
-from orchestrator.tuned_db.merge import merge
 
 FAMILY = get_family("batched_gemm_a8w8_blockscale_mxscale")
 HEADER = "gfx,b,m,n,k,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -59,7 +59,7 @@ def test_check_finds_nothing_wrong_with_aiter_s_table(tmp_path: Path) -> None:
     assert not checked.findings
     table(path, line(1), line(1, 9.0))
     (checked,), _ = check([path], None, 0.02)
-    assert [f.rule for f in checked.findings.values()] == ["duplicate"]
+    assert [f.rule for f in checked.findings] == ["duplicate"]
 
 
 def test_a_row_serves_every_size_of_its_chip(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths
-from orchestrator.publish.checks import read_output, run_verify
-from orchestrator.publish.publish import summary, types_of
 from orchestrator.results.export import Request, export, provenance
+from orchestrator.tables.checkout import read_output, run_verify
+from orchestrator.tables.publish import summary, types_of
 from tests.support.aitercheckout import BLOCKSCALE, TILE, checkout, git, line, show, text
 from tests.support.ledger_kit import DEVICE, Run, ended, row, started
 from worker.families import FAMILIES

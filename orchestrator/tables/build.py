@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Literal
 
 from orchestrator.errors import InputError
+from orchestrator.tables.kinds import describe_own, kind_of
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.open import read_head
-from orchestrator.tables.tuned import NULLS, Key, TableRow, key_dict, read_shipped
-from orchestrator.tuned_db.kinds import describe_own, kind_of
+from orchestrator.tables.tuned import NULLS, Key, TableRow, key_dict, read_table
 from worker.aiter_tree.kernels import KernelAvailability, KernelReader
 from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
 from worker.families import Family, backend_of
@@ -53,7 +53,7 @@ class StartMerge:
     """AITER's merge of a family's tables at its start, by what a tree's aiter/jit/core.py says of it.
 
     `folder`: model_configs is merged (since v0.1.7). `stops`: a key that comes twice stops it (since 94a6edda3a,
-    2026-04-01), where one of the rows was left out without a word before. `one_header`: so do tables of different
+    2026-04-01); before, AITER silently left out one of the rows. `one_header`: so do tables of different
     columns (until v0.1.12.post2). `names`: the columns of the key, those of the family's untuned list with cu_num
     (since v0.1.9) and gfx (since v0.1.12.post2); `tag`: and `_tag`.
     """
@@ -119,7 +119,7 @@ class Build:
         return frozenset(re.findall(r"[\"'](gfx[0-9a-f]+)[\"']", "".join(texts)))
 
     def header(self, family: Family, *, untuned: bool = False) -> tuple[str, ...]:
-        """The columns of the family's own table, or of its untuned list, by our names; () where there is none."""
+        """The columns of the family's own table, or of its untuned list, by our names; () if the tree has none."""
         try:
             text = read_head(self.configs / (family.untuned_csv if untuned else family.tuned_csv), 4096, InputError)
         except InputError:
@@ -159,15 +159,9 @@ class Build:
 
     def _read_compiled(self, family: Family) -> Compiled:
         """The compiled rows from the family's own table and those of model_configs."""
-        tables = [read_shipped(f, family) for f in self.tables(family)]
+        tables = [read_table(f, family, lenient=True) for f in self.tables(family)]
         named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.rows]
         return Compiled(frozenset(named), frozenset(k for _, k in named))
-
-
-def counted(answers: Iterable[Answer]) -> dict[Standing, int]:
-    """Number of rows by outcome."""
-    some = list(answers)
-    return {s: n for s in STANDINGS if (n := sum(a.standing == s for a in some))}
 
 
 def _text(path: Path) -> str:

@@ -1,8 +1,8 @@
-"""AITER's rules for a row of a tuned table, each with what breaks where it is not kept. Pure.
+"""The rule list for rows of tuned tables: AITER's own rules, and those of the build that is to serve them.
 
-From `validate_tuned_csv.py` of ROCm/aiter at e4048607a5 (2026-08-22), which looks at one family, carried over to all;
-and from what the families' lookups and `pandas.read_csv` do with a cell. An error: AITER does not start, does not use
-the row, or uses a row that says nothing true of its time. A warning: the row is used.
+AITER's are those of `validate_tuned_csv.py` of ROCm/aiter at e4048607a5 (2026-08-22), which looks at one family,
+carried over to all; and what the families' lookups and `pandas.read_csv` do with a cell. An error: AITER does not
+start, does not use the row, or uses a row that says nothing true of its time. A warning: the row is used.
 """
 
 from __future__ import annotations
@@ -10,67 +10,102 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING
 
-from orchestrator.tables.tuned import KERNEL_NAMES, NULLS, KeyFault, kernel_of, key_of, number_of
+from orchestrator.tables.tuned import KERNEL_NAMES, NULLS, Key, kernel_of, no_gfx, number_of
 from worker.families import Column, Family, backend_of
+from worker.text import Level
 
-Severity = Literal["error", "warning"]
-Broken = tuple[str, Severity, str]
+if TYPE_CHECKING:
+    from orchestrator.tables.build import Build
+
+Broken = tuple[str, Level, str]
 """(rule, level, what is wrong with the row)."""
 TOLERANCE = 0.05
-"""tflops may differ by so much from 2*M*N*K/us, as AITER's validator has it."""
+"""The largest share by which tflops may differ from 2*M*N*K/us; AITER's validator has the same."""
 SMALLEST_TOKENS = 16
-"""AITER's fmoe tuner counts the work of at least so many tokens in most of its rows."""
+"""The least number of tokens whose work AITER's fmoe tuner counts, in most of its rows."""
 LARGEST_TB = 50.0
-"""No chip moves so many TB/s, so that a larger bw is in GB/s."""
+"""A bw above this is in GB/s, because no chip moves as many TB/s."""
 PERCENT_LIMIT = 0.1
 """AITER's limit for the error of a stage of fmoe."""
+REBUILD = "build: rebuild"
+HELD = frozenset(("error ratio", "gfx", "hipblaslt", "us"))
+"""Rules that are warnings for a table alone, and errors for one that is about to be served."""
+CU_NUMS: Mapping[str, tuple[int, ...]] = {"gfx942": (304, 228, 80), "gfx950": (256, 128)}
+"""Compute units of whole GPUs: MI300X and MI325X, MI300A, MI308X; MI350X and MI355X, MI350P. A partition has a half, a
+quarter or an eighth of them."""
+FIX = "mend the row, or delete it"
+FIXES: Mapping[str, str] = {
+    "bom": "save the file without a byte order mark",
+    "build: cannot": "tune the shape again with this build, or delete the row",
+    "build: unread": "name a complete checkout, or the image itself",
+    REBUILD: "start once with AITER_REBUILD=1, or build the image with this table",
+    "bw": "multiply it by 1000",
+    "chip": "write the gfx and cu_num of the GPU that the row was tuned on",
+    "duplicate": "keep the faster row, in the file that has it (`publish` does so)",
+    "error ratio": "tune the shape again: a kernel with that many wrong elements must not win",
+    "header": "use the columns of the build's own table, in their order",
+    "hipblaslt": "tune the shape again without hipBLASLt, or delete the row",
+    "line ends": "write LF: `git add --renormalize FILE`, or `sed -i 's/\\r$//' FILE`",
+    "mixed": "delete the row: AITER has no such kernel",
+    "order": "sort the rows by gfx, cu_num, N, M, K",
+    "tflops": "compute it from us",
+    "us": "measure the row again, or delete it",
+}  # fmt: skip
+"""The way out by rule; FIX for the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """The rules for the rows of one table. `err_ratio`: what AITER's tuner lets pass."""
+    """The rules for the rows of one table. `err_ratio`: what AITER's tuner lets pass. `build` is to serve them."""
 
     family: Family
     header: tuple[str, ...]
     err_ratio: float = 0.05
+    build: Build | None = None
 
-    def __call__(self, cells: Sequence[str]) -> Iterator[Broken]:
-        """The rules that a row of stripped cells breaks."""
+    def __call__(self, cells: Sequence[str], key: Key | None = None) -> Iterator[Broken]:
+        """The rules that a row of stripped cells breaks. `key`: None where the cells have none."""
+        for rule, level, text in self._broken(cells, key):
+            yield rule, "error" if self.build and rule in HELD else level, text
+
+    def _broken(self, cells: Sequence[str], key: Key | None) -> Iterator[Broken]:
+        has = f"has {len(cells)} cells, the header {len(self.header)}"
+        row = dict(zip(self.header, [*cells, *[""] * (len(self.header) - len(cells))], strict=False))
         if len(cells) > len(self.header):
-            yield (
-                "cells",
-                "error",
-                f"has {len(cells)} cells, the header {len(self.header)}: pandas does not read the file",
-            )
-            return
-        row = dict(zip(self.header, [*cells, *[""] * (len(self.header) - len(cells))], strict=True))
-        short = len(cells) < len(self.header)
-        if short:
-            text = f"has {len(cells)} cells, the header {len(self.header)}: pandas fills it up at the end"
-            yield "cells", "warning" if self.header.index("us") < len(cells) else "error", text
-        for rule in (self._key, self._time, self._kernel, self._error):
-            yield from rule(row)
-        if not short:
-            yield from self._tflops(row)
-            if written_in_tb(row):
-                text = (
-                    f"bw is {row['bw'][:20]}, in TB/s as in two of AITER's tables (45ef6f313f); its tuners write GB/s"
-                )
-                yield "bw", "warning", text
+            yield "cells", "error", f"{has}: pandas does not read the file"
+        else:
+            if len(cells) < len(self.header):
+                level: Level = "warning" if self.header.index("us") < len(cells) else "error"
+                yield "cells", level, f"{has}: pandas fills it up at the end"
+            for rule in (self._time, self._kernel, self._error, *([self._figures] if len(cells) == len(row) else [])):
+                yield from rule(row)
+            if key is not None:
+                yield from self._key(row, key)
+        if key is not None and self.build is not None:
+            yield from self._built(row, key, self.build)
 
-    def _key(self, row: Mapping[str, str]) -> Iterator[Broken]:
-        try:
-            key = key_of(row, self.family)
-        except KeyFault as e:
-            yield "key", "error", str(e)
-            return
-        if not key[0]:
-            none = f", and none follows from cu_num {key[1]}" if key[1] else ""
-            yield "gfx", "warning", f"names no gfx{none}: AITER never selects it"
+    def _key(self, row: Mapping[str, str], key: Key) -> Iterator[Broken]:
+        if fault := no_gfx(key):
+            yield "gfx", "warning", f"{fault}: AITER never selects it"
         for column in self.family.columns:
             yield from _cell(column, row[column.name])
+
+    def _built(self, row: Mapping[str, str], key: Key, build: Build) -> Iterator[Broken]:
+        answer, gfx, cu_num = build.answer(self.family, key, row), str(key[0]), int(key[1])
+        if answer.standing != "loads":
+            level: Level = "warning" if answer.standing == "rebuild" else "error"
+            why = answer.why if answer.standing != "rebuild" else f"{row.get('kernelName', '')} {answer.why}"
+            yield f"build: {answer.standing}", level, why
+        if backend_of(self.family.name, row) == "hipblaslt":
+            yield "hipblaslt", "error", "is a solution of hipBLASLt: numbers and names differ between its versions"
+        parts = {n // d for n in CU_NUMS.get(gfx, ()) for d in (1, 2, 4, 8)}
+        if gfx and build.chips and gfx not in build.chips:
+            yield "chip", "error", f"gfx is {gfx[:20]}, which this AITER does not know"
+        elif cu_num and parts and cu_num not in parts:
+            text = f"cu_num is {cu_num}: no {gfx} has that many compute units, so no lookup finds the row"
+            yield "chip", "error", text
 
     def _time(self, row: Mapping[str, str]) -> Iterator[Broken]:
         text = row["us"]
@@ -111,7 +146,10 @@ class RowRules:
             if share is None or not 0 <= share <= limit:
                 yield "error ratio", "warning", f"{name} is {text[:40]}, the limit of the tuner {limit:g}"
 
-    def _tflops(self, row: Mapping[str, str]) -> Iterator[Broken]:
+    def _figures(self, row: Mapping[str, str]) -> Iterator[Broken]:
+        if written_in_tb(row):
+            text = f"bw is {row['bw'][:20]}, in TB/s as in two of AITER's tables (45ef6f313f); its tuners write GB/s"
+            yield "bw", "warning", text
         us, written = number_of(row["us"]), number_of(row.get("tflops", ""))
         if written is None or not us or us <= 0:
             return
@@ -151,11 +189,8 @@ def _cell(column: Column, text: str) -> Iterator[Broken]:
     elif text.lower() in (v.lower() for v in column.legal):
         yield "spelling", "warning", f"{column.name} is {text[:40]}: AITER writes it otherwise"
     else:
-        yield (
-            "eval",
-            "error",
-            f"{column.name} is {text[:40]!r}: AITER evaluates it as Python, and it is none of its values",
-        )
+        what = f"{column.name} is {text[:40]!r}: AITER evaluates it as Python, and it is not one of its values"
+        yield "eval", "error", what
 
 
 def _agree(libtype: str, by_name: str) -> bool:

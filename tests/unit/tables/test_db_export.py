@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
-from orchestrator.results.aiter_compatibility import FORMS, Form, model_names, usual_form
 from orchestrator.shapes import read_shapes
+from orchestrator.tables.export import FORMS, Form, model_names, usual_form
 from orchestrator.tables.locate import family_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from worker.families import FAMILIES, Family
@@ -139,9 +139,8 @@ def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bo
     assert "# once, then never again: export AITER_REBUILD=1" in out
     shipped = root / "aiter" / "configs" / A4W4.tuned_csv
     shipped.write_text(shipped.read_text().rsplit(",", 3)[0] + "\n")  # AITER has tables with short rows
-    code, _, err = export(mine, "--aiter-root", root)  # its old name
+    code, _, err = export(mine, "--build", root)
     assert f"{needed} of 4 rows" in err
-    assert "--aiter-root is now called --build" in err
     _, out, err = export(mine)
     assert "3 of 4 rows with CK winners that may be outside" in err
     _, out, _ = export(table(tmp_path / "b.csv", {"M": 4}), "--family", A4W4.name, "--build", root)

@@ -10,15 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.run.prepare import RunRequest, prepare
-from orchestrator.tuned_db.compatibility import KindError, check_db, not_for_aiter
-from orchestrator.tuned_db.kinds import kind_of, other_name
-from orchestrator.tuned_db.merge import merge
-from orchestrator.tuned_db.records import read_records
+from orchestrator.tables.kinds import kind_of, other_name
+from orchestrator.tables.merge import check_db, merge, not_for_aiter
+from orchestrator.tables.records import read_records
 from tests.support.aiterbuild import ASM, CK
-from tests.unit.tuned_db.test_db_export import table
+from tests.unit.tables.test_db_export import table
 
 A4W4 = get_family("a4w4_blockscale")
 TORCH, TRITON = "torch_lut256_t2", "triton_64x64x64_g8_k1_w4_s3"
@@ -56,7 +55,7 @@ def test_whose_kernel(cells: dict[str, str], kind: str) -> None:
 def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
     path = table(tmp_path / "t.csv", {"M": 1})
     before = path.read_bytes()
-    with pytest.raises(KindError) as e:
+    with pytest.raises(TunedDBError) as e:
         merge([row(2, TORCH), row(3, TORCH)], path, A4W4)
     assert "is a table of AITER's kernels, and 2 newcomers are of gemmfleet's own kernels" in str(e.value)
     assert f"  gfx950,256,2,64,64: {TORCH}" in e.value.faults
@@ -64,9 +63,9 @@ def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     own = tmp_path / "own.csv"
     assert merge([row(2, TORCH), row(3, "unknown")], own, A4W4).created
-    with pytest.raises(KindError, match="a table of gemmfleet's own kernels, and 1 newcomer is of AITER's"):
+    with pytest.raises(TunedDBError, match="a table of gemmfleet's own kernels, and 1 newcomer is of AITER's"):
         merge([row(2, CK)], own, A4W4)
-    with pytest.raises(KindError, match="is given rows of AITER's and of gemmfleet's own"):
+    with pytest.raises(TunedDBError, match="is given rows of AITER's and of gemmfleet's own"):
         merge([row(2, CK), row(3, TRITON)], tmp_path / "new.csv", A4W4)
     assert not (tmp_path / "new.csv").exists()
     done = db("merge", own, "--into", path)
@@ -76,9 +75,9 @@ def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
 def test_a_name_of_no_known_pattern_is_whose_its_record_says(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     merge([row(1, "some_kernel")], path, A4W4, facts=lambda new: {"tuner": "torch 2.13"})
-    (record,) = read_records(path).by_place.values()
+    (record,) = read_records(path).values()
     assert record.document()["kind"] == "own"
-    with pytest.raises(KindError):
+    with pytest.raises(TunedDBError):
         merge([row(2, CK)], path, A4W4)
     aiter = tmp_path / "a.csv"
     merge([row(1, "some_kernel")], aiter, A4W4, facts=lambda new: {"kind": "aiter"})
@@ -108,7 +107,7 @@ def test_check_lists_the_rows_of_a_mixed_table(tmp_path: Path) -> None:
     found = db("check", path, "--family", A4W4.name)
     assert found.exit_code == 1
     assert f"t.csv:3: {TORCH} is a kernel of gemmfleet's tuner torch, at which AITER stops" in found.stdout
-    with pytest.raises(KindError, match="delete these rows"):
+    with pytest.raises(TunedDBError, match="delete these rows"):
         merge([row(9, CK)], path, A4W4)
 
 
@@ -131,18 +130,18 @@ def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
     def asked(db: Path, tuner: str) -> RunRequest:
         return RunRequest(shapes=shapes, runs=tmp_path / "runs", family=A4W4.name, tuner=tuner, db=db)
 
-    with pytest.raises(KindError) as e:
+    with pytest.raises(TunedDBError) as e:
         prepare(asked(theirs, "torch"))
     assert e.value.exit_code == 2
-    assert "is a table of AITER's (line 2:" in e.value.faults[0]
+    assert "is a table of AITER's kernels (line 2:" in e.value.faults[0]
     assert e.value.faults[1] == f"use a table of their own: --db {tmp_path / 'a_torch.csv'}"
-    with pytest.raises(KindError, match="gemmfleet's own kernels"):
+    with pytest.raises(TunedDBError, match="gemmfleet's own kernels"):
         prepare(asked(ours, "aiter"))
-    with pytest.raises(KindError, match="delete these rows"):
+    with pytest.raises(TunedDBError, match="delete these rows"):
         prepare(asked(mixed(tmp_path), "torch"))
     with pytest.raises(InputError, match=r"there is no folder .*; make it first"):
         prepare(asked(tmp_path / "no" / "t.csv", "torch"))
-    with pytest.raises(InputError, match="is no file"):
+    with pytest.raises(InputError, match="is not a file"):
         prepare(asked(tmp_path, "torch"))
     assert not (tmp_path / "runs").exists()
     check_db(ours, A4W4, "torch")

@@ -11,10 +11,13 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.configs import merge as merging
-from orchestrator.configs.trial import Call, Trial
+from orchestrator.configs import aiter as merging
+from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
-from orchestrator.publish import publish as publishing
+from orchestrator.tables import publish as publishing
+from orchestrator.tables.policy import Judged, NewcomerPool, incumbent
+from orchestrator.tables.rules import RowRules
+from orchestrator.tables.tuned import Key
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text
@@ -156,7 +159,7 @@ def test_refresh_makes_the_branch_again_on_a_newer_main(tmp_path: Path, aiter: P
         4: "kept", 16: "kept", 8: "added", 900: "kept", 901: "edited",
     }  # fmt: skip
     assert found["checks"]["`db check --build` of gemmfleet, a4w4_blockscale"].startswith("safe in this branch")
-    with pytest.raises(InputError, match="is no branch there"):
+    with pytest.raises(InputError, match="is not a branch there"):
         publish(mine, "--onto", aiter, "--refresh", "--branch", "another")
 
 
@@ -280,3 +283,31 @@ def test_verify_runs_on_nodes_and_its_result_counts(
     assert (code, words, log) == (1, ["-i", str(tmp_path / "inv.yaml")], "run_config.a4w4_blockscale.log")
     assert sorted(rows.splitlines()[1:]) == sorted(ROWS[:2])
     assert "--run_config, a4w4_blockscale: n1: 1 of 2 rows used and right" in out
+
+
+def cells(**more: Any) -> dict[str, str]:
+    return dict(zip(A4W4.tuned_header, line(A4W4, **{"M": 1, "kernelName": ASM, **more}).split(","), strict=True))
+
+
+def settled(row: dict[str, str], owner: dict[str, str]) -> Judged:
+    old = incumbent(owner, float(owner["us"]), A4W4.name, "aiter/configs/x.csv", 7)
+    pool = NewcomerPool(A4W4, lambda place: old, 0.05)
+    pool.take([row])
+    (found,) = publishing.settle(pool, RowRules(A4W4, A4W4.tuned_header))
+    return found
+
+
+def test_what_stays_out() -> None:
+    same = settled(cells(us=1.0), owner=cells(us=10.0))
+    assert (same.action, same.why) == ("kept", "its kernel is the row's already")
+    untimed = settled(cells(us=1.0), owner=cells(us=0.0, kernelName=CK))
+    assert (untimed.action, untimed.why) == ("kept", "aiter/configs/x.csv:7 has the key, and no time to compare with")
+    bad = settled(cells(us=1.0, kernelName=""), owner=cells(us=10.0, kernelName=CK))
+    assert (bad.action, bad.why) == ("refused", "kernelName is empty: AITER has nothing to call")
+
+
+def test_lookups_that_find_a_row_by_a_padded_m_are_no_misses() -> None:
+    there: set[Key] = {("gfx950", 256, 32, 64, 128), ("gfx950", 256, 1024, 64, 128)}
+    keys: list[Key] = [("gfx950", 256, m, 64, 128) for m in (32, 17, 600, 33, 5000)]
+    assert publishing.misses(keys, there, A4W4) == 2  # 17 pads to 32, 600 to 1024
+    assert publishing.misses([("gfx942", 256, 32, 64, 128)], there, A4W4) == 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,18 +11,10 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.locate import family_of, provenance_of
-from orchestrator.tables.open import csv_records
-from orchestrator.tables.tuned import (
-    MAX_FAULTS,
-    PROFILE_EXTRA,
-    TAG,
-    KeyFault,
-    RowReader,
-    read_header,
-)
-from orchestrator.tuned_db.merge_policy import SESSION, SOURCE, Newcomer
-from orchestrator.tuned_db.records import Facts, read_records, record_of_newcomer
-from orchestrator.tuned_db.rules import written_in_tb
+from orchestrator.tables.policy import SOURCE, Newcomer, identity
+from orchestrator.tables.records import Facts, read_records
+from orchestrator.tables.rules import written_in_tb
+from orchestrator.tables.tuned import MAX_FAULTS, PROFILE_EXTRA, TAG, KeyFault, TableReader
 from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
@@ -57,27 +49,34 @@ class MergeInput:
         return self.facts_of[source](new) if source in self.facts_of else {}
 
 
-def open_sources(given: Sequence[Path], profiles: Sequence[Path], into: Path | None, wanted: str | None) -> MergeInput:
-    """The tables and profiles behind the paths. Raises InputError for what is no such thing, or of another family.
+def open_sources(
+    given: Sequence[Path],
+    profiles: Sequence[Path],
+    into: Path | None,
+    wanted: str | None,
+    run_facts: Callable[[Path], Facts] | None = None,
+) -> MergeInput:
+    """The tables and profiles behind the paths. Raises InputError for other files, and for another family.
 
-    A folder is a run's: its tuned.csv, with its profile.csv beside and its ledger for what is known.
+    A folder is a run's: its tuned.csv, with its profile.csv beside. `run_facts` gives what a run's folder knows of its
+    rows (`results.run_facts.RunFacts`); without it, rows are known by the records beside their table.
     """
     runs = [p for p in given if p.is_dir()]
-    tables, faults = list[Path](), list[str]()
-    for path in dict.fromkeys(given):
-        tables.append(path / "tuned.csv" if path.is_dir() else path)
-        if path.is_dir() and not tables[-1].is_file():
-            faults.append(f"{path}: holds no tuned.csv; is it a run's folder, and did the run end?")
-        elif path.is_dir() and recorded_tuner(str(provenance_of(path).get("tuner") or "")).produces == "configs":
-            merge = command(f"configs merge {shlex.quote(str(path))} --into TREE")
-            faults.append(f"{path}: its winners are config files, which no table names; merge them so: {merge}")
+    tables, faults = [p / "tuned.csv" if p.is_dir() else p for p in dict.fromkeys(given)], list[str]()
+    for run in runs:
+        if not (run / "tuned.csv").is_file():
+            faults.append(f"{run}: holds no tuned.csv; is it a run's folder, and did the run end?")
+        elif recorded_tuner(str(provenance_of(run).get("tuner") or "")).produces == "configs":
+            merge = command(f"configs merge {shlex.quote(str(run))} --into TREE")
+            faults.append(f"{run}: its winners are config files, which no table names; merge them so: {merge}")
     if faults:
         raise InputError(faults)
     family = one_family([*([into] if into and into.exists() else []), *tables], wanted)
     beside = [*profiles, *(p / "profile.csv" for p in runs if (p / "profile.csv").is_file())]
     out = MergeInput(family, tables, list(dict.fromkeys(beside)))
     for table in tables:
-        out.facts_of[str(table)] = _facts(table, family)
+        of_run = run_facts and table.name == "tuned.csv" and (table.parent / "provenance.json").is_file()
+        out.facts_of[str(table)] = run_facts(table.parent) if run_facts and of_run else _facts(table, family)
     return out
 
 
@@ -105,40 +104,34 @@ def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = Fals
     `fill`: a row that lacks its last cells is filled up with nothing, as AITER does, if the file is not cut off in it.
     Adds remarks to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
     """
-    faults: list[str] = []
-    header: tuple[str, ...] = ()
-    reader: RowReader | None = None
-    short = in_tb = 0
-    source = str(path)
+    reader, faults, source = TableReader(path, family, cap=None), list[str](), str(path)
+    header, short, in_tb = reader.header, 0, 0
+    if STAGE in header:
+        raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
+    if foreign := [n for n in header if n not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]:
+        notes.append(f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}")
     try:
-        for at, text, cells in csv_records(path, cap=None):
-            if reader is None:
-                header = read_header(path, cells, family)
-                reader = RowReader(header, family)
-                notes += _columns(path, header, family)
-                continue
+        for at, text, cells in reader.records():
             if not any(cells):
                 continue
             if fill and reader.us_at < len(cells) < len(header) and text.endswith(("\n", "\r")):
                 short += 1
                 cells = [*cells, *[""] * (len(header) - len(cells))]
             try:
-                reader.read(cells)
+                reader.row(at, 0, cells)
             except KeyFault as e:
                 if len(faults) <= MAX_FAULTS:
                     faults.append(f"{path}:{at}: {e}")
                 continue
             if not faults:
-                row = {**dict(zip(header, cells, strict=True)), SESSION: source, SOURCE: source}
+                row = {**dict(zip(header, cells, strict=True)), SOURCE: source}
                 in_tb += written_in_tb(row)
                 yield row
     except TunedDBError as e:
         raise TunedDBError([*faults, *e.faults]) from e
-    if reader is None:
-        raise TunedDBError(f"{path}: is empty: it has no header and no rows")
     if faults:
         raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
-    notes += reader.notes(path)
+    notes += reader.notes()
     if in_tb:
         what = f"{path}: bw of {plural(in_tb, 'row')} is in TB/s, as in two of AITER's tables since 45ef6f313f;"
         notes.append(f"{what} its tuners write GB/s, and the cells stay as they are")
@@ -146,25 +139,15 @@ def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = Fals
         notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 
 
-def _columns(path: Path, header: Sequence[str], family: Family) -> list[str]:
-    if STAGE in header:
-        raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
-    foreign = [n for n in header if n not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]
-    return [f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}"] if foreign else []
-
-
 def _facts(table: Path, family: Family) -> Facts:
-    """The fields of a newcomer's record: by the run of its table, the records beside it, or its name alone."""
-    if table.name == "tuned.csv" and (table.parent / "provenance.json").is_file():
-        from orchestrator.tuned_db.run_facts import RunFacts
-
-        return RunFacts(table.parent)
+    """The fields of a newcomer's record, by the record beside its table, or by its name alone."""
     records = read_records(table)
-    alone = {"source": str(table)}
 
     def facts(new: Newcomer) -> Mapping[str, Any]:
-        record = record_of_newcomer(records, new, family)
         beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples", "margin") if new.cells.get(n)}
-        return {**alone, **beside, "spread": new.spread or None, **(record.document() if record else {})}
+        record, kernel = records.get(new.place), (identity(new.cells, family.name) or ("", "", ""))[1:]
+        same = record is not None and record.us == new.us and (record.kernel, record.split) == kernel
+        of_record = record.document() if record is not None and same else {}
+        return {"source": str(table), **beside, "spread": new.spread or None, **of_record}
 
     return facts

@@ -22,16 +22,15 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tuned_db import versions
-from orchestrator.tuned_db.compatibility import MixedError
-from orchestrator.tuned_db.merge import LOCK_WAIT_S, MergeReport, Rules, merge
-from orchestrator.tuned_db.merge_policy import Newcomer, Policy, Time, decide, identity
-from orchestrator.tuned_db.records import read_records, records_path
-from orchestrator.tuned_db.sources import open_sources
+from orchestrator.tables import journal as versions
+from orchestrator.tables.merge import MergeReport, merge
+from orchestrator.tables.policy import Newcomer, Policy, Time, decide, identity
+from orchestrator.tables.records import read_records, records_path
+from orchestrator.tables.sources import open_sources
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
-from tests.unit.tuned_db.test_tuned_db import HEADER, line, new, table
+from tests.unit.tables.test_tuned_db import HEADER, line, new, table
 
 PROFILE = HEADER + ",attempt,node,slot,status,spread,samples,winner,detail"
 
@@ -45,9 +44,9 @@ def profiled(m: int, us: str, name: str, *, attempt: str = "a1", spread: str = "
     return f"{line(m, us, name=name)},{attempt},n1,0,ok,{spread},9,{winner},"
 
 
-def merged(into: Path, *news: Path, profile: tuple[Path, ...] = (), rules: Rules | None = None) -> MergeReport:
+def merged(into: Path, *news: Path, profile: tuple[Path, ...] = ()) -> MergeReport:
     s = open_sources(list(news), list(profile), into, A8W8.name)
-    return merge(s.newcomers(), into, s.family, rules=rules, profile=s.beside(), facts=s.facts)
+    return merge(s.newcomers(), into, s.family, profile=s.beside(), facts=s.facts)
 
 
 def cli(*words: object) -> Any:
@@ -82,7 +81,7 @@ def cli(*words: object) -> Any:
 def test_the_judge(
     old: Time | None, new_time: Time, rival: Time | None, policy: Policy, action: str, judged: str
 ) -> None:
-    v = decide(old, new_time, is_key=True, rival=rival, policy=policy, margin=0.03)
+    v = decide(old, new_time, is_key=True, rival=rival, policy=policy)
     assert (v.action, v.judged) == (action, judged)
 
 
@@ -203,11 +202,11 @@ def test_a_record_in_another_order_of_fields_is_read_and_a_broken_one_named(tmp_
     path = records_path(db)
     (document,) = [json.loads(x) for x in path.read_text().splitlines()]
     path.write_text("\n" + json.dumps(dict(reversed(document.items()))) + "\n")
-    (record,) = read_records(db).by_place.values()
+    (record,) = read_records(db).values()
     assert record.document() == document
     path.write_text(path.read_text() + '{"key": "gfx95')
     before = db.read_bytes()
-    with pytest.raises(TunedDBError, match=r"db.csv.provenance.jsonl:3: is no record"):
+    with pytest.raises(TunedDBError, match=r"db.csv.provenance.jsonl:3: is not a record"):
         merge([new(1, 5.0)], db, A8W8)
     assert db.read_bytes() == before
 
@@ -216,7 +215,7 @@ def test_images_and_tuner_versions_that_are_known_do_not_mix_silently(tmp_path: 
     db = tmp_path / "db.csv"
     merge([new(1, 10.0), new(2, 10.0)], db, A8W8, facts=of("sha256:a"))
     before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    with pytest.raises(MixedError) as e:
+    with pytest.raises(TunedDBError) as e:
         merge([new(1, 5.0)], db, A8W8, facts=of("sha256:b", "aiter 2"))
     assert "images would mix on gfx950 with cu_num 256" in e.value.faults[0]
     assert "aiter 1, the newcomers of aiter 2" in e.value.faults[1]
@@ -226,7 +225,7 @@ def test_images_and_tuner_versions_that_are_known_do_not_mix_silently(tmp_path: 
     assert merge([new(1, 5.0, cu_num=128)], db, A8W8, facts=of("sha256:b")).count("added") == 1
     assert not merge([new(1, 9.9)], db, A8W8, facts=of("sha256:b")).changed
     assert merge([new(1, 5.0), new(2, 5.0)], db, A8W8, facts=of("sha256:c")).count("replaced") == 2
-    report = merge([new(1, 2.0)], db, A8W8, facts=of("sha256:d"), rules=Rules(allow_mixed=True))
+    report = merge([new(1, 2.0)], db, A8W8, facts=of("sha256:d"), allow_mixed=True)
     assert report.count("replaced") == 1
     assert any("would mix" in n for n in report.notes)
 
@@ -254,15 +253,15 @@ def test_merges_are_undone_one_after_another_byte_for_byte(tmp_path: Path) -> No
         states.append(state(db))
     assert states[0][1] is None
     for expected in reversed(states[:-1]):
-        done = versions.undo(db, LOCK_WAIT_S)
+        done = versions.undo(db)
         assert state(db) == expected
         assert Path(done.aside).read_bytes() == states[states.index(expected) + 1][0]
     assert done.left == 0
     with pytest.raises(TunedDBError, match="nothing to undo"):
-        versions.undo(db, LOCK_WAIT_S)
+        versions.undo(db)
     assert merge([new(1, 50.0), new(50, 50.0)], db, A8W8, facts=of("sha256:a")).changed
     assert state(db) == states[1]
-    assert versions.undo(db, LOCK_WAIT_S).records == "removed"
+    assert versions.undo(db).records == "removed"
     assert not list(tmp_path.glob("*.bak"))
 
 
@@ -305,7 +304,7 @@ def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
         assert state(db) == old
         assert set(tmp_path.glob("*.bak")) == kept
         return
-    versions.undo(db, LOCK_WAIT_S)
+    versions.undo(db)
     assert state(db) == old
 
 
@@ -328,7 +327,7 @@ def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert db.read_bytes() == old[0]
-    assert versions.undo(db, LOCK_WAIT_S).left == 1, "the merge before can be undone still"
+    assert versions.undo(db).left == 1, "the merge before can be undone still"
     assert state(db) == old
     assert len(list(tmp_path.glob("*.bak"))) == 2
     assert merge([new(1, 50.0)], db, A8W8, facts=of("sha256:a")).count("replaced") == 1
@@ -341,24 +340,21 @@ def test_a_killed_merge_leaves_a_whole_table_that_the_next_one_completes(
     ("content", "fault"),
     [
         ("", r"new.csv: is empty"),
-        ("M,N,K,us\n1,2,3,4\n", r"new.csv:1: is no tuned table of a8w8_blockscale: column cu_num is missing"),
         (f"{HEADER}\n{line(1, '5.0')}\n{line(2, '5.0')[:40]}", r"new.csv:3: has \d+ cells, the header 13; was a write"),
-        (f"{HEADER}\n{line(1, 'quick')}\n", r"new.csv:2: us is 'quick', not a number"),
-        (f"{HEADER}\n{line(1, '5.0').replace('64', 'NaN')}\n", r"new.csv:2: N is 'NaN', not a whole number"),
-        (f"{HEADER},us\n", r"new.csv:1: column us is there 2 times"),
-        (f'{HEADER}\n"{line(1, "5.0")}\n', r"new.csv:\d+: is no CSV line"),
-        (HEADER.encode() + b"\n\xff\xfe", r"new.csv:2: holds bytes that are not UTF-8"),
-        (HEADER.encode() + b"\n" + b"\0" * 64 + b"\n", r"new.csv:2: holds a NUL byte"),
-        (f"{HEADER},{'stage'}\n", r"new.csv:1: times single stages"),
+        (
+            f'{HEADER}\n{line(1, "quick")}\n"{line(1, "5.0")}\n',
+            r"(?s)new.csv:2: us is 'quick'.*new.csv:3: is no CSV line",
+        ),
+        (f"{HEADER},stage\n", r"new.csv:1: times single stages"),
     ],
 )
 def test_newcomers_that_cannot_be_read_are_named_and_nothing_is_written(
-    tmp_path: Path, content: str | bytes, fault: str
+    tmp_path: Path, content: str, fault: str
 ) -> None:
     db = table(tmp_path, line(1, "100.0"))
     before = db.read_bytes()
     bad = tmp_path / "new.csv"
-    bad.write_bytes(content.encode() if isinstance(content, str) else content)
+    bad.write_text(content)
     with pytest.raises(TunedDBError, match=fault):
         merged(db, bad)
     assert db.read_bytes() == before
@@ -388,7 +384,7 @@ def test_a_line_without_end_is_refused_in_bounded_memory(tmp_path: Path) -> None
     script = f"""
         import resource, sys
         from pathlib import Path
-        from tests.unit.tuned_db.test_db_merge import TunedDBError, merged
+        from tests.unit.tables.test_db_merge import TunedDBError, merged
         used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:
             merged(Path({str(db)!r}), Path({str(huge)!r}))
