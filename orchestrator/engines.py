@@ -33,12 +33,6 @@ class WorkerState:
     """The kernel ended a process of it for lack of memory."""
     signal: int | None = None
     """Signal that ended it, where one did."""
-    started_at: float | None = None
-    """Epoch seconds."""
-    restarts: int = 0
-    """Times that the engine itself started it again."""
-    health: str = ""
-    """State as the engine names it: running, restarting, paused, healthy, exited, ..."""
 
     @property
     def why(self) -> str:

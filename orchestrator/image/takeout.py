@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 import docker.errors
 
-from orchestrator.engine.docker.client import Docker
+from orchestrator.engine.docker.engine import Docker
 from orchestrator.engine.docker.spec import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError

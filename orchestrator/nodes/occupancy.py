@@ -170,15 +170,18 @@ def _host(node: Node) -> Hashable:
     """The machine of a node as SSH would reach it, asked without contact: two nodes of one value are one machine."""
     if node.is_here:
         return "here"
-    from orchestrator.transport.ssh.resolve import HostRequest, resolve
+    from orchestrator.transport.ssh.connection import hops
+    from orchestrator.transport.ssh.link import HostRequest
 
     try:
         real = resolved(node)
-        ask = HostRequest(real.host or node.name, real.user, real.port, None, real.proxy_jump)
-        hops = resolve(node.name, ask, Path(real.ssh_config).expanduser() if real.ssh_config else None)
+        config = Path(real.ssh_config).expanduser() if real.ssh_config else None
+        ask = HostRequest(real.host or node.name, real.user, real.port, None, real.proxy_jump, config)
+        route = [hop.connection for hop in hops(node.name, ask)]
     except (InventoryError, TransportError):  # told where it is used
         return node.host or node.name, node.port
-    places = tuple((hop.host.lower().rstrip("."), hop.port, hop.proxy_command) for hop in hops)
+    first = route[0].gateway or None
+    places = tuple((c.host.rstrip("."), c.port, first if c is route[0] else None) for c in route)
     return "here" if places in {((name, 22, None),) for name in ("localhost", "127.0.0.1", "::1")} else places
 
 

@@ -132,16 +132,6 @@ class KeptShell:
         if channel is not None:
             channel.close()
 
-    def make_room(self) -> bool:
-        """Give up the session if no request uses it now."""
-        if self._channel is None or not self._one.acquire(blocking=False):
-            return False
-        try:
-            self._drop()
-        finally:
-            self._one.release()
-        return True
-
     # --- one request ----------------------------------------------------------------------------------------------
 
     @contextmanager

@@ -19,7 +19,7 @@ from orchestrator.tables.locate import family_in_name
 from orchestrator.tables.tuned import read_table
 from tests.aiter.checkout import git, needs_checkout, show, take_out
 from worker.families import FAMILIES
-from worker.tuners.aiter.known_issues import VERSIONS
+from worker.tuners.aiter.known_issue import VERSIONS
 
 pytestmark = needs_checkout
 

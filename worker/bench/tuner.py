@@ -23,7 +23,8 @@ from worker.device.probe import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import Env, Options, fetch, mean_of_runs, rounds
-from worker.tuners.aiter.environment import Chip, chip_of, inventory_switches, link_shipped_modules
+from worker.tuners.aiter.launch import Chip, chip_of, inventory_switches
+from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.rows import figure
 

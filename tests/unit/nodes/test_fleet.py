@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.engine.docker.client import engine_error
 from orchestrator.engine.docker.engine import DockerEngine
+from orchestrator.engine.docker.spec import engine_error
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory

@@ -13,7 +13,7 @@ from orchestrator.inventory import load_inventory
 from orchestrator.nodes.plan import plan_nodes
 from worker.bench.tuner import _variables
 from worker.protocol.bench import Env, Options
-from worker.tuners.aiter.environment import (
+from worker.tuners.aiter.launch import (
     Chip,
     cleared_names,
     environment,
@@ -27,7 +27,7 @@ IMAGE = {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": 
 
 
 def of(base: dict[str, str], chip: Chip = SLOT) -> dict[str, str]:
-    return environment(base, paths=[Path("/a")], jit=Path("/j"), tmp=Path("/t"), chip=chip)
+    return environment(base, Path("/a"), Path("/slot"), chip=chip)
 
 
 def test_what_the_image_brings_along_gives_way_to_the_slots_own() -> None:

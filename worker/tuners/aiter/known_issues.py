@@ -1,8 +1,15 @@
-"""Known issues of kernels, GPUs and AITER's pool of processes, and of how a batch ends. Causes before consequences."""
+"""Known issues of kernels, GPUs and AITER's pool of processes, and of how a batch ends; the search in a tuner's output.
+
+Causes stand before consequences.
+"""
 
 from __future__ import annotations
 
-from worker.tuners.aiter.known_issues import BASE, MP, KnownIssue, UpstreamSource
+import re
+
+from worker.text import clean
+from worker.tuners.aiter.known_issue import BASE, MP, Diagnosis, KnownIssue, UpstreamSource
+from worker.tuners.aiter.setup_issues import IMAGE, SETUP
 
 A4_CK = "csrc/ck_gemm_a4w4_blockscale/include/gemm_a4w4_blockscale_common.cuh"
 HIP = "csrc/include/aiter_hip_common.h"
@@ -195,7 +202,7 @@ FAULTS: tuple[KnownIssue, ...] = (
         title="A signal ended the tuner's process",
         regex=(
             r"Fatal Python error: (?P<what>Segmentation fault|Aborted|Bus error|Illegal instruction)"
-            r"|!Process killed by signal (?P<signal>\d+)|run GemmTuner process exitcode is +-(?P<exit>\d+)"
+            r"|!Process killed by signal (?P<signal>\d+)|run GemmTuner process exitcode is +(?P<exit>-?\d+)"
             r"|Segmentation fault \(core dumped\)|the process of candidate (?P<candidate>.+?) died"
             r"|process was (?:killed by|ended by signal) (?P<by>\w+)"
         ),
@@ -232,6 +239,22 @@ FAULTS: tuple[KnownIssue, ...] = (
 
 OUTCOMES: tuple[KnownIssue, ...] = (
     KnownIssue(
+        name="batch_error",
+        title="An exception ended AITER's batches",
+        regex=r"error in batch (?P<batch>\d+) of (?P<total>\d+)(?: after \d+ completed batches)?: (?P<what>.*)",
+        example="[aiter] error in batch 2 of 4 after 1 completed batches: unexpected",
+        reason="error",
+        blames="nobody",
+        rank="consequence",
+        why="AITER stops at the first exception: {what}.",
+        action="Runs shapes not reached again.",
+        advice="The node's log has the traceback.",
+        sources=(
+            UpstreamSource(BASE, "error in batch {} of {}: {}", "v0.1.7.post5", "v0.1.10.post3"),
+            UpstreamSource(BASE, "error in batch {} of {} after {} completed batches: {}", "v0.1.14"),
+        ),
+    ),
+    KnownIssue(
         name="wrong_results",
         title="No candidate gave a right result",
         regex=r"no valid candidate found for (?P<key>.+?), please check|No kernel can be used for (?P<info>.+)",
@@ -267,22 +290,6 @@ OUTCOMES: tuple[KnownIssue, ...] = (
         action="Keeps what was measured.",
         advice="`gemmfleet resume` does the rest.",
         sources=(UpstreamSource(BASE, "interrupted by user, tuning stopped, {} batches processed", "v0.1.7.post5"),),
-    ),
-    KnownIssue(
-        name="batch_error",
-        title="An exception ended AITER's batches",
-        regex=r"error in batch (?P<batch>\d+) of (?P<total>\d+)(?: after \d+ completed batches)?: (?P<what>.*)",
-        example="[aiter] error in batch 2 of 4 after 1 completed batches: unexpected",
-        reason="error",
-        blames="nobody",
-        rank="consequence",
-        why="AITER stops at the first exception: {what}.",
-        action="Runs shapes not reached again.",
-        advice="The node's log has the traceback.",
-        sources=(
-            UpstreamSource(BASE, "error in batch {} of {}: {}", "v0.1.7.post5", "v0.1.10.post3"),
-            UpstreamSource(BASE, "error in batch {} of {} after {} completed batches: {}", "v0.1.14"),
-        ),
     ),
     KnownIssue(
         name="not_finished",
@@ -349,3 +356,47 @@ OUTCOMES: tuple[KnownIssue, ...] = (
     ),
 )
 """Reports of AITER about results and the end of a batch."""
+
+_RANKS = ("cause", "consequence", "remark")
+
+ISSUES: tuple[KnownIssue, ...] = tuple(
+    sorted((*FAULTS, *IMAGE, *SETUP, *OUTCOMES), key=lambda issue: _RANKS.index(issue.rank))
+)
+"""All known issues, the one that explains most first."""
+
+BY_NAME: dict[str, KnownIssue] = {issue.name: issue for issue in ISSUES}
+
+_ENDING = tuple(issue for issue in ISSUES if issue.isolates)
+MAX_TEXT = 1_000_000
+
+
+def ends_process(line: str) -> KnownIssue | None:
+    """The known issue after which a tuner's process cannot go on, None if the line shows none."""
+    plain = clean(line, 4000)
+    return next((issue for issue in _ENDING if issue.search(plain)), None)
+
+
+def diagnose(text: str, returncode: int | None) -> Diagnosis | None:
+    """The known issue that best explains a tuner's end, None if there is none.
+
+    `text`: the end of its output, both streams. `returncode`: as of subprocess (-N for a signal), None if gemmfleet
+    ended it. A text has precedence over an exit code, except where the host killed the process.
+    """
+    plain = "\n".join(clean(line, 4000) for line in text[-MAX_TEXT:].splitlines())
+    by_exit = next((i for i in ISSUES if returncode is not None and returncode in i.exit_codes), None)
+    remark: Diagnosis | None = None
+    for issue in ISSUES:
+        m = issue.search(plain)
+        if m is None:
+            continue
+        found = Diagnosis(issue, _line_at(plain, m), {k: v for k, v in m.groupdict().items() if v})
+        if issue.rank != "remark":
+            return found if by_exit is None or issue.rank == "cause" else Diagnosis(by_exit)
+        remark = remark or found
+    return Diagnosis(by_exit) if by_exit is not None else remark
+
+
+def _line_at(text: str, m: re.Match[str]) -> str:
+    start = text.rfind("\n", 0, m.start()) + 1
+    end = text.find("\n", m.end())
+    return clean(text[start : end if end >= 0 else len(text)], 400)

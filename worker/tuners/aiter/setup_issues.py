@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from worker.tuners.aiter.known_issues import BASE, MP, KnownIssue, UpstreamSource
+from worker.tuners.aiter.known_issue import BASE, MP, KnownIssue, UpstreamSource
 
 A4 = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
 CORE = "aiter/jit/core.py"
