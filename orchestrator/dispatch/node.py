@@ -96,7 +96,7 @@ class NodeDriver:
         """Next byte of each (stream, slot) that has not been posted yet."""
         self._post = post
         self._admission = admission
-        """Waited for before workers are started: the node may be occupied (orchestrator/nodes/admission.py)."""
+        """Waited for before workers are started: the node may be occupied (orchestrator/nodes/occupancy.py)."""
         self._results = results
         """Folder on the node for results that stay there after the run."""
         self._home = home
