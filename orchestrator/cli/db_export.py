@@ -113,7 +113,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
         return out
     from orchestrator.errors import NoUsableNodeError
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.poll import check_nodes
+    from orchestrator.nodes.check import check_nodes
 
     nodes = load_inventory(inventory).nodes
     out |= {(n.gfx, n.cu_num) for n in nodes.values() if n.gfx and n.cu_num}

@@ -11,7 +11,6 @@ from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.inventory import Inventory, Node, resolved
-from orchestrator.inventory.pools import pool_words
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.life import KnownLease, MadeNode, Pool
 from orchestrator.nodes.check import NodeReport, check_node
@@ -29,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory.pools import LoginHost
+from orchestrator.inventory.model import LoginHost
 
 if TYPE_CHECKING:
     from orchestrator.transport.ssh import SshTransport
@@ -48,7 +47,7 @@ def slots_of(node: Node) -> int:
 def pool_note(node: Node, asked: NodeReport) -> str:
     """Sentence on what a pool may bring, of which the estimate counts on all, and on what its scheduler would do."""
     words = "".join(f"; {f.what}" for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes"))
-    pool = pool_words(node, f" of {plural(slots_of(node), 'slot')}")
+    pool = node.pool_words(f" of {plural(slots_of(node), 'slot')}")
     return f"{node.name}: {pool}; the estimate counts on {node.count[1]}{words}"
 
 

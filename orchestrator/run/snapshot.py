@@ -10,9 +10,8 @@ from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader
-from orchestrator.nodes.check import HOT_C
+from orchestrator.nodes.check import HOT_C, LIMIT_S, NodeAnswer, poll
 from orchestrator.nodes.plan import plan_nodes
-from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
 from orchestrator.paths import RunConfig
 from orchestrator.run.view.reading import ViewReader
 from orchestrator.run.view.status import run_status, state_now

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
@@ -17,41 +15,17 @@ from worker.families import Family
 from worker.text import plural
 
 
-@dataclass(frozen=True, slots=True)
-class PadSaving:
-    """Number of shapes saved by padding."""
-
-    before: int
-    after: int
-    level: PadLevel
-
-    def __str__(self) -> str:
-        if self.before == self.after:
-            return f"padding M ({self.level}): {plural(self.before, 'shape')}, none saved"
-        less = 1 - self.after / self.before
-        return f"padding M ({self.level}): {plural(self.before, 'shape')} became {self.after} ({less:.0%} less to tune)"
-
-
-def pad(keys: Iterable[Key], family: Family, level: PadLevel) -> tuple[dict[Key, int], PadSaving]:
-    """(the distinct grid points in the order of first use, each with how many of `keys` it serves; the saving)."""
-    out: dict[Key, int] = {}
-    before = 0
-    for key in keys:
-        before += 1
-        point = grid_point(key, family, level)
-        out[point] = out.get(point, 0) + 1
-    return out, PadSaving(before, len(out), level)
-
-
 def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tuple[list[Key], list[str]]:
-    """(the keys to write, sentences about it)."""
+    """(the keys to write: as they are, or the distinct grid points in the order of first use; sentences about it)."""
     listed = list(keys)
     if level is None:
         return listed, []
     if family.aiter.exact_m:
         return listed, [f"--pad-m changes nothing: AITER looks {family.name} up by the exact M"]
-    points, saving = pad(listed, family, level)
-    return list(points), [str(saving)]
+    points = list(dict.fromkeys(grid_point(key, family, level) for key in listed))
+    less = f" became {len(points)} ({1 - len(points) / max(1, len(listed)):.0%} less to tune)"
+    saved = less if len(points) < len(listed) else ", none saved"
+    return points, [f"padding M ({level}): {plural(len(listed), 'shape')}{saved}"]
 
 
 def write_list(
@@ -66,8 +40,7 @@ def write_list(
 
             write_atomic(path, text)
             return
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
+        with open(path, "x", encoding="utf-8") as f:
             f.write(text)
     except FileExistsError:
         raise InputError(f"{path} is there already; give another name with -o, or --force to replace it") from None
@@ -75,8 +48,8 @@ def write_list(
         raise InputError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
+# columns of a shape list: calls, and the time of a call today in microseconds
 COUNT, NOW = "count", "now_us"
-"""Columns of a shape list: calls, and the time of a call today in microseconds."""
 _HEAD = 4096
 
 

@@ -13,8 +13,7 @@ import pytest
 from orchestrator.families import get_family
 from orchestrator.results.verify import Reading
 from orchestrator.shapes.aiter_log import MissKeys, read_line
-from orchestrator.shapes.from_model import model_shapes
-from orchestrator.shapes.model_config import read_model
+from orchestrator.shapes.from_model import model_shapes, read_model
 from orchestrator.tables.export import duplicates
 from orchestrator.tables.locate import family_in_name
 from orchestrator.tables.tuned import read_table

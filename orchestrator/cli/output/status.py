@@ -173,7 +173,7 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     from rich.text import Text
 
-    from orchestrator.nodes.poll import poll
+    from orchestrator.nodes.check import poll
     from orchestrator.run.snapshot import RunSnapshot
 
     snapshot = RunSnapshot(paths)
@@ -226,7 +226,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     from rich.live import Live
 
     from orchestrator.dispatch.control import holder
-    from orchestrator.nodes.poll import Watch
+    from orchestrator.nodes.check import Watch
     from orchestrator.run.snapshot import RunSnapshot
 
     snapshot = RunSnapshot(paths)
@@ -252,7 +252,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
 def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None:
     """Print a line per change of progress, of a node's reachability, or of a GPU's health."""
     from orchestrator.dispatch.control import holder
-    from orchestrator.nodes.poll import Watch
+    from orchestrator.nodes.check import Watch
 
     last, printed = "", dict[str, str]()
     with closing(Watch(snapshot.plans, limit_s)) as watch:

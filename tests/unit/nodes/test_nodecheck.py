@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.inventory import Node
 from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, unreachable
-from orchestrator.nodes.facts import ARGV, NodeFacts, read_facts, script
+from orchestrator.nodes.facts import ARGV, load_facts, read_facts, save_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.support.health_kit import unfold
 from worker.agent.device_lock import DeviceLock
@@ -453,9 +453,9 @@ def test_a_root_of_aiter_is_looked_for_where_a_container_finds_it(volumes: tuple
     assert not mount or f"--mount '{mount}'" in text
 
 
-def test_what_a_plan_keeps_holds_no_names() -> None:
+def test_what_a_plan_keeps_holds_no_names(tmp_path: Path) -> None:
     facts = read_facts(answer(user="secret-user", home="/home/secret-user", host="secret-host", cpu_flag="avx2"))
-    kept = json.loads(json.dumps(facts.for_plan()))
-    assert "secret" not in json.dumps(kept)
-    back = NodeFacts.from_plan(kept)
+    save_facts(tmp_path, {"n": facts})
+    assert "secret" not in (tmp_path / "nodes/n/facts.json").read_text()
+    back = load_facts(tmp_path, ["n"])["n"]
     assert (back.gpus, back.gfx, back.cu_num, back.cpu_flags) == (facts.gpus, "gfx950", 256, ("avx2",))
