@@ -1,4 +1,4 @@
-"""The device under test: its name, memory, modes (threads, BLAS library) and clock, and its canaries.
+"""The device under test: its name, memory, CPU threads and clock, and its canaries.
 
 The canary is a GEMM that proves the device. The timed canary is two known kernels, timed alike on every GPU, by which
 slots are compared: one is compute-bound, one memory-bound. Each runs at the clock that the GPU can sustain. The times
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
@@ -38,16 +38,6 @@ Run = Callable[[Operand, Operand], torch.Tensor]
 """(X operand, W operand) -> output [M, N]."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """Settings of the device while a candidate runs. `number` is the thread count on a CPU, an index on a GPU."""
-
-    number: int
-    suffix: str
-    threads: int | None = None
-    blas: str | None = None
-
-
 class Device:
     """The first GPU if torch sees one, else the CPU."""
 
@@ -55,7 +45,7 @@ class Device:
         kind = prefer or ("cuda" if torch.cuda.is_available() else "cpu")
         self.torch = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
         self.cores = usable_cores()
-        self._mode: Mode | None = None
+        self._threads = 0
         torch.set_num_threads(self.cores)
         torch.set_float32_matmul_precision("highest")  # the reference must be float32, not TF32
 
@@ -85,80 +75,66 @@ class Device:
         free = torch.cuda.mem_get_info(self.torch)[0]
         return int(free) + torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
 
-    def modes(self, threads: Sequence[int] = ()) -> list[Mode]:
-        """The modes to try; the first is the device's usual one."""
-        if not self.gpu:
-            counts = list(threads) or sorted({self.cores, max(1, self.cores // 2), 1}, reverse=True)
-            return [Mode(t, f"_t{t}", threads=t) for t in counts]
-        lt, plain = ("hipblaslt", "hipblas") if torch.version.hip else ("cublaslt", "cublas")
-        return [Mode(0, ""), Mode(1, f"_{plain}", blas="cublas"), Mode(2, f"_{lt}", blas="cublaslt")]
+    def thread_counts(self, given: Sequence[int] = ()) -> Sequence[int]:
+        """The counts of CPU threads to try, those that are given or the usual ones; 0 alone on a GPU."""
+        return [0] if self.gpu else given or sorted({self.cores, max(1, self.cores // 2), 1}, reverse=True)
 
-    def enter(self, mode: Mode) -> bool:
-        """Set the device to a mode; True if it was in another one."""
-        if mode == self._mode:
+    def enter(self, threads: int) -> bool:
+        """Use that many CPU threads (0: as many as before); True if it was another number."""
+        if threads in (0, self._threads):
             return False
-        if mode.threads is not None:
-            torch.set_num_threads(mode.threads)
-        if self.gpu:
-            torch.backends.cuda.preferred_blas_library(mode.blas or "default")
-        self._mode = mode
+        torch.set_num_threads(threads)
+        self._threads = threads
         return True
 
     def leave(self) -> None:
-        """Back to the device's usual mode."""
+        """Use all cores again."""
         torch.set_num_threads(self.cores)
-        if self.gpu and self._mode is not None and self._mode.blas:
-            torch.backends.cuda.preferred_blas_library("default")
-        self._mode = None
+        self._threads = 0
 
     def sync(self) -> None:
         if self.gpu:
             torch.cuda.synchronize(self.torch)
 
-    def timer(self, run: Run, xs: Sequence[Operand], ws: Sequence[Operand], mode: Mode) -> Timer:
-        """A timer that rotates over the copies of both operands; the first call in another mode is not timed."""
+    def timer(self, run: Run, xs: Sequence[Operand], ws: Sequence[Operand], threads: int | None = None) -> Timer:
+        """A timer that rotates over the copies of both operands. `threads`: of a CPU (None: the usual count); the
+        first call with another count is not timed."""
         turns = max(len(xs), len(ws))
         pairs = [(xs[i % len(xs)], ws[i % len(ws)]) for i in range(turns)]
-        return GpuTimer(self, run, pairs, mode) if self.gpu else CpuTimer(self, run, pairs, mode)
+        threads = self.thread_counts()[0] if threads is None else threads
+        return GpuTimer(run, pairs) if self.gpu else CpuTimer(self, run, pairs, threads)
 
 
 class CpuTimer:
     """Wall time of calls back to back."""
 
-    def __init__(self, device: Device, run: Run, pairs: Sequence[tuple[Operand, Operand]], mode: Mode) -> None:
-        self._device, self._run, self._pairs, self._mode = device, run, pairs, mode
-        self._next = 0
+    def __init__(self, device: Device, run: Run, pairs: Sequence[tuple[Operand, Operand]], threads: int) -> None:
+        self._device, self._run, self._pairs, self._threads = device, run, cycle(pairs), threads
 
     def __call__(self, calls: int) -> float:
         run = self._run
-        if self._device.enter(self._mode):
-            run(*self._pairs[self._next])
-        turn = self._turn(calls)
+        turn = list(islice(self._pairs, calls))
+        if self._device.enter(self._threads):
+            run(*turn[0])
         start = time.perf_counter_ns()
         for x, w in turn:
             run(x, w)
         return (time.perf_counter_ns() - start) / 1e9
 
-    def _turn(self, calls: int) -> list[tuple[Operand, Operand]]:
-        """The operands of the next calls, going on where the last sample ended."""
-        size, start = len(self._pairs), self._next
-        self._next = (start + calls) % size
-        return [self._pairs[(start + i) % size] for i in range(calls)]
 
-
-class GpuTimer(CpuTimer):
+class GpuTimer:
     """Device time between two events. The GPU sleeps while the calls are queued, so launching them costs nothing."""
 
     _host_s = 20e-6
 
+    def __init__(self, run: Run, pairs: Sequence[tuple[Operand, Operand]]) -> None:
+        self._run, self._pairs = run, cycle(pairs)
+
     def __call__(self, calls: int) -> float:
         run, left, total = self._run, calls, 0.0
-        if self._device.enter(self._mode):
-            run(*self._pairs[self._next])
-            self._device.sync()
         while left:
             now, left = min(left, QUEUE), max(0, left - QUEUE)
-            turn = self._turn(now)
+            turn = list(islice(self._pairs, now))
             event: Any = torch.cuda.Event
             start, end = event(enable_timing=True), event(enable_timing=True)
             keep_asleep(now * self._host_s * 1.5 + 20e-6)
@@ -232,7 +208,7 @@ def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:
         wrong = int((out.float().cpu() != want).sum())
         if wrong:
             return False, -1.0, f"{wrong} of {size * size} elements of a {size}x{size}x{size} {dtype} product are wrong"
-        us = measure(device.timer(run, [(a,)], [(b,)], device.modes()[0]), SamplingPolicy(), 0.2).us
+        us = measure(device.timer(run, [(a,)], [(b,)]), SamplingPolicy(), 0.2).us
     device.leave()
     return True, round(us, 4), f"{size}x{size}x{size} product exact in float32 and bfloat16"
 
@@ -263,5 +239,4 @@ def timed_canary(device: Device) -> tuple[float, float]:
 
 
 def _us(device: Device, run: Run, x: Operand, w: Operand) -> float:
-    timer = device.timer(run, [x], [w], device.modes()[0])
-    return round(measure(timer, TIMED_POLICY, TIMED_CAP_S).us, 4)
+    return round(measure(device.timer(run, [x], [w]), TIMED_POLICY, TIMED_CAP_S).us, 4)

@@ -43,8 +43,8 @@ SMALL_MARGIN = 3.0
 """A margin below it, in standard errors, may be luck."""
 LEAST_ERROR = 1e-4
 """No ratio of two times is known better than that."""
-ROUNDS = 5
-"""Rounds of a ranking at least."""
+ROUNDS, MOST_ROUNDS = 5, 41
+"""Rounds of a ranking at least, and of each repeat at most."""
 SETTLE_S, SUSTAINED_S, SUSTAINED_ROUNDS, CLEAR_ROUNDS = 0.2, 0.1, 12, 3
 """Sustained: seconds that a candidate runs before its samples and before each sample of a ranking, seconds of such a
 sample, rounds at least, and rounds before any contender drops out: one sample may be far off."""
@@ -173,12 +173,10 @@ def calls_of(seconds: float, each: float) -> int:
     return max(1, math.ceil(seconds / max(each, 1e-9)))
 
 
-def leaders(
-    found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2, runner_up: float = 1.0
-) -> list[int]:
+def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
     """Indexes of the candidates to measure again: the fastest and those within `within` of it, at most `most`.
 
-    Where that is one alone, the next best as well, so that the winner has a margin, if it takes at most `runner_up`
+    Where that is one alone, the next best as well, so that the winner has a margin, if it takes at most RUNNER_UP
     times as long. And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least
     of which is below the best median. The re-rank costs little and shows whether they are fast.
     """
@@ -188,46 +186,48 @@ def leaders(
     best = found[order[0]].us
     near = [i for i in order if found[i].us <= best * (1 + within)][:most]
     if len(near) == 1:
-        near += [i for i in order[1:2] if found[i].us <= best * runner_up]
+        near += [i for i in order[1:2] if found[i].us <= best * RUNNER_UP]
     odd = [i for i in order if i not in near and _disturbed(found[i]) and found[i].low_us <= best]
     return near + sorted(odd, key=lambda i: found[i].low_us)[:suspects]
 
 
 def rerank(
     timers: Sequence[Timer],
-    calls: Sequence[int],
+    found: Sequence[Measurement],
     simplicity: Sequence[tuple[int, ...]],
     rng: random.Random,
     cap_s: float,
-    min_rounds: int = ROUNDS,
-    max_rounds: int = 41,
     now: Clock = time.perf_counter,
     tick: Callable[[], None] = lambda: None,
-    before: Sequence[int] = (),
+    *,
+    sustained: bool = False,
     again: int = 0,
 ) -> Ranking:
-    """Measure the contenders again, interleaved, and pick (see `pick`).
+    """Measure the contenders again, interleaved, and pick (see `pick`). `found`: their first measurements.
 
     Each round takes one sample of every contender, in an order drawn anew, after one call of it (the previous run had
-    other threads and other data in the cache). Ends at `max_rounds`, when no more rounds can change the choice, or at
-    `cap_s` once `min_rounds` are in. While the margin is small that is repeated, up to `again` times; all rounds count.
-    Sustained: `before` has the calls before each sample, and who is clearly behind takes no further part.
+    other threads and other data in the cache). Ends at MOST_ROUNDS, when no more rounds can change the choice, or at
+    `cap_s` once ROUNDS are in. While the margin is small that is repeated, up to `again` times; all rounds count.
+    Sustained: each contender runs SETTLE_S before each sample, and who is clearly behind takes no further part.
     """
     rounds: list[list[float | None]] = []
     order = list(range(len(timers)))
-    least = max(min_rounds, SUSTAINED_ROUNDS) if before else min_rounds
+    calls, before, least = [m.calls for m in found], [1] * len(found), ROUNDS
+    if sustained:
+        calls, before = ([calls_of(s, m.us / 1e6) for m in found] for s in (SUSTAINED_S, SETTLE_S))
+        least = SUSTAINED_ROUNDS
     for repeat in range(again + 1):
         start, first = now(), len(rounds)
         with without_gc():
-            while len(rounds) - first < max_rounds:
+            while len(rounds) - first < MOST_ROUNDS:
                 rng.shuffle(order)
                 taken: list[float | None] = [None] * len(timers)
                 for i in order:
-                    timers[i](before[i] if before else 1)
+                    timers[i](before[i])
                     taken[i] = timers[i](calls[i]) / calls[i]
                     tick()
                 rounds.append(taken)
-                if before and len(rounds) >= CLEAR_ROUNDS:
+                if sustained and len(rounds) >= CLEAR_ROUNDS:
                     order = _in_the_race(rounds)
                 over = now() - start >= cap_s or (repeat == 0 and _decided(rounds))
                 if over and len(rounds) - first >= least:
@@ -236,11 +236,6 @@ def rerank(
         if ranking.margin is None or abs(ranking.margin) >= SMALL_MARGIN:
             break
     return ranking
-
-
-def sustained(us: Sequence[float]) -> tuple[list[int], list[int]]:
-    """(calls of a sample, calls before it) of contenders of these times, for sustained rounds."""
-    return [calls_of(SUSTAINED_S, t / 1e6) for t in us], [calls_of(SETTLE_S, t / 1e6) for t in us]
 
 
 def pick(rounds: Sequence[Sequence[float | None]], simplicity: Sequence[tuple[int, ...]]) -> Ranking:

@@ -50,9 +50,11 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 
 @cache
-def e2m1_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[16] values of the sixteen codes."""
-    return torch.tensor(E2M1, dtype=dtype, device=device)
+def e2m1_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256] both values of a byte as one integer, of twice the size of `dtype` (bfloat16 or float32)."""
+    codes, values = torch.arange(256), torch.tensor(E2M1)
+    pairs = torch.stack([values[codes & 15], values[codes >> 4]], dim=1).to(dtype)
+    return pairs.view(torch.int32 if dtype.itemsize == 2 else torch.int64).view(256).to(device)
 
 
 @cache
@@ -70,11 +72,10 @@ def scales(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def unpack_codes(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """codes [R, K/2] bytes, scale [R, K/32] e8m0 bytes -> [R, K]; each half of a byte is looked up alone."""
+    """codes [R, K/2] bytes, scale [R, K/32] e8m0 bytes -> [R, K], by one look-up a byte."""
     rows, half = codes.shape
-    table = e2m1_table(dtype, codes.device)
-    nibbles = torch.stack([codes & 15, codes >> 4], dim=2).view(-1).int()
-    groups = table.index_select(0, nibbles).view(rows, 2 * half // MX_GROUP, MX_GROUP)
+    pairs = e2m1_pairs(dtype, codes.device).index_select(0, codes.reshape(-1).int())
+    groups = pairs.view(dtype).view(rows, 2 * half // MX_GROUP, MX_GROUP)
     return groups.mul_(scales(scale, dtype)[:, :, None]).view(rows, 2 * half)
 
 
