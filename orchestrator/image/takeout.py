@@ -25,10 +25,9 @@ _PACKAGE = (
 )  # fmt: skip
 _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
 EVERYTHING = (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META)
+# Parts that its Triton operators and their configs are made of.
 TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
-"""Parts that its Triton operators and their configs are made of."""
-_FLYDSL = "flydsl/__init__.py"
-"""Of a package that AITER's dispatch imports: that it is there."""
+_FLYDSL = "flydsl/__init__.py"  # of a package that AITER's dispatch imports: that it is there
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30

@@ -24,8 +24,7 @@ ROLES = {
     "bpreshuffle": "bpreshuffle",
     "config": "config",
     "backend": "backend",
-}
-"""Meaning of AITER's parameters, by their names in lower case."""
+}  # meaning of AITER's parameters, by their names in lower case
 
 
 def find_function(places: Sequence[tuple[str, str]]) -> tuple[Callable[..., Any], str]:

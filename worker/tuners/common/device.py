@@ -19,23 +19,20 @@ import torch
 from worker.device.probe import cpu_gfx, cpu_model, usable_cores
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 
+# Bytes that the copies of an operand span: more than any cache (last level on MI300 and MI355X: 256 MB).
 CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20
-"""Bytes that the copies of an operand span: more than any cache (last level on MI300 and MI355X: 256 MB)."""
 CGROUP = Path("/sys/fs/cgroup")
-QUEUE = 400
-"""Calls queued behind a sleeping GPU at most: its queue holds about a thousand launches."""
+QUEUE = 400  # calls queued behind a sleeping GPU at most: its queue holds about a thousand launches
 
 CANARY_SIZE, CANARY_SHIFT = 256, 3
-SIZE, CPU_SIZE = 4096, 512
-"""M, N and K of the timed product: bfloat16 on a GPU, float32 on a CPU."""
+SIZE, CPU_SIZE = 4096, 512  # M, N and K of the timed product: bfloat16 on a GPU, float32 on a CPU
+# Bytes of the copy's source: more than four times the last-level cache (MI300 and MI355X: 256 MB).
 COPIED, CPU_COPIED = 1 << 30, 64 << 20
-"""Bytes of the copy's source: more than four times the last-level cache (MI300 and MI355X: 256 MB)."""
 TIMED_POLICY = SamplingPolicy(min_sample_s=0.01, min_samples=5, max_samples=5, settle_s=0.05)
 TIMED_CAP_S = 2.0
 
 Operand = tuple[torch.Tensor, ...]
-Run = Callable[[Operand, Operand], torch.Tensor]
-"""(X operand, W operand) -> output [M, N]."""
+Run = Callable[[Operand, Operand], torch.Tensor]  # (X operand, W operand) -> output [M, N]
 
 
 class Device:

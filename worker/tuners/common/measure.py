@@ -31,48 +31,37 @@ from worker import without_gc
 Timer = Callable[[int], float]
 Clock = Callable[[], float]
 
-MIN_US = 1e-3
-"""No call takes less than a nanosecond: anything below is a broken clock, not a winner."""
+MIN_US = 1e-3  # no call takes less than a nanosecond: anything below is a broken clock, not a winner
 
-TIE_FLOOR, TIE_CEILING = 0.002, 0.005
-"""Differences below the floor are always a tie, above the ceiling never."""
+TIE_FLOOR, TIE_CEILING = 0.002, 0.005  # differences below the floor are always a tie, above the ceiling never
 
-RUNNER_UP = 1.5
-"""A candidate that takes longer than so many times the best is no runner-up."""
-SMALL_MARGIN = 3.0
-"""A margin below it, in standard errors, may be luck."""
-LEAST_ERROR = 1e-4
-"""No ratio of two times is known better than that."""
-ROUNDS, MOST_ROUNDS = 5, 41
-"""Rounds of a ranking at least, and of each repeat at most."""
+RUNNER_UP = 1.5  # A candidate that takes longer than so many times the best is no runner-up
+SMALL_MARGIN = 3.0  # A margin below it, in standard errors, may be luck
+LEAST_ERROR = 1e-4  # no ratio of two times is known better than that
+ROUNDS, MOST_ROUNDS = 5, 41  # rounds of a ranking at least, and of each repeat at most
 SETTLE_S, SUSTAINED_S, SUSTAINED_ROUNDS, CLEAR_ROUNDS = 0.2, 0.1, 12, 3
 """Sustained: seconds that a candidate runs before its samples and before each sample of a ranking, seconds of such a
 sample, rounds at least, and rounds before any contender drops out: one sample may be far off."""
+# Standard deviation of the ratio of two sustained samples of a round, seen on an H200 at its power cap.
 SUSTAINED_NOISE = 0.015
-"""Standard deviation of the ratio of two sustained samples of a round, seen on an H200 at its power cap."""
 
-WIDE, FEW = 0.15, 5
-"""A spread from, and a sample count below which a median may owe more to the machine's other work."""
+WIDE, FEW = 0.15, 5  # A spread from, and a sample count below which a median may owe more to the machine's other work
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
     """Rule for when a candidate has been measured enough."""
 
-    min_sample_s: float = 200e-6
-    """A sample makes as many calls as it takes to last so long."""
+    min_sample_s: float = 200e-6  # A sample makes as many calls as it takes to last so long
     max_calls: int = 1000
     min_samples: int = 7
     max_samples: int = 101
-    target: float = 0.01
-    """Relative uncertainty of the median (see `uncertainty`) to stop at."""
+    target: float = 0.01  # relative uncertainty of the median (see `uncertainty`) to stop at
+    # Ratio to the best so far beyond which a candidate gets no more than `hopeless_after` samples.
     hopeless: float = 3.0
-    """Ratio to the best so far beyond which a candidate gets no more than `hopeless_after` samples."""
     hopeless_after: int = 5
-    far: float = 10.0
-    """Ratio beyond which it gets no more than two samples."""
-    settle_s: float = 0.0
-    """Seconds that a candidate within `far` runs before its samples."""
+    far: float = 10.0  # ratio beyond which it gets no more than two samples
+    settle_s: float = 0.0  # seconds that a candidate within `far` runs before its samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +72,8 @@ class Measurement:
     spread: float
     samples: int
     calls: int
-    why: str
-    """Reason for the end of sampling: `steady`, `enough`, `time` or `hopeless`."""
-    low_us: float = 0.0
-    """The least of the samples."""
+    why: str  # reason for the end of sampling: `steady`, `enough`, `time` or `hopeless`
+    low_us: float = 0.0  # the least of the samples
 
     @property
     def valid(self) -> bool:
@@ -100,12 +87,11 @@ class Ranking:
     winner: int
     us: tuple[float, ...]
     spread: tuple[float, ...]
-    lag: tuple[float, ...]
-    """Median of the ratio to the fastest within a round, less 1."""
+    lag: tuple[float, ...]  # median of the ratio to the fastest within a round, less 1
     tied: tuple[int, ...]
     rounds: int
+    # Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up.
     margin: float | None = None
-    """Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up."""
 
 
 def valid_us(us: float) -> bool:

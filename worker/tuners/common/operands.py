@@ -30,16 +30,13 @@ from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem, Unsuppo
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 ATOL = RTOL = 1e-2
-CHUNK = 1 << 24
-"""Elements compared at a time."""
+CHUNK = 1 << 24  # elements compared at a time
 MAX_COPIES = 64
-CHUNK_BYTES = 256 << 20
-"""float32 W is made in blocks of about so much for the reference."""
-UNIFORM = 0.577
-"""Standard deviation of a uniform variable on -1..1."""
+CHUNK_BYTES = 256 << 20  # float32 W is made in blocks of about so much for the reference
+UNIFORM = 0.577  # standard deviation of a uniform variable on -1..1
 E2M1_RMS = math.sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
+# Exponents of the e8m0 scales, drawn evenly; `MX_RMS` is their root mean square as factors.
 MX_EXPONENTS = (-2, -1, 0, 1)
-"""Exponents of the e8m0 scales, drawn evenly; `MX_RMS` is their root mean square as factors."""
 MX_RMS = math.sqrt(sum(4.0**e for e in MX_EXPONENTS) / 4)
 
 

@@ -85,8 +85,7 @@ def status_of(e: BaseException) -> str:
     return "unsupported" if any(words in text for words in _UNSUPPORTED) else "error"
 
 
-DETAIL = 300
-"""Characters of a detail at most."""
+DETAIL = 300  # characters of a detail at most
 
 
 def row_of(

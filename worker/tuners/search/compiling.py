@@ -180,6 +180,7 @@ def number_after(data: bytes, key: bytes) -> int | None:
 
 PRELOAD = ["worker.tuners.search.preload"]
 GRACE_S = 2.0
+COMPILE_S = 90.0  # limit of one compile
 
 Serve = Callable[..., None]
 
@@ -267,8 +268,8 @@ class _Process:
 class CompilePool:
     """`size` processes. Call `collect` often: it takes in results and hands out jobs."""
 
-    def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
-        self._work, self._env, self._timeout_s = work, env, timeout_s
+    def __init__(self, size: int, work: Work, env: dict[str, str]) -> None:
+        self._work, self._env = work, env
         self._queue: list[tuple[str, Any]] = []
         self._processes = [_Process(self._start()) for _ in range(max(1, size))]
 
@@ -319,9 +320,9 @@ class CompilePool:
         except (EOFError, OSError):
             p.helper.ended_by_itself()
             return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
-        if now() - p.since > self._timeout_s:
+        if now() - p.since > COMPILE_S:
             self._replace(p)
-            return CompileResult(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
+            return CompileResult(job, "timeout", f"not compiled within {COMPILE_S:g} s", p.since, now())
         return None
 
     def _hand_out(self) -> None:

@@ -202,7 +202,7 @@ def widening(workspace: Workspace) -> Widen:
     if p.scale == "none":
         return as_stored
     if p.scale == "mx":
-        return lambda x: unpack_codes(*x, BF16)
+        return lambda x: unpack_codes(x[0], x[1], BF16)
     buffer = workspace.empty(p.m, p.k, dtype=BF16)
     return lambda x: buffer.copy_(x[0])
 
