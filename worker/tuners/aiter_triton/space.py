@@ -84,7 +84,7 @@ def portable(values: Values, kind: ConfigKind, arch: str) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k in REQUIRED and kind.takes(k, arch)}
 
 
-# Values as AITER rewrites them for the problem (wrapper.Wrapper.completed).
+# Values as AITER rewrites them for the problem (source.Wrapper.completed).
 Completed = Callable[[dict[str, Any]], dict[str, Any]]
 
 TILES_M = (4, 8, 16, 32, 64, 128, 256)

@@ -77,7 +77,8 @@ class Measurement:
 
     @property
     def valid(self) -> bool:
-        return valid_us(self.us)
+        """True if it can be the time of a call: finite and not below a nanosecond (nor -1, 0, NaN, denormal)."""
+        return math.isfinite(self.us) and self.us >= MIN_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +93,6 @@ class Ranking:
     rounds: int
     # Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up.
     margin: float | None = None
-
-
-def valid_us(us: float) -> bool:
-    """True where `us` can be the time of a call: finite and not below a nanosecond (nor -1, 0, NaN, denormal)."""
-    return math.isfinite(us) and us >= MIN_US
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -173,7 +169,8 @@ def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, s
     near = [i for i in order if found[i].us <= best * (1 + within)][:most]
     if len(near) == 1:
         near += [i for i in order[1:2] if found[i].us <= best * RUNNER_UP]
-    odd = [i for i in order if i not in near and _disturbed(found[i]) and found[i].low_us <= best]
+    disturbed = (i for i in order if found[i].spread >= WIDE or found[i].samples < FEW)
+    odd = [i for i in disturbed if i not in near and found[i].low_us <= best]
     return near + sorted(odd, key=lambda i: found[i].low_us)[:suspects]
 
 
@@ -267,10 +264,6 @@ def _calls(each: float, policy: SamplingPolicy) -> int:
 def _slow(samples: Sequence[float], best_us: float, times: float) -> bool:
     """Compare the least of the samples: a disturbed one is no evidence about the candidate."""
     return min(samples) * 1e6 > times * best_us
-
-
-def _disturbed(m: Measurement) -> bool:
-    return m.spread >= WIDE or m.samples < FEW
 
 
 def _measurement(samples: Sequence[float], calls: int, why: str) -> Measurement:

@@ -110,11 +110,6 @@ def row_of(
     )
 
 
-def ranked_row(row: Row, margin: float | None) -> Row:
-    """A winner's row with its margin (worker/tuners/common/measure.py), where it has one."""
-    return row if margin is None else {**row, "margin": round(margin, 2)}
-
-
 def ended(rows: Sequence[Row]) -> list[tuple[str]]:
     """Identities of the candidates that came to an end without a fault, right or not."""
     return list(dict.fromkeys((r["kernelName"],) for r in rows if r["status"] not in ("error", "timeout")))

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -206,13 +207,12 @@ class WallTimer:
     size = 1
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls, self._next = calls, 0
+        self._calls = cycle(calls)
 
     def __call__(self, calls: int) -> float:
         start = time.perf_counter_ns()
-        for _ in range(calls):
-            self._calls[self._next]()
-            self._next = (self._next + 1) % len(self._calls)
+        for call in islice(self._calls, calls):
+            call()
         return (time.perf_counter_ns() - start) / 1e9
 
 

@@ -256,21 +256,17 @@ class MeasuringProcess:
                 self._heard = now()
                 if isinstance(message, Fatal):
                     return [*out, self._dead("fault", message.detail)] if self._up else [*out, message]
-                self._note(message)
+                if isinstance(message, Began):
+                    self._begun = message.index
+                elif not isinstance(message, Alive):
+                    self.owed = max(0, self.owed - 1)
+                    self._begun = None if isinstance(message, Tried) else self._begun
                 out.append(message)
         except (EOFError, OSError):
             return [*out, self._dead("fault", "")]
         if self.owed and self._up and now() - self._heard > self.hang_s:
             return [*out, self._dead("hang", f"no sign of life for {self.hang_s:g} s")]
         return out
-
-    def _note(self, message: Any) -> None:
-        if isinstance(message, Began):
-            self._begun = message.index
-        elif not isinstance(message, Alive):
-            self.owed = max(0, self.owed - 1)
-            if isinstance(message, Tried):
-                self._begun = None
 
     def _dead(self, kind: str, detail: str) -> ProcessDied:
         """End it; its death with the candidate that it had begun."""

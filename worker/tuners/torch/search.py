@@ -44,7 +44,7 @@ from worker.tuners.common.operands import (
     widen,
 )
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.common.rows import ended, is_fatal, ranked_row, row_of, status_of, why_no_winner
+from worker.tuners.common.rows import ended, is_fatal, row_of, status_of, why_no_winner
 from worker.tuners.torch.spec import Options
 from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, op, variants
 
@@ -65,7 +65,6 @@ class Weights:
     rotate_bytes: int
     available: Callable[[], int]
     _layouts: dict[str, list[Operand]]
-    _wide: torch.Tensor | None = None
 
     @classmethod
     def make(cls, p: Problem, device: torch.device, rotate_bytes: int, available: Callable[[], int]) -> Weights:
@@ -89,16 +88,7 @@ class Weights:
         return self._layouts[name]
 
     def wide_rows(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first row, float32 rows [r, K]) of the dequantised W, for the reference; kept whole where there is room."""
-        p = self.problem
-        if self._wide is None and 4 * p.n * p.k <= min(1 << 30, self.available() // 8):
-            self._wide = torch.cat([rows for _, rows in self._widen()])
-        if self._wide is not None:
-            yield 0, self._wide
-        else:
-            yield from self._widen()
-
-    def _widen(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, float32 rows [r, K]) of the dequantised W, for the reference."""
         step = max(1, CHUNK_BYTES // (4 * self.problem.k))
         for n in range(0, self.problem.n, step):
             yield n, widen(self.problem, *(t[n : n + step] for t in self.master))
@@ -355,8 +345,9 @@ class Search:
         others = sorted((i for i in range(len(best)) if i != v.winner), key=lambda i: v.us[i])
         for i in others if self._named else ():
             self._emit.row(self._shape.id, rows[i])
+        won = rows[v.winner] if v.margin is None else {**rows[v.winner], "margin": round(v.margin, 2)}
         self._emit.tuned(
-            self._shape.id, ranked_row(rows[v.winner], v.margin), candidate=(best[v.winner].candidate.name,),
+            self._shape.id, won, candidate=(best[v.winner].candidate.name,),
             ran=ended(self._rows) if self._named else (),
         )  # fmt: skip
 

@@ -28,7 +28,6 @@ from worker.tuners.common.measure import (
     rerank,
     spread,
     uncertainty,
-    valid_us,
 )
 
 
@@ -120,7 +119,7 @@ def test_every_timing_is_followed_by_a_sign_of_life_and_gc_rests() -> None:
 
 @pytest.mark.parametrize("us", [-1.0, 0.0, math.nan, math.inf, 5e-324, 1e-9])
 def test_what_is_no_time_is_never_a_leader(us: float) -> None:
-    assert not valid_us(us)
+    assert not found(us).valid
     assert leaders([found(us), found(7.0)]) == [1]
     assert leaders([found(us)]) == []
 
