@@ -78,7 +78,7 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
     try:
         details = client.ask(lambda c: c.inspect_image(image))
         roots = list(_roots(details))
-        root = _root(client, made["Id"], roots, folder)
+        root = next((r for r in roots if _fetch(client, made["Id"], f"{r}/aiter/jit/core.py", folder, r)), None)
         if root is None:
             raise EngineError(HERE, f"no AITER lies where images keep it ({', '.join(PLACES)}, site-packages)")
         for part in parts:
@@ -88,11 +88,6 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
     finally:
         with contextlib.suppress(NodeError):
             client.ask(lambda c: c.remove_container(made["Id"], force=True, v=True))
-
-
-def _root(client: Docker, container: str, roots: Iterable[str], folder: Path) -> str | None:
-    """The first of them with a package of AITER."""
-    return next((r for r in roots if _fetch(client, container, f"{r}/aiter/jit/core.py", folder, r)), None)
 
 
 def _roots(details: dict[str, Any]) -> Iterator[str]:

@@ -273,8 +273,6 @@ class TaskMaker:
         else:
             most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
             rest = source.candidates(p, target, first, most)
-        if o.only:
-            return [today, *(c for c in [*first, *rest] if c.name in o.only and c != today)]
         return space.distinct([*first, *rest], p, source.completed(p))
 
 

@@ -7,6 +7,7 @@ say which GPU is slow; no candidate's time is ever scaled by them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from worker.device.probe import cpu_gfx, cpu_model, usable_cores
+from worker.device.sensors import numbers
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 
 # Bytes that the copies of an operand span: more than any cache (last level on MI300 and MI355X: 256 MB).
@@ -148,7 +150,9 @@ class GpuTimer:
 
 def host_available() -> int:
     """Bytes a process may still take: MemAvailable, less where a cgroup limits it."""
-    free = _meminfo("MemAvailable")
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    with contextlib.suppress(OSError, KeyError):
+        free = numbers(Path("/proc/meminfo").read_text().replace(":", " "))["MemAvailable"] * 1024
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         if limit != "max":
@@ -158,16 +162,6 @@ def host_available() -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2 here
     return free
-
-
-def _meminfo(field: str) -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def keep_asleep(seconds: float) -> None:

@@ -126,12 +126,6 @@ def _search(value: Any) -> str:
     return str(value)
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-        raise ValueError("not a list of names of candidates")
-    return tuple(value)
-
-
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """Each option with its default; docs/reference/tuners.md explains them."""
@@ -150,7 +144,6 @@ class SearchOptions:
     rotate_mb: int = option(512, whole(0, 65536))
     # The measuring process is ended when it sends nothing for so long while it has work.
     hang_s: float = option(30.0, seconds(0.5, 3600))
-    only: tuple[str, ...] = option((), _names)  # names of the only candidates to try; empty means all legal ones
     hints: bool = option(default=True, rule=boolean)  # winners of earlier runs and of neighbouring shapes come first
     again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
 

@@ -166,12 +166,12 @@ def parse(raw: dict[str, Any]) -> SearchOptions:
 
 def test_options_name_every_fault() -> None:
     with pytest.raises(ValueError, match="unknown option 'serach'") as e:
-        parse({"serach": "fast", "search": "quick", "budget_s_per_shape": -1, "seed": 1.5, "only": "x"})
-    for word in ("neither fast nor exhaustive", "budget_s_per_shape", "seed is 1.5", "only is 'x'"):
+        parse({"serach": "fast", "search": "quick", "budget_s_per_shape": -1, "seed": 1.5, "hints": 1})
+    for word in ("neither fast nor exhaustive", "budget_s_per_shape", "seed is 1.5", "hints is 1"):
         assert word in str(e.value)
     with pytest.raises(ValueError, match="max_samples is less"):
         parse({"max_samples": 1})
-    assert parse({"only": ["a"], "budget_s_per_shape": 3}).only == ("a",)
+    assert parse({"budget_s_per_shape": 3}).budget_s_per_shape == 3.0
 
 
 @pytest.mark.parametrize(("looks", "taken", "kept"), [(2, 3, 0), (1000, 5, 1)])
