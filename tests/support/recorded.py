@@ -8,7 +8,6 @@ them again: python -m tests.support.recorded [NAME...]
 from __future__ import annotations
 
 import importlib
-import io
 import json
 import lzma
 import os
@@ -20,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,7 @@ NOT_COMPARED = {"made", "program", "name", "files", "controller"}
 
 def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
     """`status`, `explain` of some, the CSV files and the page."""
-    from orchestrator.analysis.report.collector import Collector
+    from orchestrator.report.collector import Collector
     from orchestrator.run.explain import explain
     from orchestrator.run.snapshot import RunSnapshot
 
@@ -279,17 +279,17 @@ def _plans() -> dict[str, Callable[[Path], tuple[RunPaths, str]]]:
 
     out: dict[str, Callable[[Path], tuple[RunPaths, str]]] = {}
     for seed in (1, 2, 4, 5, 7, 9, 11, 13):
-        out[f"faults-{seed:02}"] = lambda f, s=seed: _simulated(draw_plan(s), f)
+        out[f"faults-{seed:02}"] = partial(_simulated, draw_plan(seed))
     for seed in (21, 22, 23, 25):
-        out[f"leases-{seed:02}"] = lambda f, s=seed: _simulated(with_leases(draw_plan(s)), f)
+        out[f"leases-{seed:02}"] = partial(_simulated, with_leases(draw_plan(seed)))
     for seed in (31, 32, 33, 34, 35, 36):
-        out[f"candidates-{seed:02}"] = lambda f, s=seed: _simulated(with_candidates(draw_plan(s)), f)
+        out[f"candidates-{seed:02}"] = partial(_simulated, with_candidates(draw_plan(seed)))
     for seed, share in ((41, 0.3), (42, 0.5), (43, 0.7), (44, 0.9)):
-        out[f"cut-{seed:02}"] = lambda f, s=seed, x=share: _simulated(draw_plan(s), f, x)
+        out[f"cut-{seed:02}"] = partial(_simulated, draw_plan(seed), share=share)
     for n, share in ((48, 1.0), (72, 0.5)):
-        out[f"page-{n:02}"] = lambda f, n=n, x=share: _simulated(plan(n), f, x)
+        out[f"page-{n:02}"] = partial(_simulated, plan(n), share=share)
     for name in FLEET:
-        out[f"fleet-{name}"] = lambda f, name=name: _fleet(name, f)
+        out[f"fleet-{name}"] = partial(_fleet, name)
     return out
 
 
@@ -311,7 +311,7 @@ def _fleet(name: str, folder: Path) -> tuple[RunPaths, str]:
     folder.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "tests.fleet.server", str(folder / "place")]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
-        assert isinstance(p.stdout, io.IOBase)
+        assert p.stdout is not None
         assert p.stdin is not None
         p.stdout.readline()
         fleet = Fleet(folder, folder / "place")

@@ -1,4 +1,4 @@
-"""What people see of thirty recorded runs with faults is what they saw when the runs were recorded."""
+"""The documents of thirty recorded runs with faults are those that people saw when the runs were recorded."""
 
 from __future__ import annotations
 

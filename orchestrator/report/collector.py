@@ -6,9 +6,13 @@ import time
 from statistics import median
 from typing import Any
 
-from orchestrator.analysis.report.measured import Measurements, noise, rounded
-from orchestrator.analysis.report.shapes import Roofs, by_backend, columns, shape_rows
-from orchestrator.analysis.report.summary import (
+from orchestrator.command_hints import program
+from orchestrator.dispatch.control import holder
+from orchestrator.ledger import LedgerReader
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.report.measured import Measurements, noise, rounded
+from orchestrator.report.shapes import Roofs, by_backend, columns, shape_rows
+from orchestrator.report.summary import (
     PreviousTable,
     RunSummary,
     gain_over,
@@ -17,11 +21,7 @@ from orchestrator.analysis.report.summary import (
     sentences,
     stamp,
 )
-from orchestrator.analysis.report.timeline import failures, incidents, timeline
-from orchestrator.command_hints import program
-from orchestrator.dispatch.control import holder
-from orchestrator.ledger import LedgerReader
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.report.timeline import failures, incidents, timeline
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import noise_note
 from orchestrator.run.view import RunView

@@ -12,13 +12,13 @@ from statistics import median
 from typing import Any
 
 from orchestrator import __version__
-from orchestrator.analysis.report.measured import Winner, geomean
 from orchestrator.command_hints import command
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import Counts
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning import Range
+from orchestrator.report.measured import Winner, geomean
 from orchestrator.results.export import measured_on
 from orchestrator.run.view.status import GOING, left_words
 from orchestrator.tables.tuned import Key, read_table

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from orchestrator.analysis.report import page
-from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import embedded, fit, fitted, render_page, run_or_folder, safe, write_report
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
+from orchestrator.report import page
+from orchestrator.report.collector import Collector
+from orchestrator.report.page import embedded, fit, fitted, render_page, run_or_folder, safe, write_report
 from tests.paths import ROOT
 from tests.support.report_kit import empty_run, simulated_run
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.analysis.report.measured import Measurements, Tried, Winner, five_numbers, rounded
 from orchestrator.ledger import LedgerReader
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
+from orchestrator.report.measured import Measurements, Tried, Winner, five_numbers, rounded
 from orchestrator.shapes.model import Key, element_type
 from orchestrator.tables.backends import label
 from worker.families import Family

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.live import changes
-from orchestrator.analysis.report.live_server import Guard, Message, Receive, Send
 from orchestrator.ledger import Ledger
+from orchestrator.report.collector import Collector
+from orchestrator.report.live import changes
+from orchestrator.report.live_server import Guard, Message, Receive, Send
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run

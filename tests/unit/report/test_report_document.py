@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.timeline import timeline
 from orchestrator.dispatch.control import run_lock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
+from orchestrator.report.collector import Collector
+from orchestrator.report.timeline import timeline
 from orchestrator.run.view import RunView
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import fit, render_page, safe
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
+from orchestrator.report.collector import Collector
+from orchestrator.report.page import fit, render_page, safe
 from orchestrator.tables.faults import escaped
 
 EVERY_S = 0.5

@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.analysis.report.collector import Collector
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
+from orchestrator.report.collector import Collector
 from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import locate
 from orchestrator.templating import data_folder

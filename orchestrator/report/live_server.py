@@ -122,7 +122,7 @@ class PageServer:
         try:
             import uvicorn
 
-            from orchestrator.analysis.report.live import make_app
+            from orchestrator.report.live import make_app
         except ModuleNotFoundError as e:
             raise InputError(
                 f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
