@@ -15,7 +15,7 @@ from orchestrator.report.collector import Collector
 from orchestrator.report.page import fit, render_page, write_report
 from tests.integration.browser import Browser, chromium, missing
 from tests.support.report_kit import empty_run, simulated_run
-from tests.unit.analysis.test_report_page import HOSTILE, spoiled
+from tests.unit.report.test_report_page import HOSTILE, spoiled
 
 pytestmark = [
     pytest.mark.xdist_group("report_page"),

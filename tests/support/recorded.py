@@ -165,7 +165,7 @@ def _utc() -> Iterator[None]:
 
 
 def asked_of(recording: Recording) -> list[str | None]:
-    """What `explain` is asked: everything, some shapes of each kind, a group and a node."""
+    """Things that `explain` is asked about: everything, some shapes of each kind, a group and a node."""
     out: list[str | None] = [None]
     ends: dict[int, str] = {}
     for _, kind, data in recording["journal"]:
@@ -273,7 +273,7 @@ def _simulated(plan: Any, folder: Path, share: float = 1.0) -> tuple[RunPaths, s
 
 
 def _plans() -> dict[str, Callable[[Path], tuple[RunPaths, str]]]:
-    """How each recording is made."""
+    """The maker of each recording."""
     from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
     from tests.support.report_kit import plan
 
