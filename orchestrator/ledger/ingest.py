@@ -13,8 +13,8 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.ledger import clean
-from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.writer import Ledger, row_values
+from orchestrator.policy import Attempt, State
 from orchestrator.reasons import Reason
 from worker.protocol import (
     MAX_ONLY,
@@ -97,13 +97,16 @@ def _shape_of(source: _Source, raw: Mapping[str, Any]) -> int:
 
 
 class Ingest:
-    """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
+    """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal.
 
-    def __init__(self, ledger: Ledger, err_ratio: float = 0.05) -> None:
+    `state`: of the run, up to date with the journal.
+    """
+
+    def __init__(self, ledger: Ledger, state: State, err_ratio: float = 0.05) -> None:
         from pydantic_core import from_json  # here: who only reads a ledger needs no decoder of records
 
         self._decode = from_json
-        self._ledger, self._err = ledger, err_ratio
+        self._ledger, self._state, self._err = ledger, state, err_ratio
         self._ends: set[str] = set()
         """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
         self._torn: dict[tuple[str, str], bytes] = {}
@@ -188,16 +191,15 @@ class Ingest:
         source = self._sources.get((node, slot))
         if source is not None and source.attempt.id == name:
             return source
-        known = isinstance(name, str) and _encodable(name)
-        attempt = self._ledger.attempt(str(name)) if known else None
+        attempt = self._state.attempts.get(name) if isinstance(name, str) else None
         if attempt is None:
-            if known and self._ledger.is_canary(str(name)):
+            if isinstance(name, str) and name in self._state.canaries:
                 return None
             raise _Odd(f"unknown attempt {_shown(name)}")
         if attempt.node != node:
             raise _Odd(f"attempt {attempt.id} was not sent to this node")
-        device = {**self._ledger.slot(node, slot).device, **attempt.device}
-        source = _Source(attempt, frozenset(self._ledger.group_shapes(attempt.group)), device)
+        device = {**self._ledger.slot(node, slot).device, **self._ledger.report(attempt.id).device}
+        source = _Source(attempt, frozenset(attempt.shapes), device)
         self._sources[node, slot] = source
         return source
 
@@ -208,9 +210,9 @@ class Ingest:
         attempt = source.attempt
         match raw["type"]:
             case "attempt_started":
-                device = clean.document(raw["device"])
+                device, known = clean.document(raw["device"]), self._ledger.report(attempt.id).device
                 self._ledger.attempt_report(attempt.id, device=device, conditions=_conditions("before", raw))
-                if not attempt.device:
+                if not known:
                     source.device |= device
                 return [*self._overtaken(attempt, slot), ev.AttemptStarted(attempt.id, node, slot)]
             case "attempt_ended":
@@ -286,10 +288,14 @@ class Ingest:
 
     def _overtaken(self, attempt: Attempt, slot: str) -> list[ev.Event]:
         """A slot does one attempt at a time: where the end of an earlier one was lost (a torn record), this is it."""
+        known = self._state.slot(attempt.node, slot)
+        earlier = known.running if known is not None else None
+        if earlier in (None, attempt.id) or earlier in self._ends:
+            return []
         return [
-            ev.AttemptEnded(a, Reason.DONE, None, f"its end was not read; the slot went on to {attempt.id}", 0.0)
-            for a in self._ledger.running_on(attempt.node, slot)
-            if a != attempt.id and a not in self._ends
+            ev.AttemptEnded(
+                str(earlier), Reason.DONE, None, f"its end was not read; the slot went on to {attempt.id}", 0.0
+            )
         ]
 
     def _ended(self, source: _Source, raw: Mapping[str, Any]) -> ev.Event:
@@ -319,7 +325,3 @@ def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] 
     """A reading of worker/device/health.py, which a record may have or not."""
     reading = clean.document(raw.get("conditions"))
     return {when: reading} if reading else None
-
-
-def _encodable(name: str) -> bool:
-    return len(name) <= 80 and name.isascii()
