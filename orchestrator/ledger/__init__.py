@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.ledger.ingest import Ingest, split_lines
 from orchestrator.ledger.model import Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
-from orchestrator.ledger.reader import LedgerReader, reconcile
+from orchestrator.ledger.reader import LedgerReader, Replay, reconcile
 from orchestrator.ledger.writer import Ledger
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "LedgerReader",
     "LeftOut",
     "ProfileRow",
+    "Replay",
     "Report",
     "ShapeState",
     "SlotInfo",

@@ -14,16 +14,13 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.ledger import clean
 from orchestrator.ledger.writer import Ledger, row_values
-from orchestrator.policy import Attempt, State
+from orchestrator.policy.model import Attempt, State
 from orchestrator.reasons import Reason
 from worker.protocol import (
-    MAX_ONLY,
     MAX_RECORD_BYTES,
     OUTCOMES,
     SHAPE_VERDICTS,
     ProtocolError,
-    identities,
-    identity,
     parse_record,
     withheld_list,
 )
@@ -225,40 +222,29 @@ class Ingest:
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "shape_tuned":
-                candidates = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._left_out(attempt, shape, slot, raw)
                 if self._row(source, shape, slot, raw, winner=True):
-                    best = () if raw.get("candidate") is None else identity(raw["candidate"])
-                    return [ev.ShapeTuned(attempt.id, shape, best=best, **candidates)]
+                    return [ev.ShapeTuned(attempt.id, shape, **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
-                candidates = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._left_out(attempt, shape, slot, raw)
                 reason, detail = Reason(raw["reason"]), clean.text(raw["detail"])
                 return [ev.ShapeRefused(attempt.id, shape, reason, detail, **candidates)]
         return []
 
-    def _of_candidates(
-        self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any], node: str
-    ) -> dict[str, Any]:
-        """Candidates of a shape's end, for its event; those left out are kept. Raise _Odd."""
+    def _left_out(self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Candidates that were left out, for the event of a shape's end; they are kept. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
-            requested = "ran" in raw
-            ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
-            if raw.get("candidate") is not None:
-                identity(raw["candidate"])
         except ProtocolError as e:
             raise _Odd(str(e)) from e
-        self._ledger.withheld(attempt=attempt.id, shape=shape, node=node, slot=slot, entries=entries)
-        self._put_rows()
+        self._ledger.withheld(attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries)
         open_ = [e for e in entries if not e["confirmed"]]
         return {
-            "complete": not (open_ or more or requested),
-            "ran": tuple(ran),
             "withheld": tuple(tuple(e["candidate"]) for e in open_),
             "earlier": tuple(tuple(e["candidate"]) for e in open_ if e["source"] == "blocklist"),
             "cut": more > 0,
-            "trials": len(ran) if requested else self._ledger.trials(attempt.id, shape),
         }
 
     def _row(self, source: _Source, shape: int, slot: str, raw: Mapping[str, Any], *, winner: bool = False) -> bool:
@@ -313,10 +299,7 @@ class Ingest:
         if raw["outcome"] in OUTCOMES:
             outcome = Reason(raw["outcome"])
         else:
-            outcome, detail = (
-                Reason.ERROR,
-                f"ended as {_shown(raw['outcome'])}, which is no outcome; {detail}",
-            )
+            outcome, detail = Reason.ERROR, f"ended as {_shown(raw['outcome'])}, which is no outcome; {detail}"
         seconds = clean.number(raw["seconds"])
         return ev.AttemptEnded(attempt.id, outcome, flying, detail, max(0.0, seconds or 0.0))
 

@@ -10,6 +10,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -18,7 +19,9 @@ from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import database
 from orchestrator.ledger.model import NO_REPORT, Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
-from orchestrator.policy import PolicySettings, State, apply
+from orchestrator.policy.apply import apply
+from orchestrator.policy.model import State
+from orchestrator.policy.settings import PolicySettings
 from worker.families import Family
 
 _CHUNK = 1000
@@ -33,19 +36,26 @@ _LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, deta
 Skipped = tuple[str, str, float | None]
 
 
+@dataclass(slots=True)
+class Replay:
+    """A journal as far as it was replayed, for several readers of one ledger after another."""
+
+    state: State = field(default_factory=lambda: State(PolicySettings()))
+    read: int = 0
+    keys: dict[int, tuple[int | str, ...]] = field(default_factory=dict)
+
+
 class LedgerReader:
     """An open ledger to read. Use as a context manager, in the thread that opened it."""
 
-    def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
-        self._conn, self.path = conn, path
-        self._state: State | None = None
-        self._read = 0
-        self._keys: dict[int, tuple[int | str, ...]] = {}
+    def __init__(self, conn: sqlite3.Connection, path: Path, replay: Replay | None = None) -> None:
+        self._conn, self.path, self._replay = conn, path, replay or Replay()
 
     @classmethod
-    def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
-        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in database.py."""
-        return LedgerReader(database.open_reader(path, at_rest=at_rest), path)
+    def open_readonly(cls, path: Path, *, at_rest: bool = False, replay: Replay | None = None) -> LedgerReader:
+        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in database.py. `replay`: of an
+        earlier reader of the same ledger, to go on with."""
+        return LedgerReader(database.open_reader(path, at_rest=at_rest), path, replay)
 
     def close(self) -> None:
         self._conn.close()
@@ -115,18 +125,19 @@ class LedgerReader:
     @property
     def replayed(self) -> State:
         """The state of the run: its journal, replayed up to now."""
-        if self._state is None:
-            self._state = State(PolicySettings())
-        for self._read, t, kind, data in self._each(_JOURNAL, (self._read,)):
-            apply(self._state, ev.from_json(kind, data), t)
-        return self._state
+        replay = self._replay
+        for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
+            apply(replay.state, ev.from_json(kind, data), t)
+            replay.read = number
+        return replay.state
 
     @property
     def keys(self) -> dict[int, tuple[int | str, ...]]:
         """Key columns of each requested shape, in the order of the file."""
-        if not self._keys:
-            self._keys = {i: tuple(json.loads(k)) for i, k in self._each("SELECT id, key FROM shapes ORDER BY id")}
-        return self._keys
+        if not self._replay.keys:
+            rows = self._each("SELECT id, key FROM shapes ORDER BY id")
+            self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
+        return self._replay.keys
 
     def skipped(self) -> dict[int, Skipped]:
         """(reason, detail, when) of the shapes that were left out."""
@@ -230,15 +241,10 @@ class LedgerReader:
         """Every measured candidate, in the order of arrival."""
         return map(_row, self._each(f"{_ROW} ORDER BY r.id"))
 
-    def trials(self, attempt: str, shape: int) -> int:
-        """Candidates of the shape that came to an end in the attempt, right or wrong."""
-        sql = "SELECT count(*) FROM rows WHERE attempt=? AND shape=? AND us>0 AND winner=0 AND note IS NULL"
-        return int(self._all(sql, (attempt, shape))[0][0])
-
     def left_out(self, shape: int | None = None) -> list[LeftOut]:
         """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts.
 
-        A candidate that two slots left out faulted elsewhere, too. One that another slot's result did not leave out ran.
+        A candidate that two slots left out faulted elsewhere, too. It ran where another slot's result has it.
         """
         with self.snapshot():
             state = self.replayed

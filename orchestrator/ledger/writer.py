@@ -15,7 +15,7 @@ from orchestrator.errors import LedgerError
 from orchestrator.ledger import clean, database
 from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.policy import State
+from orchestrator.policy.model import State
 from worker.families import Family
 from worker.protocol import Row
 
@@ -112,7 +112,7 @@ class Ledger(LedgerReader):
             sql = "INSERT INTO journal (t, type, data) VALUES (?, ?, ?)"
             cursor = self._conn.execute(sql, (t, type(record).__name__, ev.to_json(record)))
             if self._driven:
-                self._read = cursor.lastrowid or 0
+                self._replay.read = cursor.lastrowid or 0
 
     def attempt_report(
         self,

@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger import LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.report.measured import Measurements, noise, rounded
 from orchestrator.report.shapes import Roofs, by_backend, columns, shape_rows
@@ -21,13 +21,13 @@ from orchestrator.report.summary import (
     sentences,
     stamp,
 )
-from orchestrator.report.timeline import failures, incidents, timeline
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import noise_note
-from orchestrator.run.view import RunView
-from orchestrator.run.view.places import Places
-from orchestrator.run.view.reading import ViewReader
-from orchestrator.run.view.status import GOING, state_now, time_left
+from orchestrator.policy.model import State
+from orchestrator.view.slot_speeds import flags
+from orchestrator.view.status import GOING, RunHeader, flag_words, sessions_until, state_now, time_left
+from orchestrator.view.timeline import failures, incidents, lanes, timeline
+from orchestrator.view.words import slot_words, worked_words
 
 FORMAT = 1
 MOST_FLAGS = 8
@@ -41,7 +41,7 @@ class Collector:
         self.paths = paths
         self.config = RunConfig.read(paths.config)
         self._measured: Measurements | None = None
-        self._reader = ViewReader()
+        self._replay = Replay()
         self._earlier: tuple[object, PreviousTable] | None = None
 
     def stamp(self) -> tuple[object, ...]:
@@ -56,12 +56,12 @@ class Collector:
         """All that the page shows, as JSON values. Texts are as they were kept: the page makes them safe."""
         with self._open() as ledger, ledger.snapshot():
             measured = self._measured = self._measured or Measurements(ledger.family, self.config.err_ratio)
-            view = self._reader.update(ledger)
             measured.update(ledger)
-            return self._made(ledger, measured, view)
+            return self._made(ledger, measured)
 
     def _open(self) -> LedgerReader:
-        return LedgerReader.open_readonly(self.paths.ledger, at_rest=not holder(self.paths.lock))
+        at_rest = not holder(self.paths.lock)
+        return LedgerReader.open_readonly(self.paths.ledger, at_rest=at_rest, replay=self._replay)
 
     def _state(self, ledger: LedgerReader) -> str:
         return state_now(ledger.state, driven=bool(holder(self.paths.lock)))
@@ -79,12 +79,15 @@ class Collector:
             self._earlier = (stamp_, previous_table(self.paths, self.config.db, ledger.family))
         return self._earlier[1]
 
-    def _made(self, ledger: LedgerReader, measured: Measurements, view: RunView) -> dict[str, Any]:
-        config, state, now, places = self.config, self._state(ledger), time.time(), view.places
-        going = state in GOING
-        end = now if going else float(ledger.meta("ended") or view.last or config.created)
-        end = max(end, view.last or end)
-        before, named, run = self._before(ledger), self._reader.name, self.paths.named
+    def _made(self, ledger: LedgerReader, measured: Measurements) -> dict[str, Any]:
+        config, word, now, state = self.config, self._state(ledger), time.time(), ledger.replayed
+        going = word in GOING
+        end = now if going else float(ledger.meta("ended") or state.last_t or config.created)
+        end = max(end, state.last_t or end)
+        start = config.created if state.first_t is None else state.first_t
+        about = RunHeader.of(ledger, config, {})
+        before, named, run = self._before(ledger), about.named, self.paths.named
+        sessions, by_slot = sessions_until(state, end), lanes(state)
         old = {
             i: before.us[key]
             for i, w in measured.winners.items()
@@ -96,16 +99,16 @@ class Collector:
         unconfirmed = ledger.unconfirmed()
         noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
         notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
-        notes += [f"beside the other GPUs {words}" for words in places.flags()[:MOST_FLAGS]]
+        notes += [f"beside the other GPUs {words}" for words in flag_words(state)[:MOST_FLAGS]]
         backends = by_backend(measured)
-        eta = time_left(view, now, driven=True) if going and places.nodes else None
+        eta = time_left(state, about, now, driven=True) if going and state.nodes else None
         summary = RunSummary(
-            config, state, counts, nodes=len({node for node, _ in places.lanes}), slots=len(places.lanes),
+            config, word, counts, nodes=len({node for node, _ in by_slot}), slots=len(by_slot),
             devices=sorted({str(d["device"]) for d in devices if d.get("device")})[:3],
             winners=list(measured.winners.values()),
             gains=[w.median_us / w.us for w in measured.winners.values() if w.median_us],
             earlier=before, failures=ledger.failures(),
-            worked=view.sessions.words(end), left=eta, name=run,
+            worked=worked_words(sessions), left=eta, name=run,
             unconfirmed=len(unconfirmed),
         )  # fmt: skip
         return {
@@ -113,7 +116,7 @@ class Collector:
             "run": self.paths.run,
             "name": run,
             "program": program(),
-            "state": state,
+            "state": word,
             "going": going,
             "made": stamp(now),
             "family": ledger.family.name,
@@ -121,8 +124,8 @@ class Collector:
             "sentences": [*sentences(summary), *map(_sentence, notes)],
             "counts": counts.to_json(),
             "eta_s": rounded(eta.mid_s if eta else None, 3),
-            "worked_s": rounded(view.sessions.worked_s(end), 6),
-            "sessions": len(view.sessions.all),
+            "worked_s": rounded(sum(b - a for a, b in sessions) if sessions else None, 6),
+            "sessions": len(sessions),
             "columns": columns(ledger.family, measured.keys),
             "shapes": shape_rows(ledger, measured, [b["name"] for b in backends], old, roofs),
             "backends": backends,
@@ -132,16 +135,16 @@ class Collector:
                 "source": before.source, "note": before.note, "counts": before.counts,
                 **{k: rounded(v) for k, v in gain_over(measured.winners, old).items()},
             },
-            "fleet": timeline(places, named, config.created if view.first is None else view.first, end),
-            "failures": failures(ledger, view, named, run),
-            "incidents": incidents(places),
+            "fleet": timeline(state, named, start, end),
+            "failures": failures(ledger, named, run),
+            "incidents": incidents(state),
             "unconfirmed": [
                 {"id": u.id, "shape": named(u.id), "where": f"{u.node} slot {u.slot}", "detail": u.detail,
-                 "withheld": [f"{w.name}: {w.outcome}" for w in u.withheld]}
-                for u in unconfirmed
+                 "withheld": [f"{w.name}: {w.outcome}" for w in left_out]}
+                for u, left_out in unconfirmed
             ],
-            "noise": noise(measured.winners.values(), places, ledger.attempts()),
-            "gpus": beside_each_other(places, time.time() if view.first is None else view.first),
+            "noise": noise(measured.winners.values(), state, ledger.reports()),
+            "gpus": beside_each_other(state, start),
             "origin": origin(ledger, config, self.paths),
         }  # fmt: skip
 
@@ -154,10 +157,10 @@ MOST_POINTS = 4000
 """Timed canaries of the page; of each slot the latest."""
 
 
-def beside_each_other(places: Places, start: float) -> list[dict[str, Any]]:
+def beside_each_other(state: State, start: float) -> list[dict[str, Any]]:
     """A document a slot: name, flag, and points: seconds since `start`, compute and memory time over the median of the
     slots of its device (None where unknown)."""
-    times, flags = places.timed.of, places.timed.flags()
+    times, standing_out = {s.id: s.timed for n in state.nodes.values() for s in n.slots.values() if s.timed}, flags(state)
     each = max(1, MOST_POINTS // max(1, len(times)))
     usual: dict[tuple[str, str], float] = {}
     for name in ("compute_us", "memory_us"):
@@ -173,10 +176,10 @@ def beside_each_other(places: Places, start: float) -> list[dict[str, Any]]:
 
     return [
         {
-            "name": places.spot(*slot),
-            "flag": flags.get(slot, ""),
+            "name": slot_words(state, *slot),
+            "flag": standing_out.get(slot, ""),
             "points": [
-                [rounded(t - start, 5), over(r, "compute_us"), over(r, "memory_us")] for t, r in list(seen)[-each:]
+                [rounded(t - start, 5), over(r, "compute_us"), over(r, "memory_us")] for t, r in seen[-each:]
             ],
         }
         for slot, seen in sorted(times.items(), key=lambda s: (s[0][0], len(s[0][1]), s[0][1]))

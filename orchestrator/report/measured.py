@@ -9,15 +9,14 @@ import json
 import math
 from bisect import bisect
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import geometric_mean, median
 from typing import Any
 
-from orchestrator.ledger.model import Attempt
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger import LedgerReader, Report
+from orchestrator.policy.model import State
 from orchestrator.results.gain import NOISY_GAIN
-from orchestrator.run.view.places import Places
 from orchestrator.shapes.model import Key
 from worker.families import Family, backend_of
 
@@ -27,9 +26,8 @@ MOST_BACKENDS = 12
 _CHUNK = 20_000
 _NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
     FROM rows WHERE id>? ORDER BY id LIMIT ?"""
-_SETTLED = """SELECT s.id, w.id, w.attempt, w.node, w.slot, w.us, w.bw, w.err_ratio, w.spread, w.samples,
-    w.kernel_id, w.kernel_name, w.libtype, w.gfx, w.cu_num, w.extra
-    FROM shapes s JOIN rows w ON w.id=s.row WHERE s.state='tuned'"""
+_WINNER = """SELECT id, attempt, node, slot, us, bw, err_ratio, spread, samples, kernel_id, kernel_name, libtype, gfx,
+    cu_num, extra FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"""
 _BESIDE = """SELECT us, kernel_name, libtype FROM rows
     WHERE attempt=? AND shape=? AND us>0 AND status='ok' AND winner=0 ORDER BY id"""
 
@@ -90,18 +88,15 @@ class Measurements:
 
     def update(self, ledger: LedgerReader) -> None:
         if not self.keys:
-            self.keys = {i: tuple(json.loads(key)) for i, key in ledger.query("SELECT id, key FROM shapes ORDER BY id")}
+            self.keys = ledger.keys
         while chunk := ledger.query(_NEW, (self._row, _CHUNK)):
             for row in chunk:
                 self._take(*row[1:])
             self._row = chunk[-1][0]
-        settled = ledger.query(_SETTLED)
-        for shape in self.winners.keys() - {s for s, *_ in settled}:
-            del self.winners[shape]  # it was settled as unconfirmed, and is looked at again
-        for shape, row, *rest in settled:
-            known = self.winners.get(shape)
-            if known is None or known.row != row:
-                self.winners[shape] = self._winner(ledger, shape, row, *rest)
+        for s in ledger.replayed.shapes.values():
+            if s.state == "tuned" and s.id not in self.winners:
+                for found in ledger.query(_WINNER, (s.attempt, s.id)):
+                    self.winners[s.id] = self._winner(ledger, s.id, *found)
 
     def flops(self, shape: int) -> float:
         """Floating-point operations of the shape."""
@@ -210,7 +205,7 @@ EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
 """Edges of the histograms' bins, as shares."""
 
 
-def noise(winners: Iterable[Winner], places: Places, attempts: Iterable[Attempt]) -> dict[str, Any]:
+def noise(winners: Iterable[Winner], state: State, reports: Mapping[str, Report]) -> dict[str, Any]:
     """`spread`: half the interquartile range over the median, of winners. `repeat`: how far a winner's last time is
     from its first, as a share. `close`: winners whose lead over the best other kernel is within their spread.
     """
@@ -233,7 +228,7 @@ def noise(winners: Iterable[Winner], places: Places, attempts: Iterable[Attempt]
         "repeat": _summed(repeats),
         "close": close,
         "judged": judged,
-        "slots": _slots(by_slot, places, attempts),
+        "slots": _slots(by_slot, state, reports),
     }
 
 
@@ -250,13 +245,16 @@ def _summed(shares: list[float]) -> dict[str, Any]:
     }
 
 
-def _slots(by_slot: dict[tuple[str, str], list[float]], places: Places, attempts: Iterable[Attempt]) -> list[list[Any]]:
+def _slots(
+    by_slot: dict[tuple[str, str], list[float]], state: State, reports: Mapping[str, Report]
+) -> list[list[Any]]:
     """node, slot, winners, median spread, canary's median us, its range over that, hottest C, clocks from and to."""
     heat: dict[tuple[str, str], float] = {}
     clocks: dict[tuple[str, str], list[float]] = defaultdict(list)
-    for a in attempts:
-        place = (a.node, a.slot or "")
-        for reading in a.conditions.values():
+    for id_, report in reports.items():
+        a = state.attempts.get(id_)
+        place = (a.node, a.slot) if a is not None else ("", "")
+        for reading in report.conditions.values():
             warm = reading.get("temperature_c")
             degrees = [x for x in warm.values() if isinstance(x, (int, float))] if isinstance(warm, dict) else []
             heat[place] = max([heat.get(place, float("-inf")), *degrees])
@@ -264,11 +262,10 @@ def _slots(by_slot: dict[tuple[str, str], list[float]], places: Places, attempts
             if isinstance(clock, (int, float)) and not isinstance(clock, bool):
                 clocks[place].append(float(clock))
     out: list[list[Any]] = []
-    for place in sorted({*by_slot, *places.lanes}, key=lambda p: (p[0], len(p[1]), p[1])):
-        spread, canary = (
-            five_numbers(by_slot.get(place, [])),
-            five_numbers([us for us in places.canaries.get(place, []) if us > 0]),
-        )
+    slots = {s.id: s for n in state.nodes.values() for s in n.slots.values()}
+    for place in sorted(slots, key=lambda p: (p[0], len(p[1]), p[1])):
+        spread = five_numbers(by_slot.get(place, []))
+        canary = five_numbers([us for us in slots[place].canary_us if us > 0])
         usual = canary.get("median")
         reach = (canary["max"] - canary["min"]) / usual if usual and canary["n"] > 1 else None
         seen = clocks.get(place, [])

@@ -89,8 +89,8 @@ def shape_rows(
     """A row a shape, in the order of the shapes file."""
     shown = columns(measured.family, measured.keys)["key"]
     at = [measured.family.key_names.index(n) for n in shown]
-    flying = {a.current for a in ledger.attempts(open_only=True) if a.started_at is not None}
-    where = {a.id: (a.node, a.slot or "") for a in ledger.attempts()}
+    state_ = ledger.replayed
+    flying = {state_.attempts[s.running].current for n in state_.nodes.values() for s in n.slots.values() if s.running}
     nothing = Tried()
     rows: list[list[Any]] = []
     for s in ledger.shapes():
@@ -100,14 +100,13 @@ def shape_rows(
         reason = "noisy" if w and w.noisy and not reason else reason
         best = [_tflops(measured, s.id, tried.best.get(b)) for b in backends] if tried.best else []
         intensity, share = _under_roof(roofs, w, s.key) if w else (None, None)
-        node, slot = (w.node, w.slot) if w else where.get(s.attempt or "", ("", ""))
         rows.append(
             [
                 s.id, [s.key[i] for i in at], state, w.backend if w else "", w.kernel[:300] if w else "",
                 rounded(w.us) if w else None, rounded(w.tflops, 4) if w else None, rounded(w.bw, 4) if w else None,
                 intensity, share, rounded(w.spread, 3) if w else None,
                 tried.candidates, rounded(w.median_us) if w else None, rounded(w.runner_up_us) if w else None,
-                rounded(old.get(s.id)), node, slot, s.attempt or "", reason, (s.detail or "")[:600], best,
+                rounded(old.get(s.id)), s.node, s.slot, s.attempt, reason, s.detail[:600], best,
             ]
         )  # fmt: skip
     return rows

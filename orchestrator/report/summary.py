@@ -20,7 +20,8 @@ from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning import Range
 from orchestrator.report.measured import Winner, geomean
 from orchestrator.results.export import measured_on
-from orchestrator.run.view.status import GOING, left_words
+from orchestrator.view.status import GOING
+from orchestrator.view.words import left_words
 from orchestrator.tables.tuned import Key, read_table
 from worker.families import Family
 from worker.text import and_more, plural

@@ -6,14 +6,13 @@ Pure.
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import harmonic_mean, median
 
 from orchestrator.events import CanaryTimed
-
-SlotId = tuple[str, str]
+from orchestrator.policy.model import SlotId, State
 
 FEW = 3
 """Slots of a device below which none is called an outlier: of two that differ either may be the odd one."""
@@ -23,7 +22,6 @@ SLOW, HOT_C, CAPPED = 0.03, 10.0, 0.02
 LEAST_SIGMA, LEAST_SIGMA_C = 0.005, 1.0
 LATEST = 9
 """The times of a slot that count: those of its state now."""
-KEPT = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,35 +42,18 @@ class SlotSpeed:
         return sum(known) / len(known) if known else 1.0
 
 
-@dataclass(slots=True)
-class CanaryTimes:
-    """Timed canaries by slot, the latest KEPT of each with their times (epoch seconds)."""
+def speeds(state: State) -> dict[SlotId, SlotSpeed]:
+    """Each slot with timed canaries, beside those of its device."""
+    by_device: dict[str, dict[SlotId, list[CanaryTimed]]] = defaultdict(dict)
+    for slot in (s for n in state.nodes.values() for s in n.slots.values() if s.timed):
+        last = [r for _, r in slot.timed[-LATEST:]]
+        by_device[last[-1].device][slot.id] = [r for r in last if r.device == last[-1].device]
+    return {slot: speed for slots in by_device.values() for slot, speed in _speeds(slots).items()}
 
-    of: defaultdict[SlotId, deque[tuple[float, CanaryTimed]]] = field(
-        default_factory=lambda: defaultdict(lambda: deque(maxlen=KEPT))
-    )
 
-    _speeds: dict[SlotId, SlotSpeed] | None = None
-
-    def feed(self, t: float, r: CanaryTimed) -> None:
-        """Take one in."""
-        self.of[r.node, r.slot].append((t, r))
-        self._speeds = None
-
-    def speeds(self) -> dict[SlotId, SlotSpeed]:
-        """Each slot with times, beside those of its device; computed again once there is a new time."""
-        if self._speeds is not None:
-            return self._speeds
-        by_device: dict[str, dict[SlotId, list[CanaryTimed]]] = defaultdict(dict)
-        for slot, seen in self.of.items():
-            last = [r for _, r in seen][-LATEST:]
-            by_device[last[-1].device][slot] = [r for r in last if r.device == last[-1].device]
-        self._speeds = {slot: speed for slots in by_device.values() for slot, speed in _speeds(slots).items()}
-        return self._speeds
-
-    def flags(self) -> dict[SlotId, str]:
-        """Slots that stand out, and why."""
-        return {slot: s.flag for slot, s in sorted(self.speeds().items()) if s.flag}
+def flags(state: State) -> dict[SlotId, str]:
+    """Slots that stand out, and why."""
+    return {slot: s.flag for slot, s in sorted(speeds(state).items()) if s.flag}
 
 
 def usual_pace(speeds: Mapping[SlotId, SlotSpeed]) -> float:
