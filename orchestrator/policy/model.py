@@ -267,10 +267,12 @@ class State:
     """Slots that take work, or soon will."""
     clean: dict[Place, None] = field(default_factory=dict)
     """Those of them whose last end was good."""
+    free: dict[Place, None] = field(default_factory=dict)
+    """Those of them with nothing to do and nothing coming."""
     hosts: dict[str, list[int]] = field(default_factory=dict)
-    """Host -> how many it has of both."""
+    """Host -> how many usable and clean ones it has."""
     idle: dict[SlotId, Slot] = field(default_factory=dict)
-    """Ready slots with nothing to do and nothing coming."""
+    """Ready ones of the free slots."""
     low: dict[SlotId, Slot] = field(default_factory=dict)
     """Ready slots that have little left."""
     waiting: dict[int, Waiting] = field(default_factory=dict)

@@ -108,20 +108,21 @@ def look(state: State, slot: Slot) -> None:
             state.usable[place] = slot
         else:
             del state.usable[place]
-        if clean:
-            state.clean[place] = None
-        else:
-            state.clean.pop(place, None)
+        for places, there in ((state.clean, clean), (state.free, ours and slot.running is None and not slot.queued)):
+            if there:
+                places[place] = None
+            else:
+                places.pop(place, None)
         if not counts[0]:
             del state.hosts[place[0]]
     slot.ahead_s = sum(state.attempts[a].left_s for a in (slot.running, *slot.queued) if a is not None)
     able = ours and node.state == "joined" and slot.state == "ready" and not slot.checking
     idle = able and slot.running is None and not slot.queued
     low = able and not idle and slot.ahead_s < state.settings.ahead_s and len(slot.queued) < state.settings.most_queued
-    for book, there in ((state.idle, idle), (state.low, low)):
-        if not there:
-            book.pop(slot.id, None)
-        elif slot.id not in book:
-            book[slot.id] = slot
+    for slots, there in ((state.idle, idle), (state.low, low)):
+        if there:
+            slots[slot.id] = slot
+        else:
+            slots.pop(slot.id, None)
     if not ours and node.state == "joined":
         state.to_recall.update((q, None) for q in slot.queued if not state.attempts[q].taking)

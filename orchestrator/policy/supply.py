@@ -78,9 +78,9 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     kind = min(kinds, key=lambda kind: kind.waiting[0])
     if kind.alone:
         return kind.waiting[0][2]
-    idle, s = max(1, len(state.idle)), state.settings
+    free, s = max(1, len(state.free)), state.settings
     most = state.waiting_s / (s.share * max(1, len(state.usable)))
-    room = max(most, min(s.floor_setups * state.setup_s, state.waiting_s / idle))
+    room = max(most, min(s.floor_setups * state.setup_s, state.waiting_s / free))
     return tuple(i for unit in _sample(kind, room) for i in unit[2])
 
 
