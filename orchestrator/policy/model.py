@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.events import CanaryTimed, Decision
+from orchestrator.events import CanaryTimed, FailShape, SettleShape
 from orchestrator.policy.settings import PolicySettings
 from orchestrator.reasons import Reason
 
@@ -17,8 +17,6 @@ SlotId = tuple[str, str]
 """(node, slot)"""
 Place = tuple[str, str]
 """(host, GPU) where a lease names them, else (node, slot). Evidence counts for places: leases come and go."""
-Candidate = tuple[str, ...]
-"""Identity of a candidate, opaque to the policy."""
 Waiting = tuple[float, int, tuple[int, ...]]
 """A unit that waits: minus its estimated seconds, its number, its shapes that are not settled."""
 
@@ -75,8 +73,8 @@ class Shape:
     """Hosts where the canary failed after it."""
     result: str = ""
     """The attempt of its last winner from which candidates were left out."""
-    left_out: dict[Place, tuple[SlotId, tuple[Candidate, ...]]] = field(default_factory=dict)
-    """Candidates that faulted, by where; with the slot that said so."""
+    apart: int | None = None
+    """The first of the shapes with which it runs by itself next."""
 
 
 @dataclass(slots=True)
@@ -193,11 +191,8 @@ class Node:
     slots: dict[str, Slot] = field(default_factory=dict)
     owes_canaries: bool = False
     """It was lost: when it is back its slots are asked for a canary, as their workers may have lived on."""
-    sent: int = 0
-    """Attempts that were ever sent there."""
-    verdicts: dict[tuple[str, int, Candidate], tuple[bool, float]] = field(default_factory=dict)
-    """(slot, shape, candidate) that faulted here -> whether it ran elsewhere (else it faulted there, too), and when
-    that was seen; until a worker has been told."""
+    used: bool = False
+    """Something was sent there."""
 
 
 @dataclass(slots=True)
@@ -248,29 +243,36 @@ class State:
     """First faults of shapes, on all slots."""
     next_seq: int = 1
 
-    # --- derived: what is to be decided, each emptied by its decision ---
-    alone: dict[int, None] = field(default_factory=dict)
-    """Shapes that run alone next, because of what happened to them."""
+    # --- derived: what is to be decided; each is emptied by its decision ---
+    apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes that run by themselves next, because of what happened to them, by the first of each."""
     twice: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
     """Unit to be started a second time -> the host that has it, its shapes."""
     held: dict[int, float] = field(default_factory=dict)
     """Shapes with enough faults -> when they are judged at the latest."""
-    ripe: dict[int, Decision] = field(default_factory=dict)
+    ripe: dict[int, FailShape | SettleShape] = field(default_factory=dict)
     """Shapes whose end is known."""
     to_shut: dict[SlotId, str] = field(default_factory=dict)
     to_ask: dict[SlotId, None] = field(default_factory=dict)
     to_recall: dict[str, None] = field(default_factory=dict)
     timers: dict[SlotId, float] = field(default_factory=dict)
     """Slot -> when its canary is due, or taken for failed."""
-    taking: int = 0
 
     # --- derived: sums ---
+    open: dict[str, None] = field(default_factory=dict)
+    """Attempts that are not over."""
+    running: int = 0
+    taking: int = 0
     usable: dict[Place, Slot] = field(default_factory=dict)
     """Slots that take work, or soon will."""
+    clean: dict[Place, None] = field(default_factory=dict)
+    """Those of them whose last end was good."""
+    free: dict[Place, None] = field(default_factory=dict)
+    """Those of them with nothing to do and nothing coming."""
     hosts: dict[str, list[int]] = field(default_factory=dict)
-    """Host -> its usable slots, and those of them whose last end was good."""
+    """Host -> how many usable and clean ones it has."""
     idle: dict[SlotId, Slot] = field(default_factory=dict)
-    """Ready slots with nothing to do and nothing coming."""
+    """Ready ones of the free slots."""
     low: dict[SlotId, Slot] = field(default_factory=dict)
     """Ready slots that have little left."""
     waiting: dict[int, Waiting] = field(default_factory=dict)
