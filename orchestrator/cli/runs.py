@@ -144,7 +144,7 @@ def explain(
     """
     from orchestrator.cli.output.terminal import plain
     from orchestrator.paths import find_run, list_runs
-    from orchestrator.run.explain import explain as history_of
+    from orchestrator.view.explain import explain as history_of
 
     # `explain g0001`: a single word that matches no run is a group of the latest run
     if run is not None and what is None and not any(p.run.startswith(run) for p in list_runs(Path(runs))):

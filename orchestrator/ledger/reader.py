@@ -32,7 +32,8 @@ _ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner,
     r.kernel_id, r.split_k, r.kernel_name, r.libtype, r.tflops, r.bw, r.spread, r.samples, r.detail, r.gfx, r.cu_num,
     r.extra, r.note FROM rows r JOIN shapes s ON s.id=r.shape"""
 _LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
-    FROM withheld WHERE shape=coalesce(?, shape)"""
+    FROM withheld"""
+MOST_VERDICTS = 256
 Skipped = tuple[str, str, float | None]
 
 
@@ -125,11 +126,14 @@ class LedgerReader:
     @property
     def replayed(self) -> State:
         """The state of the run: its journal, replayed up to now."""
+        self._catch_up()
+        return self._replay.state
+
+    def _catch_up(self) -> None:
         replay = self._replay
         for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
             apply(replay.state, ev.from_json(kind, data), t)
             replay.read = number
-        return replay.state
 
     @property
     def keys(self) -> dict[int, tuple[int | str, ...]]:
@@ -242,17 +246,32 @@ class LedgerReader:
         return map(_row, self._each(f"{_ROW} ORDER BY r.id"))
 
     def left_out(self, shape: int | None = None) -> list[LeftOut]:
-        """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts.
-
-        A candidate that two slots left out faulted elsewhere, too. It ran where another slot's result has it.
-        """
+        """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts."""
         with self.snapshot():
-            state = self.replayed
-            rows = self._all(_LEFT_OUT, (shape,))
+            return self._judged(self.replayed, self._all(f"{_LEFT_OUT} WHERE shape=coalesce(?, shape)", (shape,)))
+
+    def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
+        """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
+
+        Only those of shapes that were settled since the latest attempt was sent that is under way there.
+        """
+        state = self.replayed
+        slots = state.nodes[node].slots.values() if node in state.nodes else ()
+        since = max((state.attempts[s.running].sent_at for s in slots if s.running), default=0.0)
+        sql = f"{_LEFT_OUT} WHERE shape IN (SELECT shape FROM withheld WHERE node=?)"
+        found = [
+            w for w in self._judged(state, self._all(sql, (node,)))
+            if w.node == node and w.verdict and state.shapes[w.shape].settled_at >= since
+        ][-MOST_VERDICTS:]  # fmt: skip
+        return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
+
+    def _judged(self, state: State, rows: list[Any]) -> list[LeftOut]:
+        """A candidate that two slots left out faulted elsewhere, too. It ran where another slot's result has it."""
         where: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
         for r in rows:
             where[r[1], r[2]].add((r[3], r[4]))
-        rows.sort(key=lambda r: (r[1], state.attempts[r[0]].seq if r[0] in state.attempts else 0, r[2]))
+        order = {a.id: (a.sent_at, a.seq) for a in state.attempts.values()}
+        rows.sort(key=lambda r: (r[1], order.get(r[0], (0.0, 0)), r[2]))
         return [_left_out(r, _verdict(state, r[1], where[r[1], r[2]])) for r in rows]
 
 

@@ -14,7 +14,7 @@ from orchestrator import events as ev
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import clean, database
 from orchestrator.ledger.model import NOT_WORTH_IT
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, Replay
 from orchestrator.policy.model import State
 from worker.families import Family
 from worker.protocol import Row
@@ -100,10 +100,10 @@ class Ledger(LedgerReader):
 
     # --- records --------------------------------------------------------------------------------------------
 
-    def driven(self) -> State:
-        """The state of the run, for a controller: whoever calls it applies each record that it journals from now on."""
-        state, self._driven = self.replayed, True
-        return state
+    def drive(self, state: State) -> None:
+        """Replay the journal into a fresh state. Whoever calls this applies to it each record that it journals."""
+        self._replay, self._driven = Replay(state), True
+        self._catch_up()
 
     def journal(self, record: ev.Record, t: float) -> None:
         """Keep a record. `Tick` is not kept."""

@@ -395,7 +395,9 @@ def _node_troubled(state: State, e: ev.NodeTroubled, t: float) -> None:
 def _node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
     """A node that waits for others is not counted on: no share and no verdict waits for it."""
     n = state.nodes.get(e.node)
-    if n is not None and n.state in ("away", "busy"):
+    if n is not None and e.doing == "share":
+        n.history.append((t, "shared", e.detail))
+    elif n is not None and n.state in ("away", "busy"):
         _set_node(state, n, "busy" if e.doing == "wait" else "away", "" if e.doing == "free" else e.detail, t)
 
 
@@ -501,6 +503,7 @@ def _canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
     if slot is None:
         return
     slot.checking, slot.adrift, slot.last, slot.gpu.passed = False, None, None, True
+    slot.canary_us.append(e.us)
     state.to_ask.pop(slot.id, None)
     # a quarantine for another reason than a canary ends only with the canary that is asked for at its end
     if slot.state != "quarantined" or slot.sick or slot.canary:

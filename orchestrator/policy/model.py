@@ -161,6 +161,8 @@ class Slot:
     """What ran here when the node was lost: its worker may still be at it."""
     timed: list[tuple[float, CanaryTimed]] = field(default_factory=list)
     """The latest timed canaries."""
+    canary_us: list[float] = field(default_factory=list)
+    """Microseconds of the canaries that passed."""
 
     @property
     def id(self) -> SlotId:

@@ -10,6 +10,7 @@ from orchestrator.command_hints import program
 from orchestrator.dispatch.control import holder
 from orchestrator.ledger import LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.policy.model import State
 from orchestrator.report.measured import Measurements, noise, rounded
 from orchestrator.report.shapes import Roofs, by_backend, columns, shape_rows
 from orchestrator.report.summary import (
@@ -23,7 +24,6 @@ from orchestrator.report.summary import (
 )
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import noise_note
-from orchestrator.policy.model import State
 from orchestrator.view.slot_speeds import flags
 from orchestrator.view.status import GOING, RunHeader, flag_words, sessions_until, state_now, time_left
 from orchestrator.view.timeline import failures, incidents, lanes, timeline
@@ -160,7 +160,8 @@ MOST_POINTS = 4000
 def beside_each_other(state: State, start: float) -> list[dict[str, Any]]:
     """A document a slot: name, flag, and points: seconds since `start`, compute and memory time over the median of the
     slots of its device (None where unknown)."""
-    times, standing_out = {s.id: s.timed for n in state.nodes.values() for s in n.slots.values() if s.timed}, flags(state)
+    times = {s.id: s.timed for n in state.nodes.values() for s in n.slots.values() if s.timed}
+    standing_out = flags(state)
     each = max(1, MOST_POINTS // max(1, len(times)))
     usual: dict[tuple[str, str], float] = {}
     for name in ("compute_us", "memory_us"):
@@ -178,9 +179,7 @@ def beside_each_other(state: State, start: float) -> list[dict[str, Any]]:
         {
             "name": slot_words(state, *slot),
             "flag": standing_out.get(slot, ""),
-            "points": [
-                [rounded(t - start, 5), over(r, "compute_us"), over(r, "memory_us")] for t, r in seen[-each:]
-            ],
+            "points": [[rounded(t - start, 5), over(r, "compute_us"), over(r, "memory_us")] for t, r in seen[-each:]],
         }
         for slot, seen in sorted(times.items(), key=lambda s: (s[0][0], len(s[0][1]), s[0][1]))
     ]

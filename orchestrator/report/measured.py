@@ -245,9 +245,7 @@ def _summed(shares: list[float]) -> dict[str, Any]:
     }
 
 
-def _slots(
-    by_slot: dict[tuple[str, str], list[float]], state: State, reports: Mapping[str, Report]
-) -> list[list[Any]]:
+def _slots(by_slot: dict[tuple[str, str], list[float]], state: State, reports: Mapping[str, Report]) -> list[list[Any]]:
     """node, slot, winners, median spread, canary's median us, its range over that, hottest C, clocks from and to."""
     heat: dict[tuple[str, str], float] = {}
     clocks: dict[tuple[str, str], list[float]] = defaultdict(list)

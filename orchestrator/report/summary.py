@@ -20,9 +20,9 @@ from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning import Range
 from orchestrator.report.measured import Winner, geomean
 from orchestrator.results.export import measured_on
+from orchestrator.tables.tuned import Key, read_table
 from orchestrator.view.status import GOING
 from orchestrator.view.words import left_words
-from orchestrator.tables.tuned import Key, read_table
 from worker.families import Family
 from worker.text import and_more, plural
 

@@ -20,65 +20,65 @@ _FAULTED = f"""SELECT kernel_name, libtype, node, slot, status, shape, detail, a
     WHERE status IN ({", ".join(repr(f) for f in FAULTS)}) AND winner=0 ORDER BY id"""
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One time that a candidate faulted. `elsewhere`: sentence on its result on other slots."""
+
+    shape: int
+    node: str
+    slot: str
+    attempt: str
+    what: str
+    elsewhere: str = ""
+
+
 @dataclass(slots=True)
 class FaultedCandidate:
-    """A candidate that faulted: on which slots, at which shapes, in which attempts, and its first message.
-
-    `elsewhere`: sentence on its result on other slots.
-    """
+    """A candidate that faulted, and each time that it did."""
 
     name: str
     backend: str
-    status: str
-    detail: str
-    places: dict[tuple[str, str], None] = field(default_factory=dict)
-    shapes: dict[int, None] = field(default_factory=dict)
-    attempts: dict[str, None] = field(default_factory=dict)
-    elsewhere: str = ""
+    seen: list[Seen] = field(default_factory=list)
 
     @property
     def title(self) -> str:
         return f"{self.name} ({self.backend})" if self.backend else self.name
 
     @property
-    def words(self) -> str:
-        """`faulted on n1 slot 0 (fault: SIGSEGV); it ran on another slot`."""
-        where = and_more([f"{node} slot {slot}" for node, slot in self.places], 4)
-        why = f"{self.status}: {self.detail}" if self.detail else self.status
-        return "; ".join(filter(None, (f"faulted on {where} ({why})", self.elsewhere)))
+    def shapes(self) -> dict[int, None]:
+        return dict.fromkeys(x.shape for x in self.seen)
+
+    def words(self, shape: int | None = None) -> str:
+        """`faulted on n1 slot 0 (fault: SIGSEGV); it ran on another slot`, of all shapes or of one."""
+        seen = [x for x in self.seen if shape in (None, x.shape)]
+        places = list(dict.fromkeys(f"{x.node} slot {x.slot}" for x in seen))
+        elsewhere = seen[-1].elsewhere if len(places) == 1 else ""
+        return "; ".join(filter(None, (f"faulted on {and_more(places, 4)} ({seen[0].what})", elsewhere)))
 
 
 def faulted(ledger: LedgerReader) -> list[FaultedCandidate]:
     """Candidates that faulted, those with the most shapes first."""
-    rows, left_out = ledger.query(_FAULTED), ledger.left_out()
-    named = {w.name for w in left_out if w.name} | {r[0] for r in rows}
-    marks = ", ".join("?" * min(len(named), 900))
-    known = dict(
-        ledger.query(
-            f"SELECT kernel_name, max(libtype) FROM rows WHERE kernel_name IN ({marks}) GROUP BY 1",
-            tuple(sorted(named)[:900]),
-        )
-    )
     found: dict[tuple[str, str], FaultedCandidate] = {}
 
-    def add(name: str, libtype: str, place: tuple[str, str], status: str, shape: int, detail: str, attempt: str) -> str:
-        backend = backend_of(ledger.family.name, {"libtype": known.get(name) or libtype, "kernelName": name}) or libtype
-        f = found.setdefault((name, backend), FaultedCandidate(name, backend, status, detail))
-        f.places[place] = f.shapes[shape] = f.attempts[attempt] = None
-        return backend
+    def add(name: str, libtype: str, seen: Seen) -> None:
+        backend = backend_of(ledger.family.name, {"libtype": libtype, "kernelName": name}) or libtype
+        found.setdefault((name, backend), FaultedCandidate(name, backend)).seen.append(seen)
 
-    for name, libtype, node, slot, status, shape, detail, attempt in rows:
-        add(name or "a candidate without a name", libtype, (node, slot), status, shape, detail, attempt)
+    for name, libtype, node, slot, status, shape, detail, attempt in ledger.query(_FAULTED):
+        add(name or "a candidate without a name", libtype, Seen(shape, node, slot, attempt, _what(status, detail)))
+    left_out = ledger.left_out()
+    known = dict(ledger.query("SELECT DISTINCT kernel_name, libtype FROM rows")) if left_out else {}
     for w in left_out:
-        name, libtype = w.name or " ".join(w.candidate), w.candidate[0] if len(w.candidate) > 1 else ""
-        backend = add(name, libtype, (w.node, w.slot), w.outcome, w.shape, w.detail, w.attempt)
-        found[name, backend].elsewhere = _ELSEWHERE.get(
-            w.verdict or "", "" if w.confirmed else "unconfirmed: no other slot has tried it"
-        )
+        elsewhere = "it ran on another slot" if w.verdict == "ran" else ""
+        if w.verdict is None and not w.confirmed:
+            elsewhere = "unconfirmed: no other slot has tried it"
+        seen = Seen(w.shape, w.node, w.slot, w.attempt, _what(w.outcome, w.detail), elsewhere)
+        add(w.name or " ".join(w.candidate), known.get(w.name, ""), seen)
     return sorted(found.values(), key=lambda f: -len(f.shapes))[:MOST]
 
 
-_ELSEWHERE = {"ran": "it ran on another slot", "faulted": "it faulted on two slots"}
+def _what(status: str, detail: str) -> str:
+    return f"{status}: {detail}" if detail else status
 
 
 @dataclass(frozen=True, slots=True)

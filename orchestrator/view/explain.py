@@ -1,4 +1,4 @@
-"""Stories of a run, for `explain`: what happened to a shape, group, node or candidate, its state now, and what to do."""
+"""Stories of a run, for `explain`: the history of a shape, group, node or candidate, its state now, and what to do."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ from worker.text import and_more, plural
 
 MOST_STEPS = 14
 """Steps of one thing: the first and the last ones are shown."""
+WIDE = 240
+"""Characters of a step on a terminal."""
 MOST_CANDIDATES = 8
 MOST_SHAPES = 5
 MOST_SCRIPTS = 3
@@ -44,7 +46,7 @@ class Story:
             if skip > 0 and i == MOST_STEPS // 2:
                 out.append(f"            ... and {skip} more")
             if skip <= 0 or not MOST_STEPS // 2 <= i < MOST_STEPS // 2 + skip:
-                out.append(f"  {clock(t)}  {text}")
+                out.append(f"  {clock(t)}  {text if len(text) <= WIDE else text[: WIDE - 3] + '...'}")
         return out + [f"  - {text}" for text in self.advice]
 
 
@@ -121,7 +123,7 @@ class _Stories:
             return Story(self.named(id_), "shape", now)
         now = settled_words(s) if s.state != "pending" else f"pending: {why(self._state, id_)}"
         found = [f for f in self._faulted if id_ in f.shapes]
-        notes = [f"Candidate {f.title} {f.words}" for f in found[:MOST_CANDIDATES]]
+        notes = [f"Candidate {f.title} {f.words(id_)}" for f in found[:MOST_CANDIDATES]]
         if len(found) > MOST_CANDIDATES:
             notes.append(f"{plural(len(found) - MOST_CANDIDATES, 'more candidate')} faulted at this shape.")
         notes += self._advice([s]) + self._again(s.attempts)
@@ -177,12 +179,13 @@ class _Stories:
     def candidate(self, f: FaultedCandidate) -> Story:
         """Story of a candidate that faulted."""
         names = and_more([self.named(i) for i in f.shapes], MOST_SHAPES)
-        return Story(f.title, "candidate", f"{f.words}; at {names}", [], self._again(f.attempts)[:MOST_SCRIPTS])
+        again = self._again(x.attempt for x in f.seen)[:MOST_SCRIPTS]
+        return Story(f.title, "candidate", f"{f.words()}; at {names}", [], again)
 
     def _left_out(self, node: str) -> list[str]:
         """Sentences on the candidates that the node's blocklist makes later runs leave out."""
-        found = [f for f in self._faulted if any(n == node for n, _ in f.places)]
-        notes = [f"Later runs leave out candidate {f.title}: {f.words}" for f in found[:MOST_CANDIDATES]]
+        found = [f for f in self._faulted if any(x.node == node for x in f.seen)]
+        notes = [f"Later runs leave out candidate {f.title}: {f.words()}" for f in found[:MOST_CANDIDATES]]
         if not notes:
             return []
         more = f", {len(found) - len(notes)} more than these" if len(found) > len(notes) else ""

@@ -123,5 +123,5 @@ class LiveStatus:
                 if known:
                     continue
             if to in _SLOT_NOTES:
-                text = slot_change(self._state, slot, to, why)
+                text = slot_change(self._state, slot, to, why, slot.gpu.until if to == "quarantined" else 0.0)
                 self._notes.append(_Note(text, True, slot.id if to == "canary failed" else None))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -136,8 +135,10 @@ SPREAD = 5.0
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """Facts on a run beside its state. `nodes`: slots of each node of the inventory; `named`: a shape's name. `start_s`,
-    `spread`: of the cost model that it was planned with."""
+    """Facts on a run beside its state. `nodes`: slots of each node of the inventory; `named`: a shape's name.
+
+    `start_s`, `spread`: of the cost model that it was planned with.
+    """
 
     run: str
     family: str
@@ -263,6 +264,8 @@ def run_status(
 ) -> RunStatus:
     """Status of a run now. `word`: of `state_now`. `end`: when its controller ended, None where one drives it."""
     going = word in ("preparing", "running")
+    if word == "running" and not any(n.state == "joined" for n in state.nodes.values()) and not state.running:
+        word = "preparing"
     sessions = sessions_until(state, now if going else end)
     s = RunStatus(
         about.run, word, total=about.total, skipped=about.skipped, tuned=state.tuned, failed=state.failed,

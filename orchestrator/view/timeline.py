@@ -10,7 +10,7 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.policy.model import Attempt, Shape, SlotId, State
 from orchestrator.reasons import Reason
-from orchestrator.view.words import INCIDENTS, advice, node_words, settled_words, slot_change
+from orchestrator.view.words import INCIDENTS, advice, node_words, slot_change
 from worker.text import plural
 
 MOST_SEGMENTS = 20_000
@@ -48,18 +48,22 @@ def spans(state: State, node: str) -> list[Span]:
     for i, (t, to, why) in enumerate(n.history):
         kind = "released" if to == "gone" and why.startswith("released") else _NODE.get(to)
         if kind is not None:
-            out.append(Span(node, None, t, kind, node_words(n, to, why), _next(n.history, i)))
+            out.append(Span(node, None, t, kind, node_words(n, to, why), _end(n.history, i)))
     for slot in n.slots.values():
         for i, (t, to, why) in enumerate(slot.history):
             kind = _SLOT.get(to)
             if kind is not None and not (kind == "gone" and n.state == "gone"):
-                end = t if kind == "canary" else _next(slot.history, i)
+                end = t if kind == "canary" else _end(slot.history, i)
                 out.append(Span(node, slot.name, t, kind, slot_change(state, slot, to, why), end))
     return sorted(out, key=lambda s: s.start)
 
 
-def _next(history: list[tuple[float, str, str]], i: int) -> float | None:
-    return history[i + 1][0] if i + 1 < len(history) else None
+_MOMENTS = ("canary failed", "shared", "draining")
+"""Entries of a history after which the state before them goes on."""
+
+
+def _end(history: list[tuple[float, str, str]], i: int) -> float | None:
+    return next((t for t, to, _ in history[i + 1 :] if to not in _MOMENTS), None)
 
 
 def incidents_of(state: State, node: str) -> list[Span]:
@@ -97,8 +101,10 @@ def timeline(state: State, named: Callable[[int], str], start: float, end: float
         "length": at(end),
         "lanes": [[*slot, list(_segments(lane, gap, tuned, named, at))] for slot, lane in by_slot.items()],
         "spans": [[s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.kind != "canary"],
-        "marks": [[at(b), "controller", "a controller took over the run", "", ""] for b, _ in state.sessions]
-        + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind == "canary"],
+        "marks": sorted(
+            [at(b), "controller", f"a controller took over the run (epoch {n})", "", ""]
+            for n, (b, _) in enumerate(state.sessions, 1)
+        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind == "canary"],
         "pauses": [[at(a), at(b)] for a, b in _pauses(state, by_slot, start, end)],
         "coarse": bool(gap),
     }  # fmt: skip
@@ -154,14 +160,17 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
     steps, unclaimed = [], 0
     for a in (state.attempts[x] for x in s.attempts):
         if a.started_at is None:
-            unclaimed += a.state == "over"
+            if any(x.attempt == a.id for x in s.losses):
+                steps.append((a.ended_at or a.sent_at, f"{a.id} on {a.node} slot {a.slot} was lost with its node"))
+            else:
+                unclaimed += a.state == "over"
             continue
         where, took = f"{a.id} on {a.node} slot {a.slot}", f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
         t = a.ended_at or a.current_at or a.started_at
-        n = sum(len(c) for (node, slot), c in s.left_out.values() if (node, slot) == (a.node, a.slot))
         if s.id in a.landed:
-            without = f"; left out because they faulted: {plural(n, 'candidate')}" if n else ""
-            steps.append((t, f"{where}: {'settled it' if s.attempt == a.id else 'a result came'}{without}"))
+            partial = any(f.attempt == a.id and f.partial for f in s.faults)
+            result = "the tuner's verdict" if s.reason and s.reason.is_verdict else "a result"
+            steps.append((t, f"{where}: {result}" + (", without candidates that faulted" if partial else "")))
         elif a.in_flight == s.id and a.outcome is not None:
             steps.append(
                 (t, f"{where} ended at it{took}: {a.outcome.message()}" + (f": {a.detail}" if a.detail else ""))
@@ -177,7 +186,7 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
     if unclaimed:
         steps.append((state.attempts[s.attempts[0]].sent_at, f"{plural(unclaimed, 'attempt')} went back unclaimed"))
     if s.state != "pending":
-        steps.append((s.settled_at, settled_words(s)))
+        steps.append((s.settled_at, s.state))
     return sorted(steps, key=lambda step: step[0])
 
 

@@ -84,13 +84,13 @@ def node_words(node: Node, to: str, why: str) -> str:
             return f"{name} is {to}{because}"
 
 
-def slot_change(state: State, slot: Slot, to: str, why: str) -> str:
-    """Sentence on a change of a slot (an entry of its history)."""
+def slot_change(state: State, slot: Slot, to: str, why: str, until: float = 0.0) -> str:
+    """Sentence on a change of a slot (an entry of its history). `until`: of a quarantine that lasts."""
     name, place = f"{slot.node} slot {slot.name}", slot_words(state, slot.node, slot.name)
     also = f" ({place})" if place != name else ""
     match to:
         case "quarantined":
-            return f"{name}{also} quarantined: {why}"
+            return f"{name}{also} quarantined" + (f" until {clock(until)}" if until else "") + f": {why}"
         case "lost":
             return f"{name} was lost: {why}"
         case "canary failed":

@@ -108,12 +108,10 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
                 **{k: w[k] for k in ("name", "outcome", "detail", "source", "confirmed")},
             }  # fmt: skip
             ledger.withheld(attempt=w["attempt"], shape=w["shape"], node=w["node"], slot=w["slot"], entries=[entry])
-        reports = {a: dict(zip(REPORT, values, strict=True)) for a, *values in recording["reports"]}
         for t, kind, data in recording["journal"]:
             ledger.journal(ev.from_json(kind, json.dumps(data)), t)
-            if kind == "Send":
-                ledger.attempt_report(data["attempt"], **reports[data["attempt"]])
-        ledger.set_meta("state", recording["meta"]["state"])
+        for attempt, *values in recording["reports"]:
+            ledger.attempt_report(attempt, **dict(zip(REPORT, values, strict=True)))
     return paths
 
 
@@ -126,7 +124,7 @@ NOT_COMPARED = {"made", "program", "name", "files", "controller"}
 def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
     """`status`, `explain` of some, the CSV files and the page."""
     from orchestrator.report.collector import Collector
-    from orchestrator.run.explain import explain
+    from orchestrator.view.explain import explain
     from orchestrator.run.snapshot import RunSnapshot
 
     with _utc():

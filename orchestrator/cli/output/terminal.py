@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.status import duration
+from orchestrator.view.words import duration
 from worker.text import plural, uncoloured
 
 if TYPE_CHECKING:
