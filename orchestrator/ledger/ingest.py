@@ -1,6 +1,6 @@
 """Ingest of a worker's records: ledger writes and policy events. Data of a node is checked, cleaned, never trusted.
 
-An impossible record (unknown attempt, an attempt of another node, a shape that the group does not have) is
+An impossible record (unknown attempt, an attempt of another node, a shape that its group does not have) is
 counted in `offsets.bad` and dropped; an invalid winner is kept as a row with a note and settles nothing.
 """
 
@@ -17,13 +17,10 @@ from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.reasons import Reason
 from worker.protocol import (
-    MAX_ONLY,
     MAX_RECORD_BYTES,
     OUTCOMES,
     SHAPE_VERDICTS,
     ProtocolError,
-    identities,
-    identity,
     parse_record,
     withheld_list,
 )
@@ -223,40 +220,34 @@ class Ingest:
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "shape_tuned":
-                candidates = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._of_candidates(attempt, shape, slot, raw, ran=True)
                 if self._row(source, shape, slot, raw, winner=True):
-                    best = () if raw.get("candidate") is None else identity(raw["candidate"])
-                    return [ev.ShapeTuned(attempt.id, shape, best=best, **candidates)]
+                    return [ev.ShapeTuned(attempt.id, shape, **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
-                candidates = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._of_candidates(attempt, shape, slot, raw, ran=False)
                 reason, detail = Reason(raw["reason"]), clean.text(raw["detail"])
                 return [ev.ShapeRefused(attempt.id, shape, reason, detail, **candidates)]
         return []
 
     def _of_candidates(
-        self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any], node: str
+        self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any], *, ran: bool
     ) -> dict[str, Any]:
-        """Candidates of a shape's end, for its event; those left out are kept. Raise _Odd."""
+        """Candidates that a shape's end left out, for its event; they are kept. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
-            requested = "ran" in raw
-            ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
-            if raw.get("candidate") is not None:
-                identity(raw["candidate"])
         except ProtocolError as e:
             raise _Odd(str(e)) from e
-        self._ledger.withheld(attempt=attempt.id, shape=shape, node=node, slot=slot, entries=entries)
+        self._ledger.withheld(
+            attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries, ran=ran and not more
+        )
         self._put_rows()
         open_ = [e for e in entries if not e["confirmed"]]
         return {
-            "complete": not (open_ or more or requested),
-            "ran": tuple(ran),
             "withheld": tuple(tuple(e["candidate"]) for e in open_),
             "earlier": tuple(tuple(e["candidate"]) for e in open_ if e["source"] == "blocklist"),
             "cut": more > 0,
-            "trials": len(ran) if requested else self._ledger.trials(attempt.id, shape),
         }
 
     def _row(self, source: _Source, shape: int, slot: str, raw: Mapping[str, Any], *, winner: bool = False) -> bool:

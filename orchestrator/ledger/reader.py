@@ -330,11 +330,6 @@ _CHECKS = (
            AND (r.id IS NULL OR r.shape<>s.id OR r.attempt<>s.attempt OR r.winner<>1)""",
     ),
     (
-        "shape {0} is pending but in no group that is still whole",
-        """SELECT s.id FROM shapes s LEFT JOIN groups g ON g.id=s.grp
-           WHERE s.state='pending' AND (g.id IS NULL OR g.split_at IS NOT NULL)""",
-    ),
-    (
         "shape {0} is failed without a reason",
         "SELECT id FROM shapes WHERE state='failed' AND coalesce(reason, '')=''",
     ),

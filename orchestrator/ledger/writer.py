@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import re
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -151,8 +151,11 @@ class Ledger(LedgerReader):
             part = rows[i : i + _ROWS_AT_ONCE]
             self._conn.execute(_put_rows(len(part)), [*itertools.chain.from_iterable(part)])
 
-    def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
+    def withheld(
+        self, *, attempt: str, shape: int, node: str, slot: str, entries: Sequence[Mapping[str, Any]], ran: bool
+    ) -> None:
+        """Keep the candidates that an attempt left out of a result (worker.protocol.withheld_list), once each; `ran`:
+        all others came to an end. With it goes what that says of those that another slot left out."""
         for e in entries:
             candidate, whole = _identity(e["candidate"]), {k: e[k] for k in _ENTRY}
             name, detail = clean.text(e["name"], 200), clean.text(e["detail"], 300)
@@ -161,6 +164,19 @@ class Ledger(LedgerReader):
                 int(e["confirmed"]),
             )  # fmt: skip
             self._run(f"INSERT OR IGNORE INTO withheld VALUES ({', '.join('?' * 11)}, NULL, NULL)", values)
+        gpus = {_identity(e["candidate"]): e["slot"] for e in entries}
+        others = "SELECT candidate, node, slot, entry FROM withheld WHERE shape=? AND (node<>? OR slot<>?)"
+        for candidate, *there, entry in self._all(others, (shape, node, slot)):
+            if candidate not in gpus:
+                self._judge(shape, candidate, (there,) if ran else (), "ran")
+            elif gpus[candidate] != json.loads(entry)["slot"]:
+                self._judge(shape, candidate, (there, [node, slot]), "faulted")
+
+    def _judge(self, shape: int, candidate: str, places: Iterable[Sequence[str]], verdict: str) -> None:
+        sql = """UPDATE withheld SET verdict=?, judged_at=?
+                 WHERE shape=? AND candidate=? AND node=? AND slot=? AND verdict IS NULL"""
+        for place in places:
+            self._run(sql, (verdict, time.time(), shape, candidate, *place))
 
     # --- nodes ----------------------------------------------------------------------------------------------
 
@@ -243,23 +259,15 @@ def _dumps(value: Mapping[str, Any] | None) -> str | None:
 TAKEN_BACK = "taken_back"
 """The outcome of an attempt that was taken out of the inbox before a worker claimed it."""
 
-_NUMBER = re.compile(r"-([0-9]{1,9})\Z")
-
 
 def _project(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
     """Apply one record at time `t`; True where it changed a table (a shape's settlement: where it settled it)."""
     run = conn.execute
     match record:
-        case ev.GroupAdded():
-            return add_group(conn, record.group, None, record.shapes, record.cost_s, t)
         case ev.RetryAsked():
             return _retry(conn, record.shapes)
         case ev.Send():
             return _send(conn, record, t)
-        case ev.Split():
-            return _split(conn, record, t)
-        case ev.Requeue():
-            return run("UPDATE groups SET why=? WHERE id=?", (record.why, record.group)).rowcount > 0
         case ev.AttemptStarted():
             sql = """UPDATE attempts SET started_at=coalesce(started_at, ?), slot=?, lost_at=NULL
                      WHERE id=? AND ended_at IS NULL"""
@@ -272,13 +280,6 @@ def _project(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
             return record.complete and _settle_tuned(conn, record.attempt, record.shape, t)
         case ev.SettleShape():
             return _settle_tuned(conn, record.attempt, record.shape, t, record)
-        case ev.Confirm():
-            return _confirm(conn, record, t)
-        case ev.ChargeSlot():
-            judged = (*record.candidates, *record.earlier)
-            return _judge(conn, record.shape, [(record.node, record.slot)], judged, "ran", t)
-        case ev.ConvictCandidates():
-            return _judge(conn, record.shape, record.places, record.candidates, "faulted", t)
         case ev.ShapeRefused():
             return _landed(conn, record.attempt, record.shape)
         case ev.AttemptEnded():
@@ -328,45 +329,16 @@ def _project(conn: sqlite3.Connection, record: ev.Record, t: float) -> bool:
     return False
 
 
-def add_group(
-    conn: sqlite3.Connection,
-    group: str,
-    parent: str | None,
-    shapes: tuple[int, ...],
-    cost_s: float,
-    t: float | None,
-) -> bool:
-    """Put a group in, unless it is there already. Its shapes belong to it from now on."""
-    sql = "INSERT OR IGNORE INTO groups (id, parent, cost_s, added_at) VALUES (?, ?, ?, ?)"
-    if conn.execute(sql, (group, parent, cost_s, t)).rowcount == 0:
+def _send(conn: sqlite3.Connection, r: ev.Send, t: float) -> bool:
+    """Put a group and its attempt in."""
+    sql = "INSERT OR IGNORE INTO groups (id, cost_s, added_at) VALUES (?, 0, ?)"
+    if conn.execute(sql, (r.attempt, t)).rowcount == 0:
         return False
-    pairs = [(group, s) for s in shapes]
+    pairs = [(r.attempt, s) for s in r.shapes]
     conn.executemany("INSERT INTO members VALUES (?, ?)", pairs)
     conn.executemany("UPDATE shapes SET grp=? WHERE id=?", pairs)
-    return True
-
-
-def _send(conn: sqlite3.Connection, r: ev.Send, t: float) -> bool:
-    m = _NUMBER.search(r.attempt)
-    if m:
-        number = int(m[1])
-    else:
-        number = 1 + conn.execute("SELECT count(*) FROM attempts WHERE grp=?", (r.group,)).fetchone()[0]
-    sql = "INSERT INTO attempts (id, grp, number, node, slot, seq, sent_at) VALUES (?, ?, ?, ?, ?, ?, ?)"
-    return conn.execute(sql, (r.attempt, r.group, number, r.node, r.slot, r.seq, t)).rowcount > 0
-
-
-def _split(conn: sqlite3.Connection, r: ev.Split, t: float) -> bool:
-    found = conn.execute("SELECT cost_s FROM groups WHERE id=?", (r.group,)).fetchone()
-    if found is None:
-        raise LedgerError(f"group {r.group} cannot be split: there is no such group")
-    of_parent = {s for (s,) in conn.execute("SELECT shape FROM members WHERE grp=?", (r.group,))}
-    moved = [s for _, shapes in r.children for s in shapes]
-    if len(set(moved)) != len(moved) or not of_parent.issuperset(moved):
-        raise LedgerError(f"group {r.group} cannot be split so: a shape would be doubled or is not of the group")
-    for child, shapes in r.children:
-        add_group(conn, child, r.group, shapes, found[0] * len(shapes) / max(1, len(of_parent)), t)
-    return conn.execute("UPDATE groups SET split_at=?, why=? WHERE id=?", (t, r.why, r.group)).rowcount > 0
+    sql = "INSERT INTO attempts (id, grp, number, node, slot, seq, sent_at) VALUES (?, ?, 1, ?, ?, ?, ?)"
+    return conn.execute(sql, (r.attempt, r.attempt, r.node, r.slot, r.seq, t)).rowcount > 0
 
 
 def _retry(conn: sqlite3.Connection, shapes: tuple[int, ...]) -> bool:
@@ -394,34 +366,6 @@ def _settle_tuned(
     return conn.execute(sql, (attempt, row[0], t, confirmed, detail, shape)).rowcount > 0
 
 
-def _confirm(conn: sqlite3.Connection, r: ev.Confirm, t: float) -> bool:
-    """The shape goes on in a group of its own; one that was settled as unconfirmed is pending again."""
-    found = conn.execute(
-        "SELECT g.cost_s, (SELECT count(*) FROM members m WHERE m.grp=g.id) FROM groups g WHERE g.id=?", (r.group,)
-    ).fetchone()
-    if found is None:
-        raise LedgerError(f"shape {r.shape} cannot leave group {r.group}: there is no such group")
-    sql = """UPDATE shapes SET state='pending', reason=NULL, detail=NULL, attempt=NULL, row=NULL, confirmed=NULL,
-             settled_at=NULL WHERE id=? AND state IN ('tuned', 'failed') AND confirmed=0"""
-    conn.execute(sql, (r.shape,))
-    add_group(conn, r.child, r.group, (r.shape,), found[0] / max(1, found[1]), t)
-    return conn.execute("UPDATE groups SET why=? WHERE id=?", (r.why, r.child)).rowcount > 0
-
-
 def _identity(candidate: Sequence[str]) -> str:
     """A candidate's identity as the tables have it."""
     return json.dumps(list(candidate), separators=(",", ":"))
-
-
-def _judge(
-    conn: sqlite3.Connection,
-    shape: int,
-    places: Iterable[tuple[str, str]],
-    candidates: Iterable[Sequence[str]],
-    verdict: str,
-    t: float,
-) -> bool:
-    sql = "UPDATE withheld SET verdict=?, judged_at=? WHERE shape=? AND node=? AND slot=? AND candidate=?"
-    names = [_identity(c) for c in candidates]
-    rows = [(verdict, t, shape, node, slot, c) for node, slot in places for c in names]
-    return conn.executemany(sql, rows).rowcount > 0

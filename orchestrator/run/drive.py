@@ -45,6 +45,7 @@ from orchestrator.nodes.occupancy import gpus_of, mode_of, refuse_one_gpu_twice
 from orchestrator.nodes.plan import plan_nodes, with_device_locks
 from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig
+from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
@@ -53,8 +54,6 @@ from orchestrator.run.limits import Limits
 from orchestrator.run.view import RunView
 from orchestrator.run.view.reading import ViewReader, costs_of
 from orchestrator.run.view.status import LiveStatus, RunHeader
-from orchestrator.scheduling import Policy
-from orchestrator.scheduling.model import PolicySettings
 from orchestrator.shapes import Shape, describe
 from orchestrator.status import RunStatus
 from orchestrator.tuners import get_tuner

@@ -11,6 +11,8 @@ from orchestrator import events as ev
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
+from orchestrator.policy import Policy
+from orchestrator.reasons import Reason
 from orchestrator.run.view.places import Node
 from orchestrator.run.view.reading import (
     FaultedCandidate,
@@ -21,51 +23,36 @@ from orchestrator.run.view.reading import (
     slot_warnings,
 )
 from orchestrator.run.view.sentences import INCIDENTS, advice, clock, sentence
-from orchestrator.scheduling import Policy
 from worker.text import and_more, plural
 
-_OF_A_SHAPE = (
-    ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape, ev.SettleShape, ev.Confirm, ev.ChargeSlot,
-    ev.ConvictCandidates,
-)  # fmt: skip
+_OF_A_SHAPE = (ev.ShapeStarted, ev.ShapeTuned, ev.ShapeRefused, ev.FailShape, ev.SettleShape)
 JournalEntry = tuple[float, ev.Record]
 
 
 def of_group(ledger: LedgerReader, group: str, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
-    """Records of a group: planning, splitting, attempts, and the verdicts and failures of its shapes; of its children
-    only the split. A canary requested because of one of its attempts is not among them.
-    """
-    attempts = {a.id for a in ledger.attempts(group=group)}
+    """Records of a group, and the verdicts and failures of its shapes."""
     shapes = set(ledger.group_shapes(group))
 
     def wanted(r: ev.Record) -> bool:
-        if isinstance(r, ev.Split):
-            return r.group == group or any(child == group for child, _ in r.children)
-        if isinstance(r, ev.FailShape):
-            return r.attempt in attempts or (r.attempt is None and r.shape in shapes)
-        if isinstance(r, (ev.SettleShape, ev.ConvictCandidates, ev.ChargeSlot)):
-            return r.shape in shapes
-        if isinstance(r, ev.Confirm):
-            return group in (r.group, r.child)
+        if isinstance(r, ev.FailShape | ev.SettleShape):
+            return r.attempt == group or r.shape in shapes
         if isinstance(r, ev.RetryAsked):
             return not shapes.isdisjoint(r.shapes)
-        return getattr(r, "group", None) == group or getattr(r, "attempt", None) in attempts
+        return getattr(r, "attempt", None) == group
 
     return [(t, r) for t, r in entries if wanted(r)]
 
 
 def of_shape(ledger: LedgerReader, shape: int, entries: Iterable[JournalEntry]) -> list[JournalEntry]:
-    """Records of a shape: its groups' planning and splitting, their attempts' start and end, and all on the shape
-    itself."""
+    """Records of a shape: the start and end of its groups, and all on the shape itself."""
     groups = {g for (g,) in ledger.query("SELECT grp FROM members WHERE shape=?", (shape,))}
-    attempts = {a.id for g in groups for a in ledger.attempts(group=g)}
 
     def wanted(r: ev.Record) -> bool:
         if isinstance(r, _OF_A_SHAPE):
             return r.shape == shape
         if isinstance(r, ev.RetryAsked):
             return shape in r.shapes
-        return getattr(r, "group", None) in groups or getattr(r, "attempt", None) in attempts
+        return getattr(r, "attempt", None) in groups
 
     return [(t, r) for t, r in entries if wanted(r)]
 
@@ -138,9 +125,10 @@ class StoryWriter:
         return Story(pool, "pool", now, advice=["it waits for its turn; a smaller request may be granted sooner"])
 
     def troubled(self) -> list[str]:
-        """Groups that were split, have a failed or an unconfirmed shape, or needed more than one attempt."""
+        """Groups that ended badly, or have a failed or an unconfirmed shape."""
         failed = {s.group for s in self._shapes.values() if s.state == "failed" or s.confirmed is False}
-        return [g.id for g in self.groups.values() if g.state == "split" or g.id in failed or g.attempts > 1]
+        bad = {r.attempt for _, r in self._entries if isinstance(r, ev.AttemptEnded) and r.outcome is not Reason.DONE}
+        return [g for g in self.groups if g in failed or g in bad]
 
     # --- one thing ----------------------------------------------------------------------------------------------------
 
@@ -164,7 +152,7 @@ class StoryWriter:
         now = s.state + (f" ({s.reason})" if s.reason else "")
         now += f": {s.detail}" if s.state in ("failed", "skipped") and s.detail else ""
         if s.state == "pending":
-            now += f": {self._policy.why(s.group or '')}"
+            now += f": {self._policy.why(id_)}"
         if s.state == "tuned" and s.confirmed is not None:
             now += ("" if s.confirmed else ", unconfirmed") + f": {s.detail}"
         notes = [
@@ -276,8 +264,6 @@ def _kind(record: ev.Record) -> str:
             return "gone"
         case ev.CanaryFailed():
             return "canary"
-        case ev.ChargeSlot(candidates=candidates) if candidates:
-            return "charged"
         case _:
             return ""
 

@@ -127,7 +127,6 @@ class Places:
     def joined(self, t: float, r: ev.NodeJoined) -> None:
         node = self.node(r.node)
         node.state, node.detail = "draining" if node.draining else "ready", ""
-        self._located(node, r)
         for slot in r.slots:
             self.slot(r.node, slot)
         for kind in ("preparing", "trouble", "away", "busy"):
@@ -161,7 +160,7 @@ class Places:
         self._begin(r.node, None, "released" if r.cause == "released" else "ended", t, node.detail)
         return [a for s in node.slots.values() if (a := self._freed(s)) is not None]
 
-    def _located(self, node: Node, r: ev.NodeExpected | ev.NodeJoined) -> None:
+    def _located(self, node: Node, r: ev.NodeExpected) -> None:
         node.host = r.host or node.host
         node.gpus.update(zip(r.slots, r.gpus, strict=False))
 

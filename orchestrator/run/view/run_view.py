@@ -42,7 +42,7 @@ class ControllerSessions:
             self.all.append(ControllerSession(t, t))
         elif self.all:
             self.all[-1].end = max(self.all[-1].end, t)
-        elif not isinstance(record, ev.GroupAdded):
+        elif not isinstance(record, ev.WorkAdded):
             self.all.append(ControllerSession(t, t))
 
     @property
@@ -95,7 +95,7 @@ class RunView:
 
     def feed(self, t: float, record: ev.Record) -> None:
         """Take one record in, in their order."""
-        if self.first is None and not isinstance(record, ev.GroupAdded):
+        if self.first is None and not isinstance(record, ev.WorkAdded):
             self.first = t
         if self.last is None or t > self.last:
             self.last = t
@@ -134,17 +134,6 @@ class RunView:
         a = self.work.shape_settled(t, r)
         if a is not None:
             self.places.node(a.node).tuned += 1
-
-    def _confirm(self, t: float, r: ev.Confirm) -> None:
-        self._note(r.shape, t, r)
-        was, a = self.work.confirm(t, r)
-        if a is not None:
-            node = self.places.node(a.node)
-            node.tuned -= was == "tuned"
-            node.failed -= was == "failed"
-
-    def _charged(self, t: float, r: ev.ChargeSlot | ev.ConvictCandidates) -> None:
-        self._note(r.shape, t, r)
 
     def _failed(self, t: float, r: ev.FailShape) -> None:
         self._note(r.shape, t, r)
@@ -199,8 +188,7 @@ def _of(part: str, method: str) -> Callable[[RunView, float, Any], None]:
 
 
 _TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
-    ev.GroupAdded: _of("work", "group_added"),
-    ev.Split: _of("work", "split"),
+    ev.WorkAdded: _of("work", "work_added"),
     ev.Send: _of("work", "sent"),
     ev.AttemptTaken: _of("work", "taken"),
     ev.AttemptStarted: RunView._started,
@@ -209,9 +197,6 @@ _TAKE: dict[type[ev.Record], Callable[[RunView, float, Any], None]] = {
     ev.ShapeRefused: RunView._refused,
     ev.FailShape: RunView._failed,
     ev.SettleShape: RunView._settled,
-    ev.Confirm: RunView._confirm,
-    ev.ChargeSlot: RunView._charged,
-    ev.ConvictCandidates: RunView._charged,
     ev.RetryAsked: RunView._retry,
     ev.AttemptEnded: RunView._ended,
     ev.NodeExpected: _of("places", "expected"),

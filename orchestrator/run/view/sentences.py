@@ -47,11 +47,11 @@ def sentence(
     where = f" on {place}" if place else ""
 
     match record:
-        case ev.GroupAdded(_, shapes, cost):
-            return f"planned with {plural(len(shapes), 'shape')}, estimated {cost:.1f} s"
-        case ev.Send(attempt, _, node, slot, _, only):
-            some = f", for {_counted(only)} only" if only else ""
-            return f"attempt {attempt} sent to {node}" + (f", slot {slot}" if slot else "") + some
+        case ev.WorkAdded(_, units, costs):
+            n = plural(sum(map(len, units)), "shape")
+            return f"{n} planned, estimated {sum(map(sum, costs)):.1f} s"
+        case ev.Send(attempt, node, slot, _, shapes):
+            return f"group {attempt} ({plural(len(shapes), 'shape')}) sent to {node} slot {slot}"
         case ev.AttemptStarted(attempt, node, slot):
             return f"attempt {attempt} started on {node} slot {slot}"
         case ev.ShapeStarted(attempt, shape):
@@ -60,17 +60,8 @@ def sentence(
             return f"{name(shape)} tuned ({attempt})" + _left_out(record)
         case ev.ShapeRefused(attempt, shape, reason, detail):
             return f"{name(shape)}: {reason.message()}: {detail} ({attempt})" + _left_out(record)
-        case ev.Confirm(shape, _, child, only, _, why):
-            what = f"{_counted(only)} tried" if only else "tried"
-            return f"{name(shape)} goes on as {child}, {what} on another slot: {why}"
         case ev.SettleShape(shape, attempt, confirmed, detail):
             return f"{name(shape)} tuned by {attempt}" + ("" if confirmed else ", unconfirmed") + f": {detail}"
-        case ev.ChargeSlot(node, slot, shape, candidates, earlier, ran):
-            n = _counted((*candidates, *earlier))
-            return f"{spot(node, slot)}: {n} of {name(shape)} that faulted here ran on {spot(*ran)}"
-        case ev.ConvictCandidates(shape, candidates, places):
-            seen = " and ".join(dict.fromkeys(spot(*p) for p in places))
-            return f"{_counted(candidates)} of {name(shape)} faulted on {seen}, and from now on left out"
         case ev.AttemptEnded(attempt, outcome, in_flight, detail, seconds):
             at = f" at {name(in_flight)}" if in_flight is not None and named(in_flight) else ""
             after = f" ended after {seconds:.1f} s" if seconds > 0 else " ended"
@@ -80,11 +71,6 @@ def sentence(
             return f"attempt {attempt} was {how}"
         case ev.TakeBack(attempt, node):
             return f"attempt {attempt} is to be taken back from {node}"
-        case ev.Split(group, children, why):
-            parts = ", ".join(f"{c} ({len(s)})" for c, s in children)
-            return f"group {group} split into {parts}: {why}"
-        case ev.Requeue(_, why):
-            return f"queued again: {why}"
         case ev.FailShape(shape, reason, detail, _, confirmed):
             sure = "" if confirmed or reason.is_verdict else " (unconfirmed)"
             return f"{name(shape)} failed: {reason.message()}{sure}: {detail}"
@@ -196,7 +182,6 @@ _INCIDENTS = {
     "busy": "It is waited for until it is free; --busy share or skip does otherwise.",
     "quarantine": "Its work went elsewhere. Look at the GPU's health ({status}) before you trust it again.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
-    "charged": "Kernels that fault here run elsewhere: look at the GPU's health ({status}), its driver and its memory.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
 _COMMANDS = {"check": command("nodes check"), "status": command("status")}

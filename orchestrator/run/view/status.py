@@ -250,8 +250,6 @@ class Notes:
                 self._kept.append((record, doing != "free"))
             case ev.SettleShape(confirmed=False):
                 self._kept.append((record, True))
-            case ev.Split() | ev.Confirm() | ev.ChargeSlot():
-                self._kept.append((record, False))
             case ev.Quarantine(node, slot, why):
                 # a quarantine gives its reason: the note on the canary that led to it would repeat it
                 self._kept = [k for k in self._kept if not _canary_of(k[0], node, slot)]

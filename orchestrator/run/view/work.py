@@ -108,24 +108,13 @@ class Work:
 
     # --- groups -------------------------------------------------------------------------------------------------------
 
-    def group_added(self, t: float, r: ev.GroupAdded) -> None:
-        if r.group in self.groups:
-            return
-        share = r.cost_s / max(1, len(r.shapes))
-        group = self.groups[r.group] = Group(r.group)
-        for i in r.shapes:
-            cost = self.costs.shape_s(i) if self.costs else share
-            self.shapes[i] = Shape(i, r.group, cost)
-            self._hold(group, self.shapes[i])
-
-    def split(self, t: float, r: ev.Split) -> None:
-        for name, ids in r.children:
-            child = self.groups[name] = Group(name)
-            for shape in (self.shapes[i] for i in ids if i in self.shapes):
-                if shape.state == "pending":
-                    self._drop(shape)
-                    self._hold(child, shape)
-                shape.group = name
+    def work_added(self, t: float, r: ev.WorkAdded) -> None:
+        """What waits for its first group, under the name of its first shape."""
+        group = self.groups[f"{r.kind} {r.units[0][0]}"] = Group(f"{r.kind} {r.units[0][0]}")
+        for unit, costs in zip(r.units, r.costs_s, strict=True):
+            for i, cost in zip(unit, costs, strict=True):
+                self.shapes[i] = Shape(i, group.id, self.costs.shape_s(i) if self.costs else cost)
+                self._hold(group, self.shapes[i])
 
     def retry_asked(self, t: float, r: ev.RetryAsked) -> None:
         for shape in (self.shapes[i] for i in r.shapes if i in self.shapes):
@@ -151,7 +140,13 @@ class Work:
     # --- attempts -----------------------------------------------------------------------------------------------------
 
     def sent(self, t: float, r: ev.Send) -> None:
-        self.attempts[r.attempt] = Attempt(r.attempt, r.group, r.node, r.slot or "")
+        self.attempts[r.attempt] = Attempt(r.attempt, r.attempt, r.node, r.slot)
+        group = self.groups[r.attempt] = Group(r.attempt)
+        for shape in (self.shapes[i] for i in r.shapes if i in self.shapes):
+            if shape.state == "pending":
+                self._drop(shape)
+                self._hold(group, shape)
+            shape.group = r.attempt
 
     def started(self, t: float, r: ev.AttemptStarted) -> Attempt:
         """Attempt that a worker has begun now, or that is back after it counted as lost."""
@@ -194,23 +189,6 @@ class Work:
         self.tuned += 1
         self.tuned_at.append(t)
         return self.attempts.get(attempt)
-
-    def confirm(self, t: float, r: ev.Confirm) -> tuple[str, Attempt | None]:
-        """The shape goes on in a group of its own; how it was settled before, and by which attempt."""
-        shape = self.shapes.get(r.shape)
-        if shape is None:
-            return "pending", None
-        child = self.groups[r.child] = Group(r.child)
-        was, by = shape.state, self.attempts.get(shape.attempt)
-        if was == "pending":
-            self._drop(shape)
-        else:
-            self.tuned -= was == "tuned"
-            self.failed -= was == "failed"
-            shape.state, shape.attempt = "pending", ""
-        shape.group = r.child
-        self._hold(child, shape)
-        return was, by
 
     def shape_failed(self, t: float, r: ev.FailShape) -> Attempt | None:
         """The attempt that is blamed for it, if any."""
