@@ -183,7 +183,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--processes", type=int, default=1, help="simulate so many seeds at a time")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    one, seeds = partial(measure, args.job, faults=args.faults, mixes=not args.apart), range(args.seed, args.seed + args.seeds)
+    one = partial(measure, args.job, faults=args.faults, mixes=not args.apart)
+    seeds = range(args.seed, args.seed + args.seeds)
     if args.processes == 1:
         runs = [one(seed) for seed in seeds]
     else:

@@ -71,9 +71,8 @@ def _in_turn(node_folder: Path) -> Iterator[tuple[str, float, str, float]]:
 def main() -> None:
     """The command line, with a policy that keeps nothing ahead."""
     from orchestrator.cli.main import main as command
+    from orchestrator.policy import Policy, PolicySettings
     from orchestrator.run import drive
-    from orchestrator.scheduling import Policy
-    from orchestrator.scheduling.model import PolicySettings
 
     settings = PolicySettings(groups_ahead=0, seconds_ahead=0.0)
     vars(drive)["Policy"] = functools.partial(Policy, settings)

@@ -277,9 +277,8 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     from orchestrator.cli.main import main as command
     from orchestrator.dispatch.timeouts import Timeouts
     from orchestrator.engine import process
+    from orchestrator.policy import Policy, PolicySettings
     from orchestrator.run import drive
-    from orchestrator.scheduling import Policy
-    from orchestrator.scheduling.model import PolicySettings
 
     vars(sqlite3)["connect"] = functools.partial(sqlite3.connect, factory=TimedConnection)
     vars(process)["SPEC"] = replace(process.SPEC, create=StandInEngine)

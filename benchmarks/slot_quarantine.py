@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator import events as ev
-from orchestrator.scheduling.model import PolicySettings
+from orchestrator.policy import PolicySettings
 from tests.simulator.plan import Faults, Losing, SimPlan
 from tests.simulator.simulator import simulate
 from tests.support.drawn_plans import draw_groups

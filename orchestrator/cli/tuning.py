@@ -97,12 +97,12 @@ def show_plan(prepared: Prepared, *, json_: bool) -> None:
 
 
 def headline(plan: Plan) -> str:
-    """Return `28 shapes in 9 groups, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
-    slots = sum(n.slots for n in plan.nodes)
+    """Return `28 shapes, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
+    slots = sum(plan.nodes.values())
     skipped = f", {len(plan.skipped)} skipped" if plan.skipped else ""
     return (
         f"{plan.family} with tuner {plan.tuner} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
-        f"{plural(plan.todo, 'shape')} in {plural(len(plan.groups), 'group')}{skipped}, "
+        f"{plural(plan.todo, 'shape')}{skipped}, "
         f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {estimate(plan)}"
     )
 

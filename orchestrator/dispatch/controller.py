@@ -37,7 +37,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.ledger import Ingest, Ledger
-from orchestrator.scheduling import Policy
+from orchestrator.policy import Policy
 
 TURN_S = 0.03
 """CPU seconds after which a turn begins no further message: decisions are carried out at the end of their turn. Not
@@ -84,7 +84,7 @@ class Controller:
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
         self._reports = NodeReports(spec.run, epoch, ledger, policy, self._registry, ingest, live_status, leases, logs)
-        self._outbox = Outbox(self._registry, policy, spec, keys, epoch, ledger.blocklist_verdicts)
+        self._outbox = Outbox(self._registry, spec, keys, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
         self._newcomers = newcomers or (lambda known: [])

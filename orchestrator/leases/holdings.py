@@ -11,7 +11,7 @@ from orchestrator.dispatch.reports import LeaseTurn
 from orchestrator.events import FleetMayGrow, LeaseEnded, NodeDraining
 from orchestrator.leases.base import EndCause, Lease, LeaseSource
 from orchestrator.leases.keeper import IdleTimes, LeaseKeeper, PoolSize, wanted
-from orchestrator.scheduling import Policy
+from orchestrator.policy import Policy
 
 NO_MORE_CLAIMS_S, BOOKS_S = 120.0, 30.0
 """Seconds before a lease's time limit at which it takes no more work, and at which its workers close their books; of a

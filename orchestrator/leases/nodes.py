@@ -26,7 +26,7 @@ from orchestrator.leases.base import EndCause, Lease
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.holdings import HeldLease, Holdings, Pool
 from orchestrator.leases.keeper import LeaseKeeper, News
-from orchestrator.scheduling import Policy
+from orchestrator.policy import Policy
 
 REACH_S = 120.0
 """So long the way to a granted lease, or to what an ended one left, may be broken before it is given up."""

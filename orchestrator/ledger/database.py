@@ -1,7 +1,7 @@
 """Database file of a ledger: its tables; created, opened, or refused with a way out.
 
-It holds facts alone: the journal, the rows, and what workers said beside them. The state of a run is made of the journal
-(orchestrator/policy).
+It holds facts alone: the journal, the rows, and what workers said beside them. The state of a run is made of its
+journal (orchestrator/policy).
 
 A change of the tables gets the next VERSION, and a ledger of another version is refused: the version that began a run
 finishes it. Times are epoch seconds of the controller's clock, but `rows.t`, which is the node's.

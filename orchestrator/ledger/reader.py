@@ -10,7 +10,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -20,9 +20,11 @@ from orchestrator.families import get_family
 from orchestrator.ledger import database
 from orchestrator.ledger.model import NO_REPORT, Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
 from orchestrator.policy.apply import apply
-from orchestrator.policy.model import State
+from orchestrator.policy.model import SlotId, State
 from orchestrator.policy.settings import PolicySettings
 from worker.families import Family
+from worker.protocol import MAX_VERDICTS
+from worker.protocol.candidates import MAX_WITHHELD
 
 _CHUNK = 1000
 _JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
@@ -33,7 +35,6 @@ _ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner,
     r.extra, r.note FROM rows r JOIN shapes s ON s.id=r.shape"""
 _LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
     FROM withheld"""
-MOST_VERDICTS = 256
 Skipped = tuple[str, str, float | None]
 
 
@@ -262,38 +263,41 @@ class LedgerReader:
         found = [
             w for w in self._judged(state, self._all(sql, (node,)))
             if w.node == node and w.verdict and state.shapes[w.shape].settled_at >= since
-        ][-MOST_VERDICTS:]  # fmt: skip
+        ][-MAX_VERDICTS:]  # fmt: skip
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
 
     def _judged(self, state: State, rows: list[Any]) -> list[LeftOut]:
-        """A candidate that two slots left out faulted elsewhere, too. It ran where another slot's result has it."""
-        where: dict[tuple[int, str], set[tuple[str, str]]] = defaultdict(set)
-        for r in rows:
-            where[r[1], r[2]].add((r[3], r[4]))
-        order = {a.id: (a.sent_at, a.seq) for a in state.attempts.values()}
-        rows.sort(key=lambda r: (r[1], order.get(r[0], (0.0, 0)), r[2]))
-        return [_left_out(r, _verdict(state, r[1], where[r[1], r[2]])) for r in rows]
+        """The candidates with what other GPUs made of them. One that two GPUs left out faulted elsewhere, too. It ran
+        where the shape's result came from another GPU and does not leave it out."""
+        found = sorted(map(_left_out, rows), key=lambda w: (w.shape, state.order(w.attempt), w.candidate))
+        gpus: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
+        slots: dict[tuple[int, tuple[str, ...]], set[SlotId]] = defaultdict(set)
+        many = {a for a, n in Counter(w.attempt for w in found).items() if n >= MAX_WITHHELD}
+        for w in found:
+            gpus[w.shape, w.candidate].add(w.gpu)
+            slots[w.shape, w.candidate].add((w.node, w.slot))
 
+        def verdict(w: LeftOut) -> str | None:
+            if len(gpus[w.shape, w.candidate]) > 1:
+                return "faulted"
+            s = state.shapes.get(w.shape)
+            by = state.attempts.get(s.attempt if s.state == "tuned" else s.result) if s is not None else None
+            elsewhere = by is not None and by.id not in many and (by.node, by.slot) not in slots[w.shape, w.candidate]
+            return "ran" if elsewhere else None
 
-def _verdict(state: State, shape: int, places: set[tuple[str, str]]) -> str | None:
-    """Find what other slots made of a candidate that faulted on `places`: `ran`, `faulted`; None: none tried it."""
-    if len(places) > 1:
-        return "faulted"
-    s = state.shapes.get(shape)
-    tried = [a for x in s.attempts if shape in (a := state.attempts[x]).landed] if s else []
-    return "ran" if any((a.node, a.slot) not in places for a in tried) else None
+        return [replace(w, verdict=verdict(w)) for w in found]
 
 
 def _report(device: str | None, exit: int | None, spent: str | None, conditions: str | None) -> Report:
     return Report(json.loads(device or "{}"), exit, json.loads(spent or "{}"), json.loads(conditions or "{}"))
 
 
-def _left_out(r: Any, verdict: str | None) -> LeftOut:
+def _left_out(r: Any) -> LeftOut:
     attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, raw = r
     entry = json.loads(raw)
     return LeftOut(
         attempt, shape, tuple(json.loads(candidate)), node, slot, name, outcome, detail, source, bool(confirmed),
-        verdict, tuple(entry["key"]), entry["slot"], entry["image"], entry["driver"], entry["t"],
+        None, tuple(entry["key"]), entry["slot"], entry["image"], entry["driver"], entry["t"],
     )  # fmt: skip
 
 

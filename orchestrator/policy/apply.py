@@ -105,9 +105,9 @@ def _send(state: State, d: ev.Send, t: float) -> None:
             withdraw(state, state.shapes[s])
         if is_first and sum(state.shapes[s].cost_s for s in members) > deciding:
             state.twice[unit] = (state.host(d.node), members)
-    for s in shapes:
-        s.copies += 1
-        s.attempts.append(a.id)
+    for shape in shapes:
+        shape.copies += 1
+        shape.attempts.append(a.id)
     slot.queued.append(a.id)
     look(state, slot)
 
@@ -452,9 +452,9 @@ def _lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
                     blame.ended_under(state, shape, a, e.cause)
     for slot in n.slots.values():
         for a in (state.attempts[i] for i in [*([slot.running] if slot.running else []), *slot.queued]):
-            shape = state.flight(a) if a.state == "started" and e.cause != RELEASED else None
-            if shape is not None:
-                blame.ended_under(state, shape, a, e.cause)
+            under = state.flight(a) if a.state == "started" and e.cause != RELEASED else None
+            if under is not None:
+                blame.ended_under(state, under, a, e.cause)
             a.outcome, a.detail = Reason.LEASE_ENDED, e.detail
             close(state, a, t)
             put_back(state, a)

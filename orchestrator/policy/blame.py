@@ -176,7 +176,7 @@ def passed(state: State, shape: Shape, place: Place) -> None:
 
 
 def wedged(state: State, slot: Slot) -> None:
-    """The slot's canary failed: if that is so after the same shape on two nodes that were well, it is the shape's fault."""
+    """The slot's canary failed: after the same shape on two nodes that were well, it is the shape's fault."""
     if slot.last is None or not slot.gpu.tuned:
         return
     shape, attempt = state.shapes[slot.last[0]], slot.last[1]

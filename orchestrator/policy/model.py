@@ -287,6 +287,11 @@ class State:
     def pending(self) -> int:
         return len(self.shapes) - self.tuned - self.failed
 
+    def order(self, attempt: str) -> tuple[float, int]:
+        """Place of an attempt among all, in the order in which they were sent."""
+        a = self.attempts.get(attempt)
+        return (a.sent_at, a.seq) if a is not None else (0.0, 0)
+
     def slot(self, node: str, name: str) -> Slot | None:
         n = self.nodes.get(node)
         return n.slots.get(name) if n is not None else None

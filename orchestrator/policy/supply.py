@@ -134,4 +134,5 @@ def _end_of_another(state: State, slot: Slot) -> Send | None:
 
 def _may_copy(state: State, s: int) -> bool:
     shape = state.shapes[s]
-    return shape.state == "pending" and shape.copies < 2 and s not in state.held and shape.apart is None
+    fine = not (shape.faults or shape.losses or shape.ends)
+    return fine and shape.state == "pending" and shape.copies < 2 and shape.apart is None

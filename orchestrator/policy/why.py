@@ -47,9 +47,9 @@ def why(state: State, what: str | int) -> str:
         return f"shape {what} is not part of this run"
     if shape.state != "pending":
         return f"shape {what} is {shape.state}" + (f": {shape.reason.message()}" if shape.reason else "")
-    for a in reversed(shape.attempts):
-        if a in state.open:
-            return _attempt(state, a)
+    for id_ in reversed(shape.attempts):
+        if id_ in state.open:
+            return _attempt(state, id_)
     head = f"shape {what} waits"
     if state.stopped:
         return f"{head}: the run is stopped"

@@ -14,8 +14,8 @@ from orchestrator.cli.output import run_end  # noqa: F401 - imported once, for a
 from orchestrator.dispatch.timeouts import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
+from orchestrator.policy import PolicySettings
 from orchestrator.run.drive import DriveSettings
-from orchestrator.scheduling.model import PolicySettings
 from tests.fleet.link import NodeLink
 
 TIMEOUTS = Timeouts(

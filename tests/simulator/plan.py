@@ -14,8 +14,8 @@ from orchestrator.reasons import Reason
 
 @dataclass(frozen=True, slots=True)
 class SimGroup:
-    """Shapes that may share a process. `seconds`: true duration of each, in order; `estimate_s`: what the planner thinks
-    of all. `whole`: they are one unit, which is never cut."""
+    """Shapes that may share a process. `seconds`: true duration of each, in order; `estimate_s`: what the planner
+    thinks of all. `whole`: they are one unit, which is never cut."""
 
     id: str
     shapes: tuple[int, ...]

@@ -200,9 +200,10 @@ class Simulator:
             for w in node.workers.values():
                 node.stop(w)
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
+        shapes = books(self.journal, self.winners)
         return Result(
-            end, progress.stuck, books(self.journal, self.winners), self.now, self.plan.slots, self._measured_s, deaths, self.journal
-        )
+            end, progress.stuck, shapes, self.now, self.plan.slots, self._measured_s, deaths, self.journal
+        )  # fmt: skip
 
     # --- the controller -----------------------------------------------------------------------------------------------
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from orchestrator import events as ev
+from orchestrator.policy import Policy, PolicySettings
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import Policy, PolicySettings
 
 
 class Rig:

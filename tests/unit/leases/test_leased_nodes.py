@@ -22,7 +22,7 @@ from orchestrator.leases.base import EndCause, Lease
 from orchestrator.leases.holdings import AWAY_S, Pool
 from orchestrator.leases.keeper import MAX_FAILURES, PoolSize
 from orchestrator.leases.nodes import LeasedNodes, MadeNode
-from orchestrator.scheduling import Policy
+from orchestrator.policy import Policy
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
 

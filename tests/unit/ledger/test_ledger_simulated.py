@@ -9,7 +9,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.ledger import Ledger
 from orchestrator.ledger.reader import reconcile
-from orchestrator.scheduling.policy import Policy
+from orchestrator.policy import Policy
 from tests.simulator.simulator import Simulator
 from tests.support.drawn_plans import draw_plan, with_candidates
 from tests.support.ledger_kit import A8W8, DEVICE, ROW, shapes

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.policy import Policy
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import Policy
 from tests.support.policy_rig import Rig, fails, kinds, of, sends
 
 CK, ASM, ASM2, TRITON = ("ck", "0"), ("asm", "1"), ("asm", "2"), ("triton", "3")

@@ -7,8 +7,7 @@ from math import comb
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from orchestrator.scheduling.state import fisher
+from orchestrator.policy.state import fisher
 
 tables = st.tuples(st.integers(0, 12), st.integers(0, 12), st.integers(0, 12), st.integers(0, 12))
 

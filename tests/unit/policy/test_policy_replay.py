@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from orchestrator.policy.book import KeyedHeap
 
 from orchestrator import events as ev
+from orchestrator.policy import Policy
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import Policy
-from orchestrator.scheduling.book import KeyedHeap
 from tests.support.policy_rig import Rig
 
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator import events as ev
+from orchestrator.policy import PolicySettings
+from orchestrator.policy.model import LEASE_ENDS
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import PolicySettings
-from orchestrator.scheduling.model import LEASE_ENDS
 from tests.support.policy_rig import Rig, fails, kinds, of, sends
 
 # --- one GPU is one slot, whichever lease has it ----------------------------------------------------------------------

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import PolicySettings
 from tests.support.policy_rig import Rig, fails, kinds, of, proven_nodes, sends
 
 FAULTS = [Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR]

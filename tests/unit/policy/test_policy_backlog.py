@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from orchestrator.policy.book import Book
+
 from orchestrator import events as ev
+from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import PolicySettings
-from orchestrator.scheduling.book import Book
 from tests.support.policy_rig import Rig, kinds, of, sends
 from worker.protocol import ATTEMPT_RE
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from orchestrator import events as ev
+from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import PolicySettings
 from tests.support.policy_rig import Rig, fails, kinds, of, sends
 
 

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import LEASE_ENDS, PolicySettings
 from tests.simulator.plan import Faults, Poison, Sickness, SimGroup, SimLease, SimPlan
 from tests.simulator.simulator import Death, Result, Simulator, simulate
 from tests.support.drawn_plans import draw_plan, guilty, with_candidates, with_leases
 from tests.support.marks import PLANS
-from tests.unit.scheduling.test_laws import faults_in_the_books, groups_in_the_books, winners_in_the_books
+from tests.unit.policy.test_laws import faults_in_the_books, groups_in_the_books, winners_in_the_books
 
 COINCIDENCES = (1008, 1419, 1577, 1727, 2071, 2111)
 """Plans in which a lease ends just after a worker's death or a fault, or long before the scheduler's word on that."""
@@ -97,7 +97,7 @@ def leases_in_the_books(plan: SimPlan, result: Result) -> list[str]:
         elif isinstance(r, (ev.Send, ev.AskCanary, ev.Quarantine, ev.TakeBack)) and r.node in gone:
             out.append(f"{r} after its lease ended")
     for shape, end in result.shapes.items():
-        if end.reason is Reason.OUTLIVES_LEASE and ends.get(shape, 0) <= LEASE_ENDS:
+        if end.reason is Reason.OUTLIVES_LEASE and ends.get(shape, 0) <= PolicySettings().lease_ends - 1:
             out.append(f"shape {shape} outlives its lease after {ends.get(shape, 0)} ends")
     innocent = {s for s, e in result.shapes.items() if e.reason is Reason.OUTLIVES_LEASE}
     for shape in innocent | (unlucky(result) - guilty(plan.faults)):  # failed by right, yet not of its faults

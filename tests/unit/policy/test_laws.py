@@ -19,7 +19,7 @@ from tests.support.drawn_plans import draw_groups, draw_plan, guilty, with_candi
 from tests.support.marks import PLANS
 
 MOST_TAKEN_BACK = 12
-"""Times that a group may be taken back: for slots that fall idle one after the other, for quarantines and drains."""
+"""Times that a shape may be taken back: for slots that fall idle one after the other, for quarantines and drains."""
 
 
 def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Death] = ()) -> list[str]:
@@ -49,8 +49,11 @@ def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Deat
     out += [f"attempt {a} started {n} times" for a, n in started.items() if n > 1]
     sent: Counter[str] = Counter(r.attempt for _, r in result.journal if isinstance(r, ev.Send))
     out += [f"attempt {a} was sent {n} times" for a, n in sent.items() if n > 1]
-    taken: Counter[str] = Counter(r.attempt.rpartition("-")[0] for _, r in result.journal if isinstance(r, ev.TakeBack))
-    out += [f"group {g} was taken back {n} times" for g, n in taken.items() if n > MOST_TAKEN_BACK]
+    by_attempt = {r.attempt: r.shapes for _, r in result.journal if isinstance(r, ev.Send)}
+    taken: Counter[int] = Counter(
+        s for _, r in result.journal if isinstance(r, ev.TakeBack) for s in by_attempt[r.attempt]
+    )
+    out += [f"shape {s} was taken back {n} times" for s, n in taken.items() if n > MOST_TAKEN_BACK]
     return out
 
 
@@ -65,25 +68,22 @@ def winners_in_the_books(plan: SimPlan, result: Result) -> list[str]:
 
 
 def groups_in_the_books(result: Result) -> list[str]:
-    """Every shape is in exactly one group at every time: splits lose and double nothing."""
+    """No group is empty, or has a shape twice; and no shape is in more than two groups at a time."""
     out = []
-    home: dict[int, str] = {}
+    open_: dict[str, tuple[int, ...]] = {}
     for _, r in result.journal:
-        if isinstance(r, ev.GroupAdded):
-            home.update((s, r.group) for s in r.shapes)
-        elif isinstance(r, ev.Split):
-            moved = [s for _, shapes in r.children for s in shapes]
-            if len(moved) != len(set(moved)):
-                out.append(f"{r} doubles a shape")
-            for child, shapes in r.children:
-                out += [f"{r}: shape {s} was in {home[s]}" for s in shapes if not child.startswith(home[s][:5])]
-                home.update((s, child) for s in shapes)
-        elif isinstance(r, ev.Confirm):
-            if home[r.shape] != r.group:
-                out.append(f"{r}: shape {r.shape} was in {home[r.shape]}")
-            home[r.shape] = r.child
-    if set(home) != set(result.shapes):
-        out.append("shapes were lost")
+        if isinstance(r, ev.Send):
+            open_[r.attempt] = r.shapes
+            held = Counter(s for shapes in open_.values() for s in shapes)
+            if not r.shapes or len(set(r.shapes)) != len(r.shapes) or max(held[s] for s in r.shapes) > 2:
+                out.append(f"{r}")
+        elif isinstance(r, ev.AttemptEnded) or (isinstance(r, ev.AttemptTaken) and r.won):
+            open_.pop(r.attempt, None)
+        elif isinstance(r, (ev.NodeLost, ev.LeaseEnded, ev.SlotLost)):
+            sent = {s.attempt: s for _, s in result.journal if isinstance(s, ev.Send)}
+            for a in [a for a in open_ if sent[a].node == r.node]:
+                if not isinstance(r, ev.SlotLost) or sent[a].slot == r.slot:
+                    del open_[a]
     return out
 
 
