@@ -20,7 +20,7 @@ from orchestrator.families import get_family
 from orchestrator.ledger import database
 from orchestrator.ledger.model import NO_REPORT, Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
 from orchestrator.policy.apply import apply
-from orchestrator.policy.model import SlotId, State
+from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS
@@ -174,8 +174,10 @@ class LedgerReader:
                 if only in (None, "pending"):
                     yield ShapeState(i, key, "pending")
             elif only in (None, s.state):
-                begun = [a for x in s.attempts if (a := state.attempts[x]).started_at is not None]
-                by = state.attempts.get(s.attempt) or (begun[-1] if begun and s.state == "failed" else None)
+                by, begun = state.attempts.get(s.attempt), list[Attempt]()
+                if s.state == "failed":
+                    begun = [a for x in s.attempts if (a := state.attempts[x]).started_at is not None]
+                    by = by or (begun[-1] if begun else None)
                 yield ShapeState(
                     i, key, s.state, s.reason.value if s.reason else None, s.detail, s.confirmed, by.id if by else "",
                     s.settled_at or None, by.node if by else "", by.slot if by else "", len(begun),

@@ -26,8 +26,8 @@ MOST_BACKENDS = 12
 _CHUNK = 20_000
 _NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
     FROM rows WHERE id>? ORDER BY id LIMIT ?"""
-_WINNER = """SELECT id, attempt, node, slot, us, bw, err_ratio, spread, samples, kernel_id, kernel_name, libtype, gfx,
-    cu_num, extra FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"""
+_WINNERS = """SELECT shape, id, attempt, node, slot, us, bw, err_ratio, spread, samples, kernel_id, kernel_name, libtype,
+    gfx, cu_num, extra FROM rows WHERE winner=1 AND id>? ORDER BY id"""
 _BESIDE = """SELECT us, kernel_name, libtype FROM rows
     WHERE attempt=? AND shape=? AND us>0 AND status='ok' AND winner=0 ORDER BY id"""
 
@@ -83,7 +83,10 @@ class Measurements:
         self.tried: dict[int, Tried] = {}
         self.winners: dict[int, Winner] = {}
         self.backends: set[str] = set()
-        self._row = 0
+        self._row = self._won = 0
+        self._open: list[tuple[Any, ...]] = []
+        """Winners of attempts that have not settled their shape."""
+        self._flops: dict[int, float] = {}
         self._named: dict[tuple[str, str, int | None], str] = {}
 
     def update(self, ledger: LedgerReader) -> None:
@@ -93,14 +96,25 @@ class Measurements:
             for row in chunk:
                 self._take(*row[1:])
             self._row = chunk[-1][0]
-        for s in ledger.replayed.shapes.values():
-            if s.state == "tuned" and s.id not in self.winners:
-                for found in ledger.query(_WINNER, (s.attempt, s.id)):
-                    self.winners[s.id] = self._winner(ledger, s.id, *found)
+        for row in ledger.query(_WINNERS, (self._won,)):
+            self._open.append(row)
+            self._won = row[1]
+        shapes, rows = ledger.replayed.shapes, self._open
+        self._open = []
+        for shape, *rest in rows:
+            s = shapes[shape]
+            if s.state != "tuned":
+                self._open.append((shape, *rest))  # its attempt may settle it yet
+            elif s.attempt == rest[1] and shape not in self.winners:
+                self.winners[shape] = self._winner(ledger, shape, *rest)
 
     def flops(self, shape: int) -> float:
         """Floating-point operations of the shape."""
-        return self.family.flops(dict(zip(self.family.key_names, self.keys[shape], strict=True)))
+        known = self._flops.get(shape)
+        if known is None:
+            known = self.family.flops(dict(zip(self.family.key_names, self.keys[shape], strict=True)))
+            self._flops[shape] = known
+        return known
 
     def _take(
         self, shape: int, us: float, err: float | None, status: str, number: int | None, kernel: str, libtype: str,

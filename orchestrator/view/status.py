@@ -273,7 +273,9 @@ def run_status(
         worked_s=sum(b - a for a, b in sessions) if sessions else None, worked=worked_words(sessions),
         standing_out=flag_words(state),
     )  # fmt: skip
-    counts = Counter((state.attempts[x.attempt].node, x.state) for x in state.shapes.values() if x.attempt)
+    counts: Counter[tuple[str, str]] = Counter(
+        (state.attempts[x.attempt].node, x.state) for x in state.shapes.values() if x.attempt
+    )
     names = dict.fromkeys((*about.nodes, *state.nodes))
     s.nodes = [_node(state, about, name, counts) for name in names]
     for pool, leases in state.queued_leases.items() if going else ():

@@ -27,9 +27,20 @@ from orchestrator import events as ev
 from orchestrator.command_hints import program
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger, LedgerReader
+from orchestrator.ledger.writer import row_values
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
+from orchestrator.report.collector import Collector
 from orchestrator.results.export import Request, export, provenance
+from orchestrator.run.snapshot import RunSnapshot
+from orchestrator.shapes import Shape
+from orchestrator.view.explain import explain
+from tests.fleet.kit import Fleet
 from tests.paths import ROOT
+from tests.simulator.plan import SimPlan
+from tests.simulator.simulator import Simulator
+from tests.support import report_kit
+from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
+from tests.support.report_kit import DEVICE, FAMILY, candidates
 
 FOLDER = ROOT / "tests" / "data" / "recorded"
 BEGAN = 1_790_000_000.0
@@ -66,17 +77,17 @@ def write(name: str, recording: Recording) -> None:
 def facts(paths: RunPaths, inventory: str) -> Recording:
     """All that a run's folder holds but what was made of it."""
     with LedgerReader.open_readonly(paths.ledger) as ledger, ledger.snapshot():
-        skipped = [[s.id, s.reason, s.detail, s.settled_at] for s in ledger.shapes("skipped")]
+        skipped = [[i, why or None, detail, t] for i, (why, detail, t) in ledger.skipped().items()]
         return {
             "config": asdict(RunConfig.read(paths.config)), "inventory": inventory,
             "meta": {k: json.loads(v) for k, v in ledger.query("SELECT key, value FROM meta")},
-            "shapes": [[s.id, list(s.key)] for s in ledger.shapes()], "skipped": skipped,
+            "shapes": [[i, list(key)] for i, key in ledger.keys.items()], "skipped": skipped,
             "journal": [[t, kind, json.loads(d)] for t, kind, d in ledger.query(
                 "SELECT t, type, data FROM journal ORDER BY id")],
             "rows": [list(r) for r in ledger.query(f"SELECT {', '.join(ROW)} FROM rows ORDER BY id")],
             "reports": [
                 [a, *(x and json.loads(x) if isinstance(x, str) else x for x in values)]
-                for a, *values in ledger.query(f"SELECT id, {', '.join(REPORT)} FROM attempts ORDER BY sent_at, seq")
+                for a, *values in ledger.query(f"SELECT attempt, {', '.join(REPORT)} FROM reports")
             ],
             "slots": [[s.node, s.slot, s.info, s.device] for s in ledger.slots()],
             "left_out": [list(r) for r in ledger.query(f"SELECT {', '.join(LEFT_OUT)} FROM withheld")],
@@ -90,8 +101,6 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
     config.write(paths.config)
     paths.inventory.write_text(recording["inventory"])
     family = get_family(config.family)
-    from orchestrator.shapes import Shape
-
     with Ledger.create(paths.ledger) as ledger, ledger.transaction():
         ledger.add_shapes([Shape(i, tuple(key)) for i, key in recording["shapes"]], family)
         for key, value in recording["meta"].items():
@@ -123,10 +132,6 @@ NOT_COMPARED = {"made", "program", "name", "files", "controller"}
 
 def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
     """`status`, `explain` of some, the CSV files and the page."""
-    from orchestrator.report.collector import Collector
-    from orchestrator.view.explain import explain
-    from orchestrator.run.snapshot import RunSnapshot
-
     with _utc():
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             export(ledger, paths, {})
@@ -176,7 +181,7 @@ def asked_of(recording: Recording) -> list[str | None]:
     first = next((d for _, kind, d in recording["journal"] if kind == "AttemptEnded" and d["outcome"] != "done"), None)
     sent = {d["attempt"]: d for _, kind, d in recording["journal"] if kind == "Send"}
     if first is not None:
-        out += [sent[first["attempt"]]["group"], sent[first["attempt"]]["node"]]
+        out += [first["attempt"], sent[first["attempt"]]["node"]]
     return out
 
 
@@ -185,20 +190,20 @@ def asked_of(recording: Recording) -> list[str | None]:
 
 def _keep(ledger: Ledger, journal: list[tuple[float, ev.Record]], shapes: list[Any], rng: random.Random) -> None:
     """Journal of the simulator, with rows and reports as workers would have sent them."""
-    from tests.support.report_kit import DEVICE, candidates
-
-    by_id = {s.id: s for s in shapes}
+    by_id, places = {s.id: s for s in shapes}, dict[str, tuple[str, str]]()
     tuned = 0
     for at, r in journal:
         t = BEGAN + at
         match r:
+            case ev.Send(attempt, node, slot):
+                places[attempt] = (node, slot)
             case ev.Quarantine():
                 r = replace(r, until=r.until + BEGAN)
             case ev.NodeJoined(node, slots):
                 for slot in slots:
                     ledger.slot_info(node, slot, info={"code": "c0de", "host": node, "image": "i"}, device=DEVICE)
             case ev.ShapeTuned(attempt, shape) | ev.ShapeRefused(attempt, shape):
-                node, slot = _place(ledger, attempt)
+                node, slot = places[attempt]
                 for name in r.withheld:
                     entry = {
                         "candidate": list(name), "name": f"kernel_{name[0]}", "outcome": "fault", "detail": "signal 6",
@@ -212,9 +217,8 @@ def _keep(ledger: Ledger, journal: list[tuple[float, ev.Record]], shapes: list[A
                 for row, wins in rows:
                     if wins and isinstance(r, ev.ShapeRefused):
                         continue
-                    ledger.row(
-                        attempt=attempt, shape=shape, node=node, slot=slot, t=t, row=row, winner=wins, device=DEVICE
-                    )
+                    values = {"attempt": attempt, "shape": shape, "node": node, "slot": slot, "t": t}
+                    ledger.put_rows([row_values(**values, row=row, winner=wins, device=DEVICE)])
             case _:
                 pass
         ledger.journal(r, t)
@@ -227,25 +231,14 @@ def _keep(ledger: Ledger, journal: list[tuple[float, ev.Record]], shapes: list[A
             ledger.attempt_report(r.attempt, exit=0, spent=spent, conditions={"after": hot})
 
 
-def _place(ledger: Ledger, attempt: str) -> tuple[str, str]:
-    found = ledger.attempt(attempt)
-    assert found is not None
-    return found.node, found.slot or ""
-
-
-def _simulated(plan: Any, folder: Path, share: float = 1.0) -> tuple[RunPaths, str]:
+def _simulated(plan: SimPlan, folder: Path, share: float = 1.0) -> tuple[RunPaths, str]:
     """A run by the simulator, up to a share of its time."""
-    from orchestrator.shapes import Shape
-    from tests.simulator.simulator import Simulator
-    from tests.support.report_kit import FAMILY
-    from tests.support.report_kit import shapes as listed
-
     rng = random.Random(f"rows {plan.seed}")
     simulator = Simulator(plan)
     result = simulator.run()
     journal = [(round(t, 4), r) for t, r in simulator.journal if t <= share * simulator.now]
     n = max(result.shapes)
-    shapes = [Shape(s.id, s.key) for s in listed(n + 2)]
+    shapes = [Shape(s.id, s.key) for s in report_kit.shapes(n + 2)]
     run = f"20260921-140640-{plan.seed:04x}"
     paths = create_run_folder(folder, run)
     RunConfig(
@@ -272,9 +265,6 @@ def _simulated(plan: Any, folder: Path, share: float = 1.0) -> tuple[RunPaths, s
 
 def _plans() -> dict[str, Callable[[Path], tuple[RunPaths, str]]]:
     """The maker of each recording."""
-    from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
-    from tests.support.report_kit import plan
-
     out: dict[str, Callable[[Path], tuple[RunPaths, str]]] = {}
     for seed in (1, 2, 4, 5, 7, 9, 11, 13):
         out[f"faults-{seed:02}"] = partial(_simulated, draw_plan(seed))
@@ -285,7 +275,7 @@ def _plans() -> dict[str, Callable[[Path], tuple[RunPaths, str]]]:
     for seed, share in ((41, 0.3), (42, 0.5), (43, 0.7), (44, 0.9)):
         out[f"cut-{seed:02}"] = partial(_simulated, draw_plan(seed), share=share)
     for n, share in ((48, 1.0), (72, 0.5)):
-        out[f"page-{n:02}"] = partial(_simulated, plan(n), share=share)
+        out[f"page-{n:02}"] = partial(_simulated, report_kit.plan(n), share=share)
     for name in FLEET:
         out[f"fleet-{name}"] = partial(_fleet, name)
     return out
@@ -304,8 +294,6 @@ FLEET: dict[str, Any] = {
 
 def _fleet(name: str, folder: Path) -> tuple[RunPaths, str]:
     """A run on the in-process fleet: real workers, real records."""
-    from tests.fleet.kit import Fleet
-
     folder.mkdir(parents=True, exist_ok=True)
     argv = [sys.executable, "-m", "tests.fleet.server", str(folder / "place")]
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
