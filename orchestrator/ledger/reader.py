@@ -5,6 +5,7 @@ Safe while a controller writes.
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
 from collections import Counter, defaultdict
@@ -97,7 +98,8 @@ class LedgerReader:
         try:
             yield
         finally:
-            self._conn.execute("COMMIT")
+            with database.readable(self.path):
+                self._conn.execute("COMMIT")
 
     # --- the run --------------------------------------------------------------------------------------------
 
@@ -131,10 +133,15 @@ class LedgerReader:
         return self._replay.state
 
     def _catch_up(self) -> None:
-        replay = self._replay
-        for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
-            apply(replay.state, ev.from_json(kind, data), t)
-            replay.read = number
+        replay, collecting = self._replay, gc.isenabled()
+        gc.disable()  # all that is made here stays: to look for garbage in it takes a sixth of the time
+        try:
+            for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
+                apply(replay.state, ev.from_json(kind, data), t)
+                replay.read = number
+        finally:
+            if collecting:
+                gc.enable()
 
     @property
     def keys(self) -> dict[int, tuple[int | str, ...]]:
