@@ -120,7 +120,7 @@ def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
     last = shape.faults[-1]
     sure = len({f.place for f in shape.faults}) > 1
     seen = ", ".join(f"{spot(f.place, state.nodes)} ({f.reason.value})" for f in shape.faults)
-    seen = f"seen on {seen}" if sure else f"seen on {seen}; unconfirmed: no other slot could try it"
+    seen = f"seen on {seen}" if sure else f"seen on {seen}; unconfirmed: only one slot"
     if shape.result and sum(not f.partial for f in shape.faults) < 2:
         return SettleShape(shape.id, shape.result, sure, f"candidates faulted; {seen}")
     return FailShape(
