@@ -384,15 +384,17 @@ def to_json(record: Record) -> str:
 
 def from_json(type_: str, data: str) -> Record:
     """The inverse of `to_json`."""
-    cls = RECORD_TYPES[type_]
-    raw: dict[str, Any] = json.loads(data)
-    return cls(**{k: _value(k, v) for k, v in raw.items()})
+    raw: dict[str, Any] = _decode(data)[0]
+    for name, v in raw.items():  # most values of most records are plain
+        if type(v) is list:
+            raw[name] = _tuples(v)
+        elif name in _REASONS:
+            raw[name] = Reason(v)
+    return RECORD_TYPES[type_](**raw)
 
 
-def _value(name: str, v: Any) -> Any:
-    if name in ("reason", "outcome"):
-        return Reason(v)
-    return _tuples(v)
+_decode = json.JSONDecoder().raw_decode
+_REASONS = ("reason", "outcome")
 
 
 def _tuples(v: Any) -> Any:

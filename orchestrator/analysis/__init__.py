@@ -1,1 +1,1 @@
-"""Results analyzed: backends against each other, two stacks against each other, the report page."""
+"""Results analyzed: backends against each other, two stacks against each other."""

@@ -109,7 +109,7 @@ def headline(plan: Plan) -> str:
 
 def estimate(plan: Plan) -> str:
     """Return `about 2 min 05 s`, or with little known `about 20 s to 3 min 00 s; a first guess`."""
-    from orchestrator.run.view.status import left_words
+    from orchestrator.view.words import left_words
 
     words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     words = words if words.startswith("about") else f"about {words}"
@@ -234,7 +234,7 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
-        members = set(ledger.group_shapes(group)) if group else None
+        members = set(ledger.replayed.attempts[group].shapes) if group else None
         failed = [f for f in ledger.failed(reason) if members is None or f.id in members]
         reasons = list(ledger.failures())
     if not failed:
@@ -264,7 +264,7 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
         raise InputError(
             f"--reason {reason!r} is not a reason for which a shape fails{near} (there are: {', '.join(legal)})"
         )
-    groups = [g.id for g in ledger.groups()]
+    groups = list(ledger.replayed.attempts)
     if group is not None and group not in groups:
         near = did_you_mean(group, groups)
         raise InputError(f"run {paths.run} has no group {group!r}{near} ({command(f'explain {paths.run}')} lists them)")

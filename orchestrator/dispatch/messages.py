@@ -7,7 +7,7 @@ from typing import Protocol
 
 from orchestrator.dispatch.stream import Beat, Chunk
 from orchestrator.events import NodeBusy, NodeTroubled, Record, SlotLost
-from orchestrator.status import RunStatus
+from orchestrator.view.status import RunStatus
 
 
 @dataclass(frozen=True, slots=True)

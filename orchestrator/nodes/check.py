@@ -20,6 +20,7 @@ from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.inventory.values import REFERENCE_RE, has_reference
 from orchestrator.nodes.facts import NodeFacts, read_facts
 from orchestrator.nodes.occupancy import gpus_of, occupants
+from worker.device.health import HOT_C
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 CLOCK_S = 5.0
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
 """Bytes free for the workdir: below the first nothing starts, below the second there is a warning."""
-HOT_C = 100.0
+
 _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.policy import blame
 from orchestrator.policy.model import Attempt, Gpu, Kind, Node, Shape, Slot, State
-from orchestrator.policy.pool import close, look, put_back, set_apart, wait, withdraw
+from orchestrator.policy.pool import close, look, put_back, set_apart, wait, withdraw, withdraw_unit
 from orchestrator.reasons import Reason
 
 RELEASED = "released"
@@ -101,6 +101,7 @@ def _send(state: State, d: ev.Send, t: float) -> None:
     for unit in dict.fromkeys(s.unit for s in shapes):
         members = tuple(s.id for s in shapes if s.unit == unit)
         is_first = unit in state.waiting
+        withdraw_unit(state, unit, members)
         for s in members:
             withdraw(state, state.shapes[s])
         if is_first and sum(state.shapes[s].cost_s for s in members) > deciding:
@@ -184,6 +185,7 @@ def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     if a.state == "started" and e.complete:
         slot.gpu.tuned += 1
         blame.proved(state, slot.gpu)
+    if a.state == "started":
         look(state, slot)
     if shape.state != "pending":
         return
@@ -196,6 +198,8 @@ def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
 
 def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
     a, shape = _landed(state, e, t)
+    if a is not None and a.state == "started":
+        look(state, state.slot_of(a))
     if a is None or shape is None or shape.state != "pending":
         return
     if e.complete:
@@ -224,8 +228,6 @@ def _landed(
         a.landed[e.shape] = None
         a.left_s = max(0.0, a.left_s - shape.cost_s)
     a.current, a.moved_at = None, t
-    if a.state == "started":
-        look(state, state.slot_of(a))
     return a, shape
 
 
@@ -395,7 +397,9 @@ def _node_troubled(state: State, e: ev.NodeTroubled, t: float) -> None:
 def _node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
     """A node that waits for others is not counted on: no share and no verdict waits for it."""
     n = state.nodes.get(e.node)
-    if n is not None and n.state in ("away", "busy"):
+    if n is not None and e.doing == "share":
+        n.history.append((t, "shared", e.detail))
+    elif n is not None and n.state in ("away", "busy"):
         _set_node(state, n, "busy" if e.doing == "wait" else "away", "" if e.doing == "free" else e.detail, t)
 
 
@@ -501,6 +505,7 @@ def _canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
     if slot is None:
         return
     slot.checking, slot.adrift, slot.last, slot.gpu.passed = False, None, None, True
+    slot.canary_us.append(e.us)
     state.to_ask.pop(slot.id, None)
     # a quarantine for another reason than a canary ends only with the canary that is asked for at its end
     if slot.state != "quarantined" or slot.sick or slot.canary:

@@ -161,6 +161,8 @@ class Slot:
     """What ran here when the node was lost: its worker may still be at it."""
     timed: list[tuple[float, CanaryTimed]] = field(default_factory=list)
     """The latest timed canaries."""
+    canary_us: list[float] = field(default_factory=list)
+    """Microseconds of the canaries that passed."""
 
     @property
     def id(self) -> SlotId:
@@ -284,6 +286,11 @@ class State:
     @property
     def pending(self) -> int:
         return len(self.shapes) - self.tuned - self.failed
+
+    def order(self, attempt: str) -> tuple[float, int]:
+        """Place of an attempt among all, in the order in which they were sent."""
+        a = self.attempts.get(attempt)
+        return (a.sent_at, a.seq) if a is not None else (0.0, 0)
 
     def slot(self, node: str, name: str) -> Slot | None:
         n = self.nodes.get(node)

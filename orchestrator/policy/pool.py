@@ -45,11 +45,18 @@ def set_apart(state: State, shapes: tuple[int, ...]) -> None:
     state.apart[shapes[0]] = shapes
 
 
+def withdraw_unit(state: State, unit: int, members: tuple[int, ...]) -> None:
+    """Take these shapes of a unit out of what waits."""
+    entry = state.waiting.get(unit)
+    if entry is not None and not set(members).isdisjoint(entry[2]):
+        rest = [s for s in _take_out(state, unit) if s not in members]
+        if rest:
+            wait(state, rest)
+
+
 def withdraw(state: State, shape: Shape) -> None:
     """Take the shape out of all that waits."""
-    entry = state.waiting.get(shape.unit)
-    if entry is not None and shape.id in entry[2]:
-        wait(state, [s for s in _take_out(state, shape.unit) if s != shape.id])
+    withdraw_unit(state, shape.unit, (shape.id,))
     if shape.apart is not None:
         rest = tuple(s for s in state.apart.pop(shape.apart) if s != shape.id)
         shape.apart = None

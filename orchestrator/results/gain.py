@@ -103,8 +103,7 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     return out
 
 
-_CANDIDATES = """SELECT r.shape, r.us, r.kernel_name, r.libtype, r.tflops, r.attempt, r.status, r.id = s.row
-    FROM rows r JOIN shapes s ON s.id = r.shape WHERE s.state = 'tuned'"""
+_CANDIDATES = "SELECT shape, us, kernel_name, libtype, tflops, attempt, status, id FROM rows"
 NOISY_GAIN = 0.995
 """A winner with a gain below it (1.00x as shown) is noisy: measured again, it was slower than the median candidate."""
 MOST_NAMED = 4
@@ -118,9 +117,12 @@ def profile_frame(ledger: LedgerReader, shapes: Sequence[int] | None = None) -> 
     """
     import pandas as pd
 
-    only = "" if shapes is None else f" AND s.id IN ({', '.join(map(str, map(int, shapes)))})"
-    frame = pd.DataFrame(ledger.query(f"{_CANDIDATES}{only} ORDER BY r.id"), columns=pd.Index(COLUMNS))
-    return frame.astype({"winner": bool})
+    settled = {w.id: w.shape for w in ledger.winners()}
+    tuned = sorted({*settled.values()} if shapes is None else {*settled.values()}.intersection(shapes))
+    only = "" if shapes is None else f" WHERE shape IN ({', '.join(map(str, tuned))})"
+    frame = pd.DataFrame(ledger.query(f"{_CANDIDATES}{only} ORDER BY id"), columns=pd.Index(COLUMNS))
+    frame = frame[frame["shape"].isin(tuned)]
+    return frame.assign(winner=frame["winner"].isin(settled))
 
 
 def best_per_shape(frame: pd.DataFrame) -> pd.DataFrame:

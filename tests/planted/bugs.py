@@ -246,11 +246,11 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/worker/agent/test_worker_agent.py::test_hostile_specs_hurt_nobody",),
     ),
     Bug(
-        "markup-in-the-page", 12, "orchestrator/analysis/report/page.py",
+        "markup-in-the-page", 12, "orchestrator/report/page.py",
         'return text.replace("<", "\\\\u003c")',
         "return text",
         "A kernel's name can end the data block of the page and begin a script.",
-        ("tests/unit/analysis/test_report_page.py::test_embedded_data_is_ascii_without_markup",),
+        ("tests/unit/report/test_report_page.py::test_embedded_data_is_ascii_without_markup",),
     ),
     Bug(
         "cpu-chip-unmarked", 13, "worker/device/probe.py",

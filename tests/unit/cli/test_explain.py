@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.analysis.report.collector import Collector
 from orchestrator.cli.output.run_end import report_end
 from orchestrator.cli.output.status import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
+from orchestrator.report.collector import Collector
 from orchestrator.run.explain import Explanation, explain
 from orchestrator.status import duration
 from tests.support import report_kit as kit

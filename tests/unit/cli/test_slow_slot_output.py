@@ -10,14 +10,14 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator import events as ev
-from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import fit, render_page
 from orchestrator.cli.app import app
 from orchestrator.cli.output.run_end import report_end
 from orchestrator.cli.output.status import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
+from orchestrator.report.collector import Collector
+from orchestrator.report.page import fit, render_page
 from orchestrator.run.explain import explain
 from tests.support import report_kit as kit
 from tests.unit.cli.test_explain import add, told

@@ -12,7 +12,7 @@ from tests.paths import ROOT
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "ledger",
     "tuned_db", "configs", "results", "publish", "dispatch", "nodes", "leases", "run", "bench", "analysis",
-    "image", "cli",
+    "report", "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (
