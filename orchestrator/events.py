@@ -39,7 +39,8 @@ class WorkAdded(Event):
     """Shapes that are to be tuned, in units that may share a process; a unit is never cut.
 
     `costs_s`: the estimated seconds of each shape, as `units` has them. The lowest `tier` goes first. `alone`: each
-    unit gets a process of its own. Of the whole run: `setup_s`, the estimated seconds before the first shape of a process;
+    unit gets a process of its own. Of the whole run: `setup_s`, the estimated seconds before the first shape of a
+    process;
     `shares_end`: a process may be ended between two shapes, so that idle slots may measure what is left of it.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.policy import blame
-from orchestrator.policy.model import Attempt, Gpu, Kind, Node, Shape, Slot, State
+from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape, Slot, State
 from orchestrator.policy.pool import close, look, put_back, set_apart, wait, withdraw, withdraw_unit
 from orchestrator.reasons import Reason
 
@@ -193,7 +193,8 @@ def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
         _settle_tuned(state, shape, a, t, None, "")
     else:
         shape.result = a.id
-        _incomplete(state, shape, a, e, Reason.FAULT, "", t)
+        more = ((f"more of {a.id}",),) if e.cut else ()
+        _incomplete(state, shape, a, e, Reason.FAULT, "", t, frozenset((*e.withheld, *more)))
 
 
 def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
@@ -209,11 +210,18 @@ def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
 
 
 def _incomplete(
-    state: State, shape: Shape, a: Attempt, e: ev.ShapeTuned | ev.ShapeRefused, reason: Reason, detail: str, t: float
+    state: State,
+    shape: Shape,
+    a: Attempt,
+    e: ev.ShapeTuned | ev.ShapeRefused,
+    reason: Reason,
+    detail: str,
+    t: float,
+    left_out: frozenset[Candidate] = frozenset(),
 ) -> None:
     """A result from which candidates were left out: only those that faulted in this run speak against the slot."""
     here = e.cut or not set(e.withheld) <= set(e.earlier)
-    blame.fault(state, shape, a, reason, detail, t, partial=True, here=here)
+    blame.fault(state, shape, a, reason, detail, t, left_out, here=here)
 
 
 def _landed(
@@ -286,7 +294,8 @@ def _attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
         slot.checking, slot.last = True, None
     if bad and (a.current is not None or len(left) == 1):
         if shape is not None:
-            blame.fault(state, shape, a, e.outcome, e.detail, t, partial=False)
+            slot.last = (shape.id, a.id)
+            blame.fault(state, shape, a, e.outcome, e.detail, t)
     elif e.outcome.is_loss and shape is not None:
         blame.lose(state, shape, a, with_node=e.outcome is Reason.NODE_LOST, detail=e.detail)
     elif e.outcome in (Reason.DONE, Reason.NOT_DELIVERED, Reason.REJECTED):
@@ -417,17 +426,24 @@ def _node_lost(state: State, e: ev.NodeLost, t: float) -> None:
 
 
 def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool, unheard: bool) -> None:
-    """What the slot had is lost. What an idle worker was about to claim may have been started `unheard`."""
-    unheard = unheard and slot.running is None and slot.state == "ready" and not slot.checking
-    had = [*([slot.running] if slot.running else []), *slot.queued]
-    for number, a in enumerate(state.attempts[i] for i in had):
-        shape = state.flight(a) if a.state == "started" or (unheard and not number) else None
-        if shape is not None:
-            blame.lose(state, shape, a, with_node=with_node, detail=detail)
+    """What the slot had is lost. News is some milliseconds old, so that with its node the next shape may have been
+    started `unheard`, too."""
+    had = [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]
+    ahead = [(a, s) for a in had for s in a.shapes[_at(state, a) :] if state.shapes[s].state == "pending"]
+    unheard = unheard and slot.state == "ready" and not slot.checking
+    for a, s in ahead[: (slot.running is not None) + unheard]:
+        blame.lose(state, state.shapes[s], a, with_node=with_node, detail=detail)
+    for a in had:
         a.detail = a.detail or detail
         close(state, a, t, lost=True)
         put_back(state, a)
     _clear(state, slot)
+
+
+def _at(state: State, a: Attempt) -> int:
+    """Number of the shape at which the attempt is."""
+    shape = state.flight(a)
+    return a.shapes.index(shape.id) if shape is not None else len(a.shapes)
 
 
 def _clear(state: State, slot: Slot) -> None:

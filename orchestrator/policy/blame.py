@@ -7,23 +7,29 @@ void. If the shape passes elsewhere, the fault is a mark against the slot.
 from __future__ import annotations
 
 from orchestrator.events import FailShape, Quarantine, SettleShape
-from orchestrator.policy.model import Attempt, Fault, Gpu, Loss, Place, Shape, Slot, State, spot
+from orchestrator.policy.model import Attempt, Candidate, Fault, Gpu, Loss, Place, Shape, Slot, State, spot
 from orchestrator.policy.pool import look, set_apart, withdraw
 from orchestrator.reasons import Reason
 from worker.text import plural
 
 
 def fault(
-    state: State, shape: Shape, a: Attempt, reason: Reason, detail: str, t: float, *, partial: bool, here: bool = True
+    state: State,
+    shape: Shape,
+    a: Attempt,
+    reason: Reason,
+    detail: str,
+    t: float,
+    left_out: frozenset[Candidate] = frozenset(),
+    *,
+    here: bool = True,
 ) -> None:
-    """Record that the attempt ended badly at the shape, or (`partial`) gave a result without some candidates. Not
-    `here`: these faulted before this run, which says nothing about the slot now."""
+    """Record that the attempt ended badly at the shape, or gave a result without the candidates `left_out`. Not `here`:
+    these faulted before this run, which says nothing about the slot now."""
     slot = state.slot_of(a)
     gpu, first = slot.gpu, not shape.faults
-    shape.faults.append(Fault(gpu.place, a.id, reason, detail, t, partial))
+    shape.faults.append(Fault(gpu.place, a.id, reason, detail, t, left_out))
     gpu.open.append((shape.id, a.id))
-    if not partial:
-        slot.last = (shape.id, a.id)
     tried(state, shape, reason, a.id)
     if first and here:
         gpu.row += 1
@@ -64,10 +70,12 @@ def tried(state: State, shape: Shape, reason: Reason, attempt: str) -> None:
 
 def is_enough(state: State, shape: Shape) -> bool:
     """Return whether the shape faulted on two nodes; of one that is the only one, on two slots; of one that is the only
-    one, twice (or once, if it has a result)."""
+    one, twice (or once, if it has a result). What was left out of a result is enough if it faulted on two slots."""
     if not shape.faults:
         return False
-    places = max(({f.place for f in shape.faults if f.partial is part} for part in (False, True)), key=len)
+    if _sure_result(shape) is not None:
+        return True
+    places = {f.place for f in shape.faults if not f.left_out}
     hosts = {host for host, _ in places}
     if len(hosts) > 1:
         return True
@@ -75,7 +83,7 @@ def is_enough(state: State, shape: Shape) -> bool:
         return False
     if len(places) > 1:
         return True
-    beside = len(state.usable) > sum(place in state.usable for place in places)
+    beside = len(state.usable) > sum(place in state.usable for place in {f.place for f in shape.faults})
     return not beside and not state.may_grow and (len(shape.faults) > 1 or bool(shape.result))
 
 
@@ -115,14 +123,26 @@ def strike_out(state: State, shape: Shape, attempt: str) -> bool:
     return True
 
 
+def _sure_result(shape: Shape) -> Fault | None:
+    """A result from which only candidates were left out that faulted on another slot as well."""
+    for f in shape.faults:
+        elsewhere = (other.left_out for other in shape.faults if other.place != f.place)
+        if f.left_out and f.left_out <= frozenset().union(*elsewhere):
+            return f
+    return None
+
+
 def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
     """The end of a shape with enough faults: its best result without the candidates that faulted, or its failure."""
     last = shape.faults[-1]
     sure = len({f.place for f in shape.faults}) > 1
     seen = ", ".join(f"{spot(f.place, state.nodes)} ({f.reason.value})" for f in shape.faults)
-    seen = f"seen on {seen}" if sure else f"seen on {seen}; unconfirmed: no other slot could try it"
-    if shape.result and sum(not f.partial for f in shape.faults) < 2:
-        return SettleShape(shape.id, shape.result, sure, f"candidates faulted; {seen}")
+    seen = f"seen on {seen}" if sure else f"seen on {seen}; unconfirmed: only one slot"
+    result = _sure_result(shape)
+    if result is not None or shape.result:
+        return SettleShape(
+            shape.id, result.attempt if result else shape.result, result is not None, f"candidates faulted; {seen}"
+        )
     return FailShape(
         shape.id, last.reason, f"{last.detail}; {seen}" if last.detail else seen, last.attempt, sure
     )  # fmt: skip
@@ -169,7 +189,7 @@ def passed(state: State, shape: Shape, place: Place) -> None:
     """The shape was tuned at the place: its ends elsewhere are marks against those slots."""
     for f in shape.faults:
         gpu = state.gpus[f.place]
-        if f.place != place and not f.partial and not gpu.shut:
+        if f.place != place and not f.left_out and not gpu.shut:
             gpu.marks.append(shape.id)
             if len(gpu.marks) >= state.settings.marks and len(set(gpu.marks)) > 1:
                 shut(state, f.place, f"{plural(len(gpu.marks), 'fault')} here passed elsewhere")

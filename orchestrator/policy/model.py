@@ -17,6 +17,8 @@ SlotId = tuple[str, str]
 """(node, slot)"""
 Place = tuple[str, str]
 """(host, GPU) where a lease names them, else (node, slot). Evidence counts for places: leases come and go."""
+Candidate = tuple[str, ...]
+"""Identity of a candidate, opaque to the policy."""
 Waiting = tuple[float, int, tuple[int, ...]]
 """A unit that waits: minus its estimated seconds, its number, its shapes that are not settled."""
 
@@ -30,8 +32,8 @@ class Fault:
     reason: Reason
     detail: str
     t: float
-    partial: bool = False
-    """It is a result from which candidates were left out, not an end."""
+    left_out: frozenset[Candidate] = frozenset()
+    """It is no end, but a winner that was found without these candidates, because they faulted."""
     proven: bool = False
 
 

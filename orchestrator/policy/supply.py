@@ -31,7 +31,7 @@ def next_work(state: State) -> Send | TakeBack | None:
             return _send(state, slot, deal(state, slot))
         per_slot = state.waiting_s / max(1, len(state.usable))
         for slot in state.low.values():
-            if slot.ahead_s < per_slot and not slot.doubtful:
+            if (slot.ahead_s < per_slot or len(state.usable) == 1) and not slot.doubtful:
                 return _send(state, slot, deal(state, slot))
         return None
     if not state.idle:
@@ -109,7 +109,7 @@ def _spare(state: State) -> TakeBack | None:
     full = (slot for slot in state.usable.values() if slot.queued and slot.running is not None)
     for slot in sorted(full, key=lambda slot: -slot.ahead_s):
         a = state.attempts[slot.queued[-1]]
-        if not a.taking and not any(state.shapes[s].apart is not None or state.shapes[s].faults for s in a.shapes):
+        if not a.taking and any(suits(state, state.shapes[a.shapes[0]], other) for other in state.idle.values()):
             return TakeBack(a.id, a.node)
     return None
 
