@@ -26,8 +26,8 @@ MOST_BACKENDS = 12
 _CHUNK = 20_000
 _NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
     FROM rows WHERE id>? ORDER BY id LIMIT ?"""
-_WINNERS = """SELECT shape, id, attempt, node, slot, us, bw, err_ratio, spread, samples, kernel_id, kernel_name, libtype,
-    gfx, cu_num, extra FROM rows WHERE winner=1 AND id>? ORDER BY id"""
+_WINNERS = """SELECT shape, id, attempt, node, slot, us, bw, err_ratio, spread, samples, kernel_id, kernel_name,
+    libtype, gfx, cu_num, extra FROM rows WHERE winner=1 AND id>? ORDER BY id"""
 _BESIDE = """SELECT us, kernel_name, libtype FROM rows
     WHERE attempt=? AND shape=? AND us>0 AND status='ok' AND winner=0 ORDER BY id"""
 

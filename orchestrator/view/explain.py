@@ -119,7 +119,8 @@ class _Stories:
     def shape(self, id_: int) -> Story:
         s, skipped = self._state.shapes.get(id_), self._ledger.skipped().get(id_)
         if s is None or skipped is not None:
-            now = f"skipped: {skipped[1]}" if skipped else "pending"
+            reason = f" ({skipped[0]})" if skipped and skipped[0] else ""
+            now = f"skipped{reason}: {skipped[1]}" if skipped else "pending"
             return Story(self.named(id_), "shape", now)
         now = settled_words(s) if s.state != "pending" else f"pending: {why(self._state, id_)}"
         found = [f for f in self._faulted if id_ in f.shapes]

@@ -168,9 +168,9 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
         where, took = f"{a.id} on {a.node} slot {a.slot}", f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
         t = a.ended_at or a.current_at or a.started_at
         if s.id in a.landed:
-            partial = any(f.attempt == a.id and f.partial for f in s.faults)
+            n = max((len(f.left_out) for f in s.faults if f.attempt == a.id), default=0)
             result = "the tuner's verdict" if s.reason and s.reason.is_verdict else "a result"
-            steps.append((t, f"{where}: {result}" + (", without candidates that faulted" if partial else "")))
+            steps.append((t, f"{where}: {result}" + (f", without {plural(n, 'candidate')} that faulted" if n else "")))
         elif a.in_flight == s.id and a.outcome is not None:
             steps.append(
                 (t, f"{where} ended at it{took}: {a.outcome.message()}" + (f": {a.detail}" if a.detail else ""))

@@ -217,8 +217,10 @@ def _keep(ledger: Ledger, journal: list[tuple[float, ev.Record]], shapes: list[A
                 for row, wins in rows:
                     if wins and isinstance(r, ev.ShapeRefused):
                         continue
-                    values = {"attempt": attempt, "shape": shape, "node": node, "slot": slot, "t": t}
-                    ledger.put_rows([row_values(**values, row=row, winner=wins, device=DEVICE)])
+                    made = row_values(
+                        attempt=attempt, shape=shape, node=node, slot=slot, t=t, row=row, winner=wins, device=DEVICE
+                    )
+                    ledger.put_rows([made])
             case _:
                 pass
         ledger.journal(r, t)

@@ -83,8 +83,11 @@ def fill(
             if isinstance(record, ev.ShapeTuned):
                 node, slot = places[record.attempt]
                 for row, wins in candidates(by_id[record.shape], rng, names.get(record.shape, "")):
-                    values = {"attempt": record.attempt, "shape": record.shape, "node": node, "slot": slot}
-                    ledger.put_rows([row_values(**values, t=BEGAN + t, row=row, winner=wins, device=DEVICE)])
+                    made = row_values(
+                        attempt=record.attempt, shape=record.shape, node=node, slot=slot, t=BEGAN + t, row=row,
+                        winner=wins, device=DEVICE,
+                    )  # fmt: skip
+                    ledger.put_rows([made])
             if isinstance(record, ev.NodeJoined):
                 for slot in record.slots:
                     ledger.slot_info(record.node, slot, info={"code": "c0de", "host": record.node}, device=DEVICE)

@@ -54,6 +54,7 @@ def test_state_and_journal_agree_whatever_happened(tmp_path: Path, seed: int) ->
     with Ledger.open(tmp_path / "ledger.db") as ledger:
         again = tuple(failed) or (1,)
         asked = ev.RetryAsked(again)
-        keep(ledger, [(simulator.now, r) for r in (asked, *simulator.policy.handle(asked, simulator.now))])
+        records: list[ev.Record] = [asked, *simulator.policy.handle(asked, simulator.now)]
+        keep(ledger, [(simulator.now, r) for r in records])
         assert reconcile(ledger) == []
         assert {s.id for s in ledger.shapes("pending")} == set(failed) | set(result.of("pending"))
