@@ -33,8 +33,8 @@ NOT_WORTH_IT = "not_worth_it"
 class ShapeState:
     """A requested shape with its key. state: pending, tuned, skipped or failed.
 
-    `attempt` settled it; of a failed shape that none settled, it is the last that began. `confirmed` of a tuned one: False
-    where candidates were left out on the evidence of one slot; None: none were. `node`, `slot`: of the attempt.
+    `attempt` settled it; of a failed shape that none settled, it is the last that began. `confirmed` of a tuned one:
+    False where candidates were left out on the evidence of one slot; None: none were. `node`, `slot`: of the attempt.
     `attempts` of a failed one: number of those that a worker began.
     """
 

@@ -43,7 +43,7 @@ class Span:
 
 
 def spans(state: State, node: str) -> list[Span]:
-    """What kept the node and its slots from working, in order of time; made of their histories."""
+    """Intervals in which the node or a slot of it did not work, in order of time; made of their histories."""
     n, out = state.nodes[node], list[Span]()
     for i, (t, to, why) in enumerate(n.history):
         kind = "released" if to == "gone" and why.startswith("released") else _NODE.get(to)

@@ -75,7 +75,7 @@ def fill(
 ) -> None:
     """Journal and rows; `names` gives some shapes' winners another kernel name."""
     rng = random.Random(7)
-    by_id, places = {s.id: s for s in asked}, dict[str, tuple[str, str]]()
+    by_id, places = {s.id: s for s in asked}, {a.id: (a.node, a.slot) for a in ledger.replayed.attempts.values()}
     with ledger.transaction():
         for t, record in journal:
             if isinstance(record, ev.Send):

@@ -102,11 +102,11 @@ def test_rows_of_the_db_are_the_time_now_and_those_that_stay_have_no_value(fleet
     db.write_text("\n".join([header, *rows]) + "\n")
     planned = tune(fleet, "--db", db, "--plan", "--json")
     assert planned.exit_code == 0, planned.exception
-    groups = json.loads(planned.stdout)["groups"]
-    assert sorted(i for g in groups for i in g["shapes"]) == [3, 4, 5, 6, 7, 8]
-    again = json.loads(tune(fleet, "--db", db, "--retune", "--plan", "--json").stdout)["groups"]
-    assert again[0]["shapes"][0] == 1, "10,000 calls of 90 us"
-    assert again[0]["value"] > groups[0]["value"]
+    work = json.loads(planned.stdout)["work"]
+    assert sorted(i for w in work for unit in w["units"] for i in unit) == [3, 4, 5, 6, 7, 8]
+    again = json.loads(tune(fleet, "--db", db, "--retune", "--plan", "--json").stdout)["work"]
+    (first,) = (w for w in again if [1] in w["units"])
+    assert first["tier"] == 0, "10,000 calls of 90 us"
 
 
 @pytest.mark.parametrize(
