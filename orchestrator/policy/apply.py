@@ -429,21 +429,16 @@ def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool
     """What the slot had is lost. News is some milliseconds old, so that with its node the next shape may have been
     started `unheard`, too."""
     had = [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]
-    ahead = [(a, s) for a in had for s in a.shapes[_at(state, a) :] if state.shapes[s].state == "pending"]
+    ahead = [(a, state.shapes[s]) for a in had for s in a.ahead]
     unheard = unheard and slot.state == "ready" and not slot.checking
-    for a, s in ahead[: (slot.running is not None) + unheard]:
-        blame.lose(state, state.shapes[s], a, with_node=with_node, detail=detail)
+    for a, shape in ahead[: (slot.running is not None) + unheard]:
+        if shape.state == "pending":
+            blame.lose(state, shape, a, with_node=with_node, detail=detail)
     for a in had:
         a.detail = a.detail or detail
         close(state, a, t, lost=True)
         put_back(state, a)
     _clear(state, slot)
-
-
-def _at(state: State, a: Attempt) -> int:
-    """Number of the shape at which the attempt is."""
-    shape = state.flight(a)
-    return a.shapes.index(shape.id) if shape is not None else len(a.shapes)
 
 
 def _clear(state: State, slot: Slot) -> None:

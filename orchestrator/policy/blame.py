@@ -28,7 +28,9 @@ def fault(
     these faulted before this run, which says nothing about the slot now."""
     slot = state.slot_of(a)
     gpu, first = slot.gpu, not shape.faults
-    shape.faults.append(Fault(gpu.place, a.id, reason, detail, t, left_out))
+    if gpu.shut:
+        return  # it was claimed before the slot was shut, and says nothing
+    shape.faults.append(Fault(gpu.place, a.id, reason, detail, t, len(a.shapes) == 1, left_out))
     gpu.open.append((shape.id, a.id))
     tried(state, shape, reason, a.id)
     if first and here:
@@ -70,12 +72,14 @@ def tried(state: State, shape: Shape, reason: Reason, attempt: str) -> None:
 
 def is_enough(state: State, shape: Shape) -> bool:
     """Return whether the shape faulted on two nodes; of one that is the only one, on two slots; of one that is the only
-    one, twice (or once, if it has a result). What was left out of a result is enough if it faulted on two slots."""
-    if not shape.faults:
-        return False
+    one, twice (or once, if it has a result); once alone, where candidates fault one by one. What was left out of a
+    result is enough if it faulted on two slots."""
     if _sure_result(shape) is not None:
         return True
-    places = {f.place for f in shape.faults if not f.left_out}
+    if not any(f.alone for f in shape.faults):
+        return False
+    ends = [f for f in shape.faults if not f.left_out]
+    places = max(({f.place for f in ends if f.reason.is_verdict is said} for said in (False, True)), key=len)
     hosts = {host for host, _ in places}
     if len(hosts) > 1:
         return True

@@ -32,6 +32,8 @@ class Fault:
     reason: Reason
     detail: str
     t: float
+    alone: bool
+    """Nothing else was in its process: a tuner isolates the candidates of such a shape."""
     left_out: frozenset[Candidate] = frozenset()
     """It is no end, but a winner that was found without these candidates, because they faulted."""
     proven: bool = False
@@ -113,6 +115,12 @@ class Attempt:
     """Shapes with a result of this attempt."""
     moved_at: float = 0.0
     """When it last began or landed a shape."""
+
+    @property
+    def ahead(self) -> tuple[int, ...]:
+        """Its shapes from the one at which it is: the one that it named, else its first that has not landed."""
+        at = next((i for i, s in enumerate(self.shapes) if s not in self.landed), len(self.shapes))
+        return self.shapes[self.shapes.index(self.current) if self.current in self.shapes else at :]
 
 
 @dataclass(slots=True)
@@ -309,10 +317,9 @@ class State:
         return tuple(s for s in shapes if self.shapes[s].state == "pending")
 
     def flight(self, a: Attempt) -> Shape | None:
-        """The shape at which the attempt is: the one that it named, else its first that has not landed."""
-        s = a.current if a.current is not None else next((i for i in a.shapes if i not in a.landed), None)
-        shape = self.shapes.get(s) if s is not None else None
-        return shape if shape is not None and shape.state == "pending" else None
+        """The shape at which the attempt is, if it is not settled."""
+        at = a.ahead[:1]
+        return self.shapes[at[0]] if at and self.shapes[at[0]].state == "pending" else None
 
 
 def spot(place: Place, nodes: dict[str, Node]) -> str:

@@ -48,6 +48,8 @@ def suits(state: State, shape: Shape, slot: Slot) -> bool:
     one, else on another slot, else again; first on a slot whose last end was good. Shapes that were lost run one a node
     at a time, so that the next loss names its culprit."""
     node = state.nodes[slot.node]
+    if shape.losses and slot.running is not None:
+        return False
     if shape.losses and any(_is_suspect(state, a) for s in node.slots.values() for a in (s.running, *s.queued)):
         return False
     if len(shape.ends) >= state.settings.fresh_after and state.may_grow and node.lease and node.used:
