@@ -31,9 +31,8 @@ _CHUNK = 1000
 _JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
 
 
-_ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.us, r.err_ratio, r.status,
-    r.kernel_id, r.split_k, r.kernel_name, r.libtype, r.tflops, r.bw, r.spread, r.samples, r.detail, r.gfx, r.cu_num,
-    r.extra, r.note FROM rows r JOIN shapes s ON s.id=r.shape"""
+_ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.gfx, r.cu_num, r.note, r.extra,
+    {", ".join(f"r.{f.column}" for f in database.COLUMNS)} FROM rows r JOIN shapes s ON s.id=r.shape"""
 _LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
     FROM withheld"""
 Skipped = tuple[str, str, float | None]
@@ -311,8 +310,9 @@ def _left_out(r: Any) -> LeftOut:
 
 
 def _row(r: Any) -> ProfileRow:
-    args: list[Any] = [*r]
-    args[3], args[7], args[22] = tuple(json.loads(r[3])), bool(r[7]), json.loads(r[22] or "{}")
+    row = {f.name: v for f, v in zip(database.COLUMNS, r[12:], strict=True) if v is not None}
+    args: list[Any] = [*r[:11], row | json.loads(r[11] or "{}")]
+    args[3], args[7] = tuple(json.loads(r[3])), bool(r[7])
     return ProfileRow(*args)
 
 

@@ -24,7 +24,7 @@ MOST_BACKENDS = 12
 """The most that are kept apart, whatever nodes call theirs; the rest is `other`."""
 
 _CHUNK = 20_000
-_NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
+_NEW = """SELECT id, shape, us, status, kernel_id, kernel_name, libtype, extra
     FROM rows WHERE id>? ORDER BY id LIMIT ?"""
 _WINNERS = """SELECT shape, id, attempt, node, slot, us, bw, err_ratio, spread, samples, kernel_id, kernel_name,
     libtype, gfx, cu_num, extra FROM rows WHERE winner=1 AND id>? ORDER BY id"""
@@ -77,8 +77,8 @@ class Winner:
 class Measurements:
     """`update` takes in what came since the last time; call it inside a snapshot of the ledger."""
 
-    def __init__(self, family: Family, err_ratio: float) -> None:
-        self.family, self._err = family, err_ratio
+    def __init__(self, family: Family) -> None:
+        self.family = family
         self.keys: dict[int, Key] = {}
         self.tried: dict[int, Tried] = {}
         self.winners: dict[int, Winner] = {}
@@ -117,14 +117,13 @@ class Measurements:
         return known
 
     def _take(
-        self, shape: int, us: float, err: float | None, status: str, number: int | None, kernel: str, libtype: str,
-        extra: str | None,
-    ) -> None:  # fmt: skip
+        self, shape: int, us: float, status: str, number: int | None, kernel: str, libtype: str, extra: str | None
+    ) -> None:
         tried = self.tried.get(shape)
         if tried is None:
             tried = self.tried[shape] = Tried()
         tried.candidates += 1
-        if status == "wrong" or (err is not None and not 0 <= err <= self._err):
+        if status == "wrong":
             tried.wrong += 1
         elif us > 0 and status == "ok":
             tried.right += 1

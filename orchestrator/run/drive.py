@@ -223,7 +223,7 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger, policy.state, config.err_ratio),
+        Ingest(ledger, policy.state),
         LiveStatus(policy.state, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),

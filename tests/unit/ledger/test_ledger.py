@@ -208,8 +208,7 @@ def test_a_profile_row_keeps_what_the_family_needs_beyond_the_usual(run: Run) ->
     run.send("g0002-1")
     run.says(started("g0002-1"), row("row", "g0002-1", 3, block_m=32, us=float("inf"), status="timeout"))
     (kept,) = run.ledger.profile_rows()
-    assert (kept.us, kept.status, kept.extra) == (-1.0, "timeout", {"block_m": 32})
-    assert kept.as_row()["block_m"] == 32
+    assert (kept.us, kept.status, kept.row["block_m"]) == (-1.0, "timeout", 32)
     assert (kept.gfx, kept.cu_num, kept.key) == ("gfx950", 256, (3, 64, 128))
 
 
