@@ -80,14 +80,15 @@ def is_enough(state: State, shape: Shape) -> bool:
         return False
     ends = [f for f in shape.faults if not f.left_out]
     places = max(({f.place for f in ends if f.reason.is_verdict is said} for said in (False, True)), key=len)
-    hosts = {host for host, _ in places}
-    if len(hosts) > 1:
+    if len({host for host, _ in places}) > 1:
         return True
+    tried_at = {f.place for f in shape.faults}
+    hosts = {host for host, _ in tried_at}
     if len(state.hosts) > sum(host in state.hosts for host in hosts):
         return False
     if len(places) > 1:
         return True
-    beside = len(state.usable) > sum(place in state.usable for place in {f.place for f in shape.faults})
+    beside = len(state.usable) > sum(place in state.usable for place in tried_at)
     return not beside and not state.may_grow and (len(shape.faults) > 1 or bool(shape.result))
 
 

@@ -87,16 +87,16 @@ def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
 def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
     """Queue what an attempt that is over left: shapes with something against them each alone, and the two `halves`
     apart where nobody knows at which shape it ended; the rest goes back."""
-    left = tuple(
-        s for s in state.unsettled(a.shapes) if not state.shapes[s].copies and s not in state.held
-    )  # fmt: skip
+    left = tuple(s for s in state.unsettled(a.shapes) if s not in state.held)
+    if halves:
+        left = tuple(s for s in left if not state.shapes[s].copies)
     if halves and len(left) > 1:
         set_apart(state, left[: (len(left) + 1) // 2])
         set_apart(state, left[(len(left) + 1) // 2 :])
         return
     for s in left:
         shape = state.shapes[s]
-        if shape.faults or shape.losses or shape.ends:
+        if (shape.faults or shape.losses or shape.ends) and shape.copies < 2 and shape.apart is None:
             set_apart(state, (s,))
     wait(state, left)
 

@@ -36,6 +36,8 @@ class PolicySettings:
     """Tries of a shape in all: a limit behind the rules of blame, so that every run ends."""
     losses: int = 3
     """Losses with the shape in flight after which it fails: two may be chance in a bad night, three hardly."""
+    few_hosts: int = 3
+    """With fewer hosts left, shapes that were lost run after all other work: three nodes suffice to tune the rest."""
     lease_ends: int = 6
     """Leases that ended with the shape in flight, through no fault of its own, after which it fails."""
     fresh_after: int = 2

@@ -18,7 +18,7 @@ def next_work(state: State) -> Send | TakeBack | None:
     """The next group to send, or to take back for an idle slot; None: every slot has what it can get."""
     if not state.idle and not state.low:
         return None
-    for shapes in state.apart.values():
+    for shapes in sorted(state.apart.values(), key=lambda shapes: len(state.shapes[shapes[0]].losses)):
         for slot in chain(state.idle.values(), state.low.values()):
             if suits(state, state.shapes[shapes[0]], slot):
                 return _send(state, slot, shapes)
@@ -46,9 +46,10 @@ def _send(state: State, slot: Slot, shapes: tuple[int, ...]) -> Send:
 def suits(state: State, shape: Shape, slot: Slot) -> bool:
     """Return whether a shape with something against it may run on the slot: on another node than before if there is
     one, else on another slot, else again; first on a slot whose last end was good. Shapes that were lost run one a node
-    at a time, so that the next loss names its culprit."""
+    at a time, so that the next loss names its culprit; where few hosts are left, after all other work."""
     node = state.nodes[slot.node]
-    if shape.losses and slot.running is not None:
+    few = len(state.hosts) < state.settings.few_hosts
+    if shape.losses and (slot.running is not None or (few and state.waiting)):
         return False
     if shape.losses and any(_is_suspect(state, a) for s in node.slots.values() for a in (s.running, *s.queued)):
         return False

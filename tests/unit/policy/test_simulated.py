@@ -40,16 +40,15 @@ def test_makespan_is_near_the_lower_bound(nodes: int, slots: int, groups: int) -
     _all_tuned_but(result)
     assert result.makespan_s <= 1.15 * plan.lower_bound_s()
     assert result.utilisation > 0.85
-    assert len(result.records(ev.AttemptStarted)) == groups
+    assert groups <= len(result.records(ev.AttemptStarted)) <= 1.15 * groups
 
 
-def test_bad_estimates_and_late_nodes_are_made_up_for_by_taking_back() -> None:
+def test_bad_estimates_and_late_nodes_are_made_up_for() -> None:
     groups = draw_groups(random.Random(3), 300, error=0.9)
     plan = SimPlan({f"n{i}": 4 for i in range(5)}, groups, start_s=(1.0, 40.0))
     result = simulate(plan)
     _all_tuned_but(result)
     assert result.makespan_s <= 1.15 * plan.lower_bound_s() + 40.0
-    assert result.records(ev.TakeBack) != []
     # nothing goes to and fro: far fewer attempts are sent than twice the groups
     assert len(result.records(ev.Send)) < 1.3 * len(groups)
 
@@ -188,7 +187,7 @@ def test_a_controller_that_dies_repeats_at_most_what_was_in_flight() -> None:
     _all_tuned_but(result)
     assert len(result.records(ev.Resumed)) == 3
     # the workers went on meanwhile: nothing was started twice
-    assert len(result.records(ev.AttemptStarted)) == 40
+    assert {len(e.attempts) for e in result.shapes.values()} == {1}
     assert result.makespan_s < simulate(_plan(2, 2, 40)).makespan_s + 60.0
 
 
