@@ -117,11 +117,9 @@ class LedgerReader:
         """The family whose key columns `ShapeState.key` follows."""
         return get_family(str(self.meta("family", "")))
 
-    def journal_records(self, after: int = 0, only: type[ev.Record] | None = None) -> Iterator[tuple[float, ev.Record]]:
-        """(time, record) in order, of `only` one type: what resume replays."""
-        sql = "SELECT t, type, data FROM journal WHERE id>? AND type=coalesce(?, type) ORDER BY id"
-        for t, kind, data in self._each(sql, (after, only.__name__ if only else None)):
-            yield t, ev.from_json(kind, data)
+    def journal_records(self) -> Iterator[tuple[float, ev.Record]]:
+        """(time, record) in order: what resume replays."""
+        return ((t, ev.from_json(kind, data)) for _, t, kind, data in self._each(_JOURNAL, (0,)))
 
     # --- the state --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, fails, groups, of, proven_nodes
 
-
 OTHERS = (201, 202, 203)
 """Shapes that keep the nodes a, b and c at work while another one is judged."""
 
@@ -51,7 +50,9 @@ def test_the_verdict_does_not_wait_for_ever_nor_for_slots_that_get_nothing() -> 
     rig.fault(2)
     rig.tune(3)
     while rig.shape(2).tries < 2:
-        rig.tune(next(a.shapes[0] for a in rig.policy.outstanding() if a.shapes != (2,))) if rig.where(2) == "" else rig.fault(2)
+        rig.tune(next(a.shapes[0] for a in rig.policy.outstanding() if a.shapes != (2,))) if rig.where(
+            2
+        ) == "" else rig.fault(2)
     assert "for its verdict, until" in rig.policy.why(2)
     assert fails(rig.tick(60.0)) == []
     assert fails(rig.tick(60.0)) == [(2, Reason.FAULT, True)]
