@@ -8,6 +8,7 @@ running group has left.
 
 from __future__ import annotations
 
+import math
 from itertools import chain
 
 from orchestrator.events import Send, TakeBack
@@ -78,12 +79,15 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     kinds = [kind for kind in state.kinds.values() if kind.waiting and kind.tier == first]
     if slot.doubtful:
         return max(kind.waiting[-1] for kind in kinds)[2]
-    kind = min(kinds, key=lambda kind: kind.waiting[0])
+    s, free = state.settings, max(1, len(state.free))
+    floor = state.setup_s * (s.floor_setups if state.shares_end else s.floor_apart)
+    room = max(state.waiting_s / (s.share * max(1, len(state.usable))), min(floor, state.waiting_s / free))
+    # first the kind that gives the longest group, of several the one with the most left
+    kind = max(kinds, key=lambda kind: (max(-kind.waiting[0][0], min(kind.seconds, room)), kind.seconds))
     if kind.alone:
         return kind.waiting[0][2]
-    free, s = max(1, len(state.free)), state.settings
-    most = state.waiting_s / (s.share * max(1, len(state.usable)))
-    room = max(most, min(s.floor_setups * state.setup_s, state.waiting_s / free))
+    if not state.shares_end:  # in as few groups as it takes, all about equal
+        room = kind.seconds / math.ceil(kind.seconds / max(room, 1e-9) - 1e-6)
     return tuple(i for unit in _sample(kind, room) for i in unit[2])
 
 
