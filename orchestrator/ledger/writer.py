@@ -102,7 +102,7 @@ class Ledger(LedgerReader):
 
     def drive(self, state: State) -> None:
         """Replay the journal into a fresh state. Whoever calls this applies to it each record that it journals."""
-        self._replay, self._driven = Replay(state), True
+        self._replay, self._driven = Replay(state, keys=self._replay.keys), True
         self._catch_up()
 
     def journal(self, record: ev.Record, t: float) -> None:

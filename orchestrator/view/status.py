@@ -156,15 +156,14 @@ class RunHeader:
         """The header of a run in a ledger."""
         cost = ledger.meta("cost", {})
         return cls(
-            config.run, config.family, config.tuner, config.created, len(ledger.keys), len(ledger.skipped()), nodes,
+            config.run, config.family, config.tuner, config.created, ledger.total, len(ledger.skipped()), nodes,
             names_of(ledger), cost.get("start_s", 0.0), cost.get("spread", SPREAD),
         )  # fmt: skip
 
 
 def names_of(ledger: LedgerReader) -> Callable[[int], str]:
     """Names of a run's shapes as the user knows them."""
-    keys = ledger.keys
-    return lambda shape: describe(keys[shape]) if shape in keys else f"shape {shape}"
+    return lambda shape: describe(key) if (key := ledger.key(shape)) else f"shape {shape}"
 
 
 def sessions_until(state: State, end: float | None) -> list[list[float]]:
