@@ -66,7 +66,7 @@ def test_a_slot_in_quarantine_went_wrong(paths: RunPaths) -> None:
     (story,) = explain(paths, None).stories
     assert (story.kind, story.subject) == ("node", "n1")
     assert "slot 1 quarantined (the canary failed)" in story.now
-    assert [text for _, text in story.steps] == [
+    assert [text for _, text, _ in story.steps] == [
         "n1 slot 1: the canary failed: wrong answer",
         "n1 slot 1 quarantined: the canary failed",
     ]
@@ -76,7 +76,7 @@ def test_a_slot_in_quarantine_went_wrong(paths: RunPaths) -> None:
 def test_a_lost_node_and_its_return(paths: RunPaths) -> None:
     add(paths, ev.NodeTroubled("n1", "no route", AT), ev.NodeLost("n1", "no route"), ev.NodeJoined("n1", ("0", "1")))
     (story,) = explain(paths, None).stories
-    assert [text for _, text in story.steps] == [
+    assert [text for _, text, _ in story.steps] == [
         "n1 is in trouble, and is tried again: no route",
         "n1 was given up: no route",
     ]
@@ -136,12 +136,12 @@ def test_hardware_errors_and_heat_of_an_attempt(paths: RunPaths) -> None:
     with Ledger.open(paths.ledger) as ledger, ledger.transaction():
         ledger.attempt_report("g0001", conditions={"before": before, "after": after})
     (story,) = explain(paths, None).stories
-    assert sorted(text for _, text in story.steps) == [
+    assert sorted(text for _, text, _ in story.steps) == [
         "slot 0 (g0001): 104 C at its end",
         "slot 0 (g0001): uncorrectable hardware errors rose during the attempt: umc +2",
     ]
     document = json.loads(json.dumps(explain(paths, None).to_json()))
-    assert set(document["stories"][0]["steps"][0]) == {"t", "text"}
+    assert set(document["stories"][0]["steps"][0]) == {"t", "text", "kind"}
 
 
 def test_a_failed_shape_says_what_can_be_done_and_how_to_see_it_again(paths: RunPaths) -> None:
