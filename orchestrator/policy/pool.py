@@ -101,7 +101,9 @@ def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
         return
     for s in left:
         shape = state.shapes[s]
-        if (shape.faults or shape.losses or shape.ends) and shape.copies < 2 and shape.apart is None:
+        # a suspect need not wait until another group comes to it, unless it may take a node down
+        most = 0 if shape.losses or shape.ends else 1
+        if (shape.faults or shape.losses or shape.ends) and shape.copies <= most and shape.apart is None:
             set_apart(state, (s,))
     wait(state, left)
 

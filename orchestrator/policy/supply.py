@@ -82,6 +82,8 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     s, free = state.settings, max(1, len(state.free))
     floor = state.setup_s * (s.floor_setups if state.shares_end else s.floor_apart)
     room = max(state.waiting_s / (s.share * max(1, len(state.usable))), min(floor, state.waiting_s / free))
+    if len(state.usable) == 1 and not state.may_grow:
+        room = state.waiting_s  # nobody waits for the end of a group
     # first the kind that gives the longest group, of several the one with the most left
     kind = max(kinds, key=lambda kind: (max(-kind.waiting[0][0], min(kind.seconds, room)), kind.seconds))
     if kind.alone:

@@ -16,13 +16,13 @@ OTHERS = (201, 202, 203)
 @pytest.mark.parametrize("reason", [Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR])
 def test_two_nodes_convict(reason: Reason) -> None:
     rig = proven_nodes()
-    rig.singles(1, *OTHERS, cost_s=500.0)
+    rig.singles(1, *OTHERS, cost_s=50.0)
     assert fails(rig.fault(1, reason)) == []
     rig.tune(OTHERS[0])
     while rig.shape(1).tries < 2:
         rig.fault(1, reason) if rig.where(1) else rig.tune(next(s for s in OTHERS if rig.where(s)))
     assert rig.shape(1).state == "pending", "not both slots have tuned something since"
-    rig.singles(*range(301, 305), cost_s=500.0)
+    rig.singles(*range(301, 305), cost_s=50.0)
     while rig.shape(1).state == "pending":
         rig.tune(rig.policy.outstanding()[0].shapes[0])
     assert (rig.shape(1).reason, rig.shape(1).confirmed) == (reason, True)
