@@ -270,6 +270,16 @@ def test_what_is_left_of_many_shapes_is_about_what_a_schedule_of_each_says(monke
     assert summed.mid_s == pytest.approx(each.mid_s, rel=0.02)
 
 
+@pytest.mark.parametrize(("alone", "seconds"), [(False, (100 + 8 * 10) / 2), (True, (100 + 100 * 10) / 2)])
+def test_shapes_that_share_a_process_share_its_set_up(alone: bool, seconds: float) -> None:
+    state, units = State(PolicySettings()), tuple((i,) for i in range(100))
+    apply(state, ev.WorkAdded("k", units, ((1.0,),) * 100, alone=alone, setup_s=10.0), 0.0)
+    apply(state, ev.NodeJoined("n", ("0", "1")), 0.0)
+    left = time_left(state, ABOUT, 1.0, driven=False)
+    assert left is not None
+    assert left.mid_s == pytest.approx(seconds, rel=0.1)
+
+
 def test_nothing_is_left_of_a_settled_run() -> None:
     state = fed(*((5.0, ev.ShapeTuned("g1", i)) for i in (1, 2, 3, 4)))
     assert time_left(state, ABOUT, 6.0, driven=True) is None
