@@ -18,7 +18,7 @@ class PolicySettings:
     taken back again at the end."""
     most_queued: int = 8
     """Groups that wait in a slot's inbox at most, however short they are."""
-    share: float = 1.3
+    share: float = 1.2
     """A group gets at most one over so much of what is left for each slot (guided self-scheduling). Larger groups save
     set-ups, smaller ones even out the end; the simulator is flat between 1.2 and 1.6."""
     floor_setups: float = 15.0
@@ -27,7 +27,7 @@ class PolicySettings:
     floor_apart: float = 3.0
     """The same for a tuner whose processes hold one (N, K) and are left alone to their end: larger groups would hold up
     the end. In the simulator (`few`) flat between 3 and 4."""
-    hedge: float = 0.3
+    hedge: float = 0.35
     """A unit longer than this part of the whole work of a slot decides the length of the run: it starts on two nodes.
     Without it one long shape that is lost may double a run; the median rises by 0.01."""
     hedge_least_s: float = 60.0
