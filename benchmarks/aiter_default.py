@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.figure import Figure, LeftOutError
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name
-from worker.tuners.aiter_triton.config import portable
+from worker.tuners.aiter_triton.space import portable
 
 KIND = BY_NAME["a16w16"]
 PARTS = ("__init__.py", "ops", "jit/core.py", "jit/utils", "utility")

@@ -46,7 +46,7 @@ def _gaps(light: LightRun, groups: int) -> list[float]:
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     with bench.ledger() as ledger:
-        sent = {a.id: a.sent_at for a in ledger.attempts()}
+        sent = {a.id: a.sent_at for a in ledger.replayed.attempts.values()}
     gaps = []
     for node in light.nodes:
         for before, ended, attempt, started in _in_turn(light.folder(node)):

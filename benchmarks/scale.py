@@ -146,7 +146,7 @@ def joined(bench: Bench) -> list[float]:
 def figures_of(bench: Bench, size: Size, since: float, seen: dict[str, Any], gaps: list[list[float]]) -> list[Figure]:
     """Figures of one load."""
     with bench.ledger() as ledger:
-        settled = sorted(t for (t,) in ledger.query("SELECT settled_at FROM shapes WHERE state='tuned'"))
+        settled = sorted(s.settled_at or 0.0 for s in ledger.shapes("tuned"))
     up = joined(bench)
     until = since + size.measured_s
     done = sum(since <= t < until for t in settled)

@@ -397,5 +397,5 @@ _decode = json.JSONDecoder().raw_decode
 _REASONS = ("reason", "outcome")
 
 
-def _tuples(v: Any) -> Any:
-    return tuple(_tuples(x) for x in v) if isinstance(v, list) else v
+def _tuples(v: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(_tuples, v)) if v and type(v[0]) is list else tuple(v)

@@ -14,8 +14,7 @@ from orchestrator.errors import InputError
 from orchestrator.tables.open import read_text
 from worker.protocol.bench import ENV_NAME
 from worker.text import plural
-from worker.triton_configs.files import MAX_BYTES, ConfigFileError, parse
-from worker.triton_configs.resolve import CONFIGS, GEMMS
+from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileError, parse
 
 TODAY = "today"
 """Name of the set that a single one is compared with: the configs of the node's AITER as they are."""

@@ -13,10 +13,9 @@ from pathlib import Path
 
 from orchestrator.configs.recheck import resolver_of
 from orchestrator.errors import InputError
-from worker.triton_configs.files import LDS_BYTES, Bucket, ConfigFileError
 from worker.triton_configs.kinds import KINDS, ConfigKind
 from worker.triton_configs.lint import LEVELS, Finding, Shipped, lint, shipped
-from worker.triton_configs.resolve import CONFIGS, Resolver, ranges
+from worker.triton_configs.resolve import CONFIGS, LDS_BYTES, Bucket, ConfigFileError, Resolver, ranges
 
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""

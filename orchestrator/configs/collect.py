@@ -17,8 +17,8 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.write import write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
-from worker.triton_configs.files import Bucket, is_bucket, written
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
+from worker.triton_configs.resolve import Bucket, is_bucket, written
 
 FIELD = "triton_config"
 """Of a winner's row."""
@@ -56,7 +56,7 @@ def write(ledger: LedgerReader, folder: Path) -> list[str]:
 
     Raises OSError.
     """
-    found, notes = decisions(ledger.family, ((r.key, r.extra) for r in ledger.winners()))
+    found, notes = decisions(ledger.family, ((r.key, r.row) for r in ledger.winners()))
     files: dict[str, dict[str, Bucket]] = {}
     for place, decision in found.items():
         files.setdefault(place.file, {})[place.bucket] = decision.values

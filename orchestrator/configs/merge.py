@@ -21,11 +21,10 @@ from orchestrator.configs.winners import FOLDER, TABLE, Measured, WonFile, read_
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.write import utc
-from worker.triton_configs.files import Bucket, bound_of, parse, slower
 from worker.triton_configs.kinds import BY_CONFIG
 from worker.triton_configs.layout import lay_out
 from worker.triton_configs.lint import lint_content, shipped
-from worker.triton_configs.resolve import Resolver, bucket_for
+from worker.triton_configs.resolve import Bucket, Resolver, bound_of, bucket_for, parse, slower
 
 _FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 

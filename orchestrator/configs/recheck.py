@@ -14,8 +14,7 @@ from orchestrator.tables.open import csv_records
 from orchestrator.tables.write import write_csv
 from worker.families import FAMILIES
 from worker.text import and_more, plural
-from worker.triton_configs.calls import readers
-from worker.triton_configs.kinds import Caller, ConfigKind
+from worker.triton_configs.kinds import Caller, ConfigKind, readers
 from worker.triton_configs.resolve import TRITON, ResolveError, Resolver, bucket_for
 
 LIST = "recheck.csv"

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from worker.text import clean
-from worker.triton_configs.files import Bucket
+from worker.triton_configs.resolve import Bucket
 
 LIMIT_S = 300.0
 _PROGRAM = """

@@ -11,8 +11,8 @@ from orchestrator.errors import InputError
 from orchestrator.tables.faults import Faults, shown
 from orchestrator.tables.open import csv_records
 from orchestrator.tables.tuned import number_of
-from worker.triton_configs.files import Bucket, bound_of, read
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
+from worker.triton_configs.resolve import Bucket, bound_of, read
 
 FOLDER = "configs/aiter"
 TABLE = "tuned.csv"

@@ -47,7 +47,7 @@ from orchestrator.inventory.values import (
 )
 from orchestrator.tables.faults import did_you_mean, shown
 from worker.families import DEFAULT_FAMILY
-from worker.protocol.environment import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV
 from worker.tuners.catalog import built_in, find_tuner, names
 
 OWN_RENDER_NODE = "/dev/dri"

@@ -21,6 +21,7 @@ from urllib.parse import quote
 from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import database
+from worker.protocol import FIELDS
 
 APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
@@ -36,6 +37,10 @@ def _append_only(table: str) -> tuple[str, ...]:
     )
 
 
+COLUMNS = tuple(f for f in FIELDS if f.column)
+"""Fields of a row (worker/protocol/row.py) that have a column of their own."""
+_SQL = {float: "REAL", int: "INTEGER", str: "TEXT NOT NULL"}
+
 TABLES = (
     "CREATE TABLE meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID",
     """CREATE TABLE shapes (
@@ -49,16 +54,14 @@ TABLES = (
         attempt TEXT PRIMARY KEY, exit INTEGER, spent TEXT, device TEXT,
         conditions TEXT                 -- JSON: {"before": reading, "after": reading} of worker/device/health.py
     ) STRICT, WITHOUT ROWID""",
-    """CREATE TABLE rows (
+    f"""CREATE TABLE rows (
         id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, shape INTEGER NOT NULL,
         node TEXT NOT NULL, slot TEXT NOT NULL,
         t REAL NOT NULL,
         winner INTEGER NOT NULL,        -- 1: a valid winner; the first one of its shape's settling attempt settled it
-        us REAL NOT NULL,               -- -1 where there is none
-        err_ratio REAL, status TEXT NOT NULL, kernel_id INTEGER, split_k INTEGER, kernel_name TEXT NOT NULL,
-        libtype TEXT NOT NULL, tflops REAL, bw REAL, spread REAL, samples INTEGER, detail TEXT NOT NULL,
+        {", ".join(f"{f.column} {_SQL[f.kind]}" for f in COLUMNS)},
         gfx TEXT NOT NULL, cu_num INTEGER,
-        extra TEXT,                     -- JSON: columns of a family beyond these
+        extra TEXT,                     -- JSON: fields without a column of their own
         note TEXT                       -- why a winner was not accepted
     ) STRICT""",
     "CREATE INDEX rows_by_attempt ON rows (attempt, shape)",

@@ -46,14 +46,13 @@ def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
     return lines, end
 
 
-def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any], err_ratio: float) -> str | None:
-    """Reason why a row cannot be a shape's winner, None where it can. `err_ratio`: largest share of wrong elements
-    allowed."""
+def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any]) -> str | None:
+    """Reason why a row cannot be a shape's winner, None where it can. The worker judged its error (`status`)."""
     us, err, name = clean.number(row.get("us")), clean.number(row.get("errRatio")), row.get("kernelName")
     if us is None or us <= 0:
         return f"its time is {_shown(row.get('us'))}"
-    if err is None or not 0 <= err <= err_ratio:
-        return f"its errRatio is {_shown(row.get('errRatio'))}, the limit {err_ratio:g}"
+    if err is None or not 0 <= err <= 1:
+        return f"its errRatio is {_shown(row.get('errRatio'))}, no share"
     if row.get("status", "ok") != "ok":
         return f"its status is {_shown(row.get('status'))}"
     if not isinstance(name, str) or not name or len(name) > MAX_NAME:
@@ -99,11 +98,11 @@ class Ingest:
     `state`: of the run, up to date with the journal.
     """
 
-    def __init__(self, ledger: Ledger, state: State, err_ratio: float = 0.05) -> None:
+    def __init__(self, ledger: Ledger, state: State) -> None:
         from pydantic_core import from_json  # here: who only reads a ledger needs no decoder of records
 
         self._decode = from_json
-        self._ledger, self._state, self._err = ledger, state, err_ratio
+        self._ledger, self._state = ledger, state
         self._ends: set[str] = set()
         """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
         self._torn: dict[tuple[str, str], bytes] = {}
@@ -252,7 +251,7 @@ class Ingest:
         row, attempt = raw["row"], source.attempt
         if not isinstance(row, dict):
             raise _Odd("its row is no object")
-        fault = winner_fault(row, source.device, self._err) if winner else None
+        fault = winner_fault(row, source.device) if winner else None
         t = clean.number(raw.get("t"))
         self._rows.append(
             row_values(

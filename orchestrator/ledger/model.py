@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from worker.protocol import Row
+
 
 @dataclass(frozen=True, slots=True)
 class Counts:
@@ -33,10 +35,9 @@ NOT_WORTH_IT = "not_worth_it"
 class ShapeState:
     """A requested shape with its key. state: pending, tuned, skipped or failed.
 
-    `attempt` is the one that settled it; of a failed one that none did, the last that began. `confirmed` of a tuned one:
+    `attempt` settled it; of a failed shape that none settled, it is the last that began. `confirmed` of a tuned one:
     False where candidates were left out on the evidence of one slot; None: none were. `node`, `slot`: of the attempt.
-    `attempts` of a failed one:
-    number of those that a worker began.
+    `attempts` of a failed one: number of those that a worker began.
     """
 
     id: int
@@ -105,7 +106,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """A measured candidate, with the key of its shape (columns: worker.protocol.Row and docs/reference/files.md)."""
+    """A measured candidate (worker/protocol/row.py) and its shape's key. `note`: why a winner was not accepted."""
 
     id: int
     attempt: str
@@ -115,38 +116,25 @@ class ProfileRow:
     slot: str
     t: float
     winner: bool
-    us: float
-    err_ratio: float | None
-    status: str
-    kernel_id: int | None
-    split_k: int | None
-    kernel_name: str
-    libtype: str
-    tflops: float | None
-    bw: float | None
-    spread: float | None
-    samples: int | None
-    detail: str
     gfx: str
     cu_num: int | None
-    extra: dict[str, Any]
     note: str | None
+    row: Row
 
     @property
-    def margin(self) -> float | None:
-        """Lead of a winner over its runner-up in standard errors, None where it was not ranked."""
-        known = self.extra.get("margin")
-        return float(known) if isinstance(known, (int, float)) else None
+    def us(self) -> float:
+        """Device time in microseconds, -1 where there is none."""
+        return float(self.row["us"])
 
-    def as_row(self) -> dict[str, Any]:
-        """Row by the worker's names (worker.protocol.Row), without unknown values."""
-        row = {
-            **self.extra,
-            "kernelId": self.kernel_id, "splitK": self.split_k, "us": self.us, "kernelName": self.kernel_name,
-            "libtype": self.libtype, "tflops": self.tflops, "bw": self.bw, "errRatio": self.err_ratio,
-            "status": self.status, "spread": self.spread, "samples": self.samples, "detail": self.detail,
-        }  # fmt: skip
-        return {k: v for k, v in row.items() if v is not None}
+    @property
+    def status(self) -> str:
+        """`ok`, or why the candidate cannot win."""
+        return str(self.row["status"])
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel."""
+        return str(self.row["kernelName"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Safe while a controller writes.
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
 from collections import Counter, defaultdict
@@ -30,9 +31,8 @@ _CHUNK = 1000
 _JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
 
 
-_ROW = """SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.us, r.err_ratio, r.status,
-    r.kernel_id, r.split_k, r.kernel_name, r.libtype, r.tflops, r.bw, r.spread, r.samples, r.detail, r.gfx, r.cu_num,
-    r.extra, r.note FROM rows r JOIN shapes s ON s.id=r.shape"""
+_ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.gfx, r.cu_num, r.note, r.extra,
+    {", ".join(f"r.{f.column}" for f in database.COLUMNS)} FROM rows r JOIN shapes s ON s.id=r.shape"""
 _LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
     FROM withheld"""
 Skipped = tuple[str, str, float | None]
@@ -97,7 +97,8 @@ class LedgerReader:
         try:
             yield
         finally:
-            self._conn.execute("COMMIT")
+            with database.readable(self.path):
+                self._conn.execute("COMMIT")
 
     # --- the run --------------------------------------------------------------------------------------------
 
@@ -116,11 +117,9 @@ class LedgerReader:
         """The family whose key columns `ShapeState.key` follows."""
         return get_family(str(self.meta("family", "")))
 
-    def journal_records(self, after: int = 0, only: type[ev.Record] | None = None) -> Iterator[tuple[float, ev.Record]]:
-        """(time, record) in order, of `only` one type: what resume replays."""
-        sql = "SELECT t, type, data FROM journal WHERE id>? AND type=coalesce(?, type) ORDER BY id"
-        for t, kind, data in self._each(sql, (after, only.__name__ if only else None)):
-            yield t, ev.from_json(kind, data)
+    def journal_records(self) -> Iterator[tuple[float, ev.Record]]:
+        """(time, record) in order: what resume replays."""
+        return ((t, ev.from_json(kind, data)) for _, t, kind, data in self._each(_JOURNAL, (0,)))
 
     # --- the state --------------------------------------------------------------------------------------------
 
@@ -131,10 +130,15 @@ class LedgerReader:
         return self._replay.state
 
     def _catch_up(self) -> None:
-        replay = self._replay
-        for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
-            apply(replay.state, ev.from_json(kind, data), t)
-            replay.read = number
+        replay, collecting = self._replay, gc.isenabled()
+        gc.disable()  # all that is made here stays: to look for garbage in it takes a sixth of the time
+        try:
+            for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
+                apply(replay.state, ev.from_json(kind, data), t)
+                replay.read = number
+        finally:
+            if collecting:
+                gc.enable()
 
     @property
     def keys(self) -> dict[int, tuple[int | str, ...]]:
@@ -144,6 +148,18 @@ class LedgerReader:
             self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
         return self._replay.keys
 
+    def key(self, shape: int) -> tuple[int | str, ...] | None:
+        """Key columns of one shape, None where there is no such shape: a large run has many that nobody names."""
+        if self._replay.keys:
+            return self._replay.keys.get(shape)
+        found = self._all("SELECT key FROM shapes WHERE id=?", (shape,))
+        return tuple(json.loads(found[0][0])) if found else None
+
+    @property
+    def total(self) -> int:
+        """Number of requested shapes."""
+        return int(self._all("SELECT count(*) FROM shapes")[0][0])
+
     def skipped(self) -> dict[int, Skipped]:
         """(reason, detail, when) of the shapes that were left out."""
         sql = "SELECT id, skipped, detail, skipped_at FROM shapes WHERE skipped IS NOT NULL ORDER BY id"
@@ -152,7 +168,7 @@ class LedgerReader:
     def counts(self) -> Counts:
         """Shapes by state; total = tuned + skipped + failed + running + pending."""
         with self.snapshot():
-            state, total, skipped = self.replayed, len(self.keys), len(self.skipped())
+            state, total, skipped = self.replayed, self.total, len(self.skipped())
         at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
         flying = {a.current for a in at_work if a.current is not None}
         running = sum(state.shapes[i].state == "pending" for i in flying)
@@ -304,8 +320,9 @@ def _left_out(r: Any) -> LeftOut:
 
 
 def _row(r: Any) -> ProfileRow:
-    args: list[Any] = [*r]
-    args[3], args[7], args[22] = tuple(json.loads(r[3])), bool(r[7]), json.loads(r[22] or "{}")
+    row = {f.name: v for f, v in zip(database.COLUMNS, r[12:], strict=True) if v is not None}
+    args: list[Any] = [*r[:11], row | json.loads(r[11] or "{}")]
+    args[3], args[7] = tuple(json.loads(r[3])), bool(r[7])
     return ProfileRow(*args)
 
 

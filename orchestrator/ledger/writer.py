@@ -17,7 +17,6 @@ from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.ledger.reader import LedgerReader, Replay
 from orchestrator.policy.model import State
 from worker.families import Family
-from worker.protocol import Row
 
 if TYPE_CHECKING:
     from orchestrator.shapes import Shape
@@ -25,9 +24,10 @@ if TYPE_CHECKING:
 
 STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancelled")
 
-_KNOWN_ROW = frozenset(Row.__annotations__)
+_OWN_COLUMN = frozenset(f.name for f in database.COLUMNS)
+_CLEANED = tuple((f.name, f.kind, f.limit) for f in database.COLUMNS)
 _ENTRY = ("key", "slot", "image", "driver", "t")
-_ROW = f"(NULL, {', '.join('?' * 22)})"
+_ROW = f"(NULL, {', '.join('?' * (len(database.COLUMNS) + 10))})"
 _ROWS_AT_ONCE = 64
 
 
@@ -102,7 +102,7 @@ class Ledger(LedgerReader):
 
     def drive(self, state: State) -> None:
         """Replay the journal into a fresh state. Whoever calls this applies to it each record that it journals."""
-        self._replay, self._driven = Replay(state), True
+        self._replay, self._driven = Replay(state, keys=self._replay.keys), True
         self._catch_up()
 
     def journal(self, record: ev.Record, t: float) -> None:
@@ -216,17 +216,16 @@ def row_values(
 ) -> tuple[Any, ...]:
     """A measured candidate (worker.protocol.Row), cleaned, for `put_rows`. `device` gives gfx and cu_num."""
     device, get = device or {}, row.get
-    us = clean.number(get("us"))
-    extra = None if row.keys() <= _KNOWN_ROW else clean.document({k: row[k] for k in row if k not in _KNOWN_ROW})
+    own = {
+        n: clean.number(get(n)) if k is float else clean.integer(get(n)) if k is int else clean.text(get(n), most)
+        for n, k, most in _CLEANED
+    }
+    own["us"] = -1.0 if own["us"] is None else own["us"]
+    own["status"] = own["status"] or "ok"
+    extra = None if row.keys() <= _OWN_COLUMN else clean.document({k: row[k] for k in row if k not in _OWN_COLUMN})
     return (
-        attempt, shape, node, slot, t, int(winner), -1.0 if us is None else us,
-        clean.number(get("errRatio")), clean.text(get("status"), 40) or "ok",
-        clean.integer(get("kernelId")), clean.integer(get("splitK")),
-        clean.text(get("kernelName")), clean.text(get("libtype"), 100),
-        clean.number(get("tflops")), clean.number(get("bw")), clean.number(get("spread")),
-        clean.integer(get("samples")), clean.text(get("detail")),
-        clean.text(device.get("gfx"), 64), clean.integer(device.get("cu_num")),
-        json.dumps(extra) if extra else None, note,
+        attempt, shape, node, slot, t, int(winner), *own.values(), clean.text(device.get("gfx"), 64),
+        clean.integer(device.get("cu_num")), json.dumps(extra) if extra else None, note,
     )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from orchestrator.nodes.check import load_facts
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, from_home
 from orchestrator.nodes.occupancy import device_lock
 from worker.protocol import CPUS, DEVICE_LOCK, DEVICE_SHARED
-from worker.protocol.environment import AITER_SWITCHES
+from worker.protocol.paths import AITER_SWITCHES
 
 if TYPE_CHECKING:
     from orchestrator.inventory import Inventory

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.policy import blame
 from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape, Slot, State
-from orchestrator.policy.pool import close, look, put_back, set_apart, wait, withdraw, withdraw_unit
+from orchestrator.policy.pool import close, look, put_back, queue, set_apart, shorter, wait, withdraw, withdraw_unit
 from orchestrator.reasons import Reason
 
 RELEASED = "released"
@@ -25,17 +25,18 @@ TIMED = 200
 
 def apply(state: State, record: ev.Record, t: float) -> None:
     """Apply a record of the journal to the state, at time `t` (epoch seconds)."""
-    if isinstance(record, ev.Tick):
+    kind = type(record)
+    if kind is ev.Tick:
         return  # it is in no journal
     if state.last_t is None or t > state.last_t:
         state.last_t = t
-    if not isinstance(record, ev.WorkAdded):
+    if kind is not ev.WorkAdded:
         state.first_t = t if state.first_t is None else state.first_t
-        if isinstance(record, ev.Resumed):
+        if kind is ev.Resumed:
             state.sessions.append([t, t])
         elif state.sessions:
             state.sessions[-1][1] = state.last_t
-    change = _CHANGES.get(type(record))
+    change = _CHANGES.get(kind)
     if change is not None:
         change(state, record, t)
 
@@ -49,9 +50,10 @@ def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
     for unit, costs in zip(e.units, e.costs_s, strict=True):
         for s, cost in zip(unit, costs, strict=True):
             state.shapes[s] = Shape(s, unit[0], e.kind, cost)
-            state.left_s += cost
-            state.total_s += cost
-        wait(state, unit)
+        seconds = sum(costs)
+        state.left_s += seconds
+        state.total_s += seconds
+        queue(state, unit[0], unit, seconds)
 
 
 def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
@@ -183,11 +185,12 @@ def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     if a is None or shape is None:
         return
     slot = state.slot_of(a)
+    in_doubt = bool(slot.gpu.row or slot.gpu.strikes)
     if a.state == "started" and e.complete:
         slot.gpu.tuned += 1
         blame.proved(state, slot.gpu)
     if a.state == "started":
-        look(state, slot)
+        (look if in_doubt else shorter)(state, slot)
     if shape.state != "pending":
         return
     if e.complete:

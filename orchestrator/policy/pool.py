@@ -20,12 +20,16 @@ def wait(state: State, shapes: Iterable[int]) -> None:
         if known is not None:
             ids = [*known[2], *(s for s in ids if s not in known[2])]
             _take_out(state, unit)
-        seconds = sum(state.shapes[s].cost_s for s in ids)
-        state.waiting[unit] = entry = (-seconds, unit, tuple(ids))
-        kind = state.kinds[state.shapes[ids[0]].kind]
-        insort(kind.waiting, entry)
-        kind.seconds += seconds
-        state.waiting_s += seconds
+        queue(state, unit, tuple(ids), sum(state.shapes[s].cost_s for s in ids))
+
+
+def queue(state: State, unit: int, shapes: tuple[int, ...], seconds: float) -> None:
+    """Queue shapes of a unit of which none is queued."""
+    state.waiting[unit] = entry = (-seconds, unit, shapes)
+    kind = state.kinds[state.shapes[shapes[0]].kind]
+    insort(kind.waiting, entry)
+    kind.seconds += seconds
+    state.waiting_s += seconds
 
 
 def _take_out(state: State, unit: int) -> tuple[int, ...]:
@@ -56,7 +60,8 @@ def withdraw_unit(state: State, unit: int, members: tuple[int, ...]) -> None:
 
 def withdraw(state: State, shape: Shape) -> None:
     """Take the shape out of all that waits."""
-    withdraw_unit(state, shape.unit, (shape.id,))
+    if shape.unit in state.waiting:
+        withdraw_unit(state, shape.unit, (shape.id,))
     if shape.apart is not None:
         rest = tuple(s for s in state.apart.pop(shape.apart) if s != shape.id)
         shape.apart = None
@@ -103,6 +108,17 @@ def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
     wait(state, left)
 
 
+def shorter(state: State, slot: Slot) -> None:
+    """A shape of what runs on the slot came to a result: the same as `look`, if nothing but that has changed."""
+    slot.ahead_s = _ahead_s(state, slot)
+    if slot.ahead_s < state.settings.ahead_s and slot.id not in state.low:
+        look(state, slot)
+
+
+def _ahead_s(state: State, slot: Slot) -> float:
+    return sum(state.attempts[a].left_s for a in (slot.running, *slot.queued) if a is not None)
+
+
 def look(state: State, slot: Slot) -> None:
     """Bring the sums up to date after a change of the slot, its GPU or its node."""
     node, place = state.nodes[slot.node], slot.gpu.place
@@ -124,7 +140,7 @@ def look(state: State, slot: Slot) -> None:
                 places.pop(place, None)
         if not counts[0]:
             del state.hosts[place[0]]
-    slot.ahead_s = sum(state.attempts[a].left_s for a in (slot.running, *slot.queued) if a is not None)
+    slot.ahead_s = _ahead_s(state, slot)
     able = ours and node.state == "joined" and slot.state == "ready" and not slot.checking
     idle = able and slot.running is None and not slot.queued
     low = able and not idle and slot.ahead_s < state.settings.ahead_s and len(slot.queued) < state.settings.most_queued

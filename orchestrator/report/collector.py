@@ -55,7 +55,7 @@ class Collector:
     def document(self) -> dict[str, Any]:
         """All that the page shows, as JSON values. Texts are as they were kept: the page makes them safe."""
         with self._open() as ledger, ledger.snapshot():
-            measured = self._measured = self._measured or Measurements(ledger.family, self.config.err_ratio)
+            measured = self._measured = self._measured or Measurements(ledger.family)
             measured.update(ledger)
             return self._made(ledger, measured)
 

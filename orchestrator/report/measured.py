@@ -24,10 +24,10 @@ MOST_BACKENDS = 12
 """The most that are kept apart, whatever nodes call theirs; the rest is `other`."""
 
 _CHUNK = 20_000
-_NEW = """SELECT id, shape, us, err_ratio, status, kernel_id, kernel_name, libtype, extra
+_NEW = """SELECT id, shape, us, status, kernel_id, kernel_name, libtype, extra
     FROM rows WHERE id>? ORDER BY id LIMIT ?"""
-_WINNERS = """SELECT shape, id, attempt, node, slot, us, bw, err_ratio, spread, samples, kernel_id, kernel_name, libtype,
-    gfx, cu_num, extra FROM rows WHERE winner=1 AND id>? ORDER BY id"""
+_WINNERS = """SELECT id, shape, attempt, node, slot, us, bw, spread, kernel_id, kernel_name, libtype, gfx, cu_num, extra
+    FROM rows WHERE winner=1 AND id>? ORDER BY id"""
 _BESIDE = """SELECT us, kernel_name, libtype FROM rows
     WHERE attempt=? AND shape=? AND us>0 AND status='ok' AND winner=0 ORDER BY id"""
 
@@ -50,16 +50,12 @@ class Winner:
     the winner's own time when it was first measured. Each None where there is none.
     """
 
-    row: int
-    attempt: str
     node: str
     slot: str
     us: float
     tflops: float
     bw: float | None
-    err: float | None
     spread: float | None
-    samples: int | None
     kernel: str
     backend: str
     gfx: str
@@ -77,8 +73,8 @@ class Winner:
 class Measurements:
     """`update` takes in what came since the last time; call it inside a snapshot of the ledger."""
 
-    def __init__(self, family: Family, err_ratio: float) -> None:
-        self.family, self._err = family, err_ratio
+    def __init__(self, family: Family) -> None:
+        self.family = family
         self.keys: dict[int, Key] = {}
         self.tried: dict[int, Tried] = {}
         self.winners: dict[int, Winner] = {}
@@ -96,17 +92,12 @@ class Measurements:
             for row in chunk:
                 self._take(*row[1:])
             self._row = chunk[-1][0]
-        for row in ledger.query(_WINNERS, (self._won,)):
-            self._open.append(row)
-            self._won = row[1]
-        shapes, rows = ledger.replayed.shapes, self._open
-        self._open = []
-        for shape, *rest in rows:
-            s = shapes[shape]
-            if s.state != "tuned":
-                self._open.append((shape, *rest))  # its attempt may settle it yet
-            elif s.attempt == rest[1] and shape not in self.winners:
-                self.winners[shape] = self._winner(ledger, shape, *rest)
+        shapes, rows = ledger.replayed.shapes, self._open + ledger.query(_WINNERS, (self._won,))
+        self._open = [r for r in rows if shapes[r[1]].state != "tuned"]  # their attempts may settle them yet
+        for number, shape, attempt, *rest in rows:
+            s, self._won = shapes[shape], max(self._won, number)
+            if s.state == "tuned" and s.attempt == attempt and shape not in self.winners:
+                self.winners[shape] = self._winner(ledger, shape, attempt, *rest)
 
     def flops(self, shape: int) -> float:
         """Floating-point operations of the shape."""
@@ -117,14 +108,13 @@ class Measurements:
         return known
 
     def _take(
-        self, shape: int, us: float, err: float | None, status: str, number: int | None, kernel: str, libtype: str,
-        extra: str | None,
-    ) -> None:  # fmt: skip
+        self, shape: int, us: float, status: str, number: int | None, kernel: str, libtype: str, extra: str | None
+    ) -> None:
         tried = self.tried.get(shape)
         if tried is None:
             tried = self.tried[shape] = Tried()
         tried.candidates += 1
-        if status == "wrong" or (err is not None and not 0 <= err <= self._err):
+        if status == "wrong":
             tried.wrong += 1
         elif us > 0 and status == "ok":
             tried.right += 1
@@ -134,9 +124,9 @@ class Measurements:
                 tried.best[backend] = us
 
     def _winner(
-        self, ledger: LedgerReader, shape: int, row: int, attempt: str, node: str, slot: str, us: float,
-        bw: float | None, err: float | None, spread: float | None, samples: int | None, number: int | None,
-        kernel: str, libtype: str, gfx: str, cu_num: int | None, extra: str | None,
+        self, ledger: LedgerReader, shape: int, attempt: str, node: str, slot: str, us: float, bw: float | None,
+        spread: float | None, number: int | None, kernel: str, libtype: str, gfx: str, cu_num: int | None,
+        extra: str | None,
     ) -> Winner:  # fmt: skip
         others: list[float] = []
         runner_up: float | None = None
@@ -149,10 +139,10 @@ class Measurements:
                 first = other_us
         name = kernel or _first_stage(extra)
         return Winner(
-            row=row, attempt=attempt, node=node, slot=slot, us=us,
+            node=node, slot=slot, us=us,
             # the tuner's column is not trusted: what counts is made of shape and time
             tflops=self.flops(shape) / us / 1e6,
-            bw=bw, err=err, spread=spread, samples=samples, kernel=name,
+            bw=bw, spread=spread, kernel=name,
             backend=self._backend(libtype, name, number), gfx=gfx, cu_num=cu_num,
             median_us=median(others) if others else None, runner_up_us=runner_up, first_us=first,
         )  # fmt: skip

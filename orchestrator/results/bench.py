@@ -81,7 +81,7 @@ def results(ledger: LedgerReader, rule: Rule = STANDARD, envs: Sequence[str] = (
         mine = attempts.get(settled.get(shape, ""), attempts[list(attempts)[-1]])
         groups: dict[tuple[str, str], list[ProfileRow]] = {}
         for row in mine:
-            groups.setdefault((str(row.extra.get("env", "")), row.libtype), []).append(row)
+            groups.setdefault((str(row.row.get("env", "")), str(row.row["libtype"])), []).append(row)
         out += [_result(env, backend, found, rule) for (env, backend), found in groups.items()]
     order = list(dict.fromkeys((*envs, *(r.env for r in out))))
     return sorted(out, key=lambda r: (r.shape, order.index(r.env), _place(r.backend)))
@@ -135,19 +135,19 @@ def _place(backend: str) -> int:
 
 
 def _result(env: str, backend: str, rows: Sequence[ProfileRow], rule: Rule) -> Result:
-    runs = {int(r.extra["run"]): r for r in rows if r.extra.get("run") and r.us > 0 and r.status == "ok"}
+    runs = {int(r.row["run"]): r for r in rows if r.row.get("run") and r.us > 0 and r.status == "ok"}
     bad = next((r for r in rows if r.status != "ok"), None)
     last = bad or rows[-1]
     common = Result(
-        last.shape, last.key, env, backend, last.status, err=last.err_ratio, op=str(last.extra.get("op", "")),
-        kernel=last.kernel_name, timer=str(last.extra.get("timer", "")), detail=last.detail, node=last.node,
+        last.shape, last.key, env, backend, last.status, err=last.row.get("errRatio"), op=str(last.row.get("op", "")),
+        kernel=last.kernel_name, timer=str(last.row.get("timer", "")), detail=last.row["detail"], node=last.node,
         slot=last.slot, runs=tuple((n, runs[n].us) for n in sorted(runs)),
-        aiter_config=str(last.extra.get("aiter_config", "")),
+        aiter_config=str(last.row.get("aiter_config", "")),
     )  # fmt: skip
     if bad is not None or not runs:
         return common if bad is not None else replace(common, status="short")
     one = next(iter(runs.values()))
-    return _judged(replace(common, us=one.us, tflops=one.tflops or 0.0, bw=one.bw or 0.0), rule)
+    return _judged(replace(common, us=one.us, tflops=one.row.get("tflops", 0.0), bw=one.row.get("bw", 0.0)), rule)
 
 
 def _judged(r: Result, rule: Rule) -> Result:

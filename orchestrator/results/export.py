@@ -17,7 +17,7 @@ from orchestrator.configs.winners import FOLDER
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import write as write_bench
-from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA
+from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
 from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
@@ -53,13 +53,16 @@ def write_profile(ledger: LedgerReader, path: Path) -> None:
     unsure = {s.id for s in ledger.shapes("tuned") if s.confirmed is False}
     rows = (
         (
-            *tuned_columns(r, family).values(), r.attempt, r.node, r.slot, no_formula(r.status), r.spread, r.samples,
-            int(r.id in settled), no_formula(r.detail), int(r.id in settled and r.shape in unsure),
-            r.margin,
+            *tuned_columns(r, family).values(), r.attempt, r.node, r.slot, *(_shown(r.row.get(name)) for name in SHOWN),
+            int(r.id in settled), int(r.id in settled and r.shape in unsure),
         )
         for r in ledger.profile_rows()
     )  # fmt: skip
     _write(path, (*family.aiter_header, *PROFILE_EXTRA), rows)
+
+
+def _shown(value: Any) -> Any:
+    return no_formula(value) if isinstance(value, str) else value
 
 
 def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:

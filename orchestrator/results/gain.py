@@ -69,7 +69,7 @@ class Gain:
 def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, float], family: Family) -> Gain:
     """The gain of a run. A shape without a row of its own takes that of its padded M, as AITER's lookup does; one that
     the run has no row for stays as it was."""
-    after = {w.key: (w.us, SIGMA * (w.spread or 0.0)) for w in ledger.winners()}
+    after = {w.key: (w.us, SIGMA * (w.row.get("spread", 0.0))) for w in ledger.winners()}
     rows, left_out = [], []
     for key, n in calls.items():
         ways = dict.fromkeys((key, grid_point(key, family, "fine"), grid_point(key, family, "coarse")))

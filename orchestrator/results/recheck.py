@@ -141,7 +141,7 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     wanted = {int(i): r for i, r in document["rows"].items()}
     measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
     for row in ledger.profile_rows():
-        named = (row.kernel_name, str(row.split_k or 0))
+        named = (row.kernel_name, str(row.row.get("splitK", 0)))
         if not row.winner and row.shape in wanted:
             best = measured[row.shape].setdefault(named, row)
             if _us(row) < _us(best):
@@ -150,7 +150,7 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     rows_now = {i: measured[i][name] for i, name in names.items() if name in measured[i]}
     ratios = [_us(row) / wanted[i]["us"] for i, row in rows_now.items() if _us(row) != INF]
     drift = median(ratios) if len(ratios) >= FEW else 1.0
-    winners = {w.shape: (w.kernel_name, str(w.split_k or 0)) for w in ledger.winners()}
+    winners = {w.shape: (w.kernel_name, str(w.row.get("splitK", 0))) for w in ledger.winners()}
     rows = tuple(
         _judged(s, wanted[s.id]["us"], names[s.id], measured[s.id], winners.get(s.id), drift * (1 + document["slower"]))
         for s in ledger.shapes()
@@ -174,7 +174,7 @@ def _judged(
         return CheckedRow(s.key, "not measured", own[0], then)
     mine = measured.get(own)
     if mine is None or _us(mine) == INF:
-        why = f"{mine.status}: {mine.detail}" if mine else "this build has no such kernel, or cannot run it"
+        why = f"{mine.status}: {mine.row['detail']}" if mine else "this build has no such kernel, or cannot run it"
         why += f" ({s.detail})" if s.state == "failed" else ""
         return CheckedRow(s.key, "gone", own[0], then, why=why)
     now = mine.us

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.command_hints import command
 from orchestrator.dispatch.control import run_lock
@@ -20,7 +20,7 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.outbox import SpecOptions
 from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, TakenOverError
-from orchestrator.events import NodeBusy, NodeTroubled, RetryAsked, SlotLost
+from orchestrator.events import RetryAsked
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
@@ -223,7 +223,7 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger, policy.state, config.err_ratio),
+        Ingest(ledger, policy.state),
         LiveStatus(policy.state, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),
@@ -327,9 +327,8 @@ def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> 
     """Mask messages that go into the ledger: there the inventory's references stand for their values."""
 
     def masked(message: Message) -> None:
-        if isinstance(message, NodeTroubled | NodeProgress | NodeBusy | SlotLost):
-            message = replace(message, detail=mask(message.detail))
-        post(message)
+        detail = getattr(message, "detail", "")
+        post(replace(cast(Any, message), detail=mask(detail)) if detail else message)
 
     return masked
 

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.open import MAX_BYTES, csv_records, read_text
 from worker.families import Column, Family
+from worker.protocol import FIELDS
 from worker.text import plural
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
@@ -29,7 +30,8 @@ KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
 MAX_FAULTS = 50
 MAX_MEMO = 100_000
 
-PROFILE_EXTRA = ("attempt", "node", "slot", "status", "spread", "samples", "winner", "detail", "unconfirmed", "margin")
+SHOWN = tuple(f.name for f in FIELDS if f.shown)
+PROFILE_EXTRA = ("attempt", "node", "slot", *SHOWN, "winner", "unconfirmed")
 """Columns of profile.csv beyond the tuned table's. winner: 1 where this row settled its shape; unconfirmed: 1 where
 candidates were left out then that faulted on one slot alone."""
 FAILED_EXTRA = ("reason", "detail", "node", "attempts")

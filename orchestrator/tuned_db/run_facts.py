@@ -67,7 +67,7 @@ def tuned_columns(row: ProfileRow, family: Family) -> dict[str, Cell]:
     """A ledger's row by the columns of `family.tuned_header`, in order; "" for what the row lacks."""
     key = dict(zip(family.key_names, row.key, strict=True))
     chip: dict[str, Cell] = {"gfx": row.gfx, "cu_num": "" if row.cu_num is None else row.cu_num}
-    return {**{n: chip[n] for n in family.chip_columns}, **key, **family.row_to_columns(row.as_row())}
+    return {**{n: chip[n] for n in family.chip_columns}, **key, **family.row_to_columns(row.row)}
 
 
 def _of_run(paths: RunPaths) -> dict[str, Any]:
@@ -94,9 +94,9 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, report: Report, tuner: str) -
         "gpu": before.get("id") or before.get("pci"),
         "aiter_commit": aiter.get("commit"),
         "rocm": versions.get("rocm") or versions.get("hip"),
-        "spread": row.spread,
-        "samples": row.samples,
-        "margin": row.margin,
+        "spread": row.row.get("spread"),
+        "samples": row.row.get("samples"),
+        "margin": row.row.get("margin"),
         "clocks": {when: {k: c[k] for k in CLOCKS if k in c} for when, c in report.conditions.items()},
         "time": utc(row.t),
     }

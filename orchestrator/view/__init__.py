@@ -1,1 +1,1 @@
-"""What people see of a run: status, live view, explanations and the page's parts, read from its state."""
+"""Views of a run for people: status, live view, explanations and parts of the page, read from its state."""

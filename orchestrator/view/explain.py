@@ -14,7 +14,7 @@ from orchestrator.policy.why import why
 from orchestrator.view.candidates import FaultedCandidate, faulted, reproductions, slot_warnings
 from orchestrator.view.slot_speeds import flags
 from orchestrator.view.status import names_of, node_detail, node_state
-from orchestrator.view.timeline import Step, incidents_of, shape_steps, went_wrong
+from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
 from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
 from worker.text import and_more, plural
 
@@ -42,7 +42,7 @@ class Story:
     def lines(self) -> list[str]:
         out = [f"{self.kind} {self.subject}: {self.now}"]
         skip = len(self.steps) - MOST_STEPS
-        for i, (t, text) in enumerate(self.steps):
+        for i, (t, text, _) in enumerate(self.steps):
             if skip > 0 and i == MOST_STEPS // 2:
                 out.append(f"            ... and {skip} more")
             if skip <= 0 or not MOST_STEPS // 2 <= i < MOST_STEPS // 2 + skip:
@@ -63,7 +63,8 @@ class Explanation:
         return [line for s in self.stories for line in s.lines()]
 
     def to_json(self) -> dict[str, Any]:
-        stories = [{**asdict(s), "steps": [{"t": t, "text": text} for t, text in s.steps]} for s in self.stories]
+        names = ("t", "text", "kind")
+        stories = [{**asdict(s), "steps": [dict(zip(names, x, strict=True)) for x in s.steps]} for s in self.stories]
         return {"run": self.run, "stories": stories}
 
 
@@ -119,7 +120,8 @@ class _Stories:
     def shape(self, id_: int) -> Story:
         s, skipped = self._state.shapes.get(id_), self._ledger.skipped().get(id_)
         if s is None or skipped is not None:
-            now = f"skipped: {skipped[1]}" if skipped else "pending"
+            reason = f" ({skipped[0]})" if skipped and skipped[0] else ""
+            now = f"skipped{reason}: {skipped[1]}" if skipped else "pending"
             return Story(self.named(id_), "shape", now)
         now = settled_words(s) if s.state != "pending" else f"pending: {why(self._state, id_)}"
         found = [f for f in self._faulted if id_ in f.shapes]
@@ -136,15 +138,16 @@ class _Stories:
         now = f"{ended} {where}, {plural(len(a.shapes), 'shape')}, {left} of them not settled"
         now += f": {why(self._state, a.id)}" if a.state != "over" else ""
         names = and_more([self.named(i) for i in a.shapes], MOST_SHAPES)
-        steps = [(a.sent_at, f"sent to {a.node} slot {a.slot} with {names}, estimated {a.cost_s:.1f} s")]
+        steps = [(a.sent_at, f"sent to {a.node} slot {a.slot} with {names}, estimated {a.cost_s:.1f} s", "sent")]
         if a.started_at is not None:
-            steps.append((a.started_at, f"begun {where}"))
+            steps.append((a.started_at, f"begun {where}", "begun"))
         if a.current is not None:
-            steps.append((a.current_at, f"{self.named(a.current)} in flight"))
+            steps.append((a.current_at, f"{self.named(a.current)} in flight", "running"))
         if a.landed:
-            steps.append((a.moved_at, f"{len(a.landed)} of {plural(len(a.shapes), 'shape')} came to a result"))
+            done = f"{len(a.landed)} of {plural(len(a.shapes), 'shape')} came to a result"
+            steps.append((a.moved_at, done, "settled"))
         if a.ended_at is not None:
-            steps.append((a.ended_at, end_of(self._state, a, self.named)))
+            steps.append((a.ended_at, end_of(self._state, a, self.named), kind_of(a)))
         return Story(
             a.id, "group", now, steps, self._advice(self._state.shapes[i] for i in a.shapes) + self._again([a.id])
         )
@@ -161,14 +164,15 @@ class _Stories:
         now += "".join(f"; slot {s.name} {s.state} ({s.why})" for s in node.slots.values() if s.why)
         now += "".join(f"; slot {slot} is {words}" for (n, slot), words in flags(state).items() if n == name)
         incidents = incidents_of(state, name)
-        steps = [(i.start, i.text) for i in incidents]
-        steps += [(w.t, f"slot {w.slot} ({w.attempt}): {w.text}") for w in self._warnings if w.node == name]
+        steps = [(i.start, i.text, i.kind) for i in incidents]
+        steps += [(w.t, f"slot {w.slot} ({w.attempt}): {w.text}", "reading") for w in self._warnings if w.node == name]
         notes = [INCIDENTS[k] for k in sorted({i.kind for i in incidents}) if k in INCIDENTS]
         if not brief:
             steps += [
                 (
                     a.ended_at or a.started_at,
                     end_of(state, a, self.named) if a.ended_at else f"attempt {a.id} is running",
+                    kind_of(a),
                 )
                 for a in state.attempts.values()
                 if a.node == name and a.started_at is not None

@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig
 from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
+from orchestrator.planning.plan import GROUPS
 from orchestrator.policy.model import Attempt, Node, Slot, State
 from orchestrator.shapes import describe
 from orchestrator.view.slot_speeds import flags, speeds, usual_pace
@@ -156,15 +157,14 @@ class RunHeader:
         """The header of a run in a ledger."""
         cost = ledger.meta("cost", {})
         return cls(
-            config.run, config.family, config.tuner, config.created, len(ledger.keys), len(ledger.skipped()), nodes,
+            config.run, config.family, config.tuner, config.created, ledger.total, len(ledger.skipped()), nodes,
             names_of(ledger), cost.get("start_s", 0.0), cost.get("spread", SPREAD),
         )  # fmt: skip
 
 
 def names_of(ledger: LedgerReader) -> Callable[[int], str]:
     """Names of a run's shapes as the user knows them."""
-    keys = ledger.keys
-    return lambda shape: describe(keys[shape]) if shape in keys else f"shape {shape}"
+    return lambda shape: describe(key) if (key := ledger.key(shape)) else f"shape {shape}"
 
 
 def sessions_until(state: State, end: float | None) -> list[list[float]]:
@@ -188,10 +188,11 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
             over.setdefault((a.node, a.slot), Measured()).add(done_s, min(took, a.seconds) if a.seconds > 0 else took)
     at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
     held = {i for a in at_work for i in a.shapes} if driven else set()
-    # set-ups are shared: a group is so long that they cost little; where each unit has a process, each has its own
-    waiting_s = [
-        usual * (state.setup_s + s.cost_s) for s in state.shapes.values() if s.state == "pending" and s.id not in held
-    ]
+    left = [s for s in state.shapes.values() if s.state == "pending" and s.id not in held]
+    # each group has a set-up: of the shapes that may share one there will be a few groups for each slot
+    shared, slots = sum(not state.kinds[s.kind].alone for s in left), _slots(state)
+    part = min(shared, GROUPS * slots if slots > 1 else 1) / max(1, shared)
+    waiting_s = [usual * (s.cost_s + state.setup_s * (1.0 if state.kinds[s.kind].alone else part)) for s in left]
     waiting: list[float] | Bulk = waiting_s
     if len(waiting_s) > MOST_SCHEDULED:
         waiting = Bulk(len(waiting_s), sum(waiting_s), max(waiting_s))
@@ -201,7 +202,7 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
         if driven and state.unsettled(a.shapes)
     ]
     return seconds_left(
-        waiting, _slots(state), spread=about.spread, running=running, start=_start(state, about, now, driven),
+        waiting, slots, spread=about.spread, running=running, start=_start(state, about, now, driven),
         over=sum((m.paced(pace.get(slot, 1.0)) for slot, m in over.items()), Measured()),
     )  # fmt: skip
 

@@ -25,6 +25,15 @@ _KINDS = {
     Reason.NODE_LOST: "lost",
 }
 """Kind of an attempt by the reason of its end; the other reasons are faults."""
+
+
+def kind_of(a: Attempt) -> str:
+    """Kind of an attempt that a worker began: running, done, cancelled, lost or fault."""
+    if a.outcome is None:
+        return "running" if a.state == "started" else "lost"
+    return _KINDS.get(a.outcome, "fault")
+
+
 _NODE = {"away": "preparing", "trouble": "trouble", "busy": "busy", "lost": "away", "gone": "ended"}
 _SLOT = {"quarantined": "quarantine", "lost": "gone", "canary failed": "canary"}
 
@@ -43,7 +52,7 @@ class Span:
 
 
 def spans(state: State, node: str) -> list[Span]:
-    """What kept the node and its slots from working, in order of time; made of their histories."""
+    """Intervals in which the node or a slot of it did not work, in order of time; made of their histories."""
     n, out = state.nodes[node], list[Span]()
     for i, (t, to, why) in enumerate(n.history):
         kind = "released" if to == "gone" and why.startswith("released") else _NODE.get(to)
@@ -116,8 +125,7 @@ def _segments(
     """Neighbours that ended well and are too short to be seen become one, named after the first."""
     kept: list[Any] = []
     for a in lane:
-        kind = "running" if a.state == "started" else _KINDS.get(a.outcome, "fault") if a.outcome else "lost"
-        start, end = at(a.started_at), at(a.ended_at)
+        kind, start, end = kind_of(a), at(a.started_at), at(a.ended_at)
         if kept and kept[2] == kind == "done" and gap and end - kept[0] < 4 * gap and start - kept[1] < gap:
             kept[1], kept[5] = end, kept[5] + tuned[a.id]
             continue
@@ -142,7 +150,8 @@ def _pauses(
         reached = max(reached, b)
 
 
-Step = tuple[float, str]
+Step = tuple[float, str, str]
+"""When, what in words, and its kind: of a span or an attempt, `sent`, `begun`, `taken`, `settled` or `reading`."""
 
 
 def went_wrong(state: State, s: Shape) -> bool:
@@ -161,32 +170,34 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
     for a in (state.attempts[x] for x in s.attempts):
         if a.started_at is None:
             if any(x.attempt == a.id for x in s.losses):
-                steps.append((a.ended_at or a.sent_at, f"{a.id} on {a.node} slot {a.slot} was lost with its node"))
+                steps.append(
+                    (a.ended_at or a.sent_at, f"{a.id} on {a.node} slot {a.slot} was lost with its node", kind_of(a))
+                )
             else:
                 unclaimed += a.state == "over"
             continue
         where, took = f"{a.id} on {a.node} slot {a.slot}", f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
         t = a.ended_at or a.current_at or a.started_at
         if s.id in a.landed:
-            partial = any(f.attempt == a.id and f.partial for f in s.faults)
+            n = max((len(f.left_out) for f in s.faults if f.attempt == a.id), default=0)
             result = "the tuner's verdict" if s.reason and s.reason.is_verdict else "a result"
-            steps.append((t, f"{where}: {result}" + (", without candidates that faulted" if partial else "")))
+            without = f", without {plural(n, 'candidate')} that faulted" if n else ""
+            steps.append((t, f"{where}: {result}{without}", kind_of(a)))
         elif a.in_flight == s.id and a.outcome is not None:
-            steps.append(
-                (t, f"{where} ended at it{took}: {a.outcome.message()}" + (f": {a.detail}" if a.detail else ""))
-            )
+            why = f": {a.detail}" if a.detail else ""
+            steps.append((t, f"{where} ended at it{took}: {a.outcome.message()}{why}", kind_of(a)))
         elif a.state == "started":
             flying = a.current == s.id
-            steps.append(
-                (a.current_at if flying else a.started_at, f"{where}: {'in flight' if flying else 'not its turn yet'}")
-            )
+            words = "in flight" if flying else "not its turn yet"
+            steps.append((a.current_at if flying else a.started_at, f"{where}: {words}", kind_of(a)))
         else:
             ended = "its node was lost" if a.lost else a.outcome.message() if a.outcome else "it was taken back"
-            steps.append((t, f"{where} ended before it was measured: {ended}"))
+            steps.append((t, f"{where} ended before it was measured: {ended}", kind_of(a)))
     if unclaimed:
-        steps.append((state.attempts[s.attempts[0]].sent_at, f"{plural(unclaimed, 'attempt')} went back unclaimed"))
+        first = state.attempts[s.attempts[0]].sent_at
+        steps.append((first, f"{plural(unclaimed, 'attempt')} went back unclaimed", "taken"))
     if s.state != "pending":
-        steps.append((s.settled_at, s.state))
+        steps.append((s.settled_at, s.state, "settled"))
     return sorted(steps, key=lambda step: step[0])
 
 
@@ -208,7 +219,7 @@ def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> lis
                     "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": bool(f.confirmed),
                     "where": f"{f.node} slot {f.slot}" if f.node else "", "attempts": f.attempts,
                     "verdict": Reason(f.reason).is_verdict,
-                    "story": [[round(t, 1), text] for t, text in shape_steps(state, state.shapes[f.id])],
+                    "story": [[round(t, 1), text] for t, text, _ in shape_steps(state, state.shapes[f.id])],
                 }
             )  # fmt: skip
     return [

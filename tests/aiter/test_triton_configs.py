@@ -12,10 +12,9 @@ from orchestrator.configs.check import check, chips_of
 from orchestrator.configs.recheck import operators
 from orchestrator.configs.trial import Call, run_trial
 from tests.aiter.checkout import needs_checkout, take_out
-from worker.triton_configs.files import read
 from worker.triton_configs.kinds import BY_NAME, kinds_of
 from worker.triton_configs.lint import lint, shipped
-from worker.triton_configs.resolve import ResolveError, Resolver
+from worker.triton_configs.resolve import ResolveError, Resolver, read
 from worker.tuners.aiter_triton.spec import tuned_kinds
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]

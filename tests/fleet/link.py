@@ -33,8 +33,7 @@ from orchestrator.nodes.facts import ARGV
 from orchestrator.transport import LocalTransport, RemoteFile
 from orchestrator.transport.base import Channel, Completed
 from tests.fleet.server import ask
-from worker.agent.changes import Changes
-from worker.agent.follow import Stream, follow, parse_start
+from worker.agent.follow import Changes, Stream, follow, parse_start
 from worker.protocol import LOCKS_ENV, NodePaths
 
 T = TypeVar("T")

@@ -252,7 +252,8 @@ def test_the_winner_is_not_what_a_sick_slot_left_over(two: Fleet) -> None:
     assert two.provenance()["unconfirmed"] == []
     assert elsewhere(two) == {("sick", "ran")}
     incomplete = next(r for r in two.journal(ev.ShapeTuned) if r.withheld)
-    assert "left out because they faulted: 3 candidates" in two.command("explain", str(incomplete.shape)).out
+    told = two.command("explain", two.paths.run, str(incomplete.shape)).out
+    assert f"{incomplete.attempt} on sick slot 0: a result, without 3 candidates that faulted" in told
 
 
 def test_a_slot_on_which_each_shape_loses_candidates_is_quarantined(two: Fleet) -> None:

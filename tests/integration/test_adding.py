@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sqlite3
 import subprocess
 import sys
 import textwrap
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -20,6 +22,7 @@ BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) 
 FAMILY = re.compile(
     r"At the end of `_ALL` in `worker/families/table\.py`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S
 )
+COLUMN = re.compile(r"^ *(?P<code>Field\(.*\))$", re.M)
 TUNER, ENGINE = "worker/tuners/plain.py", "orchestrator/engine/nice.py"
 
 
@@ -107,6 +110,33 @@ def test_a_family_is_one_entry(tree: Path) -> None:
     bad = run(tree, *words)
     assert bad.returncode == 2
     assert "six bits are packed by sixteen" in bad.stderr
+
+
+def test_a_column_is_one_entry(tree: Path) -> None:
+    """With the tuner, its test, the page of files and the ledger's version, a column is five files."""
+    found = COLUMN.search(PAGE.read_text())
+    assert found
+    for name, before, after in (
+        (
+            "worker/protocol/row.py",
+            "\n)  # fmt: skip\n\n_BY_NAME",
+            f"\n    {found['code']}\n)  # fmt: skip\n\n_BY_NAME",
+        ),
+        (TUNER, '"status": "ok",', '"status": "ok", "rounds": self._rounds,'),
+    ):
+        text = (tree / name).read_text()
+        assert text.count(before) == 1
+        (tree / name).write_text(text.replace(before, after))
+    (tree / "s.csv").write_text("M,N,K\n1,16,64\n")
+    node = f"{{gpus: 0, workdir: {tree}/nodes}}"
+    (tree / "inv.yaml").write_text(f"defaults: {{family: a16w16, tuner: plain}}\nnodes: {{here: {node}}}\n")
+    done = run(tree, "tune", "s.csv", "-i", "inv.yaml", "--runs", "runs", "--rounds", "2")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (profile,) = tree.glob("runs/*/profile.csv")
+    assert [r["rounds"] for r in read_csv(profile)] == ["2", "2", "2"]
+    (path,) = tree.glob("runs/*/ledger.db")
+    with closing(sqlite3.connect(path)) as ledger:
+        assert ledger.execute("SELECT rounds FROM rows").fetchall() == [(2,)] * 3
 
 
 def test_help_has_the_tuners_flags_under_its_heading(tree: Path) -> None:

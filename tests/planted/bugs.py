@@ -79,10 +79,10 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/ledger/test_ledger.py::test_many_rows_of_one_read_are_kept_in_order",),
     ),
     Bug(
-        "later-row-settles", 3, "orchestrator/ledger/writer.py",
-        "confirmed=?, detail=?\n             WHERE id=? AND state='pending'",
-        "confirmed=?, detail=?\n             WHERE id=?",
-        "A later attempt replaces the winner of a shape that is settled.",
+        "later-row-settles", 3, "orchestrator/ledger/reader.py",
+        "found.setdefault(raw[2], _row(raw))",
+        "found[raw[2]] = _row(raw)",
+        "A later row replaces the winner of a shape that is settled.",
         ("tests/unit/ledger/test_ledger.py::test_the_first_valid_winner_settles_and_later_ones_are_kept_and_change_nothing",),
     ),
     Bug(

@@ -13,9 +13,8 @@ from typing import Any
 
 from orchestrator.configs.trial import Call, Trial
 from orchestrator.configs.winners import COLUMNS, FOLDER, TABLE
-from worker.triton_configs.files import written
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for
+from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for, written
 
 FOLDERS = """
 AITER_TRITON_CONFIGS_PATH = ""

@@ -85,7 +85,9 @@ class Rig:
                 out += self.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
         return out
 
-    def incomplete(self, shape: int, *left_out: str, earlier: Iterable[str] = (), won: bool = True) -> list[ev.Decision]:
+    def incomplete(
+        self, shape: int, *left_out: str, earlier: Iterable[str] = (), won: bool = True
+    ) -> list[ev.Decision]:
         """A result without some candidates; its attempt ends."""
         a = self.attempt(shape)
         names, old = tuple((c,) for c in left_out), tuple((c,) for c in earlier)

@@ -7,6 +7,7 @@ them again: python -m tests.support.recorded [NAME...]
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import lzma
@@ -27,6 +28,7 @@ from orchestrator import events as ev
 from orchestrator.command_hints import program
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger, LedgerReader
+from orchestrator.ledger.database import COLUMNS
 from orchestrator.ledger.writer import row_values
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
@@ -46,8 +48,7 @@ FOLDER = ROOT / "tests" / "data" / "recorded"
 BEGAN = 1_790_000_000.0
 Recording = dict[str, Any]
 ROW = (
-    "id", "attempt", "shape", "node", "slot", "t", "winner", "us", "err_ratio", "status", "kernel_id", "split_k",
-    "kernel_name", "libtype", "tflops", "bw", "spread", "samples", "detail", "gfx", "cu_num", "extra", "note",
+    "attempt", "shape", "node", "slot", "t", "winner", *(f.column for f in COLUMNS), "gfx", "cu_num", "extra", "note",
 )  # fmt: skip
 REPORT = ("device", "exit", "spent", "conditions")
 LEFT_OUT = (
@@ -84,6 +85,7 @@ def facts(paths: RunPaths, inventory: str) -> Recording:
             "shapes": [[i, list(key)] for i, key in ledger.keys.items()], "skipped": skipped,
             "journal": [[t, kind, json.loads(d)] for t, kind, d in ledger.query(
                 "SELECT t, type, data FROM journal ORDER BY id")],
+            "columns": ROW,
             "rows": [list(r) for r in ledger.query(f"SELECT {', '.join(ROW)} FROM rows ORDER BY id")],
             "reports": [
                 [a, *(x and json.loads(x) if isinstance(x, str) else x for x in values)]
@@ -107,7 +109,8 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
             ledger.set_meta(key, value)
         for i, reason, detail, t in recording["skipped"]:
             ledger.skip_shapes([i], detail, t, reason=reason)
-        ledger.put_rows([tuple(row[1:]) for row in recording["rows"]])
+        by_name = (dict(zip(recording["columns"], row, strict=True)) for row in recording["rows"])
+        ledger.put_rows([tuple(row.get(name) for name in ROW) for row in by_name])
         for node, slot, info, device in recording["slots"]:
             ledger.slot_info(node, slot, info, device)
         for raw in recording["left_out"]:
@@ -141,7 +144,7 @@ def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
         found = {
             "status": RunSnapshot(paths).status().to_json(),
             "explain": {what or "": explain(paths, what).to_json() for what in whats},
-            "csv": {p.name: p.read_text() for p in (paths.tuned, paths.failed, paths.profile) if p.exists()},
+            "csv": {p.name: _cells(p) for p in (paths.tuned, paths.failed, paths.profile)},
             "page": page,
             "provenance": {k: v for k, v in proof.items() if k not in ("written", "code", "controller")},
         }
@@ -150,6 +153,12 @@ def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
     text = json.dumps(found).replace(f"{program()} ", "gemmfleet ")
     out: dict[str, Any] = json.loads(text.replace(str(paths.root.parent), "RUNS"))
     return out
+
+
+def _cells(path: Path) -> list[dict[str, str]]:
+    """Rows of a CSV file by column: their order says nothing."""
+    with path.open(newline="") as f:
+        return list(csv.DictReader(f))
 
 
 @contextmanager
@@ -217,8 +226,10 @@ def _keep(ledger: Ledger, journal: list[tuple[float, ev.Record]], shapes: list[A
                 for row, wins in rows:
                     if wins and isinstance(r, ev.ShapeRefused):
                         continue
-                    values = {"attempt": attempt, "shape": shape, "node": node, "slot": slot, "t": t}
-                    ledger.put_rows([row_values(**values, row=row, winner=wins, device=DEVICE)])
+                    made = row_values(
+                        attempt=attempt, shape=shape, node=node, slot=slot, t=t, row=row, winner=wins, device=DEVICE
+                    )
+                    ledger.put_rows([made])
             case _:
                 pass
         ledger.journal(r, t)

@@ -75,7 +75,7 @@ def fill(
 ) -> None:
     """Journal and rows; `names` gives some shapes' winners another kernel name."""
     rng = random.Random(7)
-    by_id, places = {s.id: s for s in asked}, dict[str, tuple[str, str]]()
+    by_id, places = {s.id: s for s in asked}, {a.id: (a.node, a.slot) for a in ledger.replayed.attempts.values()}
     with ledger.transaction():
         for t, record in journal:
             if isinstance(record, ev.Send):
@@ -83,8 +83,11 @@ def fill(
             if isinstance(record, ev.ShapeTuned):
                 node, slot = places[record.attempt]
                 for row, wins in candidates(by_id[record.shape], rng, names.get(record.shape, "")):
-                    values = {"attempt": record.attempt, "shape": record.shape, "node": node, "slot": slot}
-                    ledger.put_rows([row_values(**values, t=BEGAN + t, row=row, winner=wins, device=DEVICE)])
+                    made = row_values(
+                        attempt=record.attempt, shape=record.shape, node=node, slot=slot, t=BEGAN + t, row=row,
+                        winner=wins, device=DEVICE,
+                    )  # fmt: skip
+                    ledger.put_rows([made])
             if isinstance(record, ev.NodeJoined):
                 for slot in record.slots:
                     ledger.slot_info(record.node, slot, info={"code": "c0de", "host": record.node}, device=DEVICE)

@@ -22,18 +22,14 @@ from worker.options import parse_options
 from worker.protocol import SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
-from worker.tuners.search.clocks import GpuClock, UnknownClock
-from worker.tuners.search.compiling import CompileFacts, compile_candidate
+from worker.tuners.search.compiling import CompileFacts, CompilePool, compile_candidate
 from worker.tuners.search.measuring_process import MeasuringProcess, Ranked
 from worker.tuners.search.measuring_server import MeasuringServer
-from worker.tuners.search.options import SearchOptions
-from worker.tuners.search.processes import CompilePool
+from worker.tuners.search.model import CandidateRanker, StopRules
 from worker.tuners.search.search import Search, SearchContext, ShapeTask
-from worker.tuners.search.source import KernelSource
+from worker.tuners.search.source import KernelSource, SearchOptions, TimeAccount
 from worker.tuners.search.store import KernelStore
-from worker.tuners.search.target import Target, known
-from worker.tuners.search.time_accounting import TimeAccount
+from worker.tuners.search.target import GpuClock, Target, UnknownClock, known
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
 SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}

@@ -21,5 +21,5 @@ def winners(ledger: LedgerReader) -> Iterator[dict[str, Cell]]:
     """The tuned rows of a run, each with its `spread` where known."""
     family = ledger.family
     for row in ledger.winners():
-        spread: dict[str, Cell] = {} if row.spread is None else {"spread": row.spread}
+        spread: dict[str, Cell] = {"spread": row.row["spread"]} if "spread" in row.row else {}
         yield tuned_columns(row, family) | spread

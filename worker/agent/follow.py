@@ -2,8 +2,9 @@
 
 Frames are as in worker.protocol. Reads only; any number may run beside the workers. It keeps each file open
 and sends what was added: records up to their last whole line, log bytes as they are, at most CHUNK bytes a
-frame. It ends when its stdin or stdout is closed. The kernel tells it of changes; where it does not, it looks again
-and again.
+frame. It ends when its stdin or stdout is closed. inotify tells it of changes, by ctypes, for Python has no module
+for it. It tells only of what this kernel itself writes, and each user has a limited number of instances
+(fs.inotify.max_user_instances): where it does not tell, the files are polled.
 """
 
 from __future__ import annotations
@@ -12,18 +13,69 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import stat
+import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.agent.changes import MODIFY, NEW_NAMES, Changes
 from worker.agent.inbox import read_epoch, read_stop
 from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
+
+MODIFY, MOVED_TO, CREATE, OVERFLOW = 0x2, 0x80, 0x100, 0x4000
+NEW_NAMES = MOVED_TO | CREATE | OVERFLOW
+"""Of what `wait` returns: there may be files that were not there before."""
+GATHER_S = 0.002
+"""Changes so close together are told of at once."""
+_EVENT = struct.Struct("iIII")
+"""Watch, mask, cookie, length of the name that follows."""
+
+
+class Changes:
+    """Changes of the files in folders, from now on."""
+
+    def __init__(self, folders: Iterable[Path]) -> None:
+        """Raise OSError where the kernel does not tell of them."""
+        try:
+            from ctypes import CDLL, get_errno
+
+            libc = CDLL(None, use_errno=True)
+            self._fd = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+            if self._fd < 0:
+                raise OSError(get_errno(), "inotify_init1")
+        except (ImportError, AttributeError) as e:
+            raise OSError(f"no inotify: {e}") from e
+        for folder in folders:
+            if libc.inotify_add_watch(self._fd, os.fsencode(folder), MODIFY | MOVED_TO | CREATE) < 0:
+                number = get_errno()
+                self.close()
+                raise OSError(number, f"inotify_add_watch {folder}")
+        self._poll = select.poll()
+        self._poll.register(self._fd, select.POLLIN)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def wait(self, seconds: float) -> int:
+        """Wait for a change; return the kinds of all until now (MODIFY, ...), 0 where none came in time."""
+        if not self._poll.poll(1000.0 * max(0.0, seconds)):
+            return 0
+        time.sleep(GATHER_S)
+        seen = 0
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(self._fd, 65536):
+                at = 0
+                while at < len(data):
+                    _, mask, _, length = _EVENT.unpack_from(data, at)
+                    seen |= mask
+                    at += _EVENT.size + length
+        return seen
+
 
 CHUNK = MAX_RECORD_BYTES
 """Small, because the controller queues frames by number; not smaller, so that every record fits."""

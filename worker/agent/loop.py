@@ -36,7 +36,7 @@ from worker.protocol import (
     Spec,
     record,
 )
-from worker.protocol.environment import IMAGE_ENV
+from worker.protocol.paths import IMAGE_ENV
 from worker.text import clean, plural
 
 LOCK_PATIENCE_S = 2.0

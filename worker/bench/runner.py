@@ -17,7 +17,7 @@ from worker import PACKAGE_PARENT
 from worker.bench import rocprof
 from worker.process import Child, OutputLog, Stopwatch, exit_words
 from worker.protocol.bench import Env, Options
-from worker.protocol.environment import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV
 
 MOST_LOST_STARTS = 2
 """Starts in a row where the process dies before it is ready; then the backend counts as unavailable."""

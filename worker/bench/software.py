@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.locate import NotATreeError, choose, commit_of, find_trees, imported_package, pick
-from worker.protocol.environment import AITER_ROOT_ENV, IMAGE_ENV
+from worker.protocol.paths import AITER_ROOT_ENV, IMAGE_ENV
 from worker.text import clean
 
 TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "amd-triton", "triton-rocm")

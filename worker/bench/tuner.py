@@ -21,7 +21,7 @@ from worker.aiter_tree.locate import imported_package
 from worker.bench.runner import BackendRunner, Refused
 from worker.device.probe import identify
 from worker.families import FAMILIES
-from worker.protocol import BenchRow, NodePaths, Spec, SpecShape
+from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import Env, Options, fetch, mean_of_runs, rounds
 from worker.tuners.aiter.environment import Chip, chip_of, inventory_switches, link_shipped_modules
 from worker.tuners.base import Emit, Place
@@ -120,7 +120,7 @@ class BenchTuner:
         emit.started(shape.id)
         quiet_s = QUIET_SHARE * spec.watchdog_s
         facts: dict[BackendRunner, CaseFacts] = {}
-        refused: list[BenchRow] = []
+        refused: list[Row] = []
 
         def fail(who: BackendRunner, e: Refused) -> None:
             row = failed_row(who.env.name, who.name, e.status, str(e), options.timer, facts.pop(who, None))
@@ -239,33 +239,33 @@ class CaseFacts:
         return cls(str(answer["op"]), str(answer["kernel"]), err, flops, size, *words)
 
 
-def run_row(env: str, backend: str, run: int, answer: Mapping[str, Any], timer: str, facts: CaseFacts) -> BenchRow:
+def run_row(env: str, backend: str, run: int, answer: Mapping[str, Any], timer: str, facts: CaseFacts) -> Row:
     """Row of one run."""
     kernel = str(answer.get("kernel") or facts.kernel)
-    about = BenchRow(
+    about = Row(
         run=run, status="ok", spread=round(float(answer["spread"]), 4), samples=int(answer["samples"]),
         detail=facts.detail,
     )  # fmt: skip
     return {**_row(env, backend, kernel, float(answer["us"]), timer, facts), **about}
 
 
-def failed_row(env: str, backend: str, status: str, detail: str, timer: str, facts: CaseFacts | None) -> BenchRow:
+def failed_row(env: str, backend: str, status: str, detail: str, timer: str, facts: CaseFacts | None) -> Row:
     """Row of a backend without a result for the shape."""
-    about = BenchRow(run=0, status=status, spread=0.0, samples=0, detail=detail[:1500])
+    about = Row(run=0, status=status, spread=0.0, samples=0, detail=detail[:1500])
     return {**_row(env, backend, facts.kernel if facts else backend, -1.0, timer, facts), **about}
 
 
-def mean_row(env: str, backend: str, values: Sequence[float], options: Options, facts: CaseFacts) -> BenchRow:
+def mean_row(env: str, backend: str, values: Sequence[float], options: Options, facts: CaseFacts) -> Row:
     """Row of a shape's result: its fastest backend with the mean of its runs."""
     found = mean_of_runs(values, options.rule)
     detail = f"mean of {found.used} of {found.taken} runs{'' if found.status == 'ok' else ', ' + found.status}"
-    about = BenchRow(run=0, status="ok", spread=round(found.spread, 4), samples=found.taken, detail=detail)
+    about = Row(run=0, status="ok", spread=round(found.spread, 4), samples=found.taken, detail=detail)
     return {**_row(env, backend, facts.kernel, found.us, options.timer, facts), **about}
 
 
-def _row(env: str, backend: str, kernel: str, us: float, timer: str, facts: CaseFacts | None) -> BenchRow:
+def _row(env: str, backend: str, kernel: str, us: float, timer: str, facts: CaseFacts | None) -> Row:
     measured = us > 0 and facts is not None
-    return BenchRow(
+    return Row(
         kernelId=0,
         splitK=0,
         us=round(us, 4),

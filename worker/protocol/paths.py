@@ -1,29 +1,33 @@
-"""Places and names in a node folder.
-
-A *node folder* is one run's folder on one node::
-
-    epoch                      number of the controller that may speak to this node (one line)
-    node.json                  what the launcher and the workers need to know (NodeConfig)
-    launch.sh tune.sh follow.sh   rendered scripts
-    code/<sha>/worker/         this package
-    code/texts/<sha256>        long texts of the tuner's options
-    inbox/                     specs waiting:  SEQ.SLOT.ATTEMPT.json  (SLOT is a slot or `any`)
-    taken/                     specs that the controller took back before a worker claimed them
-    claimed/<slot>/            the spec a slot works on (claimed by rename), and the slot's lock file
-    attempts/<attempt>/        spec.json and the tuner's own files of a finished or running attempt
-    events/<slot>.jsonl        records of a slot, one JSON object a line, append-only
-    logs/<slot>.log            what tuner and worker print
-    beat/<slot>                touched while the worker lives
-    control/stop               `drain` (finish the attempt, claim no more) or `now`
-    control/cancel/<attempt>   end that attempt
-    control/verdicts.json      what became elsewhere of candidates on the blocklist: a canary spec, read at the end
-"""
+"""Places and names in a node folder, and environment variables between the launch scripts and the worker."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from pathlib import Path
+
+AITER_ROOT_ENV = "GEMMFLEET_AITER_ROOT"
+"""The inventory's path of AITER."""
+CACHE_ENV = "GEMMFLEET_CACHE"
+"""The node's folder for what outlives a run."""
+IMAGE_ENV = "GEMMFLEET_IMAGE_DIGEST"
+INVENTORY_ENV = "GEMMFLEET_INVENTORY_ENV"
+"""Names that the inventory sets; what else is there comes from the image."""
+CLEARED_ENV = "GEMMFLEET_CLEARED_ENV"
+"""Names that tune.sh cleared before the worker began, GPU_ARCHS and CU_NUM with their values."""
+
+AITER_CLEARED = re.compile(
+    r"AITER_CONFIG_\w+|AITER_REBUILD|AITER_(?:TUNE_GEMM|ONLINE_TUNE|BYPASS_TUNE_CONFIG|LOG_MORE|LOG_TUNED_CONFIG)"
+    r"|AITER_JIT_DIR|AITER_META_DIR|AITER_ASM_DIR|HIP_ONLINE_TUNING|PYTORCH_TUNABLEOP_\w+|GTUNE_\w+|TUNE_ONLY|OPUS_ONLY"
+    r"|OPUS_SKIP_CKTILE"
+)
+"""Switches that choose other tables, other kernels or another build than the image's own."""
+AITER_SWITCHES = re.compile(
+    r"GPU_ARCHS|CU_NUM|TUNE_MOE_\w+|AITER_(?:TRITON_ONLY|KSPLIT|OPUS_TUNED_CSV_GLOB|TUNE_CANDIDATE_DUMP_DIR"
+    r"|RUN_CONFIG_COS_TOL)"
+)
+"""Switches that change which candidates there are or how they are judged; cleared, unless the inventory names them."""
+
 
 LOCKS, LOCKS_ENV = "/tmp/.gemmfleet-locks", "GEMMFLEET_LOCKS"
 """Folder of a host for the locks of its devices, the same for all runs and users; the variable names another, for

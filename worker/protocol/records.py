@@ -1,10 +1,10 @@
-"""Records of a worker with the rows in them, the checks of every message, and the heartbeat of a node's stream."""
+"""Records of a worker, their checks, and the heartbeat of a node's stream."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any
 
 PROTOCOL = 1
 MAX_SECONDS = 1e7
@@ -130,77 +130,6 @@ def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> d
         missing = [f for f in RECORDS[raw["type"]] if f not in raw]
         raise ProtocolError(f"{raw['type']} without {', '.join(missing)}")
     return raw
-
-
-class Row(TypedDict, total=False):
-    """One measured candidate. `us` is device time in microseconds, -1 where there is none.
-
-    tflops = 2*M*N*K*B / us / 1e6; bw in GB/s of operands read once and output written once;
-    errRatio = share of output elements beyond atol + rtol*|reference| (1e-2 each), as AITER measures it.
-    """
-
-    kernelId: int
-    splitK: int
-    us: float
-    kernelName: str
-    libtype: str
-    tflops: float
-    bw: float
-    errRatio: float
-    status: str
-    """ok, wrong (errRatio beyond the limit), unsupported, error, oom or timeout"""
-    spread: float
-    """Half the interquartile range of the samples over their median."""
-    samples: int
-    detail: str
-
-
-class RankedRow(Row, total=False):
-    """A winner that was ranked against others in rounds. A tuner with one time a candidate has no such rows."""
-
-    margin: float
-    """Lead over the runner-up in standard errors of their ratio."""
-
-
-class BenchRow(Row, total=False):
-    """One run of a backend (worker/bench), or why it has none (run 0, us -1, or the shape's verdict).
-
-    `libtype` is the backend. Further statuses: unavailable (this backend cannot run here), fault (its process died),
-    untimed (right, but no time was taken).
-    """
-
-    run: int
-    """1, 2, ...: the round; equal numbers were measured side by side."""
-    env: str
-    """The software stack's name; "" where there is one only."""
-    op: str
-    """The operation by a name that is the same over dates and stacks."""
-    timer: str
-    aiter_config: str
-    """File, bucket and values of the config that was read, where config sets are compared; else ""."""
-
-
-class ConfigRow(Row, total=False):
-    """The winner of a shape whose bucket of M gets one config of AITER's Triton GEMMs (the tuner aiter-triton)."""
-
-    triton_config: str
-    """JSON: kind, arch, bucket, values (null: today's stay), old (the configs of today), points: lists of M, count,
-    today's us, the winner's us, errRatio, place in `old`; -1 where there is no time."""
-
-
-class FmoeRow(Row, total=False):
-    """Row with the two stages that AITER's tuner of fused MoE writes."""
-
-    block_m: int
-    run_1stage: int
-    xbf16: int
-    flat: int
-    us1: float
-    us2: float
-    kernelName1: str
-    kernelName2: str
-    err1: str
-    err2: str
 
 
 # The stream of a node (worker follow): frames, each a header line and `length` bytes.

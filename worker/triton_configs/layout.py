@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from worker.triton_configs.files import Bucket, changed, indent_of, written
 from worker.triton_configs.kinds import FILLED_IN, ConfigKind
-from worker.triton_configs.resolve import Resolver, bucket_for
+from worker.triton_configs.resolve import Bucket, Resolver, bucket_for, changed, indent_of, written
 
 
 class Layout(NamedTuple):

@@ -15,9 +15,18 @@ from pathlib import Path
 from typing import Literal
 
 from worker.text import clean
-from worker.triton_configs.files import Bucket, ConfigFile, ConfigFileError, is_bucket
 from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind
-from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name, ranges
+from worker.triton_configs.resolve import (
+    CONFIGS,
+    Bucket,
+    ConfigFile,
+    ConfigFileError,
+    ResolveError,
+    Resolver,
+    folder_name,
+    is_bucket,
+    ranges,
+)
 
 Level = Literal["error", "warning", "note"]
 LEVELS: tuple[Level, ...] = ("error", "warning", "note")

@@ -134,7 +134,7 @@ def _print_winners(winners: Sequence[ProfileRow], gains: Mapping[int, float]) ->
         gain = gains.get(w.shape)
         t.add_row(
             describe(w.key), plain(w.kernel_name, 60), f"{w.us:.2f}",
-            "" if w.tflops is None else f"{w.tflops:.4g}", "" if gain is None else f"{gain:.2f}x",
+            f"{w.row['tflops']:.4g}" if "tflops" in w.row else "", "" if gain is None else f"{gain:.2f}x",
             *(["noisy" if w.shape in noisy else ""] if noisy else []),
         )  # fmt: skip
     console().print(t)

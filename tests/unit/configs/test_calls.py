@@ -9,8 +9,7 @@ import pytest
 
 from orchestrator.configs.recheck import operators
 from tests.support.config_tree import operator, tree, values
-from worker.triton_configs.calls import loader_calls, readers
-from worker.triton_configs.kinds import BY_NAME, KINDS
+from worker.triton_configs.kinds import BY_NAME, KINDS, loader_calls, readers
 from worker.triton_configs.resolve import TRITON, Resolver
 
 ANY = {"any": values(1)}

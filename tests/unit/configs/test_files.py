@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.triton_configs.files import ConfigFileError, bound_of, changed, parse, read, written
+from worker.triton_configs.resolve import ConfigFileError, bound_of, changed, parse, read, written
 
 
 @pytest.mark.parametrize(

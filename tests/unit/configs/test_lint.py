@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.config_tree import tree, values
-from worker.triton_configs.files import parse, written
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.lint import Finding, lint, lint_content, outliers
-from worker.triton_configs.resolve import Resolver
+from worker.triton_configs.resolve import Resolver, parse, written
 
 BOUNDS = (16, 64, 256)
 ANY = {"any": values()}

@@ -19,9 +19,8 @@ from orchestrator.configs.trial import Call, Trial, run_trial
 from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.errors import InputError
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
-from worker.triton_configs.files import parse
 from worker.triton_configs.layout import laid_out
-from worker.triton_configs.resolve import CONFIGS, bucket_for
+from worker.triton_configs.resolve import CONFIGS, bucket_for, parse
 
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
 QUANT, CAT = "fused_gemm_a16w16_quant_x", "fused_gemm_a16w16_split_cat"

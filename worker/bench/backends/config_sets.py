@@ -15,10 +15,9 @@ from typing import Any
 from worker.aiter_tree.locate import Tree
 from worker.aiter_tree.scratch import ScratchTree
 from worker.bench.case import Case
-from worker.triton_configs.files import spelled
 from worker.triton_configs.kinds import BY_NAME, KINDS
 from worker.triton_configs.layout import lay_out
-from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver
+from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, spelled
 from worker.tuners.common.calls import find_function
 from worker.tuners.common.problem import UnavailableError
 

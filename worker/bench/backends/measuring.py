@@ -10,6 +10,7 @@ import torch
 
 from worker.bench.backends.inputs import Inputs, needed_bytes
 from worker.bench.case import Case
+from worker.protocol import is_wrong
 from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
@@ -105,8 +106,9 @@ def prepare(case: Case, backend: Backend, device: Device, options: Options, err_
     err = error_ratio(out.reshape(-1, case.n), first.reference())
     poison([out])
     alive()
-    if err > err_ratio or not bound.timed:
-        return Prepared(case, bound, err, "wrong" if err > err_ratio else "ok", [])
+    wrong = is_wrong(err, err_ratio)
+    if wrong or not bound.timed:
+        return Prepared(case, bound, err, "wrong" if wrong else "ok", [])
     del out, call
     calls = _copies(bound, first, device, options, alive)
     return Prepared(case, bound, err, "ok", calls, timer_of(calls, device))

@@ -22,7 +22,7 @@ from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
 from worker.families import FAMILIES
-from worker.protocol.environment import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 

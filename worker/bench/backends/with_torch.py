@@ -10,7 +10,7 @@ from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.measuring import BoundCase, Call
 from worker.bench.case import BLOCK8, MX4, ROW8, ROW16, Case
 from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.torch.candidate import mx_types, op
+from worker.tuners.torch.variants import mx_types, op
 
 
 class TorchBackend:

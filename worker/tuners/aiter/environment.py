@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.process import is_alive
-from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, INVENTORY_ENV
+from worker.protocol.paths import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, INVENTORY_ENV
 
 KNOWN_TO_AITER = ("gfx942", "gfx950")
 """Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""

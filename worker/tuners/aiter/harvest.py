@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worker.families import Family, backend_of
-from worker.protocol import FmoeRow, Row
+from worker.protocol import Row
 from worker.text import plural
 from worker.tuners.aiter.progress import ShapeKeys
 
@@ -76,13 +76,13 @@ def to_row(family: Family, cells: Mapping[str, str], limit: float) -> Row:
     us = parse_number(c.get("us"))
     err = _error(family, c)
     name = c.get("kernelName") or c.get("kernelName1") or ""
-    row = FmoeRow(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
+    row = Row(us=-1.0, kernelName="" if is_null(name) else name, libtype=backend_of(family.name, c))
     for column in ("kernelId", "splitK"):
         if (value := _finite(c.get(column))) is not None:
             row[column] = int(value)
     for column in ("tflops", "bw"):
         if (value := _finite(c.get(column)) or 0.0) > 0:
-            row[column] = value  # type: ignore[literal-required]
+            row[column] = value
     if err is not None and math.isfinite(err):
         row["errRatio"] = err
     if us is None or us <= 0:
@@ -109,14 +109,14 @@ def _error(family: Family, c: Mapping[str, str]) -> float | None:
     return max(known) if known else parse_number(c.get("errRatio"))
 
 
-def _add_stages(row: FmoeRow, c: Mapping[str, str]) -> None:
+def _add_stages(row: Row, c: Mapping[str, str]) -> None:
     """fmoe's own columns, as AITER wrote them."""
     for column in (*_FMOE_INT, *_FMOE_FLOAT):
         if (value := _finite(c.get(column))) is not None:
-            row[column] = int(value) if column in _FMOE_INT else value  # type: ignore[literal-required]
+            row[column] = int(value) if column in _FMOE_INT else value
     for column in _FMOE_TEXT:
         if column in c and not is_null(c[column]):
-            row[column] = c[column]  # type: ignore[literal-required]
+            row[column] = c[column]
 
 
 def is_winner(row: Row, limit: float) -> bool:

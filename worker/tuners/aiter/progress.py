@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worker.families import BACKENDS, Family, backend_of
-from worker.protocol import FmoeRow, Row
+from worker.protocol import Row
 from worker.protocol.blocklist import CandidateId, is_number
 from worker.text import clean
 
@@ -250,7 +250,7 @@ def journal_row(family: Family, step: JournalStep, limit: float, names: KernelNa
     words = [v for v in step.candidate.ident if v and not is_number(v) and v not in ("True", "False", "None")]
     libtypes = [w for w in words if w in BACKENDS]
     kernels = [w for w in words if w not in BACKENDS and w != step.candidate.stage]
-    row = FmoeRow(us=-1.0, kernelName=kernels[0] if kernels else "")
+    row = Row(us=-1.0, kernelName=kernels[0] if kernels else "")
     if numbers and not family.two_stages:
         row["kernelId"] = numbers[0]
         if len(numbers) > 1:
@@ -271,7 +271,7 @@ def journal_row(family: Family, step: JournalStep, limit: float, names: KernelNa
     return row
 
 
-def _of_a_stage(row: FmoeRow, stage: str, numbers: list[int]) -> None:
+def _of_a_stage(row: Row, stage: str, numbers: list[int]) -> None:
     """fmoe's own columns. The time of one stage is no time of the shape: `us` is -1, as where nothing was measured."""
     name, us = row["kernelName"], row["us"]
     if numbers:

@@ -21,7 +21,7 @@ from worker.families import legal_cells
 from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import Row, SpecShape
 from worker.protocol.blocklist import BlocklistEntry
-from worker.protocol.environment import AITER_CLEARED, AITER_SWITCHES
+from worker.protocol.paths import AITER_CLEARED, AITER_SWITCHES
 from worker.text import clean, plural
 from worker.tuners.aiter.blocklist import LeftOut
 from worker.tuners.aiter.command import ProcessFiles, argv

@@ -21,7 +21,7 @@ from worker.aiter_tree.locate import Tree, choose
 from worker.device.probe import identify
 from worker.families import Family
 from worker.process import Child
-from worker.protocol.environment import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
+from worker.protocol.paths import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
 from worker.text import clean
 from worker.tuners.aiter.command import ProcessFiles, Strategy, strategy
 from worker.tuners.aiter.device_query import query_device

@@ -19,7 +19,7 @@ from worker.aiter_tree.locate import NotATreeError, choose
 from worker.device.probe import identify
 from worker.families import FAMILIES, Family
 from worker.process import run_in_foreground
-from worker.protocol.environment import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV
 from worker.tuners.aiter.environment import chip_of, environment, link_shipped_modules
 from worker.tuners.aiter.findings import inspect
 

@@ -19,8 +19,8 @@ from worker.bench.backends.inputs import Inputs, needed_bytes
 from worker.bench.case import Case
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.config import AiterConfig, Values
 from worker.tuners.aiter_triton.problem import KindProblem, case_of, family_of
+from worker.tuners.aiter_triton.space import AiterConfig, Values
 from worker.tuners.aiter_triton.wrapper import Wrapper, enter, hollow
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.common.problem import UnavailableError, UnsupportedError

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from worker.options import Rule, option, parse_options, whole
-from worker.triton_configs.files import is_bucket
+from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
-from worker.tuners.search.options import EXHAUSTIVE, SearchOptions
+from worker.tuners.search.source import EXHAUSTIVE, SearchOptions
 
 if TYPE_CHECKING:
     from worker.triton_configs.kinds import ConfigKind

@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.protocol import Spec, SpecShape
-from worker.protocol.environment import AITER_ROOT_ENV
-from worker.triton_configs.files import ConfigFileError
+from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.kinds import ConfigKind
-from worker.triton_configs.resolve import ResolveError
+from worker.triton_configs.resolve import ConfigFileError, ResolveError
 from worker.tuners.aiter_triton.bucket_search import BucketSearch
-from worker.tuners.aiter_triton.seeds import Seeds
+from worker.tuners.aiter_triton.buckets import Seeds
 from worker.tuners.aiter_triton.spec import Options, kind_of, source_of
 from worker.tuners.search.measuring_process import NoDeviceError
 from worker.tuners.search.search import SearchContext
@@ -60,8 +59,8 @@ class AiterTritonTuner(SearchTuner):
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the buckets of a group's shapes, and settle every shape."""
+        from worker.tuners.aiter_triton.bucket_search import TaskMaker
         from worker.tuners.aiter_triton.source import AiterSource
-        from worker.tuners.aiter_triton.tasks import TaskMaker
 
         options, source, kind = context.options, context.source, self._kind
         assert isinstance(options, Options)

@@ -23,7 +23,7 @@ from worker.bench.backends.inputs import Inputs
 from worker.bench.backends.with_aiter import plain
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
 from worker.triton_configs.kinds import ConfigKind
-from worker.tuners.aiter_triton.config import Values
+from worker.tuners.aiter_triton.space import Values
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError
 from worker.tuners.search.compiling import compile_for

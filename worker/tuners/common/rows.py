@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import cast
 
-from worker.protocol import RankedRow, Row
+from worker.protocol import Row
 from worker.text import plural
 from worker.tuners.common.problem import Problem
 
@@ -112,12 +111,9 @@ def row_of(
     )
 
 
-def ranked_row(row: Row, margin: float | None) -> RankedRow:
+def ranked_row(row: Row, margin: float | None) -> Row:
     """A winner's row with its margin (worker/tuners/common/measure.py), where it has one."""
-    made = cast(RankedRow, dict(row))
-    if margin is not None:
-        made["margin"] = round(margin, 2)
-    return made
+    return row if margin is None else {**row, "margin": round(margin, 2)}
 
 
 def ended(rows: Sequence[Row]) -> list[tuple[str]]:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from worker.families import FAMILIES
 from worker.families.backends import SYNTHETIC
+from worker.protocol import is_wrong
 from worker.text import plural
 from worker.tuners.base import Place
 from worker.tuners.replay.spec import Options
@@ -122,13 +123,13 @@ def _candidate(raw: Mapping[str, Any], key: Key) -> Candidate:
     row: Row = {}
     for name in _FLOATS:
         if (number := _number(raw.get(name))) is not None:
-            row[name] = number  # type: ignore[literal-required]
+            row[name] = number
     for name in _INTS:
         if (number := _number(raw.get(name))) is not None:
-            row[name] = int(number)  # type: ignore[literal-required]
+            row[name] = int(number)
     for name in _TEXTS:
         if raw.get(name):
-            row[name] = str(raw[name])  # type: ignore[literal-required]
+            row[name] = str(raw[name])
     us = row.get("us", -1.0)
     if us <= 0:
         row["us"] = -1.0
@@ -227,7 +228,7 @@ def measure(candidate: Candidate, count: int, shape: SpecShape, err_ratio: float
     """Let the candidate's time pass and emit its row. `count`: candidates of the shape."""
     pause(duration_s(candidate, count, options), emit)
     row = candidate.row
-    if row["status"] == "ok" and row.get("errRatio", 0.0) > err_ratio:
+    if row["status"] == "ok" and is_wrong(row.get("errRatio", 0.0), err_ratio):
         row = {**row, "status": "wrong"}
     emit.row(shape.id, row)
     return row

@@ -18,10 +18,10 @@ from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
 from worker.tuners.common.timed_canary import timed_canary
 from worker.tuners.search import target
-from worker.tuners.search.clocks import GpuClock, UnknownClock, clock_of
 from worker.tuners.search.compiling import compiling, gpu_target
 from worker.tuners.search.measuring_server import MeasuringServer
 from worker.tuners.search.source import Call, Candidate, KernelSource
+from worker.tuners.search.target import GpuClock, UnknownClock, clock_of
 
 SAMPLE_S = 300e-6
 """A graph holds as many rounds over the copies as take so long."""

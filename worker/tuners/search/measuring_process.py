@@ -13,7 +13,7 @@ from typing import Any
 
 from worker.tuners.common.measure import Ranking
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.processes import ChildProcess, Serve, now
+from worker.tuners.search.compiling import ChildProcess, Serve, now
 from worker.tuners.search.source import Candidate
 from worker.tuners.search.target import Target
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
+from worker.protocol import is_wrong
 from worker.text import plural
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import (
@@ -32,7 +33,7 @@ from worker.tuners.common.measure import (
 )
 from worker.tuners.common.problem import Problem, UnavailableError
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.search.clocks import GpuClock, Unthrottled
+from worker.tuners.search.compiling import now
 from worker.tuners.search.measuring_process import (
     Alive,
     Began,
@@ -51,8 +52,7 @@ from worker.tuners.search.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.search.processes import now
-from worker.tuners.search.target import Target
+from worker.tuners.search.target import GpuClock, Target, Unthrottled
 
 KEPT = RUNNER_UP
 """Timers of candidates up to so many times slower than the best are kept for the ranking."""
@@ -211,7 +211,7 @@ class MeasuringServer:
         err = self._bench.check(loaded)
         checked = now()
         spent = {"check": checked - start, "load": self._load_s.pop(index, 0.0)}
-        if err > self._err_limit:
+        if is_wrong(err, self._err_limit):
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
             return Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
         best = min((c.m.us for c in self._contenders.values()), default=float("inf"))

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
-from worker.protocol import Row, SpecShape
+from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of, why_no_winner
-from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
+from worker.tuners.search.compiling import CompilePool, CompileResult, now
 from worker.tuners.search.measuring_process import (
     Began,
     MeasuringProcess,
@@ -34,11 +34,9 @@ from worker.tuners.search.measuring_process import (
     Tried,
     Try,
 )
-from worker.tuners.search.options import EXHAUSTIVE, SearchOptions
-from worker.tuners.search.processes import CompilePool, CompileResult, now
-from worker.tuners.search.source import Candidate, CompileJob, KernelSource
+from worker.tuners.search.model import CandidateRanker, StopRules
+from worker.tuners.search.source import EXHAUSTIVE, Candidate, CompileJob, KernelSource, SearchOptions, TimeAccount
 from worker.tuners.search.store import FAULTS_TO_BLOCK, KernelStore
-from worker.tuners.search.time_accounting import TimeAccount
 
 if TYPE_CHECKING:
     from worker.tuners.search.target import Target
@@ -361,7 +359,7 @@ class Search:
             ranked = self._rank(left)
             if ranked is None:  # the process died
                 continue
-            if ranked.err <= self._context.err_limit:
+            if not is_wrong(ranked.err, self._context.err_limit):
                 return ranked
             i = ranked.indexes[ranked.ranking.winner]
             self._found.pop(i)

@@ -1,4 +1,5 @@
-"""The contract between the search and a family of kernels: `KernelSource`, and the plain data that it hands over.
+"""The contract between the search and a family of kernels: `KernelSource`, the plain data that it hands over,
+the options that all tuners of the engine have, and where a search's time went.
 
 Importing this module imports neither torch nor triton.
 """
@@ -12,6 +13,10 @@ from worker.tuners.search.target import Target
 
 if TYPE_CHECKING:
     import torch
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from worker.options import boolean, option, seconds, whole
 
 Call = Callable[[], None]
 
@@ -118,3 +123,114 @@ class KernelSource(Protocol):
 
     def launch(self, problem: Any, candidate: Any, operands: Sequence[Any], out: torch.Tensor) -> Sequence[Call]:
         """One call on each of the operands. A call writes `out` and can be captured in a graph."""
+
+
+FAST, EXHAUSTIVE = "fast", "exhaustive"
+
+
+def _search(value: Any) -> str:
+    if value not in (FAST, EXHAUSTIVE):
+        raise ValueError(f"neither {FAST} nor {EXHAUSTIVE}")
+    return str(value)
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
+        raise ValueError("not a list of names of candidates")
+    return tuple(value)
+
+
+@dataclass(frozen=True, slots=True)
+class SearchOptions:
+    """Each option with its default; docs/reference/tuners.md explains them."""
+
+    search: str = option(FAST, _search)
+    budget_s_per_shape: float = option(0.0, seconds(0, 86400))
+    """Seconds from a shape's start until no further candidate is begun; 0 means as long as the search takes."""
+    max_candidates: int = option(0, whole(0, 1_000_000))
+    """Most candidates of a shape, the best by the model; 0 means all legal ones."""
+    compilers: int = option(0, whole(0, 1024))
+    """Compile processes; 0 means the slot's share of the usable cores less one, at least one."""
+    min_samples: int = option(5, whole(1, 100_000))
+    max_samples: int = option(31, whole(1, 100_000))
+    seed: int = option(0, whole(0, 2**63))
+    rotate_mb: int = option(512, whole(0, 65536))
+    """Memory that the copies of the operands span: more than the last-level cache of MI300 and MI355X (256 MB)."""
+    compile_timeout_s: float = option(90.0, seconds(1, 3600))
+    hang_s: float = option(30.0, seconds(0.5, 3600))
+    """The measuring process is ended when it sends nothing for so long while it has work."""
+    cache_mb: int = option(2048, whole(1, 1_048_576))
+    """Megabytes that compiled kernels may take on the disk, for one source, version and device."""
+    only: tuple[str, ...] = option((), _names)
+    """Names of the only candidates to try; empty means all legal ones."""
+    hints: bool = option(default=True, rule=boolean)
+    """Winners of earlier runs and of neighbouring shapes come first."""
+    again: int = option(0, whole(0, 100))
+    """Times that a ranking is repeated whose winner has a small margin."""
+
+
+Span = tuple[float, float]
+
+
+@dataclass(slots=True)
+class TimeAccount:
+    """Spans of one search in seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    start: float
+    end: float = 0.0
+    compiled: list[Span] = field(default_factory=list)
+    """Intervals of the compile jobs in their processes."""
+    measuring: list[Span] = field(default_factory=list)
+    """Intervals in which the GPU's process checked, timed or ranked."""
+    ready: list[Span] = field(default_factory=list)
+    """Intervals from the end of a candidate's compile to the begin of its measuring."""
+    seconds: dict[str, float] = field(default_factory=dict)
+    """Seconds of the GPU's process by kind (inputs, load, check, measure)."""
+
+    def add(self, kind: str, seconds: float) -> None:
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+
+    @property
+    def wall_s(self) -> float:
+        return max(0.0, self.end - self.start)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds in which the GPU's process did nothing although a compiled candidate waited."""
+        return length([*self.ready, *self.measuring]) - length(self.measuring)
+
+    @property
+    def starved_s(self) -> float:
+        """Seconds in which it did nothing because nothing was compiled."""
+        return max(0.0, self.wall_s - length(clip([*self.ready, *self.measuring], (self.start, self.end))))
+
+    def spent(self) -> dict[str, float]:
+        """Wall seconds by kind: inputs, check, measure, compile (the GPU had nothing to measure), wait."""
+        own = {k: self.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
+        return {**own, "compile": self.starved_s, "wait": self.idle_s}
+
+    def summary(self) -> str:
+        """One line for the log."""
+        jobs = sum(b - a for a, b in self.compiled)
+        return (
+            f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds; "
+            f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
+            f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s; "
+            f"loading took {self.seconds.get('load', 0.0):.2f} s beside that"
+        )
+
+
+def clip(spans: Iterable[Span], to: Span) -> list[Span]:
+    """The parts of the spans within one."""
+    cut = [(max(a, to[0]), min(b, to[1])) for a, b in spans]
+    return [(a, b) for a, b in cut if b > a]
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Seconds of the union."""
+    total, until = 0.0, float("-inf")
+    for a, b in sorted(spans):
+        if b > until:
+            total += b - max(a, until)
+            until = b
+    return total

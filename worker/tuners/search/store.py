@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.protocol.environment import CACHE_ENV
+from worker.protocol.paths import CACHE_ENV
 
 MAX_LINES = 20_000
 MAX_BYTES = 16 << 20

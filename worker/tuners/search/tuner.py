@@ -15,7 +15,7 @@ from typing import Any
 from worker.device.probe import own_cores
 from worker.protocol import Spec
 from worker.tuners.base import Emit, Place, TunerFault
-from worker.tuners.search.compiling import compile_candidate
+from worker.tuners.search.compiling import CompilePool, CompileResult, compile_candidate
 from worker.tuners.search.measuring_process import (
     Alive,
     Canary,
@@ -24,12 +24,9 @@ from worker.tuners.search.measuring_process import (
     MeasuringProcess,
     TimeCanary,
 )
-from worker.tuners.search.options import SearchOptions
-from worker.tuners.search.processes import CompilePool, CompileResult
 from worker.tuners.search.search import SearchContext
-from worker.tuners.search.source import KernelSource
+from worker.tuners.search.source import KernelSource, SearchOptions, TimeAccount
 from worker.tuners.search.store import KernelStore
-from worker.tuners.search.time_accounting import TimeAccount
 
 CANARY_S = 120.0
 

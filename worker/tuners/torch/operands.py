@@ -14,7 +14,7 @@ from worker.tuners.common.device import Operand
 from worker.tuners.common.formats import unpack_codes
 from worker.tuners.common.operands import CHUNK_BYTES, copies, draw_bias, draw_w, draw_x, generator, widen
 from worker.tuners.common.problem import Problem
-from worker.tuners.torch.candidate import TooLargeError, op
+from worker.tuners.torch.variants import TooLargeError, op
 
 
 @dataclass(slots=True)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from worker.protocol import Choice, Row, SpecShape
+from worker.protocol import Choice, Row, SpecShape, is_wrong
 from worker.tuners.base import Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
@@ -32,10 +32,9 @@ from worker.tuners.common.measure import (
 )
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.rows import ended, is_fatal, ranked_row, row_of, status_of, why_no_winner
-from worker.tuners.torch.candidate import Candidate, TooLargeError, Workspace, expand
 from worker.tuners.torch.operands import Operands
 from worker.tuners.torch.spec import Options
-from worker.tuners.torch.variants import variants
+from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, variants
 
 RERANK = 0.15
 MEASURE_AT_LEAST = 0.4
@@ -131,7 +130,7 @@ class Search:
             run = c.variant.make(workspace)
             self._device.enter(c.mode)
             err, cold = self._check(run, workspace, weights[0], reference)
-        if err > self._err_limit:
+        if is_wrong(err, self._err_limit):
             return self._row(c, "wrong", f"{err:.4f} of the elements are off; {self._err_limit:g} may be", err)
         now = time.perf_counter()
         share = max(0.01, (self._end - now) / left)

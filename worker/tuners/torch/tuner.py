@@ -71,9 +71,9 @@ class TorchTuner:
     def _tune_shape(
         self, shape: SpecShape, spec: Spec, options: Options, device: Device, emit: Emit, spent: StageTimes
     ) -> None:
-        from worker.tuners.torch.candidate import TooLargeError
         from worker.tuners.torch.operands import Operands, needed_bytes
         from worker.tuners.torch.search import Search
+        from worker.tuners.torch.variants import TooLargeError
 
         started = time.perf_counter()
         emit.started(shape.id)

@@ -14,8 +14,7 @@ import pytest
 
 from tests.waiting import PATIENCE_S, wait_until
 from worker.agent import follow as following
-from worker.agent.changes import MODIFY, NEW_NAMES, Changes
-from worker.agent.follow import Stream, follow
+from worker.agent.follow import MODIFY, NEW_NAMES, Changes, Stream, follow
 from worker.protocol import NodePaths
 
 

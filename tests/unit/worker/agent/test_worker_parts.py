@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.workernode import dump
-from worker.agent.message_check import MessageCheck, checked_row
+from worker.agent.attempt import MessageCheck
 from worker.agent.records import MAX_WAITING, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_main import Wire
 from worker.agent.tuner_process import oom_counters, oom_killed
-from worker.protocol import MAX_RECORD_BYTES, ProtocolError, Spec, SpecShape, record
+from worker.protocol import MAX_RECORD_BYTES, ProtocolError, Spec, SpecShape, checked_row, record
 from worker.text import clean, tail
 from worker.tuners.base import Emit
 from worker.tuners.catalog import TunerNotFoundError, find_tuner
@@ -184,8 +184,13 @@ def test_a_tuner_that_breaks_the_rules_is_told_so(messages: list[dict[str, Any]]
 
 
 def test_numbers_that_are_none_are_left_out_of_a_row() -> None:
-    row = checked_row({"us": float("inf"), "tflops": float("nan"), "bw": 10**400, "errRatio": 0, "detail": "d" * 3000})
-    assert row == {"errRatio": 0, "detail": "d" * 2000}
+    raw = {"us": float("inf"), "tflops": float("nan"), "bw": 10**400, "errRatio": 0, "detail": "d" * 3000}
+    assert checked_row(raw, 0.05) == {"errRatio": 0, "detail": "d" * 2000}
+
+
+def test_the_error_limit_of_the_run_is_judged_here_and_counts_itself_as_right() -> None:
+    assert checked_row({"us": 1.0, "errRatio": 0.05}, 0.05) == {"us": 1.0, "errRatio": 0.05}
+    assert checked_row({"us": 1.0, "status": "ok", "errRatio": 0.051}, 0.05)["status"] == "wrong"
 
 
 # --- text ---------------------------------------------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from worker.families import FAMILIES
-from worker.protocol import FmoeRow, Row
+from worker.protocol import Row
 from worker.tuners.aiter.harvest import Harvest, best_row, read_cells, shape_verdict, to_row
 
 A4W4, FMOE, A16 = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"], FAMILIES["a16w16"]
@@ -62,7 +61,7 @@ def test_columns_by_name_whatever_their_order_and_spaces(tmp_path: Path) -> None
 def test_fmoe_keeps_its_stages() -> None:
     raw = {"block_m": "64", "ksplit": "0", "us1": "3.1", "kernelName1": "moe_ck2stages_a", "err1": "0.3%", "us2": "2",
            "kernelName2": "moe_ck2stages_b", "err2": "4.0%", "us": "5.1", "run_1stage": "0", "flat": "0"}  # fmt: skip
-    made = cast(FmoeRow, to_row(FMOE, raw, 0.1))
+    made = to_row(FMOE, raw, 0.1)
     assert (made["us"], made["errRatio"], made["block_m"], made["kernelName2"]) == (5.1, 0.04, 64, "moe_ck2stages_b")
     assert (made["err1"], made["status"], made["libtype"]) == ("0.3%", "ok", "ck")
 
@@ -124,8 +123,8 @@ def test_why_there_is_none() -> None:
 
 
 def test_fmoe_has_no_winner_where_a_stage_has_no_right_kernel() -> None:
-    def stage(number: int, us: float, status: str, err: float = 0.0) -> FmoeRow:
-        made = FmoeRow(us=-1.0, kernelName="k", status=status, errRatio=err)
+    def stage(number: int, us: float, status: str, err: float = 0.0) -> Row:
+        made = Row(us=-1.0, kernelName="k", status=status, errRatio=err)
         made["kernelName1" if number == 1 else "kernelName2"] = "k"
         if us > 0:
             made["us1" if number == 1 else "us2"] = us

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -18,12 +18,12 @@ from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.engine.docker.spec import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
-from worker.agent.message_check import MessageCheck
+from worker.agent.attempt import MessageCheck
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.families import FAMILIES
 from worker.process import Child, OutputLog
-from worker.protocol import FmoeRow, NodeConfig, ProtocolError, Row, Spec, SpecShape, TableKernel
+from worker.protocol import NodeConfig, ProtocolError, Row, Spec, SpecShape, TableKernel
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
 from worker.tuners.aiter.blocklist import LeftOut, chosen_candidates
 from worker.tuners.aiter.environment import ModuleStore, clear_stale_locks, link_shipped_modules
@@ -205,10 +205,10 @@ def test_a_kernels_name_is_that_of_its_backend() -> None:
 
 
 def test_a_stage_of_fmoe_is_a_candidate_and_no_time_of_its_shape() -> None:
-    def made(*ident: str, us: float = 2.0) -> tuple[FmoeRow, str]:
+    def made(*ident: str, us: float = 2.0) -> tuple[Row, str]:
         candidate = CandidateId(("gfx950", "256", "16"), ident)
         row = journal_row(FAMILIES["fmoe"], JournalStep("end", 0, candidate, 1, us, 0.05), 0.1, KernelNames())
-        return cast("FmoeRow", row), candidate.describe()
+        return row, candidate.describe()
 
     first, named = made("stage1", "_ZN_one", "32")
     assert named == "block_m=32 stage1 _ZN_one"

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.errors import InputError
 from orchestrator.tuners import check_tuner_options, get_tuner
 from tests.standins.triton_tree import make, values
-from worker.tuners.aiter_triton.config import config_of
+from worker.tuners.aiter_triton.space import config_of
 
 HALF = {"dtype": "torch.float16", "outdtype": "torch.float16"}  # the interpreter takes bfloat16 for integers
 DEFAULT = {"DEFAULT.json": {"M_LEQ_16": values(), "any": values(32, NUM_KSPLIT=2)}}

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.agent.message_check import MessageCheck
+from worker.agent.attempt import MessageCheck
 from worker.agent.records import encode
 from worker.protocol import (
     MAX_RECORD_BYTES,

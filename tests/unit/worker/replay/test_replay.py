@@ -12,7 +12,7 @@ from gemmfleet_faulty.tuner import error_ratio
 
 from orchestrator.errors import InputError
 from orchestrator.tuners import check_tuner_options, get_tuner
-from worker.agent.message_check import MessageCheck
+from worker.agent.attempt import MessageCheck
 from worker.protocol import Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit, Place
 from worker.tuners.replay.tuner import ReplayTuner, bandwidth, flops, load, synthetic

@@ -13,8 +13,8 @@ from tests.support.search_standin import PROBLEM, Kit, Tile, serve_nothing, true
 from tests.waiting import wait_until
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
+from worker.tuners.search.compiling import CompileResult
 from worker.tuners.search.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
-from worker.tuners.search.processes import CompileResult
 
 Make = Callable[..., Kit]
 

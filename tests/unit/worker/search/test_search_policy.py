@@ -14,16 +14,13 @@ import pytest
 from worker.options import parse_options
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.config import AiterConfig
+from worker.tuners.aiter_triton.space import AiterConfig
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.search.candidate_ranker import CandidateRanker, StopRules
-from worker.tuners.search.clocks import Unthrottled, clock_of
-from worker.tuners.search.model import Knobs, estimate_us
-from worker.tuners.search.options import SearchOptions
+from worker.tuners.search.model import CandidateRanker, Knobs, StopRules, estimate_us
+from worker.tuners.search.source import SearchOptions, TimeAccount, length
 from worker.tuners.search.store import KernelStore
-from worker.tuners.search.target import known
-from worker.tuners.search.time_accounting import TimeAccount, length
+from worker.tuners.search.target import Unthrottled, clock_of, known
 
 H200 = known(90)
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096)]

@@ -16,10 +16,9 @@ from worker.tuners.catalog import find_tuner
 from worker.tuners.common.device import Device
 from worker.tuners.common.operands import error_ratio
 from worker.tuners.common.problem import UnsupportedError, parse
-from worker.tuners.torch.candidate import Workspace
 from worker.tuners.torch.operands import Operands, Weights
 from worker.tuners.torch.tuner import TorchTuner
-from worker.tuners.torch.variants import variants
+from worker.tuners.torch.variants import Workspace, variants
 
 # the budget is ample so that a busy machine changes nothing
 QUICK = {"budget_s_per_shape": 10, "rotate_mb": 1}

@@ -8,10 +8,9 @@ import torch
 from worker.tuners.common.formats import unpack_codes
 from worker.tuners.common.operands import widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.torch.candidate import Workspace
 from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes
 from worker.tuners.torch.spec import Options
-from worker.tuners.torch.variants import widening
+from worker.tuners.torch.variants import Workspace, widening
 
 A16W16, A8W8, A4W4 = "a16w16", "a8w8", "a4w4_blockscale"
 CPU = torch.device("cpu")

@@ -7,46 +7,50 @@ import random
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.run.view import RunView
-from orchestrator.run.view.slot_speeds import CanaryTimes, SlotSpeed, outliers, usual_pace
-from orchestrator.run.view.status import run_status, time_left
-from tests.unit.run.test_run_view import ABOUT
+from orchestrator.policy import PolicySettings
+from orchestrator.policy.apply import apply
+from orchestrator.policy.model import State
+from orchestrator.view.slot_speeds import SlotSpeed, flags, outliers, speeds, usual_pace
+from orchestrator.view.status import flag_words, run_status, time_left
+from tests.unit.view.test_status import ABOUT
 
 SLOTS = [("n1", str(i)) for i in range(4)] + [("n2", str(i)) for i in range(4)]
 
 
-def fleet(*odd: ev.CanaryTimed, times: int = 5, noise: float = 0.004, device: str = "MI355X gfx950 256") -> CanaryTimes:
+def fleet(*odd: ev.CanaryTimed, times: int = 5, noise: float = 0.004, device: str = "MI355X gfx950 256") -> State:
     """Eight slots with noise alike, then what `odd` says, five times."""
     rng = random.Random(1)
-    out = CanaryTimes()
+    out = State(PolicySettings())
+    for node, slot in {*SLOTS, *((r.node, r.slot) for r in odd)}:
+        apply(out, ev.NodeJoined(node, (slot,)), 0.0)
     for k in range(times):
         for node, slot in SLOTS:
             made = ev.CanaryTimed(
                 node, slot, 200 * rng.gauss(1, noise), 500 * rng.gauss(1, noise), device, 70 + rng.gauss(0, 1.5), 1400
             )
-            out.feed(float(k), made)
+            apply(out, made, float(k))
     for k in range(times):
         for r in odd:
-            out.feed(100.0 + k, r)
+            apply(out, r, 100.0 + k)
     return out
 
 
 def test_alike_slots_are_not_named() -> None:
-    assert fleet().flags() == {}
-    assert all(s.pace == pytest.approx(1.0, abs=0.01) for s in fleet().speeds().values())
+    assert flags(fleet()) == {}
+    assert all(s.pace == pytest.approx(1.0, abs=0.01) for s in speeds(fleet()).values())
 
 
 def test_slow_hot_and_power_capped_slots_are_named_with_their_figures() -> None:
     slow = ev.CanaryTimed("n3", "0", 220.0, 501.0, "MI355X gfx950 256", 71, 1400)
     hot = ev.CanaryTimed("n3", "1", 200.0, 500.0, "MI355X gfx950 256", 93, 1400)
     capped = ev.CanaryTimed("n3", "2", 240.0, 500.0, "MI355X gfx950 256", 60, 1000)
-    flags = fleet(slow, hot, capped).flags()
-    assert list(flags) == [("n3", "0"), ("n3", "1"), ("n3", "2")]
-    assert flags["n3", "0"].startswith("slow (compute ")
-    assert "over the median of 11 slots)" in flags["n3", "0"]
-    assert flags["n3", "1"] == "hot (93 C, median 70 C)"
-    assert flags["n3", "2"].endswith("power-capped (1000 W, median 1400 W)")
-    assert flags["n3", "2"].startswith("slow (compute 2")
+    found = flags(fleet(slow, hot, capped))
+    assert list(found) == [("n3", "0"), ("n3", "1"), ("n3", "2")]
+    assert found["n3", "0"].startswith("slow (compute ")
+    assert "over the median of 11 slots)" in found["n3", "0"]
+    assert found["n3", "1"] == "hot (93 C, median 70 C)"
+    assert found["n3", "2"].endswith("power-capped (1000 W, median 1400 W)")
+    assert found["n3", "2"].startswith("slow (compute 2")
 
 
 def test_a_slow_slot_among_few_is_named_from_three_on() -> None:
@@ -70,46 +74,46 @@ def test_chance_names_few_slots() -> None:
 
 def test_only_slots_of_one_device_are_compared_and_only_their_latest_times() -> None:
     other = ev.CanaryTimed("n3", "0", 400.0, 900.0, "MI300X gfx942 304", 70, 750)
-    assert fleet(other).flags() == {}
+    assert flags(fleet(other)) == {}
     cooled = fleet(ev.CanaryTimed("n1", "0", 300.0, 500.0, "MI355X gfx950 256"))
-    assert list(cooled.flags()) == [("n1", "0")]
+    assert list(flags(cooled)) == [("n1", "0")]
     for k in range(9):
-        cooled.feed(200.0 + k, ev.CanaryTimed("n1", "0", 200.0, 500.0, "MI355X gfx950 256"))
-    assert cooled.flags() == {}
+        apply(cooled, ev.CanaryTimed("n1", "0", 200.0, 500.0, "MI355X gfx950 256"), 200.0 + k)
+    assert flags(cooled) == {}
 
 
 def test_a_time_that_is_none_says_nothing() -> None:
     times = fleet(ev.CanaryTimed("n3", "0", -1.0, 500.0, "MI355X gfx950 256"))
-    assert times.flags() == {}
-    assert times.speeds()["n3", "0"].compute is None
+    assert flags(times) == {}
+    assert speeds(times)["n3", "0"].compute is None
     assert SlotSpeed(None, None, "").pace == 1.0
 
 
 def test_the_pace_of_a_fleet_is_that_of_its_throughput() -> None:
     assert usual_pace({}) == 1.0
-    speeds = {("n", "0"): SlotSpeed(1.0, 1.0, ""), ("n", "1"): SlotSpeed(2.0, 2.0, "")}
-    assert usual_pace(speeds) == pytest.approx(4 / 3)  # of two slots, one of half the speed: three quarters of the work
+    found = {("n", "0"): SlotSpeed(1.0, 1.0, ""), ("n", "1"): SlotSpeed(2.0, 2.0, "")}
+    assert usual_pace(found) == pytest.approx(4 / 3)  # of two slots, one of half the speed: three quarters of the work
 
 
-def on(slow_factor: float, running_on: str = "") -> RunView:
+def on(slow_factor: float, running_on: str = "") -> State:
     """Four slots of a node with work left; n slot 3 takes `slow_factor` times as long."""
-    view = RunView()
+    state, ids = State(PolicySettings()), tuple(range(1, 41))
     slots = ("0", "1", "2", "3")
-    view.feed(0.0, ev.GroupAdded("g1", tuple(range(1, 41)), 400.0))
-    view.feed(1.0, ev.Resumed(1))
-    view.feed(2.0, ev.NodeJoined("n", slots))
+    apply(state, ev.WorkAdded("k", (ids,), ((10.0,) * 40,)), 0.0)
+    apply(state, ev.Resumed(1), 1.0)
+    apply(state, ev.NodeJoined("n", slots), 2.0)
     for slot in slots:
-        view.feed(3.0, ev.CanaryPassed("n", slot, 10.0))
+        apply(state, ev.CanaryPassed("n", slot, 10.0), 3.0)
         us = 100.0 * (slow_factor if slot == "3" else 1.0)
-        view.feed(4.0, ev.CanaryTimed("n", slot, us, us, "x"))
+        apply(state, ev.CanaryTimed("n", slot, us, us, "x"), 4.0)
     if running_on:
-        view.feed(5.0, ev.Send("g1-1", "g1", "n", None, 1))
-        view.feed(6.0, ev.AttemptStarted("g1-1", "n", running_on))
-    return view
+        apply(state, ev.Send("g1", "n", running_on, 1, ids), 5.0)
+        apply(state, ev.AttemptStarted("g1", "n", running_on), 6.0)
+    return state
 
 
-def left(view: RunView) -> float:
-    found = time_left(view, 6.0, driven=True)
+def left(state: State) -> float:
+    found = time_left(state, ABOUT, 6.0, driven=True)
     assert found is not None
     return found.mid_s
 
@@ -121,8 +125,7 @@ def test_a_slow_slot_lengthens_the_time_left_and_a_group_on_it_takes_longer() ->
 
 
 def test_status_names_them() -> None:
-    view = on(1.5)
-    assert view.places.flags() == ["n slot 3 is slow (compute 50.0 %, memory 50.0 % over the median of 4 slots)"]
-    s = run_status(view, ABOUT, "running", 7.0)
-    assert s.standing_out == view.places.flags()
-    assert s.to_json()["standing_out"] == s.standing_out
+    state = on(1.5)
+    words = ["n slot 3 is slow (compute 50.0 %, memory 50.0 % over the median of 4 slots)"]
+    s = run_status(state, ABOUT, "running", 7.0)
+    assert s.standing_out == s.to_json()["standing_out"] == flag_words(state) == words
