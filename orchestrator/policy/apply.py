@@ -52,6 +52,7 @@ def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
             state.shapes[s] = Shape(s, unit[0], e.kind, cost)
         seconds = sum(costs)
         state.left_s += seconds
+        state.total_s += seconds
         queue(state, unit[0], unit, seconds)
 
 
@@ -100,15 +101,15 @@ def _send(state: State, d: ev.Send, t: float) -> None:
     state.next_seq = max(state.next_seq, d.seq + 1)
     state.nodes[d.node].used = True
     deciding = max(
-        state.settings.hedge * state.waiting_s / max(1, len(state.usable)), state.settings.hedge_least_s
+        state.settings.hedge * state.total_s / max(1, len(state.usable)), state.settings.hedge_least_s
     )  # fmt: skip
     for unit in dict.fromkeys(s.unit for s in shapes):
         members = tuple(s.id for s in shapes if s.unit == unit)
-        is_first = unit in state.waiting
+        is_second = unit in state.twice or any(state.shapes[s].copies or state.shapes[s].losses for s in members)
         withdraw_unit(state, unit, members)
         for s in members:
             withdraw(state, state.shapes[s])
-        if is_first and sum(state.shapes[s].cost_s for s in members) > deciding:
+        if not is_second and sum(state.shapes[s].cost_s for s in members) > deciding:
             state.twice[unit] = (state.host(d.node), members)
     for shape in shapes:
         shape.copies += 1

@@ -235,6 +235,8 @@ class State:
     nodes: dict[str, Node] = field(default_factory=dict)
     gpus: dict[Place, Gpu] = field(default_factory=dict)
     kinds: dict[str, Kind] = field(default_factory=dict)
+    total_s: float = 0.0
+    """Estimated seconds of all shapes."""
     setup_s: float = 0.0
     """Estimated seconds before the first shape of a group."""
     shares_end: bool = False

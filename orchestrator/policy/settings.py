@@ -18,7 +18,7 @@ class PolicySettings:
     taken back again at the end."""
     most_queued: int = 8
     """Groups that wait in a slot's inbox at most, however short they are."""
-    share: float = 1.3
+    share: float = 1.2
     """A group gets at most one over so much of what is left for each slot (guided self-scheduling). Larger groups save
     set-ups, smaller ones even out the end; the simulator is flat between 1.2 and 1.6."""
     floor_setups: float = 15.0
@@ -27,9 +27,9 @@ class PolicySettings:
     floor_apart: float = 3.0
     """The same for a tuner whose processes hold one (N, K) and are left alone to their end: larger groups would hold up
     the end. In the simulator (`few`) flat between 3 and 4."""
-    hedge: float = 0.6
-    """A unit longer than this part of what waits for each slot decides the length of the run: it starts on two nodes.
-    Without it one long shape that is lost may double a run; below 0.5 too much is done twice."""
+    hedge: float = 0.35
+    """A unit longer than this part of the whole work of a slot decides the length of the run: it starts on two nodes.
+    Without it one long shape that is lost may double a run; the median rises by 0.01."""
     hedge_least_s: float = 60.0
     """No unit shorter than this is started twice: losing it costs little."""
 
@@ -44,8 +44,9 @@ class PolicySettings:
     """Leases that ended with the shape in flight, through no fault of its own, after which it fails."""
     fresh_after: int = 2
     """Such ends after which the shape waits for a lease on which nothing ran yet, if one may come."""
-    proof_s: float = 120.0
-    """Longest wait until both slots of a shape's faults tuned something else: a sick slot never does."""
+    proof_s: float = 600.0
+    """Longest wait until both slots of a shape's faults tuned something else: a sick slot never does, and one shape may
+    take minutes. With 120 s slots that had just fallen sick accuse an innocent in one bad night of thirty."""
     came_with_s: float = 60.0
     """Bad ends so shortly before a lease ended are part of that: a scheduler ends the processes first."""
 

@@ -25,7 +25,8 @@ def next_work(state: State) -> Send | TakeBack | None:
                 return _send(state, slot, shapes)
     for host, shapes in state.twice.values():
         for slot in state.idle.values():
-            if slot.gpu.place[0] != host and not slot.doubtful and not slot.gpu.row:
+            fits = slot.gpu.place[0] != host and not slot.gpu.row and not slot.doubtful
+            if fits and suits(state, state.shapes[shapes[0]], slot):
                 return _send(state, slot, shapes)
     if state.waiting:
         for slot in state.idle.values():

@@ -9,6 +9,7 @@ from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, fails, groups, of, proven_nodes
 
+
 OTHERS = (201, 202, 203)
 """Shapes that keep the nodes a, b and c at work while another one is judged."""
 
@@ -46,16 +47,16 @@ def test_the_verdict_does_not_wait_for_ever_nor_for_slots_that_get_nothing() -> 
     rig.singles(1)
     rig.fault(1)
     assert fails(rig.fault(1)) == [(1, Reason.FAULT, True)], "nothing else is left to run"
-    rig.singles(*range(2, 8), cost_s=500.0)
+    rig.singles(*range(2, 8), cost_s=50.0)
     rig.fault(2)
-    rig.tune(3)
     while rig.shape(2).tries < 2:
-        rig.tune(next(a.shapes[0] for a in rig.policy.outstanding() if a.shapes != (2,))) if rig.where(
-            2
-        ) == "" else rig.fault(2)
+        if rig.where(2):
+            rig.fault(2)
+        else:
+            rig.tune(next(a.shapes[0] for a in rig.policy.outstanding()))
     assert "for its verdict, until" in rig.policy.why(2)
-    assert fails(rig.tick(60.0)) == []
-    assert fails(rig.tick(60.0)) == [(2, Reason.FAULT, True)]
+    assert fails(rig.tick(PolicySettings().proof_s - 1.0)) == []
+    assert fails(rig.tick(1.0)) == [(2, Reason.FAULT, True)]
 
 
 def test_the_shape_in_flight_runs_alone_next_and_the_rest_goes_back_unblamed() -> None:
