@@ -300,10 +300,15 @@ class Controller:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        """Let the workers finish after the last shape was settled, and read their records to the end."""
+        """Let the workers finish after the last shape was settled, and read their records to the end; but not those
+        that still measure what was settled elsewhere."""
         self._outbox.drain()
-        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left())
+        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left() or self._only_copies())
         self._stop_workers()
+
+    def _only_copies(self) -> bool:
+        left = self._policy.outstanding()
+        return bool(left) and all(len(a.landed) < len(a.shapes) for a in left)
 
     def _stop_workers(self) -> None:
         progress = self._policy.progress()

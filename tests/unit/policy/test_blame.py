@@ -9,7 +9,6 @@ from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, fails, groups, of, proven_nodes
 
-
 OTHERS = (201, 202, 203)
 """Shapes that keep the nodes a, b and c at work while another one is judged."""
 
