@@ -178,7 +178,7 @@ def test_a_lease_that_ended_is_replaced_once_while_its_rows_are_brought_home(
     """The lease that ended and the one in its place are there for a while, in a pool of one."""
     home = threading.Event()
     nodes = start(made)
-    nodes.policy.handle(ev.GroupAdded("g1", (1,), 10.0), time.time())
+    nodes.policy.handle(ev.WorkAdded("k", ((1,),), ((10.0,),)), time.time())
     nodes.node()
     monkeypatch.setattr(nodes.scheduler, "leftovers", lambda _: home.wait(60) and None)
     nodes.scheduler.end("1", EndCause.OUT_OF_MEMORY)
