@@ -1,4 +1,4 @@
-"""Which shape fails, and what is no evidence."""
+"""Verdicts on shapes, and what is no evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which slot gets which shapes, and when."""
+"""The next work for each slot."""
 
 from __future__ import annotations
 
