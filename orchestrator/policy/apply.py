@@ -59,6 +59,8 @@ def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
 def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
     for shape in (state.shapes[s] for s in e.shapes if s in state.shapes):
         if shape.state == "failed":
+            if shape.attempt in state.attempts:
+                state.nodes[state.attempts[shape.attempt].node].failed -= 1
             shape.state, shape.reason, shape.detail, shape.confirmed, shape.attempt = "pending", None, "", None, ""
             shape.tries, shape.faults, shape.losses, shape.ends, shape.wedged = 0, [], [], [], []
             shape.result, shape.settled_at = "", 0.0
@@ -248,7 +250,9 @@ def _settle_tuned(state: State, shape: Shape, a: Attempt | None, t: float, confi
     shape.state, shape.confirmed, shape.detail = "tuned", confirmed, detail
     shape.attempt = a.id if a is not None else ""
     state.tuned += 1
+    state.tuned_at.append(t)
     if a is not None:
+        state.nodes[a.node].tuned += 1
         blame.passed(state, shape, state.slot_of(a).gpu.place)
 
 
@@ -278,6 +282,8 @@ def _fail_shape(state: State, d: ev.FailShape, t: float) -> None:
         shape.state, shape.reason, shape.detail = "failed", d.reason, d.detail
         shape.confirmed, shape.attempt = d.confirmed, d.attempt or ""
         state.failed += 1
+        if shape.attempt in state.attempts:
+            state.nodes[state.attempts[shape.attempt].node].failed += 1
 
 
 def _attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:

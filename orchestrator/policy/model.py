@@ -6,6 +6,7 @@ became of them, so that `status`, `explain` and the page need nothing else.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -201,6 +202,9 @@ class Node:
     pool: str = ""
     ends_at: float = 0.0
     slots: dict[str, Slot] = field(default_factory=dict)
+    tuned: int = 0
+    failed: int = 0
+    """Shapes that attempts on it settled."""
     owes_canaries: bool = False
     """It was lost: when it is back its slots are asked for a canary, as their workers may have lived on."""
     used: bool = False
@@ -253,6 +257,8 @@ class State:
     last_t: float | None = None
     tuned: int = 0
     failed: int = 0
+    tuned_at: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
+    """Times at which the latest shapes were tuned."""
     first_faults: int = 0
     """First faults of shapes, on all slots."""
     next_seq: int = 1

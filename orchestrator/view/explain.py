@@ -155,11 +155,8 @@ class _Stories:
     def node(self, name: str, *, brief: bool = False) -> Story:
         """`brief`: without the attempts that went well there."""
         state, node = self._state, self._state.nodes[name]
-        ends = [s.state for s in state.shapes.values() if s.attempt and state.attempts[s.attempt].node == name]
         of = f"lease {node.lease} on {node.host}; " if node.lease else ""
-        now = (
-            f"{of}{plural(ends.count('tuned'), 'shape')} tuned, {ends.count('failed')} failed there; {node_state(node)}"
-        )
+        now = f"{of}{plural(node.tuned, 'shape')} tuned, {node.failed} failed there; {node_state(node)}"
         now += f" ({detail})" if (detail := node_detail(node)) else ""
         now += "".join(f"; slot {s.name} {s.state} ({s.why})" for s in node.slots.values() if s.why)
         now += "".join(f"; slot {slot} is {words}" for (n, slot), words in flags(state).items() if n == name)

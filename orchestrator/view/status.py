@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from typing import Any
 
 from orchestrator.ledger import LedgerReader
@@ -187,24 +187,32 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
             done_s = state.setup_s + a.cost_s - a.left_s
             over.setdefault((a.node, a.slot), Measured()).add(done_s, min(took, a.seconds) if a.seconds > 0 else took)
     at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
-    held = {i for a in at_work for i in a.shapes} if driven else set()
-    left = [s for s in state.shapes.values() if s.state == "pending" and s.id not in held]
-    # each group has a set-up: of the shapes that may share one there will be a few groups for each slot
-    shared, slots = sum(not state.kinds[s.kind].alone for s in left), _slots(state)
-    part = min(shared, GROUPS * slots if slots > 1 else 1) / max(1, shared)
-    waiting_s = [usual * (s.cost_s + state.setup_s * (1.0 if state.kinds[s.kind].alone else part)) for s in left]
-    waiting: list[float] | Bulk = waiting_s
-    if len(waiting_s) > MOST_SCHEDULED:
-        waiting = Bulk(len(waiting_s), sum(waiting_s), max(waiting_s))
+    slots = _slots(state)
     running = [
         _under_way(state, a, now, pace.get((a.node, a.slot), 1.0))
         for a in at_work
         if driven and state.unsettled(a.shapes)
     ]
     return seconds_left(
-        waiting, slots, spread=about.spread, running=running, start=_start(state, about, now, driven),
+        _waiting(state, at_work if driven else [], usual, slots), slots, spread=about.spread, running=running,
         over=sum((m.paced(pace.get(slot, 1.0)) for slot, m in over.items()), Measured()),
+        start=_start(state, about, now, driven),
     )  # fmt: skip
+
+
+def _waiting(state: State, at_work: list[Attempt], usual: float, slots: int) -> list[float] | Bulk:
+    """Estimates of what nobody works on, each with its part of a set-up: of the units that may share one there will be
+    a few groups for each slot. A large run's are summed up."""
+    kinds = state.kinds.values()
+    units = sum(len(k.waiting) for k in kinds)
+    shared = units - sum(len(k.waiting) for k in kinds if k.alone)
+    part = min(shared, GROUPS * slots if slots > 1 else 1) / max(1, shared)
+    if state.pending > MOST_SCHEDULED:
+        seconds = state.left_s - sum(a.left_s for a in at_work) + state.setup_s * (units - shared + part * shared)
+        return Bulk(units, usual * seconds, usual * max((-k.waiting[0][0] for k in kinds if k.waiting), default=0.0))
+    held = {i for a in at_work for i in a.shapes}
+    left = [s for s in state.shapes.values() if s.state == "pending" and s.id not in held]
+    return [usual * (s.cost_s + state.setup_s * (1.0 if state.kinds[s.kind].alone else part)) for s in left]
 
 
 def _under_way(state: State, a: Attempt, now: float, pace: float) -> UnderWay:
@@ -243,11 +251,13 @@ RATE_WINDOW_S = 300.0
 
 def rate_per_min(state: State, now: float) -> float | None:
     """Shapes tuned per minute over the last minutes in which a controller drove the run."""
-    begun = [a.started_at for a in state.attempts.values() if a.started_at is not None]
-    if not state.sessions or not begun:
+    first = next((a.started_at for a in state.attempts.values() if a.started_at is not None), None)
+    if not state.sessions or first is None:
         return None
-    since = max(now - RATE_WINDOW_S, state.sessions[-1][0], min(begun))
-    n = sum(s.state == "tuned" and s.settled_at > since for s in state.shapes.values())
+    since = max(now - RATE_WINDOW_S, state.sessions[-1][0], first)
+    if len(state.tuned_at) == state.tuned_at.maxlen:  # older ones are forgotten
+        since = max(since, state.tuned_at[0])
+    n = sum(1 for _ in takewhile(lambda t: t > since, reversed(state.tuned_at)))
     return n * 60.0 / (now - since) if n and now > since else None
 
 
@@ -274,11 +284,8 @@ def run_status(
         worked_s=sum(b - a for a, b in sessions) if sessions else None, worked=worked_words(sessions),
         standing_out=flag_words(state),
     )  # fmt: skip
-    counts: Counter[tuple[str, str]] = Counter(
-        (state.attempts[x.attempt].node, x.state) for x in state.shapes.values() if x.attempt
-    )
     names = dict.fromkeys((*about.nodes, *state.nodes))
-    s.nodes = [_node(state, about, name, counts) for name in names]
+    s.nodes = [_node(state, about, name) for name in names]
     for pool, leases in state.queued_leases.items() if going else ():
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
     s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
@@ -312,16 +319,15 @@ def node_detail(node: Node) -> str:
     return node.why
 
 
-def _node(state: State, about: RunHeader, name: str, counts: Mapping[tuple[str, str], int]) -> NodeStatus:
+def _node(state: State, about: RunHeader, name: str) -> NodeStatus:
     node = state.nodes.get(name)
     slots = {
         x: node.slots.get(x) if node else None for x in (*about.nodes.get(name, ()), *(node.slots if node else ()))
     }
     out = NodeStatus(name, slots=[_slot(state, about, x, slot) for x, slot in slots.items()])
-    out.tuned, out.failed = counts.get((name, "tuned"), 0), counts.get((name, "failed"), 0)
     if node is None:
         return out
-    out.state, out.detail = node_state(node), node_detail(node)
+    out.tuned, out.failed, out.state, out.detail = node.tuned, node.failed, node_state(node), node_detail(node)
     if out.state == "ready" and out.running:
         out.state = "busy"
     if out.slots and all(x.state == "quarantined" for x in out.slots):
