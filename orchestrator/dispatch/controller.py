@@ -27,7 +27,6 @@ from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverE
 from orchestrator.events import (
     Decision,
     Event,
-    LeaseEnded,
     NodeDraining,
     NodeExpected,
     NodeLost,
@@ -174,9 +173,8 @@ class Controller:
         """Start the nodes that became ready, and let go of those whose lease is over."""
         for text, bad in turn.notes:
             self._watcher.note(text, bad=bad)
-        for event in turn.events:
-            if isinstance(event, LeaseEnded):
-                self._registry.remove(event.node)
+        for node in turn.gone:
+            self._registry.remove(node)
         for driver in turn.start:
             self._start(driver)
         return turn.events

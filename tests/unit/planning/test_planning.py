@@ -135,5 +135,5 @@ def test_no_table_yet_is_fine_and_a_wrong_one_is_not(tmp_path: Path) -> None:
     assert dropped.todo == shapes
     assert "will be created" in dropped.notes[0]
     (tmp_path / "shapes.csv").write_text("M,N,K\n1,2,3\n")
-    with pytest.raises(TunedDBError, match=r"shapes\.csv:1: is no tuned table of a8w8_blockscale"):
+    with pytest.raises(TunedDBError, match=r"shapes\.csv:1: is not a tuned table of a8w8_blockscale"):
         drop_tuned(shapes, A8W8, tmp_path / "shapes.csv", "gfx950", 256)
