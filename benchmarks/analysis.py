@@ -2,8 +2,8 @@
 
 Two profiles of a4w4 as the tuner writes them, 119 candidates a shape (all of a4w4 with split-K). Each side runs in
 processes of its own, in turn with the other, and the median of the rounds' ratios counts: neighbours in time see the
-same machine. `analyze` is everything up to the table with its statistics: look for the files, check and read every
-line, reduce, gather, pairs, roofline.
+same machine. `analyze` is everything up to its document: look for the files, check and read every
+line, reduce, gather, pairs, roofline, document.
 """
 
 from __future__ import annotations
@@ -38,14 +38,12 @@ _OURS = (
     """
 import sys, time, pandas
 from pathlib import Path
-from orchestrator.analysis.backends.best import backend_table
-from orchestrator.analysis.backends.sources import find_sources
-from orchestrator.analysis.backends.statistics import statistics
+from orchestrator.results.analyze import analyze
+from orchestrator.results.measurements import find_sources
 began = time.perf_counter()
 with find_sources([sys.argv[1]], runs=Path("runs")) as sources:
-    table = backend_table(sources)
-statistics(table)
-found = sum(f.rows for f in table.inputs)
+    table = analyze(sources)
+found = sum(f["rows"] for f in table["inputs"])
 """
     + _REPORT
 )

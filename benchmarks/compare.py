@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from benchmarks.figure import Figure
-from orchestrator.analysis.compare.statistics import AGAIN_BOUND, OPEN, Floats, Rule, judge
+from orchestrator.results.compare import AGAIN_BOUND, OPEN, Floats, Rule, judge
 
 Draw = Literal["same", "log", "even"]
 BATCH = 250

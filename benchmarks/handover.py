@@ -74,7 +74,7 @@ def main() -> None:
     from orchestrator.policy import Policy, PolicySettings
     from orchestrator.run import drive
 
-    settings = PolicySettings(groups_ahead=0, seconds_ahead=0.0)
+    settings = PolicySettings(ahead_s=0.0)
     vars(drive)["Policy"] = functools.partial(Policy, settings)
     command()
 

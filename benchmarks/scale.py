@@ -286,7 +286,7 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     vars(drive)["NodeDriver"] = BatchedDriver
     vars(drive)["Timeouts"] = functools.partial(Timeouts, starting=600.0, never_up=600.0)
     if not ahead:
-        vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(groups_ahead=0, seconds_ahead=0.0))
+        vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(ahead_s=0.0))
     cpu: list[tuple[float, float, float]] = []
     threading.Thread(target=_sample, args=(cpu,), daemon=True).start()
     sys.argv = ["gemmfleet", *argv]

@@ -15,8 +15,7 @@ from benchmarks.figure import Figure, LeftOutError
 from benchmarks.stream import stream_figures
 from orchestrator.events import AttemptEnded, LeaseEnded, ShapeStarted
 from orchestrator.leases.base import LeaseState
-from orchestrator.leases.jobs import SlurmPool
-from orchestrator.leases.slurm import SlurmSource
+from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing, slurm_cluster
@@ -100,5 +99,5 @@ def _source(folder: Path) -> list[Figure]:
             *streamed,
         ]
     finally:
-        source.release([x.id for x in source.list()])
+        source.release(source.list())
         source.close()

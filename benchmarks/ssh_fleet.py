@@ -1,7 +1,7 @@
 """Reaching many nodes over SSH against a plain asyncssh gather that does the same, turn by turn.
 
 Light nodes: real sshd processes on loopback addresses of this machine, which share its cores with the client. Cold
-means new connections, known_hosts checked, closed in the end. The peer is given what we find out by `ssh -G`, and
+means new connections, known_hosts checked, closed in the end. The peer is given what we read from the ssh_config, and
 unpacks its tar stream in place, where we unpack aside and rename.
 """
 

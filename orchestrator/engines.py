@@ -33,12 +33,6 @@ class WorkerState:
     """The kernel ended a process of it for lack of memory."""
     signal: int | None = None
     """Signal that ended it, where one did."""
-    started_at: float | None = None
-    """Epoch seconds."""
-    restarts: int = 0
-    """Times that the engine itself started it again."""
-    health: str = ""
-    """State as the engine names it: running, restarting, paused, healthy, exited, ..."""
 
     @property
     def why(self) -> str:
@@ -85,7 +79,7 @@ class Engine(Protocol):
         ...
 
 
-class EngineNotFoundError(LookupError):
+class EngineNotFoundError(LookupError, ValueError):
     """No engine has this name, or the package that has it is broken."""
 
 
@@ -100,18 +94,6 @@ class Finding:
 
     def __str__(self) -> str:
         return f"{self.what}: {self.way_out}" if self.way_out else self.what
-
-
-def _nothing(*_: Any) -> tuple[()]:
-    return ()
-
-
-def _no_env(node: Any) -> Mapping[str, str]:
-    return {}
-
-
-def _never(node: Any) -> bool:
-    return False
 
 
 def _no_options(options: Mapping[str, Any]) -> None:
@@ -140,15 +122,15 @@ class EngineSpec:
     """Options of a node that are for this engine alone, such as `image` and `docker`."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_options
     """Check `engine_options:` of a node. Raises ValueError with every fault."""
-    conflicts: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]] = _nothing
+    conflicts: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]] = lambda *_: ()
     """(node) -> (path of the option below the node, problem and way out) of options that do not fit together."""
-    preflight: Callable[[Any, Any], Iterable[Finding]] = _nothing
+    preflight: Callable[[Any, Any], Iterable[Finding]] = lambda *_: ()
     """(node, facts) -> findings of its own."""
     container: Callable[[Any, str], Any] | None = None
     """(node, run) -> options of the containers, where workers run in an image: DockerOptions."""
-    env: Callable[[Any], Mapping[str, str]] = _no_env
+    env: Callable[[Any], Mapping[str, str]] = lambda node: {}
     """(node) -> environment of the workers beyond the node's `env:`, references and all."""
-    isolates: Callable[[Any], bool] = _never
+    isolates: Callable[[Any], bool] = lambda node: False
     """(node) -> whether a worker sees its slot's GPU alone, under the number 0."""
 
     enter: Callable[[Any], str] | None = None

@@ -18,113 +18,56 @@ from orchestrator.errors import InputError
 RUN_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 
 
+class _File:
+    """A file or folder of a run folder, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: RunPaths, owner: type[RunPaths]) -> Path:
+        return paths.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class RunPaths:
     """The folder of one run on the controller's machine."""
 
     root: Path
 
+    config = _File("run.yaml")
+    inventory = _File("inventory.yaml")  # as it was given, references to the environment unresolved
+    ledger = _File("ledger.db")
+    lock = _File("controller.lock")  # held by the controller that drives the run
+    controller_log = _File("controller.log")  # output of a detached controller
+    requests = _File("requests")  # requests of other commands to the controller
+    nodes = _File("nodes")
+    logs = _File("logs")
+    attempts = _File("attempts")
+    tuned = _File("tuned.csv")
+    profile = _File("profile.csv")
+    failed = _File("failed.csv")
+    recheck = _File("recheck.json")  # of a recheck: rows of a table, and the kernels to measure of each
+    annotations = _File("annotations.csv")  # columns of the user's shapes file that gemmfleet does not use, if any
+    bench = _File("bench.csv")  # a bench's backends by shape
+    bench_runs = _File("bench_runs.csv")  # a bench's single runs
+    texts = _File("texts")  # long texts of the tuner's options, by their hash
+    provenance = _File("provenance.json")
+    merge = _File("merge.json")  # the report of the merge into the tuned DB
+
     @property
     def run(self) -> str:
         """The run's id."""
         return self.root.name
 
-    @property
-    def config(self) -> Path:
-        """Configuration of the run."""
-        return self.root / "run.yaml"
-
-    @property
-    def inventory(self) -> Path:
-        """The inventory as it was given, references to the environment unresolved."""
-        return self.root / "inventory.yaml"
-
-    @property
-    def ledger(self) -> Path:
-        return self.root / "ledger.db"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the controller that drives the run."""
-        return self.root / "controller.lock"
-
-    @property
-    def controller_log(self) -> Path:
-        """Output of a detached controller."""
-        return self.root / "controller.log"
-
-    @property
-    def requests(self) -> Path:
-        """Requests of other commands to the controller."""
-        return self.root / "requests"
-
-    @property
-    def nodes(self) -> Path:
-        return self.root / "nodes"
-
     def node(self, node: str) -> Path:
         """The files as deployed on the node."""
-        return self.root / "nodes" / node
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
+        return self.nodes / node
 
     def log(self, node: str) -> Path:
-        return self.root / "logs" / f"{node}.log"
-
-    @property
-    def attempts(self) -> Path:
-        return self.root / "attempts"
+        return self.logs / f"{node}.log"
 
     def attempt(self, attempt: str) -> Path:
-        return self.root / "attempts" / attempt
-
-    @property
-    def tuned(self) -> Path:
-        return self.root / "tuned.csv"
-
-    @property
-    def profile(self) -> Path:
-        return self.root / "profile.csv"
-
-    @property
-    def recheck(self) -> Path:
-        """Rows of a table that the run checks, and the kernels to measure of each; only of a recheck."""
-        return self.root / "recheck.json"
-
-    @property
-    def annotations(self) -> Path:
-        """Key columns and the columns of the user's shapes file that gemmfleet does not use; only if it has any."""
-        return self.root / "annotations.csv"
-
-    @property
-    def bench(self) -> Path:
-        """A bench's backends by shape."""
-        return self.root / "bench.csv"
-
-    @property
-    def texts(self) -> Path:
-        """Long texts of the tuner's options, by their hash."""
-        return self.root / "texts"
-
-    @property
-    def bench_runs(self) -> Path:
-        """A bench's single runs."""
-        return self.root / "bench_runs.csv"
-
-    @property
-    def failed(self) -> Path:
-        return self.root / "failed.csv"
-
-    @property
-    def provenance(self) -> Path:
-        return self.root / "provenance.json"
-
-    @property
-    def merge(self) -> Path:
-        """The report of the merge into the tuned DB."""
-        return self.root / "merge.json"
+        return self.attempts / attempt
 
     def folders(self) -> tuple[Path, ...]:
         """The folders of a fresh run folder, the root first."""

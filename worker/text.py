@@ -1,10 +1,12 @@
-"""Text from tuners and logs, cleaned for storage and display."""
+"""Text from tuners and logs, cleaned for storage and display; the fault of a file, as every check reports it."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 MAX_DETAIL = 2000
 """Bytes of UTF-8 in a record's detail."""
@@ -16,6 +18,23 @@ _SEQUENCES = re.compile(
     r"|\x1b[ -/]*[0-~]?"
 )
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A rule that a file breaks. `line` is 0 for the file itself. `bucket` is "" where the file is a table, or where
+    the finding is about no bucket in particular."""
+
+    level: Level
+    rule: str
+    path: str
+    line: int
+    text: str
+    bucket: str = ""
 
 
 def plural(n: int, one: str, many: str = "") -> str:

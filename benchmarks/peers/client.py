@@ -23,8 +23,7 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
 
     from orchestrator.dispatch.deploy import NodePlan, missing_files, node_files, node_folders
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.link import transport_of
-    from orchestrator.nodes.plan import plan_nodes
+    from orchestrator.nodes.plan import plan_nodes, transport_of
     from orchestrator.transport import Transport
 
     began = time.perf_counter()

@@ -1,96 +1,49 @@
-"""The command line of `bench` as options of the workers' tuner, with every fault found before a run begins."""
+"""The command line of `bench` as options of the workers' tuner, with every fault found before a run begins; and sides
+that are images of the worker, in turn on one slot.
+
+Sides of one node alternate inside its worker (worker/bench/tuner.py). An image is a container, so images alternate pass
+by pass: each pass is a run of its own with one round over all shapes, in an order drawn anew, and equal pass numbers
+are paired. Everything happens on one slot: the first of the first usable node.
+"""
 
 from __future__ import annotations
 
-import csv
-import io
+import hashlib
+import json
+import os
+import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.bench.config_sets import config_sets
+import yaml
+
+from orchestrator.configs.winners import FOLDER, TABLE, read_winners
+from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
-from orchestrator.shapes import Shape
+from orchestrator.inventory import load_inventory
+from orchestrator.ledger import LedgerReader, ProfileRow
+from orchestrator.paths import RunPaths, new_run_id
+from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
+from orchestrator.run.prepare import Prepared, RunRequest, prepare
+from orchestrator.shapes.model import render_shapes
 from orchestrator.tables.open import read_text
-from worker.families import Family
 from worker.families.backends import BATCHED
-from worker.protocol.bench import ENV_NAME, Options
+from worker.protocol.bench import ENV_NAME, Options, Side
+from worker.text import plural
+from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileError, parse
 
 TUNER = "bench"
 SUITE_FAMILY = "a4w4_blockscale"
 MAX_FILE, MAX_FILES = 4 << 20, 100
 GLUON = "aiter/ops/triton/gluon"
-CONFIGS = "aiter/ops/triton/configs"
-FLAT_CONFIGS = f"{CONFIGS}/gemm/gluon"
+TODAY = "today"
+"""Name of the set that a single one is compared with: the configs of the node's AITER as they are."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,99}\Z")
 _OURS = re.compile(r"GEMMFLEET_|(PYTHONPATH|TRITON_CACHE_DIR|AITER_JIT_DIR|\w+_VISIBLE_DEVICES)\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """An environment to compare: an interpreter on the node ("": the worker's own), or an image of the worker, with
-    environment variables of its own."""
-
-    name: str
-    python: str = ""
-    image: str = ""
-    variables: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class BenchRequest:
-    """The options of `bench` as they were typed, but for those that `tune` has too."""
-
-    backends: Sequence[str] = ()
-    """Empty: the worker decides by what is there."""
-    envs: Sequence[str] = ()
-    timer: str = "events"
-    kernel: str = ""
-    runs: int = 3
-    extra: int = 2
-    stability: float = 0.05
-    sample_s: float = 0.2
-    table: Path | None = None
-    gluon_from: Path | None = None
-    config_sets: Sequence[str] = ()
-    more: Mapping[str, Any] = field(default_factory=dict)
-
-
-def options(wanted: BenchRequest, family: Family, shapes: Sequence[Shape]) -> dict[str, Any]:
-    """The options of the tuner `bench`. Raises InputError."""
-    made: dict[str, Any] = {
-        "runs": wanted.runs, "extra": wanted.extra, "within": wanted.stability, "sample_s": wanted.sample_s,
-        "timer": wanted.timer, **wanted.more,
-    }  # fmt: skip
-    if wanted.backends:
-        made["backends"] = [b for word in wanted.backends for b in word.split(",")]
-    if wanted.kernel:
-        made["kernel"] = wanted.kernel
-    named = stacks(wanted.envs)
-    sets = config_sets(wanted.config_sets)
-    if sets:
-        if len(named) > 1 or any(s.image for s in named):
-            raise InputError("--config-set: with it at most one --env, an interpreter: the one that reads all sets")
-        named = [replace(named[0] if named else Stack(""), name=name) for name in sets]
-        made["configs"] = sets
-    if named and not any(s.image for s in named):
-        made["envs"] = [{"name": s.name, "python": s.python, "variables": dict(s.variables)} for s in named]
-    if wanted.table is not None:
-        made["table"] = table_text(wanted.table, shapes, family)
-    if wanted.gluon_from is not None:
-        made["gluon"] = gluon_files(wanted.gluon_from)
-    try:
-        parsed = Options.parse(made)
-    except ValueError as e:
-        raise InputError(str(e)) from e
-    if wanted.backends:
-        made["backends"] = list(parsed.backends)
-    other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
-    if sets and other:
-        raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")
-    return made
 
 
 def suite() -> Path:
@@ -100,62 +53,81 @@ def suite() -> Path:
     return data_folder("examples") / "fp4_suite.csv"
 
 
-def stacks(words: Sequence[str]) -> list[Stack]:
-    """`NAME=[PYTHON|IMAGE][,VAR=VALUE...]`, PYTHON an absolute path, two or more, all of one kind. Raises
+def options(
+    compared: Sequence[Side], backends: Sequence[str], table: Path | None = None, gluon_from: Path | None = None,
+    **plain: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """The options of the tuner `bench`; no backends: the worker decides by what is there. Raises InputError."""
+    made = dict(plain)
+    if backends or any(s.configs is not None for s in compared):
+        made["backends"] = [b for word in backends for b in word.split(",")] or ["aiter-triton"]
+    if compared:
+        made["sides"] = [asdict(s) for s in compared]
+    if table is not None:
+        made["table"] = _table(table)
+    if gluon_from is not None:
+        made["gluon"] = gluon_files(gluon_from)
+    try:
+        parsed = Options.parse(made)
+    except ValueError as e:
+        raise InputError(str(e)) from e
+    made |= {"backends": list(parsed.backends)} if parsed.backends else {}
+    other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
+    if other and any(s.configs is not None for s in compared):
+        raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")
+    return made
+
+
+def sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
+    """The sides of a bench: stacks, which are interpreters or images, or config sets that one stack reads. Raises
     InputError."""
-    found: list[Stack] = []
-    for word in words:
-        name, sep, rest = word.partition("=")
-        value, *settings = rest.split(",")
-        if not sep or not (value or settings) or not ENV_NAME.match(name):
-            raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
-        if value.startswith("~"):
-            value = str(Path(value).expanduser())
-        of_node = not value or value.startswith("/")
-        python, image = (value, "") if of_node else ("", value)
-        found.append(Stack(name, python, image, _variables(name, settings)))
-    if len({s.name for s in found}) != len(found):
+    stacks = [_stack(word) for word in envs]
+    if len({s.name for s in stacks}) != len(stacks):
         raise InputError("--env: two environments have the same name")
-    if found and len({bool(s.image) for s in found}) != 1:
+    if stacks and len({bool(s.image) for s in stacks}) != 1:
         raise InputError("--env: name interpreters (absolute paths) or images, not both")
-    return found
+    if not sets:
+        return stacks
+    if len(stacks) > 1 or any(s.image for s in stacks):
+        raise InputError("--config-set: with it at most one --env, an interpreter: the one that reads all sets")
+    reader = stacks[0] if stacks else Side()
+    return [replace(reader, name=name, configs=text) for name, text in config_sets(sets).items()]
 
 
-def _variables(stack: str, settings: Sequence[str]) -> dict[str, str]:
+def _stack(word: str) -> Side:
+    """`NAME=[PYTHON|IMAGE][,VAR=VALUE...]`, PYTHON an absolute path. Raises InputError."""
+    name, sep, rest = word.partition("=")
+    value, *settings = rest.split(",")
+    if not sep or not (value or settings) or not ENV_NAME.match(name):
+        raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
+    if value.startswith("~"):
+        value = str(Path(value).expanduser())
+    kind = "python" if not value or value.startswith("/") else "image"
+    return Side(name, variables=_variables(name, settings), **{kind: value})
+
+
+def _variables(side: str, settings: Sequence[str]) -> dict[str, str]:
     """Environment variables of `VAR=VALUE` words. Raises InputError."""
     out: dict[str, str] = {}
     for setting in settings:
         name, sep, value = setting.partition("=")
         if not sep or not _VARIABLE.match(name) or not value.isprintable():
-            raise InputError(f"--env {stack}: {setting!r} is not VAR=VALUE (a value holds no comma)")
+            raise InputError(f"--env {side}: {setting!r} is not VAR=VALUE (a value holds no comma)")
         if _OURS.match(name):
-            raise InputError(f"--env {stack}: {name} is set by gemmfleet itself for every process")
+            raise InputError(f"--env {side}: {name} is set by gemmfleet itself for every process")
         if name in out:
-            raise InputError(f"--env {stack}: {name} is there twice")
+            raise InputError(f"--env {side}: {name} is there twice")
         out[name] = value
     return out
 
 
-def table_text(path: Path, shapes: Sequence[Shape], family: Family) -> str:
-    """The rows of a tuned table that can serve these shapes: those of their N and K, whatever M. Raises InputError."""
+def _table(path: Path) -> str:
+    """The text of a tuned table. Raises InputError."""
     text = read_text(path, MAX_FILE, InputError)
-    reader = csv.DictReader(io.StringIO(text, newline=""))
-    header = reader.fieldnames or []
-    missing = [c for c in (*family.key_names[:3], "us") if c not in header]
-    if missing:
-        raise InputError(f"{path}:1: no column {', '.join(missing)}: no tuned table of {family.name}")
-    shared = [c for c in ("N", "K", "B") if c in family.key_names and c in header]
-    wanted = {tuple(str(s.key_dict(family)[c]) for c in shared) for s in shapes}
-    out = io.StringIO()
-    writer = csv.DictWriter(out, header, lineterminator="\n", extrasaction="ignore")
-    writer.writeheader()
-    try:
-        writer.writerows(
-            r for r in reader if tuple((r[c] or "").strip() for c in shared) in wanted and None not in r.values()
-        )
-    except csv.Error as e:
-        raise InputError(f"{path}:{reader.line_num}: {e}") from e
-    return out.getvalue()
+    header = [name.strip() for name in text.partition("\n")[0].split(",")]
+    if missing := [c for c in ("M", "N", "K", "us") if c not in header]:
+        raise InputError(f"{path}:1: no column {', '.join(missing)}: no tuned table")
+    return text
 
 
 def gluon_files(folder: Path) -> dict[str, str]:
@@ -172,9 +144,121 @@ def gluon_files(folder: Path) -> dict[str, str]:
             name = path.name.removeprefix("gluon_")
             if name.startswith("gemm_") or name == "triton_version.py":
                 found[f"{GLUON}/{name}"] = path
-        found |= {f"{FLAT_CONFIGS}/{p.name}": p for p in sorted(folder.glob("*.json"))}
+        found |= {f"{CONFIGS}/gemm/gluon/{p.name}": p for p in sorted(folder.glob("*.json"))}
     if not any(rel.startswith(f"{GLUON}/gemm_") for rel in found):
         raise InputError(f"--gluon-from {folder}: neither {GLUON}/gemm_*.py nor a gemm_*.py or gluon_gemm_*.py in it")
     if len(found) > MAX_FILES:
         raise InputError(f"--gluon-from {folder}: {len(found)} files; at most {MAX_FILES} are taken")
     return {rel: read_text(path, MAX_FILE, InputError) for rel, path in sorted(found.items())}
+
+
+def config_sets(words: Sequence[str]) -> dict[str, str]:
+    """Text of each set by its name, "" for `NAME=`, the node's own configs. Raises InputError."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, sep, folder = word.partition("=")
+        if not sep or not ENV_NAME.match(name):
+            raise InputError(f"--config-set {word!r} is not NAME=DIR")
+        if name in found:
+            raise InputError(f"--config-set: two sets have the name {name}")
+        found[name] = _text(word, Path(folder).expanduser()) if folder else ""
+    if words and not any(found.values()):
+        raise InputError(f"--config-set {words[0]}: names no folder, and no other set does")
+    if len(found) == 1:
+        if TODAY in found:
+            raise InputError(f"--config-set: {TODAY} is the node's own set here; give this one another name")
+        found = {TODAY: "", **found}
+    return found
+
+
+def _text(word: str, folder: Path) -> str:
+    run = folder.parents[1] if folder.parts[-2:] == tuple(FOLDER.split("/")) else folder
+    if (run / FOLDER / TABLE).is_file():
+        won = read_winners(run)
+        return _document(folder, "winners", [
+            {"kind": w.kind.name, "gfx": w.gfx, "shape": None if w.default else w.shape,
+             "buckets": {b.bucket: b.values for b in w.winners.values()}}
+            for w in won
+        ])  # fmt: skip
+    configs = folder / CONFIGS if (folder / CONFIGS).is_dir() else folder
+    paths = sorted(p for where in GEMMS for p in configs.glob(f"{where}/**/*.json"))
+    if not paths:
+        raise InputError(
+            f"--config-set {word}: holds neither GEMM configs of AITER ({CONFIGS}, or that folder itself) nor a"
+            f" run's {FOLDER}/{TABLE}"
+        )
+    files = {p.relative_to(configs).as_posix(): read_text(p, MAX_BYTES, InputError) for p in paths}
+    try:
+        for rel, text in files.items():
+            parse(text, configs / rel)
+    except ConfigFileError as e:
+        raise InputError(str(e)) from e
+    return _document(folder, "files", files)
+
+
+def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:12]
+    named = f"{folder} ({plural(len(content), 'file')}, sha256 {digest})"
+    return json.dumps({"named": named, what: content}, sort_keys=True)
+
+
+def refuse_other_engines(first: Prepared) -> None:
+    """Raise InputError where the node does not run images."""
+    node = first.nodes[0]
+    if not find_engine(node.engine).runs_images:
+        raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
+
+
+def run_passes(
+    first: Prepared, request: RunRequest, compared: Sequence[Side], drive: Callable[[RunPaths, str], str]
+) -> tuple[BenchResults, str]:
+    """Run passes until the runs agree or none is left; their results, and `finished` or `interrupted`.
+
+    `drive` runs one pass to its end and returns its state. Raises what a run raises.
+    """
+    root = RunPaths(request.runs / f"bench-{new_run_id(time.time())}")
+    try:
+        request.runs.mkdir(parents=True, exist_ok=True)
+        os.mkdir(root.root, 0o700)
+    except OSError as e:
+        raise InputError(f"cannot make the folder {root.root}: {e.strerror}") from e
+    node = first.nodes[0]
+    gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
+    inventory = one_slot(first.inventory_path, root.root / "inventory.yaml", node.node, gpus)
+    rule, rng, left = rule_of(request.options), random.Random(root.run), list(first.listed.shapes)
+    rows: list[ProfileRow] = []
+    stacks: dict[str, dict[str, Any]] = {s.name: {} for s in compared}
+
+    def so_far() -> BenchResults:
+        return BenchResults(root, first.family, results(rows, rule, list(stacks)), stacks, len(first.listed.shapes))
+
+    for number in range(rule.runs + rule.extra):
+        if number >= rule.runs:
+            loose = {r.key for r in so_far().found if r.status == "unstable"}
+            left = [s for s in left if s.key in loose]
+        if not left:
+            break
+        shapes = root.root / f"shapes-{number + 1}.csv"
+        shapes.write_text(render_shapes(left, first.family))
+        for side in rng.sample(compared, len(compared)):
+            made = {**request.options, "sides": [asdict(side)], "runs": 1, "extra": 0, "first": number}
+            asked = replace(
+                request, shapes=shapes, inventory=inventory, image=side.image, limit=None, options=made
+            )  # fmt: skip
+            paths = prepare(asked).create()
+            state = drive(paths, f"pass {number + 1}, {side.name} ({side.image})")
+            with LedgerReader.open_readonly(paths.ledger) as ledger:
+                rows += settled_rows(ledger)
+                stacks |= environments(ledger)
+            if state != "finished":
+                return so_far(), "interrupted"
+    return so_far(), "finished"
+
+
+def one_slot(source: Path, path: Path, node: str, gpus: list[int] | int) -> Path:
+    """Write an inventory with one node of another one, and one of its GPUs."""
+    raw = yaml.safe_load(source.read_text())
+    raw["nodes"] = {node: {**((raw.get("nodes") or {}).get(node) or {}), "gpus": gpus}}
+    path.write_text(yaml.safe_dump(raw, sort_keys=False))
+    load_inventory(path)
+    return path

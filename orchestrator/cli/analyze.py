@@ -6,17 +6,11 @@ import sys
 from enum import StrEnum
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TextIO
+from typing import Annotated, Any, TextIO
 
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from orchestrator.analysis.backends.statistics import Reference, Statistics
-    from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 
 MOST_ROWS = 100
 PIPE_WIDTH = 10_000
@@ -80,12 +74,12 @@ def analyze(
 
     Prints the best TFLOPS of each backend, the speed-ups between backends, and the share of the roofline.
     """
-    from orchestrator.analysis.backends.best import backend_table
-    from orchestrator.analysis.backends.sources import find_sources
-    from orchestrator.analysis.backends.statistics import against_reference, statistics
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
+    from orchestrator.results.analyze import analyze as document_of
+    from orchestrator.results.measurements import find_sources
     from orchestrator.tables.faults import escaped
+    from orchestrator.userfiles import write_atomic
 
     if json_ and format_ not in (None, Format.JSON):
         raise InputError(f"--json and --format {format_} contradict each other")
@@ -93,80 +87,44 @@ def analyze(
     with find_sources(inputs or [], runs=runs, family=get_family(family) if family else None) as sources:
         if out is not None and any(out.exists() and out.samefile(s.path) for s in sources.files):
             raise InputError(f"{escaped(str(out))} is one of the inputs: name another file with -o")
-        table = backend_table(sources, err_ratio)
-    stats = statistics(table, chip or _chip_of_reference(reference))
-    references = against_reference(table, reference) if reference else ()
-    numbered = _sorted(table, sort)
-    if out is None:
-        _write(sys.stdout, form, table, stats, numbered, references, rows)
-    else:
-        _to_file(out, form, table, stats, numbered, references)
+        found = document_of(sources, err_ratio, chip=chip, reference=reference)
+    if sort is not Sort.SHAPE:
+        found["rows"].sort(key=lambda r: _size(r, sort), reverse=True)
+    text = StringIO()
+    _write(sys.stdout if out is None else text, form, found, rows if out is None else 0)
+    if out is not None:
+        try:
+            write_atomic(out, text.getvalue())
+        except OSError as e:
+            raise InputError(f"{escaped(str(out))}: cannot be written: {e.strerror or e}") from e
+        print(f"written: {escaped(str(out))}", file=sys.stderr)
     if form in (Format.TERMINAL, Format.CSV):
-        for note in (*table.notes, *stats.notes):
+        for note in found["notes"]:
             print(f"note: {escaped(note)}", file=sys.stderr)
 
 
-def _chip_of_reference(reference: str | None) -> str | None:
-    """Return the chip of published figures, whose roofline applies when they are compared."""
-    from orchestrator.planning.roofline import CHIPS
-
-    return reference if reference and reference.lower() in CHIPS else None
-
-
-def _sorted(table: BackendTable, sort: Sort) -> list[tuple[int, ShapeBest]]:
-    numbered = list(enumerate(table.shapes))
-    if sort is Sort.TFLOPS:
-        numbered.sort(key=lambda at: -(won.tflops if (won := at[1].winner) else 0))
-    elif sort is Sort.RATIO:
-        numbered.sort(key=lambda at: -(at[1].ratio("asm") or 0))
-    return numbered
+def _size(row: dict[str, Any], sort: Sort) -> float:
+    """Return the figure that shapes are sorted by."""
+    if sort is Sort.RATIO:
+        return row["asm_over_best_other"] or 0.0
+    return row["backends"][row["best"]]["tflops"] if row["best"] else 0.0
 
 
-def _write(
-    to: TextIO,
-    form: Format,
-    table: BackendTable,
-    stats: Statistics,
-    numbered: Sequence[tuple[int, ShapeBest]],
-    references: Sequence[Reference],
-    rows: int,
-) -> None:
+def _write(to: TextIO, form: Format, found: dict[str, Any], rows: int) -> None:
     import json
 
-    from orchestrator.analysis.backends.document import document, write_csv
-    from orchestrator.analysis.backends.render import markdown, show
+    from orchestrator.results import output
+    from orchestrator.results.analyze import write_csv
 
     if form is Format.JSON:
-        print(json.dumps(document(table, stats, references), indent=1, ensure_ascii=False, allow_nan=False), file=to)
+        print(json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False), file=to)
     elif form is Format.CSV:
-        write_csv(table, stats, to)
+        write_csv(found, to)
     elif form is Format.MARKDOWN:
-        for line in markdown(table, stats, numbered, references):
-            print(line, file=to)
+        print(*output.analysis_markdown(found), sep="\n", file=to)
     else:
         from rich.console import Console
 
         wide = None if to.isatty() else PIPE_WIDTH
         console = Console(file=to, width=wide, no_color=wide is not None or None, highlight=False)
-        show(console, table, stats, numbered[: rows or None], references)
-
-
-def _to_file(
-    out: Path,
-    form: Format,
-    table: BackendTable,
-    stats: Statistics,
-    numbered: Sequence[tuple[int, ShapeBest]],
-    references: Sequence[Reference],
-) -> None:
-    from orchestrator.errors import InputError
-    from orchestrator.tables.faults import escaped
-    from orchestrator.userfiles import write_atomic
-
-    text = StringIO()
-    _write(text, form, table, stats, numbered, references, 0)
-    try:
-        write_atomic(out, text.getvalue())
-    except OSError as e:
-        raise InputError(f"{escaped(str(out))}: cannot be written: {e.strerror or e}") from e
-    print(f"written: {escaped(str(out))}", file=sys.stderr)
+        output.show_analysis(console, found, found["rows"][: rows or None])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +13,9 @@ import typer
 from orchestrator.cli.options import DriveOptions, FamilyOpt, InventoryOpt, RunOptions
 
 if TYPE_CHECKING:
-    from orchestrator.bench import request
     from orchestrator.paths import RunPaths
-    from orchestrator.run.prepare import RunRequest
+    from orchestrator.run.prepare import Prepared, RunRequest
+    from worker.protocol.bench import Side
 
 
 def bench(
@@ -82,59 +83,52 @@ def bench(
 
     All backends of a shape run in turn on the same device, so that drift affects each of them alike.
     """
-    from orchestrator.bench import alternation, request
+    from orchestrator.bench import request
     from orchestrator.cli import tuning
+    from orchestrator.run.prepare import prepare
+    from worker.protocol.bench import lodge
 
-    wanted = request.BenchRequest(
-        backends=backend or (["aiter-triton"] if config_set else []), envs=env or [],
-        config_sets=config_set or [], timer=timer, kernel=kernel, runs=repeats, extra=extra,
-        stability=stability, sample_s=sample, table=db, gluon_from=gluon_from,
-        more=tuning.parse_options(option or []),
+    sides = request.sides(env or [], config_set or [])
+    options = request.options(
+        sides, backend or [], db, gluon_from, timer=timer, kernel=kernel, runs=repeats, extra=extra, within=stability,
+        sample_s=sample, **tuning.parse_options(option or []),
     )  # fmt: skip
     if shapes is None:
         shapes, family = request.suite(), family or request.SUITE_FAMILY
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
-    run_request = tuning.run_request(
-        run, drive, shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, err_ratio=err_ratio
-    )
-    named = request.stacks(wanted.envs)
-    if any(s.image for s in named):
-        raise typer.Exit(_alternate(run_request, wanted, named, run))
-    raise typer.Exit(tuning.start(alternation.prepared(run_request, wanted), run))
+    options, texts = lodge(options)
+    asked = tuning.run_request(
+        run, drive, shapes=shapes, inventory=inventory, family=family, tuner=request.TUNER, err_ratio=err_ratio,
+        options=options, texts=texts, bench=True,
+    )  # fmt: skip
+    prepared = prepare(asked)
+    if any(s.image for s in sides):
+        raise typer.Exit(_passes(prepared, asked, sides, run))
+    raise typer.Exit(tuning.start(prepared, run))
 
 
-def _alternate(
-    run_request: RunRequest, wanted: request.BenchRequest, stacks: Sequence[request.Stack], run: RunOptions
-) -> int:
+def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: RunOptions) -> int:
     """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
-    from orchestrator.bench import alternation
+    from orchestrator.bench.request import refuse_other_engines, run_passes
     from orchestrator.cli import tuning
     from orchestrator.cli.output.run_end import finish_bench
     from orchestrator.cli.output.status import make_view
     from orchestrator.errors import InputError
-    from orchestrator.results.bench import write_files
     from orchestrator.run.drive import drive
 
     if run.detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")
-    first = alternation.prepared(run_request, wanted)
-    alternation.refuse_other_engines(first)
+    refuse_other_engines(prepared)
     if run.plan:
-        tuning.show_plan(first, json_=run.json_)
+        tuning.show_plan(prepared, json_=run.json_)
         return 0
-    tuning.show_notes(first, quiet=run.json_)
-    of = alternation.alternation_of(first, run_request, wanted, stacks)
+    tuning.show_notes(prepared, quiet=run.json_)
 
     def drive_pass(paths: RunPaths, what: str) -> str:
-        print(f"{what}: run {paths.run}", flush=True)
-        view = make_view()
-        try:
+        print(f"{what}: run {paths.run}", file=sys.stderr if run.json_ else sys.stdout, flush=True)
+        with contextlib.closing(make_view()) as view:
             return drive(paths, view).state
-        finally:
-            view.close()
 
-    passes = alternation.Passes(of, drive_pass)
-    state = passes.go(first.listed.shapes)
-    found = passes.found()
-    write_files(of.family, of.root, found, passes.stacks)
-    return finish_bench(of.root, of.family, found, passes.stacks, state, len(first.listed.shapes), json_=run.json_)
+    found, state = run_passes(prepared, asked, sides, drive_pass)
+    found.write()
+    return finish_bench(found, state, json_=run.json_)

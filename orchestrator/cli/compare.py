@@ -13,7 +13,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.analysis.compare.statistics import Rule
+    from orchestrator.results.compare import Rule
 
 
 def compare(
@@ -61,11 +61,11 @@ def compare(
 
     Exit code 1 on a regression, 4 where rows could not be judged.
     """
-    from orchestrator.analysis.compare import output
-    from orchestrator.analysis.compare.document import compare as judged
-    from orchestrator.analysis.compare.reading import read_sides
     from orchestrator.command_hints import command
     from orchestrator.errors import InputError
+    from orchestrator.results.comparison import compare as judged
+    from orchestrator.results.comparison import read_sides
+    from orchestrator.results.output import comparison_markdown
     from orchestrator.tables.faults import escaped
 
     if sides and (golden or tot):
@@ -90,7 +90,7 @@ def compare(
     if json_:
         print(json.dumps(found))
     elif markdown == "-":
-        print(*output.markdown(found), sep="\n")
+        print(*comparison_markdown(found), sep="\n")
     else:
         _print_verdict(found, str(again or ""))
     for text in found["warnings"]:
@@ -104,8 +104,8 @@ def compare(
 def _rule(text: str, ignore_below: float) -> Rule:
     import math
 
-    from orchestrator.analysis.compare.statistics import Rule
     from orchestrator.errors import InputError
+    from orchestrator.results.compare import Rule
     from orchestrator.tables.faults import shown
 
     try:
@@ -134,20 +134,21 @@ def _refuse_overwriting(read: list[Path], write: list[Path]) -> None:
 
 
 def _write(found: dict[str, Any], out: Path | None, again: Path | None, page: Path | None) -> list[str]:
-    from orchestrator.analysis.compare import output
     from orchestrator.errors import InputError
+    from orchestrator.results.comparison import write_again, write_rows
+    from orchestrator.results.output import comparison_markdown
     from orchestrator.userfiles import write_atomic
 
     written = []
     try:
         if out:
-            output.write_rows(found, out)
+            write_rows(found, out)
             written.append(str(out))
         if again:
-            output.write_again(found, again)
+            write_again(found, again)
             written.append(f"{again} ({plural(found['open'], 'row')} to measure again)")
         if page:
-            write_atomic(page, "\n".join(output.markdown(found)) + "\n")
+            write_atomic(page, "\n".join(comparison_markdown(found)) + "\n")
             written.append(str(page))
     except OSError as e:
         raise InputError(f"{e.filename or out or again or page}: cannot be written: {e.strerror}") from e
@@ -155,14 +156,13 @@ def _write(found: dict[str, Any], out: Path | None, again: Path | None, page: Pa
 
 
 def _print_verdict(found: dict[str, Any], listed: str) -> None:
-    from orchestrator.analysis.compare import output
-    from orchestrator.analysis.grid import on_terminal
     from orchestrator.cli.output.terminal import console
+    from orchestrator.results import output
     from orchestrator.tables.faults import escaped
 
     screen = console()
-    for grid in (output.environments(found), output.table(found)):
+    for grid in (output.environments(found), output.comparison_table(found)):
         if grid.rows:
-            screen.print(on_terminal(grid))
-    for line in output.sentences(found, listed):
+            screen.print(output.on_terminal(grid))
+    for line in output.comparison_sentences(found, listed):
         print(escaped(line))

@@ -69,7 +69,7 @@ def undo(
     tree: Annotated[Path, typer.Argument(metavar="TREE", help="Folder that holds `aiter/`.")], as_json: JsonOpt = False
 ) -> None:
     """Take back the last merge into a tree."""
-    from orchestrator.configs.journal import undo as take_back
+    from orchestrator.configs.merge import undo as take_back
     from orchestrator.tables.faults import escaped
 
     done = take_back(tree)

@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,10 +16,10 @@ from orchestrator.command_hints import command
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.tuned_db.diff import DiffRow
-    from orchestrator.tuned_db.merge import MergeReport, MergeRow
-    from orchestrator.tuned_db.records import Facts
-    from orchestrator.tuned_db.sources import MergeInput
+    from orchestrator.tables.merge import MergeReport
+    from orchestrator.tables.policy import MergeRow
+    from orchestrator.tables.records import Facts
+    from orchestrator.tables.sources import MergeInput
 
 SHOWN = 40
 
@@ -35,32 +35,32 @@ def diff(
     Lists the rows added, gone and changed from A to B, with the speed-up of each.
     """
     from orchestrator.tables.faults import escaped
-    from orchestrator.tuned_db.diff import diff as compare
-    from orchestrator.tuned_db.sources import one_family
+    from orchestrator.tables.merge import diff as compare
+    from orchestrator.tables.sources import one_family
 
     found = compare(a, b, one_family([a, b], family))
     if as_json:
-        print(json.dumps(found.to_json(), indent=1))
+        print(json.dumps(found, indent=1))
         return
-    for row in found.rows[:SHOWN]:
+    for row in found["rows"][:SHOWN]:
         print(escaped(_diff_line(row)))
-    if len(found.rows) > SHOWN:
-        print(f"... and {plural(len(found.rows) - SHOWN, 'more row')} (all with --json)")
-    for word, names in (("gone", found.columns_gone), ("added", found.columns_added)):
-        if names:
+    if len(found["rows"]) > SHOWN:
+        print(f"... and {plural(len(found['rows']) - SHOWN, 'more row')} (all with --json)")
+    for word in ("gone", "added"):
+        if names := found[f"columns_{word}"]:
             print(escaped(f"columns {word}: {', '.join(names)}"))
     words = {"added": "added", "gone": "gone", "kernel": "of another kernel", "us": "of another time"}
     words |= {"cells": "of other cells", "same": "the same"}
-    print(", ".join(f"{n} {words[c]}" for c, n in found.counts().items() if n) or "no rows")
+    print(", ".join(f"{n} {words[c]}" for c, n in found["counts"].items() if n) or "no rows")
 
 
-def _diff_line(row: DiffRow) -> str:
-    sides = [s for s in (row.a, row.b) if s is not None]
-    times = " -> ".join("no time" if s.us is None else f"{s.us:g} us" for s in sides)
-    kernels = " -> ".join(dict.fromkeys(s.kernel[:60] or "no kernel" for s in sides))
-    faster = f"  {row.speedup:.3f}x" if row.speedup is not None else ""
-    cells = f"  ({', '.join(row.cells)})" if row.change == "cells" else ""
-    return f"{row.change:6} {shape_of(row.key)}  {times}{faster}  {kernels}{cells}"
+def _diff_line(row: dict[str, Any]) -> str:
+    sides = [s for s in (row["a"], row["b"]) if s is not None]
+    times = " -> ".join("no time" if s["us"] is None else f"{s['us']:g} us" for s in sides)
+    kernels = " -> ".join(dict.fromkeys(s["kernel"][:60] or "no kernel" for s in sides))
+    faster = f"  {row['speedup']:.3f}x" if row["speedup"] is not None else ""
+    cells = f"  ({', '.join(row['cells'])})" if row["change"] == "cells" else ""
+    return f"{row['change']:6} {shape_of(row['key'])}  {times}{faster}  {kernels}{cells}"
 
 
 class PolicyName(StrEnum):
@@ -104,9 +104,10 @@ def merge(
 
     The old table is kept; `db undo` restores it.
     """
-    from orchestrator.tuned_db.sources import open_sources
+    from orchestrator.results.run_facts import RunFacts
+    from orchestrator.tables.sources import open_sources
 
-    sources = open_sources(new, profile or [], into, family)
+    sources = open_sources(new, profile or [], into, family, RunFacts)
     report = _merge(sources, into, policy, allow_mixed, err_ratio, sources.facts)
     _print_merge(report, sources, as_json)
 
@@ -120,10 +121,9 @@ def undo(
     Restores the provenance records of its rows as well.
     """
     from orchestrator.tables.faults import escaped
-    from orchestrator.tuned_db.merge import LOCK_WAIT_S
-    from orchestrator.tuned_db.versions import undo as give_back
+    from orchestrator.tables.journal import undo as give_back
 
-    done = give_back(table, LOCK_WAIT_S)
+    done = give_back(table)
     if as_json:
         print(json.dumps(asdict(done), indent=1))
         return
@@ -137,10 +137,12 @@ def undo(
 def _merge(
     sources: MergeInput, into: Path, policy: PolicyName, allow_mixed: bool, err_ratio: float, facts: Facts
 ) -> MergeReport:
-    from orchestrator.tuned_db.merge import Rules, merge
+    from orchestrator.tables.merge import merge
 
-    rules = Rules(policy=policy.value, err_ratio=err_ratio, allow_mixed=allow_mixed)
-    return merge(sources.newcomers(), into, sources.family, rules=rules, profile=sources.beside(), facts=facts)
+    return merge(
+        sources.newcomers(), into, sources.family, profile=sources.beside(), facts=facts, policy=policy.value,
+        err_ratio=err_ratio, allow_mixed=allow_mixed,
+    )  # fmt: skip
 
 
 def _print_merge(report: MergeReport, sources: MergeInput, as_json: bool) -> None:

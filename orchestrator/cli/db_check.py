@@ -12,7 +12,7 @@ from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_b
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.tuned_db.check import Checked
+    from orchestrator.tables.check import Checked
 
 MOST_PROBLEMS = 200
 
@@ -40,10 +40,10 @@ def check(
     Each table alone and all together, with --build as that AITER would serve them; exit code 1 on an error.
     """
     from orchestrator.errors import InputError
+    from orchestrator.tables.check import VERDICTS, verdict_of
+    from orchestrator.tables.check import check as check_tables
     from orchestrator.tables.faults import escaped
-    from orchestrator.tuned_db.check import check as check_tables
-    from orchestrator.tuned_db.check import verdict_of
-    from orchestrator.tuned_db.check_build import REBUILD, VERDICTS
+    from orchestrator.tables.rules import REBUILD
 
     with opened_build(build, inventory) as there:
         found, faults = check_tables(tables, family, err_ratio, there, alone=env)
@@ -67,14 +67,14 @@ def check(
         print(f"{held_to}{', '.join(words[:2])}: {', '.join(words[2:])}")
     if faults:
         raise InputError(faults)
-    unclean = any(f.rule != REBUILD for c in found for f in c.findings.values())
+    unclean = any(f.rule != REBUILD for c in found for f in c.findings)
     if errors or (strict and unclean):
         raise typer.Exit(1)
 
 
 def _print_table(c: Checked, *, findings: bool) -> None:
+    from orchestrator.tables.check import SHOWN
     from orchestrator.tables.faults import escaped, listed
-    from orchestrator.tuned_db.check import SHOWN
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     rows = plural(c.rows, "row") + (f" ({chips})" if chips else "")
@@ -90,7 +90,7 @@ def _print_table(c: Checked, *, findings: bool) -> None:
             "unread": "could not be read",
         }
         print("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
-    for f in sorted(c.findings.values() if findings else (), key=lambda f: (f.level, f.rule)):
-        print(f"  {f.level}: {f.rule}, {plural(len(f.rows), 'time')}")
-        for line in listed((f"{c.path}:{n}: {text}" for n, text in f.rows), SHOWN, "    "):
+    for (rule, level), some in sorted(c.by_rule().items() if findings else (), key=lambda f: f[0][::-1]):
+        print(f"  {level}: {rule}, {plural(len(some), 'time')}")
+        for line in listed((f"{f.path}:{f.line}: {f.text}" for f in some), SHOWN, "    "):
             print(escaped(line))

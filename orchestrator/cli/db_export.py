@@ -14,10 +14,10 @@ import typer
 from orchestrator.cli.options import BuildOpt, JsonOpt, TableFamilyOpt, opened_build
 
 if TYPE_CHECKING:
-    from orchestrator.results.aiter_compatibility import LoadFinding
+    from orchestrator.tables.build import Build
     from orchestrator.tables.tuned import Table
-    from orchestrator.tuned_db.aiter_build import Build
     from worker.families import Family
+    from worker.text import Finding
 
 
 def export(
@@ -43,9 +43,6 @@ def export(
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Take the chips of these nodes.")
     ] = None,
     build: BuildOpt = None,
-    aiter_root: Annotated[
-        Path | None, typer.Option("--aiter-root", metavar="DIR", help="Old name of --build.", hidden=True)
-    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace files that are there.")] = False,
     as_json: JsonOpt = False,
 ) -> None:
@@ -54,15 +51,7 @@ def export(
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import (
-        LoadFinding,
-        against_build,
-        duplicates,
-        never_selected,
-        rebuild,
-        refuse_own,
-        routed,
-    )
+    from orchestrator.tables.export import duplicates, in_build, never_selected, refuse_own
 
     if (gfx is None) != (cu_num is None):
         raise InputError("give --gfx and --cu-num together: they are a pair in the key of a row")
@@ -73,15 +62,12 @@ def export(
     refuse_own(files)
     only_for_image = gfx is not None and build is not None  # then -i names a node that has the image of --build
     chips = _chips(gfx, cu_num, None if only_for_image else inventory)
-    found: list[LoadFinding] = []
-    if aiter_root is not None:
-        found.append(LoadFinding("note", "--aiter-root is now called --build"))
-        build = build or str(aiter_root)
+    found: list[Finding] = []
     lines: list[str] = []
     written: list[str] = []
     with opened_build(build, inventory) as there:
-        checked = [f for s in files for f in (*(against_build(s, there) if there else rebuild(s)), *routed(s))]
-        cannot = there is not None and any(f.level == "fatal" for f in checked)
+        checked = [f for s in files for f in in_build(s, there)]
+        cannot = there is not None and any(f.level == "error" for f in checked)
         for of, some in sources.items() if not cannot else ():
             found += [f for s in some for f in never_selected(s, chips)]
             if out is None and model is None:
@@ -96,7 +82,7 @@ def export(
                 lines.append(_line(of, paths, at))
                 found.append(_other_tables_note(of, there))
         found += checked
-    failed = any(f.level == "fatal" for f in found)
+    failed = any(f.level == "error" for f in found)
     _print_export([] if failed else lines, written, found, as_json, wants_env=model is None)
     if failed:
         raise typer.Exit(1)
@@ -127,7 +113,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
         return out
     from orchestrator.errors import NoUsableNodeError
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.poll import check_nodes
+    from orchestrator.nodes.check import check_nodes
 
     nodes = load_inventory(inventory).nodes
     out |= {(n.gfx, n.cu_num) for n in nodes.values() if n.gfx and n.cu_num}
@@ -143,7 +129,7 @@ def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[t
 
 def _write(some: list[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     from orchestrator.errors import InputError
-    from orchestrator.results.aiter_compatibility import FORMS, best_rows, model_names, usual_form
+    from orchestrator.tables.export import FORMS, best_rows, model_names, usual_form
     from orchestrator.tables.write import write_csv
 
     of = some[0].family
@@ -168,28 +154,28 @@ def _write(some: list[Table], folder: Path, model: str | None, form: str | None,
     return paths
 
 
-def _neighbours(written: Path, of: Family, model: str | None) -> list[LoadFinding]:
+def _neighbours(written: Path, of: Family, model: str | None) -> list[Finding]:
     """Return duplicates of keys in the same model_configs folder, and in the configs folder above it."""
     if model is None:
         return []
-    from orchestrator.results.aiter_compatibility import duplicates
+    from orchestrator.tables.export import duplicates
     from orchestrator.tables.locate import shipped_tables
-    from orchestrator.tables.tuned import read_shipped
+    from orchestrator.tables.tuned import read_table
 
     folder = written.parent
     above = folder.parent / of.tuned_csv
     files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *shipped_tables(folder, of)]
-    return duplicates([read_shipped(p, of) for p in files])
+    return duplicates([read_table(p, of, lenient=True) for p in files])
 
 
-def _other_tables_note(of: Family, build: Build | None) -> LoadFinding:
-    from orchestrator.results.aiter_compatibility import LoadFinding
+def _other_tables_note(of: Family, build: Build | None) -> Finding:
+    from worker.text import Finding
 
     text = (
         f"{of.name}: with {of.env} set, AITER reads the listed tables only, none of its own;"
         " name its tables too (with -o DIR) to keep their rows"
     )
-    return LoadFinding("note", text + (f": {build.configs / of.tuned_csv}, ..." if build else ""))
+    return Finding("note", "tables", "", 0, text + (f": {build.configs / of.tuned_csv}, ..." if build else ""))
 
 
 def _line(of: Family, paths: list[Path], at: str | None) -> str:
@@ -206,7 +192,7 @@ def _line(of: Family, paths: list[Path], at: str | None) -> str:
 
 
 def _print_export(
-    lines: list[str], written: list[str], found: list[LoadFinding], as_json: bool, *, wants_env: bool
+    lines: list[str], written: list[str], found: list[Finding], as_json: bool, *, wants_env: bool
 ) -> None:
     """Print what was exported; with `wants_env` standard output is for `eval` and holds nothing but `lines`."""
     from orchestrator.tables.faults import escaped
@@ -217,7 +203,7 @@ def _print_export(
             "env": lines,
             "files": written,
             "rebuild": rebuild,
-            "findings": [{"level": f.level, "text": f.text} for f in found],
+            "findings": [{"level": "fatal" if f.level == "error" else f.level, "text": f.text} for f in found],
         }
         print(json.dumps(document))
         return
@@ -228,6 +214,5 @@ def _print_export(
     for name in written:
         print(f"written: {escaped(name)}", file=sys.stderr if wants_env else sys.stdout)
     for f in found:
-        word = {"fatal": "error", "warning": "warning", "note": "note"}[f.level]
         first, *rest = f.text.splitlines()
-        print("\n".join((f"{word}: {escaped(first)}", *map(escaped, rest))), file=sys.stderr)
+        print("\n".join((f"{f.level}: {escaped(first)}", *map(escaped, rest))), file=sys.stderr)

@@ -32,7 +32,7 @@ def check(
     Prints what it means, or all that is wrong (exit code 2).
     """
     from orchestrator.errors import InputError
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory import check_references, load_inventory
     from orchestrator.inventory.model import dumps
     from orchestrator.nodes.occupancy import refuse_one_gpu_twice
     from orchestrator.templating import data_folder
@@ -45,28 +45,13 @@ def check(
         found = load_inventory(path)
         refuse_one_gpu_twice(found.nodes, {})
         if env:
-            _resolve_all(found)
+            check_references(found.nodes.values())
     except InputError as e:
         if as_json:
             typer.echo(json.dumps({"ok": False, "file": str(path), "faults": e.faults}))
         raise
     summary = summarise(found)
     typer.echo(json.dumps(summary) if as_json else "\n".join(_lines(summary)))
-
-
-def _resolve_all(found: Inventory) -> None:
-    """Raise InventoryError with the faults of all nodes."""
-    from orchestrator.errors import InventoryError
-    from orchestrator.inventory import resolved
-
-    faults: list[str] = []
-    for node in found.nodes.values():
-        try:
-            resolved(node)
-        except InventoryError as e:
-            faults += e.faults
-    if faults:
-        raise InventoryError(faults)
 
 
 def summarise(found: Inventory) -> dict[str, Any]:
@@ -82,7 +67,6 @@ def summarise(found: Inventory) -> dict[str, Any]:
 
 def _node(node: Node) -> dict[str, Any]:
     from orchestrator.engines import find_engine
-    from orchestrator.inventory.pools import pool_words
     from orchestrator.inventory.values import missing, names, texts
 
     options, kubernetes = node.options(), node.lease == "kubernetes"
@@ -93,7 +77,7 @@ def _node(node: Node) -> dict[str, Any]:
         "transport": node.transport,
         "host": (node.host or node.name) if node.transport == "ssh" else None,
         "lease": node.lease,
-        "pool": pool_words(node) if node.lease else None,
+        "pool": node.pool_words() if node.lease else None,
         "via": node.via,
         "engine": node.engine,
         "image": node.image if (e := find_engine(node.engine)).runs_images or e.enter or kubernetes else None,

@@ -32,8 +32,7 @@ def check(
     from orchestrator.cli.output.terminal import console, plain, table
     from orchestrator.inventory import limit as only
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.check import COLUMNS
-    from orchestrator.nodes.poll import check_nodes
+    from orchestrator.nodes.check import COLUMNS, check_nodes
     from orchestrator.paths import new_run_id
     from orchestrator.run.leased import check_pools, probe_pools
     from orchestrator.templating import data_folder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 import typer
 
 if TYPE_CHECKING:
-    from orchestrator.tuned_db.aiter_build import Build
+    from orchestrator.tables.build import Build
 
 DEFAULT_RUNS = Path("runs")
 
@@ -142,7 +142,7 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
 @contextmanager
 def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
     """Yield the build of `--build TREE|IMAGE`, None without one. Raises as `opened_tree`."""
-    from orchestrator.tuned_db.aiter_build import Build
+    from orchestrator.tables.build import Build
 
     if build is None:
         yield None

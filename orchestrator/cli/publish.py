@@ -12,7 +12,7 @@ import typer
 from orchestrator.cli.options import DEFAULT_RUNS, JsonOpt, RunsOpt, TableFamilyOpt
 
 if TYPE_CHECKING:
-    from orchestrator.publish.publish import Published
+    from orchestrator.tables.publish import Published
 
 
 def publish(
@@ -63,10 +63,11 @@ def publish(
 
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
+    from orchestrator.configs.merge import to_publish
     from orchestrator.errors import InputError
     from orchestrator.paths import find_run
-    from orchestrator.publish.publish import Request
-    from orchestrator.publish.publish import publish as make
+    from orchestrator.results.run_facts import RunFacts
+    from orchestrator.tables.publish import publish as make
 
     paths = [Path(s) if Path(s).exists() else find_run(runs, s).root for s in sources]
     first = paths[0]
@@ -77,10 +78,8 @@ def publish(
     runner = str(Path(python).absolute()) if "/" in python else python or sys.executable
     words = nodes if verify or inventory else None
     found = make(
-        Request(
-            paths, onto, model, out, base, branch, refresh, family, title, e2e, runner if checks else "", runs, words,
-            sys.argv[1:],
-        )
+        paths, onto, model, out, RunFacts, to_publish, base=base, branch=branch, refresh=refresh, family=family,
+        title=title, e2e=e2e, python=runner if checks else "", runs=runs, verify=words, argv=sys.argv[1:],
     )  # fmt: skip
     _print(found, as_json)
     if not found.ok:
@@ -92,8 +91,8 @@ def _print(found: Published, as_json: bool) -> None:
 
     rows = [
         {"family": p.family.name, "key": dict(zip(("gfx", "cu_num", *p.family.key_names), r.new.key, strict=True)),
-         "outcome": r.outcome, "why": r.why, "before_us": r.before.us if r.before else None, "after_us": r.after.us,
-         "paired": r.paired, "rebuild": r.rebuild}
+         "outcome": r.action, "why": r.why, "before_us": r.before.us if r.before else None, "after_us": r.after.us,
+         "paired": r.rival is not None, "rebuild": r.rebuild}
         for p in found.parts for r in p.rows
     ]  # fmt: skip
     if as_json:

@@ -98,8 +98,8 @@ def _prepared(request: RunRequest, profiles: list[Path], runners: int) -> tuple[
     from orchestrator.paths import RunConfig
     from orchestrator.results.recheck import chip_of_rows, rows_to_check
     from orchestrator.run.prepare import prepare
+    from orchestrator.tables.sources import open_sources
     from orchestrator.tables.tuned import chip_name
-    from orchestrator.tuned_db.sources import open_sources
     from worker.tuners.catalog import recorded_tuner
 
     table = request.shapes

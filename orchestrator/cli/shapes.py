@@ -6,6 +6,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +16,9 @@ from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from worker.text import plural
 
 if TYPE_CHECKING:
+    from orchestrator.families import PadLevel
     from orchestrator.shapes import ShapeList
     from orchestrator.shapes.aiter_log import Misses
-    from orchestrator.shapes.writing import PadLevel
     from worker.families import Family
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
@@ -114,8 +115,7 @@ def from_model(
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.from_model import model_shapes, parse_m
-    from orchestrator.shapes.model_config import read_model
+    from orchestrator.shapes.from_model import model_shapes, parse_m, read_model
     from orchestrator.shapes.writing import finished
     from worker.families import DEFAULT_FAMILY
 
@@ -206,7 +206,7 @@ def capture(
     from orchestrator.errors import InputError
     from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.capture import capture_here, capture_on
+    from orchestrator.nodes.command import WorkloadLog, capture_here, capture_on
 
     name = get_family(family).name if family else None
     if out.exists() and not force:  # before hours of work, not after
@@ -214,19 +214,16 @@ def capture(
     if (node is None) != (inventory is None):
         raise InputError("--node and -i belong together: a node, and the inventory that has it")
 
-    def log(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
-
+    log = WorkloadLog(name, partial(print, file=sys.stderr, flush=True))
     if node is not None and inventory is not None:
         known = load_inventory(inventory)
-        found = capture_on(known, node, command, name, log, accept_new_host_keys=accept_new_host_keys)
+        found, code = capture_on(known, node, command, log, accept_new_host_keys=accept_new_host_keys)
     else:
-        found = capture_here(command, name, log)
-    found.misses.notes += found.notes
-    ended = "" if found.code == 0 else f", which ended with code {found.code}"
-    source = f"{plural(found.misses.lines, 'line')} of {command[0]}{ended}"
-    write_misses(found.misses, name, out, level_of(pad_m, coarse), force, as_json, source, top, least)
-    if found.code != 0:
+        found, code = capture_here(command, log)
+    ended = "" if code == 0 else f", which ended with code {code}"
+    source = f"{plural(found.lines, 'line')} of {command[0]}{ended}"
+    write_misses(found, name, out, level_of(pad_m, coarse), force, as_json, source, top, least)
+    if code != 0:
         raise typer.Exit(1)
 
 
@@ -243,8 +240,9 @@ def write_misses(
 ) -> None:
     """Write the missed shapes, one list per family, and print a summary. Raises InputError."""
     from orchestrator.errors import InputError
+    from orchestrator.families import grid_point
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.writing import finished, grid_point
+    from orchestrator.shapes.writing import finished
     from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]

@@ -100,8 +100,9 @@ def headline(plan: Plan) -> str:
     """Return `28 shapes, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
     slots = sum(plan.nodes.values())
     skipped = f", {len(plan.skipped)} skipped" if plan.skipped else ""
+    what = f"bench of {plan.family}" if plan.tuner == "bench" else f"{plan.family} with tuner {plan.tuner}"
     return (
-        f"{plan.family} with tuner {plan.tuner} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
+        f"{what} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
         f"{plural(plan.todo, 'shape')}{skipped}, "
         f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {estimate(plan)}"
     )

@@ -47,8 +47,8 @@ def verify(
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.command import deployed_on
     from orchestrator.paths import RunConfig, find_run
-    from orchestrator.results.aiter_compatibility import refuse_own
     from orchestrator.results.verify import verify_on
+    from orchestrator.tables.export import refuse_own
     from orchestrator.tables.locate import family_of
     from orchestrator.tables.tuned import read_table
 

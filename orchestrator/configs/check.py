@@ -11,10 +11,11 @@ from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
 
-from orchestrator.configs.recheck import resolver_of
+from orchestrator.configs.aiter import AiterTree
 from orchestrator.errors import InputError
+from worker.text import LEVELS, Finding
 from worker.triton_configs.kinds import KINDS, ConfigKind
-from worker.triton_configs.lint import LEVELS, Finding, Shipped, lint, shipped
+from worker.triton_configs.lint import Shipped, lint, shipped
 from worker.triton_configs.resolve import CONFIGS, LDS_BYTES, Bucket, ConfigFileError, Resolver, ranges
 
 ANY_SHAPE = (16, 8192, 8192)
@@ -73,7 +74,7 @@ def check(
 
     Raises InputError where the tree has no known loader, or there is no compiler here.
     """
-    resolver = resolver_of(root, gfx)
+    resolver = AiterTree(root, gfx).resolver
     every = [f for f in shipped(resolver)[0] if f.kind in kinds]
     files = [f for f in every if f.matches(*size)]
     left_out = {f.at for f in every} - {f.at for f in files}

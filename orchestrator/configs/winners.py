@@ -1,25 +1,54 @@
-"""Records of a run's winning Triton configs, read from `configs/aiter/` of its folder (docs/reference/files.md)."""
+"""Winning configs of a run: written from its ledger into `configs/aiter/`, and read there (docs/reference/files.md).
+
+Each winning row carries its bucket's document (worker.protocol.ConfigRow). Rows of one bucket from one attempt are one
+decision. If attempts decided differently on a bucket (its group was split after a fault), it keeps what it has.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.faults import Faults, shown
 from orchestrator.tables.open import csv_records
-from orchestrator.tables.tuned import number_of
+from orchestrator.tables.tuned import best, number_of
+from orchestrator.tables.write import write_csv
+from orchestrator.userfiles import write_atomic
+from worker.families import Family
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
-from worker.triton_configs.resolve import Bucket, bound_of, read
+from worker.triton_configs.resolve import Bucket, bound_of, is_bucket, read, written
 
+FIELD = "triton_config"
+"""The field of a winner's row in the ledger that holds its bucket's document."""
 FOLDER = "configs/aiter"
 TABLE = "tuned.csv"
 COLUMNS = (
     "kind", "config", "gfx", "B", "N", "K", "bucket", "caller", "M", "count", "old_us", "new_us", "err_ratio", "old",
     "file",
 )  # fmt: skip
+
+
+class Place(NamedTuple):
+    """A bucket of a shape's file; `shape` is (B, N, K), B None where the kind has none; None: of the default file."""
+
+    kind: ConfigKind
+    arch: str
+    shape: tuple[int | None, int, int] | None
+    bucket: str
+
+    @property
+    def file(self) -> str:
+        """Name of the file that holds the winners."""
+        if self.shape is None:
+            return f"{self.arch}-{self.kind.config}.json"
+        b, n, k = self.shape
+        batch = f"-B={b}" if b is not None and self.kind.batch_in_name else ""
+        return f"{self.arch}-{self.kind.config}{batch}-N={n}-K={k}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +68,10 @@ class Measured:
     err_ratio: float
     old: Bucket
     line: int = 0
+
+    def at(self) -> tuple[Any, ...]:
+        """The key of a measurement: shape, M and operator. B is None for all of a kind's or for none."""
+        return self.b, self.n, self.k, self.m, self.caller
 
 
 @dataclass(slots=True)
@@ -61,6 +94,11 @@ class WonFile:
     winners: dict[str, Winner] = field(default_factory=dict)
 
     @property
+    def values(self) -> dict[str, Bucket]:
+        """The new values by bucket."""
+        return {name: w.values for name, w in self.winners.items()}
+
+    @property
     def rows(self) -> list[Measured]:
         """All measurements."""
         return [m for w in self.winners.values() for m in w.measured]
@@ -70,6 +108,71 @@ class WonFile:
         """(B, N, K) of the first measurement; every one's where the file is not the default."""
         first = self.rows[0]
         return first.b, first.n, first.k
+
+
+def write(ledger: LedgerReader, folder: Path) -> list[str]:
+    """Write a config file for each shape with a winner, and tuned.csv naming them; what was left out, in sentences.
+
+    Raises OSError.
+    """
+    found, notes = decisions(ledger.family, ((r.key, r.row) for r in ledger.winners()))
+    files: dict[str, dict[str, Bucket]] = {}
+    for place, winner in found.items():
+        files.setdefault(place.file, {})[place.bucket] = winner.values
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, buckets in files.items():
+        write_atomic(folder / name, written(buckets))
+    for stale in {p.name for p in folder.glob("*.json")} - set(files):
+        (folder / stale).unlink()
+    rows = (
+        (p.kind.name, p.kind.config, p.arch, "" if r.b is None else r.b, r.n, r.k, p.bucket, r.caller, r.m, r.count,
+         r.old_us, r.new_us, r.err_ratio, json.dumps(r.old, separators=(",", ":")), p.file)
+        for p, winner in found.items() for r in sorted(winner.measured, key=Measured.at)
+    )  # fmt: skip
+    write_csv(folder / TABLE, COLUMNS, ([str(v) for v in row] for row in rows))
+    return notes
+
+
+def decisions(
+    family: Family, rows: Iterable[tuple[Sequence[int | str], Mapping[str, Any]]]
+) -> tuple[dict[Place, Winner], list[str]]:
+    """(new values by bucket, sentences on buckets that were left out) of winners: (key, further fields) each."""
+    by_place: dict[Place, list[Winner]] = {}
+    for key, extra in rows:
+        if (found := _decision(dict(zip(family.key_names, key, strict=True)), extra.get(FIELD))) is not None:
+            place, values, measured = found
+            known = by_place.setdefault(place, [])
+            if (mine := next((w for w in known if w.values == values), None)) is None:
+                known.append(mine := Winner(place.bucket, values))
+            mine.measured += measured
+    notes = [
+        f"{p.file}: {p.bucket} stays as it is: {len(of)} searches decided differently (shapes that differ in more than"
+        " M, or a group that was split)"
+        for p, of in by_place.items()
+        if len(of) > 1
+    ]
+    out = {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values}
+    for winner in out.values():  # the shape's own row has its count
+        winner.measured = list(best(winner.measured, Measured.at, lambda r: r.count == 0).values())
+    return out, notes
+
+
+def _decision(key: Mapping[str, int | str], text: Any) -> tuple[Place, Bucket, list[Measured]] | None:
+    """The document in a row, or None if the row has no such document. Values {}: the bucket stays as it is."""
+    try:
+        document = json.loads(text)
+        kind = BY_NAME[document["kind"]]
+        old, values, bucket, arch = document["old"], document["values"] or {}, document["bucket"], document["arch"]
+        shape = (int(key["B"]) if "B" in key else None, int(key["N"]), int(key["K"]))
+        measured = [
+            Measured(*shape, int(m), str(caller), int(count), float(was), float(us), float(err), dict(old[int(at)]))
+            for m, count, was, us, err, at, caller in document["points"]
+        ]
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+    if not is_bucket(bucket) or not isinstance(values, dict) or not str(arch).isalnum():
+        return None
+    return Place(kind, str(arch), None if document.get("default") else shape, bucket), values, measured
 
 
 def read_winners(run: Path) -> list[WonFile]:
@@ -101,7 +204,7 @@ def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonF
     """Add one row to its file's winners. Raises ValueError, KeyError and OSError, with what is wrong."""
     kind, name, bucket = BY_NAME.get(row["kind"]), row["file"], row["bucket"]
     if kind is None or kind.config != row["config"]:
-        raise ValueError(f"{shown(row['config'])} is no config of the kind {shown(row['kind'])}")
+        raise ValueError(f"{shown(row['config'])} is not a config of the kind {shown(row['kind'])}")
     bound_of(bucket)
     if name != Path(name).name or not name.startswith(f"{row['gfx']}-{kind.config}"):
         raise ValueError(f"file is {shown(name)}, not {row['gfx']}-{kind.config}... beside this table")
@@ -110,7 +213,7 @@ def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonF
     old = json.loads(row["old"])
     old_us, new_us = number_of(row["old_us"]), number_of(row["new_us"])
     if old_us is None or new_us is None or new_us <= 0 or not (old_us > 0 or old_us == -1) or not isinstance(old, dict):
-        raise ValueError("old_us, new_us or old is no measurement")
+        raise ValueError("old_us, new_us or old is not a measurement")
     if name not in files:
         files[name] = WonFile(folder / name, kind, row["gfx"], name == f"{row['gfx']}-{kind.config}.json")
     file = files[name]

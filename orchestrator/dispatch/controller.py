@@ -27,7 +27,6 @@ from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverE
 from orchestrator.events import (
     Decision,
     Event,
-    LeaseEnded,
     NodeDraining,
     NodeExpected,
     NodeLost,
@@ -174,9 +173,8 @@ class Controller:
         """Start the nodes that became ready, and let go of those whose lease is over."""
         for text, bad in turn.notes:
             self._watcher.note(text, bad=bad)
-        for event in turn.events:
-            if isinstance(event, LeaseEnded):
-                self._registry.remove(event.node)
+        for node in turn.gone:
+            self._registry.remove(node)
         for driver in turn.start:
             self._start(driver)
         return turn.events
@@ -300,10 +298,15 @@ class Controller:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        """Let the workers finish after the last shape was settled, and read their records to the end."""
+        """Let the workers finish after the last shape was settled, and read their records to the end; but not those
+        that still measure what was settled elsewhere."""
         self._outbox.drain()
-        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left())
+        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left() or self._only_copies())
         self._stop_workers()
+
+    def _only_copies(self) -> bool:
+        left = self._policy.outstanding()
+        return bool(left) and all(len(a.landed) < len(a.shapes) for a in left)
 
     def _stop_workers(self) -> None:
         progress = self._policy.progress()

@@ -96,7 +96,7 @@ class NodeDriver:
         """Next byte of each (stream, slot) that has not been posted yet."""
         self._post = post
         self._admission = admission
-        """Waited for before workers are started: the node may be occupied (orchestrator/nodes/admission.py)."""
+        """Waited for before workers are started: the node may be occupied (orchestrator/nodes/occupancy.py)."""
         self._results = results
         """Folder on the node for results that stay there after the run."""
         self._home = home
@@ -268,7 +268,8 @@ class NodeDriver:
         return self._admission(self._closing, lambda doing, why: self._post(NodeBusy(self.node, doing, why)))
 
     def _follow(self, present: frozenset[str]) -> str:
-        """Read the stream to its end; return why it ended. The node counts as up from its first frame on."""
+        """Read the stream to its end; return why it ended. The node counts as up from its first frame on,
+        but while its workers wait for devices that another run holds it is occupied."""
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
@@ -281,13 +282,20 @@ class NodeDriver:
         if self._closing.is_set():
             channel.close()
         try:
-            for number, frame in enumerate(read_frames(channel.read)):
+            up, waits = False, ""
+            for frame in read_frames(channel.read):
                 self._heard, self._spoke = math.inf, time.time()  # while the loop is behind, the silence is ours
                 if isinstance(frame, Beat) and (broken := _results_broken(frame)):
                     # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
-                if number == 0:
-                    self._patience_s = self._timeouts.silence
+                if isinstance(frame, Beat) and frame.waits != waits:
+                    if up:  # the next preparation takes back its specs
+                        raise TransportError(self.node, f"its devices are held by {frame.waits}")
+                    waits = frame.waits
+                    self._post(NodeBusy(self.node, "wait" if waits else "free", waits or "its devices are ours now"))
+                self._patience_s = self._timeouts.silence
+                if not up and not waits:
+                    up = True
                     self._post(NodeUp(self.node, self._session, present))
                 if isinstance(frame, Chunk):
                     key = (frame.stream, frame.slot)

@@ -144,6 +144,8 @@ class LeaseTurn:
     notes: list[tuple[str, bool]] = field(default_factory=list)
     rows: list[tuple[str, Chunk]] = field(default_factory=list)
     """(node, whole file from its beginning) of what ended leases left behind."""
+    gone: list[str] = field(default_factory=list)
+    """Nodes whose lease is over."""
 
 
 class NodeSupply(Protocol):

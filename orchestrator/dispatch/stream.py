@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger import Ledger
+from orchestrator.ledger import Ledger, clean
 from worker.protocol import SLOT_RE, ProtocolError
 
 MAX_CHUNK = 256 * 1024
@@ -42,6 +42,12 @@ class Beat:
     slots: dict[str, dict[str, Any]]
     error: str
     held: frozenset[str] | None = None
+
+    @property
+    def waits(self) -> str:
+        """Runs whose workers hold devices that workers there wait for, in words; "" for none."""
+        owners = {clean.text(str(s.get("waits") or ""), 100).partition("/")[0] for s in self.slots.values()} - {""}
+        return f"workers of run {', '.join(sorted(owners))}" if owners else ""
 
 
 def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:

@@ -123,7 +123,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
 
     Raises EngineError with the last words of a build that failed, TransportError, InputError.
     """
-    from orchestrator.nodes.link import transport_to
+    from orchestrator.nodes.plan import transport_to
 
     command: tuple[str, ...] = ("docker",)
     transport: Transport = LocalTransport(HERE)

@@ -10,7 +10,7 @@ from typing import IO, Any, cast
 
 import docker.errors
 
-from orchestrator.engine.docker.client import Docker
+from orchestrator.engine.docker.engine import Docker
 from orchestrator.engine.docker.spec import DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
@@ -65,7 +65,7 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
 
 def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...]]]:
     """This machine's Docker, then those of the inventory's nodes."""
-    from orchestrator.nodes.link import transport_to
+    from orchestrator.nodes.plan import transport_to
 
     yield LocalTransport(HERE), ("docker",)
     nodes: Iterable[Node] = load_inventory(inventory).nodes.values() if inventory else ()

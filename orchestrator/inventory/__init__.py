@@ -6,7 +6,7 @@ The format is described for users in docs/reference/inventory.md.
 from __future__ import annotations
 
 from orchestrator.inventory.load import MAX_BYTES, check_references, limit, load_inventory, resolved
-from orchestrator.inventory.model import Defaults, DockerSection, Inventory, Node, NodeOptions, json_schema
+from orchestrator.inventory.model import Defaults, DockerSection, Inventory, Node, NodeOptions
 
 __all__ = [
     "MAX_BYTES",
@@ -16,7 +16,6 @@ __all__ = [
     "Node",
     "NodeOptions",
     "check_references",
-    "json_schema",
     "limit",
     "load_inventory",
     "resolved",

@@ -19,20 +19,23 @@ from pydantic_core import ErrorDetails
 from orchestrator.engines import built_in, find_engine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.model import (
+    AiterSection,
     Defaults,
     DockerSection,
+    For,
     Inventory,
     InventoryFile,
+    LoginHost,
     Node,
     NodeOptions,
-    merged,
+    Strict,
 )
-from orchestrator.inventory.pools import conflicts_of_pool
-from orchestrator.inventory.values import NAME_RE, NAME_RULE, resolve
+from orchestrator.inventory.values import NAME_RE, NAME_RULE, has_reference, resolve, texts
 from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
 from orchestrator.tables.open import read_bytes
 
 Loc = tuple[str | int, ...]
+MAX_BYTES = 2**20
 
 _ALIAS = "an alias (*name): write what nodes share under defaults instead"
 
@@ -46,15 +49,18 @@ class _Loader(yaml.SafeLoader):
 
 
 class Document:
-    """A parsed YAML document. `data`: the plain data where `readable`; else there is a fault."""
+    """A parsed YAML document. `data`: the plain data; None where it is empty or there is a fault."""
 
     def __init__(self, text: str, faults: Faults) -> None:
         self.data: Any = None
-        self.readable = False
-        self._lines: dict[Loc, int] = {}
+        self.lines: dict[Loc, int] = {}
         self._faults = faults
         try:
-            self._read(text)
+            self._loader = _Loader(text)
+            node = self._loader.get_single_node()
+            self.data = None if node is None else self._plain(node, ())
+            if self.data is None and not faults.count:
+                faults.add("is empty: an inventory has defaults: and nodes:")
         except yaml.MarkedYAMLError as e:
             mark = e.problem_mark or e.context_mark
             faults.add(_syntax(e, text), line=mark.line + 1 if mark else None)
@@ -65,65 +71,46 @@ class Document:
 
     def line(self, loc: Loc) -> int | None:
         """The line of `loc`, or of the nearest part of the document around it."""
-        while loc not in self._lines and loc:
+        while loc not in self.lines and loc:
             loc = loc[:-1]
-        return self._lines.get(loc)
+        return self.lines.get(loc)
 
-    def _read(self, text: str) -> None:
-        loader = _Loader(text)
-        try:
-            node = loader.get_single_node()
-            self.data = None if node is None else self._plain(loader, node, ())
-            self.readable = True
-        finally:
-            loader.dispose()
-
-    def _plain(self, loader: yaml.SafeLoader, node: yaml.Node, loc: Loc) -> Any:
-        self._lines.setdefault(loc, node.start_mark.line + 1)
+    def _plain(self, node: yaml.Node, loc: Loc) -> Any:
+        self.lines.setdefault(loc, node.start_mark.line + 1)
         if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
-            return self._mapping(loader, node, loc)
+            return self._mapping(node, loc)
         if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
-            return [self._plain(loader, child, (*loc, i)) for i, child in enumerate(node.value)]
-        if isinstance(node, yaml.ScalarNode):
-            return self._scalar(loader, node)
-        self._faults.add(_tag(node), line=node.start_mark.line + 1)
-        return None
-
-    def _scalar(self, loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Any:
+            return [self._plain(child, (*loc, i)) for i, child in enumerate(node.value)]
+        what = f"the tag {shown(node.tag.replace('tag:yaml.org,2002:', '!!'))} has no place here: drop it"
         try:
-            return loader.construct_object(node)
+            if isinstance(node, yaml.ScalarNode):
+                return self._loader.construct_object(node)
         except yaml.constructor.ConstructorError:
-            what = _tag(node)
+            pass
         except ValueError:  # 2024-99-99 looks like a date and is none
             what = f"{shown(node.value)} is no valid value: put it in quotes if it is text"
         self._faults.add(what, line=node.start_mark.line + 1)
         return None
 
-    def _mapping(self, loader: yaml.SafeLoader, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
+    def _mapping(self, node: yaml.MappingNode, loc: Loc) -> dict[str, Any]:
         out: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            line = key_node.start_mark.line + 1
+            line, key = key_node.start_mark.line + 1, key_node.value
             if not isinstance(key_node, yaml.ScalarNode):
                 self._faults.add("a key that is no plain word", line=line)
-                continue
-            key = key_node.value
-            if key_node.tag == "tag:yaml.org,2002:merge":
+            elif key_node.tag == "tag:yaml.org,2002:merge":
                 self._faults.add("merging by <<: write what nodes share under defaults instead", line=line)
             elif key_node.tag != "tag:yaml.org,2002:str":
                 self._faults.add(f"the key {shown(key)} is not text: put it in quotes", line=line)
             elif key in out:
                 what = "node" if loc == ("nodes",) else "key"
-                first = self._lines[(*loc, key)]
+                first = self.lines[(*loc, key)]
                 self._faults.add(f"{what} {shown(key)} is here twice, first in line {first}: drop one", line=line)
-                self._plain(loader, value_node, (*loc, key, "again"))  # for what is wrong in it
+                self._plain(value_node, (*loc, key, "again"))  # for what is wrong in it
             else:
-                self._lines[(*loc, key)] = line
-                out[key] = self._plain(loader, value_node, (*loc, key))
+                self.lines[(*loc, key)] = line
+                out[key] = self._plain(value_node, (*loc, key))
         return out
-
-
-def _tag(node: yaml.Node) -> str:
-    return f"the tag {shown(node.tag.replace('tag:yaml.org,2002:', '!!'))} has no place here: drop it"
 
 
 def _syntax(e: yaml.MarkedYAMLError, text: str) -> str:
@@ -139,57 +126,70 @@ def _syntax(e: yaml.MarkedYAMLError, text: str) -> str:
     return f"is no valid YAML: {escaped((e.problem or 'unknown problem')[:200])}"
 
 
-_SSH_ONLY = ("host", "port", "user", "identity", "proxy_jump", "ssh_config")
+# --- which options go together ------------------------------------------------------------------------------------
+
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?\Z")
 
 
-def conflicts_of_defaults(defaults: Defaults) -> Iterator[tuple[Loc, str]]:
-    """(place, problem and way out) of options that `defaults` cannot have."""
-    if defaults.host is not None:
-        yield ("defaults", "host"), "a host is one node's: put it under the node, or leave it out and name the node so"
-
-
-def conflicts(node: Node, options: NodeOptions) -> Iterator[tuple[Loc, str]]:
-    """(place, problem and way out) of a node whose options do not fit together. `options`: the node's own; inherited
-    ones that it does not need are no fault.
-    """
-    here: Loc = ("nodes", node.name)
-    given = options.model_fields_set
-    for path, problem in conflicts_of_pool(node, given):
-        yield (*here, *path), problem
-    if node.transport == "local":
-        why = "is for transport: ssh, and this node's is local: set transport or drop it"
-        if node.lease is not None:
-            why = "is for transport: ssh: the options of a login node stand under hosts:, and via: names it"
-        for option in _SSH_ONLY:
-            if option in given and getattr(options, option) is not None:
-                yield (*here, option), why
+def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
+    """(path below the node, problem and way out) of options that do not fit together. `given`: the node's
+    own options; the inherited ones that it does not need are ignored."""
+    yield from _out_of_place(node, given)
     spec = find_engine(node.engine)
-    sections: dict[str, list[str]] = {}
-    for other in built_in():
-        for option in find_engine(other).sections:
-            sections.setdefault(option, []).append(other)
-    for option, of in sections.items():
-        pods_own = (node.lease, option) == ("kubernetes", "image")
-        if spec.name not in of and not pods_own and option in given and getattr(options, option) is not None:
-            is_for = f"is for engine: {', '.join(of)}, and this node's is {spec.name}: set engine or drop it"
-            yield (*here, option), is_for
-    for place, what in spec.conflicts(node):
-        yield (*here, *place), what
+    yield from spec.conflicts(node)
     try:
         spec.parse_options(node.engine_options)
     except ValueError as e:
-        yield (*here, "engine_options"), str(e)
-    if (node.gfx is None) != (node.cu_num is None):
-        lacks = "cu_num" if node.cu_num is None else "gfx"
-        yield here, f"gfx and cu_num go together: add {lacks}, or drop both and they are detected"
-    if isinstance(node.numa, tuple):
-        slots = node.gpus if isinstance(node.gpus, int) else None if node.gpus == "auto" else len(node.gpus)
-        if slots is None:
-            yield (*here, "numa"), "a list needs gpus: as a number or a list, so that it is known which slot is meant"
-        elif len(node.numa) != max(1, slots):
-            yield (*here, "numa"), f"has {len(node.numa)} entries for {max(1, slots)} slots: one NUMA node a slot"
-    if node.docker.ipc == "none" and node.docker.shm_size is not None:
-        yield (*here, "docker"), "ipc: none has no /dev/shm that shm_size could be for: drop one of them"
+        yield ("engine_options",), str(e)
+    slots = None if node.gpus == "auto" else max(1, node.gpus if isinstance(node.gpus, int) else len(node.gpus))
+    entries = len(node.numa) if isinstance(node.numa, tuple) else slots
+    pods = node.lease == "kubernetes"
+    way = "name the login node in via:" if node.lease == "slurm" else "drop transport: (or write transport: local)"
+    lacks = "cu_num" if node.cu_num is None else "gfx"
+    for wrong, path, what in (
+        ((node.gfx is None) != (node.cu_num is None), (),
+         f"gfx and cu_num go together: add {lacks}, or drop both and they are detected"),
+        (isinstance(node.numa, tuple) and slots is None, ("numa",),
+         "a list needs gpus: as a number or a list, so that it is known which slot is meant"),
+        (slots is not None and entries != slots, ("numa",),
+         f"has {entries} entries for {slots} slots: one NUMA node a slot"),
+        (node.docker.ipc == "none" and node.docker.shm_size is not None, ("docker",),
+         "ipc: none has no /dev/shm that shm_size could be for: drop one of them"),
+        (node.lease and node.transport != "local", ("transport",),
+         f"a lease is reached by its scheduler and not by SSH: {way}"),
+        (node.lease and isinstance(node.gpus, tuple), ("gpus",),
+         "which GPUs a lease has is the scheduler's choice: give their number"),
+        (pods and node.gpus == "auto", ("gpus",), "a pod needs a number of GPUs (0: none)"),
+        (pods and node.image is None, ("image",), "a pod needs an image: name one such as rocm/pytorch:latest"),
+        (pods and node.engine != "process", ("engine",),
+         f"a pod is a container already: drop engine: {node.engine}, the pod's image is `image:`"),
+        (pods and not _DNS_LABEL.match(node.name), (),
+         "a pool of pods needs a name of small letters, digits and '-', at most 42: its pods are called so"),
+    ):  # fmt: skip
+        if wrong:
+            yield path, what
+
+
+def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
+    """Options that are for another value of the node's transport, lease or engine."""
+    wants = {n: m for n, f in NodeOptions.model_fields.items() for m in f.metadata if isinstance(m, For)}
+    engines = {name: find_engine(name).sections for name in (*built_in(), node.engine)}
+    for name in dict.fromkeys(o for sections in engines.values() for o in sections):
+        wants[name] = For("engine", tuple(e for e, sections in engines.items() if name in sections))
+    for name in given:
+        want = wants.get(name)
+        if want is None or given[name] is None or getattr(node, want.option) in want.values:
+            continue
+        of, has = f"is for {want.option}: {', '.join(want.values)}", getattr(node, want.option)
+        if want.option == "transport" and node.lease:
+            yield (name,), f"{of}: the options of a login node stand under hosts:, and via: names it"
+        elif has is None:
+            yield (name,), f"is for a pool of leases: add {' or '.join(f'lease: {v}' for v in want.values)}, or drop it"
+        elif (node.lease, name) != ("kubernetes", "image"):  # a pod's own
+            yield (name,), f"{of}, and this node's is {has}: set {want.option} or drop it"
+
+
+# --- references ---------------------------------------------------------------------------------------------------
 
 
 def check_references(nodes: Iterable[Node]) -> None:
@@ -211,8 +211,7 @@ def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
     """
     values = resolve(node.options(), node.name, node.origin, environ)
     try:
-        fixed = {"name": node.name, "source": node.source, "origins": node.origins, "login": node.login}
-        return Node.model_validate({**values, **fixed})
+        return Node(**values, name=node.name, source=node.source, origins=node.origins, login=node.login)
     except ValidationError as e:
         faults = []
         for detail in e.errors(include_url=False, include_input=False):
@@ -222,15 +221,7 @@ def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
         raise InventoryError(faults) from None
 
 
-MAX_BYTES = 2**20
-
-_TYPES = {
-    "string_type": "must be text: put it in quotes",
-    "tuple_type": "must be a list, such as [a, b]",
-    "dict_type": "must be a mapping of names to values",
-    "model_type": "must be a mapping of options to values",
-    "string_too_long": "is too long",
-}
+# --- files --------------------------------------------------------------------------------------------------------
 
 
 def load_inventory(path: str | Path) -> Inventory:
@@ -244,11 +235,54 @@ def load_inventory(path: str | Path) -> Inventory:
 def parse_inventory(data: bytes, source: str) -> Inventory:
     """The inventory in a YAML text, as `load_inventory` reads it. `source`: its file, for messages."""
     faults = Faults(source)
-    found = _parse(data, faults)
-    nodes = _merge(*found, source, faults) if found else {}
-    if found is None or faults.count:
+    try:
+        document = Document(data.decode("utf-8-sig"), faults)
+    except UnicodeDecodeError as e:
+        line = data.count(b"\n", 0, e.start) + 1
+        raise InventoryError(
+            f"{faults.source}:{line}: holds bytes that are not UTF-8: save the file as UTF-8"
+        ) from None
+    values = _prepared(document, faults)
+    try:
+        parsed = InventoryFile.model_validate(values) if values is not None else None
+    except ValidationError as e:
+        parsed, found = None, [(d["loc"], _message(d)) for d in e.errors(include_url=False)]
+        for loc, message in found:
+            faults.add(f"{_dotted(loc)}: {message}", line=document.line(loc))
+    nodes = {}
+    if parsed and values and not faults.count:
+        if "host" in parsed.defaults.model_fields_set:
+            what = "defaults.host: a host is one node's: put it under the node, or leave it out and name the node so"
+            faults.add(what, line=document.line(("defaults", "host")))
+        for name, own in values["nodes"].items():
+            nodes[name] = _merged(name, values, parsed, source, document)
+            for path, what in conflicts(nodes[name], own):
+                loc = ("nodes", name, *path)
+                faults.add(f"{_dotted(loc)}: {what}", line=document.line(loc))
+    if parsed is None or faults.count:
         raise InventoryError(faults.by_line())
-    return Inventory(source=source, defaults=found[0].defaults, nodes=nodes)
+    return Inventory(source=source, defaults=parsed.defaults, nodes=nodes)
+
+
+def _merged(name: str, values: Mapping[str, Any], parsed: InventoryFile, source: str, document: Document) -> Node:
+    """A node's options over the defaults: what the node says wins, option by option within `docker` and `aiter`; `env`
+    is merged name by name, `labels` add up."""
+    own, shared = values["nodes"][name], {k: v for k, v in values["defaults"].items() if k in NodeOptions.model_fields}
+    both = {**shared, **own, "labels": [*shared.get("labels", ()), *own.get("labels", ())]}
+    both |= {s: _over(shared.get(s), own.get(s)) for s in ("docker", "aiter", "env") if s in both}
+    origins = {"name": document.line(("nodes", name)) or 0}
+    for path, text in texts(both):
+        if has_reference(text):
+            loc = tuple(int(p) if p.isdigit() else p for p in path.split("."))
+            place = ("nodes", name) if ("nodes", name, *loc) in document.lines else ("defaults",)
+            origins[path] = document.line((*place, *loc)) or 0
+    return Node(**both, name=name, source=source, origins=origins, login=parsed.hosts.get(both.get("via") or ""))
+
+
+def _over(below: Mapping[str, Any] | None, above: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Two mappings merged key by key, and mappings within them."""
+    out = {**(below or {}), **(above or {})}
+    return {k: _over((below or {}).get(k), v) if isinstance(v, Mapping) else v for k, v in out.items()}
 
 
 def with_image(data: bytes, image: str, source: str) -> bytes:
@@ -276,39 +310,6 @@ def limit(inventory: Inventory, label: str) -> Inventory:
     return inventory.model_copy(update={"nodes": nodes})
 
 
-def _merge(parsed: InventoryFile, document: Document, source: str, faults: Faults) -> dict[str, Node]:
-    """The nodes with the defaults merged in; what does not fit together is added to the faults."""
-    nodes = {}
-    wrong = list(conflicts_of_defaults(parsed.defaults))
-    for name, options in parsed.nodes.items():
-        nodes[name] = merged(name, parsed.defaults, options, source, document.line, parsed.hosts)
-        wrong += conflicts(nodes[name], options)
-    for loc, what in wrong:
-        faults.add(f"{_dotted(loc)}: {what}", line=document.line(loc))
-    return nodes
-
-
-def _parse(data: bytes, faults: Faults) -> tuple[InventoryFile, Document] | None:
-    """The file as written, and its lines; None if there is any fault."""
-    try:
-        document = Document(data.decode("utf-8-sig"), faults)
-    except UnicodeDecodeError as e:
-        line = data.count(b"\n", 0, e.start) + 1
-        faults.add("holds bytes that are not UTF-8: save the file as UTF-8", line=line)
-        return None
-    values = _prepared(document, faults) if document.readable else None
-    if values is None:
-        return None
-    try:
-        parsed = InventoryFile.model_validate(values)
-        return None if faults.count else (parsed, document)
-    except ValidationError as e:
-        found = [(d["loc"], _message(d)) for d in e.errors(include_url=False)]
-    for loc, message in found:
-        faults.add(f"{_dotted(loc)}: {message}", line=document.line(loc))
-    return None
-
-
 def _prepared(document: Document, faults: Faults) -> dict[str, Any] | None:
     """The data with an empty mapping for each `NAME:` without a value; None where there is nothing to check.
 
@@ -316,29 +317,45 @@ def _prepared(document: Document, faults: Faults) -> dict[str, Any] | None:
     """
     data = document.data
     if data is None:
-        faults.add("is empty: an inventory has defaults: and nodes:")
         return None
     if not isinstance(data, dict):
         faults.add("must be a mapping with the keys defaults and nodes", line=document.line(()))
         return None
-    data = {key: {} if key == "defaults" and value is None else value for key, value in data.items()}
-    nodes = data.get("nodes") or {}
-    if wrong := _wrong_nodes(data.get("nodes")):
-        faults.add(f"nodes: {wrong}", line=document.line(("nodes",)))
+    nodes = data.get("nodes")
+    if not nodes or not isinstance(nodes, dict):
+        what = "must be a mapping of name to options" if nodes else "there is no node: name at least one under nodes:"
+        listed = ", not a list: write 'NAME:' for each node, not '- NAME'" if nodes and isinstance(nodes, list) else ""
+        faults.add(f"nodes: {what}{listed}", line=document.line(("nodes",)))
         nodes = {}
     for name in nodes:
         if not NAME_RE.match(name):
             faults.add(f"node {shown(name)}: {NAME_RULE}", line=document.line(("nodes", name)))
-    data["nodes"] = {name: {} if options is None else options for name, options in nodes.items()}
-    return data
+    filled = {name: {} if options is None else options for name, options in nodes.items()}
+    return {**data, "defaults": {} if (given := data.get("defaults")) is None else given, "nodes": filled}
 
 
-def _wrong_nodes(nodes: Any) -> str | None:
-    if isinstance(nodes, list):
-        return "must be a mapping of name to options, not a list: write 'NAME:' for each node, not '- NAME'"
-    if nodes is not None and not isinstance(nodes, dict):
-        return "must be a mapping of name to options"
-    return None if nodes else "there is no node: name at least one under nodes:"
+# --- messages -----------------------------------------------------------------------------------------------------
+
+_TYPES = {
+    "string_type": "must be text: put it in quotes",
+    "tuple_type": "must be a list, such as [a, b]",
+    "dict_type": "must be a mapping of names to values",
+    "model_type": "must be a mapping of options to values",
+    "string_too_long": "is too long",
+}
+_NOT_A_KEY = {
+    "privileged": "containers are never privileged: name what they need in devices, cap_add and security_opt",
+    "mounts": "write volumes: [SOURCE:TARGET]",
+    "ssh_key": "write identity: PATH",
+    "key": "write identity: PATH",
+    "jump": "write proxy_jump: HOST",
+}
+_SECRET_KEY = re.compile(r"(?:\w*_)?(?:pass|passwd|password|passphrase|token|secret|api_?key)\Z", re.IGNORECASE)
+_NO_SECRETS = (
+    "a secret has no place in an inventory: log in by an SSH agent or a key file (identity:), use"
+    " docker_command: [sudo, -n, docker] where docker needs root, and write env: {NAME: ${env:NAME}} for what"
+    " workers need"
+)
 
 
 def _dotted(loc: Loc) -> str:
@@ -359,41 +376,29 @@ def _message(detail: ErrorDetails) -> str:
 
 
 def _named(value: Any) -> str:
-    for type_, word in ((dict, "a mapping"), (list, "a list"), (tuple, "a list")):
-        if isinstance(value, type_):
-            return word
+    if isinstance(value, (dict, list, tuple)):
+        return "a mapping" if isinstance(value, dict) else "a list"
     return "empty" if value is None else shown(str(value))
 
 
-_NOT_A_KEY = {
-    "privileged": "containers are never privileged: name what they need in devices, cap_add and security_opt",
-    "mounts": "write volumes: [SOURCE:TARGET]",
-    "ssh_key": "write identity: PATH",
-    "key": "write identity: PATH",
-    "jump": "write proxy_jump: HOST",
-}
-_SECRET_KEY = re.compile(r"(?:\w*_)?(?:pass|passwd|password|passphrase|token|secret|api_?key)\Z", re.IGNORECASE)
-_NO_SECRETS = (
-    "a secret has no place in an inventory: log in by an SSH agent or a key file (identity:), use"
-    " docker_command: [sudo, -n, docker] where docker needs root, and write env: {NAME: ${env:NAME}} for what"
-    " workers need"
-)
+_MODELS: dict[str, type[Strict]] = {
+    "hosts": LoginHost, "defaults": Defaults, "nodes": NodeOptions, "docker": DockerSection, "aiter": AiterSection,
+}  # fmt: skip
 
 
 def _unknown_key(loc: Loc) -> str:
-    key, in_defaults, in_docker = str(loc[-1]), loc[0] == "defaults", "docker" in loc[1:-1]
-    of = InventoryFile if len(loc) == 1 else DockerSection if in_docker else Defaults if in_defaults else NodeOptions
-    legal = list(of.model_fields)
-    if _SECRET_KEY.match(key):
-        return _NO_SECRETS
-    if len(loc) == 1 and key in Defaults.model_fields:
-        return "unknown key: put it under defaults"
-    if not in_docker and key in DockerSection.model_fields and len(loc) > 1:
-        return "is an option of containers: put it under docker"
-    if key in ("family", "tuner"):
-        return "is an option of the whole fleet: put it under defaults"
-    if in_docker and key in NodeOptions.model_fields:
-        return "is an option of the node: put it beside docker, not under it"
-    if key in _NOT_A_KEY:
-        return f"unknown key: {_NOT_A_KEY[key]}"
+    key, within = str(loc[-1]), loc[2 if loc[0] in ("nodes", "hosts") else 1 : -1]
+    docker = within == ("docker",)
+    place = "docker" if docker else "aiter" if within == ("aiter",) else str(loc[0]) if len(loc) > 1 else ""
+    for applies, hint in (
+        (_SECRET_KEY.match(key), _NO_SECRETS),
+        (len(loc) == 1 and key in Defaults.model_fields, "unknown key: put it under defaults"),
+        (not docker and key in DockerSection.model_fields, "is an option of containers: put it under docker"),
+        (key in ("family", "tuner"), "is an option of the whole fleet: put it under defaults"),
+        (docker and key in NodeOptions.model_fields, "is an option of the node: put it beside docker, not under it"),
+        (key in _NOT_A_KEY, f"unknown key: {_NOT_A_KEY.get(key)}"),
+    ):
+        if applies:
+            return hint
+    legal = list(_MODELS.get(place, InventoryFile).model_fields)
     return f"unknown key{did_you_mean(key, legal)} (legal: {', '.join(legal)})"

@@ -1,53 +1,56 @@
-"""Model of an inventory and its JSON schema. A new option is a field of NodeOptions (or Defaults) and nothing else.
+"""The table of an inventory's options: name, type with its rule, default, and what the docs say of it.
 
-`load` adds file, line and place to a fault, and checks which options fit together; `values` has the kinds of value.
+A field is one option. From it come the reader's checks, the legal keys in its messages, the JSON schema
+(inventories/inventory.schema.json), the tables of docs/reference/inventory.md (tests/support/inventory_page.py), and,
+for an option with a `Variable`, the worker's setting. `load` reads files; `values` has the rules.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from orchestrator import engines
-from orchestrator.errors import InputError
-from orchestrator.families import get_family
-from orchestrator.inventory.pools import LeaseOptions, LoginHost
 from orchestrator.inventory.values import (
     NAME_RE,
     Absolute,
-    Capability,
+    Capabilities,
     CompilerVariable,
     ContainerUser,
-    Device,
+    Count,
+    Devices,
     Env,
     Fixed,
     Gfx,
     GpuArchs,
     Gpus,
-    GroupRef,
+    Groups,
     Host,
     Image,
     Jump,
+    Label,
     Labels,
-    Mount,
+    Mounts,
     Network,
     Numa,
     Port,
     Private,
-    SecurityOption,
+    SecurityOptions,
     Size,
+    Time,
+    Units,
     User,
-    Word,
-    has_reference,
-    listed,
-    texts,
+    Words,
+    one_of,
+    seconds_of,
 )
-from orchestrator.tables.faults import did_you_mean, shown
-from worker.families import DEFAULT_FAMILY
+from worker.families import DEFAULT_FAMILY, FAMILIES
 from worker.protocol.paths import AITER_ROOT_ENV
+from worker.text import plural
 from worker.tuners.catalog import built_in, find_tuner, names
 
 OWN_RENDER_NODE = "/dev/dri"
@@ -56,172 +59,225 @@ DEVICE_GROUPS = "auto"
 """Group that stands for the groups that own the slot's devices on the node."""
 
 
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """Beside an option's type: the variable of the workers' environment that gets its value."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class For:
+    """Beside an option's type: another option of the node, and the values with which this one makes sense."""
+
+    option: str
+    values: tuple[str, ...]
+
+
+def option(default: Any, value: str, meaning: str) -> Any:
+    """A field of the table. `value`: what it takes, and in brackets the default, as the docs say it."""
+    return Field(default, title=value, description=meaning)
+
+
 class Strict(BaseModel):
     """A frozen model: unknown keys are errors, and no type is converted to another."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    def variables(self) -> dict[str, str]:
+        """The workers' variables that options of this section set themselves, references as they are written."""
+        given = ((m.name, getattr(self, name)) for name, field in type(self).model_fields.items()
+                 for m in field.metadata if isinstance(m, Variable))  # fmt: skip
+        return {name: str(value) for name, value in given if value is not None}
+
+
+_SSH, _POOL = For("transport", ("ssh",)), For("lease", ("slurm", "kubernetes"))
+_SLURM, _KUBERNETES = For("lease", ("slurm",)), For("lease", ("kubernetes",))
+
+
+class LoginHost(Strict):
+    """The way to a host by SSH. Under `hosts:` one that commands are run on and nothing is tuned on, such as a
+    cluster's login node."""
+
+    host: Annotated[Host | None, _SSH] = option(
+        None, "text* (the node's name)", "host name, address, or a name of your SSH configuration"
+    )
+    port: Annotated[Port | None, _SSH] = option(None, "number (SSH configuration, else 22)", "port of its sshd")
+    user: Annotated[User | None, _SSH] = option(None, "text* (SSH configuration, else yours)", "login name")
+    identity: Annotated[Private | None, _SSH] = option(
+        None, "path here* (SSH configuration and agent)", "private key file"
+    )
+    proxy_jump: Annotated[Jump | None, _SSH] = option(
+        None, "text* (SSH configuration)",
+        "jump hosts: `[USER@]HOST[:PORT]`, separated by `,`; `none`: connect directly",
+    )  # fmt: skip
+    ssh_config: Annotated[Private | None, _SSH] = option(
+        None, "text* (yours and the system's)", "SSH configuration file, as with `ssh -F`"
+    )
 
 
 class DockerSection(Strict):
     """Options of the containers. What is not given here is Docker's own default, but for network, which is none, and
     for the devices."""
 
-    devices: Annotated[tuple[Device, ...] | None, BeforeValidator(listed)] = None
-    """Devices of the node. Without a list a container gets the GPU of its slot: of AMD /dev/kfd, the GPU's render node
-    and the groups that own them, of NVIDIA `--gpus device=N`. In a list, `/dev/dri` alone means the render node of the
-    slot's own GPU; `/dev/dri:/dev/dri` all."""
-    group_add: Annotated[tuple[GroupRef, ...], BeforeValidator(listed)] = ()
-    """Further groups: `auto` (the numeric groups of the devices, read on the node), numbers, or names of the image."""
-    cap_add: Annotated[tuple[Capability, ...], BeforeValidator(listed)] = ()
-    """Capabilities on top of Docker's own, such as SYS_PTRACE. Never ALL, and never --privileged."""
-    security_opt: Annotated[tuple[SecurityOption, ...], BeforeValidator(listed)] = ()
-    """Security options, such as seccomp=unconfined."""
-    shm_size: Size | None = None
-    """Size of /dev/shm where ipc is private, such as 16G."""
-    ipc: Literal["private", "host", "shareable", "none"] = "private"
-    """IPC namespace: shared memory and semaphores that the container sees."""
-    network: Network = "none"
-    """none, host, bridge, or the name of a network on the node."""
-    volumes: Annotated[tuple[Mount, ...], BeforeValidator(listed)] = ()
-    """Further mounts, SOURCE:TARGET[:ro]; the node folder is mounted anyway."""
-    env: Env = Field(default_factory=dict)
-    """Environment of the containers, on top of the node's own `env`."""
-    pull: Literal["missing", "always", "never"] = "missing"
-    """Pull policy of the image."""
-    docker_command: Annotated[tuple[Word, ...], BeforeValidator(listed), Field(min_length=1)] = ("docker",)
-    """Command that runs docker on the node, such as [sudo, -n, docker]."""
-    user: ContainerUser | None = None
-    """USER or UID:GID within the container; default: the owner of the node folder."""
-    memory: Size | None = None
-    """Limit of a container's memory, such as 200g; what needs more is ended and counts as out of memory."""
-
-
-def _family(value: str) -> str:
-    try:
-        return get_family(value).name
-    except InputError as e:
-        raise ValueError(str(e)) from e
-
-
-def _engine(value: Any) -> Any:
-    if value in engines.built_in():
-        return value  # the usual case, without a look at what is installed
-    if value not in (legal := engines.names()):
-        raise ValueError(
-            f"{shown(str(value))} is not legal{did_you_mean(str(value), legal)} (legal: {', '.join(legal)})"
-        )
-    try:
-        engines.find_engine(value)
-    except engines.EngineNotFoundError as e:
-        raise ValueError(str(e)) from e
-    return value
-
-
-def _tuner(value: str) -> str:
-    """Name of a tuner, as it is; its package is imported when it is used. Raise ValueError for an unknown one."""
-    if value in built_in() and not find_tuner(value).own_command:
-        return value  # the usual case, without reading the installed packages
-    if value not in (legal := names()):
-        raise ValueError(f"{shown(value)} is not legal{did_you_mean(value, legal)} (legal: {', '.join(legal)})")
-    return value
+    devices: Devices | None = option(
+        None, "list (the GPU of the slot)",
+        "devices; `/dev/dri` becomes the render node of the slot's GPU, `/dev/dri:/dev/dri` passes all",
+    )  # fmt: skip
+    group_add: Groups = option(
+        (), "list (none)", "further groups: `auto` (owners of the devices), numbers, or names in the image"
+    )
+    cap_add: Capabilities = option((), "list (none)", "capabilities such as `SYS_PTRACE`")
+    security_opt: SecurityOptions = option((), "list (none)", "such as `seccomp=unconfined`")
+    shm_size: Size | None = option(None, "size (64M)", "size of `/dev/shm`, such as `16G`")
+    ipc: Literal["private", "host", "shareable", "none"] = option(
+        "private", "`private`, `host`, `shareable`, `none` (`private`)", "IPC namespace"
+    )
+    network: Network = option("none", "text (`none`)", "`none`, `host`, `bridge`, or a network of the node")
+    volumes: Mounts = option((), "list of `SOURCE:TARGET[:ro]`* (none)", "further mounts")
+    env: Env = option({}, "mapping* (empty)", "environment, on top of `env`")
+    pull: Literal["missing", "always", "never"] = option(
+        "missing", "`missing`, `always`, `never` (`missing`)",
+        "when the image is pulled; `always`: once at the start of a run. Credentials are those of the controller's"
+        " Docker configuration",
+    )  # fmt: skip
+    docker_command: Annotated[Words, Field(min_length=1)] = option(
+        ("docker",), "list (`[docker]`)", "how to call Docker: `[sudo, -n, docker]`"
+    )
+    user: ContainerUser | None = option(None, "`USER` or `UID:GID` (owner of the node folder)", "user in the container")
+    memory: Size | None = option(None, "size (none)", "memory limit, such as `200g`")
 
 
 class AiterSection(Strict):
     """The `aiter:` section of a node: what its AITER needs that cannot be found."""
 
-    root: Fixed | None = None
-    """AITER's tree or package on the node (in the image, with docker), where it is not found by itself."""
-    compilers: dict[CompilerVariable, Fixed] = Field(default_factory=dict)
-    """Folders of other compilers, by the variable that AITER asks for, such as GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH."""
-    gpu_archs: GpuArchs | None = None
-    """GPU_ARCHS of AITER's processes in place of the slot's own chip; of a list such as gfx942;gfx950 AITER takes the
-    last."""
-    cu_num: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """CU_NUM of AITER's processes in place of the slot's own."""
-
-    def variables(self) -> dict[str, str]:
-        """Variables of the workers' environment."""
-        given = {AITER_ROOT_ENV: self.root, "GPU_ARCHS": self.gpu_archs, "CU_NUM": self.cu_num}
-        return {**{name: str(value) for name, value in given.items() if value}, **self.compilers}
+    root: Annotated[Fixed | None, Variable(AITER_ROOT_ENV)] = option(
+        None, "path (found by itself)", "AITER's tree or package on the node; with `docker`: in the image"
+    )
+    compilers: dict[CompilerVariable, Fixed] = option(
+        {}, "mapping (empty)", "folders by variable: `GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH`, `FLATMM_HIP_CLANG_PATH`"
+    )
+    gpu_archs: Annotated[GpuArchs | None, Variable("GPU_ARCHS")] = option(
+        None, "text (the slot's own)", "GPU_ARCHS of AITER's processes; of a list AITER takes the last"
+    )
+    cu_num: Annotated[Units | None, Variable("CU_NUM")] = option(
+        None, "number (the slot's own)", "CU_NUM of AITER's processes"
+    )
 
 
-class MachineOptions(Strict):
-    """Options of a machine and of what runs on it."""
-
-    transport: Literal["local", "ssh"] = "local"
-    """Transport of files and commands: `local`, where the node is this machine, or `ssh`."""
-    engine: Annotated[str, BeforeValidator(_engine)] = "process"
-    """Engine that starts the workers: as processes, or in containers, one a slot."""
-    engine_options: dict[str, Any] = Field(default_factory=dict)
-    """Options of an installed engine."""
-    host: Host | None = None
-    """Host name, address, or name in your SSH configuration; default: the node's name."""
-    port: Port | None = None
-    """Port of its sshd; default: what your SSH configuration says, else 22."""
-    user: User | None = None
-    """Login name; default: what your SSH configuration says, else yours."""
-    identity: Private | None = None
-    """Private key file here; default: what your SSH configuration and your agent have."""
-    proxy_jump: Jump | None = None
-    """Hosts to go through, [USER@]HOST[:PORT] with ',' between; `none`: no hop, whatever the configuration says."""
-    ssh_config: Private | None = None
-    """SSH configuration file here to read instead of yours and the system's, as `ssh -F` does."""
-    image: Image | None = None
-    """Image of the worker containers."""
-    gpus: Gpus = "auto"
-    """auto: all that are found; a number: so many of the first, 0 means none and one slot with all cores;
-    a list: these."""
-    workdir: Private | None = None
-    """Folder on the node for runs."""
-    results: Absolute | None = None
-    """Folder on the node where the rows and logs of a run stay, and the larger files of tuners, which find their
-    part of it in GEMMFLEET_RESULTS."""
-    python: Fixed | None = None
-    """Interpreter on the node, or in the image with engine docker."""
-    busy: Literal["wait", "skip", "share"] | None = None
-    """Action while the node is occupied: wait until it is free (the default), skip it, or share it;
-    --busy wins."""
-    docker: DockerSection = DockerSection()
-    """Options of containers, with engine docker."""
-    aiter: AiterSection = AiterSection()
-    """AITER on this node: its tree, environment and compilers."""
-    env: Env = Field(default_factory=dict)
-    """Environment of the workers."""
-    labels: Labels = ()
-    """Labels by which --limit picks nodes."""
-    gfx: Gfx | None = None
-    """Architecture of the GPUs where it is known beforehand, such as gfx950; else it is detected."""
-    cu_num: Annotated[int, Field(ge=1, le=100_000)] | None = None
-    """Compute units of a GPU where known beforehand; else detected."""
-    numa: Numa = "auto"
-    """auto: a slot's worker runs on the cores of its GPU's NUMA node where that is known; none: anywhere;
-    a list: the NUMA node of each slot."""
-
-
-class NodeOptions(LeaseOptions, MachineOptions):
+class NodeOptions(LoginHost):
     """Options of `defaults` and of a node. References `${env:NAME}` stay as they are written."""
+
+    transport: Literal["local", "ssh"] = option(
+        "local", "`local`, `ssh` (`local`)", "how files and commands reach the node"
+    )
+    engine: Annotated[
+        str, one_of(engines.built_in, engines.names), AfterValidator(lambda name: engines.find_engine(name).name)
+    ] = option(
+        "process", "`process`, `docker`, `pyxis`, `apptainer` or an installed one (`process`)",
+        "workers are processes, or in containers, one for each slot",
+    )  # fmt: skip
+    engine_options: dict[str, Any] = option({}, "mapping (empty)", "options of an installed engine")
+    image: Image | None = option(None, "text* (required with a container engine)", "image of the workers")
+    gpus: Gpus = option(
+        "auto", "`auto`, number, list (`auto`)",
+        "`auto`: one slot for each GPU found, else one slot with all cores; a number: the first so many, `0` for one"
+        " slot without a GPU; `[0, 2]`: these",
+    )  # fmt: skip
+    workdir: Private | None = option(
+        None, "path on the node* (`~/.gemmfleet`; local: in the run's folder)", "folder for the files of runs"
+    )
+    results: Absolute | None = option(
+        None, "absolute path on the node* (none)",
+        "folder that outlives runs: `RESULTS/<run>/<node>` (mode 0700) is made at deploy, mounted into containers, and"
+        " given to tuners as `GEMMFLEET_RESULTS`; `events/` and `logs/` are copied there when the run ends;"
+        " `runs prune` leaves it",
+    )  # fmt: skip
+    python: Fixed | None = option(
+        None, "text (found on the node; local: this program's; `docker`: the image's)", "interpreter of the workers"
+    )
+    busy: Literal["wait", "skip", "share"] | None = option(
+        None, "`wait`, `skip`, `share` (`wait`)",
+        "policy where the node is [occupied](../explanation/scheduling.md#occupied-nodes); `--busy` wins",
+    )  # fmt: skip
+    docker: DockerSection = option(DockerSection(), "mapping (below)", "how containers are started")
+    aiter: AiterSection = option(
+        AiterSection(), "mapping (below)",
+        "what AITER needs that cannot be found ([precedence](../explanation/aiter.md#environment))",
+    )  # fmt: skip
+    env: Env = option({}, "mapping of text* (empty)", "environment of the workers")
+    labels: Labels = option((), "list (empty)", "names for `--limit`, which also accepts node names")
+    gfx: Gfx | None = option(
+        None, "text (detected)", "architecture, such as `gfx950`, where known beforehand; needs `cu_num`"
+    )
+    cu_num: Units | None = option(None, "number (detected)", "compute units of a GPU; needs `gfx`")
+    numa: Numa = option(
+        "auto", "`auto`, `none`, list (`auto`)",
+        "`auto`: pin a worker to the cores of its GPU's NUMA node where known; `none`: no pinning; list: NUMA node of"
+        " each slot",
+    )  # fmt: skip
+    lease: Literal["slurm", "kubernetes"] | None = option(
+        None, "`slurm`, `kubernetes` (none)",
+        "the node is a pool of leases that a scheduler grants: [Slurm](../how-to/slurm.md),"
+        " [Kubernetes](../how-to/kubernetes.md)",
+    )  # fmt: skip
+    count: Annotated[Count, _POOL] = option(
+        (1, 1), "number or range (1)", "leases to start with and at most, such as `1-8`"
+    )
+    time: Annotated[Time, _POOL] = option("4h", "text (`4h`)", "time limit of a lease: `4h`, `90m`, `1d12h`")
+    cache: Annotated[Fixed | None, _POOL] = option(
+        None, "text (none)", "folder that outlives leases, for modules that tuners build"
+    )
+    via: Annotated[Host | None, _SLURM] = option(
+        None, "text (here)",
+        "Slurm: login node for its commands, by its name under `hosts:` or in your SSH configuration",
+    )  # fmt: skip
+    partition: Annotated[Label | None, _SLURM] = option(None, "text (the cluster's)", "Slurm: partition")
+    account: Annotated[Label | None, _SLURM] = option(None, "text (yours)", "Slurm: account")
+    extra: Annotated[Words, _SLURM] = option((), "list (empty)", "Slurm: further options of sbatch")
+    context: Annotated[Fixed | None, _KUBERNETES] = option(
+        None, "text (the current one)", "Kubernetes: context of your kubeconfig"
+    )
+    namespace: Annotated[Label | None, _KUBERNETES] = option(
+        None, "text (the context's)", "Kubernetes: namespace of the pods"
+    )
+    resource: Annotated[Fixed, _KUBERNETES] = option(
+        "amd.com/gpu", "text (`amd.com/gpu`)", "Kubernetes: the device plugin's name of a GPU"
+    )
+    pod: Annotated[dict[str, Any], _KUBERNETES] = option(
+        {}, "mapping (empty)", "Kubernetes: part of a pod, merged into ours"
+    )
+
+    @property
+    def time_s(self) -> int:
+        """Time limit of a lease in seconds."""
+        return seconds_of(self.time)
 
 
 class Defaults(NodeOptions):
     """The options that hold for all nodes, and those of the fleet as a whole."""
 
-    family: Annotated[str, AfterValidator(_family)] = DEFAULT_FAMILY
-    """The GEMM family that is tuned where none is named."""
-    tuner: Annotated[str, AfterValidator(_tuner)] = "torch"
-    """The tuner that is used where none is named."""
+    family: Annotated[str, one_of(lambda: FAMILIES, lambda: FAMILIES)] = option(
+        DEFAULT_FAMILY, "a [family](families.md) (`a16w16`)", "family where `--family` is not given"
+    )
+    tuner: Annotated[str, one_of(lambda: _own_tuners(), names)] = option(
+        "torch", "a [tuner](tuners.md) (`torch`)", "tuner where `--tuner` is not given"
+    )
+
+
+def _own_tuners() -> list[str]:
+    return [name for name in built_in() if not find_tuner(name).own_command]
 
 
 class Node(NodeOptions):
-    """A node with the defaults merged in."""
+    """A node with the defaults merged in. `origins`: the line of each text that holds a reference, by its path such as
+    `docker.volumes.0`, and that of the node itself as `name`. `login`: the host that `via:` names, where `hosts:` has
+    it."""
 
     name: str
     source: str = ""
     origins: dict[str, int] = Field(default_factory=dict, repr=False)
-    """The line of each text that holds a reference, by its path such as `docker.volumes.0`, and that of the node itself
-    as `name`."""
-
     login: LoginHost | None = None
-    """The host that `via:` names, where `hosts:` has it."""
 
     @property
     def is_here(self) -> bool:
@@ -237,16 +293,20 @@ class Node(NodeOptions):
         """The options as plain data."""
         return self.model_dump(exclude={"name", "source", "origins", "login"})
 
+    def pool_words(self, each: str = "") -> str:
+        """`1 to 8 leases by Slurm, partition gpu` of a pool; `each` stands behind the number of leases."""
+        least, most = self.count
+        leases = plural(most, "lease") if least == most else f"{least} to {most} leases"
+        slurm = f"Slurm, partition {self.partition or 'by default'}"
+        return f"{leases}{each} by {slurm if self.lease == 'slurm' else 'Kubernetes'}"
+
 
 class InventoryFile(Strict):
     """The file as written."""
 
-    defaults: Defaults = Defaults()
-    """Options for all nodes, and of the fleet as a whole."""
-    hosts: dict[str, LoginHost] = Field(default_factory=dict)
-    """Login nodes of clusters by name, for `via:`."""
-    nodes: dict[str, NodeOptions]
-    """The nodes by name; what a node says wins over the defaults."""
+    defaults: Defaults = Field(Defaults(), description="Options for all nodes, and of the fleet as a whole.")
+    hosts: dict[str, LoginHost] = Field({}, description="Login nodes of clusters by name, for `via:`.")
+    nodes: dict[str, NodeOptions] = Field(description="The nodes by name; what a node says wins over the defaults.")
 
 
 class Inventory(Strict):
@@ -267,90 +327,32 @@ class Inventory(Strict):
         return self.defaults.tuner
 
 
-Lines = Callable[[tuple[str | int, ...]], int | None]
-"""Line of a place in the file."""
-
-
-def merged(
-    name: str,
-    defaults: Defaults,
-    options: NodeOptions,
-    source: str = "",
-    lines: Lines | None = None,
-    hosts: Mapping[str, LoginHost] | None = None,
-) -> Node:
-    """A node's options over the defaults: what the node says wins, option by option within `docker`; `env` is
-    merged name by name, `labels` add up. `hosts`: the login nodes that `via:` may name."""
-    values: dict[str, Any] = {}
-    docker: dict[str, Any] = {}
-    own = lines(("nodes", name)) if lines else None
-    origins: dict[str, int] = {"name": own} if own else {}
-    for place, layer in ((("defaults",), defaults), (("nodes", name), options)):
-        given = {f: getattr(layer, f) for f in layer.model_fields_set & NodeOptions.model_fields.keys()}
-        section: dict[str, Any] = {f: getattr(layer.docker, f) for f in layer.docker.model_fields_set}
-        for path, text in texts({**given, "docker": section}):
-            line = lines((*place, *_loc(path))) if lines and has_reference(text) else None
-            if line:
-                origins[path] = line
-        values |= given
-        docker |= section
-    values["aiter"] = {
-        "root": options.aiter.root or defaults.aiter.root,
-        "compilers": {**defaults.aiter.compilers, **options.aiter.compilers},
-        "gpu_archs": options.aiter.gpu_archs or defaults.aiter.gpu_archs,
-        "cu_num": options.aiter.cu_num or defaults.aiter.cu_num,
-    }
-    values["docker"] = {**docker, "env": {**defaults.docker.env, **options.docker.env}}
-    values["env"] = {**defaults.env, **options.env}
-    values["labels"] = tuple(dict.fromkeys((*defaults.labels, *options.labels)))
-    login = (hosts or {}).get(values.get("via") or "")
-    return Node.model_validate({"name": name, "source": source, "origins": origins, "login": login, **values})
-
-
-def _loc(path: str) -> tuple[str | int, ...]:
-    return tuple(int(p) if p.isdigit() else p for p in path.split("."))
-
-
 TITLE = "Inventory of gemmfleet"
 
 
-def json_schema() -> dict[str, Any]:
-    """The schema as plain data (draft 2020-12)."""
-    schema = InventoryFile.model_json_schema()
-    _tidy(schema)
+def dumps() -> str:
+    """The text of inventories/inventory.schema.json (draft 2020-12)."""
+    schema = _tidy(InventoryFile.model_json_schema())
     nodes = schema["properties"]["nodes"]
-    nodes["propertyNames"] = {"pattern": "^" + NAME_RE.pattern.replace("\\Z", "$")}
-    nodes["minProperties"] = 1
-    nodes["additionalProperties"] = _or_nothing(nodes["additionalProperties"])
-    schema["properties"]["defaults"] = _or_nothing(schema["properties"]["defaults"])
+    nodes |= {"propertyNames": {"pattern": "^" + NAME_RE.pattern.replace("\\Z", "$")}, "minProperties": 1}
+    nothing = {"type": "null"}  # `name:` without a value is a node, or defaults, without options
+    nodes["additionalProperties"] = {"anyOf": [nodes["additionalProperties"], nothing]}
+    about = schema["properties"]["defaults"].pop("description")
+    schema["properties"]["defaults"] = {"anyOf": [schema["properties"]["defaults"], nothing], "description": about}
     tuner = schema["$defs"]["Defaults"]["properties"]["tuner"]
     del tuner["type"]  # an installed package may have further ones
-    tuner["anyOf"] = [{"enum": [n for n in built_in() if not find_tuner(n).own_command]}, {"type": "string"}]
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": TITLE}
+    tuner["anyOf"] = [{"enum": _own_tuners()}, {"type": "string"}]
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": TITLE}
+    return json.dumps(whole, indent=1) + "\n"
 
 
-def dumps() -> str:
-    """The text of inventories/inventory.schema.json."""
-    return json.dumps(json_schema(), indent=1) + "\n"
-
-
-def _or_nothing(schema: dict[str, Any]) -> dict[str, Any]:
-    """`name:` without a value is a node (or defaults) without options."""
-    given = {k: schema.pop(k) for k in ("description",) if k in schema}
-    return {"anyOf": [schema, {"type": "null"}], **given}
-
-
-def _tidy(value: Any) -> None:
-    """Drop the titles that only repeat the names, and fold the lines of descriptions."""
+def _tidy(value: Any) -> Any:
+    """A schema without titles, which repeat the names or are for the docs, and without links in descriptions."""
     if isinstance(value, list):
-        for item in value:
-            _tidy(item)
+        return [_tidy(item) for item in value]
     if not isinstance(value, dict):
-        return
-    if isinstance(value.get("title"), str):
-        del value["title"]
-    if isinstance(value.get("description"), str):
-        value["description"] = " ".join(value["description"].split())
-    for key, item in value.items():
-        if key != "default":
-            _tidy(item)
+        return value
+    out = {k: v if k == "default" else _tidy(v) for k, v in value.items() if not (k == "title" and isinstance(v, str))}
+    if isinstance(text := out.get("description"), str):
+        out["description"] = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", " ".join(text.split()))
+    return out

@@ -4,21 +4,21 @@ A reference `${env:NAME}` stays as it is written in the model and in every file 
 resolved at the moment of use, in memory, and what comes out is handed on and never kept: values for workers reach a
 node on the standard input of its launcher.
 
-Validators raise ValueError with a text on what to write, and never repeat the value: it may be private. Kinds marked
-*private* may hold references; their rule is checked on the text around them here and on the whole when they are
-resolved.
+Validators raise ValueError with a text on what to write, and never repeat the value: it may be private. Rules are
+checked on the text around references here, and on the whole when they are resolved.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from orchestrator.errors import InventoryError
+from orchestrator.tables.faults import did_you_mean, shown
 
 REFERENCE_RE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _BROKEN_RE = re.compile(r"\$\{\s*env\s*:|\$\{env\b")
@@ -49,12 +49,9 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """(path, text) of every text within plain data; paths such as `docker.volumes.0`."""
     if isinstance(value, str):
         yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
+    elif isinstance(value, (Mapping, list, tuple)):
+        for key, item in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from texts(item, f"{path}.{key}" if path else str(key))
-    elif isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            yield from texts(item, f"{path}.{i}")
 
 
 def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
@@ -68,9 +65,7 @@ def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[st
         registry = private.partition("/")[0]
         if registry != private and ("." in registry or ":" in registry):
             used.setdefault(registry, name)
-    if not used:
-        return lambda text: text
-    longest_first = "|".join(re.escape(v) for v in sorted(used, key=len, reverse=True))
+    longest_first = "|".join(re.escape(v) for v in sorted(used, key=len, reverse=True)) or r"(?!)"
     pattern = re.compile(f"(?<![A-Za-z0-9])(?:{longest_first})(?![A-Za-z0-9])")
     return lambda text: pattern.sub(lambda m: f"${{env:{used[m[0]]}}}", text)
 
@@ -81,12 +76,7 @@ def missing(value: Any, environ: Mapping[str, str] | None = None) -> list[tuple[
     return [(path, name) for path, text in texts(value) for name in names(text) if name not in env]
 
 
-def resolve(
-    value: Any,
-    node: str,
-    origin: Callable[[str], str],
-    environ: Mapping[str, str] | None = None,
-) -> Any:
+def resolve(value: Any, node: str, origin: Callable[[str], str], environ: Mapping[str, str] | None = None) -> Any:
     """Plain data with every reference replaced by its variable's value (our own environment's by default).
 
     `origin` gives `file:line` of a path within the data. Raises InventoryError with one fault a missing
@@ -108,100 +98,66 @@ def _resolved(value: Any, env: Mapping[str, str]) -> Any:
         return REFERENCE_RE.sub(lambda m: env[m[1]], value)
     if isinstance(value, Mapping):
         return {key: _resolved(item, env) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_resolved(item, env) for item in value)
-    return value
+    return type(value)(_resolved(item, env) for item in value) if isinstance(value, (list, tuple)) else value
 
 
-NAME_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}\Z")
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}"
+NAME_RE = re.compile(_NAME + r"\Z")
 NAME_RULE = "must be letters, digits, '.', '_' and '-', at most 63, the first a letter or digit"
 MAX_GPU = 9999
 """The largest GPU number; a slot's name has at most four digits."""
+MAX_LEASES = 1000
 
-_ENV_NAME_RE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _SECRET_ENV_RE = re.compile(r"(?:^|_)(?:PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|CREDENTIALS?)(?:$|_)", re.I)
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)"
 _USER = r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*\$?"
+_HOP = rf"(?:{_USER}@)?(?:{_HOST}|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{{1,5}})?"
+_COUNT_RE = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?\Z")
+_TIME_RE = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?\Z")
 
 
-def _gpus(value: Any) -> Any:
-    if value == "auto" or (type(value) is int and 0 <= value <= MAX_GPU + 1):
-        return value
-    if isinstance(value, (list, tuple)) and value and all(type(v) is int and 0 <= v <= MAX_GPU for v in value):
-        if len(set(value)) != len(value):
-            raise ValueError("names a GPU twice")
-        return tuple(value)
-    raise ValueError("must be auto, a number of GPUs (0: use none), or a list of GPU numbers such as [0, 1]")
-
-
-def _numa(value: Any) -> Any:
-    if value in ("auto", "none"):
-        return value
-    if isinstance(value, (list, tuple)) and value and all(type(v) is int and 0 <= v < 1024 for v in value):
-        return tuple(value)
-    raise ValueError("must be auto, none, or a list with the NUMA node of each slot such as [0, 0, 1, 1]")
-
-
-def _plain(value: str) -> str:
-    if not value or not value.isprintable():
-        raise ValueError("must be text without control characters, and not empty")
-    return value
-
-
-def _private(value: str) -> str:
-    masked(value)
-    return _plain(value)
-
-
-def _absolute(value: str) -> str:
-    _private(value)
-    if not value.startswith(("/", "${env:")) or ":" in masked(value):
-        raise ValueError("must be a path on the node that begins with '/', without ':'")
-    return value
-
-
-def _fixed(value: str) -> str:
-    if has_reference(value):
-        raise ValueError("no reference can stand here: it is written into the node's scripts as it is")
-    return _plain(value)
-
-
-def _matching(pattern: str, rule: str) -> Callable[[str], str]:
-    """A rule for a private value: the text with its references masked must match."""
-    compiled = re.compile(f"(?:{pattern})\\Z")
+def must(pattern: str, rule: str, filler: str | None = "x") -> AfterValidator:
+    """A rule for text: with `filler` for its references, or as it is written, it must match the pattern as a whole."""
+    compiled = re.compile(f"(?:{pattern})\\Z", re.DOTALL)
 
     def check(value: str) -> str:
-        if not compiled.match(masked(value)):
+        if not compiled.match(value if filler is None else masked(value, filler)):
             raise ValueError(rule)
         return value
 
-    return check
+    return AfterValidator(check)
 
 
-def _name(value: str) -> str:
-    if not NAME_RE.match(value):
-        raise ValueError(NAME_RULE)
-    return value
+def one_of(usual: Callable[[], Iterable[str]], every: Callable[[], Iterable[str]]) -> AfterValidator:
+    """A rule for names that packages may add to: `usual` are those that are there without a look at packages."""
+
+    def check(value: str) -> str:
+        if value not in usual() and value not in (legal := tuple(every())):
+            raise ValueError(f"{shown(value)} is not legal{did_you_mean(value, legal)} (legal: {', '.join(legal)})")
+        return value
+
+    return AfterValidator(check)
 
 
-def listed(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _numbers(rule: str, *words: str, most: int, count: bool = False) -> BeforeValidator:
+    """A rule for a list of numbers or one of some words; with `count` for a number alone, too, and each number once."""
+
+    def check(value: Any) -> Any:
+        if value in words or (count and type(value) is int and 0 <= value <= most + 1):
+            return value
+        numbers = value if isinstance(value, (list, tuple)) else ()
+        if not numbers or any(type(v) is not int or not 0 <= v <= most for v in numbers):
+            raise ValueError(rule)
+        if count and len(set(numbers)) != len(numbers):
+            raise ValueError("names a GPU twice")
+        return tuple(numbers)
+
+    return BeforeValidator(check)
 
 
-def _once(value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(value))
-
-
-def _env_name(value: str) -> str:
-    if not _ENV_NAME_RE.match(value):
-        raise ValueError("a variable's name must be letters, digits and '_', and not begin with a digit")
-    return value
-
-
-def _env_value(value: str) -> str:
-    if "\0" in value or "\n" in value or "\r" in value:
-        raise ValueError("must be one line of text")
-    masked(value)
+def _private(value: str) -> str:
+    if not masked(value) or not value.isprintable():
+        raise ValueError("must be text without control characters, and not empty")
     return value
 
 
@@ -213,108 +169,139 @@ def _no_secrets(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-def _mount(value: str) -> str:
-    parts = masked(value, "/x" if value.startswith("${env:") else "x").split(":")
-    source, target = (parts[0], parts[1]) if len(parts) in (2, 3) else ("", "")
-    named = NAME_RE.match(source) is not None
-    if not (named or source.startswith("/")) or not target.startswith("/"):
-        raise ValueError("must be SOURCE:TARGET or SOURCE:TARGET:ro, SOURCE a path on the node, TARGET one in it")
-    if any(p in ("..", ".") for part in (source, target) for p in part.split("/")):
-        raise ValueError("must be paths without '.' and '..'")
-    if len(parts) == 3 and not re.match(r"[a-zA-Z]+(?:,[a-zA-Z]+)*\Z", parts[2]):
-        raise ValueError("what follows the second ':' must be options such as ro")
-    return value
-
-
-def _device(value: str) -> str:
-    if not re.match(r"/dev/[A-Za-z0-9._/-]+(?::/[A-Za-z0-9._/-]+(?::[rwm]{1,3})?)?\Z", value) or "/../" in value + "/":
-        raise ValueError("must be a device such as /dev/kfd, or /dev/a:/dev/b:rw")
-    return value
-
-
-def _cap(value: str) -> str:
-    if value.upper() in ("ALL", "CAP_ALL"):
-        raise ValueError("ALL is as good as --privileged: name the capabilities that are needed")
-    if not re.match(r"[A-Z][A-Z_]*\Z", value):
-        raise ValueError("must be a capability such as SYS_PTRACE")
-    return value
-
-
-def _group(value: Any) -> Any:
-    if type(value) is int and 0 <= value < 2**32:
-        return str(value)
-    if isinstance(value, str) and NAME_RE.match(value):
+def _count(value: Any) -> Any:
+    if isinstance(value, tuple):
         return value
-    raise ValueError("must be auto, a group's number on the node, or its name in the image")
+    found = _COUNT_RE.match(str(value)) if type(value) in (int, str) else None
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    if not 1 <= least <= most <= MAX_LEASES:
+        raise ValueError("must be a number of leases such as 4, or a range such as 1-8: at least one, and not fewer"
+                         " at the end")  # fmt: skip
+    return (least, most)
 
+
+def seconds_of(text: str) -> int:
+    """Seconds of a time such as 4h, 90m or 1d12h; 0 for any other text."""
+    found = _TIME_RE.match(text)
+    days, hours, minutes = (int(part or 0) for part in found.groups()) if found else (0, 0, 0)
+    return ((days * 24 + hours) * 60 + minutes) * 60
+
+
+def _time(value: Any) -> Any:
+    if not isinstance(value, str) or not seconds_of(value):
+        colons = type(value) is int and value >= 60
+        hint = f": YAML reads a time with colons as a number, here {value}" if colons else ""
+        raise ValueError(f"must be a time such as 4h, 90m or 1d12h{hint}")
+    return value
+
+
+LISTED = BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)
+"""YAML's lists are tuples in the model."""
+_TEXTS = BeforeValidator(lambda value: str(value) if type(value) is int else value)
+_ONCE: AfterValidator = AfterValidator(lambda value: tuple(dict.fromkeys(value)))
 
 Text = Annotated[str, StringConstraints(max_length=4096)]
-
-Gpus = Annotated[Literal["auto"] | int | tuple[int, ...], BeforeValidator(_gpus)]
-Numa = Annotated[Literal["auto", "none"] | tuple[int, ...], BeforeValidator(_numa)]
-Absolute = Annotated[Text, AfterValidator(_absolute)]
-Fixed = Annotated[Text, AfterValidator(_fixed)]
 Private = Annotated[Text, AfterValidator(_private)]
-Host = Annotated[
-    Text,
-    AfterValidator(_matching(_HOST, "must be a host name, an address or a name of your SSH configuration, alone")),
+"""Text that may hold references."""
+Fixed = Annotated[
+    Private,
+    must(r"(?:(?!\$\{env:).)*", "no reference can stand here: it is written into the node's scripts as it is", None),
 ]
-User = Annotated[Text, AfterValidator(_matching(_USER, "must be a login name"))]
+Absolute = Annotated[Private, must(r"/[^:]*", "must be a path on the node that begins with '/', without ':'", "/x")]
+Host = Annotated[Text, must(_HOST, "must be a host name, an address or a name of your SSH configuration, alone")]
+User = Annotated[Text, must(_USER, "must be a login name")]
 Jump = Annotated[
-    Text,
-    AfterValidator(
-        _matching(
-            rf"none|(?:{_USER}@)?(?:{_HOST}|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{{1,5}})?"
-            rf"(?:,(?:{_USER}@)?(?:{_HOST}|\[[0-9A-Fa-f:.%]+\])(?::[0-9]{{1,5}})?)*",
-            "must be [USER@]HOST[:PORT], several with ',' between, or none",
-        )
-    ),
+    Text, must(f"none|{_HOP}(?:,{_HOP})*", "must be [USER@]HOST[:PORT], several with ',' between, or none")
 ]
-Image = Annotated[
-    Text,
-    AfterValidator(_matching(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", "must be an image such as rocm/atom:latest")),
-]
-Mount = Annotated[Text, AfterValidator(_mount)]
-Device = Annotated[Text, AfterValidator(_device)]
-Capability = Annotated[Text, AfterValidator(_cap)]
-GroupRef = Annotated[
-    str, BeforeValidator(_group), WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]})
-]
-SecurityOption = Annotated[
-    Text, AfterValidator(_matching(r"[a-z][A-Za-z0-9._:=/-]*", "must be an option such as seccomp=unconfined"))
-]
-Network = Annotated[
-    Text,
-    AfterValidator(_matching(r"[A-Za-z0-9][A-Za-z0-9._-]*", "must be none, host, bridge or a network's name")),
-]
-Size = Annotated[
-    Text,
-    AfterValidator(_matching(r"[1-9][0-9]*[bkmgBKMG]?", "must be a size in bytes, or with k, m or g, such as 16G")),
-]
-ContainerUser = Annotated[
-    Text,
-    AfterValidator(
-        _matching(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?", "must be USER or UID:GID")
-    ),
-]
-Gfx = Annotated[Text, AfterValidator(_matching(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,63}", "must be a name such as gfx950"))]
-GpuArchs = Annotated[
-    Text, AfterValidator(_matching(r"gfx[0-9a-z]+(?:;gfx[0-9a-z]+)*", "must be chips such as gfx950 or gfx942;gfx950"))
-]
-Word = Annotated[Text, AfterValidator(_fixed)]
-Label = Annotated[
-    Text, AfterValidator(_matching(r"[A-Za-z0-9][A-Za-z0-9._,-]{0,62}", "must be a plain name without references"))
-]
-Name = Annotated[str, AfterValidator(_name)]
-EnvName = Annotated[str, AfterValidator(_env_name)]
-CompilerVariable = Annotated[
-    str,
-    AfterValidator(_env_name),
-    AfterValidator(
-        _matching(r"[A-Z0-9_]+_HIP_CLANG_PATH", "must be a variable such as GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH")
-    ),
-]
-EnvValue = Annotated[str, StringConstraints(max_length=32768), AfterValidator(_env_value)]
-Env = Annotated[dict[EnvName, EnvValue], AfterValidator(_no_secrets)]
-Labels = Annotated[tuple[Name, ...], BeforeValidator(listed), AfterValidator(_once)]
 Port = Annotated[int, Field(ge=1, le=65535)]
+Units = Annotated[int, Field(ge=1, le=100_000)]
+Image = Annotated[Text, must(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*", "must be an image such as rocm/atom:latest")]
+Gpus = Annotated[
+    Literal["auto"] | int | tuple[int, ...],
+    _numbers("must be auto, a number of GPUs (0: use none), or a list of GPU numbers such as [0, 1]", "auto",
+             most=MAX_GPU, count=True),
+]  # fmt: skip
+Numa = Annotated[
+    Literal["auto", "none"] | tuple[int, ...],
+    _numbers("must be auto, none, or a list with the NUMA node of each slot such as [0, 0, 1, 1]", "auto", "none",
+             most=1023),
+]  # fmt: skip
+Mounts = Annotated[
+    tuple[
+        Annotated[
+            Text,
+            must(rf"(?:(?:\x01|{_NAME})[A-Za-z0-9._\x01-]*|[/\x01][^:]*):/[^:]*(?::.*)?",
+                 "must be SOURCE:TARGET or SOURCE:TARGET:ro, SOURCE a path on the node, TARGET one in it", "\x01"),
+            must(r"(?!(?:.*[:/])?\.\.?(?:[:/]|\Z)).*", "must be paths without '.' and '..'"),
+            must(r"[^:]*:[^:]*(?::[a-zA-Z]+(?:,[a-zA-Z]+)*)?",
+                 "what follows the second ':' must be options such as ro"),
+        ],
+        ...,
+    ],
+    LISTED,
+]  # fmt: skip
+Devices = Annotated[
+    tuple[
+        Annotated[
+            Text,
+            must(r"(?!.*/\.\.(?:/|\Z))/dev/[A-Za-z0-9._/-]+(?::/[A-Za-z0-9._/-]+(?::[rwm]{1,3})?)?",
+                 "must be a device such as /dev/kfd, or /dev/a:/dev/b:rw", None),
+        ],
+        ...,
+    ],
+    LISTED,
+]  # fmt: skip
+Capabilities = Annotated[
+    tuple[
+        Annotated[
+            Text,
+            must(r"(?!(?i:CAP_)?(?i:ALL)\Z).*", "ALL is as good as --privileged: name the capabilities that are needed",
+                 None),
+            must(r"[A-Z][A-Z_]*", "must be a capability such as SYS_PTRACE", None),
+        ],
+        ...,
+    ],
+    LISTED,
+]  # fmt: skip
+Groups = Annotated[
+    tuple[
+        Annotated[
+            str, _TEXTS, must(_NAME, "must be auto, a group's number on the node, or its name in the image", None),
+            WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 0}, {"type": "string"}]}),
+        ],
+        ...,
+    ],
+    LISTED,
+]  # fmt: skip
+SecurityOptions = Annotated[
+    tuple[Annotated[Text, must(r"[a-z][A-Za-z0-9._:=/-]*", "must be an option such as seccomp=unconfined")], ...],
+    LISTED,
+]
+Network = Annotated[Text, must(r"[A-Za-z0-9][A-Za-z0-9._-]*", "must be none, host, bridge or a network's name")]
+Size = Annotated[Text, must(r"[1-9][0-9]*[bkmgBKMG]?", "must be a size in bytes, or with k, m or g, such as 16G")]
+ContainerUser = Annotated[
+    Text, must(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(?::[A-Za-z0-9_][A-Za-z0-9_.-]*)?", "must be USER or UID:GID")
+]
+Gfx = Annotated[Text, must(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,63}", "must be a name such as gfx950")]
+GpuArchs = Annotated[Text, must(r"gfx[0-9a-z]+(?:;gfx[0-9a-z]+)*", "must be chips such as gfx950 or gfx942;gfx950")]
+Words = Annotated[tuple[Fixed, ...], LISTED]
+Label = Annotated[Text, must(r"[A-Za-z0-9][A-Za-z0-9._,-]{0,62}", "must be a plain name without references")]
+Labels = Annotated[tuple[Annotated[str, must(_NAME, NAME_RULE, None)], ...], LISTED, _ONCE]
+EnvName = Annotated[
+    str,
+    must(r"[A-Za-z_][A-Za-z0-9_]*", "a variable's name must be letters, digits and '_', and not begin with a digit",
+         None),
+]  # fmt: skip
+CompilerVariable = Annotated[
+    EnvName, must(r"[A-Z0-9_]+_HIP_CLANG_PATH", "must be a variable such as GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH")
+]
+Env = Annotated[
+    dict[EnvName, Annotated[str, StringConstraints(max_length=32768), must(r"[^\0\n\r]*", "must be one line of text")]],
+    AfterValidator(_no_secrets),
+]
+Count = Annotated[
+    tuple[int, int],
+    BeforeValidator(_count),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string", "pattern": "^[0-9]+(-[0-9]+)?$"}]}),
+]
+Time = Annotated[str, BeforeValidator(_time), WithJsonSchema({"type": "string", "pattern": "^([0-9]+[dhm])+$"})]

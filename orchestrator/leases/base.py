@@ -1,4 +1,4 @@
-"""Interface of lease sources, which ask a scheduler for nodes, list them, reach them and give them back."""
+"""A lease, the four ways in which one ends, and what a scheduler of leases must offer."""
 
 from __future__ import annotations
 
@@ -20,41 +20,35 @@ class LeaseState(StrEnum):
 
 
 class EndCause(StrEnum):
-    """Cause of a lease's end."""
+    """Cause of a lease's end. Only FAILED counts as a lost node; else what was in flight goes back uncharged.
+
+    RELEASED: we gave it back, or its holder ended by itself. PREEMPTED: the scheduler or a person took it back
+    (preempted, cancelled, evicted, drained). FAILED: its machine broke, its memory was used up, or its holder failed.
+    """
 
     RELEASED = "released"
-    """Its holder ended by itself or on request: the work is done."""
-    CANCELLED = "cancelled"
     PREEMPTED = "preempted"
     TIME_LIMIT = "time_limit"
-    EVICTED = "evicted"
-    DRAINED = "drained"
-    NODE_FAILURE = "node_failure"
-    OUT_OF_MEMORY = "out_of_memory"
     FAILED = "failed"
-    UNKNOWN = "unknown"
-
-    @property
-    def is_loss(self) -> bool:
-        """Treated as a lost node; after every other end, what was in flight goes back uncharged."""
-        return self in (EndCause.NODE_FAILURE, EndCause.OUT_OF_MEMORY, EndCause.FAILED, EndCause.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One grant. One that the scheduler starts again elsewhere is a new lease; the one before has ended."""
+    """One grant. One that the scheduler starts again elsewhere is a new lease; the one before has ended.
+
+    `id`: its name in commands of the scheduler, that of a job, an array task or a pod. `host`: the physical one, ""
+    while it is queued. `why`: the scheduler's own words on its state, such as "Priority, expected start 14:20".
+    `ends_at`: epoch seconds of its time limit. `cause`: that of the end of one that ended. `way`: options by which its
+    source reaches it.
+    """
 
     id: str
-    """Name in commands of the scheduler: a job's or array task's id, a pod's name."""
     state: LeaseState
     host: str = ""
-    """Physical host; "" while it is queued."""
     why: str = ""
-    """The scheduler's own words on its state, such as "Priority, expected start 14:20" or "PREEMPTED"."""
     ends_at: float | None = None
-    """Epoch seconds of its time limit."""
     cause: EndCause | None = None
-    """Cause of the end of one that ended."""
+    way: tuple[str, ...] = ()
 
 
 class LeaseSource(Protocol):
@@ -67,26 +61,21 @@ class LeaseSource(Protocol):
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
         """Ask for `n` more, none of them on a host of `avoid`; return as soon as they are queued."""
-        ...
 
     def list(self) -> Sequence[Lease]:
-        """All that were ever requested, ended ones as long as the scheduler knows them; one cheap call."""
-        ...
+        """All that the scheduler knows, ended ones included, oldest first; one cheap call."""
 
-    def release(self, ids: Collection[str]) -> None:
+    def release(self, leases: Collection[Lease]) -> None:
         """Give back; unknown and ended ones do no harm."""
-        ...
 
     def transport(self, lease: Lease, node: str) -> Transport:
         """Files and commands in a lease that is READY. `node`: its name in messages."""
-        ...
 
     def check(self) -> Sequence[Finding]:
         """Findings on the pool that the scheduler gives without granting a lease."""
-        ...
 
-    def leftovers(self, lease_id: str) -> bytes | None:
+    def leftovers(self, lease: Lease) -> bytes | None:
         """The tar with events/ and logs/ of its node folders that an ended lease left, or None."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of the scheduler; the leases go on."""

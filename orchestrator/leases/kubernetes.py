@@ -1,237 +1,147 @@
-"""Leases that are pods. One watch is kept for all of a pool; what it saw last is the answer to `list`.
+"""Leases that are pods: the request, the meaning of a pod's state, and the calls. Pods are listed every few seconds.
 
 Rights: examples/kubernetes-role.yaml.
 """
 
 from __future__ import annotations
 
-import threading
+import re
+import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from typing import Any
 
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
-from orchestrator.errors import NodeError, TransportError, UnreachableError
+from orchestrator.errors import TransportError
 from orchestrator.leases import holder
-from orchestrator.leases.api_server import CONNECT_S, ApiServer, status_of, tolerating
-from orchestrator.leases.base import Lease, LeaseState
-from orchestrator.leases.pods import CONTAINER, POOL_LABEL, RUN_LABEL, PodRequest, lease_of, manifest, new_name, trouble
+from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Transport
-from orchestrator.transport.exec.api_errors import refusal
+from orchestrator.transport.exec.pod import CALL_S, PodOpener, call, connect, status_of
 from orchestrator.transport.exec.transport import ExecTransport
-from orchestrator.transport.exec.websocket import WebSocketOpener
 
+CONTAINER = "gemmfleet"
+"""The container of a pod that is the lease; others are the user's own."""
+RUN_LABEL, POOL_LABEL = "gemmfleet/run", "gemmfleet/pool"
+LEASE_VARIABLE = "GEMMFLEET_LEASE"
+"""Variable in which the container finds the name of its pod."""
+GRACE_S = 60
+"""Time that workers have to close their books after the SIGTERM of a deletion, an eviction or the time limit."""
+MAX_NAME = 63
+PULL_S, NOT_READY_S = 60.0, 40.0
+"""Seconds after which an image that cannot be pulled, or a node that is NotReady, is given up. After an outage of the
+API server all nodes may be NotReady: kubelets renew their leases every 10 s, the control plane looks every 5 s, and
+pods are Ready up to 10 s later."""
 LOG_S = 120.0
-WATCH_S = 30
-"""A watch ends by itself after so long, and the pods are listed again: a server that hangs is noticed."""
-SYNC_S = 30.0
-"""Patience of the first `list` with an API server that does not answer."""
-RETRY_S = (0.2, 0.5, 1.0, 2.0)
-"""Seconds between attempts to watch again."""
-FORBIDDEN_S = 30.0
-"""An API server that refuses what it allowed before may have just started, and not have read its roles yet: for so long
-this counts as no answer."""
 LOG_BYTES = 7_000_000
 """Archive that fits, in base64, into the 10 MiB of a log that a kubelet keeps (its containerLogMaxSize)."""
-PULL_S = 60.0
-"""An image that could not be pulled for so long is given up, with its lease."""
-NOT_READY_S = 40.0
-"""And a node that is NotReady for so long. After an outage of the API server all of them may be: kubelets renew their
-leases every 10 s, the control plane looks every 5 s, and pods are Ready again up to 10 s later."""
 RIGHTS = (
-    *(("pods", "", verb) for verb in ("get", "list", "watch", "create", "delete")),
+    *(("pods", "", verb) for verb in ("get", "list", "create", "delete")),
     ("pods", "exec", "get"),
     ("pods", "exec", "create"),
     ("pods", "log", "get"),
 )
 """(resource, subresource, verb) of examples/kubernetes-role.yaml."""
+WAYS = {
+    "quota": "give fewer `gpus:`, or wait until the namespace has some again (kubectl describe quota)",
+    "namespace": "correct `namespace:`, or make it (kubectl create namespace)",
+    "pod": "correct the node's `pod:`",
+}
+"""Ways out of a pod that cannot be made."""
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class PodRequest:
+    """The pods of a pool. `workdir`: folder in the container for runs, "" for one in its TMPDIR; `template`: the user's
+    partial pod (`pod:`), merged into ours."""
+
+    image: str
+    gpus: int = 0
+    resource: str = "amd.com/gpu"
+    time_s: int | None = None
+    workdir: str = ""
+    template: Json = field(default_factory=dict)
 
 
 class KubernetesSource:
-    """Pods of one pool of one run."""
+    """Pods of one pool of one run (LeaseSource)."""
 
     def __init__(
         self, run: str, pool: str, request: PodRequest, *, context: str | None = None, namespace: str | None = None
     ) -> None:
         """Read the configuration; no request to the API server yet. Raises InputError."""
-        self._server = ApiServer(pool, context)
+        self._api, ours = connect(context)
         from kubernetes import client
 
         self._run, self._pool, self._request = run, pool, request
         self._script = holder.script(run, pool, request.workdir, most=LOG_BYTES)
-        self._namespace = namespace or self._server.namespace
-        self._core = client.CoreV1Api(self._server.api)
-        self._as_dict = self._server.api.sanitize_for_serialization
-        self._lock = threading.Condition()
-        self._pods: dict[str, dict[str, Any]] = {}
-        """Name -> the pod as it was seen last; those that are there."""
-        self._over: dict[str, Lease] = {}
-        """Leases that ended, whether or not the pod is there."""
-        self._released: set[str] = set()
+        self._namespace, self._core = namespace or ours, client.CoreV1Api(self._api)
         self._troubled: dict[str, float] = {}
         """Name -> time since which it has been in trouble."""
-        self._thread: threading.Thread | None = None
-        self._synced = False
-        self._error: Exception | None = None
-        self._closed = threading.Event()
-        self._watch: Any = None
-
-    # --- the interface ---------------------------------------------------------------------------------------------
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
+        """Make `n` pods, none of them on a host of `avoid`."""
         for _ in range(n):
-            name, body = self._pod(avoid)
-            with tolerating(409):  # it was there: the answer to a first attempt got lost
-                made = self._server.call(self._core.create_namespaced_pod, self._namespace, body)
-                with self._lock:
-                    if name not in self._over:  # the watch may have seen more of it
-                        self._pods.setdefault(name, self._as_dict(made))
+            self._call(self._core.create_namespaced_pod, body=self._pod(avoid))
 
     def list(self) -> Sequence[Lease]:
-        self._start()
-        until = time.monotonic() + SYNC_S
-        with self._lock:
-            while not self._synced and self._error is None and (left := until - time.monotonic()) > 0:
-                self._lock.wait(left)
-            if self._error is not None:
-                raise self._error
-            if not self._synced:
-                raise self._server.unreached(TimeoutError("no answer in time"))
-            leases = [self._judge(pod) for pod in self._pods.values()]
-            there = {lease.id for lease in leases}
-            leases += [lease for name, lease in self._over.items() if name not in there]
-            # what is given up, and holds its GPUs
-            lost = [e.id for e in leases if e.cause and e.cause.is_loss and e.id in there - self._released]
-            lost = [name for name in lost if self._pods[name]["status"].get("phase") not in ("Succeeded", "Failed")]
-        if lost:
-            self.release(lost)
+        """The pods that are there. One in trouble for too long has ended."""
+        ours = f"{RUN_LABEL}={self._run},{POOL_LABEL}={self._pool}"
+        found = self._call(self._core.list_namespaced_pod, label_selector=ours)
+        there = [self._api.sanitize_for_serialization(pod) for pod in found.items]
+        now, since, leases = time.monotonic(), self._troubled, []
+        self._troubled = {}
+        for pod in sorted(there, key=lambda p: (p["metadata"].get("creationTimestamp", ""), p["metadata"]["name"])):
+            lease = lease_of(pod)
+            words, limit = trouble(pod)
+            if words:
+                self._troubled[lease.id] = since.get(lease.id, now)
+                if now - self._troubled[lease.id] >= limit and lease.state is not LeaseState.ENDED:
+                    lease = replace(lease, state=LeaseState.ENDED, why=words, cause=EndCause.FAILED)
+            leases.append(lease)
         return leases
 
-    def release(self, ids: Collection[str]) -> None:
-        with self._lock:
-            self._released.update(ids)
-        for name in ids:
-            with tolerating(404):
-                self._server.call(self._core.delete_namespaced_pod, name, self._namespace)
+    def release(self, leases: Collection[Lease]) -> None:
+        """Delete pods, those that have ended, too."""
+        for lease in leases:
+            self._of_pod(self._core.delete_namespaced_pod, lease)
 
     def transport(self, lease: Lease, node: str) -> Transport:
-        opener = WebSocketOpener(node, self._server.api, self._namespace, lease.id, CONTAINER)
+        """Files and commands in a pod that runs. `node`: its name in messages."""
+        opener = PodOpener(node, self._api, self._namespace, lease.id, CONTAINER)
         return ExecTransport(node, opener, holder.prelude(self._request.workdir, lease.id))
 
-    def leftovers(self, lease_id: str) -> bytes | None:
-        log = ""
-        with tolerating(404):
-            call = self._core.read_namespaced_pod_log
-            log = self._server.call(call, lease_id, self._namespace, container=CONTAINER, seconds=LOG_S)
-        return holder.leftovers_in(log.encode())
+    def leftovers(self, lease: Lease) -> bytes | None:
+        """The rows that a pod's holder wrote into its log, or None."""
+        log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=CONTAINER, seconds=LOG_S)
+        return holder.leftovers_in(log.encode()) if log else None
 
     def close(self) -> None:
-        self._closed.set()
-        if self._watch is not None:
-            self._watch.stop()
-        if self._thread is not None:
-            self._thread.join(1.0)
-        self._server.api.close()
+        """The pods go on."""
+        self._api.close()
 
-    def _pod(self, avoid: Collection[str] = ()) -> tuple[str, dict[str, Any]]:
-        """A new pod's name and body."""
-        name = new_name(self._run, self._pool)
-        return name, manifest(self._request, self._run, self._pool, name, self._script, avoid)
+    def _call(self, method: Any, *args: Any, seconds: float = CALL_S, **options: Any) -> Any:
+        return call(self._pool, method, *args, seconds=seconds, namespace=self._namespace, **options)
 
-    # --- the watch -------------------------------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._keep_watching, name=f"pods {self._pool}", daemon=True)
-                self._thread.start()
-
-    def _keep_watching(self) -> None:
-        failures, refused_at = 0, 0.0
-        while not self._closed.is_set():
-            try:
-                self._watch_once()
-                failures, refused_at = 0, 0.0
-            except Exception as e:  # noqa: BLE001  the client raises many kinds, and without a watch no end is seen
-                failures += 1
-                error = e
-                if not isinstance(e, NodeError):
-                    error = UnreachableError(self._pool, f"the pods cannot be watched ({type(e).__name__}: {e})")
-                elif self._synced and status_of(e) in (401, 403):
-                    refused_at = refused_at or time.monotonic()
-                    if time.monotonic() - refused_at < FORBIDDEN_S:
-                        words = f"the API server refuses what it allowed before; it may have just started ({e.reason})"
-                        error = UnreachableError(self._pool, words)
-                with self._lock:
-                    self._error = error
-                    self._lock.notify_all()
-            self._closed.wait(RETRY_S[min(failures, len(RETRY_S) - 1)])
-
-    def _watch_once(self) -> None:
-        """List, then watch until that ends. Raises TransportError."""
-        import urllib3
-        from kubernetes import client, watch
-
-        call = self._core.list_namespaced_pod
-        ours = f"{RUN_LABEL}={self._run},{POOL_LABEL}={self._pool}"
-        with self._lock:
-            known = set(self._pods)
-        found = self._server.call(call, self._namespace, label_selector=ours)
-        version, pods = found.metadata.resource_version, [self._as_dict(p) for p in found.items]
-        self._relisted(pods, known)
-        self._watch = watch.Watch()
-        events = self._watch.stream(
-            call, self._namespace, label_selector=ours, resource_version=version,
-            timeout_seconds=WATCH_S, _request_timeout=(CONNECT_S, WATCH_S + CONNECT_S),
-        )  # fmt: skip
+    def _of_pod(self, method: Any, lease: Lease, **options: Any) -> Any:
+        """The answer of a method of one pod's; None where the pod is gone."""
         try:
-            for event in events:
-                if self._closed.is_set():
-                    return
-                self._saw(event["raw_object"], gone=event["type"] == "DELETED")
-        except client.ApiException as e:
-            if e.status != 410:  # only what is too old to go on from: list again
-                raise refusal(self._pool, e.status or 0, e.body or e.reason or "") from e
-        except (urllib3.exceptions.HTTPError, OSError, ValueError):
-            pass  # the list shows why
+            return self._call(method, name=lease.id, **options)
+        except TransportError as e:
+            if status_of(e) != 404:
+                raise
+            return None
 
-    def _relisted(self, pods: Sequence[dict[str, Any]], known: Collection[str]) -> None:
-        """`known`: names from before the list; pods that were requested since then may be missing in it."""
-        with self._lock:
-            for name in set(known) - {p["metadata"]["name"] for p in pods}:
-                if name in self._pods:
-                    self._saw(self._pods[name], gone=True)
-            for pod in pods:
-                self._saw(pod)
-            self._synced, self._error = True, None
-            self._lock.notify_all()
-
-    def _saw(self, pod: dict[str, Any], gone: bool = False) -> None:
-        with self._lock:
-            name = pod["metadata"]["name"]
-            if gone:
-                self._pods.pop(name, None)
-                self._over.setdefault(name, lease_of(pod, gone=True, released=name in self._released))
-            else:
-                self._pods[name] = pod
-
-    def _judge(self, pod: dict[str, Any]) -> Lease:
-        """The lease of a pod that is there. One that ended once does not come back."""
-        name = pod["metadata"]["name"]
-        if name in self._over:
-            return self._over[name]
-        now = time.monotonic()
-        wrong = trouble(pod)
-        since = self._troubled.setdefault(name, now) if wrong else self._troubled.pop(name, now)
-        limit = NOT_READY_S if wrong == "node" else PULL_S
-        lease = lease_of(pod, released=name in self._released, patient=now - since < limit)
-        if lease.state is LeaseState.ENDED:
-            self._over[name] = lease
-        return lease
+    def _pod(self, avoid: Collection[str] = ()) -> dict[str, Any]:
+        name = new_name(self._run, self._pool)
+        return manifest(self._request, self._run, self._pool, name, self._script, avoid)
 
     # --- what can be seen without a lease --------------------------------------------------------------------------
 
     def check(self) -> Sequence[Finding]:
+        """Findings on the API server, what the user may do there, and whether it would take the pod."""
         try:
             return list(self._findings())
         except TransportError as e:
@@ -240,10 +150,10 @@ class KubernetesSource:
     def _findings(self) -> Iterator[Finding]:
         from kubernetes import client
 
-        version = self._server.call(client.VersionApi(self._server.api).get_code)
-        where = f"namespace {self._namespace} of {self._server.api.configuration.host}"
+        version = call(self._pool, client.VersionApi(self._api).get_code)
+        where = f"namespace {self._namespace} of {self._api.configuration.host}"
         yield Finding(OK, "kubernetes", f"{version.git_version}, {where}")
-        if not self._server.api.configuration.verify_ssl:
+        if not self._api.configuration.verify_ssl:
             what = "the kubeconfig says insecure-skip-tls-verify: anyone can pose as the API server"
             yield Finding(WARNING, "tls", what, "give the cluster's `certificate-authority` there")
         denied = [right for right in RIGHTS if not self._may(*right)]
@@ -251,27 +161,222 @@ class KubernetesSource:
             words = ", ".join(f"{verb} {kind}{'/' + sub if sub else ''}" for kind, sub, verb in denied)
             way = f"have examples/kubernetes-role.yaml bound to you there (kubectl apply -n {self._namespace})"
             yield Finding(UNUSABLE, "permissions", f"you may not {words} in namespace {self._namespace}", way)
-        if ("pods", "", "create") in denied:
-            return
-        try:
-            _, body = self._pod()
-            self._server.call(
-                self._core.create_namespaced_pod, self._namespace, body, dry_run="All", field_validation="Strict"
-            )
-        except TransportError as e:
-            if status_of(e) is None:
-                raise
-            about = "quota" if "exceeded quota" in e.reason else "namespace" if status_of(e) == 404 else "pod"
-            ways = {
-                "quota": "give fewer `gpus:`, or wait until the namespace has some again (kubectl describe quota)",
-                "namespace": "correct `namespace:`, or make it (kubectl create namespace)",
-            }
-            yield Finding(UNUSABLE, about, e.reason, ways.get(about, "correct the node's `pod:`"))
+        if ("pods", "", "create") not in denied:
+            try:
+                create = self._core.create_namespaced_pod
+                self._call(create, body=self._pod(), dry_run="All", field_validation="Strict")
+            except TransportError as e:
+                if not status_of(e):
+                    raise
+                about = "quota" if "exceeded quota" in e.reason else "namespace" if status_of(e) == 404 else "pod"
+                yield Finding(UNUSABLE, about, e.reason, WAYS[about])
 
     def _may(self, resource: str, subresource: str, verb: str) -> bool:
         from kubernetes import client
 
         of = {"namespace": self._namespace, "resource": resource, "subresource": subresource, "verb": verb}
         review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview"}
-        call = client.AuthorizationV1Api(self._server.api).create_self_subject_access_review
-        return bool(self._server.call(call, {**review, "spec": {"resourceAttributes": of}}).status.allowed)
+        method = client.AuthorizationV1Api(self._api).create_self_subject_access_review
+        return bool(call(self._pool, method, {**review, "spec": {"resourceAttributes": of}}).status.allowed)
+
+
+# --- the pod that is requested --------------------------------------------------------------------------------------
+
+TAKEN = {
+    "metadata.name": "pods are named after the run and the pool",
+    "metadata.generateName": "pods are named after the run and the pool",
+    "metadata.namespace": "give `namespace:` of the node",
+    "spec.restartPolicy": "a lease that ended is never started again",
+    "spec.activeDeadlineSeconds": "give `time:` of the node",
+    "spec.nodeName": "give `spec.nodeSelector`: the scheduler must know of the pod",
+    "image": "give `image:` of the node",
+    "command": "it runs what holds the lease",
+    "args": "it runs what holds the lease",
+}
+"""Fields of a pod, and of our container, that a template must not set -> way out."""
+LIST_KEYS = ("name", "mountPath", "containerPort", "devicePath")
+"""Fields by one of which entries of a list are the same."""
+
+
+def template_faults(template: Json, resource: str = "amd.com/gpu") -> list[str]:
+    """Faults of a `pod:` section, each with its path and the way out."""
+    legal = ("apiVersion", "kind", "metadata", "spec")
+    found = [f"{k} is not a part of a pod template (legal: metadata, spec)" for k in template if k not in legal]
+    metadata, spec = template.get("metadata", {}), template.get("spec", {})
+    if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
+        return [*found, f"{'spec' if isinstance(metadata, Mapping) else 'metadata'} must be a mapping"]
+    containers = spec.get("containers", ())
+    if not isinstance(containers, Sequence) or not all(isinstance(c, Mapping) for c in containers):
+        return [*found, "spec.containers must be a list of mappings"]
+    given = {f"metadata.{k}": TAKEN.get(f"metadata.{k}") for k in metadata}
+    given |= {f"spec.{k}": TAKEN.get(f"spec.{k}") for k in spec}
+    labels = [str(k) for k in metadata.get("labels") or {}]
+    given |= {f"metadata.labels.{k}": "it is how pods are found again" for k in labels if k.startswith("gemmfleet/")}
+    for i, c in enumerate(containers):
+        if c.get("name", CONTAINER) == CONTAINER:
+            given |= {f"spec.containers.{i}.{k}": TAKEN.get(k) for k in c}
+            if resource in ((c.get("resources") or {}).get("limits") or {}):
+                given[f"spec.containers.{i}.resources.limits.{resource}"] = "give `gpus:` of the node"
+    return found + [f"{path} cannot be set here: {way}" for path, way in given.items() if way]
+
+
+def new_name(run: str, pool: str) -> str:
+    """A new pod's name: a DNS label."""
+    token = secrets.token_hex(3)
+    words = re.sub(r"[^a-z0-9]+", "-", f"gemmfleet-{run}-{pool}".lower())
+    return f"{words[: MAX_NAME - len(token) - 1].strip('-')}-{token}"
+
+
+def manifest(
+    request: PodRequest, run: str, pool: str, name: str, script: str, avoid: Collection[str] = ()
+) -> dict[str, Any]:
+    """The pod to ask for: ours, with the user's template merged in; never on a node of `avoid`.
+
+    `script`: the holder, for the container's `sh -c`.
+    """
+    container: dict[str, Any] = {
+        "name": CONTAINER,
+        "image": request.image,
+        "command": ["sh", "-c", script],
+        "env": [{"name": LEASE_VARIABLE, "value": name}],
+        "securityContext": {"allowPrivilegeEscalation": False},
+    }
+    if request.gpus:
+        container["resources"] = {"limits": {request.resource: str(request.gpus)}}
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_S,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+    }
+    if request.time_s is not None:
+        spec["activeDeadlineSeconds"] = request.time_s
+    labels = {RUN_LABEL: run, POOL_LABEL: pool}
+    ours = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
+    pod = dict(_merged(ours, request.template))
+    if avoid:
+        pod["spec"] = _away_from(pod["spec"], avoid)
+    return pod
+
+
+def _merged(ours: Any, theirs: Any) -> Any:
+    """Both; mappings key by key, lists entry by entry where entries have names; else theirs wins."""
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        both = {k: _merged(ours[k], theirs[k]) for k in ours.keys() & theirs.keys()}
+        return {**ours, **theirs, **both}
+    if not isinstance(ours, list) or not isinstance(theirs, list):
+        return theirs
+    out = list(ours)
+    for entry in theirs:
+        same = next((i for i, o in enumerate(out) if _is_same(o, entry)), None)
+        if same is None:
+            out.append(entry)
+        else:
+            out[same] = _merged(out[same], entry)
+    return out
+
+
+def _is_same(ours: Any, theirs: Any) -> bool:
+    if not isinstance(ours, Mapping) or not isinstance(theirs, Mapping):
+        return bool(ours == theirs)
+    if ours.get("name") == CONTAINER and "name" not in theirs and "mountPath" not in theirs:
+        return True  # a template's container without a name is ours
+    return any(key in theirs and ours.get(key) == theirs[key] for key in LIST_KEYS)
+
+
+def _away_from(spec: Json, hosts: Collection[str]) -> dict[str, Any]:
+    """A pod's spec that no host of `hosts` will do for: in every alternative of its node affinity."""
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [h]} for h in sorted(hosts)]
+    affinity = spec.get("affinity") or {}
+    of_node = affinity.get("nodeAffinity") or {}
+    required = of_node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    terms = required.get("nodeSelectorTerms") or [{}]
+    terms = [{**t, "matchFields": [*(t.get("matchFields") or ()), *fields]} for t in terms]
+    required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {**spec, "affinity": {**affinity, "nodeAffinity": {**of_node, **required}}}
+
+
+# --- what the state of one means ------------------------------------------------------------------------------------
+
+CAUSES = {
+    **dict.fromkeys(("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"), EndCause.PREEMPTED),
+    "DeadlineExceeded": EndCause.TIME_LIMIT,
+}
+"""Cause of an end by the reason of a pod's status."""
+DOUBTFUL = (
+    "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunContainerError", "CrashLoopBackOff",
+    "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
+)  # fmt: skip
+"""Reasons why a container waits that may pass, and seldom do."""
+
+
+def lease_of(pod: Json) -> Lease:
+    """The lease that a pod is."""
+    status, spec, metadata = pod.get("status") or {}, pod["spec"], pod["metadata"]
+    name, host, container = str(metadata["name"]), str(spec.get("nodeName") or ""), _container(status)
+    closing = "the pod was deleted" if "deletionTimestamp" in metadata else ""
+    target = _condition(status, "DisruptionTarget")  # Kubernetes 1.26 and later
+    if target.get("status") == "True":
+        closing = _joined(target.get("reason"), target.get("message"))
+    ended, reason = container.get("terminated") or {}, str(status.get("reason") or "")
+    if ended or status.get("phase") in ("Succeeded", "Failed") or reason == "NodeLost":
+        words = _joined(reason or ended.get("reason"), status.get("message") or ended.get("message"))
+        cause, code = CAUSES.get(reason, EndCause.FAILED), ended.get("exitCode")
+        if closing and reason not in CAUSES:
+            cause, words = EndCause.PREEMPTED, closing
+        elif code == 0:
+            cause = EndCause.RELEASED
+        elif code is not None and not reason:
+            words = f"{words or 'it failed'}, exit code {code}"
+        return Lease(name, LeaseState.ENDED, host, words[:500], cause=cause)
+    if "running" in container:
+        return Lease(name, LeaseState.READY, host, closing[:500], _ends_at(pod))
+    waits, scheduled = container.get("waiting") or {}, _condition(status, "PodScheduled")
+    why = f"starts on {host}" if host else "waits for the scheduler"
+    if waits.get("reason"):
+        why = _joined(waits["reason"], waits.get("message"))
+    elif scheduled.get("status") == "False":
+        why = str(scheduled.get("message") or scheduled.get("reason") or "not scheduled")
+    return Lease(name, LeaseState.QUEUED, host, why[:500])
+
+
+def trouble(pod: Json) -> tuple[str, float]:
+    """Trouble of a pod that may pass, "" for none, and the seconds after which it is given up."""
+    status = pod.get("status") or {}
+    waits = _container(status).get("waiting") or {}
+    if waits.get("reason") in DOUBTFUL:
+        return _joined(waits["reason"], waits.get("message")), PULL_S
+    # the control plane takes back `Ready`, and nothing else, of a pod on a node that beats no more
+    ready, of_containers = _condition(status, "Ready"), _condition(status, "ContainersReady")
+    lost = ready.get("status") == "False" and of_containers.get("status") == "True"
+    if lost and not pod["spec"].get("readinessGates"):
+        return f"node {pod['spec'].get('nodeName')} is NotReady", NOT_READY_S
+    return "", 0.0
+
+
+def _ends_at(pod: Json) -> float | None:
+    started, limit = (pod.get("status") or {}).get("startTime"), pod["spec"].get("activeDeadlineSeconds")
+    times = [_epoch(started) + limit] if started and limit is not None else []
+    if deleted := pod["metadata"].get("deletionTimestamp"):
+        times.append(_epoch(deleted))  # its grace period included
+    return min(times, default=None)
+
+
+def _epoch(text: str) -> float:
+    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+
+
+def _container(status: Json) -> Json:
+    """State of our container."""
+    of = status.get("containerStatuses") or ()
+    return next((dict(c.get("state") or {}) for c in of if c.get("name") == CONTAINER), {})
+
+
+def _condition(status: Json, kind: str) -> Json:
+    return next((c for c in status.get("conditions") or () if c.get("type") == kind), {})
+
+
+def _joined(reason: str | None, words: str | None) -> str:
+    return ": ".join(filter(None, (reason, (words or "").strip())))

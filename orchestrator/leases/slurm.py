@@ -1,22 +1,23 @@
-"""Leases of Slurm: one job or array task each, requested with sbatch and reached by steps of srun.
+"""Leases of Slurm: one job or array task each, requested with sbatch, seen by squeue and reached by steps of srun.
 
-Commands run here or on a login node (`via`), at most four in any second.
+Commands run here or on a login node (`via`). `squeue -O` is the format that all versions have; `--json` prints every
+job of the cluster in 22.05, whatever was to be selected.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.leases import holder, jobs
+from orchestrator.leases import holder
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.jobs import Job, NodeKind, SlurmPool
 from orchestrator.transport.base import Completed
 from orchestrator.transport.exec.transport import ExecTransport, SrunOpener
 from orchestrator.transport.local import LocalTransport
@@ -24,11 +25,15 @@ from orchestrator.transport.quoting import quote
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
+TERM_S, ENDED_BY_TERM = 60, str(143 << 8)
+"""Seconds before its time limit at which a lease gets a SIGTERM, and the status of a holder that this signal, which is
+for it alone, has ended."""
+CLOCK_S, LAST_ROWS_S = 10.0, 5.0
+"""A job that is COMPLETING, with an end more than CLOCK_S in the future, is being queued again; any other may take
+LAST_ROWS_S to write the rows that it leaves behind."""
+LEAST_MEMORY_MB = 1024
+"""A node with less has no memory configured."""
 EXCLUDE = "--exclude="
-MOST_COMMANDS, WITHIN_S = 4, 1.0
-"""Commands to the scheduler that begin within so many seconds at most, of all pools together."""
-LAST_ROWS_S = 5.0
-"""So long a job that is COMPLETING may take to write the rows that it leaves behind."""
 KEPT_ENV = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "LD_LIBRARY_PATH", "SLURM_CONF", "SLURM_JWT")
 """Variables kept of our environment, which Slurm writes to files and gives to jobs; also those of LC_* and SBATCH_*."""
 NO_ANSWER = (
@@ -36,50 +41,75 @@ NO_ANSWER = (
     "Zero Bytes were transmitted", "Transport endpoint is not connected", "Connection timed out",
 )  # fmt: skip
 """Words of Slurm's commands where slurmctld does not answer."""
+SINFO = "%P|%c|%m|%G|%l"
+FIELDS = (
+    "ArrayJobID", "ArrayTaskID", "JobID", "State", "Reason", "NodeList", "StartTime", "EndTime", "RestartCnt",
+    "PreemptTime", "exit_code", "NumCPUs",
+)  # fmt: skip
+SQUEUE = ",".join(f"{field}:|" for field in FIELDS)
+"""Formats of sinfo and squeue."""
+QUEUED = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+RUNNING = {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT"}
+CAUSES = {
+    "COMPLETED": EndCause.RELEASED,
+    **dict.fromkeys(("CANCELLED", "REVOKED", "PREEMPTED"), EndCause.PREEMPTED),
+    **dict.fromkeys(("TIMEOUT", "DEADLINE"), EndCause.TIME_LIMIT),
+}
+"""Cause of an end by the job's state; FAILED for any other."""
+COMPLETING_CAUSES = {"TimeLimit": EndCause.TIME_LIMIT, "NodeDown": EndCause.FAILED, "OutOfMemory": EndCause.FAILED}
+"""Cause of an end by the job's reason: while it is COMPLETING, squeue does not show its final state."""
 
 
-class Pace:
-    """Turns of callers, of which at most `most` are within any `within_s` seconds."""
+@dataclass(frozen=True, slots=True)
+class SlurmPool:
+    """Request for the leases of a pool.
 
-    def __init__(self, most: int, within_s: float) -> None:
-        self._within_s = within_s
-        self._last: deque[float] = deque([-within_s] * most, most)
-        self._one = threading.Lock()
+    `partition`: "" for the cluster's default. `time_s`: time limit of a lease, None for the partition's default.
+    `gpus`: those of a lease, None for whole nodes. `extra`: further options of sbatch, which win over ours. `workdir`:
+    folder on the nodes, absolute or beginning with ~/; "" for one of the user's own in $TMPDIR.
+    """
 
-    def wait(self) -> None:
-        """Return when it is the caller's turn."""
-        with self._one:
-            time.sleep(max(0.0, self._last[0] + self._within_s - time.monotonic()))
-            self._last.append(time.monotonic())
+    run: str
+    pool: str
+    partition: str = ""
+    account: str = ""
+    time_s: float | None = None
+    gpus: int | None = None
+    extra: tuple[str, ...] = ()
+    workdir: str = ""
+
+    @property
+    def job(self) -> str:
+        """Name of its jobs."""
+        return f"gemmfleet-{self.run}-{self.pool}"
 
 
-PACE = Pace(MOST_COMMANDS, WITHIN_S)
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """Nodes of a partition that are alike, with the CPUs, memory and GPUs of each. `max_s`: the longest time limit."""
+
+    partition: str
+    is_default: bool
+    cpus: int
+    memory_mb: int
+    gpus: int
+    max_s: float
 
 
 class SlurmSource:
     """Leases of one pool of one run (LeaseSource)."""
 
-    def __init__(
-        self,
-        pool: SlurmPool,
-        out: str,
-        via: Callable[[str], SshTransport] | None = None,
-        kinds: list[NodeKind] | None = None,
-    ) -> None:
+    def __init__(self, pool: SlurmPool, out: str, via: Callable[[str], SshTransport] | None = None) -> None:
         """`out`: folder for the holders' output where commands run, absolute or beginning with ~/.
 
         `via`: makes transports to the login node where commands run, given a name for messages; None: they run here.
-        `kinds`: those of the cluster, shared by its sources; the first that needs them reads them into it.
         """
         self.pool = pool
         # of this run alone: the numbers of jobs come again, and other clusters have them, too
         self._out, self._via = f"{holder.folder_word(out)}/{quote(pool.run)}", via
         self._name = f"Slurm for {pool.pool}"
-        self._one = threading.Lock()
-        self._login: LocalTransport | SshTransport | None = None
-        self._kinds = kinds if kinds is not None else []
-        self._jobs: dict[str, Job] = {}
-        self._released: set[str] = set()
+        self._one, self._login, self._connected = threading.Lock(), self._reach(self._name), False
+        self._kinds: list[NodeKind] = []
 
     # --- requests -------------------------------------------------------------------------------------------------
 
@@ -89,149 +119,206 @@ class SlurmSource:
         theirs = [option.removeprefix(EXCLUDE) for option in self.pool.extra if option.startswith(EXCLUDE)]
         self._submit(*array, *((EXCLUDE + ",".join((*sorted(avoid), *theirs)),) if avoid else ()))
 
-    def release(self, ids: Collection[str]) -> None:
-        """Cancel jobs; unknown and ended ones do no harm."""
-        self._released |= set(ids)
-        # of a job that was queued again, only the last lease is cancelled with it
-        gone = {i for i, j in self._jobs.items() if j.lease.state is LeaseState.ENDED}
-        numbers = sorted({i.partition("r")[0] for i in ids if i not in gone})
+    def release(self, leases: Collection[Lease]) -> None:
+        """Cancel jobs. Those that ended are left alone: such a job may be queued again, as another lease."""
+        numbers = sorted({x.id.partition("r")[0] for x in leases if x.state is not LeaseState.ENDED})
         if numbers:
-            done = self._command(["scancel", "--quiet", *numbers])
-            if done.code != 0 and "Invalid job id" not in done.text:
-                raise self._error("scancel", done)
+            self._scheduler("scancel", "--quiet", *numbers, passes="Invalid job id")
 
     def _submit(self, *more: str) -> str:
         """Run sbatch; its answer."""
-        argv = ["sbatch", *jobs.options(self.pool, self._partition()), *more]
         # the file shows a holder that this folder is the one which we read
         text = f'mkdir -p -m 700 -- {self._out} && : >{self._out}/here && exec "$@"'
         script = holder.script(self.pool.run, self.pool.pool, self.pool.workdir, out=self._out)
-        done = self._command(["sh", "-c", text, "sh", *argv], script.encode())
-        if done.code != 0:
-            raise self._error("sbatch", done)
+        before = ("sh", "-c", text, "sh")
+        done = self._scheduler("sbatch", *self._options(), *more, before=before, stdin=script.encode())
         return (done.out + done.err).decode("utf-8", "replace").strip()
+
+    def _options(self) -> Iterator[str]:
+        pool = self.pool
+        yield from (f"--job-name={pool.job}", "--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null")
+        yield from ("--chdir=/", f"--signal=B:TERM@{TERM_S}", *_share(pool.gpus, self._partition()))
+        minutes = math.ceil(pool.time_s / 60) if pool.time_s is not None else None
+        given = {"partition": pool.partition, "account": pool.account, "time": minutes}
+        yield from (*(f"--{name}={value}" for name, value in given.items() if value), *pool.extra)
 
     # --- what is there --------------------------------------------------------------------------------------------
 
     def list(self) -> Sequence[Lease]:
         """All jobs of the pool that Slurm knows, by one squeue; oldest first."""
-        argv = ["env", "SLURM_TIME_FORMAT=%s", "squeue", "--me", "-h", "-r", "-t", "all", f"--name={self.pool.job}"]
-        done = self._command([*argv, "-O", jobs.SQUEUE])
-        if done.code != 0:
-            raise self._error("squeue", done)
-        found = {job.lease.id: job for job in jobs.jobs_of(done.out)}
-        forgotten = [i for i, j in self._jobs.items() if i not in found and j.lease.state is not LeaseState.ENDED]
-        states = self._accounted(forgotten) if forgotten else {}
-        for lease_id in forgotten:
-            words, before = states.get(lease_id, "Slurm knows this job no more"), self._jobs[lease_id]
-            cause = jobs.CAUSES.get(words.partition(" ")[0], EndCause.UNKNOWN)
-            gone = replace(before.lease, state=LeaseState.ENDED, cause=cause, why=words, ends_at=None)
-            found[lease_id] = replace(before, lease=gone)
-        for lease_id in self._released & found.keys():
-            if (lease := found[lease_id].lease).cause in (EndCause.CANCELLED, EndCause.UNKNOWN):
-                found[lease_id] = replace(found[lease_id], lease=replace(lease, cause=EndCause.RELEASED))
-        self._jobs = found
-        return [j.lease for j in found.values()]
-
-    def _accounted(self, ids: Sequence[str]) -> Mapping[str, str]:
-        """Last states of jobs that squeue does not show any more, where the cluster keeps accounts."""
-        done = self._command(["sacct", "-n", "-P", "-X", "-o", "JobID,State", "-j", ",".join(ids)])
-        rows = (line.partition("|") for line in done.out.decode("utf-8", "replace").splitlines())
-        return {job: state for job, bar, state in rows if bar} if done.code == 0 else {}
+        argv = ("--me", "-h", "-r", "-t", "all", f"--name={self.pool.job}", "-O", SQUEUE)
+        return leases_of(self._scheduler("squeue", *argv, before=("env", "SLURM_TIME_FORMAT=%s")).out)
 
     def transport(self, lease: Lease, node: str) -> ExecTransport:
         """Files and commands in a running job, by steps. `node`: its name in messages."""
-        if lease.id not in self._jobs:
-            self.list()
-        job = self._jobs.get(lease.id)
-        if job is None or not job.number:
+        if not lease.way:
             raise TransportError(node, f"Slurm runs no job {lease.id}")
-        opener = SrunOpener(self._reach(node), job.number, job.cpus)
+        opener = SrunOpener(self._reach(node), lease.way)
         return ExecTransport(node, opener, holder.prelude(self.pool.workdir, lease.id))
 
-    def leftovers(self, lease_id: str) -> bytes | None:
+    def leftovers(self, lease: Lease) -> bytes | None:
         """The rows that a job's holder wrote into its output, or None. One that is about to is waited for."""
-        until = time.monotonic() + LAST_ROWS_S
+        until = time.monotonic() + (LAST_ROWS_S if lease.why.startswith("COMPLETING") else 0.0)
         while True:
-            job = self._jobs.get(lease_id)
-            closing = job is not None and job.lease.why.startswith("COMPLETING")
-            done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease_id)}.out"], scheduler=False)
+            done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease.id)}.out"])
             rows = holder.leftovers_in(done.out) if done.code == 0 else None
-            if rows is not None or not closing or time.monotonic() > until:
+            if rows is not None or time.monotonic() > until:
                 return rows
             time.sleep(0.1)
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
     def check(self) -> Sequence[Finding]:
-        """Findings on partition, GPUs and time limit, and what sbatch would do with the request."""
-        there = self._partition()
+        """Findings on partition and GPUs, and what sbatch would do with the request."""
+        there, wanted = self._partition(), self.pool.partition
         if not there:
             names = ", ".join(sorted({k.partition for k in self._kinds})) or "none"
-            wanted = self.pool.partition
             what = f"there is no partition {wanted!r}" if wanted else "the cluster has no default partition"
             return [Finding(UNUSABLE, "partition", what, f"`partition:` may be {names}")]
-        found = list(jobs.findings(self.pool, there))
-        if any(f.level == UNUSABLE for f in found):
-            return found
+        name, most = there[0].partition, max(k.gpus for k in there)
+        if (self.pool.gpus or 0) > most:
+            what = f"no node of the partition {name} has {self.pool.gpus} GPUs: {most} are the most"
+            way = f"set `gpus:` to {most} at most" if most else "name another `partition:`"
+            return [Finding(UNUSABLE, "gpus", what, way)]
+        time_s, longest = self.pool.time_s or 0.0, max(k.max_s for k in there)
+        if time_s > longest:  # sbatch would let it wait for ever
+            what = f"the partition {name} allows {longest / 60:g} minutes, and `time:` is {time_s / 60:g}"
+            return [Finding(UNUSABLE, "time", what, "set a shorter `time:`")]
         try:
-            answer = Finding(OK, "request", self._submit("--test-only").removeprefix("sbatch: "))
+            return [Finding(OK, "request", self._submit("--test-only").removeprefix("sbatch: "))]
         except UnreachableError:
             raise
         except TransportError as e:
-            answer = Finding(UNUSABLE, "request", e.reason, "see `account:`, `time:`, `gpus:` and `extra:`")
-        return [*found, answer]
+            return [Finding(UNUSABLE, "request", e.reason, "see `account:`, `time:`, `gpus:` and `extra:`")]
 
     def _partition(self) -> Sequence[NodeKind]:
         """Kinds of nodes of the pool's partition, read once."""
-        if not self._kinds:
-            done = self._command(["sinfo", "-h", "-e", "-o", jobs.SINFO])
-            if done.code != 0:
-                raise self._error("sinfo", done)
-            self._kinds += jobs.kinds_of(done.out)
+        self._kinds = self._kinds or kinds_of(self._scheduler("sinfo", "-h", "-e", "-o", SINFO).out)
         wanted = self.pool.partition.split(",")
         return [k for k in self._kinds if k.partition in wanted or (not self.pool.partition and k.is_default)]
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def _command(self, argv: Sequence[str], stdin: bytes = b"", *, scheduler: bool = True) -> Completed:
+    def _scheduler(
+        self, name: str, *words: str, before: Sequence[str] = (), stdin: bytes = b"", passes: str | None = None
+    ) -> Completed:
+        """Run a command of Slurm's. Raises UnreachableError where slurmctld does not answer, TransportError where it
+        refuses, except with the words `passes`."""
+        done = self._command([*before, name, *words], stdin)
+        if done.code == 0 or (passes is not None and passes in done.text):
+            return done
+        said = done.text.replace(f"{name}: error: ", "") or f"code {done.code}"
+        if any(silent in said for silent in NO_ANSWER):
+            raise UnreachableError(self._name, f"the scheduler does not answer: {said}")
+        raise TransportError(self._name, f"{name}: {said}")
+
+    def _command(self, argv: Sequence[str], stdin: bytes = b"") -> Completed:
         """Run a command where Slurm's commands are. Raises UnreachableError where there is no way there."""
-        if scheduler:
-            PACE.wait()
         with self._one:
-            login = self._login
-            if login is None:
-                login = self._reach(self._name)
-                login.connect()
-                self._login = login
+            if not self._connected:
+                self._login.connect()
+                self._connected = True
         try:
-            return login.run(argv, stdin=stdin, timeout=COMMAND_S)
+            return self._login.run(argv, stdin=stdin, timeout=COMMAND_S)
         except SlowError as e:
             raise UnreachableError(self._name, f"the scheduler does not answer: {e.reason}") from e
         except UnreachableError:
-            with self._one:
-                if self._login is login:
-                    self._login = None
-            login.close()
+            self._connected = False
             raise
 
     def _reach(self, name: str) -> LocalTransport | SshTransport:
-        return self._via(name) if self._via else LocalTransport(name, _environment())
-
-    def _error(self, command: str, done: Completed) -> TransportError:
-        words = done.text.replace(f"{command}: error: ", "") or f"code {done.code}"
-        if any(silent in words for silent in NO_ANSWER):
-            return UnreachableError(self._name, f"the scheduler does not answer: {words}")
-        return TransportError(self._name, f"{command}: {words}")
+        if self._via:
+            return self._via(name)
+        kept = {k: v for k, v in os.environ.items() if k in KEPT_ENV or k.startswith(("LC_", "SBATCH_"))}
+        return LocalTransport(name, kept)
 
     def close(self) -> None:
         """The jobs go on."""
-        with self._one:
-            login, self._login = self._login, None
-        if login is not None:
-            login.close()
+        self._connected = False
+        self._login.close()
 
 
-def _environment() -> dict[str, str]:
-    """Part of our environment that Slurm's commands need, and jobs may see."""
-    return {k: v for k, v in os.environ.items() if k in KEPT_ENV or k.startswith(("LC_", "SBATCH_"))}
+def _share(gpus: int | None, kinds: Sequence[NodeKind]) -> Iterator[str]:
+    """Options for a whole node, or for some of its GPUs with their share of its CPUs and memory."""
+    fit = [k for k in kinds if k.gpus >= (gpus or 1)]
+    if gpus is None or not fit or gpus == max(k.gpus for k in fit):
+        yield from ("--exclusive", "--mem=0")
+        gpus = gpus or min((k.gpus for k in fit), default=None)
+    else:
+        yield f"--cpus-per-task={max(1, min(k.cpus * gpus // k.gpus for k in fit))}"
+        memory = min(k.memory_mb * gpus // k.gpus for k in fit)
+        if memory >= LEAST_MEMORY_MB:
+            yield f"--mem={memory}"
+    if gpus:
+        yield f"--gres=gpu:{gpus}"
+
+
+# --- what Slurm prints ------------------------------------------------------------------------------------------------
+
+
+def kinds_of(printed: bytes) -> list[NodeKind]:
+    """Kinds of nodes in the output of sinfo (SINFO)."""
+    found = []
+    for name, cpus, memory, gres, limit in _rows(printed, 5):
+        gpus = sum(int(n) for n in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
+        of_each = (_number(cpus), _number(memory), gpus)
+        # [days-][hours:]minutes:seconds, or a word such as infinite
+        times = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", limit)
+        days, hours, minutes, seconds = (float(t or 0) for t in times.groups()) if times else (math.inf, 0, 0, 0)
+        max_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        found.append(NodeKind(name.rstrip("*"), name.endswith("*"), *of_each, max_s))
+    return found
+
+
+def leases_of(printed: bytes) -> list[Lease]:
+    """Leases in the output of squeue (SQUEUE), oldest first."""
+    rows = sorted(_rows(printed, len(FIELDS)), key=lambda row: [_number(cell) for cell in row[:2]])
+    return [lease for row in rows for lease in _leases(*row)]
+
+
+def _rows(printed: bytes, cells: int) -> Iterator[list[str]]:
+    rows = (line.split("|") for line in printed.decode("utf-8", "replace").splitlines())
+    return (row[:cells] for row in rows if len(row) >= cells)
+
+
+def _number(text: str) -> int:
+    """The number with which a text begins, 0 for none."""
+    return int(m[0]) if (m := re.match(r"\d+", text)) else 0
+
+
+def _leases(
+    array: str, task: str, number: str, state: str, reason: str, host: str, start: str, end: str, restarts: str,
+    preempted: str, code: str, cpus: str,
+) -> Iterator[Lease]:  # fmt: skip
+    """Leases of a row of squeue (FIELDS): the job's, and those before it was queued again."""
+    base, last = f"{array}_{task}" if task.isdigit() else number, _number(restarts)
+    ids = [base, *(f"{base}r{n + 1}" for n in range(last))]
+    for lease_id in ids[:-1]:
+        words = "Slurm has queued this job again"
+        yield Lease(lease_id, LeaseState.ENDED, why=words, cause=EndCause.PREEMPTED)
+    given = reason if reason not in ("None", "") else ""
+    again = state == "COMPLETING" and last and not (end.isdigit() and float(end) < time.time() + CLOCK_S)
+    if state in QUEUED or again:
+        yield Lease(ids[-1], LeaseState.QUEUED, why=(given or state) + _expected(start))
+    elif state in RUNNING:
+        way = (f"--jobid={number}", f"--cpus-per-task={max(1, _number(cpus))}")
+        ends_at = float(end) if end.isdigit() else None
+        yield Lease(ids[-1], LeaseState.READY, host, "" if state == "RUNNING" else state, ends_at, way=way)
+    else:
+        cause = CAUSES.get(state, EndCause.FAILED)
+        if preempted.isdigit() and state != "COMPLETED":
+            cause = EndCause.PREEMPTED
+        elif state in ("COMPLETING", "FAILED") and code == ENDED_BY_TERM:
+            cause = EndCause.TIME_LIMIT
+        elif state == "COMPLETING":
+            cause = COMPLETING_CAUSES.get(reason, EndCause.PREEMPTED)
+        yield Lease(ids[-1], LeaseState.ENDED, host, f"{state} ({given})" if given else state, cause=cause)
+
+
+def _expected(start: str) -> str:
+    """Words on the start that the scheduler expects, in epoch seconds where it does."""
+    if not start.isdigit():
+        return ""
+    at = time.localtime(int(start))
+    today = at[:3] == time.localtime()[:3]
+    return f", expected start {time.strftime('%H:%M' if today else '%Y-%m-%d %H:%M', at)}"

@@ -1,219 +1,265 @@
-"""Verdict on a node from its facts and its inventory entry: ok, warning or unusable, each finding with the way out.
+"""Questions to nodes, all at once: the check before a run with its verdicts, and polls while it works.
 
-Behind `nodes check` and the live half of `status`. Knows nothing of transports.
+Both run one rendered script (orchestrator/nodes/facts.py), a poll its brief part; it adds the engine's list of workers.
+The table QUESTIONS holds the questions to a node's facts. Each answer is a finding (ok, warning or unusable) with the
+way out. The connections of polls stay open, so that a second round costs no login.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import shlex
+import contextlib
+import math
+import queue
+import re
+import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.command_hints import command
-from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Finding, find_engine
+from orchestrator.dispatch.deploy import NodePlan
+from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, WorkerState, find_engine
+from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
+from orchestrator.inventory import Node, check_references, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE
-from orchestrator.inventory.values import REFERENCE_RE, has_reference
-from orchestrator.nodes.facts import NodeFacts, read_facts
-from orchestrator.nodes.occupancy import gpus_of, occupants
+from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_words, read_facts, script
+from orchestrator.nodes.occupancy import gpus_of, occupants, twice
+from orchestrator.nodes.plan import engine_of, login_line, node_of, transport_to
+from orchestrator.transport import Completed, Transport, connected
 from worker.device.health import HOT_C
 from worker.text import plural
 
-if TYPE_CHECKING:
-    from orchestrator.inventory import Node
-    from orchestrator.nodes.facts import Gpu
-    from orchestrator.transport import Completed
-
+T = TypeVar("T")
+# A check has ended by then: logins and the script have limits of their own.
+CHECK_S = 90.0
+# nodes that are checked at a time: more logins at once would take so much CPU time that some ran into their limit
+MAX_PARALLEL = 64
+_TURNS = threading.Semaphore(MAX_PARALLEL)
 CLOCK_S = 5.0
+# Bytes free for the workdir: below the first nothing starts, below the second there is a warning.
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
-"""Bytes free for the workdir: below the first nothing starts, below the second there is a warning."""
-
 _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs")
+_NO_AITER = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
+
+
+class Look:
+    """A node's facts beside its entry in the inventory, for QUESTIONS. `skew`: its clock minus ours; `run`: our own
+    run, whose containers and locks do not count as another's."""
+
+    def __init__(self, node: Node, facts: NodeFacts, skew: float | None, run: str) -> None:
+        self.node, self.facts, self.values, self.skew, self._run = node, facts, facts.values, skew or 0.0, run
+        self.spec, self.folder = find_engine(node.engine), facts.values.get("workdir", "?")
+        self.mount, _, mode = facts.values.get("workdir_mount", "").rpartition(" ")
+        self.writable = mode != "ro"  # what is mounted read-only may be full as well, which cannot be changed
+        kb = facts.number("workdir_free_kb")
+        self.free = math.inf if kb is None or not self.writable else kb * 1024
+        numbers = gpus_of(node, facts)
+        self.wanted = max(numbers, default=-1) + 1
+        ours = {n: facts.gpus[n] for n in numbers if n < len(facts.gpus) and self.spec.runs_images}
+        self.nvidia = any(gpu.vendor == "nvidia" for gpu in ours.values())
+        self.amd = {} if self.nvidia else ours
+        named = node.docker.devices
+        self.named = None if named is None else {device.partition(":")[0] for device in named}
+        self.holders = {o.id: o.words for o in occupants(facts, numbers, run)}
+        self.runs = sorted({c.run for c in facts.containers if c.run and c.slot and c.run != run})
+
+    def blind(self) -> list[int]:
+        """GPUs of AMD that the inventory's devices do not give to their slot's container."""
+        named = self.named if self.named is not None else {"/dev/kfd", OWN_RENDER_NODE}
+        lit = {gpu.render for gpu in self.amd.values() if named & {OWN_RENDER_NODE, f"{OWN_RENDER_NODE}/{gpu.render}"}}
+        return [n for n, gpu in self.amd.items() if "/dev/kfd" not in named or gpu.render not in lit]
+
+    def strangers(self, what: str, *, holding: bool) -> str:
+        """Foreign containers that hold our GPUs, or only run."""
+        found = [c for c in self.facts.containers if not c.run and (f"container {c.name}" in self.holders) is holding]
+        names = ", ".join(f"{c.name} ({c.image})" for c in found[:3]) + (", ..." if len(found) > 3 else "")
+        return f"{plural(len(found), 'foreign container')} {what}: {names}" if found else ""
+
+    def locked(self, state: str, what: str) -> str:
+        """Other runs that have a lock in this state; those whose containers run are named by these."""
+        left = {path.partition("/")[0] for path in self.facts.locks.get(state, ())} - {self._run, *self.runs}
+        return f"run {', '.join(sorted(left))} {what}" if left else ""
+
+
+class Question(NamedTuple):
+    """A question to a node. `what` returns the problem in words, or several, or nothing. `way`: the way out, with
+    commands of ours in <>."""
+
+    level: str
+    about: str
+    what: Callable[[Look], str | Iterable[str]]
+    way: str = ""
+
+
+_GPUS_WAY = "drop docker.devices, and each container gets its slot's GPU; or name"
+_KIND_WAY = "correct or drop gfx and cu_num in the inventory"
+_RUN_WAY = "end it first (<cancel>), or see --busy wait|skip|share"
+_LEFT_WAY = "<resume> picks it up; <runs prune> removes it"
+_SPACE_WAY = "free some space (<runs prune>), or give another `workdir:`"
+QUESTIONS = (
+    Question(
+        WARNING, "clock",
+        lambda n: f"its clock is {abs(n.skew):.0f} s {'ahead of' if n.skew > 0 else 'behind'} ours"
+        if abs(n.skew) > CLOCK_S else "",
+        "set it (timedatectl set-ntp true); times of its rows are off until then",
+    ),
+    Question(
+        UNUSABLE, "tools", lambda n: (f"the node has no `{tool}`" for tool in n.facts.lacks if tool in n.spec.needs),
+        "install util-linux, coreutils, findutils, tar",
+    ),
+    Question(
+        UNUSABLE, "workdir",
+        lambda n: "" if n.writable else f"{n.folder} is read-only: the file system at {n.mount} is mounted so",
+        "mount it rw, or give another `workdir:`",
+    ),
+    Question(
+        UNUSABLE, "workdir",
+        lambda n: f"{n.folder} may not be written by {n.values.get('user', 'your login')}"
+        if n.writable and n.values.get("workdir_writable") == "no" else "",
+        "give another `workdir:`, or its owner",
+    ),
+    Question(
+        UNUSABLE, "disk",
+        lambda n: f"{n.folder} has {n.free / 2**20:.0f} MiB free" if n.free < MIN_FREE else "", _SPACE_WAY,
+    ),
+    Question(
+        WARNING, "disk",
+        lambda n: f"{n.folder} has {n.free / 2**20:.0f} MiB free" if MIN_FREE <= n.free < LOW_FREE else "", _SPACE_WAY,
+    ),
+    Question(
+        UNUSABLE, "disk",
+        lambda n: f"{n.folder} has no inode free" if n.writable and n.facts.number("workdir_free_inodes") == 0
+        and n.values.get("workdir_fs") not in ("btrfs", "zfs") else "",
+        "remove files, or give another `workdir:`",
+    ),
+    Question(
+        WARNING, "disk",
+        lambda n: f"{n.folder} is on {n.values['workdir_fs']}"
+        if n.writable and n.values.get("workdir_fs") in _REMOTE_FS else "",
+        "a local disk is faster, and root may be squashed there",
+    ),
+    Question(
+        UNUSABLE, "aiter",
+        lambda n: f"{wrong} {n.node.aiter.root} {'of the image' if n.spec.runs_images else 'there'}"
+        if (wrong := _NO_AITER.get(n.values.get("aiter_root", ""))) else "",
+        "correct `aiter: {root: PATH}`, or leave it out and AITER is looked for",
+    ),
+    Question(
+        UNUSABLE, "devices",
+        lambda n: (f"there is no {path}" for path, what in n.facts.devices.items() if what == "missing"),
+        "load the GPU's driver, or correct docker.devices",
+    ),
+    Question(
+        UNUSABLE, "devices",
+        lambda n: "there is no render node in /dev/dri" if OWN_RENDER_NODE in (n.node.docker.devices or ())
+        and not any(path.startswith("/dev/dri") for path in n.facts.devices) else "",
+        "load the GPU's driver",
+    ),
+    Question(
+        UNUSABLE, "devices",
+        lambda n: "Docker cannot hand out NVIDIA GPUs (--gpus) there"
+        if n.nvidia and n.named is None and n.values.get("docker.gpus") == "no" else "",
+        "install the NVIDIA Container Toolkit, and restart Docker",
+    ),
+    Question(
+        OK, "devices",
+        lambda n: "each container gets its slot's GPU by --gpus device=N" if n.nvidia and n.named is None else "",
+    ),
+    Question(
+        UNUSABLE, "devices",
+        lambda n: (f"GPU {number} has no render node /dev/dri/{gpu.render}" for number, gpu in n.amd.items()
+                   if n.named is None and f"/dev/dri/{gpu.render}" not in n.facts.devices),
+        "see why the driver does not show it, or leave it out of `gpus:`",
+    ),
+    Question(
+        OK, "devices",
+        lambda n: "each container gets /dev/kfd, the render node of its slot's GPU"
+        f" ({', '.join(f'{number}: {gpu.render}' for number, gpu in n.amd.items())}), and their groups"
+        if n.amd and n.named is None else "",
+    ),
+    Question(
+        WARNING, "devices",
+        lambda n: "docker.devices names no NVIDIA device: containers see a GPU only if Docker's default runtime adds it"
+        if n.nvidia and n.named is not None and not any(d.startswith("/dev/nvidia") for d in n.named) else "",
+        f"{_GPUS_WAY} /dev/nvidia*",
+    ),
+    Question(
+        UNUSABLE, "devices",
+        lambda n: f"docker.devices gives the containers of GPU {', '.join(map(str, blind))} no /dev/kfd or no render"
+        " node: they would see no GPU" if (blind := n.blind()) else "",
+        f"{_GPUS_WAY} /dev/kfd and {OWN_RENDER_NODE}",
+    ),
+    Question(
+        UNUSABLE, "gpus",
+        lambda n: f"gpus: {n.node.gpus if isinstance(n.node.gpus, int) else list(n.node.gpus)}, but"
+        f" {len(n.facts.gpus)} were found" if n.wanted > len(n.facts.gpus) else "",
+        "correct `gpus:`, or see why the driver does not show the others",
+    ),
+    Question(
+        UNUSABLE, "gfx",
+        lambda n: (f"its GPUs are {gpu.gfx}, not {n.node.gfx}" for gpu in n.facts.gpus[:1]
+                   if n.node.gfx not in (None, gpu.gfx)),
+        _KIND_WAY,
+    ),
+    Question(
+        UNUSABLE, "gfx",
+        lambda n: (f"a GPU has {gpu.cu_num} compute units, not {n.node.cu_num}" for gpu in n.facts.gpus[:1]
+                   if n.node.gfx == gpu.gfx and gpu.cu_num not in (None, n.node.cu_num)),
+        _KIND_WAY,
+    ),
+    Question(
+        WARNING, "gpus",
+        lambda n: f"its GPUs differ: {gpus_in_words(n.facts)}"
+        if len({(g.gfx, g.cu_num, g.partition) for g in n.facts.gpus}) > 1 else "",
+        "list those of one kind in `gpus:`, or set one partition mode",
+    ),
+    Question(
+        WARNING, "health",
+        lambda n: (f"GPU {i} has counted uncorrectable errors ({', '.join(f'{b} {c}' for b, c in errors.items())})"
+                   for i, gpu in enumerate(n.facts.gpus) if (errors := gpu.uncorrectable)),
+        "keep an eye on it; leave it out of `gpus:` if attempts fault there",
+    ),
+    Question(
+        WARNING, "health",
+        lambda n: (f"GPU {i} is at {hot:.0f} C" for i, gpu in enumerate(n.facts.gpus)
+                   if (hot := max(gpu.temperature_c.values(), default=0.0)) >= HOT_C),
+        "see to its cooling: its numbers will be low",
+    ),
+    Question(  # load on a GPU while our workers run there is most likely theirs
+        WARNING, "busy",
+        lambda n: (words for id_, words in n.holders.items() if id_.startswith("GPU")
+                   and not any(c.run for c in n.facts.containers) and not n.facts.locks.get("held")),
+        "wait for them, or leave it out of `gpus:`; see --busy",
+    ),
+    Question(
+        WARNING, "busy", lambda n: n.strangers("holding its GPUs", holding=True), "see --busy wait|skip|share"
+    ),
+    Question(
+        WARNING, "containers", lambda n: n.strangers("running", holding=False),
+        "not on its GPUs, but perhaps on its cores",
+    ),
+    Question(WARNING, "busy", lambda n: f"run {', '.join(n.runs)} works there" if n.runs else "", _RUN_WAY),
+    Question(WARNING, "locks", lambda n: n.locked("stale", "left claimed work behind"), _LEFT_WAY),
+    Question(WARNING, "locks", lambda n: n.locked("waiting", "left work in an inbox behind"), _LEFT_WAY),
+    Question(WARNING, "locks", lambda n: n.locked("held", "has workers that live"), _RUN_WAY),
+)  # fmt: skip
 
 
 def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iterator[Finding]:
     """Yield every problem of a node. `skew`: the node's clock minus ours; `run`: our own run."""
-    yield from _clock(skew)
-    yield from _tools(node, facts)
-    yield from _workdir(facts)
-    yield from find_engine(node.engine).preflight(node, facts)
-    yield from _aiter(node, facts)
-    yield from _devices(node, facts)
-    yield from _gpus(node, facts)
-    yield from _health(facts)
-    yield from _occupants(node, facts, run)
+    look = Look(node, facts, skew, run)
+    for level, about, what, way in QUESTIONS:
+        said = what(look)
+        for words in (said,) if isinstance(said, str) else said:
+            if words:
+                yield Finding(level, about, words, re.sub("<(.*?)>", lambda m: command(m[1]), way))
+    yield from look.spec.preflight(node, facts)
 
 
-def gpus_in_words(facts: NodeFacts) -> str:
-    """`8 x gfx950 (SPX/NPS1)`."""
-    kinds = Counter(f"{g.gfx} ({g.partition})" if g.partition else g.gfx for g in facts.gpus)
-    return ", ".join(f"{n} x {kind}" for kind, n in kinds.items()) or (facts.gfx or "")
-
-
-def _clock(skew: float | None) -> Iterator[Finding]:
-    if skew is not None and abs(skew) > CLOCK_S:
-        what = f"its clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} ours"
-        yield Finding(WARNING, "clock", what, "set it (timedatectl set-ntp true); times of its rows are off until then")
-
-
-def _tools(node: Node, facts: NodeFacts) -> Iterator[Finding]:
-    needed = find_engine(node.engine).needs
-    for tool in facts.lacks:
-        if tool in needed:
-            yield Finding(
-                UNUSABLE, "tools", f"the node has no `{tool}`", "install util-linux, coreutils, findutils, tar"
-            )
-
-
-def _workdir(facts: NodeFacts) -> Iterator[Finding]:
-    folder = facts.values.get("workdir", "?")
-    mounted, _, mode = facts.values.get("workdir_mount", "").rpartition(" ")
-    if mode == "ro":
-        what = f"{folder} is read-only: the file system at {mounted} is mounted so"
-        yield Finding(UNUSABLE, "workdir", what, "mount it rw, or give another `workdir:`")
-        return  # it may be full as well, which cannot be changed
-    if facts.values.get("workdir_writable") == "no":
-        user = facts.values.get("user", "your login")
-        yield Finding(
-            UNUSABLE, "workdir", f"{folder} may not be written by {user}", "give another `workdir:`, or its owner"
-        )
-    free = (facts.number("workdir_free_kb") or 0) * 1024 if "workdir_free_kb" in facts.values else None
-    if free is not None and free < LOW_FREE:
-        level = UNUSABLE if free < MIN_FREE else WARNING
-        what = f"{folder} has {free / 2**20:.0f} MiB free"
-        yield Finding(level, "disk", what, f"free some space ({command('runs prune')}), or give another `workdir:`")
-    if facts.number("workdir_free_inodes") == 0 and facts.values.get("workdir_fs") not in ("btrfs", "zfs"):
-        yield Finding(UNUSABLE, "disk", f"{folder} has no inode free", "remove files, or give another `workdir:`")
-    fs = facts.values.get("workdir_fs", "")
-    if fs in _REMOTE_FS:
-        yield Finding(WARNING, "disk", f"{folder} is on {fs}", "a local disk is faster, and root may be squashed there")
-
-
-def _aiter(node: Node, facts: NodeFacts) -> Iterator[Finding]:
-    wrong = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
-    if found := wrong.get(facts.values.get("aiter_root", "")):
-        where = "of the image" if find_engine(node.engine).runs_images else "there"
-        what = f"{found} {node.aiter.root} {where}"
-        yield Finding(UNUSABLE, "aiter", what, "correct `aiter: {root: PATH}`, or leave it out and AITER is looked for")
-
-
-def _devices(node: Node, facts: NodeFacts) -> Iterator[Finding]:
-    for path, what in facts.devices.items():
-        if what == "missing":
-            yield Finding(
-                UNUSABLE, "devices", f"there is no {path}", "load the GPU's driver, or correct docker.devices"
-            )
-    if OWN_RENDER_NODE in (node.docker.devices or ()) and not any(p.startswith("/dev/dri") for p in facts.devices):
-        yield Finding(UNUSABLE, "devices", "there is no render node in /dev/dri", "load the GPU's driver")
-    ours = {n: facts.gpus[n] for n in gpus_of(node, facts) if n < len(facts.gpus)}
-    if ours and find_engine(node.engine).runs_images:
-        check = _named_devices if node.docker.devices is not None else _own_gpus
-        yield from check(node, facts, ours)
-
-
-def _own_gpus(node: Node, facts: NodeFacts, ours: Mapping[int, Gpu]) -> Iterator[Finding]:
-    """Findings on the GPUs that containers get because the inventory names no devices; what they get is one, too."""
-    if any(gpu.vendor == "nvidia" for gpu in ours.values()):
-        if facts.values.get("docker.gpus") == "no":
-            what = "Docker cannot hand out NVIDIA GPUs (--gpus) there"
-            yield Finding(UNUSABLE, "devices", what, "install the NVIDIA Container Toolkit, and restart Docker")
-        yield Finding(OK, "devices", "each container gets its slot's GPU by --gpus device=N")
-        return
-    for number, gpu in ours.items():
-        if f"/dev/dri/{gpu.render}" not in facts.devices:
-            what = f"GPU {number} has no render node /dev/dri/{gpu.render}"
-            yield Finding(UNUSABLE, "devices", what, "see why the driver does not show it, or leave it out of `gpus:`")
-    renders = ", ".join(f"{number}: {gpu.render}" for number, gpu in ours.items())
-    what = f"each container gets /dev/kfd, the render node of its slot's GPU ({renders}), and their groups"
-    yield Finding(OK, "devices", what)
-
-
-def _named_devices(node: Node, facts: NodeFacts, ours: Mapping[int, Gpu]) -> Iterator[Finding]:
-    """Findings on GPUs that the devices of the inventory do not give to their slot's container."""
-    named = {device.partition(":")[0] for device in node.docker.devices or ()}
-    way = "drop docker.devices, and each container gets its slot's GPU; or name"
-    if any(gpu.vendor == "nvidia" for gpu in ours.values()):
-        if not any(device.startswith("/dev/nvidia") for device in named):
-            what = (
-                "docker.devices names no NVIDIA device: containers see a GPU only if Docker's default runtime adds it"
-            )
-            yield Finding(WARNING, "devices", what, f"{way} /dev/nvidia*")
-        return
-    blind = [n for n, gpu in ours.items() if not named & {OWN_RENDER_NODE, f"{OWN_RENDER_NODE}/{gpu.render}"}]
-    if "/dev/kfd" not in named or blind:
-        which = ", ".join(map(str, ours if "/dev/kfd" not in named else blind))
-        what = (
-            f"docker.devices gives the containers of GPU {which} no /dev/kfd or no render node: they would see no GPU"
-        )
-        yield Finding(UNUSABLE, "devices", what, f"{way} /dev/kfd and {OWN_RENDER_NODE}")
-
-
-def _gpus(node: Node, facts: NodeFacts) -> Iterator[Finding]:
-    found = len(facts.gpus)
-    wanted = node.gpus if isinstance(node.gpus, int) else 0 if node.gpus == "auto" else max(node.gpus) + 1
-    if wanted > found:
-        what = f"gpus: {node.gpus if isinstance(node.gpus, int) else list(node.gpus)}, but {found} were found"
-        yield Finding(UNUSABLE, "gpus", what, "correct `gpus:`, or see why the driver does not show the others")
-    first = facts.gpus[0] if facts.gpus else None
-    if first and node.gfx and first.gfx != node.gfx:
-        way = "correct or drop gfx and cu_num in the inventory"
-        yield Finding(UNUSABLE, "gfx", f"its GPUs are {first.gfx}, not {node.gfx}", way)
-    elif first and node.cu_num and first.cu_num not in (None, node.cu_num):
-        way = "correct or drop gfx and cu_num in the inventory"
-        yield Finding(UNUSABLE, "gfx", f"a GPU has {first.cu_num} compute units, not {node.cu_num}", way)
-    kinds = {(g.gfx, g.cu_num, g.partition) for g in facts.gpus}
-    if len(kinds) > 1:
-        what = "its GPUs differ: " + gpus_in_words(facts)
-        yield Finding(WARNING, "gpus", what, "list those of one kind in `gpus:`, or set one partition mode")
-
-
-def _health(facts: NodeFacts) -> Iterator[Finding]:
-    for i, gpu in enumerate(facts.gpus):
-        if gpu.uncorrectable:
-            counts = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
-            way = "keep an eye on it; leave it out of `gpus:` if attempts fault there"
-            yield Finding(WARNING, "health", f"GPU {i} has counted uncorrectable errors ({counts})", way)
-        hot = max(gpu.temperature_c.values(), default=0.0)
-        if hot >= HOT_C:
-            yield Finding(
-                WARNING, "health", f"GPU {i} is at {hot:.0f} C", "see to its cooling: its numbers will be low"
-            )
-
-
-def _occupants(node: Node, facts: NodeFacts, run: str) -> Iterator[Finding]:
-    at_work = any(c.run for c in facts.containers) or bool(facts.locks.get("held"))
-    holders = {o.id: o for o in occupants(facts, gpus_of(node, facts), run)}
-    for id_, other in holders.items():
-        # load on a GPU while our workers run there is most likely theirs
-        if id_.startswith("GPU") and not at_work:
-            yield Finding(WARNING, "busy", other.words, "wait for them, or leave it out of `gpus:`; see --busy")
-    strangers = [c for c in facts.containers if not c.run]
-    for holds, what, way in (
-        (True, "holding its GPUs", "see --busy wait|skip|share"),
-        (False, "running", "not on its GPUs, but perhaps on its cores"),
-    ):
-        found = [c for c in strangers if (f"container {c.name}" in holders) is holds]
-        if found:
-            names = ", ".join(f"{c.name} ({c.image})" for c in found[:3]) + (", ..." if len(found) > 3 else "")
-            about = "busy" if holds else "containers"
-            yield Finding(WARNING, about, f"{plural(len(found), 'foreign container')} {what}: {names}", way)
-    runs = sorted({c.run for c in facts.containers if c.run and c.slot and c.run != run})
-    if runs:
-        way = f"end it first ({command('cancel')}), or see --busy wait|skip|share"
-        yield Finding(WARNING, "busy", f"run {', '.join(runs)} works there", way)
-    later = f"{command('resume')} picks it up; {command('runs prune')} removes it"
-    for state, what, way in (
-        ("stale", "left claimed work behind", later),
-        ("waiting", "left work in an inbox behind", later),
-        ("held", "has workers that live", f"end it first ({command('cancel')}), or see --busy wait|skip|share"),
-    ):
-        left = sorted({path.partition("/")[0] for path in facts.locks.get(state, ())} - {run} - set(runs))
-        if left:
-            yield Finding(WARNING, "locks", f"run {', '.join(left)} {what}", way)
+# --- reports ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,27 +284,26 @@ class NodeReport:
         """Sentences on its problems, each with the node's name."""
         return [f"{self.node}: {f}" for f in self.findings if f.level != OK]
 
+    def with_finding(self, *finding: str) -> NodeReport:
+        """The report with one more finding."""
+        return replace(self, findings=(*self.findings, Finding(*finding)))
+
     def devices(self) -> str:
         """The devices that its containers get if the inventory names none, in words; "" for nothing."""
         return next((f.what for f in self.findings if (f.level, f.about) == (OK, "devices")), "")
 
     def row(self) -> tuple[str, ...]:
         """Row of a table, in the order of COLUMNS."""
-        f = self.facts
-        free, image = f.number("workdir_free_kb"), f.values.get("image", "")
-        digest = (
-            "" if not image else "missing" if image == "missing" else image.split(" ")[0].removeprefix("sha256:")[:12]
-        )
-        problems = [str(x) for x in self.findings if x.level != OK]
+        free, image = self.facts.number("workdir_free_kb"), self.facts.values.get("image", "")
         return (
             self.node,
             self.state,
-            gpus_in_words(f),
-            f.values.get("docker.version", "").split(" ")[-1],
-            digest,
+            gpus_in_words(self.facts),
+            self.facts.values.get("docker.version", "").split(" ")[-1],
+            image if image in ("", "missing") else image.split(" ")[0].removeprefix("sha256:")[:12],
             "" if free is None else f"{free / 2**20:.0f} GiB",
             "" if self.skew_s is None else f"{self.skew_s:+.0f} s",
-            "; ".join(problems),
+            "; ".join(str(f) for f in self.findings if f.level != OK),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -272,12 +317,11 @@ class NodeReport:
             "facts": dict(f.values),
             "gpus": [asdict(g) for g in f.gpus],
             "devices": f.devices,
-            "containers": [asdict(c) for c in f.containers],
+            "containers": [c._asdict() for c in f.containers],
             "locks": {k: list(v) for k, v in f.locks.items()},
         }
 
 
-FACTS = "facts.json"
 COLUMNS = ("node", "state", "GPUs", "docker", "image", "free", "clock", "notes")
 
 
@@ -296,63 +340,176 @@ def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeRe
 
 def unreachable(node: Node, why: str) -> NodeReport:
     """Report on a node that did not answer."""
-    if node.is_here:
-        return NodeReport(node.name, (Finding(UNUSABLE, "here", why),))
-    return NodeReport(node.name, (Finding(UNUSABLE, "ssh", why, f"try: {login_line(node)}"),))
-
-
-def login_line(node: Node) -> str:
-    """Command that logs in to the node as the inventory describes it; a reference becomes a shell variable."""
-    flags = (("-F", node.ssh_config), ("-p", node.port), ("-i", node.identity), ("-J", node.proxy_jump))
-    words = [w for flag, value in flags if value is not None for w in (flag, _typed(str(value)))]
-    user = f"{_typed(node.user)}@" if node.user else ""
-    return " ".join(["ssh", *words, f"{user}{_typed(node.host or node.name)}", "true"])
-
-
-def _typed(text: str) -> str:
-    if has_reference(text):
-        return '"' + REFERENCE_RE.sub(r"${\1}", text) + '"'
-    return text if text.startswith("~/") and shlex.quote(text[2:]) == text[2:] else shlex.quote(text)
+    way = "" if node.is_here else f"try: {login_line(node)}"
+    return NodeReport(node.name, (Finding(UNUSABLE, "here" if node.is_here else "ssh", why, way),))
 
 
 def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
     """Reports with findings that show only between nodes: an image or a gfx that is not the one of most nodes."""
     out = list(reports)
-    for about, of in (("image", lambda r: r.facts.image_id), ("gfx", _gfx)):
-        known = {r.node: value for r in reports if (value := of(r))}
-        if len(set(known.values())) < 2:
-            continue
-        usual, _ = Counter(known.values()).most_common(1)[0]
-        for i, report in enumerate(out):
-            value = known.get(report.node, usual)
-            if value != usual:
-                what = f"its {about} {value[:19]} is not the {usual[:19]} of most nodes"
-                way = "name the image by digest" if about == "image" else "pick nodes of one kind with --limit"
-                out[i] = replace(report, findings=(*report.findings, Finding(WARNING, about, what, way)))
+    ways: tuple[tuple[str, str, Callable[[NodeFacts], str | None]], ...] = (
+        ("image", "name the image by digest", lambda f: f.values.get("image", "").split(" ")[0].replace("missing", "")),
+        ("gfx", "pick nodes of one kind with --limit", lambda f: f.gfx if f.complete else ""),
+    )
+    for about, way, value_of in ways:
+        values = [value_of(r.facts) or "" for r in reports]
+        usual = Counter(v for v in values if v).most_common(1)
+        for i, value in enumerate(values):
+            if value and value != usual[0][0]:
+                what = f"its {about} {value[:19]} is not the {usual[0][0][:19]} of most nodes"
+                out[i] = out[i].with_finding(WARNING, about, what, way)
     return out
 
 
-def _gfx(report: NodeReport) -> str:
-    return report.facts.gfx or "" if report.facts.complete else ""
+def check_nodes(
+    nodes: Iterable[Node],
+    *,
+    run: str = "",
+    accept_new_host_keys: bool = False,
+    answered: Callable[[NodeReport], None] = lambda report: None,
+) -> list[NodeReport]:
+    """Check all nodes at once; reports in their order. `answered` is called with each as it answers.
+
+    Changes nothing on a node. A node that does not answer is a report like another; a reference of the inventory
+    whose variable is not set is the user's mistake: InventoryError, before any node is checked.
+    """
+    wanted = {n.name: n for n in nodes}
+    check_references(wanted.values())
+    reports: dict[str, NodeReport] = {}
+    asked = {name: partial(_check, node, run, accept_new_host_keys) for name, node in wanted.items()}
+    for name, report in ask_all(asked, CHECK_S * (1 + len(wanted) // MAX_PARALLEL)):
+        reports[name] = report or unreachable(wanted[name], "its check did not end")
+        answered(reports[name])
+    for name, why in dict(twice(wanted, {n: r.facts for n, r in reports.items()})).items():
+        reports[name] = reports[name].with_finding(UNUSABLE, "gpus", why)
+    return compare([reports[name] for name in wanted])
 
 
-def save_facts(run_folder: Path, reports: Iterable[NodeReport]) -> None:
-    """Keep the facts that `plan_nodes` needs in the run's folder, so that a later plan needs no node."""
-    for report in reports:
-        if report.facts.complete:
-            folder = run_folder / "nodes" / report.node
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside = folder / f".{FACTS}.tmp"
-            aside.write_text(json.dumps(report.facts.for_plan(), indent=1) + "\n")
-            os.rename(aside, folder / FACTS)
+def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
+    try:
+        real = resolved(node)
+        with _TURNS, connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
+            began = time.time()
+            return check_node(node, transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S), began, run)
+    except OrchestratorError as e:
+        return unreachable(node, e.reason)
 
 
-def load_facts(run_folder: Path, names: Iterable[str]) -> dict[str, NodeFacts]:
-    """Facts that `save_facts` kept, without nodes whose facts are missing or unreadable."""
-    out = {}
-    for name in names:
+# --- polls --------------------------------------------------------------------------------------------------------
+
+# A node that has not answered by then is slow if it let us in, or began to; else it is unreachable.
+LIMIT_S = 4.5
+# Part of the limit that is kept back from the calls to a node, so that their result arrives in time.
+ASIDE_S = 0.2
+# Between two rounds of `Watch`.
+EVERY_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeAnswer:
+    """Answer of a node, or `error`: why there is none. `at`: epoch seconds. `slow`: it is there, and did not answer in
+    time."""
+
+    node: str
+    at: float
+    workers: tuple[WorkerState, ...] = ()
+    facts: NodeFacts | None = None
+    error: str = ""
+    slow: bool = False
+
+
+class NodePoll:
+    """A node that is polled, by one thread at a time. `limit_s`: seconds that an answer may take."""
+
+    def __init__(self, plan: NodePlan, limit_s: float = LIMIT_S) -> None:
+        self._plan, self._limit_s = plan, limit_s
+        self.opened: tuple[Transport, Engine, bytes] | None = None
+
+    def ask(self, *, keep: bool = False) -> NodeAnswer:
+        """Never raises for what is wrong with the node. `keep`: the connection stays open for the next time."""
+        name, until = self._plan.node, time.monotonic() + self._limit_s - ASIDE_S
         try:
-            out[name] = NodeFacts.from_plan(json.loads((run_folder / "nodes" / name / FACTS).read_text()))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
-    return out
+            if self.opened is None:
+                node = node_of(self._plan)
+                transport = transport_to(node, patient=False, connect_s=self._limit_s - ASIDE_S)
+                transport.connect()
+                self.opened = (transport, engine_of(self._plan, transport), script(resolved(node), brief=True))
+            transport, engine, text = self.opened
+            facts = read_facts(transport.run(ARGV, stdin=text, timeout=max(0.1, until - time.monotonic())))
+            return NodeAnswer(name, time.time(), tuple(engine.list()), facts if facts.complete else None)
+        except OrchestratorError as e:
+            keep = False
+            greeted = isinstance(e, SlowError) or (isinstance(e, UnreachableError) and e.greeted)
+            silent = isinstance(e, UnreachableError) and e.silent
+            return no_answer(name, self._limit_s, greeted) if greeted or silent else NodeAnswer(
+                name, time.time(), error=e.reason
+            )  # fmt: skip
+        finally:
+            if not keep:
+                self.close()
+
+    def close(self) -> None:
+        opened, self.opened = self.opened, None
+        if opened is not None:
+            opened[1].close()
+            opened[0].close()
+
+
+def no_answer(node: str, limit_s: float, greeted: bool) -> NodeAnswer:
+    """Answer for a node without one in time. `greeted`: it is there, and too busy to answer in time."""
+    why = ", though it took the connection: --timeout gives it longer" if greeted else ""
+    return NodeAnswer(node, time.time(), error=f"no answer within {limit_s:g} s{why}", slow=greeted)
+
+
+def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
+    """Poll every node once, in the order of their answers; those without one within `limit_s` come last."""
+    polls = {p.node: NodePoll(p, limit_s) for p in plans}
+    for name, answer in ask_all({name: node.ask for name, node in polls.items()}, limit_s):
+        yield answer or no_answer(name, limit_s, polls[name].opened is not None)
+
+
+def ask_all(questions: Mapping[str, Callable[[], T]], limit_s: float) -> Iterator[tuple[str, T | None]]:
+    """Call all at once, each in a thread; yield (name, answer) as they come, then (name, None) of those without one
+    within `limit_s`."""
+    answers: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
+
+    def ask(name: str, question: Callable[[], T]) -> None:
+        answers.put((name, question()))
+
+    until, silent = time.monotonic() + limit_s, dict.fromkeys(questions)
+    for name, question in questions.items():  # daemons: a node that hangs must not keep the program from ending
+        threading.Thread(target=ask, args=(name, question), name=f"ask {name}", daemon=True).start()
+    with contextlib.suppress(queue.Empty):
+        while silent:
+            name, answer = answers.get(timeout=max(0.0, until - time.monotonic()))
+            del silent[name]
+            yield name, answer
+    yield from silent.items()
+
+
+class Watch:
+    """The latest answers, renewed every EVERY_S in the background until `close`."""
+
+    def __init__(self, plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> None:
+        self._limit_s = limit_s
+        self._latest: dict[str, NodeAnswer] = {}
+        self._stop = threading.Event()
+        for plan in plans:
+            threading.Thread(target=self._keep, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
+
+    def answers(self) -> list[NodeAnswer]:
+        """Answers of the nodes so far; one without a recent answer has an error."""
+        latest, old = list(self._latest.values()), time.time() - EVERY_S - self._limit_s
+        return [
+            NodeAnswer(a.node, a.at, error=f"no answer for {time.time() - a.at:.0f} s") if a.at < old and not a.error
+            else a for a in latest
+        ]  # fmt: skip
+
+    def close(self) -> None:
+        self._stop.set()
+
+    def _keep(self, plan: NodePlan) -> None:
+        with contextlib.closing(NodePoll(plan, self._limit_s)) as node:
+            while not self._stop.is_set():
+                self._latest[plan.node] = node.ask(keep=True)
+                self._stop.wait(EVERY_S)

@@ -1,4 +1,4 @@
-"""Facts of a node: the check script, and its answer parsed.
+"""Facts of a node: the check script, its answer parsed, and what of it a run keeps.
 
 The script (templates/check.sh.j2) prints key=value lines; it runs as `sh -s` with the script on standard input, so
 that it leaves nothing on the node. The answer is data from a node: capped, cleaned, never trusted.
@@ -6,33 +6,81 @@ that it leaves nothing on the node. The answer is data from a node: capped, clea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import NamedTuple
 
 from orchestrator.engines import find_engine
+from orchestrator.inventory import Node
 from orchestrator.ledger import clean
 from orchestrator.templating import render
-from worker.device.probe import ISA_LEVELS, gfx_of_target, parse_nvidia_smi
+from orchestrator.transport import Completed
+from worker.device.probe import ISA_LEVELS, cpu_flags, cpu_name, gfx_of_target, identify, parse_nvidia_smi
 from worker.protocol import LOCKS
 
-if TYPE_CHECKING:
-    from orchestrator.inventory import Node
-    from orchestrator.transport import Completed
-
+# The command that takes `script` on its standard input.
 ARGV = ("sh", "-s")
-"""The command that takes `script` on its standard input."""
 TIMEOUT_S = 30.0
+# Time limits of a call of docker or nvidia-smi on the node, and of one that starts a container.
 TOOL_TIMEOUT_S, CONTAINER_TIMEOUT_S = 5, 10
-"""Time limits of a call of docker or nvidia-smi on the node, and of one that starts a container."""
 MAX_BYTES = 256 * 1024
 MAX_LINES = 4000
 DEFAULT_WORKDIR = "~/.gemmfleet"
+FILE = "facts.json"
+
+
+class Fact(NamedTuple):
+    """A fact that one shell command prints. `now`: it changes while nodes work, so polls ask for it too; `kept`: a run
+    keeps it for later plans, so it must hold no name of a user, host or folder: they may be values of references."""
+
+    name: str
+    command: str
+    now: bool = False
+    kept: bool = False
+
+
+FACTS = (
+    Fact("clock", "date +%s", now=True),
+    Fact("host", "uname -n"),
+    Fact("kernel", "uname -sr"),
+    Fact("machine", "uname -m", kept=True),
+    Fact("user", "id -un 2>/dev/null || id -u"),
+    Fact("uid", "id -u"),
+    Fact("groups", "id -Gn 2>/dev/null"),
+    Fact("home", 'printf %s "${HOME:-}"'),
+    Fact("cores", "nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null", now=True, kept=True),
+    Fact("memory_kb", r"sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null"),
+    Fact("memory_free_kb", r"sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null"),
+    # of the folder for runs; $near is the nearest folder that exists, $mounted where its file system is
+    Fact("workdir", 'printf %s "$workdir"'),
+    Fact("workdir_exists", '[ -d "$workdir" ] && echo yes || echo no'),
+    Fact("workdir_writable", '[ -w "$near" ] && echo yes || echo no'),
+    Fact("workdir_mount", """printf '%s ' "$mounted"; awk -v at="$mounted" '$2 == at { split($4, options, ",") }"""
+         " END { print options[1] }' /proc/mounts 2>/dev/null"),
+    Fact("workdir_fs", 'stat -f -c %T -- "$near" 2>/dev/null'),
+    Fact("workdir_free_kb", """df -Pk -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
+    Fact("workdir_free_inodes", """df -Pi -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
+)  # fmt: skip
+"""The facts of every node that one command each prints. GPUs, devices, locks, containers, the image, AITER and Python
+have parts of their own in the script."""
+# Keys that the script prints once for each of what there is.
+_LISTS = ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.stale", "lock.waiting")
+_KEPT = frozenset(("end", *(f.name for f in FACTS if f.kept)))
+_UNCORRECTABLE = re.compile(r"\bue: (\d{1,18})\b", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a node. Bytes, degrees Celsius, watts; None or empty for what is not known."""
+    """One GPU of a node. Bytes, degrees Celsius, watts; None or empty for what is not known.
+
+    `cpus`: the cores near it, as the kernel lists them (0-63,128-191). `uncorrectable`: errors since the driver was
+    loaded, of the blocks that counted any. `processes`: bytes of its memory by process id on the host (KFD).
+    """
 
     vendor: str
     gfx: str
@@ -42,7 +90,6 @@ class Gpu:
     pci: str = ""
     numa: int | None = None
     cpus: str = ""
-    """The cores near it, as the kernel lists them (0-63,128-191)."""
     id: str = ""
     partition: str = ""
     use_pct: float | None = None
@@ -51,14 +98,12 @@ class Gpu:
     temperature_c: dict[str, float] = field(default_factory=dict)
     power_w: float | None = None
     uncorrectable: dict[str, int] = field(default_factory=dict)
-    """Uncorrectable errors since the driver was loaded, of the blocks that counted any."""
     processes: dict[str, int] = field(default_factory=dict)
-    """Bytes of its memory by process id on the host, where the kernel reports them (KFD)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
-    """A running container, with the labels that show whose it is."""
+class Container(NamedTuple):
+    """A running container, with the labels that show whose it is. A run's other containers (the stream's reader) have
+    no slot. `devices`: those of the host that it was given; `gpu:DRIVER` for GPUs that Docker hands out itself."""
 
     id: str
     name: str
@@ -67,23 +112,22 @@ class Container:
     run: str
     node: str
     slot: str
-    """Slot of a worker; a run's other containers (the stream's reader) have none."""
     devices: tuple[str, ...] = ()
-    """The host's devices that it was given; `gpu:DRIVER` for GPUs that Docker hands out itself (--gpus)."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts of a node from its check script. `values` has the plain keys; lists are apart."""
+    """Facts of a node from its check script. `values` has the plain keys; lists are apart.
+
+    `devices`: a device's path to `GID GROUP MODE open|closed`, or `missing`. `locks` by state; held: RUN/NODE/DEVICE of
+    living workers, whatever their workdir; stale, waiting: lock files of slots without a worker, below the workdir.
+    """
 
     values: dict[str, str]
     gpus: tuple[Gpu, ...] = ()
     devices: dict[str, str] = field(default_factory=dict)
-    """A device's path to `GID GROUP MODE open|closed`, or `missing`."""
     containers: tuple[Container, ...] = ()
     locks: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Locks by state. held: RUN/NODE/DEVICE of living workers, whatever their workdir. stale, waiting: lock files of
-    slots without a worker, relative to the workdir."""
     lacks: tuple[str, ...] = ()
     cpu_flags: tuple[str, ...] = ()
 
@@ -99,35 +143,53 @@ class NodeFacts:
     @property
     def gfx(self) -> str | None:
         """gfx as in tuned rows: of the first GPU, or of the CPU where there is none."""
-        if self.gpus:
-            return self.gpus[0].gfx
         machine = self.values.get("machine", "")
-        best = next((name for name, flag in ISA_LEVELS.get(machine, ()) if flag in self.cpu_flags), "")
-        return "-".join(p for p in ("cpu", machine, best) if p) if machine else None
+        return self.gpus[0].gfx if self.gpus else cpu_name(machine, self.cpu_flags) if machine else None
 
     @property
     def cu_num(self) -> int | None:
         """Compute units of the first GPU, or the CPU's usable cores."""
         return self.gpus[0].cu_num if self.gpus else self.number("cores")
 
-    @property
-    def image_id(self) -> str:
-        """Hash of the image's content, `sha256:...`; "" where it is missing or was not checked."""
-        return self.values.get("image", "").split(" ")[0].replace("missing", "")
 
-    def for_plan(self) -> dict[str, Any]:
-        """JSON of the facts a plan needs. No names of users, hosts or folders: they may be values of references."""
-        keep = ("machine", "cores", "end")
-        return {
-            "values": {k: self.values[k] for k in keep if k in self.values},
-            "gpus": [asdict(g) for g in self.gpus],
-            "cpu_flags": list(self.cpu_flags),
-        }
+def gpus_in_words(facts: NodeFacts) -> str:
+    """`8 x gfx950 (SPX/NPS1)`."""
+    kinds = Counter(f"{g.gfx} ({g.partition})" if g.partition else g.gfx for g in facts.gpus)
+    return ", ".join(f"{n} x {kind}" for kind, n in kinds.items()) or (facts.gfx or "")
 
-    @classmethod
-    def from_plan(cls, data: Mapping[str, Any]) -> NodeFacts:
-        """Facts from the JSON of `for_plan`. Raise KeyError, TypeError."""
-        return cls(dict(data["values"]), tuple(Gpu(**g) for g in data["gpus"]), cpu_flags=tuple(data["cpu_flags"]))
+
+def facts_here() -> NodeFacts:
+    """Facts of this machine that a plan needs, without the script."""
+    seen = identify({})
+    gpus = tuple(Gpu(g["vendor"], g["gfx"], g["cu_num"], g["device"], memory_total=g["memory"]) for g in seen["gpus"])
+    values = {"machine": seen["machine"], "cores": str(seen["cores"]), "end": "1"}
+    return NodeFacts({**values, "memory_kb": str(seen["memory"] // 1024)}, gpus, cpu_flags=tuple(cpu_flags()))
+
+
+def save_facts(run_folder: Path, facts: Mapping[str, NodeFacts]) -> None:
+    """Keep the facts that `plan_nodes` needs in the run's folder, so that a later plan needs no node."""
+    for name, found in facts.items():
+        if found.complete:
+            folder = run_folder / "nodes" / name
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            values = {k: v for k, v in found.values.items() if k in _KEPT}
+            kept = {"values": values, "gpus": [asdict(g) for g in found.gpus], "cpu_flags": list(found.cpu_flags)}
+            aside = folder / f".{FILE}.tmp"
+            aside.write_text(json.dumps(kept, indent=1) + "\n")
+            os.rename(aside, folder / FILE)
+
+
+def load_facts(run_folder: Path, names: Iterable[str]) -> dict[str, NodeFacts]:
+    """Facts that `save_facts` kept, without nodes whose facts are missing or unreadable."""
+    out = {}
+    for name in names:
+        try:
+            data = json.loads((run_folder / "nodes" / name / FILE).read_text())
+            gpus = tuple(Gpu(**g) for g in data["gpus"])
+            out[name] = NodeFacts(dict(data["values"]), gpus, cpu_flags=tuple(data["cpu_flags"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return out
 
 
 def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/dev") -> bytes:
@@ -135,8 +197,10 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
 
     `brief`: only what changes while nodes work (GPUs, containers, living workers), a fraction of the time.
     """
+    in_image, devices = find_engine(node.engine).runs_images, node.docker.devices
     values = {
         "brief": brief,
+        "facts": [f._asdict() for f in FACTS if f.now or not brief],
         "sys": sys,
         "dev": dev,
         "locks": LOCKS,
@@ -146,10 +210,8 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "aiter_root": node.aiter.root or "",
         "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
-        "devices": list(dict.fromkeys(d.partition(":")[0] for d in node.docker.devices or ()))
-        if find_engine(node.engine).runs_images
-        else [],
-        "own_gpus": find_engine(node.engine).runs_images and node.docker.devices is None,
+        "devices": list(dict.fromkeys(d.partition(":")[0] for d in devices or ())) if in_image else [],
+        "own_gpus": in_image and devices is None,
         "engine": node.engine,
         "docker_command": list(node.docker.docker_command),
         "image": node.image or "",
@@ -177,69 +239,52 @@ def from_home(path: str) -> str:
 
 def read_facts(done: Completed) -> NodeFacts:
     """Parse the answer of the check script; raises nothing, whatever a node sends."""
-    values: dict[str, str] = {}
-    many: dict[str, list[str]] = {}
-    gpus: dict[str, dict[str, str]] = {}
-    devices: dict[str, str] = {}
+    said: dict[str, list[str]] = {}
     for line in done.out[:MAX_BYTES].decode("utf-8", "replace").splitlines()[:MAX_LINES]:
         key, sep, raw = line.partition("=")
-        key, value = clean.text(key, 100), clean.text(raw, 600)
-        if not sep or not key:
-            continue
-        if key in ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.stale", "lock.waiting"):
-            many.setdefault(key, []).append(value)
-        elif key.startswith("device."):
-            devices[key.removeprefix("device.")] = value
-        elif key.startswith("gpu."):
-            _, number, name = [*key.split(".", 2), "", ""][:3]
-            gpus.setdefault(number, {})[name] = value
-        else:
-            values.setdefault(key, value)
-    found = tuple(_amd(g) for n, g in sorted(gpus.items(), key=lambda g: (len(g[0]), g[0])) if n.isdigit())
+        if sep and (key := clean.text(key, 100)):
+            said.setdefault(key, []).append(clean.text(raw, 600))
+    first = {key: values[0] for key, values in said.items() if key not in _LISTS}
+    gpus: dict[int, dict[str, str]] = {}
+    for key, value in first.items():
+        if (gpu := key.split(".", 2))[0] == "gpu" and len(gpu) == 3 and (number := _int(gpu[1])) is not None:
+            gpus.setdefault(number, {})[gpu[2]] = value
+    many: dict[str, tuple[str, ...]] = {key: tuple(said.get(key, ())) for key in _LISTS}
     return NodeFacts(
-        values,
-        found or tuple(g for line in many.get("nvidia", ()) for g in _nvidia(line)),
-        devices,
-        tuple(c for line in many.get("container", ()) if (c := _container(line))),
-        {s: tuple(many[f"lock.{s}"]) for s in ("held", "stale", "waiting") if f"lock.{s}" in many},
-        tuple(many.get("lacks", ())),
-        tuple(many.get("cpu_flag", ())),
+        {key: value for key, value in first.items() if not key.startswith(("gpu.", "device."))},
+        tuple(_amd(gpus[n]) for n in sorted(gpus)) or tuple(g for line in many["nvidia"] for g in _nvidia(line)),
+        {key.removeprefix("device."): value for key, value in first.items() if key.startswith("device.")},
+        tuple(c for line in many["container"] for c in _containers(line)),
+        {s: many[f"lock.{s}"] for s in ("held", "stale", "waiting") if many[f"lock.{s}"]},
+        many["lacks"],
+        many["cpu_flag"],
     )
 
 
 def _amd(raw: dict[str, str]) -> Gpu:
-    per_cu, version = _int(raw.get("simd_per_cu")) or 0, _int(raw.get("gfx_target_version")) or 0
-    sensors = {
-        k.removeprefix("sensor."): n for k, v in raw.items() if k.startswith("sensor.") and (n := _int(v)) is not None
-    }
-    power = sensors.pop("power", None)
-    processes = {
-        k.removeprefix("process."): n for k, v in raw.items() if k.startswith("process.") and (n := _int(v)) is not None
-    }
-    uncorrectable = {}
-    for key, counts in raw.items():
-        words = counts.split()
-        if key.startswith("ras.") and "ue:" in words[:-1]:
-            count = _int(words[words.index("ue:") + 1])
-            if count:
-                uncorrectable[key.removeprefix("ras.")] = count
-    modes = (raw.get("current_compute_partition", ""), raw.get("current_memory_partition", ""))
+    numbers = {key: n for key, text in raw.items() if (n := _int(text)) is not None}
+    sensors, processes = (
+        {k.removeprefix(kind): n for k, n in numbers.items() if k.startswith(kind)} for kind in ("sensor.", "process.")
+    )
+    errors = ((k.removeprefix("ras."), _UNCORRECTABLE.search(v)) for k, v in raw.items() if k.startswith("ras."))
+    power, per_cu = sensors.pop("power", None), numbers.get("simd_per_cu")
+    modes = (raw.get("current_compute_partition"), raw.get("current_memory_partition"))
     return Gpu(
         vendor="amd",
-        gfx=gfx_of_target(version),
-        cu_num=(_int(raw.get("simd_count")) or 0) // per_cu if per_cu else None,
+        gfx=gfx_of_target(numbers.get("gfx_target_version", 0)),
+        cu_num=numbers.get("simd_count", 0) // per_cu if per_cu else None,
         render=raw.get("render", ""),
         pci=raw.get("pci", ""),
-        numa=_int(raw.get("numa_node")),
+        numa=numbers.get("numa_node"),
         cpus=raw.get("local_cpulist", ""),
         id=raw.get("unique_id", ""),
         partition="/".join(m for m in modes if m),
-        use_pct=_int(raw.get("gpu_busy_percent")),
-        memory_used=_int(raw.get("mem_info_vram_used")),
-        memory_total=_int(raw.get("mem_info_vram_total")),
+        use_pct=numbers.get("gpu_busy_percent"),
+        memory_used=numbers.get("mem_info_vram_used"),
+        memory_total=numbers.get("mem_info_vram_total"),
         temperature_c={label: value / 1000 for label, value in sensors.items()},
         power_w=None if power is None else power / 1e6,
-        uncorrectable=uncorrectable,
+        uncorrectable={block: int(count[1]) for block, count in errors if count and int(count[1])},
         processes=processes,
     )
 
@@ -248,32 +293,31 @@ def _nvidia(line: str) -> list[Gpu]:
     """A line of the script's nvidia-smi query: index, name, capability, MiB total, MiB used, %, C, uuid."""
     cells = [c.strip() for c in line.split(",")]
     known = parse_nvidia_smi(",".join(cells[1:4])) if len(cells) == 8 else []
-    if not known:
-        return []
-    total, used, use, degrees = (_int(c) for c in cells[3:7])
+    used, use, degrees = (_int(c) for c in cells[4:7]) if known else (None, None, None)
     return [
         Gpu(
             vendor="nvidia",
-            gfx=str(known[0]["gfx"]),
+            gfx=str(gpu["gfx"]),
             cu_num=None,
-            device=str(known[0]["device"]),
+            device=str(gpu["device"]),
             id=cells[7],
             use_pct=use,
             memory_used=None if used is None else used * 2**20,
-            memory_total=None if total is None else total * 2**20,
+            memory_total=gpu["memory"],
             temperature_c={} if degrees is None else {"gpu": float(degrees)},
         )
+        for gpu in known
     ]
 
 
-def _container(line: str) -> Container | None:
+def _containers(line: str) -> list[Container]:
     cells = line.split("|")
     if len(cells) != 8:
-        return None
-    devices = tuple(d for d in cells[7].split(",") if d)
-    id_, name, image, status, run, node, slot, _ = cells
-    return Container(id_[:12], name.lstrip("/"), image, status, run, node, slot, devices)
+        return []
+    id_, name, image, status, run, node, slot, devices = cells
+    given = tuple(d for d in devices.split(",") if d)
+    return [Container(id_[:12], name.lstrip("/"), image, status, run, node, slot, given)]
 
 
-def _int(text: str | None) -> int | None:
-    return int(text) if text and text.isascii() and text.isdigit() and len(text) < 19 else None
+def _int(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None

@@ -1,31 +1,34 @@
-"""Node plans from an inventory: slots, devices, folders, environment. A plan keeps references (`${env:NAME}`) as they
-are written, as it is rendered into files that stay; `link` resolves them, at the moment of use.
+"""Plans of nodes from an inventory (slots, devices, folders, environment), and what leads to a planned node: its
+transport, its engine, and what its workers get of our environment.
+
+A plan keeps references (`${env:NAME}`) as they are written, as it is rendered into files that stay; they are resolved
+at the moment of use.
 """
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.engines import find_engine
-from orchestrator.inventory import Node
-from orchestrator.inventory.values import has_reference, resolve
-from orchestrator.nodes.check import load_facts
-from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, from_home
+from orchestrator.engines import Engine, find_engine
+from orchestrator.inventory import Inventory, Node, resolved
+from orchestrator.inventory.values import REFERENCE_RE, has_reference, resolve
+from orchestrator.nodes.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts
 from orchestrator.nodes.occupancy import device_lock
+from orchestrator.transport import LocalTransport, Transport
 from worker.protocol import CPUS, DEVICE_LOCK, DEVICE_SHARED
 from worker.protocol.paths import AITER_SWITCHES
 
-if TYPE_CHECKING:
-    from orchestrator.inventory import Inventory
-
+# A login takes long on a busy node, or where the account comes from a directory.
+CONNECT_S = 15.0
 RESULTS = "GEMMFLEET_RESULTS"
+# Variables by which schedulers name the GPUs of a lease.
 GRANTED = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
-"""Variables by which schedulers name the GPUs of a lease."""
 
 
 def plan_nodes(
@@ -40,12 +43,13 @@ def plan_nodes(
     """
     known = load_facts(run_folder, inventory.nodes) if facts is None else facts
     machines = [n for n in inventory.nodes.values() if n.lease is None]
-    return [_plan(n, run, run_folder, known.get(n.name)) for n in machines]
+    return [_plan(n, run, run_folder, known.get(n.name) or (facts_here() if n.is_here else None)) for n in machines]
 
 
 def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> NodePlan:
-    gpus, gfx, cu_num = _gpus(node, facts)
-    slots = tuple(str(g) for g in gpus or ()) or (("0",) if gpus is not None else ())
+    found = range(node.gpus) if isinstance(node.gpus, int) else () if facts is None else range(len(facts.gpus))
+    gpus = node.gpus if isinstance(node.gpus, tuple) else tuple(found)
+    known = facts is not None or node.gpus != "auto"
     spec = find_engine(node.engine)
     python = node.python or (sys.executable if node.is_here and not (spec.runs_images or spec.enter) else None)
     whole_env = all_env(node, run)
@@ -53,14 +57,14 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
     return NodePlan(
         node=node.name,
         folder=_folder(node, run, run_folder),
-        slots=slots,
+        slots=tuple(map(str, gpus)) or (("0",) if known else ()),
         transport=node.transport,
         engine=node.engine,
         python=python,
         env=env,
-        devices=_devices(node, gpus or [], slots, facts),
-        gfx=node.gfx or gfx,
-        cu_num=node.cu_num or cu_num,
+        devices=dict(_devices(node, gpus, facts)) if known else {},
+        gfx=node.gfx or (facts.gfx if facts else None),
+        cu_num=node.cu_num or (facts.cu_num if facts else None),
         source=node,
         run=run,
         docker=spec.container(node, run) if spec.container else None,
@@ -74,35 +78,25 @@ def plan_lease(node: Node, run: str, facts: NodeFacts, granted: Mapping[str, str
 
     Slots are the devices that were granted. HIP counts within ROCR_VISIBLE_DEVICES, which is left as it is.
     """
-    lists = {name: [x for x in granted.get(name, "").split(",") if x] for name in GRANTED}
-    found = next((x for x in lists.values() if x), [])
-    n = node.gpus if isinstance(node.gpus, int) else len(found) or len(facts.gpus)
+    rocr, hip, cuda = ([x for x in granted.get(name, "").split(",") if x] for name in GRANTED)
+    n = node.gpus if isinstance(node.gpus, int) else len(rocr or hip or cuda) or len(facts.gpus)
     plan = _plan(node.model_copy(update={"gpus": n}), run, Path(), facts)
     if n == 0:
         return plan, ("",)
-    devices, ids = {}, []
-    for i, slot in enumerate(plan.slots):
-        hip = lists["HIP_VISIBLE_DEVICES"] if not lists["ROCR_VISIBLE_DEVICES"] else []
-        cuda = lists["CUDA_VISIBLE_DEVICES"]
-        own = {
-            "HIP_VISIBLE_DEVICES": hip[i] if i < len(hip) else str(i),
-            "CUDA_VISIBLE_DEVICES": cuda[i] if i < len(cuda) else str(i),
-        }
-        devices[slot] = {**plan.devices[slot], **own}
-        number = found[i] if i < len(found) else str(i)
-        known = facts.gpus[int(number)].id if number.isdigit() and int(number) < len(facts.gpus) else ""
-        ids.append(known or number)
-    return replace(plan, devices=devices), tuple(ids)
+    lists = (rocr or hip or cuda, [] if rocr else hip, cuda)
+    numbers, hips, cudas = ([*x, *map(str, range(len(x), n))] for x in lists)
+    own = zip(plan.slots, hips, cudas, strict=False)
+    devices = {s: {**plan.devices[s], "HIP_VISIBLE_DEVICES": h, "CUDA_VISIBLE_DEVICES": c} for s, h, c in own}
+    known = {str(number): gpu.id for number, gpu in enumerate(facts.gpus)}
+    return replace(plan, devices=devices), tuple(known.get(x) or x for x in numbers[:n])
 
 
 def with_device_locks(plan: NodePlan, *, shared: bool) -> NodePlan:
     """The plan with a lock for each slot's device, which its worker holds on the host. `shared`: it waits for no other
     run."""
-    devices = {}
-    for slot, env in plan.devices.items():
-        name = device_lock(int(slot) if env["HIP_VISIBLE_DEVICES"] else None)
-        devices[slot] = {**env, DEVICE_LOCK: name, **({DEVICE_SHARED: "1"} if shared else {})}
-    return replace(plan, devices=devices)
+    share = {DEVICE_SHARED: "1"} if shared else {}
+    locks = {s: device_lock(int(s) if env["HIP_VISIBLE_DEVICES"] else None) for s, env in plan.devices.items()}
+    return replace(plan, devices={s: {**env, DEVICE_LOCK: locks[s], **share} for s, env in plan.devices.items()})
 
 
 def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:
@@ -110,42 +104,12 @@ def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> 
 
     A slot without a GPU has its machine's memory.
     """
-    found: list[int] = []
+    sizes: list[int | None] = []
     for n in nodes:
-        known = facts.get(n.node)
-        if known is not None and known.gpus:
-            sizes = [g.memory_total for g in known.gpus]
-        elif n.transport == "local":
-            from worker.device.probe import find_gpus, memory_bytes
-
-            on_gpus = any(d["HIP_VISIBLE_DEVICES"] for d in n.devices.values())
-            sizes = [g["memory"] for g in find_gpus()] if on_gpus else [memory_bytes()]
-        else:
-            sizes = [None]
-        if None in sizes:
-            return None
-        found += [s for s in sizes if s]
-    return max(found, default=None)
-
-
-def _gpus(node: Node, facts: NodeFacts | None) -> tuple[list[int] | None, str | None, int | None]:
-    """(numbers of the GPUs to use or None for unknown, gfx, cu_num) of a node."""
-    if facts is not None:
-        found, gfx, cu_num = len(facts.gpus), facts.gfx, facts.cu_num
-    elif node.is_here:
-        from worker.device.probe import gpu_count, identify
-
-        seen = identify()
-        found = gpu_count() if node.gpus == "auto" else 0
-        gfx = str(seen["gfx"]) if seen.get("gfx") else None
-        cu_num = int(seen["cu_num"]) if seen.get("cu_num") else None
-    else:
-        found, gfx, cu_num = -1, None, None
-    if isinstance(node.gpus, tuple):
-        return list(node.gpus), gfx, cu_num
-    if isinstance(node.gpus, int):
-        return list(range(node.gpus)), gfx, cu_num
-    return (list(range(found)) if found >= 0 else None), gfx, cu_num
+        known = facts.get(n.node) or (facts_here() if n.transport == "local" else NodeFacts({}))
+        on_gpus = any(env["HIP_VISIBLE_DEVICES"] for env in n.devices.values())
+        sizes += [g.memory_total for g in known.gpus] if on_gpus else [(known.number("memory_kb") or 0) * 1024 or None]
+    return None if None in sizes else max((s for s in sizes if s), default=None)
 
 
 def _cache(node: Node) -> str:
@@ -167,29 +131,94 @@ def _folder(node: Node, run: str, run_folder: Path) -> str:
     return f"{from_home(workdir or DEFAULT_WORKDIR).rstrip('/')}/{run}/{node.name}"
 
 
-def _devices(node: Node, gpus: list[int], slots: tuple[str, ...], facts: NodeFacts | None) -> dict[str, dict[str, str]]:
-    """Each slot's own environment: the one GPU that it sees, and the cores that it runs on."""
+def _devices(node: Node, gpus: Sequence[int], facts: NodeFacts | None) -> Iterator[tuple[str, dict[str, str]]]:
+    """Each slot's own environment: the one GPU that it sees, and the cores near it, as the kernel lists them."""
     alone = find_engine(node.engine).isolates(node)
-    out = {}
-    for i, slot in enumerate(slots):
-        seen = "" if not gpus else "0" if alone else slot  # alone in its container, a GPU has the number 0
-        out[slot] = {"HIP_VISIBLE_DEVICES": seen, "CUDA_VISIBLE_DEVICES": seen}
-        if gpus and (cpus := _cpus(node, i, gpus[i], facts)):
-            out[slot][CPUS] = cpus
-    return out
-
-
-def _cpus(node: Node, index: int, gpu: int, facts: NodeFacts | None) -> str:
-    """The cores near a slot's GPU as the kernel lists them, "" for anywhere."""
-    if node.numa == "none" or facts is None:
-        return ""
-    if node.numa == "auto":
-        return facts.gpus[gpu].cpus if gpu < len(facts.gpus) else ""
-    wanted = node.numa[index] if index < len(node.numa) else None
-    return next((g.cpus for g in facts.gpus if g.numa == wanted and g.cpus), "")
+    there = dict(enumerate(facts.gpus)) if facts is not None else {}
+    for i, gpu in enumerate(gpus):
+        seen = "0" if alone else str(gpu)  # alone in its container, a GPU has the number 0
+        if isinstance(node.numa, tuple):
+            wanted = node.numa[i] if i < len(node.numa) else None
+            cpus = next((g.cpus for g in there.values() if g.numa == wanted and g.cpus), "")
+        else:
+            cpus = there[gpu].cpus if node.numa == "auto" and gpu in there else ""
+        yield str(gpu), {"HIP_VISIBLE_DEVICES": seen, "CUDA_VISIBLE_DEVICES": seen, **({CPUS: cpus} if cpus else {})}
+    if not gpus:
+        yield "0", {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}
 
 
 def all_env(node: Node, run: str) -> dict[str, str]:
     """The environment of a node's workers, references and all. `aiter:` wins over `env:`."""
-    env = {**node.env, **find_engine(node.engine).env(node), **node.aiter.variables()}
+    env = {**node.env, **find_engine(node.engine).env(node), **node.variables()}
+    env |= {**node.aiter.variables(), **node.aiter.compilers}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
+
+
+# --- the way to a planned node ------------------------------------------------------------------------------------
+
+
+def node_of(plan: NodePlan) -> Node:
+    """The inventory's node that a plan was made of, its references unresolved."""
+    assert plan.source is not None
+    return plan.source
+
+
+def private_env(plan: NodePlan) -> dict[str, str]:
+    """The variables of the workers whose values come from our environment: for `Engine.start` alone, never for a
+    file. Raises InventoryError naming file, line, node and variable."""
+    private = [name for name, value in all_env(node_of(plan), plan.run).items() if has_reference(value)]
+    real = all_env(resolved(node_of(plan)), plan.run) if private else {}
+    return {name: real[name] for name in private}
+
+
+def results_folder(plan: NodePlan) -> str | None:
+    """The node's folder of results for this run, where the inventory names one."""
+    return all_env(resolved(node_of(plan)), plan.run).get(RESULTS) if node_of(plan).results else None
+
+
+def transport_to(
+    node: Node, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
+) -> Transport:
+    """Transport to a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
+    is tried again within it. Raise InventoryError where a reference cannot be resolved."""
+    if node.is_here:
+        return LocalTransport(node.name)
+    from orchestrator.transport.ssh import SshTransport
+
+    real = resolved(node)
+    return SshTransport(
+        node.name,
+        real.host or node.name,
+        user=real.user,
+        port=real.port,
+        identity=os.path.expanduser(real.identity) if real.identity else None,
+        proxy_jump=real.proxy_jump,
+        accept_new_host_keys=accept_new_host_keys,
+        connect_timeout=connect_s,
+        patient=patient,
+        config=Path(real.ssh_config).expanduser() if real.ssh_config else None,
+    )
+
+
+def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False) -> Transport:
+    """Transport to a plan's node, as `transport_to` makes it."""
+    return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys)
+
+
+def login_line(node: Node) -> str:
+    """Command that logs in to the node as the inventory describes it; a reference becomes a shell variable."""
+    flags = (("-F", node.ssh_config), ("-p", node.port), ("-i", node.identity), ("-J", node.proxy_jump))
+    words = [w for flag, value in flags if value is not None for w in (flag, _typed(str(value)))]
+    user = f"{_typed(node.user)}@" if node.user else ""
+    return " ".join(["ssh", *words, f"{user}{_typed(node.host or node.name)}", "true"])
+
+
+def _typed(text: str) -> str:
+    shown, n = REFERENCE_RE.subn(r"${\1}", text)
+    plain = text.startswith("~/") and shlex.quote(text[2:]) == text[2:]
+    return f'"{shown}"' if n else text if plain else shlex.quote(text)
+
+
+def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:
+    """Engine of a plan's node. `progress` is called with the state of an image's pull."""
+    return find_engine(plan.engine).create(plan, transport, progress)

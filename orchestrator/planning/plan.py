@@ -13,7 +13,7 @@ from typing import Any
 
 from orchestrator.events import WorkAdded
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.estimate import Bulk, Range, seconds_left
+from orchestrator.planning.estimate import Range, seconds_left
 from orchestrator.planning.value import tiers
 from orchestrator.shapes import Shape, describe
 from orchestrator.shapes.model import operand_bytes
@@ -129,7 +129,8 @@ def make_plan(
     groups = alone + min(units - alone, max(len(kinds), GROUPS * slots if slots > 1 else 1))
     total = sum(map(seconds_of, work)) + groups * cost.setup_s
     start = Range(cost.start_s / cost.spread, cost.start_s, cost.start_s * cost.spread)
-    waiting = Bulk(groups, total, longest + cost.setup_s) if work else ()
+    first = longest + cost.setup_s
+    waiting = [first, *[(total - first) / (groups - 1)] * (groups - 1)] if groups > 1 else [total] * groups
     end = seconds_left(waiting, slots, spread=cost.spread, start=start)
     return Plan(
         family=family.name,

@@ -15,7 +15,8 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.model import ELEMENT_TYPES, Key, element_type, family_type
+from orchestrator.families import ELEMENT_TYPES, family_type
+from orchestrator.shapes.model import Key, element_type
 from worker.families import Family
 
 Device = tuple[str, int | None]

@@ -1,4 +1,4 @@
-"""What happened in a run, and what is to be done next: one state (docs/explanation/scheduling.md)."""
+"""The one state of a run, and the policy that decides by it (docs/explanation/scheduling.md)."""
 
 from orchestrator.policy.policy import Policy, Progress
 from orchestrator.policy.settings import PolicySettings

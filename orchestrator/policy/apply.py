@@ -1,4 +1,4 @@
-"""What an event or decision changes in the state: one function each. Nothing else interprets a record.
+"""Changes of the state by each event and decision: one function each. Nothing else interprets a record.
 
 `EVENTS` are facts from outside, `DECISIONS` what `decide` made of them. A record that the state has no use for changes
 nothing.
@@ -436,8 +436,8 @@ def _node_lost(state: State, e: ev.NodeLost, t: float) -> None:
 
 
 def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool, unheard: bool) -> None:
-    """What the slot had is lost. News is some milliseconds old, so that with its node the next shape may have been
-    started `unheard`, too."""
+    """Take all that the slot had as lost. News is some milliseconds old, so that with its node the next shape may have
+    been started `unheard`, too."""
     had = [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]
     ahead = [(a, state.shapes[s]) for a in had for s in a.ahead]
     unheard = unheard and slot.state == "ready" and not slot.checking

@@ -115,7 +115,7 @@ class Attempt:
     landed: dict[int, None] = field(default_factory=dict)
     """Shapes with a result of this attempt."""
     moved_at: float = 0.0
-    """When it last began or landed a shape."""
+    """Time at which it last began or landed a shape."""
 
     @property
     def ahead(self) -> tuple[int, ...]:
@@ -141,7 +141,7 @@ class Gpu:
     passed: bool = False
     """It passed a canary at least once."""
     shut: str = ""
-    """Why it is in quarantine; "" where it is in none."""
+    """Cause of its quarantine; "" if it is in none."""
     until: float = 0.0
 
 
@@ -169,7 +169,7 @@ class Slot:
     last: tuple[int, str] | None = None
     """(shape, attempt) of the bad end whose canary is awaited."""
     adrift: str | None = None
-    """What ran here when the node was lost: its worker may still be at it."""
+    """The attempt that ran here when the node was lost: its worker may still be at it."""
     timed: list[tuple[float, CanaryTimed]] = field(default_factory=list)
     """The latest timed canaries."""
     canary_us: list[float] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What waits, and which slots want it: the sums of the state, kept after each change."""
+"""Bookkeeping of what waits and of the slots that want it: the sums of the state, kept after each change."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def _spare(state: State) -> TakeBack | None:
     full = (slot for slot in state.usable.values() if slot.queued and slot.running is not None)
     for slot in sorted(full, key=lambda slot: -slot.ahead_s):
         a = state.attempts[slot.queued[-1]]
-        if not a.taking and any(suits(state, state.shapes[a.shapes[0]], other) for other in state.idle.values()):
+        if not a.taking and not _is_picky(state.shapes[a.shapes[0]]):  # else it might go to and fro
             return TakeBack(a.id, a.node)
     return None
 
@@ -144,5 +144,8 @@ def _end_of_another(state: State, slot: Slot) -> Send | None:
 
 def _may_copy(state: State, s: int) -> bool:
     shape = state.shapes[s]
-    fine = not (shape.faults or shape.losses or shape.ends)
-    return fine and shape.state == "pending" and shape.copies < 2 and shape.apart is None
+    return not _is_picky(shape) and shape.state == "pending" and shape.copies < 2 and shape.apart is None
+
+
+def _is_picky(shape: Shape) -> bool:
+    return bool(shape.faults or shape.losses or shape.ends)

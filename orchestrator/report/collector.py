@@ -28,6 +28,7 @@ from orchestrator.view.slot_speeds import flags
 from orchestrator.view.status import GOING, RunHeader, flag_words, sessions_until, state_now, time_left
 from orchestrator.view.timeline import failures, incidents, lanes, timeline
 from orchestrator.view.words import slot_words, worked_words
+from worker.tuners.catalog import recorded_tuner
 
 FORMAT = 1
 MOST_FLAGS = 8
@@ -97,7 +98,8 @@ class Collector:
         devices = [s.device or s.info for s in slots]
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
-        noisy = noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
+        bench = recorded_tuner(config.tuner).side_by_side  # its result is the mean of its runs
+        noisy = "" if bench else noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
         notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
         notes += [f"beside the other GPUs {words}" for words in flag_words(state)[:MOST_FLAGS]]
         backends = by_backend(measured)

@@ -18,7 +18,8 @@ from orchestrator.ledger import LedgerReader, Report
 from orchestrator.policy.model import State
 from orchestrator.results.gain import NOISY_GAIN
 from orchestrator.shapes.model import Key
-from worker.families import Family, backend_of
+from orchestrator.tables.backends import backend_name
+from worker.families import Family
 
 MOST_BACKENDS = 12
 """The most that are kept apart, whatever nodes call theirs; the rest is `other`."""
@@ -151,8 +152,7 @@ class Measurements:
         names = (libtype, kernel, number)
         found = self._named.get(names)
         if found is None:
-            row = {"libtype": libtype, "kernelName": kernel, "kernelId": "" if number is None else number}
-            found = backend_of(self.family.name, row) or libtype.strip().lower()[:24] or "unknown"
+            found = backend_name(self.family.name, kernel, "" if number is None else str(number), libtype)
             if found not in self.backends and len(self.backends) >= MOST_BACKENDS:
                 found = "other"
             self.backends.add(found)

@@ -25,6 +25,7 @@ from orchestrator.view.status import GOING
 from orchestrator.view.words import left_words
 from worker.families import Family
 from worker.text import and_more, plural
+from worker.tuners.catalog import recorded_tuner
 
 MAX_BYTES = 64 << 20
 
@@ -99,6 +100,11 @@ class RunSummary:
     name: str
     unconfirmed: int = 0
 
+    @property
+    def bench(self) -> bool:
+        """True for backends side by side, which tune nothing."""
+        return recorded_tuner(self.config.tuner).side_by_side
+
 
 def sentences(t: RunSummary) -> list[str]:
     """Sentences: the request, the outcome, the next step."""
@@ -108,13 +114,17 @@ def sentences(t: RunSummary) -> list[str]:
 def _request(t: RunSummary) -> str:
     where = f"{plural(t.slots, 'slot')} on {plural(t.nodes, 'node')}" if t.nodes else "nodes that are not up yet"
     what = f" ({', '.join(t.devices)})" if t.devices else ""
+    how = "for a bench" if t.bench else f"with the tuner {t.config.tuner}"
     shapes = f"{plural(t.counts.total, 'shape')} of {t.config.family} {'was' if t.counts.total == 1 else 'were'}"
-    return f"{shapes} requested on {stamp(t.config.created)}, with the tuner {t.config.tuner} on {where}{what}."
+    return f"{shapes} requested on {stamp(t.config.created)}, {how} on {where}{what}."
 
 
 def _outcome(t: RunSummary) -> str:
     c = t.counts
-    parts = [f"{c.tuned:,} tuned" + (f" ({t.unconfirmed:,} of them unconfirmed)" if t.unconfirmed else "")]
+    parts = [
+        f"{c.tuned:,} {'measured' if t.bench else 'tuned'}"
+        + (f" ({t.unconfirmed:,} of them unconfirmed)" if t.unconfirmed else "")
+    ]
     parts += [f"{n:,} skipped because the table had them" for n in (c.skipped,) if n]
     parts += [f"{n:,} failed" for n in (c.failed,) if n]
     parts += [f"{n:,} in flight" for n in (c.running,) if n]
@@ -127,8 +137,8 @@ def _outcome(t: RunSummary) -> str:
         text = f"The run is {t.state} after {t.worked}: "
     text += ", ".join(parts)
     if t.winners:
-        text += f"; winners run at {_rate(t.winners)}"
-        if t.gains:
+        text += f"; {'the fastest backends' if t.bench else 'winners'} run at {_rate(t.winners)}"
+        if t.gains and not t.bench:
             text += f", {median(t.gains):.2f} times as fast as the median candidate"
     return text + "."
 
@@ -148,7 +158,7 @@ def digits(x: float) -> str:
 def _next(t: RunSummary) -> str:
     if t.state in GOING:
         if t.counts.tuned == 0:
-            return "Nothing is tuned yet."
+            return "Nothing is measured yet." if t.bench else "Nothing is tuned yet."
         return (
             f"What is left takes {left_words(t.left.low_s, t.left.mid_s, t.left.high_s)}." if t.left else "It goes on."
         )
@@ -157,6 +167,8 @@ def _next(t: RunSummary) -> str:
     if t.counts.failed:
         why = ", ".join(f"{reason} {n:,}" for reason, n in t.failures.items())
         return f"{plural(t.counts.failed, 'failure')} to look at ({why}): each is below, with what can be done."
+    if t.bench:
+        return "Every shape is measured; bench.csv has its backends side by side."
     return _merged(t.earlier) if t.counts.tuned else "There was nothing to tune."
 
 

@@ -12,14 +12,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.collect import write as write_configs
 from orchestrator.configs.winners import FOLDER
+from orchestrator.configs.winners import write as write_configs
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.results.bench import write as write_bench
+from orchestrator.results.bench import BenchResults
+from orchestrator.results.run_facts import tuned_columns
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
 from orchestrator.tables.write import cell, no_formula, utc, write_csv
-from orchestrator.tuned_db.run_facts import tuned_columns
 from orchestrator.userfiles import write_atomic
 from worker.tuners.catalog import recorded_tuner
 
@@ -30,7 +30,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
     Raises OSError.
     """
     if recorded_tuner(ledger.meta("tuner", "")).side_by_side:  # no winners of a search: backends side by side
-        write_bench(ledger, paths, provenance["options"])
+        BenchResults.of_run(ledger, paths, provenance["options"]).write()
     else:
         write_tuned(ledger, paths)
         write_profile(ledger, paths.profile)

@@ -10,20 +10,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from statistics import median
 
+from orchestrator.families import grid_point
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.shapes.writing import NOW, grid_point, numbers
+from orchestrator.shapes.writing import NOW, numbers
 from orchestrator.tables.tuned import read_table
 from worker.families import Family
 from worker.text import plural
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 SIGMA = 1.4826
 """Standard deviation over half the interquartile range, of a normal distribution."""
@@ -103,50 +100,23 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     return out
 
 
-_CANDIDATES = "SELECT shape, us, kernel_name, libtype, tflops, attempt, status, id FROM rows"
 NOISY_GAIN = 0.995
 """A winner with a gain below it (1.00x as shown) is noisy: measured again, it was slower than the median candidate."""
 MOST_NAMED = 4
-COLUMNS = ("shape", "us", "kernelName", "libtype", "tflops", "attempt", "status", "winner")
-
-
-def profile_frame(ledger: LedgerReader, shapes: Sequence[int] | None = None) -> pd.DataFrame:
-    """The candidates of tuned shapes (of `shapes` alone, if given), in the order of arrival (columns: COLUMNS).
-
-    us is -1 where there is no time; `winner` marks the rows that settled a shape.
-    """
-    import pandas as pd
-
-    settled = {w.id: w.shape for w in ledger.winners()}
-    tuned = sorted({*settled.values()} if shapes is None else {*settled.values()}.intersection(shapes))
-    only = "" if shapes is None else f" WHERE shape IN ({', '.join(map(str, tuned))})"
-    frame = pd.DataFrame(ledger.query(f"{_CANDIDATES}{only} ORDER BY id"), columns=pd.Index(COLUMNS))
-    frame = frame[frame["shape"].isin(tuned)]
-    return frame.assign(winner=frame["winner"].isin(settled))
-
-
-def best_per_shape(frame: pd.DataFrame) -> pd.DataFrame:
-    """One row per tuned shape, by shape id: us, kernelName, tflops, candidates, median_us, gain.
-
-    `candidates` are those of the settling attempt that were right (status ok), as they were first measured, and
-    `median_us` is their median; `gain` = median_us / us (1.0: the choice made no difference), NaN where the winner
-    was the only one.
-    """
-    right = frame[(frame["us"] > 0) & (frame["status"] == "ok")]
-    best = right[right["winner"]].set_index("shape").sort_index()
-    beside = right[~right["winner"] & (right["attempt"] == right["shape"].map(best["attempt"]))]
-    times = beside.groupby("shape")["us"]
-    out = best[["us", "kernelName", "tflops"]].copy()
-    out["candidates"] = times.size().reindex(out.index, fill_value=0)
-    out["median_us"] = times.median().reindex(out.index)
-    out["gain"] = out["median_us"] / out["us"]
-    return out
 
 
 def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
-    """The gain over the median candidate of each of these shapes that has other candidates."""
-    found = best_per_shape(profile_frame(ledger, shapes))["gain"].dropna()
-    return dict(zip(found.index.tolist(), found.tolist(), strict=True))
+    """The gain over the median candidate of each of these shapes that has other candidates (1.0: the choice made no
+    difference). Candidates are the right ones of the settling attempt, as they were first measured."""
+    wanted = set(shapes)
+    won = {w.shape: w for w in ledger.winners() if w.shape in wanted}
+    marks = ", ".join(map(str, map(int, won)))
+    rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({marks})")
+    beside: dict[int, list[float]] = {}
+    for shape, us, row, attempt in rows:
+        if attempt == won[shape].attempt and row != won[shape].id:
+            beside.setdefault(shape, []).append(us)
+    return {shape: median(times) / won[shape].us for shape, times in beside.items()}
 
 
 def noise_note(shapes: Sequence[str]) -> str:

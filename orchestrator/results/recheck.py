@@ -17,9 +17,9 @@ from typing import Any, Literal
 from orchestrator.errors import InputError
 from orchestrator.ledger.model import ProfileRow, ShapeState
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.tuned import NULLS, Key, key_of, number_of
-from orchestrator.tuned_db.merge_policy import MARGIN
-from orchestrator.tuned_db.sources import MergeInput
+from orchestrator.tables.policy import Time, decide
+from orchestrator.tables.sources import MergeInput
+from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of
 from orchestrator.userfiles import write_atomic
 from worker.families import Family, backend_of
 from worker.protocol import TableKernel
@@ -49,18 +49,21 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
     if family.two_stages:
         raise InputError(f"a row of {family.name} is a pair of kernels, which no recheck measures: tune it again")
     table = {key_of(cells, family): cells for cells in sources.newcomers() if (number_of(cells["us"]) or 0.0) > 0}
-    beside: dict[Key, dict[Named, tuple[float, TableKernel]]] = {}
-    for cells in sources.beside():
-        us, key = number_of(cells["us"]) or 0.0, key_of(cells, family)
-        if us > 0 and cells.get("status", "ok") == "ok" and key in table:
-            kernel, known = _kernel(cells, family), beside.setdefault(key, {})
-            if kernel.name and us < known.get(kernel[2:], (us + 1.0, kernel))[0]:
-                known[kernel.name, kernel.split] = (us, kernel)
+    measured = (
+        (key_of(cells, family), _kernel(cells, family), number_of(cells["us"]) or 0.0)
+        for cells in sources.beside()
+        if cells.get("status", "ok") == "ok"
+    )
+    some = (m for m in measured if m[0] in table and m[1].name and m[2] > 0)
+    fastest = best(some, lambda m: (m[0], m[1].name, m[1].split), lambda m: m[2])
+    beside: dict[Key, list[TableKernel]] = {}
+    for key, kernel, _ in sorted(fastest.values(), key=lambda m: (m[2], m[1])):
+        beside.setdefault(key, []).append(kernel)
     out = {}
     for key, cells in table.items():
         own = _kernel(cells, family)
-        others = sorted(found for name, found in beside.get(key, {}).items() if name != own[2:])
-        out[key] = RowToCheck((own, *(k for _, k in others[:runners])), float(cells["us"]), 1 + len(others))
+        others = [k for k in beside.get(key, ()) if (k.name, k.split) != (own.name, own.split)]
+        out[key] = RowToCheck((own, *others[:runners]), float(cells["us"]), 1 + len(others))
     return out
 
 
@@ -182,6 +185,12 @@ def _judged(
     verdict: Verdict = "good"
     if now > then * most:
         verdict = "slower"
-    elif by_us * (1 + MARGIN) < now and won != own:
+    elif won != own and _beaten(now, by_us):
         verdict = "overtaken"
     return CheckedRow(s.key, verdict, own[0], then, now, by, None if by_us == INF else by_us)
+
+
+def _beaten(now: float, by: float) -> bool:
+    """True where a merge would replace a kernel by one that was measured beside it."""
+    rule = decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")
+    return rule.action == "replaced"

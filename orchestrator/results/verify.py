@@ -76,7 +76,10 @@ class Reading:
 
     def __init__(self, node: str, rows: Iterable[Mapping[str, str]], family: Family) -> None:
         self._family = family
-        self.found = Verified(node, [_row(r, family) for r in rows])
+        self.found = Verified(node, [
+            VerifiedRow({n: r.get(n, "") for n in family.key_names}, kernel_of(r), number_of(r.get("us", "")))
+            for r in rows
+        ])  # fmt: skip
         self._by_numbers: dict[tuple[str, ...], list[VerifiedRow]] = {}
         for row in self.found.rows:
             numbers = tuple(row.key[c.name] for c in family.columns if c.kind == "int")
@@ -100,10 +103,11 @@ class Reading:
                 row.why = line.removeprefix("reason: ")[:300]
 
     def _marked(self, text: str) -> None:
+        """Read a line of the worker itself, not of AITER."""
         try:
             document = json.loads(text)
         except ValueError:
-            return
+            document = None
         if not isinstance(document, dict):
             return
         if "code" in document:
@@ -114,64 +118,43 @@ class Reading:
             self.found.why = clean.text(document.get("why"), 500) or "this AITER cannot verify"
 
     def _hit(self, line: str) -> None:
-        """A lookup that took a row: it must be the row with the M that was found, and with its kernel."""
-        found = _HIT.search(line)
-        table = str(self.found.aiter.get("table", ""))
+        """A lookup that took a row: it must be the row with the M that was found, and with its kernel and types."""
+        found, table = _HIT.search(line), str(self.found.aiter.get("table", ""))
         if found is None or (table and f" in {table}" not in line):
             return
-        padded = _PADDED.search(line)
-        m = padded[1] if padded else found["M"]
-        numbers = tuple(x for x in (found["B"], m, found["N"], found["K"]) if x)
-        kernel = _KERNEL.search(line)
-        kind = _TYPE.search(line)
-        for row in self._by_numbers.get(numbers, ()):
-            named = kernel is None or not kernel[1] or kernel[1] == row.kernel  # hipBLASLt's are not named
-            typed = kind is None or row.key.get("q_dtype_w", kind[1]) == kind[1]
-            same = all(row.key.get(name, value) == value for name, value in _types(line).items())
-            row.selected = row.selected or (named and typed and same)
+        padded, kernel, kind = _PADDED.search(line), _KERNEL.search(line), _TYPE.search(line)
+        sizes = (found["B"], padded[1] if padded else found["M"], found["N"], found["K"])
+        types = {_COLUMN.get(name, name): value for name, value in _TYPED.findall(line)}
+        types |= {"q_dtype_w": kind[1]} if kind else {}
+        for row in self._by_numbers.get(tuple(x for x in sizes if x), ()):
+            if kernel is None or kernel[1] in ("", row.kernel):  # hipBLASLt's are not named
+                row.selected |= all(row.key.get(name, value) == value for name, value in types.items())
 
     def _moe(self, line: str) -> None:
-        found = _FMOE.search(line)
-        if found is None:
-            return
-        numbers = tuple(_NUMBER.findall(found[2].split("Activation")[0]))[-5:]
-        for rows in self._by_numbers.values():
-            for row in rows:
-                own = tuple(row.key[n] for n in self._family.key_names[:5])
-                row.selected = row.selected or (own == numbers and row.kernel.split(" + ")[0] == found[1].strip("'"))
+        if found := _FMOE.search(line):
+            numbers = _NUMBER.findall(found[2].split("Activation")[0])[-5:]
+            for row in self.found.rows:
+                same = numbers == [row.key[n] for n in self._family.key_names[:5]]
+                row.selected |= same and row.kernel.split(" + ")[0] == found[1].strip("'")
 
     def _result(self, line: str) -> None:
         found = _RESULT.match(line)
         if found is None:
             return
         numbers = _NUMBER.findall(re.sub(r"torch\.\w+", "", found["shape"]))
-        want = [c.name for c in self._family.columns if c.kind == "int"]
-        rows = self._by_numbers.get(tuple(numbers), []) if len(numbers) == len(want) else []
+        rows = self._by_numbers.get(tuple(numbers), [])
         if not rows:  # other words around the numbers: all of a row's must be there, in order
             rows = [r for n, some in self._by_numbers.items() if _within(n, numbers) for r in some]
         waiting = [r for r in rows if r.verdict == "not run"]
-        types = [r for r in waiting if all(v in line for k, v in r.key.items() if v.startswith("torch."))]
+        types = [r for r in waiting if all(v in line for v in r.key.values() if v.startswith("torch."))]
         self._current = (types or waiting)[:1]
         for row in self._current:
-            row.verdict = _STATUS.get(found["status"], "error")
-            row.us = number_of(found["us"])
-
-
-def _types(line: str) -> dict[str, str]:
-    """The types that a line of a16w16 names."""
-    found: list[tuple[str, str]] = _TYPED.findall(line)
-    return {_COLUMN.get(name, name): value for name, value in found}
+            row.verdict, row.us = _STATUS.get(found["status"], "error"), number_of(found["us"])
 
 
 def _within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
     rest = iter(numbers)
     return all(n in rest for n in wanted)
-
-
-def _row(cells: Mapping[str, str], family: Family) -> VerifiedRow:
-    return VerifiedRow(
-        {n: cells.get(n, "") for n in family.key_names}, kernel_of(cells), number_of(cells.get("us", ""))
-    )
 
 
 AT_ONCE = 5

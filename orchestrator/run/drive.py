@@ -24,17 +24,22 @@ from orchestrator.events import RetryAsked
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
-from orchestrator.leases.nodes import LeasedNodes
+from orchestrator.leases.life import LeasedNodes
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.model import NOT_WORTH_IT
-from orchestrator.nodes.admission import NodeAdmission
-from orchestrator.nodes.check import load_facts, save_facts
-from orchestrator.nodes.facts import script
-from orchestrator.nodes.link import engine_of, node_of, private_env, results_folder, transport_of
-from orchestrator.nodes.occupancy import gpus_of, mode_of, refuse_one_gpu_twice
-from orchestrator.nodes.plan import plan_nodes, with_device_locks
-from orchestrator.nodes.poll import check_nodes
+from orchestrator.nodes.check import check_nodes
+from orchestrator.nodes.facts import load_facts, save_facts, script
+from orchestrator.nodes.occupancy import NodeAdmission, gpus_of, mode_of, refuse_one_gpu_twice
+from orchestrator.nodes.plan import (
+    engine_of,
+    node_of,
+    plan_nodes,
+    private_env,
+    results_folder,
+    transport_of,
+    with_device_locks,
+)
 from orchestrator.paths import RunConfig
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.bench import redacted
@@ -211,12 +216,11 @@ def _controller(
 
     supply = LeasedNodes(
         pools,
-        node_maker(inventory, {p.size.name: p.source for p in pools}, config.run, leased_driver),
+        node_maker(inventory, {p.name: p.source for p in pools}, config.run, leased_driver),
         known=leases,
         other_slots=lambda: sum(len(p.slots) for p in plans),
         hold=config.hold,
         grow=not cancel,
-        fresh=epoch == 1,
         wake=lambda: controller.wake(),
     )
 
@@ -251,7 +255,7 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
     dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
     if dumb:
         reports = check_nodes(dumb, accept_new_host_keys=config.accept_new_host_keys)
-        save_facts(paths.root, reports)
+        save_facts(paths.root, {r.node: r.facts for r in reports})
         plans = plan_nodes(inventory, config.run, paths.root)
     refuse_one_gpu_twice(inventory.nodes, load_facts(paths.root, inventory.nodes))
     if not any(p.slots for p in plans):

@@ -1,4 +1,4 @@
-"""Pools of a run: sources of leases made of its inventory, leases known from its journal, leases made into nodes."""
+"""Pools of a run: sources of leases made of its inventory, and leases made into nodes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import TYPE_CHECKING
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, NodeError
 from orchestrator.inventory import Inventory, Node, resolved
-from orchestrator.inventory.pools import pool_words
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.leases.holdings import Pool
-from orchestrator.leases.keeper import PoolSize
-from orchestrator.leases.nodes import KnownLease, MadeNode
+from orchestrator.leases.life import KnownLease, MadeNode, Pool
 from orchestrator.nodes.check import NodeReport, check_node
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, script
 from orchestrator.nodes.plan import GRANTED, plan_lease
@@ -31,10 +28,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory.pools import LoginHost
+from orchestrator.inventory.model import LoginHost
 
 if TYPE_CHECKING:
-    from orchestrator.leases.jobs import NodeKind
     from orchestrator.transport.ssh import SshTransport
 
 
@@ -51,14 +47,14 @@ def slots_of(node: Node) -> int:
 def pool_note(node: Node, asked: NodeReport) -> str:
     """Sentence on what a pool may bring, of which the estimate counts on all, and on what its scheduler would do."""
     words = "".join(f"; {f.what}" for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes"))
-    pool = pool_words(node, f" of {plural(slots_of(node), 'slot')}")
+    pool = node.pool_words(f" of {plural(slots_of(node), 'slot')}")
     return f"{node.name}: {pool}; the estimate counts on {node.count[1]}{words}"
 
 
 def pools_of(inventory: Inventory, run: str) -> list[Pool]:
     """The pools of an inventory, in its order. Raises InventoryError, InputError."""
     nodes = [n for n in inventory.nodes.values() if n.lease is not None]
-    return [Pool(PoolSize(n.name, *n.count, slots_of(n)), source_of(resolved(n), run), n.time_s) for n in nodes]
+    return [Pool(n.name, *n.count, slots_of(n), source_of(resolved(n), run), n.time_s) for n in nodes]
 
 
 def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
@@ -66,7 +62,7 @@ def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
     reports = []
     for pool in pools_of(inventory, run):
         with contextlib.closing(pool.source) as source:
-            reports.append(NodeReport(pool.size.name, tuple(source.check())))
+            reports.append(NodeReport(pool.name, tuple(source.check())))
     return reports
 
 
@@ -77,7 +73,7 @@ def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None])
     """
     reports = []
     for pool in pools_of(inventory, run):
-        name = pool.size.name
+        name = pool.name
         with contextlib.closing(pool.source) as source:
             try:
                 source.ask(1)
@@ -89,7 +85,7 @@ def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None])
                 reports.append(NodeReport(name, (Finding(UNUSABLE, "lease", e.reason),)))
             finally:
                 with contextlib.suppress(NodeError):
-                    source.release([x.id for x in source.list()])
+                    source.release(source.list())
     return reports
 
 
@@ -138,7 +134,7 @@ def node_maker(
     run: str,
     driver: Callable[[NodePlan, Transport], NodeDriver],
 ) -> Callable[[str, Lease, str], MadeNode]:
-    """Function that checks a lease's machine and makes its node (leases.nodes.MakeNode)."""
+    """Function that checks a lease's machine and makes its node (leases.life.MakeNode)."""
 
     def make(pool: str, lease: Lease, name: str) -> MadeNode:
         node = inventory.nodes[pool].model_copy(update={"name": name})
@@ -159,16 +155,13 @@ def node_maker(
 
 OUT = "~/.gemmfleet/leases"
 """Folder for what holders print, where Slurm's commands run."""
-_KINDS: dict[str | None, list[NodeKind]] = {}
-"""Login node -> kinds of nodes of its cluster: a run checks a pool and then asks for its leases."""
 
 
 def source_of(node: Node, run: str) -> LeaseSource:
     """The source of a pool whose references are resolved. Raises InputError where its client is missing here."""
     assert node.lease is not None
     if node.lease == "kubernetes":
-        from orchestrator.leases.kubernetes import KubernetesSource
-        from orchestrator.leases.pods import PodRequest, template_faults
+        from orchestrator.leases.kubernetes import KubernetesSource, PodRequest, template_faults
 
         assert node.image is not None
         assert isinstance(node.gpus, int)
@@ -176,15 +169,14 @@ def source_of(node: Node, run: str) -> LeaseSource:
             raise InventoryError([f"{node.source}: node {node.name}: pod.{fault}" for fault in wrong])
         request = PodRequest(node.image, node.gpus, node.resource, node.time_s, node.workdir or "", node.pod)
         return KubernetesSource(run, node.name, request, context=node.context, namespace=node.namespace)
-    from orchestrator.leases.jobs import SlurmPool
-    from orchestrator.leases.slurm import SlurmSource
+    from orchestrator.leases.slurm import SlurmPool, SlurmSource
 
     pool = SlurmPool(
         run, node.name, node.partition or "", node.account or "", node.time_s,
         node.gpus if isinstance(node.gpus, int) else None, node.extra, node.workdir or "",
     )  # fmt: skip
     login = partial(_login, node.login or LoginHost(), node.via) if node.via else None
-    return SlurmSource(pool, OUT, login, _KINDS.setdefault(node.via, []))
+    return SlurmSource(pool, OUT, login)
 
 
 def _login(host: LoginHost, via: str, name: str) -> SshTransport:

@@ -18,7 +18,8 @@ from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.inventory.load import parse_inventory, with_image
 from orchestrator.ledger import Ledger
-from orchestrator.nodes.check import NodeReport, save_facts
+from orchestrator.nodes.check import NodeReport, check_nodes
+from orchestrator.nodes.facts import save_facts
 from orchestrator.nodes.occupancy import (
     busy_sentence,
     gpus_of,
@@ -28,7 +29,6 @@ from orchestrator.nodes.occupancy import (
     refuse_one_gpu_twice,
 )
 from orchestrator.nodes.plan import device_memory, plan_nodes
-from orchestrator.nodes.poll import check_nodes
 from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.planning.roofline import Device, chip_of
@@ -40,9 +40,9 @@ from orchestrator.run.limits import WORTHS
 from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.writing import COUNT, NOW, numbers
+from orchestrator.tables.merge import check_db, not_for_aiter
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
-from orchestrator.tuned_db.compatibility import check_db, not_for_aiter
 from orchestrator.tuners import check_family, check_tuner_options, get_tuner
 from worker.families import Family
 
@@ -124,7 +124,7 @@ class Prepared:
 
     def _fill(self, paths: RunPaths) -> RunPaths:
         paths.inventory.write_bytes(self.inventory_text)
-        save_facts(paths.root, self.reports)
+        save_facts(paths.root, {r.node: r.facts for r in self.reports})
         if self.listed.annotations:
             paths.annotations.write_text(annotations_csv(self.listed, self.family))
         for digest, text in self.request.texts.items():

@@ -78,8 +78,7 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 def remove_run(paths: RunPaths) -> list[str]:
     """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.link import engine_of, transport_of
-    from orchestrator.nodes.plan import plan_nodes
+    from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
     from orchestrator.transport import connected
 
     if holder(paths.lock):

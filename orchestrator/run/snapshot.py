@@ -10,8 +10,8 @@ from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader, Replay
+from orchestrator.nodes.check import LIMIT_S, NodeAnswer, poll
 from orchestrator.nodes.plan import plan_nodes
-from orchestrator.nodes.poll import LIMIT_S, NodeAnswer, poll
 from orchestrator.paths import RunConfig
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
 from worker.device.health import HOT_C

@@ -19,19 +19,20 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.cells import CellError, CellReader, Notes
 from orchestrator.shapes.model import Key
+from orchestrator.shapes.reader import CellError, CellReader, Notes
 from orchestrator.tables.faults import escaped
 from worker.families import FAMILIES, Family
 from worker.text import plural
 
+# a line without any of these says nothing of interest
 MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:")
-"""A line without any of these says nothing of interest."""
 
 _MISS = re.compile(
     r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+)(?P<more>.{0,400}?)"
@@ -44,8 +45,7 @@ _USING = re.compile(
 _FMOE = re.compile(r"\[fused_moe\] using [12]stage(?: xbf16)? default for \((?P<keys>[^()]{1,800})\)")
 _DETAIL = re.compile(r"\b(q_dtype_w|dtype|otype|bias|scaleAB|bpreshuffle)[:=] ?'?(torch\.\w+|True|False)\b")
 _COLUMN = {"otype": "outdtype"}
-MXSCALE = "batched_gemm_a8w8_blockscale_mxscale"
-"""The one family whose line has a form of its own."""
+MXSCALE = "batched_gemm_a8w8_blockscale_mxscale"  # the one family whose line has a form of its own
 _STEMS = sorted(
     ((PurePosixPath(f.tuned_csv).stem, f.name) for f in FAMILIES.values()), key=lambda pair: len(pair[0]), reverse=True
 )
@@ -148,14 +148,13 @@ MAX_SHAPES = 1_000_000
 
 @dataclass(slots=True)
 class Misses:
-    """The misses of logs: by family each key with its number of lines, first seen first; and odd lines."""
+    """The misses of logs: by family each key with its number of lines, first seen first. `unknown`: lines whose family
+    is not known; `odd`: lines that could not be read, by reason."""
 
     counts: dict[str, Counter[Key]] = field(default_factory=dict)
     lines: int = 0
     unknown: int = 0
-    """Lines whose family is not known."""
     odd: Counter[str] = field(default_factory=Counter)
-    """Lines that could not be read, by reason."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -228,7 +227,7 @@ def count_misses(logs: Iterable[str | Path], family: str | None = None) -> Misse
     for log in logs:
         try:
             with _opened(log) as stream:
-                for line in _lines(stream):
+                for line in iter(partial(stream.readline, MAX_LINE), b""):
                     counting.line(line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as e:
             counting.found.notes.append(
@@ -239,11 +238,6 @@ def count_misses(logs: Iterable[str | Path], family: str | None = None) -> Misse
         except ValueError as e:  # a NUL in the path
             raise InputError(f"{escaped(str(log))}: {e}") from e
     return counting.done()
-
-
-def _lines(stream: IO[bytes]) -> Iterator[bytes]:
-    while line := stream.readline(MAX_LINE):
-        yield line
 
 
 @contextmanager

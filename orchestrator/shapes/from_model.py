@@ -21,23 +21,196 @@ MLA (DeepSeek-V2 technical report, section 2.1; ranks r_q and r_kv, head parts n
     absorb_k B = H/tp   N = r_kv   K = nope       the batched GEMMs that stand for kv_b in decoding
     absorb_v B = H/tp   N = v      K = r_kv
 
+The sizes are those of the model's config.json, with the keys of the Hugging Face configuration classes (LlamaConfig,
+Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, GptOssConfig, MixtralConfig and their like).
+
 Checked against the lists that AITER ships for Llama-3 70B and 405B, Qwen3-235B, DeepSeek-V3 and gpt-oss.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.shapes.cells import CellError, CellReader, Notes, default_of
 from orchestrator.shapes.model import Key
-from orchestrator.shapes.model_config import Mla, ModelConfig
-from orchestrator.tables.faults import did_you_mean, shown
+from orchestrator.shapes.reader import MAX_INT, default_of, fixed_columns
+from orchestrator.tables.faults import Faults, did_you_mean, shown
+from orchestrator.tables.open import read_bytes
 from worker.families import Family
 
+MAX_BYTES = 4 * 2**20
+# model types whose MLP has an up projection and no gate
+_PLAIN_MLP = ("gpt_neox", "falcon", "phi", "starcoder2", "nemotron", "opt", "gpt_bigcode")
+# model types whose q, k and v projections have a bias without saying so
+_QKV_BIAS = ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl")
+
+
+@dataclass(frozen=True, slots=True)
+class Mla:
+    """Multi-head latent attention (DeepSeek): ranks of the compressed q and kv, and the parts of a head.
+
+    `q_lora_rank` None: q is projected directly.
+    """
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    nope: int
+    rope: int
+    v: int
+
+
+@dataclass(frozen=True, slots=True)
+class Moe:
+    """Mixture of experts. `inter` is one routed expert's, `shared_inter` that of all shared experts together."""
+
+    experts: int
+    topk: int
+    inter: int
+    shared_inter: int = 0
+    router_bias: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Sizes that the GEMMs of a decoder follow from. `inter` is the dense MLP's, 0 where every layer is MoE."""
+
+    model_type: str
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    inter: int
+    vocab: int
+    dtype: str
+    act: str
+    glu: bool = True
+    qkv_bias: bool = False
+    o_bias: bool = False
+    mlp_bias: bool = False
+    mla: Mla | None = None
+    moe: Moe | None = None
+    quant: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def read_model(path: str | Path) -> ModelConfig:
+    """The model of a config.json (or of the folder that holds one). Raises InputError with every fault."""
+    file = Path(path) / "config.json" if Path(path).is_dir() else Path(path)
+    faults = Faults(file)
+    try:
+        raw = json.loads(read_bytes(file, MAX_BYTES, InputError))
+    except UnicodeDecodeError:
+        faults.add("is no UTF-8 text; a model's config.json is wanted")
+    except (json.JSONDecodeError, RecursionError) as e:
+        line = e.lineno if isinstance(e, json.JSONDecodeError) else None
+        faults.add(f"is no JSON ({str(e).split(':')[0]}); a model's config.json is wanted", line=line)
+    else:
+        if isinstance(raw, dict):
+            return _model(raw, faults)
+        faults.add("holds no JSON object; a model's config.json is wanted")
+    faults.raise_as(InputError)
+    raise AssertionError  # there was a fault
+
+
+class _Values:
+    """The values of a config.json, checked as they are read."""
+
+    def __init__(self, raw: Mapping[str, Any], faults: Faults) -> None:
+        self.raw, self.faults = raw, faults
+
+    def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
+        """The first of `names` that is there; a fault where none is and there is no default."""
+        name, value = next(((n, v) for n in names if (v := self.raw.get(n)) is not None), ("", default))
+        if type(value) is int and (not name or least <= value <= MAX_INT):
+            return value
+        wrong = f"{name} is {str(value)[:40]!r}, not a whole number from {least}"
+        missing = f"{' or '.join(names)} is missing: is this the config.json of a language model?"
+        self.faults.add(wrong if name else missing)
+        return 1
+
+
+def _model(raw: dict[str, Any], faults: Faults) -> ModelConfig:
+    notes = []
+    inner = raw.get("text_config")
+    if "hidden_size" not in raw and isinstance(inner, dict):
+        notes.append("took the language model within it (text_config)")
+        raw = {**{k: raw[k] for k in ("quantization_config", "torch_dtype", "dtype") if k in raw}, **inner}
+    v = _Values(raw, faults)
+    kind = str(raw.get("model_type", ""))
+    hidden, heads = v.number("hidden_size"), v.number("num_attention_heads")
+    explicit = v.number("head_dim", default=0, least=0)
+    mla = Mla(
+        q_lora_rank=v.number("q_lora_rank", default=0, least=0) or None,
+        kv_lora_rank=v.number("kv_lora_rank"),
+        nope=v.number("qk_nope_head_dim"),
+        rope=v.number("qk_rope_head_dim"),
+        v=v.number("v_head_dim"),
+    ) if raw.get("kv_lora_rank") else None  # fmt: skip
+    if not explicit and mla is None and hidden % heads:
+        faults.add(f"head_dim is missing and hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
+    moe = _moe(v, kind)
+    if any(k.startswith("linear_") and "head_dim" in k for k in raw):
+        notes.append("has linear attention layers; their projections are not in the list (capture them instead)")
+    config = ModelConfig(
+        model_type=kind,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=v.number("num_key_value_heads", default=heads),
+        head_dim=explicit or hidden // heads,
+        inter=_dense_inter(v, moe),
+        vocab=v.number("vocab_size"),
+        dtype=_dtype(raw, faults),
+        act=str(raw.get("hidden_act") or raw.get("hidden_activation") or "silu"),
+        glu=kind not in _PLAIN_MLP,
+        qkv_bias=bool(raw.get("attention_bias") or raw.get("qkv_bias")) or kind in _QKV_BIAS,
+        o_bias=bool(raw.get("attention_bias")),
+        mlp_bias=bool(raw.get("mlp_bias")),
+        mla=mla,
+        moe=moe,
+        quant=raw["quantization_config"] if isinstance(raw.get("quantization_config"), dict) else {},
+        notes=tuple(notes),
+    )
+    faults.raise_as(InputError)
+    return config
+
+
+def _moe(v: _Values, kind: str) -> Moe | None:
+    experts = v.number("n_routed_experts", "num_experts", "num_local_experts", default=0, least=0)
+    if experts < 2:
+        return None
+    inter = v.number("moe_intermediate_size", "intermediate_size")
+    shared = v.number("n_shared_experts", default=0, least=0) * inter
+    shared = v.number("shared_expert_intermediate_size", default=shared, least=0)
+    topk = v.number("num_experts_per_tok", "experts_per_token", "moe_topk")
+    if topk > experts:
+        v.faults.add(f"num_experts_per_tok {topk} is more than the {experts} experts")
+    return Moe(experts, topk, inter, shared, router_bias=kind == "gpt_oss")
+
+
+def _dense_inter(v: _Values, moe: Moe | None) -> int:
+    """The dense MLP's width. Where there are experts, the dense layers are those that the config names as such:
+    first_k_dense_replace (DeepSeek), mlp_only_layers and decoder_sparse_step (Qwen)."""
+    if moe is None or v.raw.get("mlp_only_layers"):
+        return v.number("intermediate_size")
+    dense = v.number("first_k_dense_replace", default=0, least=0) or v.number("decoder_sparse_step", default=1) > 1
+    return v.number("intermediate_size") if dense else 0
+
+
+def _dtype(raw: Mapping[str, Any], faults: Faults) -> str:
+    name = str(raw.get("torch_dtype") or raw.get("dtype") or "bfloat16").removeprefix("torch.")
+    if name not in ("bfloat16", "float16", "float32"):
+        faults.add(f"torch_dtype is {name[:40]!r}, not bfloat16, float16 or float32")
+    return f"torch.{name}"
+
+
+# --- layers ----------------------------------------------------------------------------------------------------------
+
+# layers that stay in the model's own dtype when the others are quantised
 UNQUANTISED = ("router", "lm_head")
-"""Layers that stay in the model's own dtype when the others are quantised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,18 +237,22 @@ class Experts:
 def layers(model: ModelConfig, tp: int) -> list[Layer]:
     """Every GEMM of a rank, in the order of a forward pass. Raises InputError where `tp` does not fit the model."""
     _check(model, tp)
-    out = _mla(model, model.mla, tp) if model.mla else _attention(model, tp)
     factor, up = (2, "gate_up") if model.glu else (1, "up")
-    if model.inter:
-        out.append(Layer(up, factor * model.inter // tp, model.hidden, model.mlp_bias))
-        out.append(Layer("down", model.hidden, model.inter // tp, model.mlp_bias))
-    if model.moe:
-        out.append(Layer("router", model.moe.experts, model.hidden, model.moe.router_bias))
-        if shared := model.moe.shared_inter:
-            out.append(Layer(f"shared_{up}", factor * shared // tp, model.hidden))
-            out.append(Layer("shared_down", model.hidden, shared // tp))
-    out.append(Layer("lm_head", -(-model.vocab // tp), model.hidden))
-    return out
+    moe, shared = model.moe, model.moe.shared_inter if model.moe else 0
+    dense = [
+        Layer(up, factor * model.inter // tp, model.hidden, model.mlp_bias),
+        Layer("down", model.hidden, model.inter // tp, model.mlp_bias),
+    ]
+    common = [
+        Layer(f"shared_{up}", factor * shared // tp, model.hidden), Layer("shared_down", model.hidden, shared // tp)
+    ]  # fmt: skip
+    return [
+        *(_mla(model, model.mla, tp) if model.mla else _attention(model, tp)),
+        *(dense if model.inter else []),
+        *([Layer("router", moe.experts, model.hidden, moe.router_bias)] if moe else []),
+        *(common if shared else []),
+        Layer("lm_head", -(-model.vocab // tp), model.hidden),
+    ]
 
 
 def experts(model: ModelConfig, tp: int, ep: int = 1, fuse_shared: bool = False) -> Experts:
@@ -99,15 +276,16 @@ def experts(model: ModelConfig, tp: int, ep: int = 1, fuse_shared: bool = False)
 
 
 def _check(model: ModelConfig, tp: int) -> None:
-    faults = []
-    if model.heads % tp:
-        faults.append(f"--tp {tp} does not divide the {model.heads} attention heads")
-    if model.mla is None and model.kv_heads % tp and tp % model.kv_heads:
-        faults.append(f"--tp {tp} and {model.kv_heads} key-value heads: neither divides the other")
-    if model.inter % tp:
-        faults.append(f"--tp {tp} does not divide the MLP's width {model.inter}")
-    if model.moe and model.moe.shared_inter % tp:
-        faults.append(f"--tp {tp} does not divide the shared experts' width {model.moe.shared_inter}")
+    shared = model.moe.shared_inter if model.moe else 0
+    heads = model.mla is None and model.kv_heads % tp and tp % model.kv_heads
+    faults = [
+        why for wrong, why in (
+            (model.heads % tp, f"--tp {tp} does not divide the {model.heads} attention heads"),
+            (heads, f"--tp {tp} and {model.kv_heads} key-value heads: neither divides the other"),
+            (model.inter % tp, f"--tp {tp} does not divide the MLP's width {model.inter}"),
+            (shared % tp, f"--tp {tp} does not divide the shared experts' width {shared}"),
+        ) if wrong
+    ]  # fmt: skip
     if faults:
         raise InputError(faults)
 
@@ -121,21 +299,17 @@ def _attention(model: ModelConfig, tp: int) -> list[Layer]:
 
 
 def _mla(model: ModelConfig, mla: Mla, tp: int) -> list[Layer]:
-    heads, kv_a = model.heads // tp, mla.kv_lora_rank + mla.rope
-    out = []
-    if mla.q_lora_rank:
-        out.append(Layer("q_a", mla.q_lora_rank, model.hidden, model.qkv_bias))
-        out.append(Layer("kv_a", kv_a, model.hidden, model.qkv_bias))
-        out.append(Layer("q_kv_a", mla.q_lora_rank + kv_a, model.hidden, model.qkv_bias))
-        out.append(Layer("q_b", heads * (mla.nope + mla.rope), mla.q_lora_rank))
-    else:
-        out.append(Layer("q", heads * (mla.nope + mla.rope), model.hidden))
-        out.append(Layer("kv_a", kv_a, model.hidden, model.qkv_bias))
-    out.append(Layer("kv_b", heads * (mla.nope + mla.v), mla.kv_lora_rank))
-    out.append(Layer("absorb_k", mla.kv_lora_rank, mla.nope, b=heads))
-    out.append(Layer("absorb_v", mla.v, mla.kv_lora_rank, b=heads))
-    out.append(Layer("o", model.hidden, heads * mla.v, model.o_bias))
-    return out
+    heads, kv_a, rank = model.heads // tp, mla.kv_lora_rank + mla.rope, mla.q_lora_rank
+    q, down = heads * (mla.nope + mla.rope), Layer("kv_a", kv_a, model.hidden, bool(rank) and model.qkv_bias)
+    return [
+        *([Layer("q_a", rank, model.hidden, model.qkv_bias)] if rank else [Layer("q", q, model.hidden)]),
+        down,
+        *([Layer("q_kv_a", rank + kv_a, model.hidden, model.qkv_bias), Layer("q_b", q, rank)] if rank else []),
+        Layer("kv_b", heads * (mla.nope + mla.v), mla.kv_lora_rank),
+        Layer("absorb_k", mla.kv_lora_rank, mla.nope, b=heads),
+        Layer("absorb_v", mla.v, mla.kv_lora_rank, b=heads),
+        Layer("o", model.hidden, heads * mla.v, model.o_bias),
+    ]
 
 
 MAX_SHAPES = 100_000
@@ -148,8 +322,7 @@ class ModelShapes:
     """Keys of a family without duplicates, which layers they come from, and what should be known of them."""
 
     keys: list[Key]
-    layers: list[tuple[str, str]]
-    """(name, its numbers in words)"""
+    layers: list[tuple[str, str]]  # (name, its numbers in words)
     notes: list[str]
 
 
@@ -256,18 +429,10 @@ def _moe_columns(model: ModelConfig) -> dict[str, int | str]:
 
 def _checked(family: Family, columns: Mapping[str, str]) -> dict[str, int | str]:
     """Values that the user gave to key columns. Raises InputError."""
-    free = [c.name for c in family.columns if not c.required]
-    out: dict[str, int | str] = {}
-    for name, text in columns.items():
-        if name not in free:
-            raise InputError(
-                f"--set: {shown(name)} cannot be set for {family.name} (can be: {', '.join(free) or 'none'})"
-            )
-        try:
-            out[name] = CellReader(family.column(name), family.limits, Notes()).read(text, 0)
-        except CellError as e:
-            raise InputError(f"--set {name}: {e}") from e
-    return out
+    faults = Faults("--set")
+    values = fixed_columns(family, columns, faults)
+    faults.raise_as(InputError)
+    return values
 
 
 def _key(family: Family, own: Mapping[str, int | str], fixed: Mapping[str, int | str]) -> Key:

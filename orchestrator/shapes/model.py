@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from orchestrator.families import ELEMENT_TYPES, family_type
 from orchestrator.tables.write import write_csv
 from worker.families import Family
 
@@ -57,19 +58,6 @@ def render_shapes(shapes: Iterable[Shape], family: Family, calls: Mapping[Key, i
 def describe(key: Iterable[int | str]) -> str:
     """A shape for people: its sizes, `16x1280x8192`; types are left to the files."""
     return "x".join(str(v) for v in key if isinstance(v, int))
-
-
-ELEMENT_TYPES = {
-    "torch.bfloat16": ("bf16", 2.0), "torch.float16": ("fp16", 2.0), "torch.float32": ("fp32", 4.0),
-    "torch.int8": ("int8", 1.0), "torch.float8_e4m3fn": ("fp8", 1.0), "torch.float8_e4m3fnuz": ("fp8", 1.0),
-}  # fmt: skip
-FORMAT_TYPES = {"mx4": ("fp4", 0.5), "block8": ("fp8", 1.0), "row8": ("int8", 1.0), "row16": ("bf16", 2.0)}
-"""Types of families whose key names none."""
-
-
-def family_type(family: Family) -> tuple[str, float] | None:
-    """(type, bytes an element) of a family whose shapes are all of one type, None where the key names it."""
-    return None if {"q_dtype_w", "dtype"} & set(family.key_names) else FORMAT_TYPES.get(family.format)
 
 
 def element_type(family: Family) -> Callable[[Key], tuple[str, float] | None]:

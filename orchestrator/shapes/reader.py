@@ -1,29 +1,162 @@
-"""Read a user's CSV into a ShapeList, or raise a ShapesError that names every fault."""
+"""Read a user's CSV into a ShapeList, or raise a ShapesError that names every fault.
+
+A `CellReader` reads the cells of one key column: their value, what was cleaned (counted for the notes of a list), their
+fault.
+"""
 
 from __future__ import annotations
 
 import difflib
 import hashlib
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from pathlib import Path
 
 from orchestrator.errors import ShapesError
-from orchestrator.shapes.cells import BLANK, CellError, CellReader, Notes, default_of
 from orchestrator.shapes.model import Key, Shape, ShapeList
-from orchestrator.tables.faults import Faults, escaped, shown
+from orchestrator.tables.faults import Faults, did_you_mean, escaped, shown
 from orchestrator.tables.open import Text, decode, has_content, read_bytes, split_cells
-from worker.families import FAMILIES, Family
+from worker.families import FAMILIES, Column, Family, Limit
+from worker.families.model import BOOLEANS
 
+_SENTENCES = {
+    "spaces": ("dropped spaces around 1 cell", "dropped spaces around {n} cells"),
+    "quotes": (
+        "read 1 line with quoted cells as if it had none",
+        "read {n} lines with quoted cells as if they had none",
+    ),
+    "zeros": ("dropped leading zeros of 1 cell", "dropped leading zeros of {n} cells"),
+    "booleans": ("wrote 1 cell as AITER's True or False", "wrote {n} cells as AITER's True or False"),
+    "blank": ("dropped 1 blank line", "dropped {n} blank lines"),
+    "repeats": ("dropped 1 duplicate row", "dropped {n} duplicate rows"),
+}
+
+
+class Notes:
+    """Counts by kind (the keys above), each with the place where it first was."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, tuple[int, str]] = {}
+
+    def count(self, kind: str, line: int, like: int | None = None) -> None:
+        """One more of `kind` in `line`; `like` is the line that it repeats."""
+        n, first = self._found.get(kind) or (0, f"line {line}" + (f" repeats line {like}" if like else ""))
+        self._found[kind] = (n + 1, first)
+
+    def sentences(self) -> list[str]:
+        """One sentence a kind, with the count and the first place."""
+        found = ((texts, *self._found[kind]) for kind, texts in _SENTENCES.items() if kind in self._found)
+        return [f"{texts[n > 1].format(n=n)} (first: {first})" for texts, n, first in found]
+
+
+MAX_INT = 2**31 - 1
+BLANK = " \t"
+"""Characters that may stand around a cell and are cleaned away."""
+
+_DIGITS = re.compile(r"[0-9]+\Z")
+_FLOAT = r"[+-]?(?:(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)(?:[eE][+-]?[0-9]+)?|nan|inf|infinity)\Z"
+_UNSAFE = (
+    (re.compile(r".*[\"']", re.DOTALL), "holds a quote: a shapes file is plain, write the bare value"),
+    (re.compile(rf"[=@]|(?!{_FLOAT})[+-]", re.IGNORECASE), "looks like a formula: write the value itself"),
+    (re.compile(r".*[\udc80-\udcff]", re.DOTALL), "holds bytes that are not UTF-8: save the file as UTF-8"),
+)
+# why a cell is not a whole number: the first that matches
+_NO_INT = (
+    (re.compile(r"\Z"), "is empty"),
+    (re.compile(r"[+-][0-9]+\Z"), "{} has a sign"),
+    (re.compile(_FLOAT, re.IGNORECASE), "{} is not a whole number"),
+    (re.compile(""), "{} is not a number"),
+)
+_RANGE = f"a whole number from 1 to {MAX_INT}"
+
+
+class CellError(ValueError):
+    """The cell is wrong; the text says what it is and what to do."""
+
+
+class NotLegalError(CellError):
+    """The cell has a value that is not legal. The nearest legal one is sought only when the text is shown."""
+
+    def __init__(self, text: str, legal: tuple[str, ...]) -> None:
+        super().__init__(text, legal)
+        self.text, self.legal = text, legal
+
+    def __str__(self) -> str:
+        near = did_you_mean(self.text, self.legal)
+        return f"{shown(self.text)} is not legal{near} (legal: {', '.join(self.legal)})"
+
+
+def default_of(column: Column) -> int | str:
+    """The value of a key column that a list does not give."""
+    return int(column.default or 0) if column.kind == "int" else column.default or ""
+
+
+class CellReader:
+    """Reader of the cells of one key column. `known` maps cells that needed no cleaning to their value, so that
+    the reader of the file looks most cells up instead of checking them again."""
+
+    def __init__(self, column: Column, limits: Iterable[Limit], notes: Notes) -> None:
+        self.column = column
+        self.known: dict[str, int | str] = {}
+        self._limits = tuple(x for x in limits if x.column == column.name)
+        self._notes = notes
+
+    def read(self, cell: str, line: int) -> int | str:
+        """The value of `cell`; notes what was cleaned. Raises CellError."""
+        text = cell.strip(BLANK)
+        for unsafe, why in _UNSAFE:
+            if unsafe.match(text):
+                raise CellError(f"{shown(text)} {why}")
+        value = self._int(text) if self.column.kind == "int" else self._text(text, line)
+        if text != cell:
+            self._notes.count("spaces", line)
+        if str(value) == cell:
+            self.known[cell] = value
+        elif str(value) != text and self.column.kind == "int":
+            self._notes.count("zeros", line)
+        return value
+
+    def _int(self, text: str) -> int:
+        legal = self.column.legal
+        if legal:
+            if text not in legal:
+                raise CellError(f"{shown(text)} is not legal: write {' or '.join(legal)}")
+            return int(text)
+        digits = text.lstrip("0")
+        if not _DIGITS.match(text):
+            why = next(words for pattern, words in _NO_INT if pattern.match(text))
+            raise CellError(f"{why.format(shown(text))}: write {_RANGE}")
+        if not digits or len(digits) > len(str(MAX_INT)) or int(digits) > MAX_INT:
+            raise CellError(f"{f'{shown(text)} is too large' if digits else 'is zero'}: write {_RANGE}")
+        value = int(digits)
+        for limit in self._limits:
+            if value % limit.multiple_of:
+                name, of = limit.column, limit.multiple_of
+                raise CellError(f"{value} is not a multiple of {of} ({limit.why}): drop the shape or pad {name}")
+        return value
+
+    def _text(self, text: str, line: int) -> str:
+        legal = self.column.legal
+        if not text and text not in legal:
+            raise CellError(f"is empty: write {', '.join(legal)}, or drop the column for its default")
+        if legal == BOOLEANS and text in ("TRUE", "FALSE", "true", "false"):
+            self._notes.count("booleans", line)
+            return text.capitalize()
+        if text not in legal:
+            raise NotLegalError(text, legal)
+        return text
+
+
+# columns of tuned tables that are no part of a shape, so that a tuned table can serve as a shapes list
 IGNORED = {"gfx", "cu_num", "_tag", *(c for f in FAMILIES.values() for c in f.result_columns)}
-"""Columns of tuned tables that are no part of a shape, so that a tuned table can serve as a shapes list."""
 
 MAX_COLUMNS = 256
 
+# an unknown column as like a key column that the file lacks (difflib's ratio) is taken for a misspelling of it, since
+# the shapes would silently get that column's default
 LIKE_A_KEY = 0.7
-"""An unknown column as like a key column that the file lacks (difflib's ratio) is taken for a misspelling of it, since
-the shapes would silently get that column's default."""
 
 
 @dataclass(slots=True)
@@ -59,36 +192,32 @@ def read_header(text: str, line: int, family: Family, faults: Faults, notes: Not
     keys = {k.lower(): k for k in family.key_names}
     seen: dict[str, int] = {}
     for at, name in enumerate(names):
-        first = seen.setdefault(name, at)
+        first, plain, right = seen.setdefault(name, at), name.strip("'\""), keys.get(name.lower())
+        other = header.position.get(right, names.index(right) if right in names else at) if right else at
+        wrong = ""
         if first != at:
-            faults.add(f"is in the header twice (columns {first + 1} and {at + 1}): drop one",
-                       line=line, column=_label(name, at))  # fmt: skip
+            wrong = f"is in the header twice (columns {first + 1} and {at + 1}): drop one"
         elif name in family.key_names:
             header.position[name] = at
         elif '"' in name or "'" in name:
-            faults.add(f"{shown(name)} holds a quote: a shapes file is plain, write the bare name",
-                       line=line, column=_label(name, at))  # fmt: skip
-            names[at] = name.strip("'\"")
-            header.position.setdefault(names[at], at)
+            wrong = f"{shown(name)} holds a quote: a shapes file is plain, write the bare name"
+            names[at] = plain
+            header.position.setdefault(plain, at)
         elif name in IGNORED:
             header.ignored.append(name)
-        elif name.lower() in keys:
-            right = keys[name.lower()]
-            other = header.position.get(right, names.index(right) if right in names else at)
-            if other != at:
-                faults.add(f"is column {right} once more (columns {other + 1} and {at + 1}): drop one",
-                           line=line, column=_label(name, at))  # fmt: skip
-            else:
-                header.position[right] = at
-                header.respelled.append((name, right))
+        elif right and other != at:
+            wrong = f"is column {right} once more (columns {other + 1} and {at + 1}): drop one"
+        elif right:
+            header.position[right] = at
+            header.respelled.append((name, right))
         elif meant := _misspelled(name, names, family):
-            faults.add(f"unknown column {shown(name)} for family {family.name}; did you mean {meant}?",
-                       line=line, column=_label(name, at))  # fmt: skip
+            wrong = f"unknown column {shown(name)} for family {family.name}; did you mean {meant}?"
         elif not name:
-            faults.add("a column without a name: name it or drop it, with any comma too many",
-                       line=line, column=_label(name, at))  # fmt: skip
+            wrong = "a column without a name: name it or drop it, with any comma too many"
         else:
             header.annotations[escaped(name)] = at
+        if wrong:
+            faults.add(wrong, line=line, column=_label(name, at))
     _add_missing(header, family, faults)
     return header
 
@@ -133,8 +262,7 @@ def column_label(header: Header, at: int) -> str:
     return _label(header.names[at], at) if at < len(header.names) else f"column {at + 1}"
 
 
-MAX_BYTES = 64 * 2**20
-"""Some three million shapes; what is larger is no shapes file."""
+MAX_BYTES = 64 * 2**20  # some three million shapes
 
 
 def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str] | None = None) -> ShapeList:
@@ -145,7 +273,7 @@ def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str
     """
     data = read_bytes(path, MAX_BYTES, ShapesError)
     faults = Faults(path)
-    table = _Table(family, _fixed(family, overrides or {}, faults), faults)
+    table = _Table(family, fixed_columns(family, overrides or {}, faults), faults)
     text = decode(data, faults)
     if text is not None:
         table.read(text)
@@ -155,16 +283,17 @@ def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str
     return ShapeList(shapes, notes, hashlib.sha256(data).hexdigest(), str(path), table.annotations)
 
 
-def _fixed(family: Family, overrides: Mapping[str, str], faults: Faults) -> dict[str, int | str]:
-    """The values that `overrides` gives to key columns; its faults are added."""
+def fixed_columns(family: Family, given: Mapping[str, str], faults: Faults) -> dict[str, int | str]:
+    """Values given to key columns for every shape; faults are added."""
     values: dict[str, int | str] = {}
-    for name, text in overrides.items():
-        if name not in family.key_names or family.column(name).required:
-            free = ", ".join(c.name for c in family.columns if not c.required) or "none"
-            faults.add(f"{shown(name)} cannot be set for all shapes of {family.name} (can be: {free})")
+    free = {c.name: c for c in family.columns if not c.required}
+    for name, text in given.items():
+        if name not in free:
+            can = ", ".join(free) or "none"
+            faults.add(f"{shown(name)} cannot be set for all shapes of {family.name} (can be: {can})")
             continue
         try:
-            values[name] = CellReader(family.column(name), family.limits, Notes()).read(text, 0)
+            values[name] = CellReader(free[name], family.limits, Notes()).read(text, 0)
         except CellError as e:
             faults.add(f"value set for all shapes: {e}", column=name)
     return values

@@ -1,19 +1,12 @@
-"""Write a shape list, its M padded on request to the grid that AITER looks rows up on.
-
-AITER asks for the exact M, then for M padded finely, then for M padded coarsely. Source: `getPaddedM` in
-csrc/py_itfs_cu/gemm_common.cu at e4048607a5, the same at v0.1.7. The batched families look up the exact M only. fmoe
-takes its tokens to the next power of two below 32768 and to 32768 or 131072 from there (`get_padded_M`, fused_moe.py).
-"""
+"""Write a shape list, its M padded on request to the grid that AITER looks rows up on (`orchestrator.families`)."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from orchestrator.errors import InputError
+from orchestrator.families import PadLevel, grid_point
 from orchestrator.shapes.aiter_log import count_misses
 from orchestrator.shapes.model import Key, Shape, ShapeList, describe, render_shapes
 from orchestrator.shapes.reader import read_shapes
@@ -21,73 +14,18 @@ from orchestrator.tables.open import read_head
 from worker.families import Family
 from worker.text import plural
 
-PadLevel = Literal["fine", "coarse"]
-_STEPS = ((256, 16), (1024, 32), (4096, 64))
-_LAST_STEP = 128
-_TOP, _TOP_ABOVE_N = 8192, 4096
-_TOKEN_TIERS = (131072, 32768)
-
-
-def padded(m: int, n: int, level: PadLevel) -> int:
-    """The M that AITER looks up for `m` tokens and `n` output features."""
-    if level == "fine":
-        step = next((s for most, s in _STEPS if m <= most), _LAST_STEP)
-        return -(-m // step) * step
-    if m > _TOP and n > _TOP_ABOVE_N:
-        return _TOP
-    return _power(m)
-
-
-def _power(m: int) -> int:
-    return 1 << (m - 1).bit_length()
-
-
-def grid_point(key: Key, family: Family, level: PadLevel) -> Key:
-    """The key with its M on the grid; unchanged where the family is looked up by the exact M."""
-    at = family.key_names.index(family.m_column)
-    m = int(key[at])
-    if family.two_stages:
-        m = next((tier for tier in _TOKEN_TIERS if m >= tier), _power(m))
-    elif not family.aiter.exact_m:
-        m = padded(m, int(key[family.key_names.index("N")]), level)
-    return (*key[:at], m, *key[at + 1 :])
-
-
-@dataclass(frozen=True, slots=True)
-class PadSaving:
-    """Number of shapes saved by padding."""
-
-    before: int
-    after: int
-    level: PadLevel
-
-    def __str__(self) -> str:
-        if self.before == self.after:
-            return f"padding M ({self.level}): {plural(self.before, 'shape')}, none saved"
-        less = 1 - self.after / self.before
-        return f"padding M ({self.level}): {plural(self.before, 'shape')} became {self.after} ({less:.0%} less to tune)"
-
-
-def pad(keys: Iterable[Key], family: Family, level: PadLevel) -> tuple[dict[Key, int], PadSaving]:
-    """(the distinct grid points in the order of first use, each with how many of `keys` it serves; the saving)."""
-    out: dict[Key, int] = {}
-    before = 0
-    for key in keys:
-        before += 1
-        point = grid_point(key, family, level)
-        out[point] = out.get(point, 0) + 1
-    return out, PadSaving(before, len(out), level)
-
 
 def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tuple[list[Key], list[str]]:
-    """(the keys to write, sentences about it)."""
+    """(the keys to write: as they are, or the distinct grid points in the order of first use; sentences about it)."""
     listed = list(keys)
     if level is None:
         return listed, []
     if family.aiter.exact_m:
         return listed, [f"--pad-m changes nothing: AITER looks {family.name} up by the exact M"]
-    points, saving = pad(listed, family, level)
-    return list(points), [str(saving)]
+    points = list(dict.fromkeys(grid_point(key, family, level) for key in listed))
+    less = f" became {len(points)} ({1 - len(points) / max(1, len(listed)):.0%} less to tune)"
+    saved = less if len(points) < len(listed) else ", none saved"
+    return points, [f"padding M ({level}): {plural(len(listed), 'shape')}{saved}"]
 
 
 def write_list(
@@ -102,8 +40,7 @@ def write_list(
 
             write_atomic(path, text)
             return
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        with os.fdopen(fd, "w", encoding="utf-8") as f:
+        with open(path, "x", encoding="utf-8") as f:
             f.write(text)
     except FileExistsError:
         raise InputError(f"{path} is there already; give another name with -o, or --force to replace it") from None
@@ -111,8 +48,8 @@ def write_list(
         raise InputError(f"{path}: cannot be written: {e.strerror or e}") from e
 
 
+# columns of a shape list: calls, and the time of a call today in microseconds
 COUNT, NOW = "count", "now_us"
-"""Columns of a shape list: calls, and the time of a call today in microseconds."""
 _HEAD = 4096
 
 

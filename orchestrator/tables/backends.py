@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 
 from worker.families import BACKENDS as AITER_BACKENDS
-from worker.families.backends import BENCHED
+from worker.families import backend_of
+from worker.families.backends import BENCHED, TRITON
 
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""
@@ -56,3 +57,17 @@ def legal_name(text: str) -> str | None:
     """The backend that a column such as `triton_us` is named after, None where that is no name."""
     name = text.strip().lower()
     return name if _LEGAL.match(name) else None
+
+
+def backend_name(family: str, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
+    """The backend of a row by the worker's rule, named by its owner.
+
+    A libtype calls AITER's Gluon triton; here it has its own name. Rows of our tuner triton, which is gone, are
+    nobody's.
+    """
+    libtype, kernel = libtype.strip().lower(), kernel.strip()
+    if libtype in ("", "triton") and kernel.startswith(TRITON):
+        return UNKNOWN
+    cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
+    found = libtype if libtype in KNOWN else backend_of(family, cells)
+    return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN

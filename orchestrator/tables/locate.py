@@ -52,7 +52,7 @@ def locate(given: str | None, runs: Path) -> Located:
 
 
 def provenance_of(folder: Path) -> dict[str, Any]:
-    """The folder's provenance.json, {} where there is none that can be read."""
+    """The folder's provenance.json, {} if it cannot be read."""
     try:
         document = json.loads((folder / "provenance.json").read_bytes())
     except (OSError, ValueError, RecursionError):

@@ -1,4 +1,5 @@
-"""A tuned table as AITER ships it, read by column name; every byte of its lines is kept.
+"""A tuned table as AITER has it, read by column name; every byte of its lines is kept. Its keys, and the core of every
+merge: the same key twice, the best of a key.
 
 Old tables have no gfx column; AITER fills it from cu_num (`update_config_files` in aiter/jit/core.py), and
 so do we: 256 is gfx950, 80 and 304 are gfx942. AITER's tuners write `Null` for a missing value. Some
@@ -7,17 +8,15 @@ tables carry a `_tag` column, which AITER counts to the key. Columns that AITER 
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.open import MAX_BYTES, csv_records, read_text
+from orchestrator.tables.open import MAX_BYTES, csv_records
 from worker.families import Column, Family
 from worker.protocol import FIELDS
 from worker.text import plural
@@ -29,6 +28,9 @@ KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
 """Columns that name a row's kernel (fmoe: one a stage)."""
 MAX_FAULTS = 50
 MAX_MEMO = 100_000
+_INFINITE = ("inf", "infinity")
+T = TypeVar("T")
+K = TypeVar("K")
 
 SHOWN = tuple(f.name for f in FIELDS if f.shown)
 PROFILE_EXTRA = ("attempt", "node", "slot", *SHOWN, "winner", "unconfirmed")
@@ -100,12 +102,12 @@ def key_dict(key: Key, family: Family) -> dict[str, int | str]:
 
 
 def kernel_of(cells: Mapping[str, str]) -> str:
-    """The kernel's name (fmoe: of both stages); "" where there is none."""
+    """The kernel's name (fmoe: of both stages); "" if the row names none."""
     return kernel_of_stages(cells.get(n, "") for n in KERNEL_NAMES)
 
 
 def kernel_of_stages(names: Iterable[str]) -> str:
-    """The names of a kernel's stages as one; "" where there are none."""
+    """The names of a kernel's stages as one text."""
     return " + ".join(n for n in names if n not in NULLS)
 
 
@@ -120,6 +122,12 @@ def key_of(cells: Mapping[str, str], family: Family) -> Key:
     gfx = cells.get("gfx", "")
     gfx = GFX_OF_CU_NUM.get(cu_num, "") if gfx in NULLS else gfx
     return (gfx, cu_num, *(_value(c, cells.get(c.name, "")) for c in family.columns))
+
+
+def no_gfx(key: Key) -> str:
+    """A sentence on a key without gfx, whose row AITER selects nowhere; "" for other keys."""
+    none = f", and none follows from cu_num {key[1]}" if key[1] else ""
+    return "" if key[0] else f"names no gfx{none}"
 
 
 class KeyReader:
@@ -151,46 +159,56 @@ class KeyReader:
         return tuple(key)
 
 
-class RowReader:
-    """Reader of the rows below one header."""
+class TableReader:
+    """Reads a tuned table or profile record by record. `header` are its columns by our names, `head` is its first line.
 
-    def __init__(self, header: tuple[str, ...], family: Family) -> None:
-        self.header = header
-        self.key = KeyReader(header, family)
-        self.us_at = header.index("us")
-        self._tag = header.index(TAG) if TAG in header else None
-        self._gfx = header.index("gfx") if "gfx" in header else None
+    `cap` is as in `csv_records`. A `lenient` reader takes what pandas takes, as AITER ships some: it fills up short
+    rows, and a time may be anything.
+    """
+
+    def __init__(self, path: Path, family: Family, *, cap: int | None = MAX_BYTES, lenient: bool = False) -> None:
+        """Raises TunedDBError for a file that is empty, or that lacks a column."""
+        self.path, self.lenient = path, lenient
+        self._records = csv_records(path, cap)
+        _, self.head, cells = next(self._records, (0, "", None))
+        if cells is None:
+            raise TunedDBError(
+                f"{path}: is empty; delete it (a merge creates it), or give it the header {_example(family)}"
+            )
+        self.header = read_header(path, cells, family)
+        self.us_at = self.header.index("us")
+        self._key = KeyReader(self.header, family)
+        self._tag, self._gfx = (self.header.index(n) if n in self.header else None for n in (TAG, "gfx"))
         self._unnamed: Counter[int] = Counter()
 
-    def read(self, cells: Sequence[str]) -> tuple[Key, float | None]:
-        """(key, us or None where the row has no time). Raises KeyFault saying what is wrong with the row."""
-        if len(cells) != len(self.header):
+    def records(self) -> Iterator[tuple[int, str, Sequence[str]]]:
+        """(first line, text, stripped cells) of each record below the header, blank ones too. Raises TunedDBError."""
+        return self._records
+
+    def row(self, line: int, part: int, cells: Sequence[str]) -> TableRow:
+        """The row in a record's cells. Raises KeyFault with what is wrong with it."""
+        if self.lenient:
+            cells = [*cells, *[""] * (len(self.header) - len(cells))][: len(self.header)]
+        elif len(cells) != len(self.header):
             raise KeyFault(f"has {len(cells)} cells, the header {len(self.header)}; was a write cut short?")
-        key = self.key(cells)
-        text = cells[self.us_at]
+        key, text = self._key(cells), cells[self.us_at]
         us = number_of(text)
-        if us is None and text not in NULLS and text.lower().lstrip("+-") not in ("inf", "infinity"):
+        if us is None and not self.lenient and text not in NULLS and text.lower().lstrip("+-") not in _INFINITE:
             raise KeyFault(f"us is {text[:40]!r}, not a number")
         if self._gfx is None or cells[self._gfx] in NULLS:
             self._unnamed[int(key[1])] += 1
-        return key, us if us is not None and us > 0 else None
-
-    def row(self, line: int, part: int, cells: Sequence[str], key: Key, us: float | None) -> TableRow:
-        """A row of a table, with its tag."""
         tag = "" if self._tag is None or cells[self._tag] in NULLS else cells[self._tag]
+        us = us if us is not None and us > 0 else None
         return TableRow(line, part, tuple(cells), key, tag, us, place_of(key, tag))
 
-    def notes(self, path: Path) -> list[str]:
+    def notes(self) -> list[str]:
         """Notes on the rows read that have no gfx."""
         notes = []
         for cu_num, n in sorted(self._unnamed.items()):
-            rows = f"{path}: {plural(n, 'row has', 'rows have')} no gfx"
-            gfx = GFX_OF_CU_NUM.get(cu_num)
-            if gfx:
-                notes.append(f"{rows}: taken as {gfx} because cu_num is {cu_num}, as AITER does")
-            else:
-                none = f" and none follows from cu_num {cu_num}" if cu_num else ""
-                notes.append(f"{rows}{none}: they match nothing and stay as they are")
+            rows, gfx = f"{self.path}: {plural(n, 'row has', 'rows have')} no gfx", GFX_OF_CU_NUM.get(cu_num)
+            none = f" and none follows from cu_num {cu_num}" if cu_num else ""
+            taken = f": taken as {gfx} because cu_num is {cu_num}, as AITER does"
+            notes.append(rows + (taken if gfx else f"{none}: they match nothing and stay as they are"))
         return notes
 
 
@@ -223,31 +241,56 @@ def number_of(text: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def read_table(path: Path, family: Family, *, doubled: bool = False) -> Table:
-    """Raises TunedDBError with every fault, each with file and line. `doubled`: a key may come more than once."""
-    parts: list[str] = []
-    rows: list[TableRow] = []
-    faults: list[str] = []
-    reader: RowReader | None = None
-    for at, text, cells in csv_records(path):
+def read_table(path: Path, family: Family, *, doubled: bool = False, lenient: bool = False) -> Table:
+    """Read a table. Raises TunedDBError with every fault, each with file and line.
+
+    `doubled`: a key may come more than once. `lenient`: the table is AITER's own and is read as pandas reads it; rows
+    without a key are left out (at e4048607a5 one of its fmoe tables has such rows).
+    """
+    reader = TableReader(path, family, lenient=lenient)
+    parts, rows, faults = [reader.head], list[TableRow](), list[str]()
+    for line, text, cells in reader.records():
         parts.append(text)
-        if reader is None:
-            reader = RowReader(read_header(path, cells, family), family)
-        elif any(cells):
+        if any(cells):
             try:
-                rows.append(reader.row(at, len(parts) - 1, cells, *reader.read(cells)))
+                rows.append(reader.row(line, len(parts) - 1, cells))
             except KeyFault as e:
-                faults.append(f"{path}:{at}: {e}")
-    if reader is None:
-        raise TunedDBError(
-            f"{path}: is empty; delete it (it will be created), or give it the header {_example(family)}"
+                faults.append(f"{path}:{line}: {e}")
+    if lenient:
+        faults.clear()
+    elif not doubled:
+        faults += (
+            f"{path}:{row.line}: has the same key as line {first.line}: {row.place};"
+            " delete one of them (AITER refuses a table with both)"
+            for row, first in twice((row.place, row) for row in rows)
         )
-    if not doubled:
-        faults += _doubled(path, rows)
+    refuse(faults)
+    return Table(path, family, reader.header, tuple(parts), tuple(rows), tuple(reader.notes()))
+
+
+def refuse(faults: Sequence[str]) -> None:
+    """Raise TunedDBError with the first faults and the number of the others, if there are any."""
     if faults:
         more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        raise TunedDBError(faults[:MAX_FAULTS] + more)
-    return Table(path, family, reader.header, tuple(parts), tuple(rows), tuple(reader.notes(path)))
+        raise TunedDBError([*faults[:MAX_FAULTS], *more])
+
+
+def twice(keyed: Iterable[tuple[Hashable, T]], seen: dict[Any, T] | None = None) -> Iterator[tuple[T, T]]:
+    """(the entry, the first entry of its key) for each key that comes again. `seen`: what was there before, by key."""
+    first = {} if seen is None else seen
+    for key, entry in keyed:
+        if (before := first.setdefault(key, entry)) is not entry:
+            yield entry, before
+
+
+def best(entries: Iterable[T], key: Callable[[T], K], rank: Callable[[T], Any]) -> dict[K, T]:
+    """The entry of lowest rank of each key, the first of equals, in the order in which the keys come."""
+    out: dict[K, T] = {}
+    for entry in entries:
+        at = key(entry)
+        if at not in out or rank(entry) < rank(out[at]):
+            out[at] = entry
+    return out
 
 
 def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, ...]:
@@ -258,7 +301,7 @@ def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, 
     missing = family.to_aiter(n for n in (*chip, *family.key_names, "us") if n not in names)
     if missing:
         faults.append(
-            f"{path}:1: is no tuned table of {family.name}: column {', '.join(missing)} is missing"
+            f"{path}:1: is not a tuned table of {family.name}: column {', '.join(missing)} is missing"
             f" (its header is {_example(family)})"
         )
     if faults:
@@ -268,20 +311,6 @@ def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, 
 
 def _example(family: Family) -> str:
     return ",".join(family.aiter_header)
-
-
-def _doubled(path: Path, rows: list[TableRow]) -> list[str]:
-    first: dict[Place, int] = {}
-    faults = []
-    for r in rows:
-        at = first.setdefault(r.place, r.line)
-        if at != r.line:
-            key = ",".join(map(str, r.key)) + (f" ({TAG} {r.tag})" if r.tag else "")
-            faults.append(
-                f"{path}:{r.line}: has the same key as line {at}: {key};"
-                " delete one of them (AITER refuses a table with both)"
-            )
-    return faults
 
 
 def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
@@ -295,25 +324,3 @@ def file_order(key: Key, family: Family) -> tuple[tuple[int, int, str], ...]:
     names = ("gfx", "cu_num", *family.key_names)
     swapped = [{"M": "N", "N": "M"}.get(n, n) for n in names]
     return tuple(order[names.index(n)] for n in swapped)
-
-
-def read_shipped(path: Path, family: Family) -> Table:
-    """A table of AITER's own, read as pandas does: short rows are filled up, rows without a key passed over.
-
-    At e4048607a5 one of its fmoe tables has such rows.
-    """
-    rows: list[TableRow] = []
-    reader = csv.reader(io.StringIO(read_text(path, MAX_BYTES, TunedDBError, errors="replace"), newline=""))
-    header = family.from_aiter(c.strip() for c in next(reader, []))
-    for record in reader:
-        cells = tuple(c.strip() for c in [*record, *[""] * (len(header) - len(record))][: len(header)])
-        named = dict(zip(header, cells, strict=True))
-        try:
-            key = key_of(named, family)
-        except KeyFault:
-            continue
-        tag = named.get(TAG, "")
-        us = number_of(named.get("us", ""))
-        tag = "" if tag in NULLS else tag
-        rows.append(TableRow(reader.line_num, 0, cells, key, tag, us, place_of(key, tag)))
-    return Table(path, family, header, (), tuple(rows), ())

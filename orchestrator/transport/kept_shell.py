@@ -128,19 +128,7 @@ class KeptShell:
 
     def close(self) -> None:
         """Close the shell; a request that waits gets ShellLost."""
-        channel = self._channel
-        if channel is not None:
-            channel.close()
-
-    def make_room(self) -> bool:
-        """Give up the session if no request uses it now."""
-        if self._channel is None or not self._one.acquire(blocking=False):
-            return False
-        try:
-            self._drop()
-        finally:
-            self._one.release()
-        return True
+        self._drop()
 
     # --- one request ----------------------------------------------------------------------------------------------
 

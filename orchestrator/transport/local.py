@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError
 from orchestrator.transport.base import Completed, RemoteFile
-from orchestrator.transport.tar_stream import faults
+from orchestrator.transport.shell import faults
 
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""

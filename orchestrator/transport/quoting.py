@@ -20,13 +20,15 @@ def command_line(argv: Sequence[str]) -> str:
 def limited_line(argv: Sequence[str], seconds: float) -> str:
     """Command line for a command that the node itself ends, with all that it started in its process group, when it
     takes longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who started it need
-    not live.
+    not live. Its code is 128 and the number of the signal that ended it.
 
     Raises ValueError for what no command line can carry.
     """
-    limit = math.ceil(seconds)
-    line = command_line(argv).removeprefix("exec ")
-    return f'set -- {line}; timeout -s KILL 9 true 2>/dev/null && exec timeout -s KILL {limit} "$@"; exec "$@"'
+    words, limit = command_line(argv).removeprefix("exec "), math.ceil(seconds)
+    return (
+        f'set -- {words}; if timeout -s KILL 9 true 2>/dev/null; then timeout -s KILL {limit} "$@";'
+        ' else (exec "$@"); fi; exit "$?"'
+    )
 
 
 def quote(word: str) -> str:

@@ -15,6 +15,7 @@ from orchestrator.policy.model import Attempt, Node, Slot, State
 from orchestrator.shapes import describe
 from orchestrator.view.slot_speeds import flags, speeds, usual_pace
 from orchestrator.view.words import node_words, slot_words, worked_words
+from worker.tuners.catalog import recorded_tuner
 
 
 @dataclass(slots=True)
@@ -90,6 +91,11 @@ class RunStatus:
     """Sentences on slots that are slow, hot or power-capped beside the others."""
     files: list[dict[str, Any]] = field(default_factory=list)
     """Result files: path, bytes, when written (epoch seconds)."""
+
+    @property
+    def done(self) -> str:
+        """The word for a shape that has a result: a bench tunes nothing."""
+        return "measured" if self.tuner and recorded_tuner(self.tuner).side_by_side else "tuned"
 
     @property
     def settled(self) -> int:

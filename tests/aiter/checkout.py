@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.tuners.aiter.known_issues import VERSIONS
+from worker.tuners.aiter.known_issue import VERSIONS
 
 AITER_GIT = os.environ.get("AITER_GIT", "")
 

@@ -1,7 +1,7 @@
 """Runs a real tuner script as far as its argument parser, in a process of its own, and prints what the parser knows.
 
 `python parsers.py ROOT SCRIPT`: prints a JSON object with `options` (long name to flag or value), `keys` of the
-tuner, its `help`, or `error`. Whatever the script imports that is not its own or the tree's base_tuner.py is a mock:
+tuner, or `error`. Whatever the script imports that is not its own or the tree's base_tuner.py is a mock:
 torch, triton, pandas, the kernels. This is the truth that the static probe is held against.
 """
 
@@ -109,7 +109,7 @@ def show(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> argparse.Namesp
     }
     maker = sys._getframe(1).f_locals.get("self")
     keys = getattr(maker, "keys", None)
-    told = {"options": options, "keys": keys if isinstance(keys, list) else None, "help": parser.format_help()}
+    told = {"options": options, "keys": keys if isinstance(keys, list) else None}
     print(json.dumps(told), file=sys.__stdout__)
     sys.__stdout__.flush()  # type: ignore[union-attr]
     import os

@@ -9,8 +9,8 @@ import pytest
 
 from tests.aiter.checkout import AITER_GIT, needs_checkout, show
 from worker.text import clean
-from worker.tuners.aiter.known_issues import VERSIONS, KnownIssue, UpstreamSource
-from worker.tuners.aiter.known_issues.catalogue import ISSUES
+from worker.tuners.aiter.known_issue import VERSIONS, KnownIssue, UpstreamSource
+from worker.tuners.aiter.known_issues import ISSUES
 
 pytestmark = needs_checkout
 

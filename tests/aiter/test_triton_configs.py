@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.configs.aiter import AiterTree, Call, run_trial
 from orchestrator.configs.check import check, chips_of
-from orchestrator.configs.recheck import operators
-from orchestrator.configs.trial import Call, run_trial
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.triton_configs.kinds import BY_NAME, kinds_of
 from worker.triton_configs.lint import lint, shipped
@@ -77,8 +76,7 @@ def test_the_whole_package_is_imported_where_it_can_be(tmp_path: Path) -> None:
 
 def test_the_operators_that_read_a_tuned_kinds_files(tmp_path: Path) -> None:
     take_out(NEWEST, tmp_path, "aiter/ops/triton")
-    resolver = Resolver(tmp_path, "gfx950")
-    found = {name: operators(resolver, BY_NAME[name]) for name in tuned_kinds()}
+    found = {name: AiterTree(tmp_path, "gfx950").operators(BY_NAME[name]) for name in tuned_kinds()}
     assert {name: of for name, of in found.items() if of} == {
         "a16w16": {"fused_gemm_a16w16_quant_x": True},
         "a8w8_blockscale": {
@@ -92,7 +90,7 @@ def test_the_operators_that_read_a_tuned_kinds_files(tmp_path: Path) -> None:
         "batched_a16w4": {"fusions.fused_bmm_rope_kv_cache": False},
         "batched_a8w8_prequant": {"fusions.fused_bmm_rope_kv_cache": False},
     }  # fmt: skip
-    assert operators(Resolver(tmp_path, "gfx942"), BY_NAME["a8w8"]) == {}, "Gluon's kernel is for gfx950 alone"
+    assert AiterTree(tmp_path, "gfx942").operators(BY_NAME["a8w8"]) == {}, "Gluon's kernel is for gfx950 alone"
 
 
 def test_faults_of_the_shipped_files(tmp_path: Path) -> None:

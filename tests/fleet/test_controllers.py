@@ -3,6 +3,7 @@ was in flight is repeated (law 4)."""
 
 from __future__ import annotations
 
+import os
 import random
 import re
 import shutil
@@ -21,6 +22,8 @@ from orchestrator.ledger import reconcile
 from tests.fleet.kit import Controller, Fleet
 from tests.support.marks import full_but
 from tests.waiting import wait_until
+from worker.agent.device_lock import DeviceLock
+from worker.protocol import LOCKS_ENV
 
 
 def settled(fleet: Fleet) -> int:
@@ -313,25 +316,18 @@ def test_an_occupied_node_is_left_out(fleet: Fleet) -> None:
     assert "h1" not in fleet.tuned_by()
 
 
-def waits(fleet: Fleet) -> bool:
-    """True once the run's controller waits for the node, or its worker for the node's device."""
-    log = fleet.folder("h1") / "logs" / "0.log"
-    return bool(doings(fleet)) or (log.exists() and "waits for this slot's device" in log.read_text())
-
-
 def test_of_two_runs_that_start_in_the_same_moment_one_waits(make_fleet: Callable[..., Fleet]) -> None:
     """Both have the same node: they never measure at the same time."""
     fleets = [make_fleet(nodes={"h1": 1}, runs=Path(runs)) for runs in ("first", "second")]
     for fleet in fleets:
         fleet.shapes(groups=4)
     runs = [fleet.start(fleet.held(0)) for fleet in fleets]
-    # both may look before either starts: then the node is free for both, and the second worker waits for the device
-    wait_until(lambda: any(map(waits, fleets)) and any(f.at_work() for f in fleets), "one works, one waits")
-    (late,) = [f for f in fleets if waits(f)]
+    # both may look before either starts: then the second worker waits for the device, and the node's beats say so
+    wait_until(lambda: any(map(doings, fleets)) and any(f.at_work() for f in fleets), "one works, one waits")
+    (late,) = [f for f in fleets if doings(f)]
     (early,) = [f for f in fleets if f is not late]
-    for busy in late.journal(ev.NodeBusy)[:1]:
-        assert f"workers of run {early.paths.run}" in busy.detail
-        assert not late.journal(ev.NodeJoined)
+    busy = late.journal(ev.NodeBusy)[0]
+    assert (busy.doing, busy.detail) == ("wait", f"workers of run {early.paths.run}")
     early.release()
     wait_until(late.at_work, "the other's turn")
     late.release()
@@ -340,3 +336,25 @@ def test_of_two_runs_that_start_in_the_same_moment_one_waits(make_fleet: Callabl
         fleet.check_books(4)
     early_times, late_times = ([t for t, _ in f.journaled(ev.ShapeTuned)] for f in (early, late))
     assert early_times[-1] < late_times[0]
+
+
+def test_a_worker_that_finds_its_device_locked_makes_its_node_occupied(
+    make_fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check before the start saw nothing: its locks are elsewhere, as if the other run had started just then."""
+    fleet = make_fleet(nodes={"h1": 1})
+    (fleet.root / "links/h1.env").write_text(f"{LOCKS_ENV}={fleet.root}/late")
+    monkeypatch.setenv(LOCKS_ENV, f"{fleet.root}/late")
+    locks = [DeviceLock(name, "other-run/n7") for name in ("cores", "gpu-0")]
+    assert all(lock.take() for lock in locks)
+    n = fleet.shapes(groups=4)
+    run = fleet.start()
+    wait_until(lambda: doings(fleet) == [("h1", "wait")], "it is waited for")
+    assert fleet.journal(ev.NodeBusy)[0].detail == "workers of run other-run"
+    assert not fleet.at_work()
+    for lock in locks:
+        os.close(lock._fd)
+    assert run.wait() == 0, run.out
+    assert "h1 is occupied and waited for: workers of run other-run" in run.out
+    fleet.check_books(n)
+    assert doings(fleet) == [("h1", "wait"), ("h1", "free")]

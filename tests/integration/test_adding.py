@@ -1,4 +1,4 @@
-"""The page for contributors, done: its tuner and its engine are put into a copy of the tree, and the result is run."""
+"""The page for contributors, done: its tuner, engine, family and option are put into a copy of the tree, which runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) 
 FAMILY = re.compile(
     r"At the end of `_ALL` in `worker/families/table\.py`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S
 )
+OPTION = re.compile(r"After the last option of `NodeOptions`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S)
 COLUMN = re.compile(r"^ *(?P<code>Field\(.*\))$", re.M)
 TUNER, ENGINE = "worker/tuners/plain.py", "orchestrator/engine/nice.py"
 
@@ -110,6 +111,47 @@ def test_a_family_is_one_entry(tree: Path) -> None:
     bad = run(tree, *words)
     assert bad.returncode == 2
     assert "six bits are packed by sixteen" in bad.stderr
+
+
+def test_an_option_of_the_inventory_is_one_field(tree: Path) -> None:
+    """Four files, one of them a test of its own: the field, and two that are written from it."""
+    for name in ("docs", "tests/support", "tests/paths.py", "tests/__init__.py"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        (tree / name).parent.mkdir(exist_ok=True)
+        copy(ROOT / name, tree / name)
+    found = OPTION.search(PAGE.read_text())
+    assert found
+    field = textwrap.indent(textwrap.dedent(found["code"]).removeprefix("```python\n"), "    ")
+    model = tree / "orchestrator/inventory/model.py"
+    end = "\n    @property\n    def time_s"
+    model.write_text(model.read_text().replace(end, field + end))
+    argv = [sys.executable, "-m", "tests.support.inventory_page"]
+    subprocess.run(argv, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=True, timeout=PATIENCE_S)
+    changed = {
+        str(path.relative_to(tree)) for path in tree.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and (ROOT / path.relative_to(tree)).exists()
+        and path.read_bytes() != (ROOT / path.relative_to(tree)).read_bytes()
+    }  # fmt: skip
+    assert changed == {
+        "orchestrator/inventory/model.py", "inventories/inventory.schema.json", "docs/reference/inventory.md",
+    }  # fmt: skip
+    row = "| `threads` | number (the libraries' own) | threads of a worker's math libraries |\n"
+    assert row in (tree / "docs/reference/inventory.md").read_text()
+
+    inventory = tree / "inv.yaml"
+    inventory.write_text(
+        f"defaults: {{family: a16w16, tuner: plain}}\nnodes: {{here: {{gpus: 0, workdir: {tree}/nodes, threads: 3}}}}\n"
+    )
+    (tree / "s.csv").write_text("M,N,K\n1,16,64\n")
+    done = run(tree, "tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (script,) = tree.glob("runs/*/nodes/here/tune.sh")
+    assert "OMP_NUM_THREADS=3" in script.read_text()
+    for wrong, says in (("threads: many", "threads: Input should be a valid integer"), ("thread: 3", "threads?")):
+        inventory.write_text(inventory.read_text().replace("threads: 3", wrong))
+        bad = run(tree, "inventory", "check", "inv.yaml")
+        assert (bad.returncode, says in bad.stderr) == (2, True), bad.stderr
+        inventory.write_text(inventory.read_text().replace(wrong, "threads: 3"))
 
 
 def test_a_column_is_one_entry(tree: Path) -> None:

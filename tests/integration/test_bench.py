@@ -7,6 +7,7 @@ import json
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,11 @@ def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(benc
     again = bench.run("resume", bench.paths.run)
     assert "TFLOPS" in again.out
     assert "measured on the CPU" in again.out
+    page = Path(bench.run("report", bench.paths.run).out.split()[-1]).read_text()
+    assert "requested on " in page
+    assert "for a bench on 1 slot" in page
+    assert "2 measured" in page
+    assert "not to be trusted" not in page
     wait_until(lambda: not bench.processes(), "no process is left")
 
 
@@ -164,40 +170,32 @@ def test_tune_does_not_take_it(bench: Bench) -> None:
 
 
 @pytest.mark.full
-def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench) -> None:
+def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The passes themselves, with workers as processes: docker's part of a run is tested elsewhere."""
-    from orchestrator.bench.alternation import Alternation, Passes, inventory_of
-    from orchestrator.bench.request import BenchRequest as Wanted
-    from orchestrator.bench.request import Stack
+    from orchestrator.bench import request
+    from orchestrator.bench.request import TUNER, options, sides
     from orchestrator.cli.output.status import LineView
-    from orchestrator.families import get_family
-    from orchestrator.inventory import load_inventory
-    from orchestrator.paths import RunPaths
-    from orchestrator.results.bench import write_files
     from orchestrator.run.drive import drive
-    from orchestrator.run.prepare import RunRequest
-    from orchestrator.shapes import read_shapes
+    from orchestrator.run.prepare import Prepared, RunRequest, prepare
 
     local(bench)
-    family = get_family("a16w16")
-    root = RunPaths(bench.root / "both")
-    root.root.mkdir()
-    stacks = [Stack("golden", image="image:1"), Stack("tot", image="image:2")]
-    in_docker = bench.root / "docker.yaml"
-    in_docker.write_text("defaults: {engine: docker, image: x}\nnodes: {here: {labels: [a]}, there: {}}\n")
-    made = load_inventory(inventory_of(in_docker, root, stacks[1], "here", [3]))
-    assert list(made.nodes) == ["here"]
-    assert (made.nodes["here"].image, made.nodes["here"].gpus, made.nodes["here"].labels) == ("image:2", (3,), ("a",))
-    places = dict.fromkeys(("golden", "tot"), bench.inventory)
-    wanted = Wanted(["torch"], runs=1, extra=1, stability=1.0, sample_s=0.02, more={"rotate_mb": 1})
-    asked = RunRequest(bench.shapes_csv, bench.runs, tuner="bench")
-    of = Alternation(asked, wanted, stacks, places, root, family)
-    passes = Passes(of, lambda paths, _: drive(paths, LineView()).state)
-    assert passes.go(read_shapes(bench.shapes_csv, family).shapes) == "finished"
-    found = passes.found()
-    write_files(family, root, found, passes.stacks)
-    assert [(r.key[0], len(r.runs), r.status) for r in found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
-    assert [r.env for r in found] == ["golden", "tot"] * 2
-    assert read_csv(root.root / "tot.csv")[0]["run"] == "1"
-    record = json.loads((root.root / "tot.env.json").read_text())
-    assert (record["env"], record["session"]) == ("tot (image:2)", "both")
+    compared = sides(["golden=image:1", "tot=image:2,TRITON_X=1"], ())
+    made = options(compared, ["torch"], runs=1, extra=1, within=1.0, sample_s=0.02, rotate_mb=1)
+    asked = RunRequest(bench.shapes_csv, bench.runs, bench.inventory, tuner=TUNER, bench=True, options=made)
+    images: list[str | None] = []
+
+    def without_docker(request: RunRequest) -> Prepared:
+        images.append(request.image)
+        return prepare(replace(request, image=None))
+
+    monkeypatch.setattr(request, "prepare", without_docker)
+    first = prepare(asked)
+    of, state = request.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()).state)
+    of.write()
+    assert (state, sorted(map(str, images))) == ("finished", ["image:1", "image:2"])
+    assert [(r.key[0], len(r.runs), r.status) for r in of.found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2
+    assert [r.env for r in of.found] == ["golden", "tot"] * 2
+    assert read_csv(of.paths.root / "tot.csv")[0]["run"] == "1"
+    record = json.loads((of.paths.root / "tot.env.json").read_text())
+    assert (record["env"], record["session"]) == ("tot (image:2)", of.paths.run)
+    assert (record["under_test"], record["switches"]["TRITON_X"]) == ("switches.TRITON_X", "1")

@@ -81,8 +81,8 @@ def test_a_harmful_default_change_is_rejected_and_a_file_of_one_shape_accepted(b
         "64": f"{at}/DEFAULT.json", "32": f"{at}/GEMM-A16W16-N=32-K=64.json",
     }  # fmt: skip
     provenance = json.loads((folder / "provenance.json").read_text())
-    assert provenance["options"]["envs"][0]["variables"] == {"TRITON_INTERPRET": "1"}
-    assert provenance["options"]["configs"]["own"].startswith("sha256:")
+    assert provenance["options"]["sides"][0]["variables"] == {"TRITON_INTERPRET": "1"}
+    assert provenance["options"]["sides"][2]["configs"].startswith("sha256:")
     record = json.loads((folder / "own.env.json").read_text())
     assert record["configs"].startswith(f"{own} (2 files, sha256 ")
     assert record["switches"]["TRITON_INTERPRET"] == "1"

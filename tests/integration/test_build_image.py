@@ -11,7 +11,7 @@ from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2, tree
-from tests.unit.tuned_db.test_db_export import table
+from tests.unit.tables.test_db_export import table
 
 pytestmark = ON_NODES
 IMAGE = "test/aiter-files:1"

@@ -7,7 +7,6 @@ import json
 import secrets
 import shlex
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -148,7 +147,6 @@ def test_containers_are_started_as_specified(site: Any, i: int) -> None:
     s: Site = site(
         i, slots=("0", "1"), devices=("/dev/kfd", "/dev/dri"), group_add=("auto", "7"), cap_add=("SYS_PTRACE",),
         security_opt=("seccomp=unconfined",), shm_size="64m", memory="256m", volumes=("/opt:/opt:ro",),
-        extra=("--cpu-shares", "10{slot}"),
     )  # fmt: skip
     s.engine.start(env={"PRIVATE": HOSTILE})
     owner = s.node.sh(f"stat -c %u:%g {s.folder}")
@@ -171,7 +169,6 @@ def test_containers_are_started_as_specified(site: Any, i: int) -> None:
         assert host["RestartPolicy"] == {"Name": "on-failure", "MaximumRetryCount": 5}
         assert host["LogConfig"] == {"Type": "local", "Config": {"max-size": "10m", "max-file": "3"}}
         assert (host["NetworkMode"], host["IpcMode"]) == ("none", "private")
-        assert host["CpuShares"] == 100 + int(slot)
         assert host["CapAdd"] == ["SYS_PTRACE"]
         assert host["SecurityOpt"] == ["seccomp=unconfined"]
         assert (host["ShmSize"], host["Memory"], host["MemorySwap"]) == (64 * 2**20, 256 * 2**20, 256 * 2**20)
@@ -181,11 +178,7 @@ def test_containers_are_started_as_specified(site: Any, i: int) -> None:
         assert host["Binds"] == ["/opt:/opt:ro"]
         assert [(m["Type"], m["Source"], m["Target"]) for m in host["Mounts"]] == [("bind", s.folder, "/gemmfleet")]
     states = s.engine.list()
-    assert [(w.slot, w.state, w.code, w.restarts) for w in states] == [
-        ("0", "running", None, 0),
-        ("1", "running", None, 0),
-    ]
-    assert all(w.started_at and w.started_at <= time.time() for w in states)
+    assert [(w.slot, w.state, w.code) for w in states] == [("0", "running", None), ("1", "running", None)]
 
 
 def test_without_a_word_in_the_inventory_a_container_gets_nothing(site: Any) -> None:
@@ -231,7 +224,7 @@ def test_out_of_memory_is_recognised_and_restarts_come_to_an_end(site: Any) -> N
     s.engine.start()
     wait_until(lambda: s.engine.list()[0].state == "ended", "Docker gives it up")
     (state,) = s.engine.list()
-    assert (state.oom_killed, state.code, state.signal, state.restarts) == (True, 137, 9, 5)
+    assert (state.oom_killed, state.code, state.signal, s.inspect()["RestartCount"]) == (True, 137, 9, 5)
     assert state.why == "killed by SIGKILL (out of memory)"
 
 
@@ -243,7 +236,7 @@ def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Any) -> None:
         s.engine.stop()
         wait_until(lambda: {w.state for w in s.engine.list()} == {"ended"}, "both end")
         wait_until(lambda: stream.records("worker_stopped"), "they close their books")
-    assert [(w.code, w.restarts) for w in s.engine.list()] == [(0, 0), (0, 0)]
+    assert [w.code for w in s.engine.list()] == [0, 0]
     both = [s.name("0"), s.name("1")]
     ours = f"label=gemmfleet.run={s.run}"
     wait_until(lambda: sorted(s.node.containers(ours)) == both, "the stream's own container is gone")
@@ -264,19 +257,20 @@ def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Any) -> None:
     assert len(s.node.containers(f"label=gemmfleet.run={s.run}", "label=gemmfleet.slot=0")) == 1 + 3
 
 
-def test_remove_takes_only_what_is_ours(site: Any) -> None:
+def test_tidy_takes_only_what_is_ours(site: Any) -> None:
     s, other = site(slots=("0", "1")), site()
     bystander = f"bystander-{s.run}"
     s.node.sh(f"docker run -d --init --name {bystander} --network none {WORKER_IMAGE} sleep 600")
     try:
         s.engine.start()
         other.engine.start()
-        assert s.engine.remove() == (s.name("0"), s.name("1"))
-        assert s.engine.remove() == ()
+        for _ in range(2):
+            s.engine.tidy()
         assert [w.state for w in s.engine.list()] == ["absent", "absent"]
         assert other.engine.list()[0].state == "running"
         assert set(s.node.containers()) >= {bystander, other.name()}
-        assert other.engine.remove() == (other.name(),)
+        other.engine.tidy()
+        assert other.engine.list()[0].state == "absent"
     finally:
         s.node.sh(f"docker rm -f {bystander}")
 
@@ -315,14 +309,13 @@ def test_docker_restarted_is_found_again(site: Any) -> None:
 
 def test_what_is_missing_is_named_with_the_way_out(site: Any) -> None:
     missing: Site = site(image="nowhere/none:1", pull="never")
-    assert missing.engine.image_digest() is None
     with pytest.raises(EngineError, match=r"h1: the image nowhere/none:1 is not there \(pull: never\): .*docker load"):
         missing.engine.start()
     by_hand = missing.transport.run(["sh", f"{missing.folder}/launch.sh"])
     assert by_hand.code != 0
     assert "No such image: nowhere/none:1" in by_hand.text
     with pytest.raises(
-        EngineError, match=r"h2: this user may not use Docker: add it to the group docker .*sudo, -n, docker"
+        EngineError, match=r"h2: this user may not use Docker: add it to the group of .*sudo, -n, docker"
     ):
         site(1, docker_command=("docker",)).engine.start()
     with pytest.raises(EngineError, match=r"there is no podman-not-here on the node"):
@@ -341,7 +334,7 @@ def test_a_pull_tells_how_it_goes(site: Any, fleet: HeavyFleet) -> None:
         s: Site = site(image=image)
         engine = DockerEngine(s.transport, s.folder, s.run, s.slots, s.options, progress=told.append)
         engine.prepare()
-        assert (engine.image_digest() or "").startswith("sha256:")
+        assert image in s.node.sh("docker image ls --format '{{.Repository}}:{{.Tag}}'")
         assert told[-1] == f"pulled {image}"
         assert told[0].startswith(f"pulling {image}: ")
         wrong = DockerEngine(s.transport, s.folder, s.run, s.slots, replace(s.options, image=image[:-1] + "2"))

@@ -65,7 +65,7 @@ def test_a_run_takes_a_pod_and_deletes_it(pool: PodBench) -> None:
 def test_a_pod_that_is_evicted_costs_nobody_anything(pool: PodBench) -> None:
     run = pool.at_work()
     (pod,) = pool.pods()
-    pool.fault(pod, "evicted")
+    pool.fault(pod, "preempted")
     pool.cluster.fault("evict", pod)
     wait_until(pool.ends, "its end is noticed")
     pool.finish(run)
@@ -76,7 +76,7 @@ def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
     patched(pool, "from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 1.0\n")
     run = pool.at_work()
     (first,) = pool.expected()
-    pool.fault(first.lease, "node_failure")
+    pool.fault(first.lease, "failed")
     pool.cluster.fault("kill", first.host)
     wait_until(pool.ends, "its death is noticed")
     wait_until(lambda: pool.over(run), "the run is over")

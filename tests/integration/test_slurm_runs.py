@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from orchestrator.events import LeaseEnded
 from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, URGENT, SlurmCluster
@@ -68,7 +67,7 @@ def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> No
     run = pool.at_work()
     pool.fault(pool.expected()[0].lease, "preempted")
     urgent = pool.fill()
-    wait_until(lambda: pool.records(LeaseEnded), "the lease makes way")
+    wait_until(lambda: pool.ends(), "the lease makes way")
     pool.cluster.run("scancel", urgent)
     pool.finish(run)
     assert not pool.ends()[0].charged
@@ -77,9 +76,9 @@ def test_a_lease_that_is_preempted_comes_back_as_another(pool: SlurmBench) -> No
 def test_a_machine_that_dies_is_a_lost_node(pool: SlurmBench) -> None:
     run = pool.at_work()
     (first,) = pool.expected()
-    pool.fault(first.lease, "node_failure")
+    pool.fault(first.lease, "failed")
     pool.cluster.kill_node(pool.cluster.node(first.host))
-    wait_until(lambda: pool.records(LeaseEnded), "its death is noticed")
+    wait_until(lambda: pool.ends(), "its death is noticed")
     pool.finish(run)
     assert pool.ends()[0].charged
 

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.cli.output.node_rows import status_rows
 from orchestrator.dispatch.deploy import NodePlan
-from orchestrator.nodes.poll import slow_answer
+from orchestrator.nodes.check import no_answer
 from orchestrator.run.snapshot import add_answer
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
@@ -105,7 +105,7 @@ def test_a_slow_node_keeps_what_is_known_of_it() -> None:
     plan = NodePlan("n", "/f", ("0",), "ssh", "process", None, {}, {"0": {}})
     for over, state in (("running", "slow"), ("finished", "ready")):
         status = RunStatus("r", over, nodes=[NodeStatus("n", "ready", [SlotStatus("0", "busy", "g0001-1")])])
-        add_answer(status, plan, slow_answer("n", 4.5))
+        add_answer(status, plan, no_answer("n", 4.5, greeted=True))
         (node,) = status.nodes
         assert (node.state, node.slots[0].state, node.slots[0].attempt) == (state, "busy", "g0001-1")
     assert status_rows(NodeStatus("n", "slow", [SlotStatus("0")], detail="no answer"))[0][2] == "slow"

@@ -23,10 +23,8 @@ import pytest
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.leases.jobs import SlurmPool
-from orchestrator.leases.kubernetes import KubernetesSource
-from orchestrator.leases.pods import PodRequest
-from orchestrator.leases.slurm import SlurmSource
+from orchestrator.leases.kubernetes import KubernetesSource, PodRequest
+from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, Transport
 from tests.integration.slurm import PARTITION, SlurmCluster
 from tests.integration.slurm import missing as no_slurm
@@ -77,7 +75,7 @@ def leased(source: LeaseSource) -> Iterator[Lease]:
         wait_until(lambda: source.list()[0].state is LeaseState.READY, "the lease is ready")
         yield source.list()[0]
     finally:
-        source.release([x.id for x in source.list()])
+        source.release(source.list())
         source.close()
 
 

@@ -19,7 +19,7 @@ DATES = ("old", "new")
 _CORE = """
 import json, os, signal, sys, time
 import torch
-from worker.tuners.common.formats import unpack_codes
+from worker.tuners.common.operands import unpack_codes
 
 def fault(op):
     name, _, what = os.environ.get("STANDIN_FAULT", "").partition(":")

@@ -32,17 +32,14 @@ import ssl
 import sys
 import threading
 import time
-import urllib.parse
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
+from aiohttp import WSMsgType, web
 from kubernetes import client, watch
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
-from websockets.http11 import Request, Response
 
 BEAT_S = 1.0
 RETRY_S = 0.3
@@ -92,7 +89,7 @@ class Pod:
     env: dict[str, str] = field(default_factory=dict)
     fault: tuple[str, str, str] | None = None
     """Reason and message of the pod, reason of the container."""
-    connections: set[ServerConnection] = field(default_factory=set)
+    connections: set[asyncio.Transport] = field(default_factory=set)
     frozen: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -366,7 +363,7 @@ class Kubelets:
         if process is not None:
             await process.wait()
         for connection in list(pod.connections):
-            connection.transport.abort()
+            connection.abort()
         pod.gpus = []
 
     async def bury(self, pod: Pod) -> None:
@@ -388,11 +385,12 @@ class Kubelets:
             pod.fault = ("", "", "OOMKilled")
         elif verb == "cut":
             for connection in list(pod.connections):
-                connection.transport.abort()
+                connection.abort()
         elif verb == "freeze":
             pod.frozen = True
             for connection in pod.connections:
-                connection.transport.pause_reading()
+                if not connection.is_closing():
+                    connection.pause_reading()
         else:
             return f"{verb} is unknown"
         pod.changed.set()
@@ -404,7 +402,10 @@ class Kubelets:
         for pod in pods:
             pod.frozen = verb == "silence"
             for connection in list(pod.connections):
-                connection.transport.abort() if verb == "kill" else connection.transport.pause_reading()
+                if verb == "kill":
+                    connection.abort()
+                elif not connection.is_closing():
+                    connection.pause_reading()
             if verb == "kill":
                 pod.fault = ("", "", "Error")
                 await asyncio.to_thread(kill_all, pod.uid)
@@ -413,17 +414,20 @@ class Kubelets:
 
     # --- what the API server hands on --------------------------------------------------------------------------------
 
-    def server(self, node: Node, context: ssl.SSLContext) -> Any:
-        async def answer(connection: ServerConnection) -> None:
-            await self.execute(node, connection)
+    @contextlib.asynccontextmanager
+    async def server(self, node: Node, context: ssl.SSLContext) -> AsyncIterator[None]:
+        async def answer(request: web.Request) -> web.StreamResponse:
+            return await self.answer(node, request)
 
-        def before(connection: ServerConnection, request: Request) -> Response | None:
-            return self.plain(node, connection, request)
-
-        return serve(
-            answer, "127.0.0.1", node.port, ssl=context, process_request=before, max_size=None, compression=None,
-            subprotocols=["v4.channel.k8s.io"], ping_interval=None,
-        )  # fmt: skip
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", answer)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", node.port, ssl_context=context).start()
+            yield
+        finally:
+            await runner.cleanup()
 
     def find(self, node: Node, path: str) -> Pod | None:
         """The pod of `/VERB/NAMESPACE/POD/CONTAINER`."""
@@ -431,37 +435,28 @@ class Kubelets:
         pods = (p for p in self.pods.values() if p.node is node and not node.down)
         return next((p for p in pods if len(parts) > 3 and [p.namespace, p.name] == parts[2:4]), None)
 
-    def plain(self, node: Node, connection: ServerConnection, request: Request) -> Response | None:
-        """Answer of all that is no exec of a running pod."""
-        path = urllib.parse.urlsplit(request.path).path
-        pod = self.find(node, path)
+    async def answer(self, node: Node, request: web.Request) -> web.StreamResponse:
+        pod = self.find(node, request.path)
         if pod is None:
-            return connection.respond(HTTPStatus.NOT_FOUND, "there is no such pod\n")
-        if path.startswith("/containerLogs/"):
-            response = connection.respond(HTTPStatus.OK, "")
-            response.body = (pod.folder / "log").read_bytes()
-            response.headers.__delitem__("Content-Length")
-            response.headers["Content-Length"] = str(len(response.body))
-            return response
+            return web.Response(status=404, text="there is no such pod\n")
+        if request.path.startswith("/containerLogs/"):
+            return web.Response(body=(pod.folder / "log").read_bytes())
         if pod.process is None or pod.process.returncode is not None or pod.fault:
-            return connection.respond(HTTPStatus.INTERNAL_SERVER_ERROR, "container is not running\n")
-        return None
-
-    async def execute(self, node: Node, connection: ServerConnection) -> None:
-        assert connection.request is not None
-        url = urllib.parse.urlsplit(connection.request.path)
-        query, pod = urllib.parse.parse_qs(url.query, keep_blank_values=True), self.find(node, url.path)
-        if pod is None:
-            return
-        pod.connections.add(connection)
+            return web.Response(status=500, text="container is not running\n")
+        connection = web.WebSocketResponse(protocols=("v4.channel.k8s.io",), max_msg_size=0, compress=False)
+        await connection.prepare(request)
+        transport = request.transport
+        assert isinstance(transport, asyncio.Transport)
+        pod.connections.add(transport)
         try:
-            await self.command(pod, connection, query["command"], "1" in query.get("input", []))
-        except ConnectionClosed:
+            await self.command(pod, connection, request.query.getall("command"), request.query.get("input") == "1")
+        except ConnectionError:
             pass
         finally:
-            pod.connections.discard(connection)
+            pod.connections.discard(transport)
+        return connection
 
-    async def command(self, pod: Pod, connection: ServerConnection, argv: list[str], with_input: bool) -> None:
+    async def command(self, pod: Pod, connection: web.WebSocketResponse, argv: list[str], with_input: bool) -> None:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(
@@ -478,13 +473,13 @@ class Kubelets:
             while data := await stream.read(32768):
                 while pod.frozen:
                     await asyncio.sleep(BEAT_S)
-                await connection.send(channel + data)
+                await connection.send_bytes(channel + data)
 
         async def take() -> None:
-            with contextlib.suppress(ConnectionClosed, ConnectionError):
+            with contextlib.suppress(ConnectionError):
                 async for message in connection:
-                    if isinstance(message, bytes) and message[:1] == b"\0" and process.stdin is not None:
-                        process.stdin.write(message[1:])
+                    if message.type is WSMsgType.BINARY and message.data[:1] == b"\0" and process.stdin is not None:
+                        process.stdin.write(message.data[1:])
                         await process.stdin.drain()
             if process.stdin is not None:
                 process.stdin.close()
@@ -500,7 +495,7 @@ class Kubelets:
         await process.wait()
         taking.cancel()
 
-    async def status(self, connection: ServerConnection, code: int, words: str = "") -> None:
+    async def status(self, connection: web.WebSocketResponse, code: int, words: str = "") -> None:
         if code == 0:
             status: dict[str, Any] = {"metadata": {}, "status": "Success"}
         elif words:
@@ -511,7 +506,7 @@ class Kubelets:
             causes = [{"reason": "ExitCode", "message": str(number)}]
             status = {"metadata": {}, "status": "Failure", "reason": "NonZeroExitCode", "message": words}
             status["details"] = {"causes": causes}
-        await connection.send(b"\3" + json.dumps(status).encode())
+        await connection.send_bytes(b"\3" + json.dumps(status).encode())
         await connection.close()
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
-from orchestrator.analysis.backends.best import backend_table
-from orchestrator.analysis.backends.sources import find_sources
-from orchestrator.analysis.backends.table import BackendTable, ShapeBest
 from orchestrator.families import get_family
+from orchestrator.results.analyze import analyze
+from orchestrator.results.measurements import find_sources
 from tests.paths import ROOT
 
 _TABLES = Path(os.environ.get("AITER_TABLES", ROOT.parent / "shared" / "data" / "aiter"))
@@ -33,14 +33,25 @@ def write(path: Path, header: str, rows: Iterable[str], end: str = "\n") -> Path
     return path
 
 
-def analyse(*asked: Path, family: str | None = None, err_ratio: float | None = None) -> BackendTable:
-    """The table of files or folders."""
+def analyse(*asked: Path, family: str | None = None, err_ratio: float | None = None, **more: Any) -> dict[str, Any]:
+    """The document of files or folders."""
     names: Sequence[str] = [str(p) for p in asked]
     with find_sources(names, runs=asked[0].parent / "runs", family=get_family(family) if family else None) as sources:
-        return backend_table(sources, err_ratio)
+        return analyze(sources, err_ratio, **more)
 
 
-def only(table: BackendTable) -> ShapeBest:
-    """The table's only shape."""
-    (shape,) = table.shapes
+def only(document: dict[str, Any]) -> dict[str, Any]:
+    """The document's only shape."""
+    (shape,) = document["rows"]
+    assert isinstance(shape, dict)
     return shape
+
+
+def asm_us(document: dict[str, Any]) -> float:
+    """The time of ASM on the document's only shape."""
+    return float(only(document)["backends"]["asm"]["us"])
+
+
+def times(document: dict[str, Any]) -> list[dict[str, float]]:
+    """The times of each shape by backend."""
+    return [{b: x["us"] for b, x in row["backends"].items()} for row in document["rows"]]

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.trial import Call, Trial
+from orchestrator.configs.aiter import Call, Trial
 from orchestrator.configs.winners import COLUMNS, FOLDER, TABLE
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for, written

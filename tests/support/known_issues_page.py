@@ -10,8 +10,8 @@ import sys
 from collections.abc import Iterator
 
 from worker.text import clean
-from worker.tuners.aiter.known_issues import VERSIONS, KnownIssue
-from worker.tuners.aiter.known_issues.catalogue import ISSUES
+from worker.tuners.aiter.known_issue import VERSIONS, KnownIssue
+from worker.tuners.aiter.known_issues import ISSUES
 
 _HEAD = """# Known issues of AITER's tuners
 

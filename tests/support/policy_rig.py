@@ -106,7 +106,7 @@ class Rig:
         return out + self.do(ev.AttemptEnded(a.id, outcome, shape if known else None, "detail", 1.0))
 
     def at(self, shape: int) -> tuple[str, str]:
-        """Where the shape just ended badly."""
+        """Place where the shape just ended badly."""
         return self._at
 
     def lost(self, node: str) -> list[ev.Decision]:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.results.run_facts import tuned_columns
 from orchestrator.tables.tuned import NULLS, read_table
-from orchestrator.tuned_db.run_facts import tuned_columns
 from worker.families import Cell, Family
 
 

@@ -162,13 +162,17 @@ class Stream:
                 followed.offset += len(data)
 
     def beat(self, now: float) -> bytes:
-        """The beat's frame. alive: an agent holds the slot's lock; age: seconds since it touched its beat; held: the
-        attempts that wait or are claimed, left out while there are records to send."""
+        """The beat's frame. alive: an agent holds the slot's lock; age: seconds since it touched its beat; waits: the
+        owner (RUN/NODE) of the device that it waits for, if it does; held: the attempts that wait or are claimed, left
+        out while there are records to send."""
         beat: dict[str, Any] = {"t": now, "epoch": read_epoch(self.paths), "stop": read_stop(self.paths) or None}
         beat["slots"] = {
             slot: {"alive": is_alive(self.paths, slot), "age": _age(self.paths, slot, now)}
             for slot in sorted({slot for _, slot in self.files})
         }
+        for slot, state in beat["slots"].items():
+            if state["alive"] and (owner := _waits(self.paths, slot)):
+                state["waits"] = owner
         held = held_attempts(self.paths)
         # in this order: an attempt's end is in the file before it leaves the folder
         if not any(f.read() for (kind, _), f in self.files.items() if kind == "E"):
@@ -224,6 +228,14 @@ def is_alive(paths: NodePaths, slot: str) -> bool:
     finally:
         os.close(fd)
     return False
+
+
+def _waits(paths: NodePaths, slot: str) -> str:
+    """Owner of the device that a slot's agent waits for (worker.agent.loop.sign)."""
+    try:
+        return paths.lock(slot).read_text(errors="replace").partition("\n")[2][:200]
+    except OSError:
+        return ""
 
 
 def follow(stream: Stream, out: int, changes: Changes | None = None, beat_s: float = BEAT_S) -> None:

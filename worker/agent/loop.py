@@ -13,6 +13,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,8 @@ from worker.text import clean, plural
 
 LOCK_PATIENCE_S = 2.0
 """`worker follow` holds a slot's lock for an instant to see whether the agent lives."""
+WAIT_TOLD_S = 1.0
+"""A wait for the device that lasts longer is told: the run before may just be ending."""
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 5.0
 DISK_RETRY_S = 1.0
 
@@ -117,17 +120,24 @@ class Agent:
 
     def _await_device(self) -> bool:
         """Lock the slot's device, and wait for a run that holds it, unless it is shared; return False if the worker is
-        to stop."""
-        told, shared = None, DEVICE_SHARED in self._config.slots[self._slot]
+        to stop. A wait stands in the slot's lock file, so that the stream's beats tell of it."""
+        told, signed, began = "", "", time.monotonic()
+        shared = DEVICE_SHARED in self._config.slots[self._slot]
         try:
-            while self._device and not self._device.take() and not shared:
-                if told != self._device.holder:
-                    told = self._device.holder
-                    self._log(f"waits for this slot's device, which {told or 'another run'} measures on")
+            while self._device and not self._device.take():
+                if told != (holder := self._device.holder or "another run"):
+                    told = holder
+                    how = "shares" if shared else "waits for"
+                    self._log(f"{how} this slot's device, which {told} measures on")
+                if shared:
+                    break
+                if signed != told and time.monotonic() - began > WAIT_TOLD_S:
+                    sign(self._lock, signed := told)
                 self._control.tick()
                 if self._control.stop:
                     return False
                 time.sleep(POLL_SLOW_S)
+            sign(self._lock)
         except OSError as e:
             self._log(f"the device cannot be locked, other runs may measure on it as well: {e}")
         return True
@@ -178,6 +188,9 @@ class Agent:
     def _work(self, claim: Claim) -> None:
         """Run a claimed spec to its end: rejected, or started and ended on record."""
         attempt = claim.name.attempt
+        if self._device:
+            with suppress(OSError):
+                self._device.take()  # a shared device whose other run has ended is ours from now on
         try:
             spec, line = accept(claim, run=self._config.run, epoch=self._control.epoch(), tuner=self._tuner)
             room = self._make_folder(attempt)
@@ -294,17 +307,22 @@ def lock_slot(path: Path) -> int:
             if e.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
         if time.monotonic() > until:
-            holder = os.pread(fd, 20, 0).decode(errors="replace").strip() or "unknown"
+            holder = os.pread(fd, 20, 0).decode(errors="replace").partition("\n")[0].strip() or "unknown"
             os.close(fd)
             raise SlotTakenError(f"slot {path.parent.name} has an agent already (process {holder})")
         time.sleep(0.02)
+    sign(fd)
+    return fd
+
+
+def sign(fd: int, waits_for: str = "") -> None:
+    """Write into the slot's lock file: our process id, and below it the owner of the device that we wait for."""
     os.ftruncate(fd, 0)
     try:
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        os.pwrite(fd, f"{os.getpid()}\n{waits_for}".encode(), 0)
     except OSError as e:
         if e.errno not in FULL:
             raise
-    return fd
 
 
 def code_sha() -> str:

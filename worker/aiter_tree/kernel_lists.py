@@ -23,7 +23,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import DEFAULT_GFX, Tree, read_text
+from worker.aiter_tree.locate import DEFAULT_GFX, Tree, TreeFiles
 from worker.text import clean
 
 CHILD = Path(__file__).with_name("list_child.py")
@@ -140,11 +140,11 @@ class KernelLists:
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self.problems: list[str] = []
+        self._files = TreeFiles(tree)
+        self.problems = self._files.problems
         self.instances = cache(self._instances)
         self.asm = cache(self._asm)
         self.libtypes = cache(self._libtypes)
-        self._text = cache(self._read)
         self._imported = cache(self._import_lists)
         self._patterns = cache(self._flydsl_patterns)
 
@@ -157,12 +157,12 @@ class KernelLists:
         found = self._list(f"{family} {backend}", gfx)
         if found is None or not found["names"]:
             if found is not None:
-                self._problem(f"{self._name(path)}: holds no list of kernels that can be read here")
+                self._files.problem(f"{self._files.name(path)}: holds no list of kernels that can be read here")
             return None
-        code = self._text(self.tree.meta / "csrc" / place.codegen)
-        refuses = "bad_rows" in code + self._text(self.tree.package / "jit" / "utils" / "chip_info.py")
+        code = self._files.text(self.tree.meta / "csrc" / place.codegen)
+        refuses = "bad_rows" in code + self._files.text(self.tree.package / "jit" / "utils" / "chip_info.py")
         by_id = {int(k): str(v) for k, v in found["by_id"].items()}
-        return KernelList(self._name(path), frozenset(found["names"]), by_id, "kernels_by_name=" in code, refuses)
+        return KernelList(self._files.name(path), frozenset(found["names"]), by_id, "kernels_by_name=" in code, refuses)
 
     def _asm(self, family: str, gfx: str) -> frozenset[str]:
         """The ASM kernels of a family for a chip (of all chips where it is not known)."""
@@ -171,7 +171,7 @@ class KernelLists:
         for folder in ASM.get(family, ()):
             for path in sorted(base.glob(f"{gfx or '*'}/{folder}/**/*.csv")):
                 kept = any(path.parent.glob("*.co"))
-                for row in csv.DictReader(self._text(path).splitlines(), skipinitialspace=True):
+                for row in csv.DictReader(self._files.text(path).splitlines(), skipinitialspace=True):
                     code = (row.get("co_name") or "").strip()
                     if not kept or not code or (path.parent / code).is_file():
                         out.add((row.get("knl_name") or "").strip())
@@ -196,17 +196,19 @@ class KernelLists:
 
     def speaks_of(self, file: str, word: str) -> bool:
         """True if a file of the package has this word."""
-        return word in self._text(self.tree.package / file)
+        return word in self._files.text(self.tree.package / file)
 
     def called_by_name(self, family: str) -> bool:
         """True if the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
         folder = self.tree.meta / "csrc" / f"ck_gemm_{family}"
-        return any("is not present in the compiled registry" in self._text(p) for p in sorted(folder.glob("*.cu")))
+        return any(
+            "is not present in the compiled registry" in self._files.text(p) for p in sorted(folder.glob("*.cu"))
+        )
 
     def _libtypes(self, family: str) -> frozenset[str] | None:
         """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
         operator = OPERATORS.get(family)
-        text = self._text(self.tree.package / operator.file) if operator else ""
+        text = self._files.text(self.tree.package / operator.file) if operator else ""
         tree = _parsed(text)
         if operator is None or tree is None:
             return None
@@ -221,7 +223,7 @@ class KernelLists:
         """The regular expressions by which the tree reads FlyDSL kernels' names: those that are written down whole, and
         those that a file puts together when it is imported."""
         made = (v for k, v in self._imported(DEFAULT_GFX).items() if k.startswith("patterns "))
-        texts = map(self._text, (*self._flydsl_files(), self.tree.package / _A8W8))
+        texts = map(self._files.text, (*self._flydsl_files(), self.tree.package / _A8W8))
         nodes = (n for text in texts for n in ast.walk(_parsed(text) or ast.Module([], [])))
         whole = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
         found = [*whole, *(p for v in made for p in v.get("found", ()))]
@@ -245,7 +247,7 @@ class KernelLists:
         """A list as the child has read it for a chip; None where there is none, or it cannot be read."""
         found = self._imported(gfx or DEFAULT_GFX).get(name, {})
         if "error" in found:
-            self._problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")
+            self._files.problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")
         return found.get("found")
 
     def _import_lists(self, gfx: str) -> dict[str, Any]:
@@ -262,32 +264,16 @@ class KernelLists:
             found = _child(self.tree.package, gfx, asked)
         except (OSError, ValueError) as e:
             found = {name: {"error": str(e)} for name in asked}
-        return {n: {**found.get(n, {}), "file": self._name(Path(asked[n][1]))} for n in asked}
+        return {n: {**found.get(n, {}), "file": self._files.name(Path(asked[n][1]))} for n in asked}
 
     def _flydsl_files(self) -> list[Path]:
         """Files that read names of FlyDSL kernels."""
         files = sorted((self.tree.package / "ops" / "flydsl").glob("*.py"))
-        return [p for p in files if "flydsl_" in self._text(p) and "re.compile(" in self._text(p)]
+        return [p for p in files if "flydsl_" in self._files.text(p) and "re.compile(" in self._files.text(p)]
 
     def _file(self, place: ListPlace) -> Path | None:
         paths = (self.tree.meta / "csrc" / f for f in place.files)
         return next((p for p in paths if p.is_file()), None)
-
-    def _read(self, path: Path) -> str:
-        try:
-            return read_text(path)
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError) as e:
-            self._problem(f"{self._name(path)} cannot be read: {e}")
-            return ""
-
-    def _name(self, path: Path) -> str:
-        return path.relative_to(self.tree.root).as_posix()
-
-    def _problem(self, text: str) -> None:
-        if text not in self.problems:
-            self.problems.append(text)
 
 
 def _child(package: Path, gfx: str, asked: Mapping[str, list[Any]]) -> dict[str, Any]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
-import json
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 from worker.families import FAMILIES, Family
@@ -36,9 +36,7 @@ MAX_BYTES = 4 << 20
 """The largest file that is read is some 300 KB (2026-08)."""
 _GFX_FOLDER = re.compile(r"/(gfx[0-9a-f]+)/")
 _SHA = re.compile(r"[0-9a-f]{40}\Z")
-_LOCAL = re.compile(r"\+g([0-9a-f]{7,40})\b")
 _DISTRIBUTIONS = ("amd_aiter-*.dist-info", "aiter-*.dist-info", "amd_aiter*.egg-info", "aiter*.egg-info")
-_MAX_REFS = 8 << 20
 
 
 class NotATreeError(LookupError):
@@ -69,17 +67,12 @@ class Tree:
         return self.meta.name == "aiter_meta"
 
     def as_json(self) -> dict[str, object]:
+        scripts = {name: str(path.relative_to(self.root)) for name, path in self.scripts.items()}
         return {
-            "root": str(self.root),
-            "package": str(self.package),
-            "meta": str(self.meta),
-            "wheel": self.wheel,
-            "version": self.version,
-            "commit": self.commit,
-            "imported": self.imported,
-            "scripts": {name: str(path.relative_to(self.root)) for name, path in self.scripts.items()},
+            "root": str(self.root), "package": str(self.package), "meta": str(self.meta), "wheel": self.wheel,
+            "version": self.version, "commit": self.commit, "imported": self.imported, "scripts": scripts,
             "notes": list(self.notes),
-        }
+        }  # fmt: skip
 
 
 def find_trees(
@@ -156,9 +149,9 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
         raise NotATreeError(f"{path} is no tree of AITER: it has no aiter/jit/core.py")
     meta, notes = _meta(root, package)
     version = version_of(root, package)
-    commit, why = commit_of(root, version)
-    if why:
-        notes.append(why)
+    commit = commit_of(root, version)
+    if not commit:
+        notes.append("neither .git nor the package's metadata name the commit")
     scripts: dict[str, Path] = {}
     for family in FAMILIES.values():
         for rel in _for_chip(family.aiter.scripts, gfx):
@@ -274,83 +267,85 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
         os.close(fd)
 
 
+class TreeFiles:
+    """The files of a tree by their paths below its root, each read once. `problems`: what could not be read."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self.problems: list[str] = []
+        self.text = cache(self._read)
+
+    def name(self, path: Path) -> str:
+        """The path below the root."""
+        return path.relative_to(self.tree.root).as_posix()
+
+    def problem(self, text: str) -> None:
+        """Keep a sentence about what could not be read, once."""
+        if text not in self.problems:
+            self.problems.append(text)
+
+    def at(self, path: Path, pattern: str) -> list[str]:
+        """The first place where a regular expression matches, as `file:line: what stands there`; else nothing."""
+        text = self.text(path)
+        found = re.search(pattern, text, re.M)
+        if found is None:
+            return []
+        number = text.count("\n", 0, found.start()) + 1
+        return [f"{self.name(path)}:{number}: {clean(text.splitlines()[number - 1], 200)}"]
+
+    def _read(self, path: Path) -> str:
+        try:
+            return read_text(path)
+        except FileNotFoundError:
+            return ""
+        except (OSError, ValueError) as e:
+            self.problem(f"{clean(self.name(path), 200)} cannot be read: {e}")
+            return ""
+
+
 # --- version and commit ---------------------------------------------------------------------------------------------
 
 
 def version_of(root: Path, package: Path) -> str:
     """`0.1.14.post1` and the like: of aiter/_version.py, else of the distribution's metadata."""
-    text = _text(package / "_version.py")
-    m = re.search(r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]""", text, re.M)
-    if m:
-        return clean(m[1], 80)
+    said = r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]"""
+    places = [(package / "_version.py", said)]
+    places += [(f / n, r"^Version: *(\S{1,80})$") for f in _distributions(root) for n in ("METADATA", "PKG-INFO")]
+    found = (re.search(pattern, _text(path), re.M) for path, pattern in places)
+    return next((clean(m[1], 80) for m in found if m), "")
+
+
+def commit_of(root: Path, version: str) -> str:
+    """40 digits by git's files or pip's record, else the fewer that the version holds; "" if unknown."""
+    if commit := _of_git(root):
+        return commit
     for folder in _distributions(root):
-        for name in ("METADATA", "PKG-INFO"):
-            m = re.search(r"^Version: *(\S{1,80})$", _text(folder / name), re.M)
-            if m:
-                return clean(m[1], 80)
+        m = re.search(r'"commit_id": *"([0-9a-f]{40})"', _text(folder / "direct_url.json"))
+        if m:
+            return m[1]
+    m = re.search(r"\+g([0-9a-f]{7,40})\b", version)
+    return m[1] if m else ""
+
+
+def _of_git(root: Path) -> str:
+    """The commit of a checkout, also of a worktree or a submodule, where .git is a file that names a folder."""
+    git = root / ".git"
+    if (to := _text(git).strip()).startswith("gitdir:"):
+        git = root / to.removeprefix("gitdir:").strip()
+    head = _text(git / "HEAD").strip()
+    ref = head.removeprefix("ref:").strip()
+    if not re.fullmatch(r"refs/[\w./+@-]{1,300}", ref) or ".." in ref:
+        return head if _SHA.match(head) else ""
+    for folder in (git, git / (_text(git / "commondir").strip() or ".")):
+        packed = (line for line in _text(folder / "packed-refs", 8 << 20).splitlines() if line.endswith(f" {ref}"))
+        found = next((line[:40] for line in (_text(folder / ref).strip(), *packed) if _SHA.match(line[:40])), "")
+        if found:
+            return found
     return ""
 
 
-def commit_of(root: Path, version: str) -> tuple[str, str]:
-    """(commit, why there is none): 40 digits from git, the fewer that a version or pip's record holds."""
-    commit, why = _of_git(root)
-    if commit:
-        return commit, ""
-    for folder in _distributions(root):
-        try:
-            commit = str(json.loads(_text(folder / "direct_url.json"))["vcs_info"]["commit_id"])
-        except (ValueError, KeyError, TypeError):
-            continue
-        if _SHA.match(commit):
-            return commit, ""
-    m = _LOCAL.search(version)
-    return (m[1], "") if m else ("", why)
-
-
-def _of_git(root: Path) -> tuple[str, str]:
-    git = _git_folder(root)
-    if git is None:
-        return "", "there is no .git, so the commit is not known"
-    head = _text(git / "HEAD").strip()
-    if _SHA.match(head):
-        return head, ""
-    ref = head.removeprefix("ref:").strip()
-    if not ref or not re.fullmatch(r"refs/[\w./+@-]{1,300}", ref) or ".." in ref:
-        return "", ".git/HEAD cannot be read, so the commit is not known"
-    for folder in (git, _common(git)):
-        sha = _text(folder / ref).strip()
-        if _SHA.match(sha):
-            return sha, ""
-        for line in _text(folder / "packed-refs", _MAX_REFS).splitlines():
-            if line.endswith(f" {ref}") and _SHA.match(line[:40]):
-                return line[:40], ""
-    return "", f".git has no {ref}, so the commit is not known"
-
-
-def _git_folder(root: Path) -> Path | None:
-    """.git, or what the file of that name points to (a worktree, a submodule)."""
-    git = root / ".git"
-    try:
-        if git.is_dir():
-            return git
-    except OSError:
-        return None
-    to = _text(git).strip()
-    if not to.startswith("gitdir:"):
-        return None
-    return (root / to.removeprefix("gitdir:").strip()).resolve()
-
-
-def _common(git: Path) -> Path:
-    to = _text(git / "commondir").strip()
-    return (git / to).resolve() if to else git
-
-
 def _distributions(root: Path) -> list[Path]:
-    try:
-        return [p for pattern in _DISTRIBUTIONS for p in sorted(root.glob(pattern)) if p.is_dir()]
-    except OSError:
-        return []
+    return [p for pattern in _DISTRIBUTIONS for p in sorted(root.glob(pattern)) if p.is_dir()]
 
 
 def _text(path: Path, limit: int = 1 << 20) -> str:

@@ -1,16 +1,16 @@
 """The process of one backend: holds it and its operands, and measures on command (runner.py is the other end).
 
-`python -m worker.bench.child FD SPEC.json`: commands come on stdin, a JSON object a line; each is answered by one
-object on descriptor FD, with `alive` before it as often as there is progress. Whatever the backend does to this
-process, its parent sees the end of it. Without FD the commands of the spec are carried out once, under a profiler.
+`python -m worker.bench.child SPEC.json FD`: commands come over the socket FD, a JSON object each; each is answered by
+one object, with `alive` before it as often as there is progress. Whatever the backend does to this process, its parent
+sees the end of it. Without FD the commands of the spec are carried out once, under a profiler; the last answer goes
+into `answer.json` beside the spec.
 
-    ready      {facts}                                  or unavailable {detail}
-    prepare    {family, key, err_ratio} -> prepared {op, kernel, err, detail, timed, config, flops, bytes}
-                                        or refused {status}
-    sample     -> sampled {us, spread, samples}         or refused
-    calls      {warmup, calls} -> called                the same calls for a profiler, untimed
-    drop       -> dropped
-    canary     -> canary {ok, us, detail}
+    at first   ready {facts}, or refused {status, detail, facts}
+    prepare    {family, key, err_ratio} -> done {op, kernel, err, status, config, flops, bytes}
+    sample     -> done {us, spread, samples}
+    calls      {warmup, calls} -> done: the same calls for a profiler, untimed
+    drop       -> done
+    canary     -> done {ok, us, detail}
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,53 +35,53 @@ if TYPE_CHECKING:
     from worker.bench.backends.measuring import Backend, Prepared
     from worker.tuners.common.device import Device
 
-Say = Callable[[dict[str, Any]], None]
+Answer = dict[str, Any]
 
 
 class BackendServer:
     """Executes commands; `held` is the prepared shape."""
 
-    def __init__(self, backend: str, options: Options, say: Say) -> None:
-        self._name = backend
-        self._options = options
-        self._say = say
+    def __init__(self, backend: str, options: Options, say: Callable[[Answer], None]) -> None:
+        self._name, self._options, self._say = backend, options, say
         self._quiet_since = 0.0
         self._backend: Backend | None = None
         self._held: Prepared | None = None
 
-    def start(self) -> dict[str, Any]:
-        """Import torch and the backend. `ready` with what this stack is, or `unavailable`."""
+    def start(self) -> Answer:
+        """Import torch and the backend. `ready` with what this stack is, or `refused`."""
         from worker.bench.software import has_aiter, stack
 
         facts = stack()
         try:
             from worker.tuners.common.device import Device
-        except ImportError as e:
-            return {"is": "unavailable", "detail": f"torch cannot be imported: {e}", "facts": facts}
-        self._device = Device()
-        facts |= {k: v for k, v in self._device.info().items() if k not in facts}
-        if not self._name:
-            return {"is": "ready", "facts": {**facts, "has_aiter": has_aiter()}}
-        try:
-            self._backend = make_backend(self._name, self._options, self._device)
-            facts |= self._backend.load()
-        except UnavailableError as e:
-            return {"is": "unavailable", "detail": str(e), "facts": facts}
-        except ImportError as e:
-            return {"is": "unavailable", "detail": f"{type(e).__name__}: {e}", "facts": facts}
+
+            self._device = Device()
+            facts = {**self._device.info(), **facts}
+            if self._name:
+                self._backend = make_backend(self._name, self._options, self._device)
+                facts |= self._backend.load()
+            else:
+                facts["has_aiter"] = has_aiter()
+        except Exception as e:  # noqa: BLE001 - a backend may raise anything; the reason is its answer
+            if not isinstance(e, (UnavailableError, ImportError)):
+                traceback.print_exc()
+            return {**self._refusal(e), "status": "unavailable", "facts": facts}
         return {"is": "ready", "facts": facts}
 
-    def execute(self, command: dict[str, Any]) -> dict[str, Any]:
+    def execute(self, command: Answer) -> Answer:
         """Execute one command; its answer. An exception of the backend is an answer too."""
         from worker.tuners.common.rows import is_fatal
 
+        do: dict[str, Callable[..., Answer]] = {
+            "prepare": self._prepare, "sample": self._sample, "calls": self._calls, "drop": self._drop,
+            "canary": self._canary,
+        }  # fmt: skip
         try:
-            return self._dispatch(command)
-        except UnavailableError as e:
-            return {"is": "refused", "status": "unavailable", "detail": str(e)}
-        except UnsupportedError as e:
-            return {"is": "refused", "status": "unsupported", "detail": str(e)}
-        except Exception as e:  # noqa: BLE001 - a backend may raise anything
+            return {
+                "is": "done",
+                **do[command["do"]](**{name: value for name, value in command.items() if name != "do"}),
+            }
+        except Exception as e:  # noqa: BLE001 - as above
             self._held = None
             if is_fatal(e):  # the device is not to be trusted in this process any more
                 traceback.print_exc()
@@ -89,13 +89,17 @@ class BackendServer:
                 os._exit(70)
             return self._refusal(e)
 
-    def _refusal(self, e: Exception) -> dict[str, Any]:
+    def _refusal(self, e: Exception) -> Answer:
         from worker.tuners.common.rows import status_of
 
-        text = f"{type(e).__name__}: {e}" if str(e) else f"{type(e).__name__} at {_place(e)}"
+        if isinstance(e, (UnavailableError, UnsupportedError)):
+            status = "unavailable" if isinstance(e, UnavailableError) else "unsupported"
+            return {"is": "refused", "status": status, "detail": str(e)}
+        frames = traceback.extract_tb(e.__traceback__)
+        at = f" at {Path(frames[-1].filename).name}: {frames[-1].line}" if frames else ""
+        status, text = status_of(e), f"{type(e).__name__}{f': {e}' if str(e) else at}"
         if "0 active drivers" in text:
-            return {"is": "refused", "status": "unavailable", "detail": "Triton finds no GPU that it has a driver for"}
-        status = status_of(e)
+            status, text = "unavailable", "Triton finds no GPU that it has a driver for"
         # AITER asserts what it takes; torch names the scales that it would take
         if status == "error" and (isinstance(e, AssertionError) or "Invalid scaling configuration" in text):
             status = "unsupported"
@@ -103,40 +107,37 @@ class BackendServer:
             traceback.print_exc()
         return {"is": "refused", "status": status, "detail": clean(text.strip().split("\n", 1)[0], 500)}
 
-    def _dispatch(self, command: dict[str, Any]) -> dict[str, Any]:
-        do = command["do"]
-        if do == "canary":
-            from worker.tuners.common.device import canary
+    def _prepare(self, family: str, key: dict[str, int | str], err_ratio: float) -> Answer:
+        from worker.bench.backends.measuring import prepare
 
-            ok, us, detail = canary(self._device)
-            return {"is": "canary", "ok": ok, "us": us, "detail": detail}
-        if do == "drop":
-            self._release()
-            return {"is": "dropped"}
-        if do == "prepare":
-            from worker.bench.backends.measuring import prepare
+        self._drop()
+        assert self._backend is not None
+        case = parse(family, key, self._name, str(self._device.info().get("gfx", "")))
+        answer, self._held = prepare(case, self._backend, self._device, self._options, err_ratio, self._alive)
+        return answer
 
-            self._release()
-            assert self._backend is not None
-            gfx = str(self._device.info().get("gfx", ""))
-            case = parse(command["family"], command["key"], self._name, gfx)
-            made = prepare(case, self._backend, self._device, self._options, command["err_ratio"], self._alive)
-            self._held = made if made.status == "ok" and made.timed else None
-            return {"is": "prepared", **made.as_answer()}
-        if self._held is None:
-            raise UnsupportedError("no shape is prepared")
-        if do == "calls":
-            self._held.run(command["warmup"], command["calls"])
-            return {"is": "called"}
-        return {"is": "sampled", **self._held.sample(self._options.sample_s, self._alive)}
+    def _sample(self) -> Answer:
+        assert self._held is not None, "no shape is prepared"
+        return self._held.sample(self._options.sample_s, self._alive)
 
-    def _release(self) -> None:
+    def _calls(self, warmup: int, calls: int) -> Answer:
+        assert self._held is not None, "no shape is prepared"
+        self._held.run(warmup, calls)
+        return {}
+
+    def _drop(self) -> Answer:
         """Free the shape's memory: other backends share the device, each in a process of its own."""
         self._held = None
         if self._device.gpu:
             import torch
 
             torch.cuda.empty_cache()
+        return {}
+
+    def _canary(self) -> Answer:
+        from worker.tuners.common.device import canary
+
+        return dict(zip(("ok", "us", "detail"), canary(self._device), strict=True))
 
     def _alive(self) -> None:
         now = time.monotonic()
@@ -151,73 +152,51 @@ def make_backend(name: str, options: Options, device: Device) -> Backend:
         from worker.bench.backends.with_torch import TorchBackend
 
         return TorchBackend()
-    if name == "aiter":
-        from worker.bench.backends.with_aiter import Dispatch
+    from worker.bench.backends.with_aiter import AiterTriton, Dispatch, Gluon
 
+    if name == "aiter":
         return Dispatch()
     if name == "aiter-gluon":
-        from worker.bench.backends.gluon import GluonBackend
-
-        return GluonBackend(options, device)
-    from worker.bench.backends.with_aiter import AiterTriton
-
-    return AiterTriton(name, next(iter(options.configs.values()), None))
+        return Gluon(options.gluon, device)
+    return AiterTriton(name, options.sides[0].configs)
 
 
-def _place(e: BaseException) -> str:
-    """Source line of an exception without a text, `?` if unknown."""
-    frames = traceback.extract_tb(e.__traceback__)
-    return f"{Path(frames[-1].filename).name}: {frames[-1].line}" if frames else "?"
-
-
-def inference() -> AbstractContextManager[Any]:
-    """torch without gradients; nothing where there is no torch."""
-    try:
-        import torch
-    except ImportError:
-        return nullcontext()
-    return torch.inference_mode()
-
-
-def main(fd: int, spec: Path) -> int:
-    """Serve until stdin ends."""
+def main(spec: Path, fd: int | None = None) -> int:
+    """Serve until the socket closes, or carry out the commands of the spec; 0 where none of these was refused."""
     request = json.loads(spec.read_text())
-    os.set_inheritable(fd, False)
+    conn: Connection | None = None
+    if fd is not None:
+        os.set_inheritable(fd, False)
+        conn = Connection(fd)
 
-    def say(message: dict[str, Any]) -> None:
-        line = json.dumps(message, default=str).encode() + b"\n"
-        while line:
-            line = line[os.write(fd, line) :]
+    def say(message: Answer) -> None:
+        if conn is not None:
+            conn.send_bytes(json.dumps(message, default=str).encode())
+
+    def commands() -> Iterator[Answer]:
+        try:
+            while conn is not None:
+                yield json.loads(conn.recv_bytes())
+        except EOFError:
+            return
+        yield from request["commands"]
 
     server = BackendServer(request["backend"], Options.parse(request["options"]), say)
-    try:
-        say(server.start())
-    except Exception as e:  # noqa: BLE001 - a backend may raise anything; the reason is its answer
-        traceback.print_exc()
-        say({"is": "unavailable", "detail": clean(f"{type(e).__name__}: {e}", 500)})
-    with inference():
-        while line := sys.stdin.buffer.readline():
-            say(server.execute(json.loads(line)))
-    return 0
-
-
-def profile(spec: Path) -> int:
-    """Carry out the commands of a spec for a profiler that watches; 0 where the calls were made.
-
-    The last answer goes into `answer.json` beside the spec.
-    """
-    request = json.loads(spec.read_text())
-    server = BackendServer(request["backend"], Options.parse(request["options"]), lambda message: None)
     answer = server.start()
+    say(answer)
     if answer["is"] == "ready":
-        with inference():
-            for command in request["commands"]:
+        import torch
+
+        with torch.inference_mode():
+            for command in commands():
                 answer = server.execute(command)
-                if answer["is"] == "refused":
+                say(answer)
+                if conn is None and answer["is"] == "refused":
                     break
-    spec.with_name("answer.json").write_text(json.dumps(answer, default=str))
-    return 0 if answer["is"] == "called" else 1
+    if conn is None:
+        spec.with_name("answer.json").write_text(json.dumps(answer, default=str))
+    return int(conn is None and answer["is"] != "done")
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), Path(sys.argv[2])) if len(sys.argv) > 2 else profile(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), *map(int, sys.argv[2:])))

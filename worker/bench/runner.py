@@ -1,30 +1,38 @@
-"""A backend in a software environment: its process, started when needed, replaced after its death, and its answers."""
+"""A backend on a side: its process, started when needed, replaced after its death, and its answers.
+
+Timer `rocprof`: kernel times of `rocprofv3 --kernel-trace --stats`, kernels selected by name. The trace is a CSV as its
+documentation has it (ROCm 6.2 to 7.1): `*_kernel_trace.csv` with a row per dispatch (Kernel_Name, Start_Timestamp,
+End_Timestamp in ns, ...). Columns are found by name: their number changed with every release. A process makes WARMUP +
+CALLS calls. A kernel belongs to the call if it ran a whole number of times per call. The warm-up is left out.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import json
 import os
-import select
+import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from worker import PACKAGE_PARENT
-from worker.bench import rocprof
 from worker.process import Child, OutputLog, Stopwatch, exit_words
-from worker.protocol.bench import Env, Options
+from worker.protocol.bench import Options, Side
 from worker.protocol.paths import AITER_ROOT_ENV
+from worker.text import plural
 
-MOST_LOST_STARTS = 2
-"""Starts in a row where the process dies before it is ready; then the backend counts as unavailable."""
 LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""
 END_WITHIN_S = 10.0
-"""Seconds for a process that closed its pipe to exit by itself."""
+"""Seconds for a process that closed its socket to exit by itself."""
+Alive = Callable[[], None]
 
 
 class Refused(Exception):
@@ -35,11 +43,23 @@ class Refused(Exception):
         self.status = status
 
 
+class Process(NamedTuple):
+    """A child.py with our end of its socket, and what it prints."""
+
+    child: Child
+    conn: Connection
+    log: OutputLog
+
+
 @dataclass(slots=True, eq=False)
 class BackendRunner:
-    """`name` is the backend's; `folder` its own; `variables` what its process gets beyond ours."""
+    """`name` is the backend's; `folder` its own; `variables` what its process gets beyond ours.
 
-    env: Env
+    Commands and answers are those of child.py. Where the process dies, it alone is lost: the next command starts
+    another one.
+    """
+
+    side: Side
     name: str
     folder: Path
     options: Options
@@ -48,229 +68,140 @@ class BackendRunner:
     facts: dict[str, Any] = field(default_factory=dict)
     gone: str = ""
     """Reason for which it is unavailable for good."""
-    _process: BackendProcess | None = None
-    _lost: int = 0
+    _process: Process | None = None
     _shape: dict[str, Any] = field(default_factory=dict)
 
     def prepare(
-        self, family: str, key: Mapping[str, Any], err_ratio: float, quiet_s: float, alive: Callable[[], None]
+        self, family: str, key: Mapping[str, Any], err_ratio: float, quiet_s: float, alive: Alive
     ) -> dict[str, Any]:
-        """Prepare a shape; the answer (child.py). Raises Refused."""
+        """Prepare a shape; the answer. Raises Refused."""
         self._shape = {"do": "prepare", "family": family, "key": dict(key), "err_ratio": err_ratio}
-        answer = self._ask(self._shape, quiet_s, alive)
+        answer = self.ask(self._shape, quiet_s, alive)
         if answer["status"] != "ok":
             raise Refused("wrong", f"{answer['err']:.2%} of its elements are off (kernel {answer['kernel']})")
         if self.options.timer == "rocprof":  # its memory is wanted by the process under the profiler
-            self._ask({"do": "drop"}, quiet_s, alive)
+            self.ask({"do": "drop"}, quiet_s, alive)
         return answer
 
-    def sample(self, quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
+    def sample(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
         """One run: us, spread, samples, and with rocprof `kernel`. Raises Refused."""
         if self.options.timer == "rocprof":
             return self._profiled(quiet_s, alive)
-        return self._ask({"do": "sample"}, quiet_s, alive)
+        return self.ask({"do": "sample"}, quiet_s, alive)
 
-    def drop(self, alive: Callable[[], None]) -> None:
+    def drop(self, alive: Alive) -> None:
         """Free the shape's memory."""
         if self._process is not None:
-            try:
-                self._process.ask({"do": "drop"}, 60.0, alive)
-            except ProcessEnded:
-                self._process = None
+            with contextlib.suppress(Refused):
+                self.ask({"do": "drop"}, 60.0, alive)
 
     def close(self) -> None:
+        """End its process by force, and what it started."""
         if self._process is not None:
-            self._process.close()
-            self._process = None
+            self._process.child.kill()
+            self._process.log.read(mirror=1)
+            self._process.conn.close()
+        self._process = None
 
-    def ready(self, quiet_s: float, alive: Callable[[], None]) -> BackendProcess:
-        """Its process, started if there is none. Raises Refused."""
+    def start(self, quiet_s: float, alive: Alive) -> Process:
+        """Its process, started if there is none. Raises Refused; after that it stays unavailable."""
         if self.gone:
             raise Refused("unavailable", self.gone)
-        if self._process is not None:
-            return self._process
-        try:
-            made = BackendProcess(self.env.python, self.name, self.raw, self.folder, self.variables)
-        except OSError as e:
-            self.gone = f"{self.env.python} cannot be started: {e.strerror or e}"
-            raise Refused("unavailable", self.gone) from e
-        try:
-            answer = made.ask(None, quiet_s, alive)
-        except ProcessEnded as e:
-            self._lost += 1
-            if self._lost >= MOST_LOST_STARTS:
-                self.gone = f"its process ends before it is ready: {e}"
+        if self._process is None:
+            try:
+                self._process = self._spawn()
+                self._answer(self._process, quiet_s, alive)
+            except OSError as e:
+                self.gone = f"{self.side.python} cannot be started: {e.strerror or e}"
                 raise Refused("unavailable", self.gone) from e
-            raise Refused(e.status, str(e)) from e
-        except KeyboardInterrupt:
-            made.close()
-            raise
-        self.facts = answer.get("facts") or self.facts
-        if answer["is"] != "ready":
-            made.close()
-            self.gone = str(answer.get("detail", "no reason given"))
-            raise Refused("unavailable", self.gone)
-        self._lost = 0
-        self._process = made
-        return made
+            except Refused as e:
+                unready = "" if e.status == "unavailable" else "its process ends before it is ready: "
+                self.gone = f"{unready}{e}"
+                self.close()
+                raise
+        return self._process
 
-    def _ask(self, command: Mapping[str, Any], quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
-        process = self.ready(quiet_s, alive)
-        try:
-            answer = process.ask(command, quiet_s, alive)
-        except ProcessEnded as e:  # it alone is lost; the next shape gets a new one
-            self._process = None
-            raise Refused(e.status, str(e)) from e
-        if answer["is"] == "refused":
-            raise Refused(str(answer["status"]), str(answer["detail"]))
-        return answer
+    def ask(self, command: Mapping[str, Any], quiet_s: float, alive: Alive) -> dict[str, Any]:
+        """Send a command; its answer. Raises Refused."""
+        process = self.start(quiet_s, alive)
+        with contextlib.suppress(OSError):  # it ended: its last messages are read below
+            process.conn.send_bytes(json.dumps(dict(command)).encode())
+        return self._answer(process, quiet_s, alive)
 
-    def _profiled(self, quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
+    def _spawn(self) -> Process:
+        """Start the process. Raises OSError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        spec = self.folder / "spec.json"
+        spec.write_text(json.dumps({"backend": self.name, "options": dict(self.raw)}))
+        log, (ours, theirs) = OutputLog(self.folder / "log"), Pipe()
+        with theirs, log.open() as out:
+            argv = [*self._program(spec), str(theirs.fileno())]
+            return Process(self._run(argv, out.fileno(), (theirs.fileno(),)), ours, log)
+
+    def _program(self, spec: Path) -> list[str]:
+        return [self.side.python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child", str(spec)]
+
+    def _run(self, argv: list[str], out: int, keep: tuple[int, ...] = ()) -> Child:
+        env = {**os.environ, **environment(self.side.python), **self.variables}
+        return Child(argv, env=env, cwd=self.folder, out=out, keep=keep)
+
+    def _answer(self, process: Process, quiet_s: float, alive: Alive) -> dict[str, Any]:
+        """The next message but `alive`. Raises Refused, after closing a process that ended or hangs."""
+        watch, quiet = Stopwatch(), 0.0
+        while quiet <= quiet_s:
+            alive()
+            try:
+                message = json.loads(process.conn.recv_bytes()) if process.conn.poll(0.1) else None
+            except (EOFError, OSError):
+                process.child.wait(END_WITHIN_S)
+                status, words = process.child.returncode, process.log.tail(LAST_WORDS)
+                how = "closed its socket" if status is None else exit_words(status)
+                raise self._end("fault", f"its process {how}{f'; the log ends: {words}' if words else ''}") from None
+            quiet = watch.turn() + (quiet if message is None else 0.0)
+            if message is None or message["is"] == "alive":
+                continue
+            if message["is"] == "fault":
+                raise self._end("fault", str(message["detail"]))
+            process.log.read(mirror=1)
+            self.facts = message.get("facts") or self.facts
+            if message["is"] == "refused":
+                raise Refused(str(message["status"]), str(message["detail"]))
+            return dict(message)
+        raise self._end("timeout", f"no sign of progress for {quiet_s:g} s")
+
+    def _end(self, status: str, detail: str) -> Refused:
+        self.close()
+        return Refused(status, detail)
+
+    def _profiled(self, quiet_s: float, alive: Alive) -> dict[str, Any]:
         """One run under rocprofv3, in a process that makes the calls and ends."""
         folder = self.folder / "rocprof"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        calls = {"do": "calls", "warmup": rocprof.WARMUP, "calls": rocprof.CALLS}
+        calls = {"do": "calls", "warmup": WARMUP, "calls": CALLS}
         spec = {"backend": self.name, "options": dict(self.raw), "commands": [self._shape, calls]}
         (folder / "spec.json").write_text(json.dumps(spec))
-        program = [self.env.python or sys.executable, "-m", "worker.bench.child", str(folder / "spec.json")]
         try:
-            argv = rocprof.argv(program, folder / "out")
-            with open(folder / "log", "wb") as log:
-                status = self._run(argv, log.fileno(), quiet_s, alive)
-            if status != 0:
-                words = (folder / "log").read_text(errors="replace")[-400:]
-                raise Refused("error", f"{rocprof.TOOL} or the program under it {exit_words(status)}: {words}")
-            us, kernels = rocprof.per_call_us(folder / "out", self.options.kernel)
-        except rocprof.RocprofError as e:
-            raise Refused("unavailable" if "PATH" in str(e) else "error", str(e)) from e
-        return {"us": us, "spread": 0.0, "samples": rocprof.CALLS, "kernel": kernels}
-
-    def _run(self, argv: list[str], log: int, quiet_s: float, alive: Callable[[], None]) -> int:
-        """Its exit status; ended by force after `quiet_s`. Raises Refused."""
-        env = {**os.environ, **environment(self.env.python), **self.variables}
-        child = Child(argv, env=env, cwd=self.folder, out=log)
-        watch, spent = Stopwatch(), 0.0
-        try:
-            while not child.wait(0.05):
-                spent += watch.turn()
-                if spent > quiet_s:
-                    raise Refused("timeout", f"{rocprof.TOOL} did not end within {quiet_s:g} s")
-                alive()
-        finally:
-            status = child.returncode
-            child.kill()  # the profiler, and the program under it
-        assert status is not None
-        return status
-
-
-class ProcessEnded(Exception):
-    """The process ended, or was ended: `status` is `fault`, `timeout` or `oom`."""
-
-    def __init__(self, status: str, detail: str) -> None:
-        super().__init__(detail)
-        self.status = status
-
-
-class BackendProcess:
-    """One child (child.py). `python`: its interpreter; `env` comes on top of ours, without our PYTHONPATH."""
-
-    def __init__(
-        self, python: str, backend: str, options: Mapping[str, Any], folder: Path, env: Mapping[str, str]
-    ) -> None:
-        """Raises OSError."""
-        folder.mkdir(parents=True, exist_ok=True)
-        spec = folder / "spec.json"
-        spec.write_text(json.dumps({"backend": backend, "options": dict(options)}))
-        self._log = OutputLog(folder / "log")
-        self._answers, theirs = os.pipe()
-        argv = [python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child"]
-        try:
-            with self._log.open() as out:
-                self._child = Child(
-                    [*argv, str(theirs), str(spec)],
-                    stdin=subprocess.PIPE,
-                    out=out.fileno(),
-                    keep=(theirs,),
-                    cwd=folder,
-                    env={**os.environ, **environment(python), **env},
-                )
-        except OSError:
-            os.close(self._answers)
-            raise
-        finally:
-            os.close(theirs)
-        self._received = bytearray()
-        self._open = True
-
-    def ask(self, command: Mapping[str, Any] | None, quiet_s: float, alive: Callable[[], None]) -> dict[str, Any]:
-        """Send a command (None: await a message); its answer. Raises ProcessEnded after closing it."""
-        if command is not None:
+            argv = profiler_argv(self._program(folder / "spec.json"), folder / "out")
+            with (folder / "log").open("wb") as log:
+                child = self._run(argv, log.fileno())
+            watch, spent = Stopwatch(), 0.0
             try:
-                self._child.stdin.write(json.dumps(dict(command)).encode() + b"\n")
-                self._child.stdin.flush()
-            except OSError:
-                pass  # it ended: its last messages are read below
-        watch, quiet = Stopwatch(), 0.0
-        while True:
-            message = self._next()
-            alive()
-            if message is not None and message.get("is") == "fault":
-                self._end("fault", str(message.get("detail", "")))
-            if message is not None and message.get("is") != "alive":
-                self._mirror()
-                return message
-            quiet = 0.0 if message is not None else quiet + watch.turn()
-            if message is None and not self._open:
-                self._child.wait(END_WITHIN_S)
-                status = self._child.returncode
-                how = "closed its pipe" if status is None else exit_words(status)
-                self._end("fault", f"its process {how}{self._last_words()}")
-            if quiet > quiet_s:
-                self._end("timeout", f"no sign of progress for {quiet_s:g} s")
-
-    def close(self) -> None:
-        """End it by force, and what it started."""
-        if self._answers < 0:
-            return
-        self._child.kill()
-        try:
-            self._child.stdin.close()
-        except OSError:
-            pass
-        self._mirror()
-        os.close(self._answers)
-        self._answers = -1
-
-    def _end(self, status: str, detail: str) -> None:
-        self.close()
-        raise ProcessEnded(status, detail)
-
-    def _next(self) -> dict[str, Any] | None:
-        """The next message that is there within a tenth of a second."""
-        end = self._received.find(b"\n")
-        if end < 0 and self._open and select.select([self._answers], [], [], 0.1)[0]:
-            data = os.read(self._answers, 65536)
-            self._open = bool(data)
-            self._received += data
-            end = self._received.find(b"\n")
-        if end < 0:
-            return None
-        line = bytes(self._received[:end])
-        del self._received[: end + 1]
-        try:
-            raw = json.loads(line)
-        except ValueError:
-            raw = None
-        return raw if isinstance(raw, dict) else {"is": "refused", "status": "error", "detail": "it sent no message"}
-
-    def _last_words(self) -> str:
-        words = self._log.tail(LAST_WORDS)
-        return f"; the log ends: {words}" if words else ""
-
-    def _mirror(self) -> None:
-        """Copy what it printed to the slot's log."""
-        self._log.read(mirror=1)
+                while not child.wait(0.05):
+                    spent += watch.turn()
+                    if spent > quiet_s:
+                        raise Refused("timeout", f"{TOOL} did not end within {quiet_s:g} s")
+                    alive()
+                status = child.returncode
+            finally:
+                child.kill()  # the profiler, and the program under it
+            if status:
+                words = (folder / "log").read_text(errors="replace")[-400:]
+                raise Refused("error", f"{TOOL} or the program under it {exit_words(status)}: {words}")
+            us, kernels = per_call_us(folder / "out", self.options.kernel)
+        except RocprofError as e:
+            raise Refused("unavailable" if "PATH" in str(e) else "error", str(e)) from e
+        return {"us": us, "spread": 0.0, "samples": CALLS, "kernel": kernels}
 
 
 def environment(python: str) -> dict[str, str]:
@@ -279,3 +210,77 @@ def environment(python: str) -> dict[str, str]:
     paths = [str(PACKAGE_PARENT), *(str(Path(p).absolute()) for p in inherited if p)]
     out = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
     return {**out, AITER_ROOT_ENV: ""} if python else out
+
+
+WARMUP, CALLS = 5, 26
+TOOL = "rocprofv3"
+_RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
+"""Copies and fills of the runtime: part of a call only where a pattern asks for them."""
+Kernels = Mapping[str, Sequence[int]]
+"""Kernels by name, with the durations of their dispatches in ns, in the order of their start."""
+
+
+class RocprofError(Exception):
+    """The profiler's files cannot be read; the text has the reason."""
+
+
+def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
+    """The command line that runs `program` under the profiler. Raises RocprofError where there is none."""
+    tool = shutil.which(TOOL) or (f"/opt/rocm/bin/{TOOL}" if Path(f"/opt/rocm/bin/{TOOL}").exists() else "")
+    if not tool:
+        raise RocprofError(f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
+    options = ["--kernel-trace", "--stats", "--output-format", "csv", "-d", str(folder), "-o", "bench"]
+    return [tool, *options, "--", *program]
+
+
+def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: int = CALLS) -> tuple[float, str]:
+    """(microseconds of one call, the kernels that count, joined by ` + `). Raises RocprofError."""
+    traces = [parse_trace(p) for p in sorted(folder.rglob("*kernel_trace.csv"))]
+    if not traces:
+        raise RocprofError(f"{TOOL} left no kernel_trace.csv: no kernel ran, or not on a GPU")
+    # one a process: only one of the processes had work for the device
+    return select(max(traces, key=lambda t: sum(map(len, t.values()))), pattern, warmup, calls)
+
+
+def select(kernels: Kernels, pattern: str, warmup: int, calls: int) -> tuple[float, str]:
+    """The time of a call from the kernels that belong to it: by `pattern`, else all but the runtime's own.
+
+    Raises RocprofError naming what ran.
+    """
+    total, mine = warmup + calls, dict[str, float]()
+    for name, durations in kernels.items():
+        wanted = re.search(pattern, name) if pattern else not _RUNTIME.search(name)
+        each, rest = divmod(len(durations), total)
+        if wanted and each and not rest:
+            mine[name] = sum(durations[each * warmup :]) / calls
+    if not mine:
+        ran = ", ".join(f"{_short(name)} ({plural(len(d), 'time')})" for name, d in list(kernels.items())[:8])
+        what = f"matching {pattern!r} " if pattern else ""
+        raise RocprofError(f"no kernel {what}ran a whole number of times in each of {total} calls; there were: {ran}")
+    return sum(mine.values()) / 1e3, " + ".join(map(_short, mine))
+
+
+def parse_trace(path: Path) -> Kernels:
+    """The dispatches of a `kernel_trace.csv`, by kernel. Raises RocprofError with file and line."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    with path.open(newline="", encoding="utf-8", errors="replace") as f:
+        reader = csv.DictReader(f)
+        header = reader.fieldnames or ()
+        if missing := [n for n in ("Kernel_Name", "Start_Timestamp", "End_Timestamp") if n not in header]:
+            raise RocprofError(f"{path}:1: no column {', '.join(missing)}")
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise ValueError(f"its cells are not the {len(header)} of the header")
+                start, end = int(row["Start_Timestamp"]), int(row["End_Timestamp"])
+                if end < start:
+                    raise ValueError("a kernel ends before it starts")
+                if row.get("Kind", "KERNEL_DISPATCH") == "KERNEL_DISPATCH":
+                    found.setdefault(row["Kernel_Name"], []).append((start, end - start))
+        except (ValueError, csv.Error) as e:
+            raise RocprofError(f"{path}:{reader.line_num}: {e}") from e
+    return {name: [d for _, d in sorted(times)] for name, times in found.items()}
+
+
+def _short(name: str) -> str:
+    return name.split("(", 1)[0][:80]

@@ -93,7 +93,7 @@ def _checkout(package: str) -> tuple[str, str]:
         return "", ""
     for root in list(Path(spec.origin).parents)[:5]:
         if (root / ".git").exists():
-            commit, _ = commit_of(root, "")
+            commit = commit_of(root, "")
             return commit, _branch(root)
     return "", ""
 

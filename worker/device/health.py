@@ -101,7 +101,7 @@ class Gauge:
 
 def _all(root: Path) -> tuple[str, list[dict[str, Any]]]:
     """(source, readings of all GPUs). Tools know nothing of a recorded root, and are run only on the real one."""
-    gpus = sensors.amd_gpus(root)
+    gpus = [sensors.amd_gpu(device) for device in sensors.amd_devices(root)]  # in the order of HIP's numbers
     if gpus or root != ROOT:
         return "sysfs", gpus
     for tool, argv, parse in (

@@ -11,7 +11,7 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +59,6 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "gpus": gpus,
         **{k: first[k] for k in ("gfx", "cu_num", "device")},
     }
-
-
-def gpu_count() -> int:
-    """Number of GPUs of this machine, hidden ones too."""
-    return len(find_gpus())
 
 
 def usable_cores() -> int:
@@ -118,9 +113,17 @@ def cpu_model(cpuinfo: Path = CPUINFO) -> str:
 
 def cpu_gfx(cpuinfo: Path = CPUINFO, machine: str = "") -> str:
     """`cpu-x86_64-avx512` and the like: short, and the same on every host of a kind."""
-    machine = machine or platform.machine()
+    return cpu_name(machine or platform.machine(), cpu_flags(cpuinfo))
+
+
+def cpu_flags(cpuinfo: Path = CPUINFO) -> list[str]:
+    """Instruction sets of the CPU as the kernel names them."""
     info = _cpuinfo(cpuinfo)
-    flags = set(info.get("flags", info.get("Features", "")).split())
+    return info.get("flags", info.get("Features", "")).split()
+
+
+def cpu_name(machine: str, flags: Collection[str]) -> str:
+    """The gfx of a CPU by its machine type and its flags."""
     best = next((name for name, flag in ISA_LEVELS.get(machine, ()) if flag in flags), "")
     return "-".join(p for p in ("cpu", machine, best) if p)
 

@@ -25,11 +25,6 @@ _PCI_BITS = 0xFFFF
 """PCI address within a KFD location_id; partitions carry their number above it."""
 
 
-def amd_gpus(root: Path) -> list[dict[str, Any]]:
-    """AMD's GPUs in the order of their KFD nodes, which is the order of HIP's numbers; each what `amd_gpu` reads."""
-    return [amd_gpu(device) for device in amd_devices(root)]
-
-
 def amd_devices(root: Path) -> list[Path]:
     """The PCI device folders of the GPUs that we may open, in the order of their KFD nodes."""
     nodes = root / "sys/class/kfd/kfd/topology/nodes"
@@ -247,7 +242,7 @@ def parse_nvidia(text: str) -> list[dict[str, Any]]:
         number = {name: _float(value) for name, value in cell.items()}
         used, total = number["memory.used"], number["memory.total"]
         found = {
-            "pci": _short_address(cell["pci.bus_id"]),
+            "pci": cell["pci.bus_id"].lower()[4 if len(cell["pci.bus_id"]) == 16 else 0 :],  # as the kernel writes it
             "id": cell["uuid"],
             "use_pct": number["utilization.gpu"],
             "memory_use_pct": number["utilization.memory"],
@@ -327,11 +322,6 @@ def _float(text: str) -> float | None:
     if value != value or value in (float("inf"), float("-inf")):
         return None
     return int(value) if value.is_integer() else value
-
-
-def _short_address(text: str) -> str:
-    """`00000000:1B:00.0` as the kernel writes it, 0000:1b:00.0."""
-    return text[4:].lower() if len(text) == 16 else text.lower()
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,8 +24,6 @@ RUNS, EXTRA, WITHIN = 3, 2, 0.05
 ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
 TIMERS = ("events", "rocprof")
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
-TEXTS = ("gluon", "configs")
-"""Options that hold long texts by a key."""
 MAX_BYTES = 64 << 20
 """Largest size of one long text."""
 _REFERENCE = re.compile(r"sha256:[0-9a-f]{64}\Z")
@@ -78,7 +76,7 @@ def rounds(
 ) -> Iterator[list[Name]]:
     """The order of each round, drawn anew; `taken` is filled by the caller between rounds.
 
-    Who is no longer in `taken` is left out. Names that share a value of `pairs` (one backend in two environments) take
+    Who is no longer in `taken` is left out. Names that share a value of `pairs` (one backend on two sides) take
     their extra runs together, so that run i of one always has its partner.
     """
     while True:
@@ -99,6 +97,18 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def with_texts(options: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
+    """The options with each long text (table, Gluon files, config sets) replaced by what `change` makes of it."""
+    out = dict(options)
+    if out.get("table"):
+        out["table"] = change(out["table"])
+    if out.get("gluon"):
+        out["gluon"] = {key: change(text) for key, text in out["gluon"].items()}
+    if out.get("sides"):
+        out["sides"] = [{**s, "configs": change(s["configs"])} if s.get("configs") else s for s in out["sides"]]
+    return out
+
+
 def lodge(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """(the options with references in place of texts, the texts by their hash)."""
     texts: dict[str, str] = {}
@@ -108,25 +118,12 @@ def lodge(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         texts[digest] = text
         return f"sha256:{digest}"
 
-    out = dict(options)
-    if out.get("table"):
-        out["table"] = keep(out["table"])
-    for name in TEXTS:
-        if out.get(name):
-            out[name] = {key: keep(text) for key, text in out[name].items()}
-    return out, texts
+    return with_texts(options, keep), texts
 
 
 def fetch(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """The options with the texts that they refer to; what is a text already stays. Raises ValueError."""
-    out = dict(options)
-    if is_reference(out.get("table")):
-        out["table"] = _read(out["table"], folder)
-    for name in TEXTS:
-        if isinstance(out.get(name), Mapping):
-            given = out[name].items()
-            out[name] = {key: _read(text, folder) if is_reference(text) else text for key, text in given}
-    return out
+    return with_texts(options, lambda text: _read(text, folder) if is_reference(text) else text)
 
 
 def is_reference(value: object) -> bool:
@@ -147,12 +144,19 @@ def _read(reference: str, folder: Path) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Env:
-    """A software stack: an interpreter on the node ("": the worker's own), with environment variables of its own."""
+class Side:
+    """One of the things compared: an interpreter on the node ("": the worker's own), an image of the worker, or a
+    config set of AITER's Triton GEMMs; with environment variables of its own.
+
+    `configs` is the set's text (worker/bench/backends/with_aiter.py), "" for the tree as it is, None where no sets are
+    compared.
+    """
 
     name: str = ""
     python: str = ""
+    image: str = ""
     variables: Mapping[str, str] = field(default_factory=dict)
+    configs: str | None = None
 
 
 def backends(value: Any) -> tuple[str, ...]:
@@ -171,17 +175,16 @@ def backends(value: Any) -> tuple[str, ...]:
     return tuple(out)
 
 
-def _envs(value: Any) -> tuple[Env, ...]:
+def _sides(value: Any) -> tuple[Side, ...]:
     try:
-        made = [Env(str(v["name"]), str(v["python"]), _texts(v.get("variables", {}))) for v in value]
-    except (TypeError, KeyError, AttributeError) as e:
-        raise ValueError("not a list of {name, python, variables}") from e
-    for env in made:
-        if env.name and not ENV_NAME.match(env.name):
-            raise ValueError(f"{env.name!r} is no name for an environment")
-    if len({e.name for e in made}) != len(made):
-        raise ValueError("two environments have the same name")
-    return tuple(made) or (Env(),)
+        made = [Side(**{**v, "variables": _texts(v.get("variables", {}))}) for v in value]
+    except (TypeError, AttributeError) as e:
+        raise ValueError("not a list of {name, python, image, variables, configs}") from e
+    if bad := next((s.name for s in made if s.name and not ENV_NAME.match(s.name)), None):
+        raise ValueError(f"{bad!r} cannot name a side")
+    if len({s.name for s in made}) != len(made):
+        raise ValueError("two sides have the same name")
+    return tuple(made) or (Side(),)
 
 
 def _pattern(value: Any) -> str:
@@ -209,8 +212,8 @@ class Options:
     """Each option with its default; docs/reference/commands.md explains them."""
 
     backends: tuple[str, ...] = option((), backends)
-    """Empty: those of AITER's Triton GEMMs where one of the environments has AITER, else torch."""
-    envs: tuple[Env, ...] = option((Env(),), _envs)
+    """Empty: those of AITER's Triton GEMMs where one of the sides has AITER, else torch."""
+    sides: tuple[Side, ...] = option((Side(),), _sides)
     runs: int = option(RUNS, whole(1, 20))
     extra: int = option(EXTRA, whole(0, 20))
     within: float = option(WITHIN, number(0.001, 1.0))
@@ -228,8 +231,6 @@ class Options:
     """Text of a tuned table that is in force for the backend aiter."""
     gluon: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
     """Backend aiter-gluon: files that overlay the tree, by their path in it."""
-    configs: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
-    """AITER's Triton wrappers: config sets by the environment that reads them (worker/bench/backends)."""
 
     @property
     def rule(self) -> Rule:

@@ -136,6 +136,7 @@ def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> d
 #   E <slot> <offset> <length>\n<bytes>     bytes of events/<slot>.jsonl
 #   L <slot> <offset> <length>\n<bytes>     bytes of logs/<slot>.log
 #   B <length>\n<json>                      a beat: {"t":..., "epoch":..., "stop": word or null, "error": text if any,
-#                                           "slots": {slot: {"alive": bool, "age": s or null}}}
+#                                           "slots": {slot: {"alive": bool, "age": s or null,
+#                                           "waits": owner of the device that it waits for, if it does}}}
 BEAT_S = 2.0
 LOST_BEATS = 3

@@ -46,7 +46,7 @@ FIELDS = (
     Field("detail", str, "why there is no time, or a remark", 2000, "detail", shown=True),
     # a winner that was ranked against others in rounds
     Field("margin", float, "lead of a winner over its runner-up in standard errors of their ratio", shown=True),
-    # a bench; its rows may also have the statuses unavailable, fault and untimed
+    # a bench; its rows may also have the statuses unavailable and fault
     Field("run", int, "round of a bench: equal numbers were measured side by side"),
     Field("env", str, "name of the software stack, where there are several", 40),
     Field("op", str, "the operation by a name that is the same over dates and stacks", 200),

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2
 from pathlib import Path
-from typing import Literal
 
-from worker.text import clean
+from worker.text import LEVELS, Finding, Level, clean
 from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind
 from worker.triton_configs.resolve import (
     CONFIGS,
@@ -28,8 +27,6 @@ from worker.triton_configs.resolve import (
     ranges,
 )
 
-Level = Literal["error", "warning", "note"]
-LEVELS: tuple[Level, ...] = ("error", "warning", "note")
 KPACK_CHIP = "gfx942"
 """The one chip whose configs may have `kpack`; from gfx950 on Triton warns and takes 1."""
 ODD_STEPS = 2
@@ -39,18 +36,6 @@ _OF_WRAPPER = ("required", "refused", "block_k", "block_m")
 """Rules of a kind's Triton wrapper, which say nothing of Gluon's."""
 _NAMED = re.compile(r"(?:B=(\d+)-)?N=(\d+)-K=(\d+)\Z")
 Served = Sequence[tuple[int, int | None]]
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A fault. `path` is below the tree's root; `line` 0 for the file itself; `bucket` "" for none in particular."""
-
-    level: Level
-    rule: str
-    path: str
-    line: int
-    text: str
-    bucket: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ def _accept(options: Mapping[str, Any]) -> None:
 
 def _factor(options: Mapping[str, Any]) -> float:
     backends = len(options.get("backends") or ()) or 2  # where none is named, two of AITER's are likely
-    return float(backends * max(1, len(options.get("envs") or ())))
+    return float(backends * max(1, len(options.get("sides") or ())))
 
 
 SPEC = TunerSpec(
@@ -34,7 +34,7 @@ SPEC = TunerSpec(
     cost_guess=CostGuess(1.0, 1.0, 1e-13, 1e-9, 12.0),  # about a second a shape and backend
     cost_guess_cpu=CostGuess(1.0, 1.5, 1e-10, 2e-8, 8.0),
     cost_factor=_factor,
-    start_limits=(900.0, 300.0),  # every environment is probed
+    start_limits=(900.0, 300.0),  # every side is probed
     own_command="bench SHAPES.csv --backend B,...",
     side_by_side=True,
 )

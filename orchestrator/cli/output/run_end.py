@@ -22,16 +22,7 @@ from orchestrator.ledger import LedgerReader, LeftOut, ProfileRow, ShapeState
 from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning.value import Won
-from orchestrator.results.bench import (
-    HARMLESS,
-    Result,
-    env_names,
-    environments,
-    exit_fault,
-    fastest,
-    results,
-    rule_of,
-)
+from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import NOISY_GAIN, gains, noise_note
 from orchestrator.run.limits import won_so_far, worths_of
@@ -43,7 +34,7 @@ from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
-    from orchestrator.tuned_db.merge import MergeReport
+    from orchestrator.tables.merge import MergeReport
     from worker.families import Family
 
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
@@ -103,16 +94,18 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
 
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
-    from orchestrator.tuned_db.merge import Rules, merge
-    from orchestrator.tuned_db.sources import open_sources
+    from orchestrator.results.run_facts import RunFacts
+    from orchestrator.tables.merge import merge
+    from orchestrator.tables.sources import open_sources
     from orchestrator.userfiles import write_atomic
 
     assert config.db is not None
     into = Path(config.db)
     try:
-        sources = open_sources([paths.root], [], into, family.name)
-        rules = Rules(err_ratio=config.err_ratio)
-        report = merge(sources.newcomers(), into, family, rules=rules, profile=sources.beside(), facts=sources.facts)
+        sources = open_sources([paths.root], [], into, family.name, RunFacts)
+        report = merge(
+            sources.newcomers(), into, family, profile=sources.beside(), facts=sources.facts, err_ratio=config.err_ratio
+        )
     except InputError as e:
         return None, e
     write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")
@@ -256,55 +249,39 @@ def print_next(steps: Sequence[tuple[str, str]]) -> None:
 def report_bench(paths: RunPaths, config: RunConfig, state: str, *, json_: bool) -> int:
     """Print how a run of the tuner bench went; the exit code."""
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        family, envs = ledger.family, env_names(config.options)
-        found, stacks = results(ledger, rule_of(config.options), envs), environments(ledger, envs)
-        total, failed = ledger.counts().total, ledger.failed()
-    return finish_bench(paths, family, found, stacks, state, total, failed, json_=json_)
+        found = BenchResults.of_run(ledger, paths, config.options)
+    return finish_bench(found, state, json_=json_)
 
 
-def finish_bench(
-    paths: RunPaths,
-    family: Family,
-    found: Sequence[Result],
-    stacks: Mapping[str, Mapping[str, Any]],
-    state: str,
-    total: int,
-    failed: Sequence[ShapeState] = (),
-    *,
-    json_: bool,
-) -> int:
-    """Print how a bench went, and return its exit code: 1 where a shape has no number or a backend was at fault.
-
-    `stacks` are the environments in the order of `--env`, in which `compare` takes them.
-    """
+def finish_bench(of: BenchResults, state: str, *, json_: bool) -> int:
+    """Print how a bench went, and return its exit code: 1 where a shape has no number or a backend was at fault."""
+    stacks, absent = of.stacks, missing_results(of.found)
     devices = sorted({str(s.get("device", "")) for s in stacks.values()} - {""})
     on_cpu = any(str(s.get("gfx", "")).startswith("cpu") for s in stacks.values())
-    numbered = {r.shape for r in found if r.measured}
-    code = EXIT[state] or int(len(numbered) < total or exit_fault(found))
-    absent = missing_results(found)
+    code = EXIT[state] or int(of.measured < of.total or of.at_fault)
     if json_:
         document = {
-            "run": paths.run, "state": state, "exit_code": code,
-            "shapes": {"total": total, "measured": len(numbered)}, "devices": devices, "cpu": on_cpu,
-            "environments": stacks, "rows": [_row(r, family) for r in found], "missing": absent,
-            "failed": [{"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in failed],
-            "files": _files(paths),
+            "run": of.paths.run, "state": state, "exit_code": code,
+            "shapes": {"total": of.total, "measured": of.measured}, "devices": devices, "cpu": on_cpu,
+            "environments": stacks, "rows": [_row(r, of.family) for r in of.found], "missing": absent,
+            "failed": [{"shape": describe(f.key), "reason": f.reason, "detail": f.detail} for f in of.failed],
+            "files": _files(of.paths),
         }  # fmt: skip
         print(json.dumps(document, indent=1))
         return code
-    if found:
-        console().print(bench_table(found))
+    if of.found:
+        console().print(bench_table(of.found))
     for item in absent:
         where = f" in {item['env']}" if item["env"] else ""
         shapes = plural(item["shapes"], "shape")
         print(f"{item['backend']}{where}: {item['status']} for {shapes}: {plain(item['detail'], 300)}")
-    known = {r.key for r in found}
-    for f in failed:
+    known = {r.key for r in of.found}
+    for f in of.failed:
         if f.key not in known:
             print(f"! {describe(f.key)} failed: {f.reason}: {plain(f.detail, 300)}")
     for device in devices:
         print(f"measured on {'the CPU ' if on_cpu else ''}{plain(device, 100)}")
-    _print_bench_summary(paths, state, total, found, list(stacks))
+    _print_bench_summary(of, state)
     return code
 
 
@@ -354,23 +331,22 @@ def _row(r: Result, family: Family) -> dict[str, Any]:
     return made
 
 
-def _print_bench_summary(paths: RunPaths, state: str, total: int, found: Sequence[Result], envs: Sequence[str]) -> None:
-    with_number = len({r.shape for r in found if r.measured})
-    loose = sum(r.status == "unstable" for r in found)
-    short = sum(r.status == "short" for r in found)
-    words = f"run {paths.run} {state}: {plural(total, 'shape')}, {with_number} with a number"
+def _print_bench_summary(of: BenchResults, state: str) -> None:
+    loose = sum(r.status == "unstable" for r in of.found)
+    short = sum(r.status == "short" for r in of.found)
+    words = f"run {of.paths.run} {state}: {plural(of.total, 'shape')}, {of.measured} with a number"
     words += f"; {plural(loose, 'result')} whose runs disagree (~)" if loose else ""
     words += f"; {short} with fewer runs than --repeats (~)" if short else ""
     print(words)
-    for path in _files(paths).values():
+    for path in _files(of.paths).values():
         print(f"  {path}")
-    if state != "finished" and with_number < total:
-        print(f"next: {command(f'resume {paths.named}')}")
+    if state != "finished" and of.measured < of.total:
+        print(f"next: {command(f'resume {of.paths.named}')}")
         return
-    measured = {r.env for r in found}
-    sides = [quote(str(paths.root / f"{env}.csv")) for env in envs if env and env in measured]
+    measured = {r.env for r in of.found}
+    sides = [quote(str(of.paths.root / f"{env}.csv")) for env in of.stacks if env and env in measured]
     if len(sides) > 1:
         golden, tot = sides[:2]
         print(f"next: {command(f'compare {golden} {tot}')}")
     else:
-        print(f"next: {command(f'analyze {paths.named}')}")
+        print(f"next: {command(f'analyze {of.paths.named}')}")

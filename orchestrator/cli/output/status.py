@@ -77,7 +77,7 @@ class LineView:
 
 def summary_line(s: RunStatus) -> str:
     """Return `12/32 shapes tuned, 1 failed, 2 running, 9.1/min, 2 min 05 s left`."""
-    parts = [f"{s.tuned}/{s.total} shapes tuned"]
+    parts = [f"{s.tuned}/{s.total} shapes {s.done}"]
     parts += [f"{n} {word}" for n, word in ((s.skipped, "skipped"), (s.failed, "failed"), (s.running, "running")) if n]
     if s.rate_per_min:
         parts.append(f"{s.rate_per_min:.1f}/min")
@@ -132,7 +132,7 @@ def picture(s: RunStatus) -> RenderableType:
     head.add_row(left, bar, Text(f"{s.settled}/{s.total}"))
     counts = Text("  ")
     for n, word, style in (
-        (s.tuned, "tuned", "green"), (s.skipped, "skipped", "dim"), (s.failed, "failed", "red"),
+        (s.tuned, s.done, "green"), (s.skipped, "skipped", "dim"), (s.failed, "failed", "red"),
         (s.running, "running", "yellow"), (s.pending, "pending", ""),
     ):  # fmt: skip
         counts.append(f"{n} {word}  ", style=style if n else "dim")
@@ -173,7 +173,7 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     from rich.text import Text
 
-    from orchestrator.nodes.poll import poll
+    from orchestrator.nodes.check import poll
     from orchestrator.run.snapshot import RunSnapshot
 
     snapshot = RunSnapshot(paths)
@@ -188,8 +188,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     elif status.state in ("planned", "interrupted") and status.settled < status.total:
         out.print(f"no controller drives it; continue with: {command(f'resume {paths.named}')}", highlight=False)
     width = max([4, *(len(plain(n.name)) for n in status.nodes)])
-    form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>5}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
-    heads = ("node", "slot", "state", "tuned", "failed", "for", "GPU now", "measuring now")
+    form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>{len(status.done)}}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"
+    heads = ("node", "slot", "state", status.done, "failed", "for", "GPU now", "measuring now")
     out.print(form.format(*heads).rstrip(), style="bold", highlight=False, soft_wrap=True)
     polled, many, shown = {p.node for p in snapshot.plans}, by_node(status.nodes), list[NodeStatus]()
 
@@ -226,7 +226,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     from rich.live import Live
 
     from orchestrator.dispatch.control import holder
-    from orchestrator.nodes.poll import Watch
+    from orchestrator.nodes.check import Watch
     from orchestrator.run.snapshot import RunSnapshot
 
     snapshot = RunSnapshot(paths)
@@ -252,7 +252,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
 def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, limit_s: float) -> None:
     """Print a line per change of progress, of a node's reachability, or of a GPU's health."""
     from orchestrator.dispatch.control import holder
-    from orchestrator.nodes.poll import Watch
+    from orchestrator.nodes.check import Watch
 
     last, printed = "", dict[str, str]()
     with closing(Watch(snapshot.plans, limit_s)) as watch:

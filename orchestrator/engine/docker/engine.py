@@ -1,85 +1,209 @@
-"""Engine `docker`: starts workers by launch.sh; lists, stops, removes and pulls through the SDK."""
+"""Engine `docker`: workers are started by launch.sh, and listed, stopped, removed and pulled for by the docker package.
+
+Its client speaks over channels of the connection that is open anyway, to `docker system dial-stdio` on the node; what
+fails there becomes an EngineError with the way out.
+"""
 
 from __future__ import annotations
 
-import re
+import contextlib
+import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
+import docker
 import docker.errors
+import requests
+import requests.adapters
+import urllib3
+from urllib3.connection import HTTPConnection
 
-from orchestrator.engine.docker.client import LIMIT_S, PULL_SILENCE_S, Docker, NodeClient, engine_error
-from orchestrator.engine.docker.spec import DockerOptions, container_name, labels
+from orchestrator.engine.docker.spec import DockerOptions, container_name, engine_error, labels
 from orchestrator.engines import WorkerState
-from orchestrator.errors import EngineError
+from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport import Transport
 
+LIMIT_S = 10.0
+"""Longest silence of one request to Docker; of a pull PULL_SILENCE_S."""
+PULL_SILENCE_S = 300.0
+START_TIMEOUT_S = 300.0
+"""Limit of launch.sh start: several docker commands a slot, each with a limit of its own there."""
+PIECE = 65536
+MAX_CHANNELS = 2
+"""At most so many dial-stdio channels a node: one may be busy with a pull."""
+EVERY_S = 1.0
 ALIVE = ("running", "restarting", "paused")
-_LAST_SIGNAL = 64
+_DONE = ("Download complete", "Pull complete", "Already exists")
+
+T = TypeVar("T")
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+def _socket(channel: Any) -> socket.socket:
+    """A socket that is a channel: two threads carry the bytes, so time limits are the socket's own."""
+    near, far = socket.socketpair()
+
+    def carry(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> None:
+        with contextlib.suppress(OSError, NodeError):
+            while data := read(PIECE):
+                write(data)
+        with contextlib.suppress(OSError):
+            far.shutdown(socket.SHUT_RDWR)  # the other thread wakes up
+        channel.close()
+        far.close()
+
+    for way in ((channel.read, far.sendall), (far.recv, channel.write)):
+        threading.Thread(target=carry, args=way, name="docker channel", daemon=True).start()
+    return near
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, open_channel: Callable[[], Any], host: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._open_channel = open_channel
+
+    def connect(self) -> None:
+        self.sock = _socket(self._open_channel())
+        self.sock.settimeout(self.timeout if isinstance(self.timeout, (int, float)) else None)
+
+
+class ChannelAdapter(requests.adapters.HTTPAdapter):
+    """Sends requests for any URL to the one node, over channels."""
+
+    def __init__(self, open_channel: Callable[[], Any]) -> None:
+        super().__init__()
+        self._pool = urllib3.HTTPConnectionPool("localhost", maxsize=MAX_CHANNELS, block=True)
+        self._pool.ConnectionCls = partial(_Connection, open_channel)  # type: ignore[assignment]
+
+    def get_connection_with_tls_context(
+        self, request: Any, verify: Any, proxies: Any = None, cert: Any = None
+    ) -> urllib3.HTTPConnectionPool:
+        return self._pool
+
+    def request_url(self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None) -> str:
+        return request.path_url  # no proxy is ever between us and the channel
+
+    def close(self) -> None:
+        super().close()
+        self._pool.close()
+
+
+class NodeClient(docker.APIClient):  # type: ignore[misc]
+    """An APIClient whose requests all go through one adapter."""
+
+    def __init__(self, adapter: ChannelAdapter, timeout: float) -> None:
+        self._adapter = adapter
+        super().__init__(base_url="http://docker:80", version="auto", timeout=timeout)
+        self.mount("http://", adapter)  # which closes it with the client
+
+    def get_adapter(self, url: str) -> ChannelAdapter:
+        return self._adapter
+
+
+class Docker:
+    """A node's Docker, dialled at the first use. Every method raises EngineError or TransportError only."""
+
+    def __init__(self, transport: Transport, options: DockerOptions, limit_s: float = LIMIT_S) -> None:
+        self._transport, self._options, self._limit_s = transport, options, limit_s
+        self._lock = threading.Lock()
+        self._youngest: Any = None
+        """The channel that was opened last."""
+        self._client: NodeClient | None = None
+
+    def ask(self, question: Callable[[NodeClient], T], *, again: bool = True) -> T:
+        """The answer to `question(client)`. One that is safe to repeat is repeated once where the channel had died."""
+        try:
+            try:
+                return question(self._dialled())
+            except requests.exceptions.ConnectionError as e:
+                if not again or _is_timeout(e):
+                    raise
+                self.close()
+                return question(self._dialled())
+        except docker.errors.APIError as e:
+            raise engine_error(self._transport.node, self._options, str(e.explanation or e)) from e
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as e:
+            raise self._broken(e) from e
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _dialled(self) -> NodeClient:
+        with self._lock:
+            if self._client is None:
+                self._client = NodeClient(ChannelAdapter(self._open), self._limit_s)
+            return self._client
+
+    def _open(self) -> Any:
+        self._youngest = self._transport.open([*self._options.docker_command, "system", "dial-stdio"])
+        return self._youngest
+
+    def _broken(self, e: BaseException) -> NodeError:
+        """Error for a missing answer: too slow, or the channel ended with a message."""
+        causes = [e]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        for cause in causes:
+            if isinstance(cause, NodeError):
+                return cause
+        if any(map(_is_timeout, causes)):
+            return EngineError(
+                self._transport.node,
+                f"Docker does not answer within {self._limit_s:g} s: it hangs or is overloaded"
+                " (sudo systemctl restart docker ends the node's containers and may help)",
+            )
+        self._youngest.close()
+        return engine_error(self._transport.node, self._options, self._youngest.error())
+
+
+def _is_timeout(e: BaseException) -> bool:
+    return isinstance(e, requests.exceptions.Timeout) or "Read timed out" in str(e)
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
 
 
 def worker_state(slot: str, inspected: Mapping[str, Any]) -> WorkerState:
     """The state of a slot's container. `restarting` counts as running: Docker is about to start it again."""
     state = inspected.get("State") or {}
-    status = str(state.get("Status", ""))
-    alive = status in ALIVE
+    alive = str(state.get("Status", "")) in ALIVE
     code = None if alive or not isinstance(state.get("ExitCode"), int) else int(state["ExitCode"])
     return WorkerState(
         slot,
         "running" if alive else "ended",
         code,
         oom_killed=bool(state.get("OOMKilled")),
-        signal=code - 128 if code is not None and 128 < code <= 128 + _LAST_SIGNAL else None,
-        started_at=epoch(str(state.get("StartedAt", ""))),
-        restarts=int(inspected.get("RestartCount") or 0),
-        health=str((state.get("Health") or {}).get("Status") or status),
+        signal=code - 128 if code is not None and 128 < code <= 192 else None,
     )
-
-
-def epoch(stamp: str) -> float | None:
-    """Epoch seconds of Docker's RFC 3339 with up to nine decimals; None for "never" (the year 1) or garbage."""
-    m = re.match(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(Z|[+-]\d\d:\d\d)\Z", stamp)
-    if not m or m[1].startswith("0001"):
-        return None
-    whole = datetime.fromisoformat(m[1] + ("+00:00" if m[3] == "Z" else m[3]))
-    return whole.timestamp() + float(m[2] or 0)
-
-
-EVERY_S = 1.0
-_DONE = ("Download complete", "Pull complete", "Already exists")
 
 
 def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callable[[str], None]) -> str:
     """Read a pull to its end, calling `progress` once a second; return Docker's error, or an empty text."""
     layers: dict[str, tuple[int, int]] = {}
-    done: set[str] = set()
+    """Bytes that are there, and all, of each layer."""
     reported = 0.0
     for line in lines:
         if "error" in line:
             return str(line["error"])
-        layer, status = str(line.get("id", "")), str(line.get("status", ""))
-        if status in _DONE:
-            done.add(layer)
-            if layer in layers:
-                layers[layer] = (layers[layer][1], layers[layer][1])
-        elif status == "Downloading":
-            detail = line.get("progressDetail") or {}
-            layers[layer] = (int(detail.get("current") or 0), int(detail.get("total") or 0))
-        elif status in ("Pulling fs layer", "Waiting"):
-            layers.setdefault(layer, (0, 0))
+        layer, status, detail = str(line.get("id", "")), line.get("status"), line.get("progressDetail") or {}
+        if status == "Downloading":
+            layers[layer] = int(detail.get("current") or 0), int(detail.get("total") or 0)
+        elif status in _DONE and layer in layers:
+            layers[layer] = layers[layer][1], layers[layer][1]
         if layers and time.monotonic() - reported >= EVERY_S:
             reported = time.monotonic()
             got, size = (sum(pair[i] for pair in layers.values()) / 1e6 for i in (0, 1))
-            have = len(done & layers.keys())
-            progress(f"pulling {image}: {got:.0f} of {size:.0f} MB, {have} of {len(layers)} layers")
+            progress(f"pulling {image}: {got:.0f} of {size:.0f} MB")
     progress(f"pulled {image}")
     return ""
-
-
-START_TIMEOUT_S = 300.0
-"""Limit of launch.sh start: several docker commands a slot, each with a limit of its own there."""
 
 
 class DockerEngine:
@@ -96,29 +220,21 @@ class DockerEngine:
         progress: Callable[[str], None] = lambda text: None,
         limit_s: float = LIMIT_S,
     ) -> None:
-        self._transport, self._folder, self._run = transport, folder, run
-        self._slots, self._options = tuple(slots), options
-        self._progress = progress
-        """Called with the progress of a pull."""
+        """`progress` is called with the progress of a pull."""
+        self.node, self._transport, self._folder, self._run = transport.node, transport, folder, run
+        self._slots, self._options, self._progress = tuple(slots), options, progress
         self._docker = Docker(transport, options, limit_s)
         self._pulled = False
-
-    @property
-    def node(self) -> str:
-        return self._transport.node
-
-    # --- Engine -----------------------------------------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Pull the image as configured (`always`: once by this object). Raise EngineError where it stays missing."""
         if self._pulled:
             return
-        if self._options.pull == "always":
-            self.pull(self._progress)
-        elif self.image_digest() is None:
-            if self._options.pull == "never":
-                raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
-            self.pull(self._progress)
+        there = self._docker.ask(lambda c: _found(lambda: c.inspect_image(self._options.image))) is not None
+        if not there and self._options.pull == "never":
+            raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
+        if not there or self._options.pull == "always":
+            self._pull()
         self._pulled = True
 
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -126,72 +242,51 @@ class DockerEngine:
         given = [*self._options.private_lines(), *(f"{k}={v}" for k, v in (env or {}).items())]
         if any("\n" in line for line in given):
             raise EngineError(self.node, "a value from the environment has more than one line")
-        lines = "".join(f"{line}\n" for line in given)
+        lines = "".join(f"{line}\n" for line in given).encode()
         argv = ["sh", f"{self._folder}/launch.sh", "start", *slots]
-        done = self._transport.run(argv, stdin=lines.encode(), timeout=START_TIMEOUT_S)
+        done = self._transport.run(argv, stdin=lines, timeout=START_TIMEOUT_S)
         if done.code != 0:
             message = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
-            raise engine_error(self.node, self._options, message, self._docker.socket_group)
+            raise engine_error(self.node, self._options, message)
 
     def list(self) -> list[WorkerState]:
         return self._docker.ask(lambda c: [self._state(c, slot) for slot in self._slots])
 
     def stop(self, *, kill: bool = False) -> None:
         signal = "SIGKILL" if kill else "SIGTERM"
-        for name in (self._name(slot) for slot in self._slots):
-            self._docker.ask(lambda c, name=name: _unless_gone(lambda: c.kill(name, signal)))  # type: ignore[misc]
-
-    # --- beyond it --------------------------------------------------------------------------------------------------
+        for name in map(self._name, self._slots):
+            self._unless_gone(lambda c, name=name: c.kill(name, signal))  # type: ignore[misc]
 
     def hold(self) -> None:
         """Create a container that is never started, from which tune.sh reads image and mounts that are in no file."""
         if self._options.written is None:
             return
         self.prepare()
-        binds = list(self._options.volumes)
-        slot = self._slots[0]
         self._docker.ask(
             lambda c: c.create_container(
                 self._options.image,
                 command=["true"],
-                name=f"{self._name(slot)}-held",
-                labels=labels(self._run, self.node) | {"gemmfleet.slot": slot},
-                host_config=c.create_host_config(binds=binds),
+                name=f"{self._name(self._slots[0])}-held",
+                labels=labels(self._run, self.node) | {"gemmfleet.slot": self._slots[0]},
+                host_config=c.create_host_config(binds=list(self._options.volumes)),
             ),
             again=False,
         )
 
-    def remove(self) -> tuple[str, ...]:
-        """Remove every container of this run on this node, running or not; return their names."""
-        wanted = [f"{k}={v}" for k, v in labels(self._run, self.node).items()]
-        found = self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted}))
-        for one in found:
-            self._docker.ask(
-                lambda c, one=one: _unless_gone(lambda: c.remove_container(one["Id"], force=True, v=True))  # type: ignore[misc]
-            )
-        return tuple(sorted(_name_of(one) for one in found))
-
     def tidy(self) -> None:
-        """Remove every container of this run, and of no other."""
-        self.remove()
+        """Remove every container of this run on this node, running or not, and of no other."""
+        wanted = [f"{k}={v}" for k, v in labels(self._run, self.node).items()]
+        for one in self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted})):
+            self._unless_gone(lambda c, one=one: c.remove_container(one["Id"], force=True, v=True))  # type: ignore[misc]
 
-    def image_digest(self) -> str | None:
-        """The hash of the image's content on the node, `sha256:...`; None where it is missing."""
-        found = self._docker.ask(lambda c: _none_if_missing(lambda: c.inspect_image(self._options.image)))
-        return None if found is None else str(found["Id"])
-
-    def pull(self, progress: Callable[[str], None]) -> None:
-        """Pull the image; `progress` is called with sentences. No other limit than PULL_SILENCE_S of silence."""
-
-        def fetch(client: NodeClient) -> str:
-            old, client.timeout = client.timeout, PULL_SILENCE_S
-            try:
-                lines = client.pull(self._options.image, stream=True, decode=True)
-            finally:
-                client.timeout = old
-            return follow_pull((self._options.written or self._options).image, lines, progress)
-
-        fault = self._docker.ask(fetch, again=False)
+    def _pull(self) -> None:
+        """Pull the image; no other limit than PULL_SILENCE_S of silence."""
+        image = (self._options.written or self._options).image
+        with contextlib.closing(Docker(self._transport, self._options, PULL_SILENCE_S)) as patient:
+            fault = patient.ask(
+                lambda c: follow_pull(image, c.pull(self._options.image, stream=True, decode=True), self._progress),
+                again=False,
+            )
         if fault:
             raise engine_error(self.node, self._options, fault)
 
@@ -199,31 +294,29 @@ class DockerEngine:
         """Close the channels; the containers go on."""
         self._docker.close()
 
-    # --- helpers ----------------------------------------------------------------------------------------------------
-
     def _name(self, slot: str) -> str:
         return container_name(self._run, self.node, slot)
 
     def _state(self, client: NodeClient, slot: str) -> WorkerState:
-        found = _none_if_missing(lambda: client.inspect_container(self._name(slot)))
+        found = _found(lambda: client.inspect_container(self._name(slot)))
         return worker_state(slot, found) if found is not None else WorkerState(slot, "absent")
 
+    def _unless_gone(self, call: Callable[[NodeClient], object]) -> None:
+        """A container that has ended or is gone (404, 409) needs no stopping and no removing."""
 
-def _none_if_missing(call: Callable[[], Any]) -> Any:
+        def ask(client: NodeClient) -> None:
+            try:
+                call(client)
+            except docker.errors.APIError as e:
+                if e.status_code not in (404, 409):
+                    raise
+
+        self._docker.ask(ask)
+
+
+def _found(call: Callable[[], Any]) -> Any:
+    """Answer of Docker; None where the thing is missing."""
     try:
         return call()
     except docker.errors.NotFound:
         return None
-
-
-def _unless_gone(call: Callable[[], Any]) -> None:
-    """A container that has ended or is gone (404, 409) needs no stopping and no removing."""
-    try:
-        call()
-    except docker.errors.APIError as e:
-        if e.status_code not in (404, 409):
-            raise
-
-
-def _name_of(listed: Mapping[str, Any]) -> str:
-    return str((listed.get("Names") or ["/?"])[0]).lstrip("/")

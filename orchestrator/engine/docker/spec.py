@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.engines import UNUSABLE, WARNING, Engine, EngineSpec, Finding
+from orchestrator.errors import EngineError
 from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE
 from orchestrator.inventory.values import has_reference
 
@@ -23,16 +25,10 @@ LOG_OPTIONS = ("max-size=10m", "max-file=3")
 CLI_TIMEOUT_S = 60
 """Limit of one docker command in launch.sh; a pull has none."""
 
-_OURS = (
-    "--privileged", "--rm", "--restart", "--name", "--label", "--label-file", "-l", "-d", "--detach", "--entrypoint",
-    "--log-driver", "--init", "--hostname", "-h", "--user", "-u", "--workdir", "-w", "--env-file", "--pull",
-    "-i", "-t", "--interactive", "--tty",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class DockerOptions:
-    """The `docker:` section of a node, checked by the inventory. Raises ValueError for what must never be."""
+    """The `docker:` section of a node, as the inventory has checked it."""
 
     image: str
     devices: tuple[str, ...] | None = None
@@ -54,19 +50,6 @@ class DockerOptions:
     memory: str | None = None
     written: DockerOptions | None = field(default=None, repr=False)
     """The same with its references to the environment as they are written, where image or volumes have any."""
-    extra: tuple[str, ...] = ()
-    """Further arguments of `docker run`; `{slot}` becomes the slot."""
-
-    def __post_init__(self) -> None:
-        if not self.image or self.image.startswith("-"):
-            raise ValueError(f"{self.image!r} is not the name of an image")
-        if self.pull not in ("missing", "always", "never"):
-            raise ValueError(f"pull is {self.pull!r}, not missing, always or never")
-        if not self.docker_command:
-            raise ValueError("docker_command is empty")
-        taken = [word for word in self.extra if word.partition("=")[0] in _OURS]
-        if taken:
-            raise ValueError(f"extra must not hold {', '.join(taken)}")
 
     @property
     def isolates(self) -> bool:
@@ -92,9 +75,8 @@ class DockerOptions:
 
     def private_lines(self) -> list[str]:
         """Lines that launch.sh reads on its standard input where the scripts were rendered from `written`."""
-        if self.written is None:
-            return []
-        return [f"{PRIVATE}IMAGE={self.image}", *(f"{PRIVATE}VOLUME={v}" for v in self.volumes)]
+        lines = [f"{PRIVATE}IMAGE={self.image}", *(f"{PRIVATE}VOLUME={v}" for v in self.volumes)]
+        return [] if self.written is None else lines
 
     def values(
         self, run: str, node: str, slots: tuple[str, ...], version: str, cpus: Mapping[str, str], gpus: Sequence[str]
@@ -104,19 +86,19 @@ class DockerOptions:
         `cpus`: the cores of each slot that is pinned, as the kernel lists them (`0-7,64-71`). `gpus`: the slots that
         are a GPU.
         """
-        pinned = {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots}
+        devices = [d for d in self.devices or () if d != OWN_RENDER_NODE]
         return {
             "image": self.image,
             "private": self.private,
             "command": list(self.docker_command),
             "flags": self.flags(),
-            "slot_flags": {s: pinned[s] + [w.replace("{slot}", s) for w in self.extra] for s in slots},
+            "slot_flags": {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots},
             "hostnames": {s: hostname(node, s) for s in slots},
             "names": {s: container_name(run, node, s) for s in slots},
             "labels": labels(run, node) | {"gemmfleet.version": version},
             "own_gpus": list(gpus) if self.devices is None else [],
             "own_render_node": OWN_RENDER_NODE in (self.devices or ()),
-            "groups_of": self._grouped(),
+            "groups_of": [d.partition(":")[0] for d in devices] if DEVICE_GROUPS in self.group_add else [],
             "device_groups": DEVICE_GROUPS in self.group_add,
             "user": self.user,
             "may_pull": self.pull != "never",
@@ -125,12 +107,6 @@ class DockerOptions:
             "log_options": LOG_OPTIONS,
             "timeout_s": CLI_TIMEOUT_S,
         }
-
-    def _grouped(self) -> list[str]:
-        """The devices whose groups are read on the node (host paths)."""
-        if DEVICE_GROUPS not in self.group_add:
-            return []
-        return [d.partition(":")[0] for d in self.devices or () if d != OWN_RENDER_NODE]
 
 
 def labels(run: str, node: str) -> dict[str, str]:
@@ -147,6 +123,61 @@ def hostname(node: str, slot: str) -> str:
     """A legal host name of at most 63 characters."""
     plain = "".join(c if c.isalnum() or c in "-." else "-" for c in node)
     return f"{plain[:57].rstrip('-.')}-{slot}"
+
+
+def way_out(options: DockerOptions, message: str) -> str:
+    """Way out of a message of docker, sudo or the daemon; "" where none is known."""
+    text = next((text for pattern, text in _TABLE if re.search(pattern, message.lower(), re.MULTILINE)), "")
+    image, command = (options.written or options).image, " ".join(options.docker_command)
+    return text.format(image=image, command=command, pull=options.pull)
+
+
+def engine_error(node: str, options: DockerOptions, message: str) -> EngineError:
+    """EngineError with the way out. `message`: of docker, sudo or the daemon."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip() and "--help'" not in line]
+    short = " / ".join(lines[-3:])[-600:] or "it gave no message"
+    hint = way_out(options, message)
+    return EngineError(node, f"{hint} ({short})" if hint else f"Docker: {short}")
+
+
+_TABLE = (
+    (
+        r"permission denied while trying to connect|dial unix .*permission denied",
+        "this user may not use Docker: add it to the group of /var/run/docker.sock on the node (sudo usermod -aG docker"
+        " USER, then log in again), or set docker_command: [sudo, -n, docker] in the inventory",
+    ),
+    (
+        r"a password is required|sudo: .*not allowed|is not in the sudoers",
+        "{command} asks for a password or is not allowed: allow it without one in the node's sudoers, or add the user"
+        " to the group docker",
+    ),
+    (
+        r"cannot connect to the docker daemon|is the docker daemon running|"
+        r"dial unix .*(no such file|connection refused)",
+        "Docker does not run there: start it (sudo systemctl start docker)",
+    ),
+    (
+        r"no space left on device",
+        "no space left on the node: docker system df shows what takes it, docker system prune frees it",
+    ),
+    (
+        r"no such image|manifest unknown|pull access denied|repository does not exist|not found: manifest|"
+        r"unable to find image|manifest for .* not found",
+        "the image {image} is not there (pull: {pull}): correct `image:`, load it on the node (docker load), or set"
+        " pull: missing",
+    ),
+    (
+        r"\S+: (command )?not found$|failed to run command .*no such file|ended with code 127",
+        "there is no {command} on the node: install Docker, or say docker_command in the inventory",
+    ),
+    (r"lookup .*: (no such host|i/o timeout)|tls handshake timeout|client\.timeout",
+     "the node cannot reach the registry of {image}: load the image by hand (docker save, docker load)"),
+    (
+        r"error gathering device information|there is no /dev/",
+        "a device of the inventory is not on the node: correct `devices:`, or load the GPU's driver",
+    ),
+    (r"already in use by container", "another run has a container of this name: is a second controller at work?"),
+)  # fmt: skip
 
 
 IMAGE_FREE = 40 * 2**30
@@ -187,23 +218,13 @@ def _conflicts(node: Node) -> Iterator[tuple[tuple[str, ...], str]]:
 
 
 def _preflight(node: Node, facts: Any) -> Iterator[Finding]:
-    error = facts.values.get("docker.error")
-    if lacking := facts.values.get("docker.lacks"):
-        yield Finding(UNUSABLE, "docker", f"there is no `{lacking}`", "install Docker, or set docker.docker_command")
-    elif error:
-        yield Finding(UNUSABLE, "docker", f"docker does not answer ({error[-200:]})", _way_out(error))
-    elif "docker.version" in facts.values:
+    lacking, error = facts.values.get("docker.lacks"), facts.values.get("docker.error")
+    said = f"{lacking}: not found" if lacking else error or "no answer in time"
+    if "docker.version" in facts.values and not (lacking or error):
         yield from _image(node, facts)
     else:
-        yield Finding(UNUSABLE, "docker", "docker did not answer in time", "see `systemctl status docker` there")
-
-
-def _way_out(error: str) -> str:
-    if "permission denied" in error.lower():
-        return "add the user to the group docker, or set docker.docker_command: [sudo, -n, docker]"
-    if "sudo" in error and "password" in error:
-        return "allow sudo without a password for docker, or add the user to the group docker"
-    return "start it: systemctl start docker"
+        way = way_out(container_options(node, ""), said) or "see `systemctl status docker` there"
+        yield Finding(UNUSABLE, "docker", f"docker does not answer ({said[-200:]})", way)
 
 
 def _image(node: Node, facts: Any) -> Iterator[Finding]:
@@ -220,14 +241,6 @@ def _image(node: Node, facts: Any) -> Iterator[Finding]:
         yield Finding(WARNING, "disk", what, "free some space there (docker image prune)")
 
 
-def _env(node: Node) -> Mapping[str, str]:
-    return node.docker.env
-
-
-def _isolates(node: Node) -> bool:
-    return container_options(node, "").isolates
-
-
 SPEC = EngineSpec(
     name="docker",
     scripts={
@@ -242,6 +255,6 @@ SPEC = EngineSpec(
     conflicts=_conflicts,
     preflight=_preflight,
     container=container_options,
-    env=_env,
-    isolates=_isolates,
+    env=lambda node: node.docker.env,
+    isolates=lambda node: container_options(node, "").isolates,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +20,7 @@ from orchestrator.transport.ssh.link import SshChannel
 MAX_SHELLS = 4
 """Shells at once: a command that takes long holds one."""
 CONNECT_S = 30.0
+SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--unbuffered", "--quiet")
 
 
 class Opener(Protocol):
@@ -27,13 +28,25 @@ class Opener(Protocol):
 
     def connect(self) -> None:
         """Make ready for `start`, again where a connection broke. Raises TransportError."""
-        ...
 
     def start(self, command: str, deadline: float) -> TimedChannel:
         """Start a line of shell text. Raises TransportError."""
-        ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of what `connect` made."""
+
+
+class SrunOpener:
+    """Starts steps that share a Slurm job's resources with all its other steps."""
+
+    def __init__(self, transport: LocalTransport | SshTransport, way: Sequence[str]) -> None:
+        """`transport`: to where `srun` runs, for this alone. `way`: options for the job and its CPUs."""
+        self._transport, self._argv = transport, (*SRUN, *way, "sh", "-c")
+        self.connect, self.close = transport.connect, transport.close
+
+    def start(self, command: str, deadline: float) -> ProcessChannel | SshChannel:
+        """Start a line of shell text as a step. Raises TransportError."""
+        return self._transport.open([*self._argv, command])
 
 
 class ExecTransport(ShellTransport):
@@ -42,11 +55,11 @@ class ExecTransport(ShellTransport):
     def __init__(self, node: str, opener: Opener, prelude: str = "") -> None:
         """`prelude`: shell text before every command, which goes to the folder where commands begin."""
         self.node = node
-        self._opener, self._prelude = opener, prelude
-        self._changed = threading.Condition()
-        self._shells: list[KeptShell] = []
-        self._free: list[KeptShell] = []
-        self._open = False
+        self._opener, self._prelude, self._open = opener, prelude, False
+        self._shells = [KeptShell(node, self._start) for _ in range(MAX_SHELLS)]
+        self._free: queue.LifoQueue[KeptShell] = queue.LifoQueue()
+        for shell in self._shells:
+            self._free.put(shell)
 
     def connect(self) -> None:
         """Start a first shell; older ones are closed. Raises TransportError."""
@@ -64,10 +77,7 @@ class ExecTransport(ShellTransport):
         self._opener.close()
 
     def _drop_shells(self) -> None:
-        with self._changed:
-            shells, self._shells, self._free = self._shells, [], []
-            self._changed.notify_all()
-        for shell in shells:
+        for shell in self._shells:
             shell.close()
 
     def open(self, argv: Sequence[str]) -> Channel:
@@ -82,23 +92,16 @@ class ExecTransport(ShellTransport):
     @contextmanager
     def _kept_shell(self, deadline: float) -> Iterator[KeptShell]:
         """A shell that nobody else uses, as soon as there is one."""
-        with self._changed:
-            while not self._free and len(self._shells) >= MAX_SHELLS:
-                if not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TransportError(self.node, "the shells on the node are busy for too long")
-            if not self._free:
-                self._free.append(KeptShell(self.node, self._start))
-                self._shells += self._free
-            shell = self._free.pop()
+        try:
+            shell = self._free.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise TransportError(self.node, "the shells on the node are busy for too long") from None
         try:
             yield shell
         except ShellLost as e:
             raise UnreachableError(self.node, str(e)) from e
         finally:
-            with self._changed:
-                if shell in self._shells:
-                    self._free.append(shell)
-                    self._changed.notify()
+            self._free.put(shell)
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
         _line(self.node, argv)
@@ -116,25 +119,3 @@ def _line(node: str, argv: Sequence[str]) -> str:
         return command_line(argv)
     except ValueError as e:
         raise TransportError(node, str(e)) from e
-
-
-SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--unbuffered", "--quiet")
-
-
-class SrunOpener:
-    """Starts steps that share the job's resources with all its other steps."""
-
-    def __init__(self, transport: LocalTransport | SshTransport, job: str, cpus: int) -> None:
-        """`transport`: to where `srun` runs, for this alone. `job`, `cpus`: the job's id and its CPUs."""
-        self._transport = transport
-        self._argv = (*SRUN, f"--jobid={job}", f"--cpus-per-task={cpus}", "sh", "-c")
-
-    def connect(self) -> None:
-        self._transport.connect()
-
-    def start(self, command: str, deadline: float) -> ProcessChannel | SshChannel:
-        """Start a line of shell text as a step. Raises TransportError."""
-        return self._transport.open([*self._argv, command])
-
-    def close(self) -> None:
-        self._transport.close()

@@ -1,88 +1,54 @@
-"""Open connection to a node: sessions on channels with time limits, and how a command ended.
+"""A node reached over SSH: one connection, whose commands run on channels of their own, each with a time limit.
 
-A write into a stalled link blocks until the link is closed: the watchdog does that, for calls that are not back in
-time.
+A write into a stalled link blocks until the connection is closed: a timer does that for a call that is not back in
+time. (Imports fabric and paramiko only when it connects: they take a fifth of a second.)
 """
 
 from __future__ import annotations
 
 import contextlib
-import heapq
-import itertools
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from orchestrator.errors import UnreachableError
+from orchestrator.errors import SlowError, TransportError, UnreachableError
+from orchestrator.transport.base import Completed
+from orchestrator.transport.kept_shell import AFTERLIFE_S, MAX_OUTPUT
+from orchestrator.transport.quoting import command_line, limited_line
+from orchestrator.transport.shell import CALL_S, CommandTransport
 
-
-@dataclass(order=True, slots=True)
-class _Limit:
-    at: float
-    number: int
-    act: Callable[[], None] | None = field(compare=False)
-
-
-class Watchdog:
-    """One thread, started at the first need, that acts on the calls which are not back in time."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._limits: list[_Limit] = []
-        self._numbers = itertools.count()
-        self._thread: threading.Thread | None = None
-
-    @contextmanager
-    def limit(self, at: float, act: Callable[[], None]) -> Iterator[None]:
-        """Call `act` from another thread if the block is not left by `at` (time.monotonic()); it must not wait."""
-        limit = _Limit(at, next(self._numbers), act)
-        with self._changed:
-            heapq.heappush(self._limits, limit)
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, name="ssh watchdog", daemon=True)
-                self._thread.start()
-            elif self._limits[0] is limit:
-                self._changed.notify()
-        try:
-            yield
-        finally:
-            with self._changed:
-                limit.act = None
-                while self._limits and self._limits[0].act is None:
-                    heapq.heappop(self._limits)
-
-    def _watch(self) -> None:
-        while True:
-            with self._changed:
-                now = time.monotonic()
-                if not self._limits:
-                    self._changed.wait()
-                    continue
-                if self._limits[0].at > now:
-                    self._changed.wait(self._limits[0].at - now)
-                    continue
-                act = heapq.heappop(self._limits).act
-            if act is not None:
-                act()
-
-
-WATCHDOG = Watchdog()
-
+if TYPE_CHECKING:
+    from orchestrator.transport.ssh.connection import Hop
 
 MAX_SESSIONS = 6
 """sshd's default MaxSessions is 10, and it counts a closed one a moment longer."""
-TRY_S = 1.0
 CHUNK = 32768 - 64
 """Payload of one packet of paramiko."""
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""
 INLINE_BYTES = 16 * 1024
 """Standard input of this size fits any host's first window; more is fed by a thread."""
-SEND_CLOSE_S = 10.0
+GRACE_S = 2.0
+"""A call that is so much over its limit hangs in a stalled link."""
+RETRY_S = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class HostRequest:
+    """A requested host; None: as in the ssh_config."""
+
+    host: str
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    proxy_jump: str | None = None
+    """Hops as in ssh_config: `[user@]host[:port]`, several separated by commas, or `none`."""
+    config: Path | None = None
+    """An ssh_config to read instead of the user's and the system's."""
 
 
 def left(deadline: float | None) -> float | None:
@@ -90,101 +56,35 @@ def left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.001, deadline - time.monotonic())
 
 
-class Sessions:
-    """Counts the sessions in use. The host may allow fewer: then it learns that, and now and then tries one more."""
-
-    def __init__(self) -> None:
-        self.limit = MAX_SESSIONS
-        self._used = 0
-        self._tried = 0.0
-        self._changed = threading.Condition()
-        self._broken = False
-
-    @property
-    def full(self) -> bool:
-        return self._used >= self.limit
-
-    def take(self, deadline: float) -> bool:
-        """Wait for a free session. False where there is none in time, or the connection is gone."""
-        with self._changed:
-            while not self._broken:
-                now = time.monotonic()
-                try_one = self._used < MAX_SESSIONS and now - self._tried >= TRY_S
-                if self._used < self.limit or try_one:
-                    if self._used >= self.limit:
-                        self._tried = now
-                    self._used += 1
-                    return True
-                if now >= deadline:
-                    return False
-                self._changed.wait(min(deadline - now, TRY_S))
-            return False
-
-    def opened(self) -> None:
-        """The host has as many open as we think."""
-        with self._changed:
-            self.limit = max(self.limit, self._used)
-
-    def refused(self, *, surely: bool) -> None:
-        """The host refused one more; `surely`: and not only because it still counts one that has just ended."""
-        with self._changed:
-            if surely:
-                self.limit = max(1, self._used - 1)
-                self._tried = time.monotonic()
-            self._used -= 1
-            self._changed.notify_all()
-
-    def give(self) -> None:
-        """One of ours ended."""
-        with self._changed:
-            self._used -= 1
-            self._changed.notify_all()
-
-    def break_(self) -> None:
-        """Wake up whoever waits: nothing will become free."""
-        with self._changed:
-            self._broken = True
-            self._changed.notify_all()
-
-
 class SshChannel:
-    """A command on the node: the Channel of `open`, and with time limits what `run` and the kept shell are made of."""
+    """A command on the node: the Channel of `open`, and with time limits what `run` is made of."""
 
-    def __init__(
-        self, node: str, raw: Any, release: Callable[[], None], why: Callable[[], str], stuck: Callable[[], None]
-    ) -> None:
-        """`raw`: an open paramiko channel on which nothing runs yet. `why`: why the connection broke, or ""."""
-        self.raw = raw
-        """The paramiko channel, which is much like a socket; for those who must have one."""
-        self._node = node
-        self._release, self._why, self._stuck = release, why, stuck
+    def __init__(self, node: str, raw: Any, release: Callable[[], None], why: Callable[[], str]) -> None:
+        """`raw`: an open paramiko channel. `why`: why the connection broke, or ""."""
+        self._node, self._raw, self._release, self._why = node, raw, release, why
         self._stderr = bytearray()
         self._ready = threading.Event()
         self._closing = threading.Lock()
-        self._closed = False
         raw.in_buffer.set_event(self._ready)
         raw.in_stderr_buffer.set_event(self._ready)
 
-    # --- bytes ----------------------------------------------------------------------------------------------------
-
     def read(self, size: int, deadline: float | None = None) -> bytes:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
-        raw = self.raw
-        while True:
+        raw = self._raw
+        while not raw.recv_ready():
             self._keep_stderr()
-            if raw.recv_ready():
-                return bytes(raw.recv(size))
             if raw.eof_received or raw.closed:
                 return bytes(raw.recv(size)) if raw.recv_ready() else b""
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError
             self._ready.wait(left(deadline))
+        return bytes(raw.recv(size))
 
     def write(self, data: bytes) -> None:
         """Send all of `data` to its standard input. Raises TransportError where it does not take it any more."""
         try:
             self.send(data)
-        except Exception as e:  # of paramiko, EOFError and OSError alike
+        except OSError as e:
             why = self._why()
             text = f"the connection broke ({why})" if why else "the command takes no more input"
             raise UnreachableError(self._node, text) from e
@@ -193,12 +93,12 @@ class SshChannel:
         """Raises TimeoutError, or OSError where the command listens no more."""
         view = memoryview(data)
         while view:
-            self.raw.settimeout(left(deadline))
+            self._raw.settimeout(left(deadline))
             try:
-                sent = self.raw.send(bytes(view[:CHUNK]))
+                sent = self._raw.send(bytes(view[:CHUNK]))
             except TimeoutError:
                 raise
-            except (EOFError, OSError) as e:  # paramiko's for what broke while it wrote, or was closed before
+            except Exception as e:  # paramiko's too
                 raise ConnectionResetError("the connection broke") from e
             if not sent:
                 raise BrokenPipeError("the command reads no more")
@@ -213,23 +113,15 @@ class SshChannel:
 
     def _feed(self, data: bytes, deadline: float) -> None:
         # a command may end without having read everything; a time limit or a break shows where the output is read
-        with contextlib.suppress(Exception):
-            self.send(data, deadline)
-            self.end_input()
-
-    def end_input(self) -> None:
-        """The command's standard input ends."""
         with contextlib.suppress(OSError, EOFError):
-            self.raw.shutdown_write()
+            self.send(data, deadline)
+            self._raw.shutdown_write()
 
-    def exit_code(self, deadline: float | None = None) -> int | None:
-        """Exit code; negative: killed by that signal; None: unknown, as the connection broke. Raise TimeoutError."""
-        if not self.raw.status_event.wait(left(deadline)):
+    def exit_code(self, deadline: float) -> int | None:
+        """Exit code; None: unknown, as a signal ended it or the connection broke. Raise TimeoutError."""
+        if not self._raw.status_event.wait(left(deadline)):
             raise TimeoutError
-        if self.raw.exit_status >= 0:
-            return int(self.raw.exit_status)
-        name = getattr(self.raw, "exit_signal", "")
-        return -int(getattr(signal, f"SIG{name}", 1)) if name else None
+        return int(self._raw.exit_status) if self._raw.exit_status >= 0 else None
 
     @property
     def stderr(self) -> bytes:
@@ -239,22 +131,18 @@ class SshChannel:
 
     @property
     def ended(self) -> bool:
-        return bool(self.raw.closed or self.raw.eof_received)
+        return bool(self._raw.closed or self._raw.eof_received)
 
     def _keep_stderr(self) -> None:
-        while self.raw.recv_stderr_ready():
-            self._stderr += self.raw.recv_stderr(65536)
+        while self._raw.recv_stderr_ready():
+            self._stderr += self._raw.recv_stderr(65536)
             del self._stderr[:-MAX_WORDS]
-
-    # --- the end --------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """End the command: its input ends, and nobody reads its output. Readers wake up; never waits for the link."""
-        with self._closing:
-            if self._closed:
-                return
-            self._closed = True
-        if self.raw.closed:
+        if not self._closing.acquire(blocking=False):
+            return
+        if self._raw.closed:
             self._release()
             return
         # closing sends a packet, and a stalled link takes none
@@ -263,10 +151,9 @@ class SshChannel:
         thread.join(1.0)
 
     def _say_goodbye(self) -> None:
-        with WATCHDOG.limit(time.monotonic() + SEND_CLOSE_S, self._stuck):
-            with contextlib.suppress(Exception):
-                self.raw.close()
-            self._release()
+        with contextlib.suppress(Exception):
+            self._raw.close()
+        self._release()
 
     def error(self) -> str:
         """Reason of its end: exit code and last message, or that of the broken connection."""
@@ -274,135 +161,182 @@ class SshChannel:
             code = self.exit_code(time.monotonic() + 2.0)
         except TimeoutError:
             code = None
+        why = f"the connection broke ({self._why()})" if self._why() else "was ended"
+        text = why if code is None else f"ended with code {code}"
         last = self.stderr.decode("utf-8", "replace").strip()[-1000:]
-        if code is None:
-            why = self._why()
-            text = f"the connection broke ({why})" if why else "ended without an exit code"
-        else:
-            text = f"ended with code {code}"
         return text + (f": {last}" if last else "")
 
 
-GRACE_S = 2.0
-"""A call that is so much over its limit hangs in a stalled link."""
-RETRY_S, LOOK_S = 0.02, 0.2
-PATIENT_REFUSALS = 3
-"""The host counts a session that has just ended a moment longer than we do."""
-
-
 class Link:
-    """The connections of a node, the node's own last."""
+    """The open connections on the way to a node, the node's own last."""
 
-    def __init__(self, node: str, connections: Sequence[Any]) -> None:
-        self._node = node
-        self._connections = list(connections)
-        self._transport = connections[-1].transport
-        self.sessions = Sessions()
-        self._why = ""
-        self._lock = threading.Lock()
-
-    @property
-    def alive(self) -> bool:
-        return bool(self._transport.is_active()) and not self._why
+    def __init__(self, node: str, route: Sequence[Hop]) -> None:
+        self._node, self._route = node, route
+        self._transport = route[-1].connection.transport
+        self._room = threading.Semaphore(MAX_SESSIONS)
+        self._closed = ""
 
     def why(self) -> str:
         """Reason why it is broken; "" while it is not."""
-        if self._why or self._transport.is_active():
-            return self._why
-        saved = self._transport.saved_exception
-        return str(saved) or "the other side hung up" if saved is not None else "the other side hung up"
+        if self._closed or self._transport.is_active():
+            return self._closed
+        return str(self._transport.saved_exception or "") or "the other side hung up"
 
     def broken(self) -> UnreachableError:
         return UnreachableError(self._node, f"the connection broke ({self.why() or 'the command ended untimely'})")
 
-    def start(self, command: str, deadline: float, make_room: Callable[[], object] | None = None) -> SshChannel:
-        """Start a command on a channel of its own, as soon as the host has room for one. Raises TransportError.
+    @contextmanager
+    def limited(self, deadline: float) -> Iterator[None]:
+        """Close the connection if the block is not left by then."""
+        timer = threading.Timer((left(deadline) or 0.0) + GRACE_S, self.close, ["the link takes no more data"])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
-        `make_room` is called, again and again, while there is none.
-        """
-        refusals = 0
-        while True:
-            if make_room is not None and self.sessions.full:
-                make_room()
-            if not self.sessions.take(min(deadline, time.monotonic() + LOOK_S)):
-                if not self.alive:
-                    raise self.broken()
-                if time.monotonic() >= deadline:
-                    raise self._no_room()
-                continue
-            try:
-                raw = self._session(deadline)
-            except BaseException:
-                self.sessions.give()
+    def start(self, command: str, deadline: float) -> SshChannel:
+        """Start a command on a channel of its own, as soon as the host has room for one. Raises TransportError."""
+        no_room = UnreachableError(
+            self._node,
+            f"no session became free in time: the host allows few at once, or {MAX_SESSIONS} are in use (MaxSessions in"
+            " its sshd_config; 4 are needed, 10 are the default)",
+        )
+        if not self._room.acquire(timeout=left(deadline)):
+            raise no_room
+        channel = None
+        try:
+            with self.limited(deadline):
+                while channel is None:
+                    channel = self._session(deadline, no_room)
+                channel.exec_command(command.encode("utf-8", "surrogateescape"))
+        except BaseException as e:
+            self._room.release()
+            if isinstance(e, TransportError) or not isinstance(e, Exception):
                 raise
-            if raw is not None:
-                self.sessions.opened()
-                return self._exec(
-                    SshChannel(self._node, raw, self.sessions.give, self.why, self._stuck), command, deadline
-                )
-            refusals += 1
-            self.sessions.refused(surely=refusals > PATIENT_REFUSALS)
-            if time.monotonic() >= deadline:
-                raise self._no_room()
-            time.sleep(RETRY_S * min(refusals, 10))
+            if self.why():
+                raise self.broken() from e
+            raise UnreachableError(self._node, f"the host starts no command for us: {e}", transient=False) from e
+        return SshChannel(self._node, channel, self._room.release, self.why)
 
-    def _session(self, deadline: float) -> Any:
-        """An open paramiko channel; None where the host refused one more."""
+    def _session(self, deadline: float, no_room: UnreachableError) -> Any:
+        """An open paramiko channel; None, after a pause, where the host refused one more."""
         import paramiko
 
+        if self.why():
+            raise self.broken()
         try:
-            with WATCHDOG.limit(deadline + GRACE_S, self._stuck):
-                return self._transport.open_session(timeout=left(deadline))
-        except paramiko.ChannelException:
-            return None
+            return self._transport.open_session(timeout=left(deadline))
         except (paramiko.SSHException, EOFError, OSError) as e:
-            if self.alive and "Unable to open channel" in str(e):
-                return None  # two were refused at once, and the other thread got the exception
-            if self.alive and time.monotonic() >= deadline:
+            if self.why():
+                raise self.broken() from e
+            # of two that were refused at once, one gets this
+            refused = isinstance(e, paramiko.ChannelException) or "Unable to open channel" in str(e)
+            if not refused:
                 # it may yet be opened, and would then count for ever; a host that does not answer this is gone anyway
                 self.close("the host did not answer in time")
                 raise UnreachableError(self._node, "the host did not answer in time") from e
-            raise self.broken() from e
-
-    def _exec(self, channel: SshChannel, command: str, deadline: float) -> SshChannel:
-        import paramiko
-
-        try:
-            with WATCHDOG.limit(deadline + GRACE_S, self._stuck):
-                channel.raw.exec_command(command.encode("utf-8", "surrogateescape"))
-        except (paramiko.SSHException, EOFError, OSError) as e:
-            channel.close()
-            if self.alive:
-                raise UnreachableError(self._node, f"the host starts no command for us: {e}", transient=False) from e
-            raise self.broken() from e
-        return channel
-
-    def _no_room(self) -> UnreachableError:
-        return UnreachableError(
-            self._node,
-            f"no session became free in time: the host allows {self.sessions.limit} at once on a connection "
-            f"(MaxSessions in its sshd_config; 4 are needed, 10 are the default)",
-        )
-
-    def _stuck(self) -> None:
-        self.close("the link takes no more data")
+            if time.monotonic() + RETRY_S >= deadline:
+                raise no_room from e
+            time.sleep(RETRY_S)
+            return None
 
     def close(self, why: str = "closed") -> None:
-        """Break it off; whoever waits for it wakes up. Never waits."""
-        with self._lock:
-            self._why = self._why or why
-        # the first hop has the socket: once it is closed, no packet of the other hops can block
-        for connection in self._connections:
-            with contextlib.suppress(Exception):
-                close_connection(connection)
-        self.sessions.break_()
+        """Break it off; whoever waits for it wakes up. Never waits for the link."""
+        from orchestrator.transport.ssh.connection import hang_up
+
+        self._closed = self._closed or why
+        hang_up(self._route)
 
 
-def close_connection(connection: Any) -> None:
-    """Close without waiting: fabric's own close would send a packet through a link that may be stalled."""
-    transport = connection.client.get_transport()
-    if transport is not None:
-        with contextlib.suppress(Exception):
-            transport.close()
-    with contextlib.suppress(Exception):
-        connection.client.close()
+class SshTransport(CommandTransport):
+    """The transport `ssh`."""
+
+    def __init__(
+        self,
+        node: str,
+        host: str,
+        *,
+        user: str | None = None,
+        port: int | None = None,
+        identity: str | None = None,
+        proxy_jump: str | None = None,
+        accept_new_host_keys: bool = False,
+        connect_timeout: float = 5.0,
+        patient: bool = True,
+        config: Path | None = None,
+    ) -> None:
+        """`host`: a name, an address or a Host of ssh_config; what is None there comes from that file.
+
+        `connect_timeout`: seconds for all of `connect`, retries included. `patient`: a host that refuses the connection
+        is tried again within them; without it that is its answer. `config`: an ssh_config to read instead of
+        the user's and the system's.
+        """
+        self.node = node
+        self._ask = HostRequest(host, user, port, identity, proxy_jump, config)
+        self._accept_new, self._connect_timeout, self._patient = accept_new_host_keys, connect_timeout, patient
+        self._stop = threading.Event()
+        self._connecting = threading.Lock()
+        self._link: Link | None = None
+
+    def connect(self) -> None:
+        """Make a new connection; an old one is closed. Raises UnreachableError, HostKeyError, LoginError."""
+        from orchestrator.transport.ssh.connection import connect
+
+        with self._connecting:
+            self._stop.clear()
+            self._hang_up()
+            route = connect(
+                self.node, self._ask, accept_new=self._accept_new, timeout=self._connect_timeout,
+                patient=self._patient, stop=self._stop,
+            )  # fmt: skip
+            self._link = Link(self.node, route)
+            if self._stop.is_set():
+                self._hang_up()
+
+    def close(self) -> None:
+        """Never waits; calls that are under way in other threads end with a TransportError."""
+        self._stop.set()
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            link.close()
+
+    def _connected(self) -> Link:
+        if self._link is None:
+            raise UnreachableError(self.node, "there is no connection")
+        return self._link
+
+    def open(self, argv: Sequence[str]) -> SshChannel:
+        """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
+        try:
+            line = command_line(argv)
+        except ValueError as e:
+            raise TransportError(self.node, str(e)) from e
+        return self._connected().start(line, time.monotonic() + CALL_S)
+
+    def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
+        link, deadline = self._connected(), time.monotonic() + timeout
+        try:
+            command = limited_line(argv, timeout + AFTERLIFE_S)
+        except ValueError as e:
+            raise TransportError(self.node, str(e)) from e
+        try:
+            with closing(link.start(command, deadline)) as channel, link.limited(deadline):
+                channel.feed(stdin, deadline)
+                out = bytearray()
+                while more := channel.read(1 << 20, deadline):
+                    out += more
+                    if len(out) > MAX_OUTPUT:
+                        raise TransportError(self.node, f"{name} printed more than {MAX_OUTPUT >> 20} MiB")
+                code = channel.exit_code(deadline)
+                if code is None:
+                    raise link.broken()
+                return Completed(code if code <= 128 else 128 - code, bytes(out), channel.stderr)
+        except TimeoutError as e:
+            raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
+        except OSError as e:
+            raise UnreachableError(self.node, f"the connection broke ({link.why() or e})") from e

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ from orchestrator.bench import request
 from orchestrator.cli.output.run_end import bench_table, missing_results
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.results.bench import RUNBOOK, Result, combined, compared, exit_fault, fastest, long, redacted, wide
-from orchestrator.shapes import Shape
+from orchestrator.ledger import ProfileRow
+from orchestrator.paths import RunPaths
+from orchestrator.results.bench import RUNBOOK, BenchResults, Result, compared, fastest, long, redacted, results, wide
 from worker.families.backends import BATCHED
 from worker.protocol.bench import Options, Rule, backends
 
@@ -55,21 +57,37 @@ def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:
 
 def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none() -> None:
     ok, absent = result("torch", 20.0), result("aiter", 0.0, detail="no module aiter")
-    assert not exit_fault([ok, absent])
-    assert exit_fault([ok, result("triton", 0.0, status="wrong")])
+    of = BenchResults(RunPaths(Path()), FP4, [ok, absent], {}, 1)
+    assert not of.at_fault
+    assert replace(of, found=[ok, result("triton", 0.0, status="wrong")]).at_fault
     (told,) = missing_results([ok, absent, result("aiter", 0.0, shape=2, detail="no module aiter")])
     assert (told["backend"], told["status"], told["shapes"]) == ("aiter", "unavailable", 2)
     assert fastest([ok, result("triton", 30.0)])[1, ""].backend == "torch"
     assert bench_table([ok, absent]).row_count == 1
 
 
+def row(run: int, **more: Any) -> ProfileRow:
+    """A row of a pass, in a ledger of its own."""
+    base = {
+        "libtype": "torch",
+        "kernelName": "k",
+        "status": "ok",
+        "errRatio": 0.0,
+        "detail": "",
+        "env": "a",
+        "run": run,
+    }
+    return ProfileRow(1, "g1-1", 1, KEY, "n", "0", 0.0, False, "", None, None, {**base, **more})
+
+
 def test_passes_are_one_result_whose_runs_have_to_agree() -> None:
-    passes = [result("torch", us, env="a", runs=((i, us),)) for i, us in ((1, 100.0), (2, 103.0), (3, 98.0))]
-    (one,) = combined(passes, Rule())
+    flops = 2 * 16 * 512 * 1024
+    passes = [row(i, us=us, tflops=flops / us / 1e6) for i, us in ((1, 100.0), (2, 103.0), (3, 98.0))]
+    (one,) = results(passes, Rule())
     assert (one.status, one.samples, one.runs) == ("ok", 3, ((1, 100.0), (2, 103.0), (3, 98.0)))
     assert one.us == pytest.approx(301 / 3)
-    assert one.tflops == pytest.approx(2 * 16 * 512 * 1024 / one.us / 1e6)
-    (bad,) = combined([*passes, result("torch", 0.0, env="a", status="fault")], Rule())
+    assert one.tflops == pytest.approx(flops / one.us / 1e6)
+    (bad,) = results([*passes, row(4, us=-1.0, status="fault")], Rule())
     assert bad.status == "fault"
 
 
@@ -85,21 +103,15 @@ def test_backends_by_name_and_alias() -> None:
         Options.parse({"pace": 1, "runs": 0})
 
 
-def test_a_table_is_cut_to_the_shapes(tmp_path: Path) -> None:
+def test_a_table_is_sent_whole_and_recorded_by_its_hash(tmp_path: Path) -> None:
     path = tmp_path / "tuned.csv"
-    path.write_text(
-        "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
-        "gfx950,256,16,512,1024,0,0,5.0,one,1,1,0\n"
-        "gfx950,256,64,512,1024,0,0,5.0,_ZN5aiter_f4gemm,1,1,0\n"
-        "gfx950,256,16,1024,1024,0,0,5.0,other,1,1,0\n"
-    )
-    text = request.table_text(path, [Shape(1, KEY)], FP4)
-    assert text.count("\n") == 3
-    made = request.options(request.BenchRequest(["torch"], table=path), FP4, [Shape(1, KEY)])
-    assert redacted(made)["table"].endswith(", 2 rows")
+    path.write_text("gfx,cu_num,M,N,K,us,kernelName\ngfx950,256,16,512,1024,5.0,one\n")
+    made = request.options([], ["torch"], path)
+    assert made["table"] == path.read_text()
+    assert redacted(made)["table"].startswith("sha256 ")
     path.write_text("M,N\n1,2\n")
     with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
-        request.table_text(path, [Shape(1, KEY)], FP4)
+        request.options([], ["torch"], path)
 
 
 def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from orchestrator.cli.app import app
 from orchestrator.cli.output.run_end import report_end
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.bench import write
+from orchestrator.results.bench import BenchResults
 from tests.support.ledger_kit import A8W8, DEVICE, Run, row
 from worker.protocol import record
 
@@ -24,8 +24,7 @@ def test_the_compare_line_and_the_records_have_the_order_of_env(
 ) -> None:
     paths = RunPaths(tmp_path / "r1")
     paths.root.mkdir()
-    envs: list[dict[str, Any]] = [{"name": name, "python": "", "variables": {}} for name in ("golden", "tot")]
-    options = {"backends": ["torch"], "envs": envs}
+    options: dict[str, Any] = {"backends": ["torch"], "sides": [{"name": name} for name in ("golden", "tot")]}
     RunConfig("r1", 0.0, [], "0", A8W8.name, "bench", "s.csv", "", "i.yaml", options=options).write(paths.config)
     device = {**DEVICE, "bench": {"tot": {"torch": "2.9"}, "golden": {"torch": "2.8"}}}
     times = {1: {"tot": 202.7, "golden": 100.0}, 2: {"tot": 405.4}}  # the first number to arrive is of tot
@@ -39,7 +38,7 @@ def test_the_compare_line_and_the_records_have_the_order_of_env(
                 for number in (1, 2, 3):
                     more = {"env": env, "run": number, "op": "mm", "libtype": "torch"}
                     run.says(row("row", "g0001-1", shape, us=us * (1 + number / 1000), **more))
-        write(run.ledger, paths, options)
+        BenchResults.of_run(run.ledger, paths, options).write()
     report_end(paths, "finished", json_=False)
     (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("next:")]
     words = shlex.split(line)

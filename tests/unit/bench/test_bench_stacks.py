@@ -8,18 +8,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.analysis.compare.reading import differences
 from orchestrator.bench import request
-from orchestrator.bench.alternation import inventory_of
-from orchestrator.bench.config_sets import config_sets
-from orchestrator.bench.request import BenchRequest, Stack
+from orchestrator.bench.request import config_sets, one_slot, sides
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import Result, compared, record, redacted
+from orchestrator.results.comparison import differences
 from tests.support.config_tree import tree, values, winners
-from worker.protocol.bench import Options, lodge
+from worker.protocol.bench import Options, Side, lodge
 from worker.triton_configs.resolve import CONFIGS
 
 BATCHED = get_family("batched_bf16")
@@ -29,16 +27,16 @@ KEY = (16, 64, 512, 128)
 
 def made(tmp_path: Path, **more: Any) -> dict[str, Any]:
     """The options of a bench of AITER's wrappers."""
-    return request.options(BenchRequest(backends=["aiter-triton"], **more), BATCHED, [])
+    return request.options(sides(more.get("envs", ()), more.get("config_sets", ())), ["aiter-triton"])
 
 
 def test_switches_follow_the_interpreter_or_image() -> None:
-    golden, tot = request.stacks(["golden=/g/python", "tot=/t/python,TRITON_HIP_USE_ASYNC_COPY=1,X="])
-    assert golden == Stack("golden", "/g/python")
-    assert tot == Stack("tot", "/t/python", variables={"TRITON_HIP_USE_ASYNC_COPY": "1", "X": ""})
-    (off, on) = request.stacks(["off=,X=0", "on=,X=a=b"])
+    golden, tot = sides(["golden=/g/python", "tot=/t/python,TRITON_HIP_USE_ASYNC_COPY=1,X="], ())
+    assert golden == Side("golden", "/g/python")
+    assert tot == Side("tot", "/t/python", variables={"TRITON_HIP_USE_ASYNC_COPY": "1", "X": ""})
+    (off, on) = sides(["off=,X=0", "on=,X=a=b"], ())
     assert (off.python, off.image, on.variables) == ("", "", {"X": "a=b"})
-    assert request.stacks(["a=image:1,X=1"]) == [Stack("a", image="image:1", variables={"X": "1"})]
+    assert sides(["a=image:1,X=1"], ()) == [Side("a", image="image:1", variables={"X": "1"})]
 
 
 @pytest.mark.parametrize(
@@ -58,23 +56,20 @@ def test_switches_follow_the_interpreter_or_image() -> None:
 )
 def test_a_bad_stack_is_one_clear_line(word: str, words: str) -> None:
     with pytest.raises(InputError) as e:
-        request.stacks([word])
+        sides([word], ())
     (line,) = e.value.faults
     assert words in line
 
 
-def test_switches_reach_the_workers_and_the_inventory_of_an_image(tmp_path: Path) -> None:
-    envs = Options.parse(made(tmp_path, envs=["golden=/g/python", "tot=/t/python,X=1"])).envs
-    assert [(e.name, e.python, dict(e.variables)) for e in envs] == [
-        ("golden", "/g/python", {}), ("tot", "/t/python", {"X": "1"}),
-    ]  # fmt: skip
+def test_sides_reach_the_workers_and_an_image_has_one_slot(tmp_path: Path) -> None:
+    words = ["golden=/g/python", "tot=/t/python,X=1"]
+    assert list(Options.parse(made(tmp_path, envs=words)).sides) == sides(words, ())
     source = tmp_path / "inv.yaml"
     source.write_text("defaults: {engine: docker, image: x}\nnodes: {here: {env: {X: '0', Y: '2'}}, there: {}}\n")
-    path = inventory_of(source, RunPaths(tmp_path), Stack("tot", image="i:1", variables={"X": "1"}), "here", 0)
-    node = load_inventory(path).nodes["here"]
-    assert (node.image, dict(node.env)) == ("i:1", {"X": "1", "Y": "2"})
-    with pytest.raises(ValueError, match=r"envs is .*not a list of \{name, python, variables\}"):
-        Options.parse({"envs": [{"name": "a", "python": "", "variables": {}}, "b"]})
+    (node,) = load_inventory(one_slot(source, tmp_path / "one.yaml", "here", [3])).nodes.values()
+    assert (node.name, node.gpus, dict(node.env)) == ("here", (3,), {"X": "0", "Y": "2"})
+    with pytest.raises(ValueError, match=r"sides is .*not a list of \{name, python, image, variables, configs\}"):
+        Options.parse({"sides": [{"name": "a"}, "b"]})
 
 
 def test_a_record_has_the_switches_as_under_test(tmp_path: Path) -> None:
@@ -141,42 +136,28 @@ class TestSets:
         (line,) = e.value.faults
         assert fault in line
 
-    def test_the_request_has_an_environment_a_set(self, tmp_path: Path) -> None:
+    def test_the_request_has_a_side_a_set(self, tmp_path: Path) -> None:
         root = tree(tmp_path / "t", {f"gemm/{NAME}.json": {"any": values()}})
         sets = [f"new={root}"]
         options = made(tmp_path, config_sets=sets, envs=["tot=/t/python,X=1"])
         parsed = Options.parse(options)
-        assert [(e.name, e.python, dict(e.variables)) for e in parsed.envs] == [
-            (name, "/t/python", {"X": "1"}) for name in ("today", "new")
-        ]
-        assert set(parsed.configs) == {"today", "new"}
+        assert [(s.name, s.python, dict(s.variables), bool(s.configs)) for s in parsed.sides] == [
+            ("today", "/t/python", {"X": "1"}, False), ("new", "/t/python", {"X": "1"}, True),
+        ]  # fmt: skip
         lodged, texts = lodge(options)
-        assert options["configs"]["new"] in texts.values()
+        assert list(texts.values()) == [parsed.sides[1].configs]
         assert redacted(lodged) == lodged
-        assert redacted(options)["configs"]["new"].startswith("sha256 ")
-        assert [e.name for e in Options.parse(made(tmp_path, config_sets=sets)).envs] == ["today", "new"]
+        assert redacted(options)["sides"][1]["configs"].startswith("sha256 ")
+        assert [s.name for s in Options.parse(made(tmp_path, config_sets=sets)).sides] == ["today", "new"]
         for more, fault in (
             ({"envs": ["a=/p", "b=/q"]}, "at most one --env"),
             ({"envs": ["a=image:1"]}, "at most one --env, an interpreter"),
         ):
             with pytest.raises(InputError, match=fault):
                 made(tmp_path, config_sets=sets, **more)
-        wanted = BenchRequest(backends=["torch,aiter-triton,aiter"], config_sets=sets)
+        assert request.options(request.sides((), sets), [])["backends"] == ["aiter-triton"]
         with pytest.raises(InputError, match="torch, aiter reads no such configs"):
-            request.options(wanted, BATCHED, [])
-
-    def test_the_command_takes_aiters_wrappers_by_itself(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        from typer.testing import CliRunner
-
-        from orchestrator.cli.app import app
-
-        monkeypatch.chdir(tmp_path)
-        root = tree(tmp_path / "t", {f"gemm/{NAME}.json": {"any": values()}})
-        (tmp_path / "s.csv").write_text("B,M,N,K\n16,64,512,128\n")
-        args = ["bench", "s.csv", "--family", "batched_bf16", "--config-set", f"new={root}", "--plan", "--json"]
-        done = CliRunner().invoke(app, args)
-        assert done.exit_code == 0, (done.output, done.exception)
-        assert json.loads(done.stdout)["asked"] == 1
+            request.options(request.sides((), sets), ["torch,aiter-triton,aiter"])
 
     def test_a_side_names_the_config_of_every_row(self) -> None:
         found = [

@@ -82,7 +82,7 @@ UNKNOWN_KEY = f"the key that gpu01:2222 shows is not known; add it: {COMMAND}"
 
 def test_nodes_check_cuts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = NodeReport("gpu01", (Finding(UNUSABLE, "connection", UNKNOWN_KEY),))
-    monkeypatch.setattr("orchestrator.nodes.poll.check_nodes", lambda *_, **__: [report])
+    monkeypatch.setattr("orchestrator.nodes.check.check_nodes", lambda *_, **__: [report])
     (tmp_path / "inv.yaml").write_text("nodes: {gpu01: {transport: ssh}}\n")
     done = CliRunner().invoke(app, ["nodes", "check", "-i", str(tmp_path / "inv.yaml")])
     assert done.exit_code == 3
@@ -108,6 +108,7 @@ def test_json_has_what_was_promised() -> None:
     }  # fmt: skip
     assert doc["eta_s"] == 65
     assert summary_line(RunStatus("r", "planned", total=3)) == "0/3 shapes tuned"
+    assert summary_line(RunStatus("r", "planned", total=3, tuner="bench")) == "0/3 shapes measured"
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.configs.recheck import operators
+from orchestrator.configs.aiter import AiterTree
 from tests.support.config_tree import operator, tree, values
 from worker.triton_configs.kinds import BY_NAME, KINDS, loader_calls, readers
-from worker.triton_configs.resolve import TRITON, Resolver
+from worker.triton_configs.resolve import TRITON
 
 ANY = {"any": values(1)}
 FILES = {f"gemm/gfx950-{c}.json": ANY for c in ("GEMM-A16W16", "GEMM-A8W8", "GEMM-A8W8_BLOCKSCALE")}
@@ -64,29 +64,29 @@ class TestOperators:
 
     def test_those_that_the_tuner_can_call_and_others(self, root: Path) -> None:
         operator(operator(root, "fused_gemm_a16w16_quant_x"), "fused_new")
-        assert operators(Resolver(root, "gfx950"), BY_NAME["a16w16"]) == {
+        assert AiterTree(root, "gfx950").operators(BY_NAME["a16w16"]) == {
             "fused_gemm_a16w16_quant_x": True, "fused_new": False,
         }  # fmt: skip
 
     def test_a_tree_without_the_operator_has_none_that_reads(self, root: Path) -> None:
-        assert operators(Resolver(root, "gfx950"), BY_NAME["a16w16"]) == {}
+        assert AiterTree(root, "gfx950").operators(BY_NAME["a16w16"]) == {}
 
     def test_before_the_folders_of_gemm_it_has_the_same_name(self, root: Path) -> None:
         operator(root, "fused_gemm_a16w16_quant_x")
         wrapper = root / TRITON / "gemm/fused/fused_gemm_a16w16_quant_x.py"
         wrapper.rename(root / TRITON / wrapper.name)
-        assert operators(Resolver(root, "gfx950"), BY_NAME["a16w16"]) == {"fused_gemm_a16w16_quant_x": True}
+        assert AiterTree(root, "gfx950").operators(BY_NAME["a16w16"]) == {"fused_gemm_a16w16_quant_x": True}
 
     def test_gluons_kernel_reads_them_only_where_it_has_none_of_its_own(self, root: Path) -> None:
         gluon = root / TRITON / "gluon" / "other.py"
         gluon.parent.mkdir(parents=True)
         gluon.write_text('def f(M, N, K):\n    return get_gemm_config("GEMM-A8W8", M, N, K, backend="gluon")\n')
         kind = BY_NAME["a8w8"]
-        assert operators(Resolver(root, "gfx950"), kind) == {"gluon.other": False}
+        assert AiterTree(root, "gfx950").operators(kind) == {"gluon.other": False}
         tree(root, {"gemm/gluon/gfx950-GEMM-A8W8.json": ANY})
-        assert operators(Resolver(root, "gfx950"), kind) == {}
+        assert AiterTree(root, "gfx950").operators(kind) == {}
         tree(root, {"gfx942/triton/gemm/gemm_a8w8/DEFAULT.json": ANY})
-        assert operators(Resolver(root, "gfx942"), kind) == {}, "there is no file that it could read"
+        assert AiterTree(root, "gfx942").operators(kind) == {}, "there is no file that it could read"
 
 
 def test_what_is_known_of_an_operator_is_of_a_kind_that_is_tuned() -> None:

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.configs import aiter as merging
 from orchestrator.configs import check as checking
-from orchestrator.configs import merge as merging
 from orchestrator.configs.check import Compiled, check, chips_of
 from orchestrator.errors import InputError
 from orchestrator.image import takeout

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.configs.collect import FIELD, decisions, write
-from orchestrator.configs.winners import FOLDER, read_winners
+from orchestrator.configs.winners import FIELD, FOLDER, decisions, read_winners, write
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.shapes import Shape, ShapeList
-from orchestrator.tuned_db.compatibility import check_db
-from orchestrator.tuned_db.sources import open_sources
+from orchestrator.tables.merge import check_db
+from orchestrator.tables.sources import open_sources
 from tests.support.config_tree import values
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said
@@ -40,22 +39,22 @@ def test_rows_of_one_bucket_are_one_decision_with_every_m() -> None:
     ((place, decision),) = found.items()
     assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json", "M_LEQ_64")
     assert decision.values == NEW
-    assert {r.m: r.count for r in decision.measured.values()} == {20: 7, 48: 7, 64: 0}
-    assert decision.measured[None, 512, 1024, 64, ""].old == values(16)
+    assert {r.m: r.count for r in decision.measured} == {20: 7, 48: 7, 64: 0}
+    assert [r.old for r in decision.measured if r.m == 64] == [values(16)]
 
 
 def test_the_bounds_own_shape_gives_its_count() -> None:
     of_bound = document(64, points=[[64, 7.0, 21.0, 16.0, 0.0, 1, ""]])
     found, _ = of(((20, 512, 1024), document(20)), ((64, 512, 1024), of_bound))
     (decision,) = found.values()
-    assert decision.measured[None, 512, 1024, 64, ""].count == 7
+    assert [r.count for r in decision.measured if r.m == 64] == [7]
 
 
 def test_what_a_fused_operator_takes_is_a_row_of_its_own() -> None:
     points = [[20, 7.0, 21.0, 16.0, 0.0, 1, operator] for operator in ("", "fused_x")]
     found, _ = of(((20, 512, 1024), document(20, points=points)))
     (decision,) = found.values()
-    assert [r.caller for r in decision.measured.values()] == ["", "fused_x"]
+    assert [r.caller for r in decision.measured] == ["", "fused_x"]
 
 
 def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
@@ -64,7 +63,7 @@ def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
     )  # fmt: skip
     ((place, decision),) = found.items()
     assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE.json", "M_LEQ_64")
-    assert {(r.n, r.m) for r in decision.measured.values()} == {(n, m) for n in (512, 256) for m in (20, 64)}
+    assert {(r.n, r.m) for r in decision.measured} == {(n, m) for n in (512, 256) for m in (20, 64)}
 
 
 def test_a_bucket_that_was_decided_twice_differently_stays() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.support.config_tree import tree, values
+from worker.text import Finding
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.lint import Finding, lint, lint_content, outliers
+from worker.triton_configs.lint import lint, lint_content, outliers
 from worker.triton_configs.resolve import Resolver, parse, written
 
 BOUNDS = (16, 64, 256)

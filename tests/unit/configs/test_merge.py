@@ -11,17 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.configs import merge as merging
-from orchestrator.configs.journal import NAME, undo
-from orchestrator.configs.merge import merge
-from orchestrator.configs.recheck import LIST
-from orchestrator.configs.trial import Call, Trial, run_trial
+from orchestrator.configs import aiter as merging
+from orchestrator.configs.aiter import LIST, Call, Trial, run_trial
+from orchestrator.configs.merge import merge, undo
 from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.errors import InputError
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from worker.triton_configs.layout import laid_out
 from worker.triton_configs.resolve import CONFIGS, bucket_for, parse
 
+NAME = "gemmfleet-merges.jsonl"
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
 QUANT, CAT = "fused_gemm_a16w16_quant_x", "fused_gemm_a16w16_split_cat"
 """A fused operator that the tuner can call, and one of which nobody here knows its operands."""
@@ -164,7 +163,7 @@ class TestWhatIsRefused:
 
     def test_a_bound_that_was_not_measured(self, root: Path, tmp_path: Path) -> None:
         (fault,) = refused(winners(tmp_path / "run", WON, [{"M": 40}]), root)
-        assert fault.endswith("M_LEQ_64 was not measured at M=64, its bound")
+        assert fault.endswith("M_LEQ_64: was not measured at M=64, its bound")
 
     def test_an_m_of_another_bucket(self, root: Path, tmp_path: Path) -> None:
         (fault,) = refused(winners(tmp_path / "run", WON, [{}, {"M": 65, "old": values(64)}]), root)
@@ -175,7 +174,7 @@ class TestWhatIsRefused:
     ) -> None:
         won = {OWN: {"M_LEQ_64": {k: v for k, v in values(16, kpack=2).items() if k != "num_warps"}}}
         faults = refused(winners(tmp_path / "run", won, [{}]), root)
-        assert f"{OWN}: M_LEQ_64 lacks num_warps" in faults
+        assert f"{OWN}: M_LEQ_64: lacks num_warps" in faults
         assert any("kpack is not allowed on gfx950" in f for f in faults)
         never = winners(tmp_path / "never", {OWN: {"M_LEQ_31": values(16)}}, [{"bucket": "M_LEQ_31", "M": 31}])
         assert any("never found" in f for f in refused(never, root))
@@ -211,12 +210,12 @@ class TestWhatIsRefused:
     @pytest.mark.parametrize(
         ("row", "fault"),
         [
-            ({"kind": "fmoe"}, "is no config of the kind 'fmoe'"),
+            ({"kind": "fmoe"}, "is not a config of the kind 'fmoe'"),
             ({"bucket": "M_64"}, "is no bucket"),
             ({"bucket": "any"}, "has no bucket any"),
             ({"N": 0}, "N is '0', not a whole number from 1 on"),
-            ({"new_us": -1}, "is no measurement"),
-            ({"old": [1]}, "is no measurement"),
+            ({"new_us": -1}, "is not a measurement"),
+            ({"old": [1]}, "is not a measurement"),
             ({"file": "../x.json"}, "file is '../x.json'"),
             ({"file": "gfx950-GEMM-A16W16-N=1-K=1.json"}, "No such file"),
         ],
@@ -233,7 +232,7 @@ class TestWhatIsRefused:
             merge(tmp_path, tmp_path)
         with pytest.raises(InputError, match="has no row"):
             read_winners(winners(tmp_path / "run", WON, []))
-        with pytest.raises(InputError, match="is no tree of AITER with Triton configs"):
+        with pytest.raises(InputError, match="has no Triton configs of AITER"):
             merge(winners(tmp_path / "other", WON, [{}]), tmp_path)
 
 
@@ -333,7 +332,7 @@ class TestUndo:
 
     def test_a_foreign_line_in_the_journal(self, root: Path) -> None:
         (root / CONFIGS / NAME).write_text("hello\n")
-        with pytest.raises(InputError, match="is no line that gemmfleet wrote"):
+        with pytest.raises(InputError, match="was not written by gemmfleet"):
             undo(root)
 
 

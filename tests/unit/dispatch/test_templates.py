@@ -14,8 +14,7 @@ from orchestrator.errors import TemplateError
 from orchestrator.inventory import load_inventory, resolved
 from orchestrator.inventory.values import names
 from orchestrator.nodes.facts import Gpu, NodeFacts, script
-from orchestrator.nodes.link import node_of
-from orchestrator.nodes.plan import plan_lease, plan_nodes
+from orchestrator.nodes.plan import node_of, plan_lease, plan_nodes
 from orchestrator.templating import data_folder, quote, render
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"

@@ -14,8 +14,7 @@ from orchestrator.dispatch.deploy import node_files
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import load_inventory
-from orchestrator.nodes.link import engine_of, transport_of
-from orchestrator.nodes.plan import plan_nodes
+from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
 
 SPEC = """from pathlib import Path
 from orchestrator.engine.process import SPEC as PROCESS, ProcessEngine

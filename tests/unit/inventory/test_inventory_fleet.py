@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import Node, json_schema, load_inventory, resolved
+from orchestrator.inventory import Node, load_inventory, resolved
 from orchestrator.inventory.model import dumps
 from tests.paths import ROOT
 
@@ -91,14 +91,17 @@ defaults:
   engine: docker
   image: a
   docker: {ipc: host, volumes: ["/a:/a", "/b:/b"], env: {A: "1", B: "2"}, cap_add: [SYS_PTRACE]}
+  aiter: {root: /a, compilers: {X_HIP_CLANG_PATH: /x}}
 nodes:
   one:
-  two: {image: b, docker: {volumes: ["/c:/c"], env: {B: "3"}, cap_add: []}}
+  two: {image: b, docker: {volumes: ["/c:/c"], env: {B: "3"}, cap_add: []}, aiter: {compilers: {Y_HIP_CLANG_PATH: /y}}}
 """)  # fmt: skip
     one, two = nodes["one"].docker, nodes["two"].docker
     assert (one.ipc, one.volumes, one.env) == ("host", ("/a:/a", "/b:/b"), {"A": "1", "B": "2"})
     assert (two.ipc, two.volumes, two.env, two.cap_add) == ("host", ("/c:/c",), {"A": "1", "B": "3"}, ())
     assert nodes["two"].image == "b"
+    both = {"X_HIP_CLANG_PATH": "/x", "Y_HIP_CLANG_PATH": "/y"}
+    assert (nodes["two"].aiter.root, nodes["two"].aiter.compilers) == ("/a", both)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +237,7 @@ def test_the_schema_in_the_repository_is_up_to_date() -> None:
 
 
 def test_every_option_of_the_schema_is_described() -> None:
-    for name, model in json_schema()["$defs"].items():
+    for name, model in json.loads(dumps())["$defs"].items():
         for option, of in model["properties"].items():
             assert of.get("description"), f"{name}.{option}"
 
@@ -284,7 +287,7 @@ def accepts(schema: dict[str, Any], value: Any, defs: dict[str, Any]) -> bool:
     ],
 )
 def test_the_schema_takes_what_we_take(text: str, good: bool) -> None:
-    schema = json_schema()
+    schema = json.loads(dumps())
     assert accepts(schema, yaml.safe_load(text), schema["$defs"]) is good
 
 

@@ -76,47 +76,29 @@ def test_defaults_hold_for_pools(tmp_path: Path) -> None:
     assert [n.time_s for n in nodes.values()] == [5400, 7200]
 
 
-@pytest.mark.parametrize("count", ["0", "8-1", "0-3", "-1", "1.5", "many", "1-", "5000", "true"])
-def test_a_count_that_is_none(tmp_path: Path, count: str) -> None:
-    (fault,) = faults(tmp_path, f"nodes:\n  a:\n    lease: slurm\n    count: {count}\n")
-    assert fault.startswith("4: nodes.a.count: must be a number of leases such as 4, or a range such as 1-8")
-
-
-def test_a_time_that_yaml_reads_as_a_number(tmp_path: Path) -> None:
-    (fault,) = faults(tmp_path, "nodes:\n  a:\n    lease: slurm\n    time: 4:00:00\n")
-    assert fault == (
-        "4: nodes.a.time: must be a time such as 4h, 90m or 1d12h: "
-        "YAML reads a time with colons as a number, here 14400"
-    )
-
-
-@pytest.mark.parametrize("time", ["4", "0h", "''", "4 hours", "h", "4:00"])
-def test_a_time_that_is_none(tmp_path: Path, time: str) -> None:
-    (fault,) = faults(tmp_path, f"nodes:\n  a:\n    lease: slurm\n    time: {time}\n")
-    assert "must be a time such as 4h" in fault
-
-
 @pytest.mark.parametrize(
     ("options", "place", "what"),
     [
-        ("count: 3", "count", "add lease: slurm or lease: kubernetes"),
-        ("lease: slurm, namespace: x", "namespace", "is for lease: kubernetes, and this node's is slurm"),
-        ("lease: slurm, transport: ssh", "transport", "name the login node in via:"),
-        ("lease: slurm, host: x", "host", "the options of a login node stand under hosts:"),
-        ("lease: slurm, gpus: [0, 1]", "gpus", "which GPUs a lease has is the scheduler's choice"),
-        ("lease: kubernetes, gpus: 1, image: i, partition: x", "partition", "is for lease: slurm"),
-        ("lease: kubernetes, image: i", "gpus", "a pod needs a number of GPUs"),
-        ("lease: kubernetes, gpus: 1", "image", "a pod needs an image"),
-        ("lease: kubernetes, gpus: 1, image: i, engine: docker", "engine", "a pod is a container already"),
-        ("lease: pbs", "lease", "is not legal (legal: slurm, kubernetes)"),
+        *((f"lease: slurm, count: {n}", ".count", "must be a number of leases such as 4, or a range such as 1-8")
+          for n in ("0", "8-1", "0-3", "-1", "1.5", "many", "1-", "5000", "true")),
+        *((f"lease: slurm, time: {t}", ".time", "must be a time such as 4h, 90m or 1d12h")
+          for t in ("4", "0h", "''", "4 hours", "h", "4:00")),
+        ("lease: slurm, time: 4:00:00", ".time", "YAML reads a time with colons as a number, here 14400"),
+        ("count: 3", ".count", "add lease: slurm or lease: kubernetes"),
+        ("lease: slurm, namespace: x", ".namespace", "is for lease: kubernetes, and this node's is slurm"),
+        ("lease: slurm, transport: ssh", ".transport", "name the login node in via:"),
+        ("lease: slurm, host: x", ".host", "the options of a login node stand under hosts:"),
+        ("lease: slurm, gpus: [0, 1]", ".gpus", "which GPUs a lease has is the scheduler's choice"),
+        ("lease: kubernetes, gpus: 1, image: i, partition: x", ".partition", "is for lease: slurm"),
+        ("lease: kubernetes, image: i", ".gpus", "a pod needs a number of GPUs"),
+        ("lease: kubernetes, gpus: 1", ".image", "a pod needs an image"),
+        ("lease: kubernetes, gpus: 1, image: i, engine: docker", ".engine", "a pod is a container already"),
+        ("lease: pbs", ".lease", "is not legal (legal: slurm, kubernetes)"),
+        ("lease: kubernetes, gpus: 1, image: i", "", "a pool of pods needs a name of small letters, digits and '-'"),
     ],
-)
+)  # fmt: skip
 def test_options_that_do_not_fit(tmp_path: Path, options: str, place: str, what: str) -> None:
-    (fault,) = faults(tmp_path, f"nodes:\n  a: {{{options}}}\n")
-    assert fault.startswith(f"2: nodes.a.{place}: ")
+    name = "a" if place else "My_Pool"
+    (fault,) = faults(tmp_path, f"nodes:\n  {name}: {{{options}}}\n")
+    assert fault.startswith(f"2: nodes.{name}{place}: ")
     assert what in fault
-
-
-def test_a_pool_of_pods_whose_name_is_no_dns_label(tmp_path: Path) -> None:
-    (fault,) = faults(tmp_path, "nodes:\n  My_Pool: {lease: kubernetes, gpus: 1, image: i}\n")
-    assert fault.startswith("2: nodes.My_Pool: a pool of pods needs a name of small letters, digits and '-'")

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from orchestrator.errors import InventoryError
 from orchestrator.inventory import values as references
 
 DATA = {
@@ -29,14 +28,6 @@ def test_everything_is_resolved_and_nothing_else_changes() -> None:
     assert out["docker"] == {"volumes": ("/a:/b", "/mnt:/data"), "shm_size": None}
     assert out["port"] == 22
     assert DATA["host"] == "${env:HOST}.example.com"
-
-
-def test_our_own_environment_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMFLEET_TEST_HOST", "here")
-    assert references.resolve("${env:GEMMFLEET_TEST_HOST}", "n", origin) == "here"
-    monkeypatch.delenv("GEMMFLEET_TEST_HOST")
-    with pytest.raises(InventoryError, match="GEMMFLEET_TEST_HOST is not set"):
-        references.resolve("${env:GEMMFLEET_TEST_HOST}", "n", origin)
 
 
 @pytest.mark.parametrize("text", ["${env:}", "${env:1A}", "${env:A-B}", "${env:A", "${ env:A}", "${env A}", "${env}"])

@@ -22,6 +22,7 @@ class Scheduler:
         """Words with which it refuses requests, and the number that it has refused."""
         self.looks = 0
         """Number of times that it was asked for its leases."""
+        self.released: list[str] = []
         self._lock = threading.Lock()
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
@@ -42,10 +43,11 @@ class Scheduler:
             self.looks += 1
             return list(self.leases.values())
 
-    def release(self, ids: Collection[str]) -> None:
-        for id_ in ids:
-            if id_ in self.leases:
-                self.end(id_, EndCause.CANCELLED)
+    def release(self, leases: Collection[Lease]) -> None:
+        self.released += [x.id for x in leases]
+        for lease in leases:
+            if self.leases[lease.id].state is not LeaseState.ENDED:
+                self.end(lease.id, EndCause.PREEMPTED)
 
     def ready(self, id_: str, host: str = "g1", ends_at: float | None = None) -> None:
         with self._lock:
@@ -65,7 +67,7 @@ class Scheduler:
     def check(self) -> Sequence[Finding]:
         return ()
 
-    def leftovers(self, lease_id: str) -> bytes | None:
+    def leftovers(self, lease: Lease) -> bytes | None:
         return None
 
     def close(self) -> None:

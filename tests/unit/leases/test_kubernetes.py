@@ -1,4 +1,4 @@
-"""The watch of pods against a small server; tests/integration/test_kubernetes.py has the real API server."""
+"""The list of pods of a small server; tests/integration/test_kubernetes.py has the real API server."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import pytest
 import yaml
 
 from orchestrator.errors import TransportError, UnreachableError
-from orchestrator.leases import kubernetes as module
-from orchestrator.leases.kubernetes import KubernetesSource
-from orchestrator.leases.pods import CONTAINER, PodRequest
-from tests.waiting import wait_until
+from orchestrator.leases import kubernetes
+from orchestrator.leases.base import EndCause, LeaseState
+from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource, PodRequest
 
 pytest.importorskip("kubernetes")
 
+STATUS = {"phase": "Running", "containerStatuses": [{
+    "name": CONTAINER, "image": "any", "imageID": "", "ready": True, "restartCount": 0,
+    "state": {"running": {"startedAt": "2026-01-31T15:45:00Z"}},
+}]}  # fmt: skip
 POD = {
     "kind": "Pod", "apiVersion": "v1", "metadata": {"name": "a"},
     "spec": {"nodeName": "k1", "containers": [{"name": CONTAINER}]},
-    "status": {"phase": "Running", "containerStatuses": [{
-        "name": CONTAINER, "image": "any", "imageID": "", "ready": True, "restartCount": 0,
-        "state": {"running": {"startedAt": "2026-01-31T15:45:00Z"}},
-    }]},
+    "status": STATUS,
 }  # fmt: skip
 PODS = {"kind": "PodList", "apiVersion": "v1", "metadata": {"resourceVersion": "7"}, "items": [POD]}
 FORBIDDEN = {"kind": "Status", "message": 'pods is forbidden: User "tuner" cannot list resource "pods"', "code": 403}
@@ -35,27 +35,20 @@ REFUSED: Answer = (403, json.dumps(FORBIDDEN).encode())
 
 
 class Server:
-    """An API server whose lists are `answer`, and whose watches end at once."""
+    """An API server that answers `answer`."""
 
     def __init__(self) -> None:
         self.answer = LISTED
-        self.lists = 0
         server = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 code, body = server.answer
-                if code == 200 and "watch=True" in self.path:
-                    body = b""
-                else:
-                    server.lists += 1
                 self.send_response(code)
                 self.send_header("Content-Type", "application/json")
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
-
-            do_POST = do_GET
 
             def log_message(self, format: str, *args: object) -> None:
                 """Nobody reads it."""
@@ -90,56 +83,36 @@ def server() -> Iterator[Server]:
 @pytest.fixture
 def source(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[KubernetesSource]:
     monkeypatch.setenv("KUBECONFIG", str(server.kubeconfig(tmp_path)))
-    monkeypatch.setattr(module, "RETRY_S", (0.01,))
     source = KubernetesSource("r1", "pool", PodRequest("any"))
     yield source
     source.close()
 
 
-def error_of(source: KubernetesSource) -> Exception | None:
-    try:
-        source.list()
-    except TransportError as e:
-        return e
-    return None
-
-
-def test_a_refusal_after_a_success_is_no_answer_for_a_while_and_then_a_refusal(
-    server: Server, source: KubernetesSource, monkeypatch: pytest.MonkeyPatch
+def test_a_refusal_is_one_and_an_answer_that_is_no_list_of_pods_is_none(
+    server: Server, source: KubernetesSource
 ) -> None:
-    """As after a restart of the API server, which has not read its roles yet."""
-    monkeypatch.setattr(module, "FORBIDDEN_S", 1e9)
+    """A proxy in front of a server that is away answers like this; the client raises errors of many kinds then."""
     assert [x.id for x in source.list()] == ["a"]
-    server.answer = REFUSED
-    error = wait_until(lambda: error_of(source), "it is refused")
-    assert isinstance(error, UnreachableError)
-    assert "may have just started (pods is forbidden" in error.reason
-    server.answer = LISTED
-    wait_until(lambda: error_of(source) is None, "it is allowed again")
-    assert [x.id for x in source.list()] == ["a"], "nothing is lost"
-    monkeypatch.setattr(module, "FORBIDDEN_S", 0.0)
-    server.answer = REFUSED
-    error = wait_until(lambda: error_of(source), "it is refused for too long")
-    assert not isinstance(error, UnreachableError)
-    assert str(error).startswith("pool: pods is forbidden")
-
-
-def test_a_refusal_from_the_start_is_one(server: Server, source: KubernetesSource) -> None:
     server.answer = REFUSED
     with pytest.raises(TransportError, match="cannot list resource") as refused:
         source.list()
     assert not isinstance(refused.value, UnreachableError)
+    for body in (b"<html>maintenance</html>", b'{"items": 5}', b"", b'{"kind": "PodList"'):
+        server.answer = (200, body)
+        with pytest.raises(UnreachableError):
+            source.list()
 
 
-@pytest.mark.parametrize("body", [b"<html>maintenance</html>", b'{"items": 5}', b"", b'{"kind": "PodList"'])
-def test_an_answer_that_is_no_list_of_pods_ends_no_watch(server: Server, source: KubernetesSource, body: bytes) -> None:
-    """As of a proxy in front of a server that is away: what its client raises then is of many kinds."""
-    assert [x.id for x in source.list()] == ["a"]
-    server.answer = (200, body)
-    error = wait_until(lambda: error_of(source), "it is noticed")
-    assert isinstance(error, UnreachableError), error
-    before = server.lists
-    wait_until(lambda: server.lists > before + 1, "it is tried again")
+def test_trouble_that_lasts_ends_a_lease(
+    server: Server, source: KubernetesSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
+    server.answer = (
+        200,
+        json.dumps({**PODS, "items": [{**POD, "status": {**STATUS, "conditions": conditions}}]}).encode(),
+    )
+    assert [x.state for x in source.list()] == [LeaseState.READY]
+    monkeypatch.setattr(kubernetes, "NOT_READY_S", 0.0)
+    assert [(x.cause, x.why) for x in source.list()] == [(EndCause.FAILED, "node k1 is NotReady")]
     server.answer = LISTED
-    wait_until(lambda: error_of(source) is None, "it is back")
-    assert [x.id for x in source.list()] == ["a"], "no lease was taken for gone"
+    assert [x.state for x in source.list()] == [LeaseState.READY]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import Any
 
 import pytest
 
 from orchestrator.leases.base import EndCause, LeaseState
-from orchestrator.leases.pods import (
+from orchestrator.leases.kubernetes import (
     CONTAINER,
+    NOT_READY_S,
+    PULL_S,
     PodRequest,
-    epoch,
     lease_of,
     manifest,
     new_name,
@@ -115,12 +117,12 @@ def test_hosts_to_avoid_are_in_every_alternative_of_the_affinity() -> None:
 @pytest.mark.parametrize(
     ("template", "fault"),
     [
-        ({"labels": {}}, "labels is no part of a pod template (legal: metadata, spec)"),
+        ({"labels": {}}, "labels is not a part of a pod template (legal: metadata, spec)"),
         ({"spec": [1]}, "spec must be a mapping"),
         ({"spec": {"restartPolicy": "Always"}}, "spec.restartPolicy cannot be set here"),
         ({"spec": {"activeDeadlineSeconds": 60}}, "give `time:`"),
         ({"metadata": {"namespace": "other"}}, "give `namespace:`"),
-        ({"metadata": {"labels": {"gemmfleet/run": "x"}}}, "metadata.labels.gemmfleet/run is taken"),
+        ({"metadata": {"labels": {"gemmfleet/run": "x"}}}, "metadata.labels.gemmfleet/run cannot be set here"),
         ({"spec": {"containers": {"image": "x"}}}, "spec.containers must be a list"),
         ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers.0.image cannot be set here: give `image:`"),
         ({"spec": {"containers": [{"command": ["x"]}]}}, "spec.containers.0.command cannot be set here"),
@@ -155,13 +157,16 @@ def test_a_running_pod_is_ready_until_its_time_is_over() -> None:
     given["spec"]["activeDeadlineSeconds"] = 3600
     lease = lease_of(given)
     assert (lease.state, lease.host, lease.cause) == (LeaseState.READY, "k1", None)
-    assert lease.ends_at == epoch("2026-01-31T16:45:00+00:00")
+    assert lease.ends_at == datetime(2026, 1, 31, 16, 45, tzinfo=timezone.utc).timestamp()
 
 
 def test_a_pod_that_is_being_deleted_is_ready_until_its_container_ends() -> None:
     lease = lease_of(pod(running(), deletionTimestamp="2026-01-31T15:46:00Z"))
-    assert (lease.state, lease.ends_at) == (LeaseState.READY, epoch("2026-01-31T15:46:00Z"))
-    assert lease.why == "the pod is being deleted"
+    assert (lease.state, lease.ends_at) == (
+        LeaseState.READY,
+        datetime(2026, 1, 31, 15, 46, tzinfo=timezone.utc).timestamp(),
+    )
+    assert lease.why == "the pod was deleted"
 
 
 @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
@@ -170,15 +175,8 @@ def test_an_image_that_cannot_be_pulled_is_given_up_after_some_patience(reason: 
         {"phase": "Pending", "containerStatuses": container(waiting={"reason": reason, "message": "not found"})}
     )
     lease = lease_of(given)
-    assert trouble(given)
+    assert trouble(given) == (lease.why, PULL_S)
     assert (lease.state, lease.why) == (LeaseState.QUEUED, f"{reason}: not found")
-    lease = lease_of(given, patient=False)
-    assert (lease.state, lease.cause, lease.why) == (LeaseState.ENDED, EndCause.FAILED, f"{reason}: not found")
-
-
-def test_an_image_that_has_no_name_is_given_up_at_once() -> None:
-    lease = lease_of(pod({"phase": "Pending", "containerStatuses": container(waiting={"reason": "InvalidImageName"})}))
-    assert (lease.cause, lease.why) == (EndCause.FAILED, "InvalidImageName")
 
 
 def target(reason: str) -> dict[str, Any]:
@@ -192,19 +190,19 @@ DELETED = {"deletionTimestamp": "2026-01-31T15:46:00Z"}
     ("status", "metadata", "cause", "why"),
     [
         (ended("Completed", 0), {}, EndCause.RELEASED, "Completed"),
-        (ended("OOMKilled", 137), {}, EndCause.OUT_OF_MEMORY, "OOMKilled"),
+        (ended("OOMKilled", 137), {}, EndCause.FAILED, "OOMKilled, exit code 137"),
         (ended("Error", 3), {}, EndCause.FAILED, "Error, exit code 3"),
-        (ended("Error", 0), DELETED, EndCause.CANCELLED, "the pod was deleted"),
-        (ended("Error", 137, reason="Evicted", message="low on it"), {}, EndCause.EVICTED, "Evicted: low on it"),
+        (ended("Error", 0), DELETED, EndCause.PREEMPTED, "the pod was deleted"),
+        (ended("Error", 137, reason="Evicted", message="low on it"), {}, EndCause.PREEMPTED, "Evicted: low on it"),
         (ended("Error", 137, reason="DeadlineExceeded"), {}, EndCause.TIME_LIMIT, "DeadlineExceeded"),
-        (ended("Error", 143, reason="Terminated", message="shutdown"), {}, EndCause.DRAINED, "Terminated: shutdown"),
+        (ended("Error", 143, reason="Terminated", message="shutdown"), {}, EndCause.PREEMPTED, "Terminated: shutdown"),
         (ended("Error", 143, **target("PreemptionByScheduler")), DELETED, EndCause.PREEMPTED,
          "PreemptionByScheduler: words"),
-        (ended("Error", 143, **target("EvictionByEvictionAPI")), DELETED, EndCause.EVICTED,
+        (ended("Error", 143, **target("EvictionByEvictionAPI")), DELETED, EndCause.PREEMPTED,
          "EvictionByEvictionAPI: words"),
         ({"phase": "Failed", "reason": "OutOfamd.com/gpu", "message": "Node didn't have enough"}, {}, EndCause.FAILED,
          "OutOfamd.com/gpu: Node didn't have enough"),
-        ({**running(), "phase": "Running", "reason": "NodeLost"}, {}, EndCause.NODE_FAILURE, "node k1 is NotReady"),
+        ({**running(), "reason": "NodeLost"}, {}, EndCause.FAILED, "NodeLost"),
     ],
 )  # fmt: skip
 def test_why_a_pod_ended(status: dict[str, Any], metadata: dict[str, Any], cause: EndCause, why: str) -> None:
@@ -212,21 +210,10 @@ def test_why_a_pod_ended(status: dict[str, Any], metadata: dict[str, Any], cause
     assert (lease.state, lease.cause, lease.why) == (LeaseState.ENDED, cause, why)
 
 
-def test_a_pod_on_a_node_that_is_not_ready_is_lost() -> None:
+def test_a_pod_on_a_node_that_is_not_ready_is_in_trouble() -> None:
     conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
     given = pod(running(conditions=conditions))
-    for lease in (lease_of(given, patient=False), lease_of(given, gone=True)):
-        assert (lease.state, lease.cause, lease.why) == (LeaseState.ENDED, EndCause.NODE_FAILURE, "node k1 is NotReady")
-    assert trouble(given) == "node"
+    assert trouble(given) == ("node k1 is NotReady", NOT_READY_S)
     assert lease_of(given).state is LeaseState.READY, "it may pass"
     given["spec"]["readinessGates"] = [{"conditionType": "somebody/elses"}]
-    assert trouble(given) == ""
-    assert lease_of(given, patient=False).state is LeaseState.READY
-
-
-def test_a_pod_that_is_gone_was_released_or_deleted() -> None:
-    assert lease_of(pod(running()), gone=True).cause is EndCause.CANCELLED
-    assert lease_of(pod(running()), gone=True, released=True).cause is EndCause.RELEASED
-    assert lease_of(pod(ended("OOMKilled", 137)), gone=True).cause is EndCause.OUT_OF_MEMORY
-    preempted = pod({**running(), **target("PreemptionByScheduler")}, **DELETED)
-    assert lease_of(preempted, gone=True).cause is EndCause.PREEMPTED
+    assert trouble(given) == ("", 0.0)

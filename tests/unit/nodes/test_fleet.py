@@ -10,16 +10,15 @@ from pathlib import Path
 import pytest
 
 from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.engine.docker.client import engine_error
 from orchestrator.engine.docker.engine import DockerEngine
+from orchestrator.engine.docker.spec import engine_error
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.inventory.values import masker
-from orchestrator.nodes import link, poll
 from orchestrator.nodes import plan as node_plan
-from orchestrator.nodes.check import NodeReport, load_facts, save_facts
-from orchestrator.nodes.facts import Gpu, NodeFacts
+from orchestrator.nodes.check import check_nodes
+from orchestrator.nodes.facts import Gpu, NodeFacts, load_facts, save_facts
 from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
@@ -58,8 +57,8 @@ def test_this_machine_with_processes(tmp_path: Path) -> None:
     assert p.devices == {"0": {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}}
     assert p.gfx
     assert p.cu_num
-    assert isinstance(link.transport_of(p), LocalTransport)
-    assert isinstance(link.engine_of(p, link.transport_of(p)), ProcessEngine)
+    assert isinstance(node_plan.transport_of(p), LocalTransport)
+    assert isinstance(node_plan.engine_of(p, node_plan.transport_of(p)), ProcessEngine)
 
 
 def test_a_remote_node_takes_its_slots_from_what_it_said(tmp_path: Path) -> None:
@@ -71,8 +70,8 @@ def test_a_remote_node_takes_its_slots_from_what_it_said(tmp_path: Path) -> None
     assert p.devices["3"] == {"HIP_VISIBLE_DEVICES": "0", "CUDA_VISIBLE_DEVICES": "0", CPUS: "1-9"}
     assert p.docker is not None
     assert (p.docker.image, p.docker.devices, p.docker.network) == ("i", ("/dev/kfd", "/dev/dri"), "none")
-    assert isinstance(link.transport_of(p), SshTransport)
-    assert isinstance(link.engine_of(p, link.transport_of(p)), DockerEngine)
+    assert isinstance(node_plan.transport_of(p), SshTransport)
+    assert isinstance(node_plan.engine_of(p, node_plan.transport_of(p)), DockerEngine)
 
 
 def test_without_devices_of_its_own_a_slot_sees_its_number(tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_no_value_is_in_what_is_kept(private: NodePlan) -> None:
 
 
 def test_image_and_mounts_are_resolved_for_the_engine_alone(private: NodePlan) -> None:
-    engine = link.engine_of(private, link.transport_of(private))
+    engine = node_plan.engine_of(private, node_plan.transport_of(private))
     assert isinstance(engine, DockerEngine)
     options = engine._options
     assert options.private_lines() == [
@@ -157,7 +156,7 @@ def test_image_and_mounts_are_resolved_for_the_engine_alone(private: NodePlan) -
 
 
 def test_messages_that_are_kept_have_the_references_back(private: NodePlan) -> None:
-    mask = masker(link.node_of(private).options())
+    mask = masker(node_plan.node_of(private).options())
     said = "user-v@host-v.example.com:22 refused; registry-v/tuner:1 for user-v; xuser-vx stays, and so does secret"
     assert mask(said) == (
         "${env:GF_USER}@${env:GF_HOST}:22 refused; ${env:GF_REGISTRY}/tuner:1 for ${env:GF_USER}; xuser-vx stays,"
@@ -174,7 +173,7 @@ def test_nothing_is_pinned_where_numa_is_none(tmp_path: Path) -> None:
 
 def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
     assert private.env == {"PLAIN": "1", "ALSO": "2"}
-    assert link.private_env(private) == {
+    assert node_plan.private_env(private) == {
         "GF_A": "secret v", "GF_B": "x-secret v", "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
     }  # fmt: skip
 
@@ -182,13 +181,13 @@ def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
 def test_a_variable_that_is_missing_when_it_is_used(private: NodePlan, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GF_SECRET")
     with pytest.raises(InventoryError, match=r"inv.yaml:10: node n: env.GF_A refers to \$\{env:GF_SECRET\}"):
-        link.private_env(private)
+        node_plan.private_env(private)
     with pytest.raises(InventoryError, match="GF_SECRET is not set here"):
-        link.transport_of(private)
+        node_plan.transport_of(private)
 
 
 def test_nothing_private_asks_for_nothing(tmp_path: Path) -> None:
-    assert link.private_env(plan(tmp_path, "env: {A: b}", None)) == {}
+    assert node_plan.private_env(plan(tmp_path, "env: {A: b}", None)) == {}
     p = plan(tmp_path, DOCKER)
     assert p.docker is not None
     assert (p.docker.private, p.docker.private_lines()) == (False, [])
@@ -203,12 +202,12 @@ def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path) -> None:
         f"nodes:\n  here: {{workdir: {tmp_path}/w}}\n  gone: {{transport: ssh, host: 127.0.0.1, port: 1}}\n",
     )
     heard: list[str] = []
-    reports = poll.check_nodes(inventory.nodes.values(), answered=lambda r: heard.append(r.node))
+    reports = check_nodes(inventory.nodes.values(), answered=lambda r: heard.append(r.node))
     assert sorted(heard) == ["gone", "here"]
     here, gone = reports
     assert here.usable
     assert (gone.state, gone.findings[0].about) == ("unusable", "ssh")
-    save_facts(tmp_path / "run", reports)
+    save_facts(tmp_path / "run", {r.node: r.facts for r in reports})
     assert sorted(p.name for p in (tmp_path / "run/nodes").iterdir()) == ["here"]
     kept = load_facts(tmp_path / "run", inventory.nodes)
     assert (kept["here"].gfx, kept["here"].cu_num) == (here.facts.gfx, here.facts.cu_num)
@@ -223,7 +222,7 @@ def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkey
     heard: list[object] = []
     asked = RunRequest(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay")
     for ask in (
-        lambda: poll.check_nodes(inventory.nodes.values(), answered=heard.append),
+        lambda: check_nodes(inventory.nodes.values(), answered=heard.append),
         lambda: prepare(asked),
     ):
         with pytest.raises(InventoryError) as told:
@@ -239,7 +238,7 @@ def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkey
 
 def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:
     inventory = load(tmp_path, "nodes: {a: {transport: ssh}, b: {transport: ssh}, c: {transport: ssh}}")
-    save_facts(tmp_path, [NodeReport("a", (), GPUS), NodeReport("b", (), replace(CPU, values={}))])
+    save_facts(tmp_path, {"a": GPUS, "b": replace(CPU, values={})})
     (tmp_path / "nodes/c").mkdir()
     (tmp_path / "nodes/c/facts.json").write_text('{"values": {}, "gpus": [{"x": 1}], "cpu_flags": []}')
     a, b, c = node_plan.plan_nodes(inventory, RUN, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,9 +16,8 @@ from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LeftOutError
 from orchestrator.inventory import Node
-from orchestrator.nodes.admission import TURN, NodeAdmission, StartLock
 from orchestrator.nodes.facts import ARGV, Container, Gpu, NodeFacts, read_facts, script
-from orchestrator.nodes.occupancy import gpus_of, mode_of, occupants, occupants_text
+from orchestrator.nodes.occupancy import NodeAdmission, gpus_of, mode_of, occupants, occupants_text, start_turn
 from orchestrator.transport import Completed, LocalTransport
 from orchestrator.transport.local import ProcessChannel
 from tests.support.health_kit import put, unfold
@@ -149,7 +149,8 @@ def gate(site: Site, mode: str) -> NodeAdmission:
 
 def test_waiting_ends_when_they_are_done_and_says_only_what_is_new() -> None:
     site, told = Site(["a", "a", "a", "b"]), list[tuple[str, str]]()
-    gate(site, "wait")(threading.Event(), lambda doing, why: told.append((doing, why)))
+    with gate(site, "wait")(threading.Event(), lambda doing, why: told.append((doing, why))):
+        pass
     assert site.asked == 5
     assert [d for d, _ in told] == ["wait", "wait", "free"]
     assert [w for _, w in told[:2]] == ["container a (img)", "container b (img)"]
@@ -172,8 +173,8 @@ def test_a_free_node_and_one_that_works_for_us_pass_in_silence(mode: str) -> Non
     for site, asked in ((Site([]), 1), (Site(["a"]), 0)):
         site.ours = asked == 0
         told: list[str] = []
-        gate(site, mode)(threading.Event(), lambda doing, why, told=told: told.append(doing))  # type: ignore[misc]
-        assert (told, site.asked) == ([], asked)
+        with gate(site, mode)(threading.Event(), lambda doing, why, told=told: told.append(doing)):  # type: ignore[misc]
+            assert (told, site.asked) == ([], asked)
 
 
 def test_skip_and_share() -> None:
@@ -202,7 +203,7 @@ def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch:
         with make("b")(ended, lambda *x: told.append(x)):
             through.set()
 
-    monkeypatch.setattr("orchestrator.nodes.admission.TURN_S", 0)
+    monkeypatch.setattr("orchestrator.nodes.occupancy.TURN_S", 0)
     thread = threading.Thread(target=second, daemon=True)
     with make("a")(ended, lambda *x: told.append(x)):
         thread.start()
@@ -215,18 +216,17 @@ def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch:
     assert [doing for doing, _ in told] == ["wait", "free"]
 
 
-def test_a_turn_ends_with_its_connection(tmp_path: Path) -> None:
-    site = LocalTransport("n")
-
-    def take(seconds: int) -> StartLock:
-        return StartLock(site.open(["sh", "-c", TURN, "sh", str(tmp_path / "lock"), str(seconds), "60"]))
+def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take(seconds: int) -> AbstractContextManager[str]:
+        monkeypatch.setattr("orchestrator.nodes.occupancy.TURN_S", seconds)
+        return start_turn(LocalTransport("n"), str(tmp_path / "lock"))
 
     with take(0) as first:
-        assert first.answer() == "ours"
+        assert first == "ours"
         with take(0) as other:
-            assert other.answer() == "theirs"
+            assert other == "theirs"
     with take(30) as third:
-        assert third.answer() == "ours"
+        assert third == "ours"
 
 
 def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:

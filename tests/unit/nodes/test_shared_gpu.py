@@ -10,9 +10,9 @@ import pytest
 from orchestrator.cli.inventory import check
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
-from orchestrator.nodes import poll
-from orchestrator.nodes.check import NodeReport, check_node, save_facts
-from orchestrator.nodes.facts import Gpu, NodeFacts, read_facts
+from orchestrator.nodes import check as node_check
+from orchestrator.nodes.check import check_node, check_nodes
+from orchestrator.nodes.facts import Gpu, NodeFacts, load_facts, read_facts, save_facts
 from orchestrator.nodes.occupancy import refuse_one_gpu_twice, twice
 from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.transport import Completed
@@ -78,9 +78,9 @@ def test_the_message_names_nodes_numbers_id_and_the_way_out(tmp_path: Path) -> N
 def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes that say the same GPU are a stand-in for one host under two names; this machine counts as well."""
     said = b"gpu.0.unique_id=0xa1\ngpu.0.gfx_target_version=90500\npython=3.11.2 x True\nend=1\n"
-    monkeypatch.setattr(poll, "_check", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
+    monkeypatch.setattr(node_check, "_check", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
     inventory = load(tmp_path, "  a: {}\n  here: {transport: local}\n")
-    reports = poll.check_nodes(inventory.nodes.values())
+    reports = check_nodes(inventory.nodes.values())
     assert [r.state for r in reports] == ["ok", "unusable"]
     (tmp_path / "s.csv").write_text("M,N,K\n16,64,64\n")
     with pytest.raises(InventoryError, match="node here: its GPU 0 is GPU 0 of a"):
@@ -94,10 +94,8 @@ def test_the_id_of_an_nvidia_gpu_is_its_uuid() -> None:
 
 
 def test_what_a_run_keeps_of_its_nodes_is_enough_to_refuse_one_that_joins(tmp_path: Path) -> None:
-    from orchestrator.nodes.check import load_facts
-
     inventory = load(tmp_path, "  a: {}\n  b: {}\n")
-    save_facts(tmp_path, [NodeReport("a", (), HOST), NodeReport("b", (), HOST)])
+    save_facts(tmp_path, {"a": HOST, "b": HOST})
     with pytest.raises(InventoryError, match="node b: its GPU 0"):
         refuse_one_gpu_twice(inventory.nodes, load_facts(tmp_path, inventory.nodes))
 

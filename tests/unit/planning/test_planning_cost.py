@@ -151,7 +151,7 @@ def test_runs_that_differ_from_each_other_keep_the_spread_wide() -> None:
     ("tuner", "options", "times"),
     [
         ("bench", {"backends": ["aiter", "torch"]}, 2.0),
-        ("bench", {"backends": ["torch"], "envs": [1, 2, 3]}, 3.0),
+        ("bench", {"backends": ["torch"], "sides": [1, 2, 3]}, 3.0),
         ("torch", {"budget_s_per_shape": 7.0}, 2.0),
         ("aiter-triton", {"search": "exhaustive"}, 4.0),
         ("aiter", {}, 1.0),

@@ -1,4 +1,4 @@
-"""Which shape fails, and what is no evidence."""
+"""Verdicts on shapes, and what is no evidence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, fails, groups, of, proven_nodes
-
 
 OTHERS = (201, 202, 203)
 """Shapes that keep the nodes a, b and c at work while another one is judged."""

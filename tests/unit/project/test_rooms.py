@@ -11,7 +11,7 @@ from tests.paths import ROOT
 
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
-    "view", "tuned_db", "configs", "results", "publish", "dispatch", "nodes", "leases", "run", "bench", "analysis",
+    "view", "configs", "dispatch", "results", "nodes", "leases", "run", "bench",
     "report", "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""

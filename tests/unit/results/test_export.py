@@ -19,10 +19,10 @@ from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
 from orchestrator.report.measured import Measurements
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.results.gain import best_per_shape, gains, noise_note, profile_frame
+from orchestrator.results.gain import gains, noise_note
 from orchestrator.shapes import Shape
+from orchestrator.tables.merge import merge
 from orchestrator.tables.write import no_formula
-from orchestrator.tuned_db.merge import Rules, merge
 from orchestrator.userfiles import write_atomic
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from tests.support.tables_kit import read_newcomers, winners
@@ -129,9 +129,9 @@ def test_an_empty_run_leaves_headers(tmp_path: Path) -> None:
 def test_the_winners_go_into_a_tuned_db_and_come_back_from_the_csv(run: Run, tmp_path: Path) -> None:
     paths = write(run, tmp_path)
     db = tmp_path / "db.csv"
-    assert merge(winners(run.ledger), db, A8W8, rules=Rules(err_ratio=0.05)).count("added") == 2
+    assert merge(winners(run.ledger), db, A8W8, err_ratio=0.05).count("added") == 2
     assert not merge(read_newcomers(paths.tuned, A8W8), db, A8W8).changed
-    from_profile = merge(read_newcomers(paths.profile, A8W8), tmp_path / "best.csv", A8W8, rules=Rules(err_ratio=0.05))
+    from_profile = merge(read_newcomers(paths.profile, A8W8), tmp_path / "best.csv", A8W8, err_ratio=0.05)
     assert [(r.action, r.new_us) for r in from_profile.rows if r.action == "added"] == [("added", 3.0), ("added", 10.0)]
     assert from_profile.notes == ("left out 1 candidate of profiles without a valid time",)
 
@@ -148,22 +148,14 @@ def test_a16w16_columns_are_named_as_aiter_names_them(tmp_path: Path) -> None:
 
 
 def test_the_gain_is_over_the_median_candidate(run: Run) -> None:
-    best = best_per_shape(profile_frame(run.ledger))
-    assert list(best.index) == [1, 2]
-    first = best.loc[2]
-    assert (first["us"], first["kernelName"], first["candidates"]) == (10.0, "kernel_a", 2)
-    assert first["median_us"] == pytest.approx((30.0 + 11.0) / 2)
-    assert first["gain"] == pytest.approx(2.05)
+    assert gains(run.ledger, [1, 2, 3])[2] == pytest.approx((30.0 + 11.0) / 2 / 10.0)
 
 
 def test_a_winner_alone_has_no_gain_to_show(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
-        assert best_per_shape(profile_frame(run.ledger)).empty
         run.send("g0002-1")
         run.says(started("g0002-1"), row("shape_tuned", "g0002-1", 3))
-        best = best_per_shape(profile_frame(run.ledger))
-        assert best.loc[3, "us"] == 10.0
-        assert best["gain"].isna().all()
+        assert gains(run.ledger, [3]) == {}
 
 
 def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(

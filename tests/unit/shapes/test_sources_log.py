@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
-from orchestrator.families import get_family
+from orchestrator.families import get_family, grid_point, padded
 from orchestrator.shapes import read_shapes
 from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses
-from orchestrator.shapes.writing import grid_point, pad, padded, read_calls
+from orchestrator.shapes.writing import finished, read_calls
 from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"
@@ -242,9 +242,11 @@ def test_the_grid(m: int, n: int, fine: int, coarse: int) -> None:
 
 
 def test_padding_counts_and_leaves_batched_alone() -> None:
-    points, saving = pad([(m, 64, 64) for m in range(1, 33)], get_family("a8w8_blockscale"), "fine")
-    assert points == {(16, 64, 64): 16, (32, 64, 64): 16}
-    assert str(saving) == "padding M (fine): 32 shapes became 2 (94% less to tune)"
+    family = get_family("a8w8_blockscale")
+    points, notes = finished([(m, 64, 64) for m in range(1, 33)], family, "fine")
+    assert points == [(16, 64, 64), (32, 64, 64)]
+    assert notes == ["padding M (fine): 32 shapes became 2 (94% less to tune)"]
+    assert finished(points, family, "fine")[1] == ["padding M (fine): 2 shapes, none saved"]
     assert grid_point((4, 3, 64, 64), get_family("batched_bf16"), "fine") == (4, 3, 64, 64)
     assert grid_point((4, 3, 128, 128), get_family(MXSCALE), "fine") == (4, 16, 128, 128)
     moe = (3, 1, 1, 1, 1, "a", "b", "c", "d", "e", 1, 0)

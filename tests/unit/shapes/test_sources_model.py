@@ -18,8 +18,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
-from orchestrator.shapes.from_model import model_shapes, parse_m
-from orchestrator.shapes.model_config import ModelConfig, read_model
+from orchestrator.shapes.from_model import ModelConfig, model_shapes, parse_m, read_model
 from tests.paths import TEST_DATA
 from worker.families import FAMILIES
 

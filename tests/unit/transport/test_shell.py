@@ -17,8 +17,7 @@ from orchestrator.transport import Completed, RemoteFile
 from orchestrator.transport.kept_shell import SCRIPT, KeptShell
 from orchestrator.transport.local import ProcessChannel
 from orchestrator.transport.quoting import command_line
-from orchestrator.transport.shell import SMALL_FILES, ShellTransport
-from orchestrator.transport.tar_stream import UNPACK, stream
+from orchestrator.transport.shell import SMALL_FILES, UNPACK, ShellTransport, stream
 
 
 def test_a_command_line_gives_each_word_as_it_is() -> None:

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
-from worker.tuners.common.formats import unpack_codes
-from worker.tuners.common.operands import draw_rows, float_of, generator, levels, w_exponent, widen_rows
+from worker.tuners.common.operands import draw_rows, float_of, generator, levels, unpack_codes, w_exponent, widen_rows
 from worker.tuners.common.problem import MX_GROUP
 
 KINDS = {

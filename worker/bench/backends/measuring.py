@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -22,20 +22,18 @@ Alive = Callable[[], None]
 POLICY = SamplingPolicy(min_samples=5, max_samples=51, target=0.005)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BoundCase:
     """A case that a backend can run. `op` is what compares over dates and stacks, `kernel` what ran, as far as known.
 
     `make(inputs, out)` gives one call on one set of operands; what it prepares (shuffled weights) is not timed. The
-    call returns the output, `out` or one of its own. `timed` False: the numbers would be no times (an interpreter).
+    call returns the output, `out` or one of its own.
     `config`: the config file, bucket and values that it reads, where config sets are compared.
     """
 
     op: str
     kernel: str
     make: Callable[[Inputs, torch.Tensor], Call]
-    detail: str = ""
-    timed: bool = True
     config: str = ""
 
 
@@ -51,32 +49,15 @@ class Backend(Protocol):
         ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Prepared:
-    """A case that was run once and compared with the reference; `timer` is there where it is right."""
+    """A case that was right, with calls on operands that are in no cache, and their timer."""
 
-    case: Case
-    bound: BoundCase
-    err: float
-    status: str
     calls: list[Call]
-    timer: Timer | None = None
-
-    @property
-    def timed(self) -> bool:
-        return self.bound.timed
-
-    def as_answer(self) -> dict[str, Any]:
-        """Fields of the answer to `prepare`."""
-        c, b = self.case, self.bound
-        return {
-            "op": b.op, "kernel": b.kernel, "detail": b.detail, "timed": b.timed, "err": self.err,
-            "status": self.status, "config": b.config, "flops": c.flops, "bytes": c.moved_bytes,
-        }  # fmt: skip
+    timer: Timer
 
     def sample(self, seconds: float, alive: Alive) -> dict[str, Any]:
         """One run: the median of many calls."""
-        assert self.timer is not None
         found = measure(self.timer, POLICY, seconds, tick=alive)
         return {"us": found.us, "spread": found.spread, "samples": found.samples}
 
@@ -88,10 +69,13 @@ class Prepared:
             torch.cuda.synchronize()
 
 
-def prepare(case: Case, backend: Backend, device: Device, options: Options, err_ratio: float, alive: Alive) -> Prepared:
-    """Inputs, one call into an output full of NaN, the comparison; then the copies for timing.
+def prepare(
+    case: Case, backend: Backend, device: Device, options: Options, err_ratio: float, alive: Alive
+) -> tuple[dict[str, Any], Prepared | None]:
+    """Inputs, one call into an output full of NaN, the comparison; then the copies for timing, where it is right.
 
-    Raises UnsupportedError, UnavailableError and what the backend raises.
+    Returns the answer (worker/bench/child.py) and what is to be timed. Raises UnsupportedError, UnavailableError and
+    what the backend raises.
     """
     need, free = needed_bytes(case), device.available()
     if need > 0.9 * free:
@@ -107,17 +91,16 @@ def prepare(case: Case, backend: Backend, device: Device, options: Options, err_
     poison([out])
     alive()
     wrong = is_wrong(err, err_ratio)
-    if wrong or not bound.timed:
-        return Prepared(case, bound, err, "wrong" if wrong else "ok", [])
+    answer = {
+        "op": bound.op, "kernel": bound.kernel, "err": err, "status": "wrong" if wrong else "ok",
+        "config": bound.config, "flops": case.flops, "bytes": case.moved_bytes,
+    }  # fmt: skip
+    if wrong:
+        return answer, None
     del out, call
     calls = _copies(bound, first, device, options, alive)
-    return Prepared(case, bound, err, "ok", calls, timer_of(calls, device))
-
-
-def timer_of(calls: Sequence[Call], device: Device) -> Timer:
-    """A timer that goes round the calls in the device's usual mode."""
     pairs: Any = [(c,) for c in calls]
-    return device.timer(_call, pairs, [()], device.modes()[0])
+    return answer, Prepared(calls, device.timer(_call, pairs, [()], device.modes()[0]))
 
 
 def _call(x: Any, _: Any) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,92 +21,61 @@ class TorchBackend:
         return {}
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
-        makers = {ROW16: _sixteen, ROW8: _eight, BLOCK8: _blocks, MX4: _mx}
-        if case.format not in makers or (case.b and case.format != ROW16):
+        if case.format not in (ROW16, ROW8, BLOCK8, MX4) or (case.b and case.format != ROW16):
             raise UnsupportedError(f"torch has no library product for {case.family}")
-        return makers[case.format](case)
+        if case.format == ROW16:
+            name, make = "bmm" if case.b else "addmm" if case.bias else "mm", _sixteen
+        elif case.dtype == "int8":
+            name, make = "int_mm", _int8
+        else:
+            name = {ROW8: "scaled_mm_rowwise", BLOCK8: "scaled_mm_blockwise", MX4: "scaled_mm_mxfp4"}[case.format]
+            make = _scaled
+        op("_scaled_mm" if make is _scaled else "_int_mm")
+        if case.format == MX4:
+            mx_types(gpu=torch.cuda.is_available())
+        return BoundCase(name, f"torch_{name}", make)
 
 
-def _sixteen(case: Case) -> BoundCase:
-    def make(inputs: Inputs, out: torch.Tensor) -> Call:
-        x, w, bias = inputs.x, inputs.w.transpose(-1, -2), inputs.bias
-        low = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
-
-        def mm() -> torch.Tensor:
-            torch.mm(x, w, out=low)
-            return out if low is out else out.copy_(low)
-
-        def addmm() -> torch.Tensor:
-            assert bias is not None
-            torch.addmm(bias, x, w, out=low)
-            return out if low is out else out.copy_(low)
-
-        return (lambda: torch.bmm(x, w, out=out)) if case.b else mm if bias is None else addmm
-
-    name = "bmm" if case.b else "addmm" if case.bias else "mm"
-    return BoundCase(name, f"torch_{name}", make)
+def _sixteen(inputs: Inputs, out: torch.Tensor) -> Call:
+    x, w = inputs.x, inputs.w.transpose(-1, -2)
+    low = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
+    product = partial(torch.bmm if inputs.case.b else torch.mm, x, w, out=low)
+    if inputs.bias is not None:
+        product = partial(torch.addmm, inputs.bias, x, w, out=low)
+    return product if low is out else lambda: out.copy_(product())
 
 
-def _eight(case: Case) -> BoundCase:
-    """int8: the integer product and the scaling of its result; fp8: the scales are in the library's epilogue."""
-    integer = case.dtype == "int8"
-    call = op("_int_mm" if integer else "_scaled_mm")
+def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
+    """The integer product and the scaling of its result."""
+    assert inputs.xs is not None
+    assert inputs.ws is not None
+    x, w, xs, ws, call = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t(), op("_int_mm")
+    sums = torch.empty(out.shape, dtype=torch.int32, device=out.device)
+    half = torch.empty(out.shape, dtype=torch.float32, device=out.device)
 
-    def make(inputs: Inputs, out: torch.Tensor) -> Call:
-        assert inputs.xs is not None
-        assert inputs.ws is not None
-        x, w, xs, ws = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t()
-        acc = torch.empty(out.shape, dtype=torch.int32, device=out.device) if integer else out
-        half = torch.empty(out.shape, dtype=torch.float32, device=out.device) if integer else out
+    def whole() -> torch.Tensor:
+        call(x, w, out=sums)
+        torch.mul(sums, xs, out=half)
+        return torch.mul(half, ws, out=out)
 
-        def scaled() -> torch.Tensor:
-            call(x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
-            return out
-
-        def whole() -> torch.Tensor:
-            call(x, w, out=acc)
-            torch.mul(acc, xs, out=half)
-            return torch.mul(half, ws, out=out)
-
-        return whole if integer else scaled
-
-    name = "int_mm" if integer else "scaled_mm_rowwise"
-    return BoundCase(name, f"torch_{name}", make)
+    return whole
 
 
-def _blocks(case: Case) -> BoundCase:
-    """128x128 scales: in torch from 2.8 on, for GPUs of sm_90 and later."""
-    call = op("_scaled_mm")
+def _scaled(inputs: Inputs, out: torch.Tensor) -> Call:
+    """The scales are in the library's epilogue: by rows, by blocks of 128x128 (torch from 2.8 on, GPUs of sm_90 and
+    later), or those of MXFP4 as they are (hipBLASLt on gfx950)."""
+    assert inputs.xs is not None
+    assert inputs.ws is not None
+    x, w, xs, ws = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t()
+    if inputs.case.format == BLOCK8:
+        xs = xs.t().contiguous().t()  # the library wants the scales of a column side by side
+    elif inputs.case.format == MX4:
+        fp4, e8 = mx_types(gpu=torch.cuda.is_available())
+        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), inputs.ws.view(e8)
+    product = partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
 
-    def make(inputs: Inputs, out: torch.Tensor) -> Call:
-        assert inputs.xs is not None
-        assert inputs.ws is not None
-        x, w, ws = inputs.x, inputs.w.t(), inputs.ws.t()
-        xs = inputs.xs.t().contiguous().t()  # the library wants the scales of a column side by side
+    def scaled() -> torch.Tensor:
+        product()
+        return out
 
-        def run() -> torch.Tensor:
-            call(x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
-            return out
-
-        return run
-
-    return BoundCase("scaled_mm_blockwise", "torch_scaled_mm_blockwise", make)
-
-
-def _mx(case: Case) -> BoundCase:
-    """hipBLASLt on gfx950 takes MXFP4 with its scales as they are."""
-    fp4, e8 = mx_types(gpu=torch.cuda.is_available())
-    call = op("_scaled_mm")
-
-    def make(inputs: Inputs, out: torch.Tensor) -> Call:
-        assert inputs.xs is not None
-        assert inputs.ws is not None
-        x, w, xs, ws = inputs.x.view(fp4), inputs.w.view(fp4).t(), inputs.xs.view(e8), inputs.ws.view(e8)
-
-        def run() -> torch.Tensor:
-            call(x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
-            return out
-
-        return run
-
-    return BoundCase("scaled_mm_mxfp4", "torch_scaled_mm_mxfp4", make)
+    return scaled

@@ -2,68 +2,61 @@
 
 `python -m worker.tuners.aiter.device_query facts|canary|times` prints one JSON object. `facts`: gfx,
 cu_num, device and versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason
-where the image's torch cannot multiply. `times`: compute_us and memory_us of the timed canary.
+if the image's torch cannot multiply. `times`: compute_us and memory_us of the timed canary.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from worker import PACKAGE_PARENT
+from worker.process import Child
 
 CANARY_SIZE = 256
 MARK = "GEMMFLEET-ONCHIP "
 POLL_S = 0.1
+TIMEOUT_S = 240.0
+"""Seconds for an answer: the process imports torch."""
 
 
-def query_device(what: str, env: Mapping[str, str], timeout_s: float, alive: Callable[[], None]) -> dict[str, Any]:
-    """The answer of a fresh process; `{"error": text}` where there is none. KeyboardInterrupt ends it."""
+def query_device(what: str, env: Mapping[str, str], alive: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The answer of a fresh process; `{"error": text}` if there is none. KeyboardInterrupt ends it."""
     path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
+    until = time.monotonic() + TIMEOUT_S
+    with tempfile.TemporaryFile() as out:
+        words = [sys.executable, "-m", "worker.tuners.aiter.device_query", what]
+        try:
+            process = Child(words, env={**env, "PYTHONPATH": path}, out=out.fileno())
+        except OSError as e:
+            return {"error": f"cannot be started: {e}"}
+        try:
+            while process.returncode is None:
+                if time.monotonic() > until:
+                    return {"error": f"no answer within {TIMEOUT_S:g} s"}
+                alive()
+                time.sleep(POLL_S)
+        finally:
+            process.kill()
+        out.seek(0)
+        lines = out.read().decode(errors="replace").splitlines()
+    answer = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), "")
+    print("".join(f"{line}\n" for line in lines if not line.startswith(MARK)), end="", flush=True)
     try:
-        proc = subprocess.Popen(
-            [sys.executable, "-m", "worker.tuners.aiter.device_query", what],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=None,
-            env={**env, "PYTHONPATH": path},
-        )
-    except OSError as e:
-        return {"error": f"cannot be started: {e}"}
-    until = time.monotonic() + timeout_s
-    try:
-        while proc.poll() is None:
-            if time.monotonic() > until:
-                return {"error": f"no answer within {timeout_s:g} s"}
-            alive()
-            time.sleep(POLL_S)
-        assert proc.stdout is not None
-        for line in proc.stdout.read().decode(errors="replace").splitlines():
-            if line.startswith(MARK):
-                answer = json.loads(line[len(MARK) :])
-                return answer if isinstance(answer, dict) else {"error": "it answered no object"}
-        return {"error": f"ended with status {proc.returncode} and without an answer"}
-    except ValueError as e:
-        return {"error": f"its answer cannot be read: {e}"}
-    finally:
-        if proc.poll() is None:
-            proc.kill()
-        proc.wait()
-        if proc.stdout is not None:
-            proc.stdout.close()
+        return dict(json.loads(answer))
+    except (ValueError, TypeError):
+        return {"error": f"ended with status {process.returncode} and without an answer"}
 
 
 def facts() -> dict[str, Any]:
-    """gfx, cu_num, device and versions by torch; `absent` where there is no torch or no GPU for it."""
-    try:
-        import torch
-    except ImportError as e:
-        return {"absent": f"no torch: {e}"}
+    """gfx, cu_num, device and versions by torch; `absent` if there is no torch or no GPU for it."""
+    import torch
+
     out: dict[str, Any] = {"torch": str(torch.__version__), "hip": getattr(torch.version, "hip", None)}
     if not torch.cuda.is_available():
         return {"absent": "torch sees no GPU", **out}
@@ -73,11 +66,9 @@ def facts() -> dict[str, Any]:
 
 
 def canary() -> dict[str, Any]:
-    """ok, us, detail; `absent` where torch is of no use."""
-    try:
-        import torch
-    except ImportError as e:
-        return {"absent": f"no torch: {e}"}
+    """ok, us, detail; `absent` if torch is of no use."""
+    import torch
+
     if not hasattr(torch, "mm"):
         return {"absent": "this torch has no matrix product"}
     from worker.tuners.common.device import Device
@@ -89,8 +80,7 @@ def canary() -> dict[str, Any]:
 
 def times() -> dict[str, Any]:
     """compute_us and memory_us of the timed canary. Raises what torch raises."""
-    from worker.tuners.common.device import Device
-    from worker.tuners.common.timed_canary import timed_canary
+    from worker.tuners.common.device import Device, timed_canary
 
     compute, memory = timed_canary(Device())
     return {"compute_us": compute, "memory_us": memory}
@@ -99,6 +89,8 @@ def times() -> dict[str, Any]:
 if __name__ == "__main__":
     try:
         answered = {"facts": facts, "canary": canary, "times": times}[sys.argv[1]]()
+    except ImportError as e:
+        answered = {"error" if sys.argv[1] == "times" else "absent": f"no torch: {e}"}
     except Exception as e:  # noqa: BLE001 - whatever the GPU does is the answer
         answered = {"error": f"{type(e).__name__}: {e}"[:1000]}
     print(MARK + json.dumps(answered), flush=True)

@@ -1,7 +1,8 @@
-"""Reads the files of an AITER tree: its scripts and their options, and which workarounds it needs.
+"""Reads the files of an AITER tree: its scripts and their options, which workarounds it needs, whether the shim fits.
 
 `inspect(root)` answers for a checkout or an installed package. It imports nothing of AITER and needs no GPU. A file
-that cannot be read is a sentence in `problems`; the answers are then the careful ones.
+that cannot be read is a sentence in `problems`; the answers are then the careful ones. Flags are read here and nowhere
+else: `make test-aiter` compares them with the scripts' own parsers.
 """
 
 from __future__ import annotations
@@ -11,38 +12,25 @@ import hashlib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import DEFAULT_GFX, Tree, read_text, tree_at
+from worker.aiter_tree.locate import DEFAULT_GFX, Tree, TreeFiles, tree_at
 from worker.families import FAMILIES, Family
 from worker.text import clean
+from worker.tuners.aiter.workarounds import WORKAROUNDS, Applicability, asm_dir
 
-A4W4 = "a4w4_blockscale"
-LIST = "f4gemm/f4gemm_bf16_per1x32Fp4.csv"
-"""The a4w4 script's list of ASM kernels, below get_asm_dir()."""
-PRODUCTS = re.compile(r"^(?P<indent>[ \t]*)(?P<name>[xw]_f32) = (?P=name) \* (?P<scales>[xw]_scales_f32)[ \t]*$", re.M)
-"""The lines of the a4w4 script's run_torch() where an operand meets its scales."""
-_TILES = re.compile(r"""["'](tile_[mMnN])["']""")
-_FLAG_ACTIONS = frozenset(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"))
+SHIM = Path(__file__).parent / "shim"
+MP_TUNER = "aiter/utility/mp_tuner.py"
 WINDOWS = "2025-11 to 2026-03, and v0.1.14 or later"
 """The AITERs that gemmfleet promises to drive."""
-
-
-@dataclass(frozen=True, slots=True)
-class Applicability:
-    """Verdict on a workaround (`needed`, `harmless` if it would change nothing, or `harmful`) and its evidence: texts
-    of the form `file:line: what stands there`."""
-
-    verdict: str
-    evidence: tuple[str, ...]
+_FLAG_ACTIONS = frozenset(("store_true", "store_false", "store_const", "append_const", "count", "help", "version"))
 
 
 @dataclass(frozen=True, slots=True)
 class TunerScript:
-    """One family's script. `flags`: each long option, `flag` or `value`, by the files until a run has asked the
-    script's own --help. `columns`: those of its untuned CSV, in AITER's words."""
+    """One family's script. `flags`: each long option, `flag` or `value`. `columns`: those of its untuned CSV, in
+    AITER's words."""
 
     path: Path
     flags: Mapping[str, str]
@@ -69,109 +57,62 @@ class Findings:
 
     def as_json(self) -> dict[str, Any]:
         """The document that `worker probe --aiter-root` prints (docs/how-to/new-aiter.md)."""
+        families = {
+            name: {
+                "script": str(script.path.relative_to(self.tree.root)), "flags": dict(script.flags),
+                "columns": list(script.columns),
+            }
+            for name, script in self.families.items()
+        }  # fmt: skip
+        workarounds = {n: {"verdict": w.verdict, "evidence": list(w.evidence)} for n, w in self.workarounds.items()}
         return {
-            "tree": self.tree.as_json(),
-            "gfx": self.gfx,
-            "promised": self.promised,
-            "families": {
-                name: {
-                    "script": str(script.path.relative_to(self.tree.root)),
-                    "flags": dict(script.flags),
-                    "columns": list(script.columns),
-                }
-                for name, script in self.families.items()
-            },
-            "asm_dir": self.asm_dir,
-            "workarounds": {
-                name: {"verdict": found.verdict, "evidence": list(found.evidence)}
-                for name, found in self.workarounds.items()
-            },
-            "k256_sound": self.k256_sound,
-            "files": dict(self.files),
-            "problems": list(self.problems),
-        }
-
-
-class _Files:
-    """The files of a tree by their paths below its root, each read once. `problems`: what could not be read."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-        self.problems: list[str] = []
-        self.text = cache(self._read)
-
-    def name(self, path: Path) -> str:
-        return path.relative_to(self.tree.root).as_posix()
-
-    def at(self, path: Path, pattern: str) -> list[str]:
-        """The first place where a regular expression matches, as evidence; empty if there is none."""
-        text = self.text(path)
-        found = re.search(pattern, text, re.M)
-        if found is None:
-            return []
-        number = text.count("\n", 0, found.start()) + 1
-        return [f"{self.name(path)}:{number}: {clean(text.splitlines()[number - 1], 200)}"]
-
-    def _read(self, path: Path) -> str:
-        try:
-            return read_text(path)
-        except FileNotFoundError:
-            return ""
-        except (OSError, ValueError) as e:
-            self.problems.append(f"{clean(self.name(path), 200)} cannot be read: {e}")
-            return ""
+            "tree": self.tree.as_json(), "gfx": self.gfx, "promised": self.promised, "families": families,
+            "asm_dir": self.asm_dir, "workarounds": workarounds, "k256_sound": self.k256_sound,
+            "files": dict(self.files), "problems": list(self.problems),
+        }  # fmt: skip
 
 
 def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
     """Findings on the tree at `root` for a chip. Raises NotATreeError if there is none."""
     tree = root if isinstance(root, Tree) else tree_at(Path(root), gfx=gfx)
-    files = _Files(tree)
+    files = TreeFiles(tree)
     core, quantiser = tree.package / "jit" / "core.py", tree.package / "utility" / "fp4_utils.py"
-    where = _asm_dir(files.text(core))
-    trimmed = bool(files.at(quantiser, r":\s*scaleN_valid\s*\]"))
+    scales = files.text(quantiser)
     # one group of 32 rows to the next has to count the padding (ROCm/aiter d6cefa9783, 2026-04-30, v0.1.14)
-    sound = bool(re.search(r"bs_offs_0\s*\*\s*2\s*\*\s*16\s*\*\s*scaleN_pad\b", files.text(quantiser)))
+    sound = bool(re.search(r"bs_offs_0\s*\*\s*2\s*\*\s*16\s*\*\s*scaleN_pad\b", scales))
+    merges, trims = "model_configs" in files.text(core), bool(re.search(r":\s*scaleN_valid\s*\]", scales))
     inside = (tree.package / "utility" / name for name in ("base_tuner.py", "mp_tuner.py"))
     hashed = [core, *inside, quantiser, *dict.fromkeys(tree.scripts.values())]
     return Findings(
         tree,
         gfx,
         {name: _script(files, FAMILIES[name], path) for name, path in tree.scripts.items()},
-        where,
-        {
-            "asm_dir_symlink": _symlink(files, core, where, gfx),
-            "tile_column_case": _case(files, where, gfx),
-            "k_trim": _trim(files, quantiser, trimmed),
-        },
+        asm_dir(files),
+        {w.name: w.predicate(files, gfx) for w in WORKAROUNDS.values()},
         sound,
-        sound
-        or ("model_configs" in files.text(core) and not trimmed),  # merged since 2025-11-05, trimmed since 2026-03
+        sound or (merges and not trims),  # tables are merged since 2025-11-05, scales trimmed since 2026-03
         {files.name(p): hashlib.sha256(text.encode()).hexdigest() for p in hashed if (text := files.text(p))},
         tuple(files.problems),
     )
 
 
-# --- scripts --------------------------------------------------------------------------------------------------------
-
-
-def _script(files: _Files, family: Family, path: Path) -> TunerScript:
+def _script(files: TreeFiles, family: Family, path: Path) -> TunerScript:
     """The family's script, with the columns of the list of shapes that AITER ships for it."""
     listed = files.text(files.tree.package / "configs" / family.untuned_csv).split("\n", 1)[0]
     columns = tuple(c.strip() for c in listed.split(",") if c.strip())
     return TunerScript(path, _flags(files, path, set()), columns or family.to_aiter(family.key_names))
 
 
-def _flags(files: _Files, path: Path, seen: set[Path]) -> dict[str, str]:
+def _flags(files: TreeFiles, path: Path, seen: set[Path]) -> dict[str, str]:
     """The long options of a script and of the tuners that it imports, read flatly: whatever is added is an option, but
     for those of an imported tuner that the script takes back (`if "--splitK" in action.option_strings`)."""
     seen.add(path)
     try:
-        tree = ast.parse(files.text(path))
+        nodes = list(ast.walk(ast.parse(files.text(path))))
     except (SyntaxError, ValueError, RecursionError) as e:
-        files.problems.append(f"{files.name(path)} is no Python that can be parsed here: {clean(str(e), 120)}")
+        files.problem(f"{files.name(path)} is no Python that can be parsed here: {clean(str(e), 120)}")
         return {}
     out: dict[str, str] = {}
-    nodes = list(ast.walk(tree))
     for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module and any("Tuner" in a.name for a in node.names):
             parts = node.module.split(".")
@@ -185,8 +126,7 @@ def _flags(files: _Files, path: Path, seen: set[Path]) -> dict[str, str]:
             out.pop(str(getattr(node.left, "value", "")), None)
     for node in nodes:
         if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument":
-            words = {k.arg: k.value for k in node.keywords}
-            action = words.get("action")
+            action = {k.arg: k.value for k in node.keywords}.get("action")
             both = getattr(action, "attr", "") == "BooleanOptionalAction"
             kind = "flag" if both or getattr(action, "value", None) in _FLAG_ACTIONS else "value"
             names = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
@@ -195,63 +135,47 @@ def _flags(files: _Files, path: Path, seen: set[Path]) -> dict[str, str]:
     return out
 
 
-# --- workarounds ----------------------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class ShimFit:
+    """Fit of the shim to a tree's mp_tuner.py; `why` not. Hashes are sha256."""
+
+    why: str
+    target_sha256: str = ""
+    shim_sha256: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return not self.why
+
+    def as_json(self) -> dict[str, str]:
+        """Data for provenance."""
+        return {
+            "name": "candidate_journal", "target": MP_TUNER, "sha256": self.target_sha256,
+            "shim_sha256": self.shim_sha256, "state": f"not used: {self.why}" if self.why else "used",
+        }  # fmt: skip
 
 
-def _asm_dir(core: str) -> str:
-    """Result of get_asm_dir(), below the tree's meta folder: `hsa/{gfx}` or `hsa`; "" if it is unknown."""
-    body = re.search(r"^def get_asm_dir\(\)[^\n]*\n(?:[ \t][^\n]*\n)*?[ \t]+return ([^\n]+)", core, re.M)
-    value = body[1].strip() if body else ""
-    if re.fullmatch(r"\w+", value):
-        given = re.search(rf"^[ \t]*{value}\s*=\s*([^\n]+)", core, re.M)
-        value = given[1] if given else ""
-    return "hsa/{gfx}" if "gfx" in value else "hsa" if "hsa" in value else ""
+def shim_fit(package: Path) -> ShimFit:
+    """Read `package`/utility/mp_tuner.py (`package`: the folder `aiter`). Needs no import and no GPU."""
+    try:
+        source = (package / "utility" / "mp_tuner.py").read_bytes()
+        tree = ast.parse(source)
+    except (OSError, SyntaxError, ValueError) as e:
+        return ShimFit(f"{MP_TUNER} cannot be read: {e}")
+    hashes = (hashlib.sha256(s).hexdigest() for s in (source, (SHIM / "sitecustomize.py").read_bytes()))
+    return ShimFit(_misfit({n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}), *hashes)
 
 
-def _symlink(files: _Files, core: Path, where: str, gfx: str) -> Applicability:
-    """Verdict on linking the chip's folders to where get_asm_dir() leads: each family has its lists in one of them."""
-    seen = files.at(core, r"AITER_ASM_DIR\s*=|def get_asm_dir")
-    real, there = files.tree.meta / "hsa" / gfx, files.tree.meta / where.format(gfx=gfx)
-    missed = [p for p in sorted(real.glob("*/")) if where and p.is_dir() and not (there / p.name).exists()]
-    if not missed:
-        return Applicability("harmless", (*seen, f"get_asm_dir() leads to {where or 'a folder that is unknown'}"))
-    lies = f"{files.name(missed[0])}: is where it lies"
-    return Applicability("needed", (*seen, f"{files.name(there / missed[0].name)}: is where AITER looks", lies))
-
-
-def asm_list(tree: Tree, where: str, gfx: str) -> Path | None:
-    """The a4w4 script's list of ASM kernels."""
-    places = (tree.meta / (place or "hsa").format(gfx=gfx) / LIST for place in (where, "hsa/{gfx}"))
-    return next((p for p in places if p.is_file()), None)
-
-
-def _case(files: _Files, where: str, gfx: str) -> Applicability:
-    """Verdict on giving the script the list's names of its columns.
-
-    Never the list the script's: a C++ struct is made of the list's header, so whoever renames it (the older guides'
-    fix) breaks the production kernel too.
-    """
-    path, script = asm_list(files.tree, where, gfx), files.tree.scripts.get(A4W4)
-    if script is None or path is None:
-        what = "no a4w4 script" if script is None else f"no {LIST} for {gfx}"
-        return Applicability("harmless", (f"{what} here, so there is nothing to agree on",))
-    header = {c.strip() for c in files.text(path).split("\n", 1)[0].split(",")}
-    names = set(_TILES.findall(files.text(script)))
-    evidence = (*files.at(path, r"\A"), *files.at(script, _TILES.pattern))
-    if names and not names <= header and {n.lower() for n in names} <= {c.lower() for c in header}:
-        return Applicability("needed", evidence)
-    if names and names <= header and header & {"tile_M", "tile_N"}:
-        struct = files.at(files.tree.meta / "csrc" / "py_itfs_cu" / "asm_gemm_a4w4.cu", r"\btile_M\b")
-        return Applicability("harmful", (*evidence, *struct))
-    return Applicability("harmless", evidence)
-
-
-def _trim(files: _Files, quantiser: Path, trimmed: bool) -> Applicability:
-    """Verdict on trimming the scales in the reference of the a4w4 script, which multiplies them by operands
-    that are as wide as K (the quantiser does it by itself since ROCm/aiter e6af9a487d)."""
-    script = files.tree.scripts.get(A4W4)
-    ours = files.at(script, PRODUCTS.pattern) if script else []
-    padded = files.at(quantiser, r"scaleN\s*=\s*.*\*\s*8\b")
-    if trimmed or not ours or not files.text(quantiser):
-        return Applicability("harmless", (*files.at(quantiser, r":\s*scaleN_valid\s*\]"), *ours))
-    return Applicability("needed", (*padded, *ours))
+def _misfit(functions: Mapping[str, ast.FunctionDef]) -> str:
+    """Reason that the shim cannot wrap these functions, "" if it can."""
+    worker, group = functions.get("worker"), functions.get("work_group")
+    if worker is None or group is None:
+        return "it has no functions worker and work_group"
+    if "info" not in [a.arg for a in worker.args.args]:
+        return "its function worker takes no info"
+    if not any(isinstance(n, ast.Call) and getattr(n.func, "id", "") == "worker" for n in ast.walk(group)):
+        return "its function work_group does not call worker"
+    returns = [n.value for n in ast.walk(worker) if isinstance(n, ast.Return)]
+    if not returns or not all(isinstance(r, ast.Tuple) and len(r.elts) == 3 for r in returns):
+        return "its function worker does not return (info, us, error)"
+    return ""

@@ -1,8 +1,8 @@
 """One process of AITER from start to end, followed live, and the script that shows its fault again.
 
-It is ended early where it cannot go on: a candidate's process is dead, AITER reports that one died, nothing moves any
-more, a shape takes longer than it may. AITER itself would wait (for ever, before 2025-12-30) or drop all candidates of
-the shape.
+It is ended early if it cannot go on: a candidate's process is dead, a known issue that ends processes is printed,
+nothing moves any more, a shape takes longer than it may. AITER itself would wait (for ever, before 2025-12-30) or drop
+all candidates of the shape.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ import shlex
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from worker.families import legal_cells
 from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
-from worker.protocol import Row, SpecShape
+from worker.protocol import SHAPE_VERDICTS, Row, SpecShape
 from worker.protocol.blocklist import BlocklistEntry
-from worker.protocol.paths import AITER_CLEARED, AITER_SWITCHES
 from worker.text import clean, plural
 from worker.tuners.aiter.blocklist import LeftOut
-from worker.tuners.aiter.command import ProcessFiles, argv
-from worker.tuners.aiter.progress import CandidateJournal, JournalStep, parse_line
-from worker.tuners.aiter.session import AiterImage, TuningContext
-from worker.tuners.aiter.shape_tracker import ShapeTracker
+from worker.tuners.aiter.known_issue import Diagnosis
+from worker.tuners.aiter.known_issues import diagnose, ends_process
+from worker.tuners.aiter.launch import LEFT_OUT, LOG, PROFILE, TUNED, UNTUNED, argv, is_switch
+from worker.tuners.aiter.rows import JournalStep
+from worker.tuners.aiter.session import Job
+from worker.tuners.aiter.tracker import ShapeTracker
 from worker.tuners.base import Emit, TunerFault
 
 TICK_S = 0.1
 COMPILER_SEARCH_S = 1.0
-"""Seconds of silence after which a compiler is looked for even where no build was announced."""
+"""Seconds of silence after which a compiler is looked for."""
 LAST_WORDS_S = 1.0
 """Seconds from the first sign of a fault in which the rest of its output (and of a core dump's) may come."""
 STOP_S = 5.0
@@ -40,122 +41,105 @@ KEPT_LINES = 40
 REPRO = "repro"
 """Below an attempt's folder, where the controller looks for it."""
 REPRO_TIMEOUT_S = 120
-_SHOWN_ENV = (
-    "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR", "GPU_ARCHS",
-    "CU_NUM",
-)  # fmt: skip
+_SHOWN_ENV = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR")
 COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdclang", "g++", "c++", "cmake")
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessEnd:
-    """End of a process: `how` (done, fault, hang, oom or error), its text, status, and the candidate at work, if known.
-
-    `output`: the last lines that it printed, for the catalogue of known issues.
-    """
-
-    how: str
-    detail: str
-    status: int | None
-    step: JournalStep | None
-    output: str
-
-
-@dataclass(frozen=True, slots=True)
-class ProcessResult:
-    """A process that ended, with what is needed to run it again.
+    """End of a process: `how` (done, fault, hang, oom or error), its text, its status, the candidate at work if known,
+    and the last lines that it printed.
 
     `left`: shapes without a verdict. `current`: the shape in flight; `partial`: what was measured of it.
     """
 
-    end: ProcessEnd
-    left: tuple[int, ...]
-    current: int | None
-    files: ProcessFiles
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: Path
+    how: str
+    detail: str
+    status: int | None = None
+    step: JournalStep | None = None
+    output: str = ""
+    left: tuple[int, ...] = ()
+    current: int | None = None
     partial: tuple[Row, ...] = ()
 
+    @property
+    def known(self) -> Diagnosis | None:
+        """The known issue that explains it best."""
+        return diagnose(f"{self.output}\n{self.detail}", self.status)
 
-def run_shapes(
-    context: TuningContext, shapes: Sequence[SpecShape], folder: Path, emit: Emit, left_out: LeftOut
-) -> ProcessResult:
-    """Tune the shapes in one process, in a new folder of its own. Raises OSError, ValueError, and TunerFault where
-    AITER names another chip."""
-    files = ProcessFiles(folder)
+    def told(self, when: str = "") -> str:
+        """Text of the failure. `when`: on which shape of gemmfleet's own, "" for a user's."""
+        text = f"{self.detail} ({when})" if when else self.detail
+        last = next((line.strip() for line in reversed(self.output.splitlines()) if line.strip()), "")
+        more = f"last line of its output: {last[:300]}" if last else ""
+        if found := self.known:
+            more = found.detail(text, own_shape=bool(when))
+        return f"{text}: {more}" if more else text
+
+
+def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, left_out: LeftOut) -> ProcessEnd:
+    """Tune the shapes in one process, in a new folder of its own. Raises OSError, ValueError, and TunerFault if AITER
+    names another chip: rows are looked up by gfx and cu_num."""
     folder.mkdir(parents=True)
-    rows = [legal_cells(context.family, s.key) for s in shapes]
-    with open(files.untuned, "w", newline="") as f:
+    rows = [legal_cells(job.family, s.key) for s in shapes]
+    with open(folder / UNTUNED, "w", newline="") as f:
         out = csv.writer(f, lineterminator="\n")
-        out.writerow(context.family.to_aiter(context.columns))
-        out.writerows([row.get(c, "") for c in context.columns] for row in rows)
-    left_out.write(files.blocked)
-    words = argv(
-        context.family, context.script, context.options, files,
-        batch=context.strategy.batch, err_ratio=context.limits.err_ratio,
-    )  # fmt: skip
-    command, env = (sys.executable, *words), context.env(files)
-    tracker = ShapeTracker(context, shapes, files, left_out, emit)
-    log = OutputLog(files.log)
+        out.writerow(job.family.to_aiter(job.columns))
+        out.writerows([row.get(c, "") for c in job.columns] for row in rows)
+    left_out.write(folder / LEFT_OUT)
+    tracker, log = ShapeTracker(job, shapes, folder, left_out, emit), OutputLog(folder / LOG)
     with log.open() as printed:
-        process = Child(command, env=env, cwd=context.image.cwd, out=printed.fileno())
-    end = _Follower(context, tracker, emit, log).follow(process)
-    _check_chip(context.image, tracker.devices)
-    flight = tracker.flight
-    return ProcessResult(
-        end, tuple(flight.left), flight.current, files, command, env, context.image.cwd, tuple(tracker.partial())
-    )
-
-
-def _check_chip(image: AiterImage, devices: set[tuple[str, str]]) -> None:
-    """Compare AITER's chip with the slot's: rows are looked up by gfx and cu_num. Raises TunerFault if they differ."""
-    ours = (image.gfx, str(image.device.get("cu_num")))
-    for gfx, cu_num in devices if image.seen_by_torch else ():
+        process = Child(command(job, folder), env=job.env(folder), cwd=job.image.tree.root, out=printed.fileno())
+    end = _Follower(job, tracker, emit, log).follow(process)
+    ours = (job.image.gfx, str(job.image.device.get("cu_num")))
+    for gfx, cu_num in tracker.devices if job.image.seen_by_torch else ():
         if (gfx or ours[0], cu_num or ours[1]) != ours:
             text = f"AITER writes rows for gfx {gfx or 'unnamed'} and cu_num {cu_num}"
             raise TunerFault("error", f"{text}, and this slot is {ours[0]} with {ours[1]}")
+    return end
+
+
+def command(job: Job, folder: Path) -> list[str]:
+    """The command line of a process that has its files in a folder."""
+    err_ratio = job.limits.err_ratio
+    return [sys.executable, *argv(job.family, job.script, job.options, folder, batch=job.batch, err_ratio=err_ratio)]
 
 
 class _Follower:
     """Watches one process to its end; its output goes to the slot's log as well."""
 
-    def __init__(self, context: TuningContext, tracker: ShapeTracker, emit: Emit, log: OutputLog) -> None:
-        self._shape_s = context.options.tuner_timeout
-        self._quiet_limit_s = context.options.tuner_timeout or context.limits.quiet_s
-        self._grace_s = context.limits.grace_s
-        self._tracker = tracker
-        self._emit = emit
+    def __init__(self, job: Job, tracker: ShapeTracker, emit: Emit, log: OutputLog) -> None:
+        self._shape_s = job.options.tuner_timeout
+        self._quiet_limit_s = job.options.tuner_timeout or job.limits.quiet_s
+        self._grace_s = job.limits.grace_s
+        self._tracker, self._emit = tracker, emit
         self._log, self._lines = log, Splitter()
         self._fatal_at: float | None = None
         self._quiet = self._of_shape = self._busy = 0.0
-        self._shape: int | None = None
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
 
     def follow(self, process: Child) -> ProcessEnd:
         """Follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is let through."""
         try:
-            self._tracker.flight.advance()
             why = self._until_end(process)
             printed = list(self._tail)  # what it prints of our own signal is beside the point
             if why is not None:
                 process.stop(min(self._grace_s, STOP_S) if why[0] == "hang" else 0.0)
             self._read()
-            end = self._end(process.returncode, why, "\n".join(printed if why else self._tail))
+            return self._end(process.returncode, why, "\n".join(printed if why else self._tail))
         finally:
             process.stop(self._grace_s * 0.8)
-        return self._settled(end)
 
     def _until_end(self, process: Child) -> tuple[str, str] | None:
-        """(how, text) where it is to be ended, None where it ended by itself."""
-        watch = Stopwatch()
+        """(how, text) if it is to be ended, None if it ended by itself."""
+        watch, shape = Stopwatch(), None
         while process.returncode is None:
-            moved = self._read()
-            step = watch.turn()
-            if self._tracker.flight.current not in (None, self._shape):  # another shape began
-                self._shape, self._of_shape, moved = self._tracker.flight.current, 0.0, True
-            self._quiet = 0.0 if moved or self._compiles(process) else self._quiet + step
-            self._of_shape = 0.0 if self._tracker.building else self._of_shape + step
+            moved, step = self._read(), watch.turn()
+            builds = not moved and self._quiet >= COMPILER_SEARCH_S and self._compiles(process)
+            if self._tracker.current != shape:
+                shape, self._of_shape, moved = self._tracker.current, 0.0, True
+            self._quiet = 0.0 if moved or builds else self._quiet + step
+            self._of_shape = 0.0 if builds else self._of_shape + step
             self._emit.alive()  # hangs are ours to find: the agent's watchdog does not know the candidate
             if why := self._why_end(time.monotonic()):
                 self._read()
@@ -166,15 +150,19 @@ class _Follower:
     def _read(self) -> bool:
         """Take in what is new; True if there was anything."""
         output = self._log.read(mirror=1)
-        lines = self._lines.feed(output)
-        self._tail.extend(lines)
-        events = [e for e in map(parse_line, lines) if e is not None]
-        return self._tracker.feed(events) or bool(output)
+        for line in self._lines.feed(output):
+            self._tail.append(line)
+            if (issue := ends_process(line)) is not None:
+                self._tracker.set_fatal(issue.reason if issue.reason == "hang" else "fault", clean(line, 1000))
+        return self._tracker.read() or bool(output)
 
     def _why_end(self, now: float) -> tuple[str, str] | None:
         tracker = self._tracker
-        if tracker.fatal is None and (step := _orphan(tracker.journal)):
-            tracker.set_fatal("fault", f"the process of candidate {step.candidate.describe()} died")
+        dead = [s for s in tracker.at_work() if not is_alive(s.pid)] if tracker.fatal is None else []
+        if dead and tracker.read() and dead[0] not in tracker.at_work():
+            dead = []  # it had ended, and its process after it
+        if dead:
+            tracker.set_fatal("fault", f"the process of candidate {dead[0].candidate.describe()} died")
         if tracker.fatal is not None:
             self._fatal_at = self._fatal_at or now
             return tracker.fatal if now - self._fatal_at > LAST_WORDS_S else None
@@ -186,77 +174,47 @@ class _Follower:
 
     def _compiles(self, process: Child) -> bool:
         """True if a compiler of its tree is at work: a build may print nothing for minutes."""
-        if not self._tracker.building and self._quiet < COMPILER_SEARCH_S:
-            return False
         compilers = [pid for pid, name in process.members().items() if name.startswith(COMPILERS)]
         before, self._busy = self._busy, cpu_seconds(compilers)
         return bool(compilers) and self._busy != before
 
     def _end(self, status: int | None, why: tuple[str, str] | None, output: str) -> ProcessEnd:
-        step, why = self._tracker.at_work(), why or self._tracker.fatal
-        if why is not None:
-            named = step.candidate.describe() if step else ""
-            at = f", at candidate {named}" if named not in why[1] else ""
-            return ProcessEnd(why[0], why[1] + at, None, step, output)  # the status would be that of our own signal
-        if status is not None and status < 0:
-            return ProcessEnd("fault", f"AITER's process {exit_words(status)}", status, step, output)
-        left = self._tracker.unreported()
-        if self._tracker.error or (left and (status or 0) > 0):
-            text = (
-                self._tracker.error
-                or f"AITER ended with status {status}, {plural(len(left), 'shape')} without a result"
-            )
-            return ProcessEnd("error", text, status, None, output)
-        return ProcessEnd("done", "", status, None, output)
-
-    def _settled(self, end: ProcessEnd) -> ProcessEnd:
         """The end, once all is settled that can be; the shape to blame is in flight then."""
-        tracker, flight = self._tracker, self._tracker.flight
-        tracker.settle_all(whole=end.how == "done")
-        short = [s for s in flight.left if s in tracker.out_of_memory]
-        if tracker.culprit is not None and tracker.culprit.shape is not None:
-            flight.begin(tracker.culprit.shape)
-        elif short and end.how == "done":
-            flight.begin(short[0])
-            return replace(end, how="oom", detail="all candidates of the shape ran out of memory")
-        return end
+        tracker, found = self._tracker, diagnose(output, None)
+        reason = found.issue.reason if found and found.issue.rank != "remark" else ""
+        step, left = next(iter(tracker.at_work()), None), tracker.unknown()
+        how, text = "done", ""
+        if why := why or tracker.fatal:
+            named, status = step.candidate.describe() if step else "", None  # it would be that of our own signal
+            how, text = why[0], why[1] + (f", at candidate {named}" if named not in why[1] else "")
+        elif status is not None and status < 0:
+            how, text = "fault", f"AITER's process {exit_words(status)}"
+        elif left and reason not in SHAPE_VERDICTS and (status or reason):
+            how, text = "error", f"AITER ended with status {status}, {plural(len(left), 'shape')} without a result"
+        chip = found.line if found and reason == "unsupported" else ""
+        if tracker.settle_all(whole=how == "done", chip=chip, refused=reason in SHAPE_VERDICTS):
+            how, text = "oom", "all candidates of the shape ran out of memory"
+        at_work = step if how in ("fault", "hang") else None
+        return ProcessEnd(
+            how, text, status, at_work, output, tuple(tracker.left), tracker.current, tuple(tracker.partial())
+        )
 
 
-def _orphan(journal: CandidateJournal) -> JournalStep | None:
-    """A candidate whose process is dead."""
-    dead = [s for s in journal.open if not is_alive(s.pid)]
-    if dead:
-        journal.read()  # it may have ended, and its process after it, since the last time
-    return next((s for s in dead if s in journal.open), None)
-
-
-def leave_out(
-    left_out: LeftOut, result: ProcessResult, entry: BlocklistEntry, folder: Path, shown: str = "", of: str = ""
-) -> LeftOut:
-    """Candidates to leave out next, the one that ended this process among them, with a reproduction in `folder`.
-
-    `shown`: what stands before the reproduction's name in texts; `of`: whose candidate it is, for the log.
-    """
-    made = left_out.and_(entry, shown + write_repro(folder, result, entry).name)
-    name, why = entry.candidate.describe(), made.why(entry.candidate)
-    print(f"gemmfleet: candidate {name}{of} is left out ({why})", flush=True)
-    return made
-
-
-def write_repro(folder: Path, result: ProcessResult, entry: BlocklistEntry) -> Path:
-    """A folder with the one-row CSV and the command that shows the fault; its path.
+def write_repro(job: Job, folder: Path, entry: BlocklistEntry, into: Path) -> Path:
+    """A folder below `into` with the one-row CSV of a process and the command that shows its fault; its path.
 
     The command is AITER's own, without anything of ours: it measures all candidates of the shape and meets the one.
     """
-    files, env = result.files, result.env
     name = "-".join([entry.family, *entry.candidate.key[-4:], *entry.candidate.ident[:2]])
-    target = folder / "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120]
+    target = into / "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120]
     target.mkdir(parents=True, exist_ok=True)
-    (target / "untuned.csv").write_text(files.untuned.read_text())
-    moved = {str(files.untuned): "untuned.csv", str(files.tuned): "tuned.csv", str(files.profile): "profile.csv"}
-    switches = sorted(n for n in {*os.environ, *env} if AITER_CLEARED.fullmatch(n) or AITER_SWITCHES.fullmatch(n))
+    (target / UNTUNED).write_text((folder / UNTUNED).read_text())
+    env, moved = job.env(), {str(folder / n): f'"$here/{n}"' for n in (UNTUNED, TUNED, PROFILE)}
+    switches = sorted(n for n in {*os.environ, *env} if is_switch(n))
     shown = [n for n in dict.fromkeys((*_SHOWN_ENV, *switches)) if env.get(n)]
-    words = [f'"$here/{moved[w]}"' if w in moved else shlex.quote(w) for w in _impatient(result.argv)]
+    words = command(job, folder)
+    if "--timeout" in words:  # a limit that a person can wait for
+        words[words.index("--timeout") + 1] = str(REPRO_TIMEOUT_S)
     lines = [
         "#!/bin/sh",
         f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, to be run in its image on its node:",
@@ -264,28 +222,14 @@ def write_repro(folder: Path, result: ProcessResult, entry: BlocklistEntry) -> P
         *(f"# {line}" for line in clean(entry.detail, 500).splitlines()),
         "# where AITER waits for ever for a process that died, end it with Ctrl-C",
         'here=$(cd -- "$(dirname -- "$0")" && pwd) || exit 1',
-        'rm -f -- "$here/tuned.csv" "$here/profile.csv"',
-        f"cd -- {shlex.quote(str(result.cwd))} || exit 1",
+        f'rm -f -- "$here/{TUNED}" "$here/{PROFILE}"',
+        f"cd -- {shlex.quote(str(job.image.tree.root))} || exit 1",
         "export PYTHONFAULTHANDLER=1 PYTHONUNBUFFERED=1",
-        *(f"export {n}={shlex.quote(_without_ours(n, env[n]))}" for n in shown),
+        *(f"export {n}={shlex.quote(env[n])}" for n in shown),
         *(f"unset {n}" for n in switches if n not in shown),
-        "exec " + " ".join(words),
+        "exec " + " ".join(moved.get(w) or shlex.quote(w) for w in words),
     ]
     script = target / "reproduce.sh"
     script.write_text("\n".join(lines) + "\n")
     script.chmod(0o700)
     return target
-
-
-def _impatient(argv: Sequence[str]) -> list[str]:
-    """The command with a limit that a person can wait for, where it has one."""
-    words = list(argv)
-    if "--timeout" in words:
-        words[words.index("--timeout") + 1] = str(REPRO_TIMEOUT_S)
-    return words
-
-
-def _without_ours(name: str, value: str) -> str:
-    if name != "PYTHONPATH":
-        return value
-    return os.pathsep.join(p for p in value.split(os.pathsep) if not p.endswith("/shim"))

@@ -2,42 +2,64 @@
 
 A group that faults goes back to the scheduler, which lets the shape in flight run alone. A shape that runs alone and
 loses a candidate goes on without it if the slot proves healthy: the others are measured, and the faulty one is
-recorded with a reproduction.
+recorded with a reproduction. Before the first measurement the modules are built with a tiny shape of our own. It is
+tuned like any other, and its rows are thrown away.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from worker.families import FAMILIES, Family, legal_cells
-from worker.protocol import SHAPE_VERDICTS, Spec, SpecShape
+from worker.families import FAMILIES, Family, fp8_cell, legal_cells
+from worker.protocol import Row, Spec, SpecShape
+from worker.protocol.blocklist import BlocklistEntry
 from worker.text import plural
 from worker.tuners.aiter.blocklist import MAX_FAULTS, LeftOut, chosen_candidates
 from worker.tuners.aiter.device_query import query_device
-from worker.tuners.aiter.known_issues.catalogue import diagnose
-from worker.tuners.aiter.run import REPRO, ProcessResult, leave_out, run_shapes
-from worker.tuners.aiter.session import AiterImage, Limits, Session, TuningContext, inspect_image
+from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
+from worker.tuners.aiter.session import Job, Limits, Session, inspect_image, say
 from worker.tuners.aiter.spec import Options
-from worker.tuners.aiter.warmup import CANARY_TIMEOUT_S, Warmup, failure
-from worker.tuners.aiter.workarounds import AppliedWorkaround
+from worker.tuners.aiter.workarounds import Applied
 from worker.tuners.base import Emit, Place, TunerFault
 
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog after which a hang is ended here, where the candidate is known."""
+HOPELESS = 5
+"""Candidates of a tiny shape that ended their process with none measured: the fault is not theirs then."""
+FIRST = "before the first shape, on a tiny one"
+TINY = {
+    "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
+}  # fmt: skip
+"""Sizes of the tiny shape."""
+
+Canary = tuple[bool, float, str]
+
+
+def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
+    """Key of a shape that the kernels of every date take: TINY, and the defaults of the other columns."""
+    key: dict[str, int | str] = {}
+    for column in family.columns:
+        cell = TINY.get(column.name, column.default or "")
+        key[column.name] = fp8_cell(gfx) if "float8" in str(cell) else int(cell) if column.kind == "int" else cell
+    return key
 
 
 class AiterTuner:
     """Tuner that drives the AITER of the image that the worker runs in."""
 
+    timed_canary_s = 15.0
+    """A process that imports torch."""
+
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
-        self._session: Session | None = None
-        self._warmup: Warmup | None = None
+        self._made: Session | None = None
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """Take the node's options. Raises ValueError."""
@@ -46,106 +68,129 @@ class AiterTuner:
         Options.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
-        """Find AITER, query the chip, build the modules of the family where it is known.
+        """Find AITER, query the chip, build the modules of the family if it is known.
 
         Returns gfx, cu_num, device, versions, and `aiter`: tree, commit, what is ignored, what was applied.
         """
         options = Options.parse(self._raw)
         image = inspect_image(options)
         for note in filter(None, (image.warning, *image.notes)):
-            _say(note)
-        session = self._session = Session.make(image, self._place)
-        self._warmup = Warmup(session, self._place)
+            say(note)
+        session = self._made = Session.make(image, self._place)
         family = FAMILIES.get(options.family)
-        if family is not None and not _refusal(family, image):
+        if family is not None and not image.refusal(family):
             if family.aiter.pads_k_to:  # workarounds that shapes of padded K will need are reported now
                 session.adapted(family, [{"K": family.aiter.pads_k_to + 1}])
-            context = session.context(family, options)
-            for note in context.strategy.notes:
-                _say(note)
-            self._warmup.build_modules(context, lambda: None)
+            self._build(session.job(family, options), lambda: None)
         return {**image.device, "aiter": {**image.as_json(), "applied": [_brief(a) for a in session.applied]}}
 
-    def canary(self) -> tuple[bool, float, str]:
-        """The torch tuner's canary in a process of its own; AITER on a tiny shape where torch cannot multiply."""
-        session, warmup = self._opened()
-        answer = query_device("canary", session.env(), CANARY_TIMEOUT_S, lambda: None)
+    def canary(self) -> Canary:
+        """The torch tuner's canary in a process of its own. AITER's torch can always multiply; one that cannot proves
+        nothing."""
+        answer = query_device("canary", self._session.env())
         if "error" in answer:
             return False, -1.0, str(answer["error"])
-        if "absent" not in answer:
-            return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
-        options = Options.parse(self._raw)
-        family = FAMILIES.get(options.family)
-        if family is None or _refusal(family, session.image):
-            return True, 0.0, f"unproven: {answer['absent']}, and no family is known to try"
-        ok, us, detail = warmup.prove_slot(session.context(family, options))
-        return ok, us, f"{answer['absent']}; {detail}"
-
-    timed_canary_s = 15.0
-    """A process that imports torch."""
+        if "absent" in answer:
+            return True, 0.0, f"unproven: {answer['absent']}"
+        return bool(answer["ok"]), float(answer["us"]), str(answer["detail"])
 
     def time_canary(self) -> tuple[float, float]:
-        """Times of torch's product and copy in a process of its own. Raises TunerFault where torch has none."""
-        answer = query_device("times", self._opened()[0].env(), CANARY_TIMEOUT_S, lambda: None)
+        """Times of torch's product and copy in a process of its own. Raises TunerFault if torch has none."""
+        answer = query_device("times", self._session.env())
         if "error" in answer:
             raise TunerFault("error", str(answer["error"]))
         return float(answer["compute_us"]), float(answer["memory_us"])
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes; seconds by kind (build, measure). Raises ValueError for bad options, TunerFault."""
-        session, warmup = self._opened()
+        session = self._session
         own = {k: v for k, v in spec.options.items() if k != "aiter"}
         options = Options.parse({**self._raw, **own, **spec.options.get("aiter", {})})
         family = FAMILIES.get(spec.family)
-        if family is None:
-            return _refuse(spec.shapes, emit, f"AITER has no family {spec.family}")
-        if why := _refusal(family, session.image):
+        if why := session.image.refusal(family) if family else f"AITER has no family {spec.family}":
             return _refuse(spec.shapes, emit, why)
-        limits = Limits(spec.err_ratio, spec.watchdog_s * QUIET_SHARE, spec.grace_s)
-        context = session.context(family, options, limits, keys=[s.key for s in spec.shapes], alive=emit.alive)
-        for note in context.strategy.notes:
-            _say(note)
-        warmup.blocklist.judge(spec.refuted, spec.confirmed)
-        shapes = _legal(context, spec.shapes, emit)
+        assert family is not None
+        self.judge(spec)
+        shapes = _legal(family, spec.shapes, emit)
         if not shapes:
             return {}
+        limits = Limits(spec.err_ratio, spec.watchdog_s * QUIET_SHARE, spec.grace_s)
+        job = session.job(family, options, [s.key for s in spec.shapes], limits)
         began = time.monotonic()
-        warmup.build_modules(context, emit.alive)
+        self._build(job, emit.alive)
         built = time.monotonic() - began
-        attempts = Attempts(context, warmup, emit, self._folder(spec), self.canary)
+        folder = (self._place.node_dir or Path.cwd()).absolute() / "attempts" / spec.attempt
+        measuring = Measuring(session, job, emit, folder, self.canary, f"attempts/{folder.name}/{REPRO}/")
         chosen = chosen_candidates(session.kernels, session.image.gfx, spec) if spec.only else {}
         named = [s for s in shapes if (only := spec.only_of(s.id)) is not None and only.identities]
         for shape in named:
-            attempts.tune([shape], isolate=True, only=[chosen[shape.id]], blocked_too=True)
+            measuring.tune([shape], isolate=True, only=[chosen[shape.id]], blocked_too=True)
         rest = [s for s in shapes if s not in named]
-        attempts.tune(rest, isolate=len(spec.shapes) == 1, only=[chosen[s.id] for s in rest if s.id in chosen])
+        measuring.tune(rest, isolate=len(spec.shapes) == 1, only=[chosen[s.id] for s in rest if s.id in chosen])
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
     def judge(self, spec: Spec) -> None:
         """Take in what became of the blocklist's candidates on other slots."""
-        _, warmup = self._opened()
-        warmup.blocklist.judge(spec.refuted, spec.confirmed)
+        self._session.blocklist.judge(spec.refuted, spec.confirmed)
 
-    def _folder(self, spec: Spec) -> Path:
-        root = self._place.node_dir or Path.cwd()
-        return root.absolute() / "attempts" / spec.attempt
-
-    def _opened(self) -> tuple[Session, Warmup]:
-        if self._session is None or self._warmup is None:
+    @property
+    def _session(self) -> Session:
+        if self._made is None:
             raise RuntimeError("the tuner aiter was not opened")
-        return self._session, self._warmup
+        return self._made
+
+    def _build(self, job: Job, alive: Callable[[], None]) -> None:
+        """Have the family's modules in the slot's folder: copied, or built once for the node with a tiny shape.
+
+        Raises TunerFault (error, fault, hang) if the tiny shape's process breaks off: no shape is to blame.
+        """
+        store, family, modules = self._session.store, job.family.name, job.slot / "jit"
+        if not store.is_warm(family):
+            with store.building(alive):
+                if not store.is_warm(family):
+                    say(f"building the modules of {family}, once for this image and chip")
+                    store.copy_to(modules)
+                    winner, failure = self._tune_tiny(job, alive)
+                    store.publish(modules, family)
+                    shown = f"{winner['us']:g} us" if winner else failure
+                    say(f"modules are built; the tiny shape: {shown or 'no result'}")
+        store.copy_to(modules)
+
+    def _tune_tiny(self, job: Job, alive: Callable[[], None]) -> tuple[Row | None, str]:
+        """Winner of a tiny shape, or the reason that there is none. A candidate that ends its process is left out, as
+        of any shape that runs alone, but is not held against it later. Raises TunerFault."""
+        folder = job.slot / f"tiny-{os.getpid()}-{job.family.name}"
+        said: list[dict[str, Any]] = []
+        emit = Emit(lambda message: alive() if message["type"] == "alive" else said.append(message))
+
+        repro = self._session.store.repro
+        measuring = Measuring(self._session, job, emit, folder, self.canary, f"{repro}/", repro, FIRST)
+        measuring.tune([SpecShape(0, tiny_key(job.family, job.image.gfx))], isolate=True)
+        rows: list[Row] = [m["row"] for m in said if m["type"] in ("row", "shape_tuned")]
+        measuring.check_tiny(measured=any(r["us"] > 0 for r in rows))
+        shutil.rmtree(folder, ignore_errors=True)
+        failed = [f"{m['reason']}: {m['detail']}" for m in said if m["type"] == "shape_failed"]
+        return next((m["row"] for m in said if m["type"] == "shape_tuned"), None), " ".join(failed)
 
 
 @dataclass(slots=True)
-class Attempts:
-    """The processes of one attempt; each has a folder of its own below `folder`."""
+class Measuring:
+    """The processes that measure shapes; each has a folder of its own below `folder`.
 
-    context: TuningContext
-    warmup: Warmup
+    `shown`: what stands before a reproduction's name in texts. `repro`: the folder of reproductions. `when`: on which
+    shape of gemmfleet's own, "" for a user's.
+    """
+
+    session: Session
+    job: Job
     emit: Emit
     folder: Path
-    canary: Callable[[], tuple[bool, float, str]]
+    canary: Callable[[], Canary]
+    shown: str
+    repro: Path | None = None
+    when: str = ""
     _processes: int = field(default=0, init=False)
+    _lost: list[BlocklistEntry] = field(default_factory=list, init=False)
 
     def tune(
         self,
@@ -155,100 +200,92 @@ class Attempts:
         only: Sequence[Mapping[str, Any]] = (),
         blocked_too: bool = False,
     ) -> None:
-        """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, where that is known.
+        """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, if that is known.
 
         `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: see
         LeftOut. `blocked_too`: these are tried whatever the blocklist has of them, and each may fault.
         """
-        blocked = {} if blocked_too else self.warmup.blocklist.in_force(self.context.family.name)
+        blocked = {} if blocked_too or self.when else self.session.blocklist.in_force(self.job.family.name)
         left_out = LeftOut(blocked, only=only)
         most = sum(len(chosen["only"]) for chosen in only) if blocked_too else MAX_FAULTS
-        left = list(shapes)
-        faults = 0
+        left, faults = list(shapes), 0
         while left:
             self._processes += 1
-            result = run_shapes(self.context, left, self.folder / f"aiter-{self._processes}", self.emit, left_out)
-            left = [s for s in left if s.id in result.left]
-            if not left:
+            folder = self.folder / f"aiter-{self._processes}"
+            end = run_shapes(self.job, left, folder, self.emit, left_out)
+            left = [s for s in left if s.id in end.left]
+            if not left or (end.how == "done" and self.when):
                 return
-            if result.end.how == "done":
-                raise TunerFault(
-                    "error", _explained(result, f"AITER ended without a word on {plural(len(left), 'shape')}")
-                )
-            if result.end.how == "error" and self._is_verdict(result):
-                left = [s for s in left if s.id != result.current]
-                continue
+            if end.how == "done":
+                text, found = f"AITER ended without a word on {plural(len(left), 'shape')}", end.known
+                raise TunerFault("error", f"{text}: {found.detail()}" if found else text)
             faults += 1
-            more = self._isolated(result, left_out) if isolate and len(shapes) == 1 and faults <= most else None
+            more = self._isolated(end, folder, left_out) if isolate and len(shapes) == 1 and faults <= most else None
             if more is None:
-                if result.current is not None:
-                    for row in result.partial:  # measured is measured
-                        self.emit.row(result.current, row)
-                raise TunerFault(*self._fault(result, faults))
+                if end.current is not None:
+                    for row in end.partial:  # measured is measured
+                        self.emit.row(end.current, row)
+                raise TunerFault(*self._fault(end, faults))
             left_out = more
 
-    def _isolated(self, result: ProcessResult, left_out: LeftOut) -> LeftOut | None:
-        """Candidates to leave out next, the one at work among them and recorded; None where that is unknown. Raises
+    def check_tiny(self, *, measured: bool) -> None:
+        """Raises TunerFault if candidates ended their process and none was measured: that is no single one's fault."""
+        if self._lost and not measured:
+            last = self._lost[-1]
+            text = f"{plural(len(self._lost), 'candidate')} ended the process and none ran; the last: {last.detail}"
+            raise TunerFault(last.outcome, f"{text} ({self.when})")
+
+    def _isolated(self, end: ProcessEnd, folder: Path, left_out: LeftOut) -> LeftOut | None:
+        """Candidates to leave out next, the one at work and recorded among them; None if it is unknown. Raises
         TunerFault if the slot fails its canary."""
-        step = result.end.step
-        if step is None or step.candidate in left_out.entries or result.current is None:
+        if end.step is None or end.step.candidate in left_out.entries or end.current is None:
             return None
         ok, _, text = self.canary()
-        entry = self.warmup.entry(self.context, result, canary=ok)
-        self.warmup.blocklist.note(entry)
+        entry = self._note(end, canary=ok)
         if not ok:
-            raise TunerFault(result.end.how, f"{result.end.detail}; after it the canary failed: {text}")
-        shown = f"attempts/{self.folder.name}/{REPRO}/"
-        made = leave_out(left_out, result, entry, self.folder / REPRO, shown)
-        self.emit.parked(result.current)
+            raise TunerFault(end.how, f"{end.told(self.when)}; after it the canary failed: {text}")
+        self._lost.append(entry)
+        if self.when and len(self._lost) >= HOPELESS:
+            self.check_tiny(measured=any(r["us"] > 0 for r in end.partial))
+        repro = write_repro(self.job, folder, entry, self.repro or self.folder / REPRO)
+        made = left_out.and_(entry, self.shown + repro.name)
+        of = " of a tiny shape" if self.when else ""
+        say(f"candidate {entry.candidate.describe()}{of} is left out ({made.why(entry.candidate)})")
+        self.emit.parked(end.current)
         return made
 
-    def _is_verdict(self, result: ProcessResult) -> bool:
-        """Settle the shape in flight if AITER's error is a verdict on it; True if so."""
-        found = diagnose(result.end.output, result.end.status)
-        if found is None or result.current is None or self.context.strategy.batch > 1:
-            return False
-        if found.issue.blames != "shape" or found.issue.reason not in SHAPE_VERDICTS:
-            return False
-        self.emit.failed(result.current, str(found.issue.reason), found.detail())
-        return True
+    def _note(self, end: ProcessEnd, *, canary: bool) -> BlocklistEntry:
+        """Write the candidate at work into the blocklist, unless the shape is our own; its entry."""
+        assert end.step is not None
+        entry = BlocklistEntry(
+            self.session.blocklist.where, self.job.family.name, end.step.candidate, _outcome(end), end.told(), canary,
+            time.time(), self.job.image.gfx,
+        )  # fmt: skip
+        if not self.when:
+            self.session.blocklist.note(entry)
+        return entry
 
-    def _fault(self, result: ProcessResult, faults: int) -> tuple[str, str]:
-        outcome, text = failure(result, "")
-        if result.end.step is not None:
-            self.warmup.blocklist.note(self.warmup.entry(self.context, result, canary=False))
-        if faults > 1:
-            text = f"{text}; the {faults}. candidate of this shape that ended its process"
-        return outcome, text
-
-
-def _explained(result: ProcessResult, text: str) -> str:
-    found = diagnose(result.end.output, result.end.status)
-    return f"{text}: {found.detail()}" if found is not None else text
+    def _fault(self, end: ProcessEnd, faults: int) -> tuple[str, str]:
+        if end.step is not None:
+            self._note(end, canary=False)
+        more = f"; the {faults}. candidate of this shape that ended its process" if faults > 1 else ""
+        return _outcome(end), end.told(self.when) + more
 
 
-def _refusal(family: Family, image: AiterImage) -> str:
-    """Reason that no shape of the family can be tuned here, "" where nothing prevents it."""
-    if family.aiter.gfx and image.gfx not in family.aiter.gfx:
-        chips, here = " or ".join(family.aiter.gfx), image.gfx or "no GPU that is known"
-        return f"{family.name} needs {chips}, and this is {here}"
-    if image.script(family) is None:
-        return f"{image.named} has no tuner script for {family.name}"
-    if not image.watch.fits:
-        return f"{image.warning or image.named}; its candidates cannot be watched: {image.watch.why}"
-    return ""
+def _outcome(end: ProcessEnd) -> str:
+    found = end.known
+    return "oom" if found is not None and found.issue.reason == "oom" else end.how
 
 
-def _legal(context: TuningContext, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
+def _legal(family: Family, shapes: Sequence[SpecShape], emit: Emit) -> list[SpecShape]:
     """Shapes whose cells are legal; the others fail."""
     good = []
     for shape in shapes:
         try:
-            legal_cells(context.family, shape.key)
+            legal_cells(family, shape.key)
+            good.append(shape)
         except ValueError as e:
             _refuse([shape], emit, str(e))
-            continue
-        good.append(shape)
     return good
 
 
@@ -259,11 +296,6 @@ def _refuse(shapes: Sequence[SpecShape], emit: Emit, why: str) -> dict[str, floa
     return {}
 
 
-def _brief(applied: AppliedWorkaround) -> dict[str, Any]:
+def _brief(applied: Applied) -> dict[str, Any]:
     """A workaround for the record of the tuner's start, which has a limit: hashes of the first files."""
-    raw = applied.as_json()
-    return {**raw, "files": raw["files"][:8], "evidence": [e[:300] for e in raw["evidence"][:3]]}
-
-
-def _say(text: str) -> None:
-    print(f"gemmfleet: {text}", flush=True)
+    return {**applied, "files": applied["files"][:8], "evidence": [e[:300] for e in applied["evidence"][:3]]}

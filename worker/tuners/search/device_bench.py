@@ -13,10 +13,9 @@ from typing import Any
 import torch
 import triton
 
-from worker.tuners.common.device import Device, canary, keep_asleep
+from worker.tuners.common.device import Device, canary, keep_asleep, timed_canary
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
-from worker.tuners.common.timed_canary import timed_canary
 from worker.tuners.search import target
 from worker.tuners.search.compiling import compiling, gpu_target
 from worker.tuners.search.measuring_server import MeasuringServer

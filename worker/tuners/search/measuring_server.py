@@ -81,7 +81,7 @@ class Bench(Protocol):
         """A small problem with a known answer: (ok, microseconds, detail)."""
 
     def time_canary(self) -> tuple[float, float]:
-        """Times of two known kernels (worker/tuners/common/timed_canary.py); frees the last problem."""
+        """Times of two known kernels (worker.tuners.common.device.py); frees the last problem."""
 
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
         """Make operands, copies and reference; why that cannot be, "" where it was done."""

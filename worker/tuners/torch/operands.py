@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from worker.tuners.common.device import Operand
-from worker.tuners.common.formats import unpack_codes
-from worker.tuners.common.operands import CHUNK_BYTES, copies, draw_bias, draw_w, draw_x, generator, widen
+from worker.tuners.common.operands import CHUNK_BYTES, copies, draw_bias, draw_w, draw_x, generator, unpack_codes, widen
 from worker.tuners.common.problem import Problem
 from worker.tuners.torch.variants import TooLargeError, op
 

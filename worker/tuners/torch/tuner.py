@@ -43,7 +43,7 @@ class TorchTuner:
 
     def time_canary(self) -> tuple[float, float]:
         """Times of a product and of a copy, to compare GPUs."""
-        from worker.tuners.common.timed_canary import timed_canary
+        from worker.tuners.common.device import timed_canary
 
         return timed_canary(self._opened())
 

@@ -24,8 +24,7 @@ import torch
 
 from worker.families.backends import TORCH
 from worker.tuners.common.device import Mode, Operand, Run
-from worker.tuners.common.formats import E2M1, dtype_of, scales
-from worker.tuners.common.operands import float_of
+from worker.tuners.common.operands import E2M1, dtype_of, float_of, scales
 from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
 
 MODES = 10_000

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.workernode import RUN, node
+from tests.support.workernode import RUN, Node, node
 from tests.waiting import wait_until
 from worker.agent.device_lock import DeviceLock
+from worker.agent.follow import Stream
 from worker.protocol import DEVICE_LOCK, DEVICE_SHARED, LOCKS_ENV, NodeConfig
 
 
@@ -48,6 +51,17 @@ def test_a_link_in_the_folder_is_not_followed(folder: Path) -> None:
     assert not (folder.parent / "mine").exists()
 
 
+def beat(n: Node) -> dict[str, Any]:
+    """A beat of the node's stream as it would be sent now."""
+    stream = Stream(n.paths)
+    stream.look()
+    body = stream.beat(0.0).partition(b"\n")[2]
+    for followed in stream.files.values():
+        if followed.fd >= 0:
+            os.close(followed.fd)
+    return dict(json.loads(body))
+
+
 @pytest.mark.parametrize("shared", [False, True])
 def test_a_worker_waits_for_the_device_unless_it_is_shared(folder: Path, tmp_path: Path, shared: bool) -> None:
     other = DeviceLock("cores", "other-run/n7")
@@ -62,10 +76,16 @@ def test_a_worker_waits_for_the_device_unless_it_is_shared(folder: Path, tmp_pat
             said = "waits for this slot's device, which other-run/n7 measures on"
             wait_until(lambda: n.paths.log("0").exists() and said in n.paths.log("0").read_text(), "it waits")
             assert n.records("0") == []
+            wait_until(lambda: beat(n)["slots"]["0"].get("waits") == "other-run/n7", "the beats tell of it")
             os.close(other._fd)
         n.wait_ended("g1-1")
-        if not shared:
-            assert (folder / "cores").read_text() == f"{RUN}/n1"
+        if shared:
+            assert "shares this slot's device, which other-run/n7 measures on" in n.paths.log("0").read_text()
+            os.close(other._fd)
+            n.put("g1-2")
+            n.wait_ended("g1-2")
+        assert (folder / "cores").read_text() == f"{RUN}/n1"
+        assert "waits" not in beat(n)["slots"]["0"]
         assert n.stop(agent) == 0
 
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from tests.support.workernode import node
 from worker.agent.tuner_supervisor import SHARE, CanaryBudget
-from worker.tuners.common.device import Device
-from worker.tuners.common.timed_canary import timed_canary
+from worker.tuners.common.device import Device, timed_canary
 
 
 def test_one_percent_of_the_time_is_never_exceeded() -> None:

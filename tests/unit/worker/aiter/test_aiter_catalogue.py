@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import string
-from pathlib import Path
 
 import pytest
 
@@ -12,18 +11,22 @@ from tests.paths import ROOT
 from tests.support.known_issues_page import as_markdown
 from worker.families import FAMILIES
 from worker.protocol import SHAPE_VERDICTS, Row
-from worker.tuners.aiter.command import ProcessFiles
-from worker.tuners.aiter.harvest import shape_verdict
-from worker.tuners.aiter.known_issues import VERSIONS, KnownIssue
-from worker.tuners.aiter.known_issues.catalogue import BY_NAME, ISSUES, RUNBOOK, diagnose
-from worker.tuners.aiter.run import ProcessEnd, ProcessResult
-from worker.tuners.aiter.warmup import failure
+from worker.tuners.aiter.known_issue import VERSIONS, KnownIssue
+from worker.tuners.aiter.known_issues import BY_NAME, ISSUES, diagnose, ends_process
+from worker.tuners.aiter.rows import shape_verdict
+from worker.tuners.aiter.run import ProcessEnd
 
 PROMISED = (
     "memory_access_fault", "hang", "pool_livelock", "mapping_error", "jit_lock", "missing_asm_list",
     "column_key_error", "size_mismatch", "unsupported_gemm", "out_of_memory", "bad_argument", "killed",
     "wrong_results", "no_device", "missing_module",
 )  # fmt: skip
+RUNBOOK = {
+    "ASM kernel path", "Column name case", "K-alignment crash", "SSH escaping", "CK-Tile unsupported shapes",
+    "Gluon missing in Docker", "Docker `$!` escaping", "N=576 GPU faults", "K=29568 unsupported",
+    "mp=8 GPU memory faults", "Node 1 GPU health",
+}  # fmt: skip
+"""Rows of the table of known issues in the runbook that teams tuned by before."""
 FAULT = "Memory access fault by GPU node-2 (Agent handle: 0x5) on address 0x7f3c2a400000. Reason: Unknown.\n"
 
 
@@ -33,8 +36,7 @@ def test_what_was_promised_is_there() -> None:
 
 
 def test_every_row_of_the_runbook_has_an_answer() -> None:
-    assert len(RUNBOOK) == 11
-    assert {row for issue in ISSUES for row in issue.runbook} == set(RUNBOOK)
+    assert {row for issue in ISSUES for row in issue.runbook} == RUNBOOK
 
 
 @pytest.mark.parametrize("issue", ISSUES, ids=lambda issue: issue.name)
@@ -106,6 +108,27 @@ def test_the_cause_wins_over_what_follows_from_it(text: str, code: int | None, n
     assert found.issue.name == name
 
 
+@pytest.mark.parametrize("issue", ISSUES, ids=lambda issue: issue.name)
+def test_a_process_ends_at_the_line_of_an_issue_that_isolates_and_at_no_other(issue: KnownIssue) -> None:
+    assert (ends_process(f"[aiter] \x1b[31m{issue.example}") is not None) == issue.isolates
+
+
+def test_a_wrapper_that_starts_a_tuner_again_is_ended() -> None:
+    """It would do so 30 times, and exit with 0."""
+    for line in ("!Process killed by signal 6, retrying (1/30)", "!Error when run GemmTuner process exitcode is  134"):
+        issue = ends_process(line)
+        assert issue is not None
+        assert issue.name == "process_died"
+
+
+@pytest.mark.parametrize(
+    "line", ["", "Totall tuning result:", "[aiter] processed 2 batches of 4, Processing Status ====> 50.0% tuned",
+             "run gpu func warning: info:((256, 1, 2, 3), 2, 0, '')\t boom", "[aiter] start build [module_x] under /j"],
+)  # fmt: skip
+def test_a_process_goes_on_after_other_lines(line: str) -> None:
+    assert ends_process(line) is None
+
+
 @pytest.mark.parametrize(("text", "code"), [("", 0), ("", 1), ("all is well\n", None)])
 def test_what_is_not_known_is_not_guessed(text: str, code: int | None) -> None:
     assert diagnose(text, code) is None
@@ -121,13 +144,11 @@ def test_colours_and_control_characters_do_not_hide_a_fault_nor_get_through() ->
 
 def test_a_shape_of_our_own_is_never_to_blame() -> None:
     """A canary of 64x512x512 faults: nothing about N."""
-    ended = ProcessEnd("fault", "AITER's tuner was ended by SIGABRT", None, None, FAULT)
-    done = ProcessResult(ended, (0,), 0, ProcessFiles(Path()), (), {}, Path())
-    outcome, words = failure(done, "before the first shape, on a tiny one")
-    assert outcome == "fault"
+    ended = ProcessEnd("fault", "AITER's tuner was ended by SIGABRT", output=FAULT)
+    words = ended.told("before the first shape, on a tiny one")
     assert "the GPU, its driver or the image is" in words
     assert "multiple of 128" not in words
-    assert "multiple of 128" in failure(done, "")[1]
+    assert "multiple of 128" in ended.told()
 
 
 def test_a_very_long_output_is_searched_in_its_end() -> None:

@@ -6,10 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from worker import PACKAGE_PARENT
 from worker.families import FAMILIES
-from worker.tuners.aiter.command import ProcessFiles, Strategy, aiter_timeout, argv, strategy
-from worker.tuners.aiter.environment import cleared_names, environment
-from worker.tuners.aiter.findings import TunerScript
+from worker.tuners.aiter.findings import SHIM, TunerScript
+from worker.tuners.aiter.launch import (
+    aiter_timeout,
+    argv,
+    batch_size,
+    cleared_names,
+    environment,
+    ignored_options,
+)
 from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
@@ -23,7 +30,7 @@ NEWEST = {
     "--sort": "value",
     "--run_config": "value",
 }
-FILES = ProcessFiles(Path("/f"))
+FILES = Path("/f")
 A4W4 = FAMILIES["a4w4_blockscale"]
 
 
@@ -63,18 +70,19 @@ def test_preshuffle_never_goes_without_both_files() -> None:
 
 @pytest.mark.parametrize(("flags", "batch"), [(BASE, 1), (NEWEST, 4)])
 def test_a_version_with_the_topk_fault_gets_one_shape_a_batch(flags: dict[str, str], batch: int) -> None:
-    assert strategy(A4W4, facts(flags), Options()) == Strategy(batch, ())
-    assert strategy(A4W4, facts(flags), Options(batch=3)).batch == 3
+    assert batch_size(A4W4, facts(flags), Options()) == batch
+    assert batch_size(A4W4, facts(flags), Options(batch=3)) == 3
+    assert ignored_options(facts(flags), Options()) == []
 
 
 def test_a_family_that_may_have_no_candidate_is_never_batched_unasked() -> None:
-    assert strategy(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options()).batch == 1
-    assert strategy(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options(batch=9)).batch == 9
+    assert batch_size(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options()) == 1
+    assert batch_size(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options(batch=9)) == 9
 
 
 def test_what_is_ignored_is_said() -> None:
     options = Options(warmup=7, iters=9, batch=3, split_k=True, tuner_timeout=50, tuner_args=("--libtype", "asm"))
-    notes = strategy(A4W4, facts(BARE), options).notes
+    notes = ignored_options(facts(BARE), options)
     ignored = {note.partition(" is ignored: tune.py of this image has no ")[0] for note in notes if "ignored" in note}
     assert ignored == {"--warmup", "--iters", "--batch", "--tuner-arg --libtype"}
     assert notes[-1] == "--tuner-timeout is kept by gemmfleet alone: tune.py of this image has no --timeout"
@@ -112,19 +120,19 @@ def test_options_are_checked() -> None:
 def test_what_would_change_the_result_is_cleared_and_told() -> None:
     base = {
         "AITER_CONFIG_GEMM_A4W4": "/x.csv", "AITER_REBUILD": "1", "HIP_ONLINE_TUNING": "1", "AITER_JIT_DIR": "/shared",
-        "PYTHONPATH": "/code:/site", "PATH": "/bin", "GEMMFLEET_CLEARED_ENV": "AITER_CONFIG_FMOE", "TUNE_ONLY": "opus",
+        "PYTHONPATH": f"{PACKAGE_PARENT}:/site", "PATH": "/bin",
+        "GEMMFLEET_CLEARED_ENV": "AITER_CONFIG_FMOE", "TUNE_ONLY": "opus",
         "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH": "/llvm/bin",
     }  # fmt: skip
-    env = environment(
-        base, paths=[Path("/aiter")], jit=Path("/slot/jit"), tmp=Path("/slot/tmp"), shim=Path("/shim"),
-        journal=Path("/j"), worker_code=Path("/code"),
-    )  # fmt: skip
-    assert env["PYTHONPATH"] == "/shim:/aiter:/site"
+    env = environment(base, Path("/aiter"), Path("/slot"), watched=Path("/process"))
+    assert env["PYTHONPATH"] == f"{SHIM}:/aiter:/site"
+    assert env["GEMMFLEET_AITER_WATCH"] == "/process"
     assert (env["AITER_JIT_DIR"], env["TMPDIR"]) == ("/slot/jit", "/slot/tmp")
     assert not {"AITER_CONFIG_GEMM_A4W4", "AITER_REBUILD", "HIP_ONLINE_TUNING", "TUNE_ONLY"} & set(env)
     assert env["GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"] == "/llvm/bin"
     assert {"AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_FMOE", "AITER_REBUILD", "HIP_ONLINE_TUNING"} <= set(
         cleared_names(base)
     )
-    plain = environment(base, paths=[], jit=Path("/j"), tmp=Path("/t"), journal=Path("/j"))
-    assert "GEMMFLEET_AITER_JOURNAL" not in plain
+    plain = environment({**base, "GEMMFLEET_AITER_WATCH": "/other"}, Path("/aiter"), None)
+    assert not {"GEMMFLEET_AITER_WATCH", "AITER_JIT_DIR"} & set(plain)
+    assert plain["PYTHONPATH"] == "/aiter:/site"

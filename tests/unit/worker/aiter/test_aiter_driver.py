@@ -24,7 +24,7 @@ from tests.support.marks import full_but
 from tests.waiting import PATIENCE_S, wait_until
 from worker.families import FAMILIES
 from worker.protocol import NodeConfig, TableKernel
-from worker.tuners.aiter.warmup import tiny_key
+from worker.tuners.aiter.tuner import tiny_key
 
 DATES = ("runbook", "newest")
 Key = dict[str, int | str]
@@ -88,7 +88,7 @@ class Bench:
         return [json.loads(line) for f in files for line in f.read_text().splitlines()]
 
     def canary(self) -> subprocess.CompletedProcess[str]:
-        """A run that proves its slot before it takes a group: its node is told of the family."""
+        """A run whose node is told of the family, so that the modules are built before the canary."""
         argv = self.argv(ONE, "a4w4_blockscale")
         config = NodeConfig("r", "n", "aiter", {"family": "a4w4_blockscale"})
         (self.folder / "node/node.json").write_bytes(config.dumps())
@@ -146,11 +146,10 @@ def bench(folder: Path, date: str, faults: Mapping[str, Any] | None = None) -> B
 def test_the_record_of_the_start_names_the_workarounds_that_were_applied(
     tmp_path: Path, date: str, named: list[str]
 ) -> None:
-    """The record is written after a canary, which is AITER's own where torch cannot multiply."""
     at = bench(tmp_path, date)
     proved = at.canary()
     assert proved.returncode == 0, proved.stderr
-    assert "AITER's own 64x512x512 is right" in proved.stdout
+    assert "unproven: this torch has no matrix product" in proved.stdout, "the stand-in's"
     done = at.run(ONE, attempt="a2")
     assert [a["name"] for a in done.device["aiter"]["applied"]] == named
 
@@ -168,7 +167,6 @@ def test_a_group_on_every_date(tmp_path: Path, date: str) -> None:
         assert len(rows) == 10, "the candidates of one shape, each once"
         assert row["us"] == min(r["us"] for r in rows if r["status"] == "ok") > 0
     assert len(list((tmp_path / "node/attempts/a1").glob("aiter-*"))) == 1
-    assert done.log.count("is asked for its options") == 1
     assert "building the modules" in done.log
     (built,) = at.folder.glob("cache/aiter/*/jit/*.so")
     own = tmp_path / "node/aiter/0/jit" / built.name
@@ -177,7 +175,7 @@ def test_a_group_on_every_date(tmp_path: Path, date: str) -> None:
     shutil.rmtree(tmp_path / "node")
     again = at.run(ONE, attempt="a2")
     assert again.status == 0
-    for once in ("is asked for its options", "building the modules", "start build"):
+    for once in ("building the modules", "start build"):
         assert once not in again.log, "once for each image"
     assert at.survivors() == []
     # the image's own tree was only read

@@ -12,8 +12,8 @@ from orchestrator.dispatch.deploy import NodePlan, node_files
 from orchestrator.inventory import load_inventory
 from orchestrator.nodes.plan import plan_nodes
 from worker.bench.tuner import _variables
-from worker.protocol.bench import Env, Options
-from worker.tuners.aiter.environment import (
+from worker.protocol.bench import Options, Side
+from worker.tuners.aiter.launch import (
     Chip,
     cleared_names,
     environment,
@@ -27,7 +27,7 @@ IMAGE = {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": 
 
 
 def of(base: dict[str, str], chip: Chip = SLOT) -> dict[str, str]:
-    return environment(base, paths=[Path("/a")], jit=Path("/j"), tmp=Path("/t"), chip=chip)
+    return environment(base, Path("/a"), Path("/slot"), chip=chip)
 
 
 def test_what_the_image_brings_along_gives_way_to_the_slots_own() -> None:
@@ -98,7 +98,7 @@ def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
 
 def test_benchs_backends_of_aiter_get_the_slots_own_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_ARCHS", "gfx950;gfx942")
-    env = Env("stack", "python3")  # another interpreter, so that nothing is looked for here
+    env = Side("stack", "python3")  # another interpreter, so that nothing is looked for here
     for name in ("aiter", "aiter-triton"):
         found = _variables(name, tmp_path, Options(), "a8w8", env, SLOT)
         assert (found["GPU_ARCHS"], found["CU_NUM"]) == ("gfx950", "256")

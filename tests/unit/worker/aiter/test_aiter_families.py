@@ -6,7 +6,7 @@ import pytest
 
 from worker.families import FAMILIES, backend_of, legal_cells
 from worker.tuners.aiter.spec import risk
-from worker.tuners.aiter.warmup import tiny_key
+from worker.tuners.aiter.tuner import tiny_key
 from worker.tuners.catalog import find_tuner
 
 

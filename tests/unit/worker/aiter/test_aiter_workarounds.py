@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +56,7 @@ def test_needed_and_applied(tmp_path: Path, name: str, changes: dict[str, str]) 
     assert fresh.workarounds[name].verdict == "needed"
     applied = apply(name, found, scratch)
     assert inspect(scratch.tree).workarounds[name].verdict != "needed"
-    told = json.loads(json.dumps(applied.as_json()))
+    told = json.loads(json.dumps(applied))
     assert told["name"] == name
     assert "ROCm/aiter" in told["source"]
     assert told["evidence"]
@@ -88,7 +89,7 @@ def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> Non
     assert found.workarounds["asm_dir_symlink"].verdict == "needed"
     scratch, applied = prepare(found, FAMILIES["a8w8_bpreshuffle"], [], tmp_path / "scratch")
     assert scratch is not None
-    assert [c.file for a in applied for c in a.changes] == ["hsa/i8gemm"]
+    assert [f["file"] for a in applied for f in a["files"]] == ["hsa/i8gemm"]
     assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
     assert (scratch.folder / "hsa/f4gemm/f4gemm_bf16_per1x32Fp4.csv").is_file()
 
@@ -98,8 +99,8 @@ def test_two_in_one_file(tmp_path: Path) -> None:
     before = state(root)
     scratch, applied = prepare(inspect(root), FAMILIES[A4W4], [ODD], tmp_path / "scratch")
     assert scratch is not None
-    assert [a.name for a in applied] == ["tile_column_case", "k_trim"]
-    assert applied[1].changes[0].before == applied[0].changes[0].after
+    assert [a["name"] for a in applied] == ["tile_column_case", "k_trim"]
+    assert applied[1]["files"][0]["sha256_before"] == applied[0]["files"][0]["sha256_after"]
     text = scratch.tree.scripts[A4W4].read_text()
     assert "['tile_M', \"tile_N\"]" in text
     assert "tile_m, tile_n = first" in text  # a variable's name is nobody's business
@@ -120,10 +121,10 @@ def test_what_is_needed_depends_on_family_and_shapes(tmp_path: Path) -> None:
 def test_one_that_mends_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = inspect(make(tmp_path / "real", quantiser=UNTRIMMED))
     scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
-    idle = workarounds.Workaround(
-        "k_trim", (), lambda _, s: [(SCRIPT, s.tree.scripts[A4W4].read_bytes() + b"#\n")], "none"
+    idle = replace(
+        workarounds.WORKAROUNDS["k_trim"], fix=lambda _, gfx, s: [(SCRIPT, s.tree.scripts[A4W4].read_bytes() + b"#\n")]
     )
-    monkeypatch.setitem(workarounds.REGISTRY, "k_trim", idle)
+    monkeypatch.setitem(workarounds.WORKAROUNDS, "k_trim", idle)
     with pytest.raises(WorkaroundRefusedError, match="mended nothing"):
         apply("k_trim", found, scratch)
 
@@ -187,7 +188,7 @@ def test_aiter_imports_from_the_copy_and_finds_its_lists_there(tmp_path: Path) -
     found = inspect(tree.root)
     scratch, applied = prepare(found, FAMILIES[A4W4], [EVEN], tmp_path / "scratch")
     assert scratch is not None
-    assert [a.name for a in applied] == ["asm_dir_symlink", "tile_column_case"]
+    assert [a["name"] for a in applied] == ["asm_dir_symlink", "tile_column_case"]
     code = (
         "import aiter, os; from aiter.jit.core import get_asm_dir; "
         "print(aiter.__file__); print(os.path.isfile(get_asm_dir() + '/f4gemm/f4gemm_bf16_per1x32Fp4.csv'))"

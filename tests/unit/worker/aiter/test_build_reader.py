@@ -10,10 +10,10 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.tables.build import Build
 from orchestrator.tables.tuned import key_of
-from orchestrator.tuned_db.aiter_build import Build
 from tests.support.aiterbuild import ASM, CK, CK2, tree
-from tests.unit.tuned_db.test_db_export import table
+from tests.unit.tables.test_db_export import table
 from worker.aiter_tree import kernel_lists
 
 A4W4 = "a4w4_blockscale"

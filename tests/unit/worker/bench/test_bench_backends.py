@@ -14,7 +14,7 @@ import pytest
 from tests.standins.kernels import flat_gluon, make_kernels
 from worker.bench.child import BackendServer
 from worker.bench.runner import BackendRunner, Refused
-from worker.protocol.bench import Env, Options
+from worker.protocol.bench import Options, Side
 
 QUIET_S = 60.0
 QUICK = {"sample_s": 0.02, "rotate_mb": 1}
@@ -57,7 +57,7 @@ class Stage:
     def outside(self, backend: str, raw: Mapping[str, Any] | None = None, **variables: str) -> BackendRunner:
         options = {**QUICK, **(raw or {})}
         folder = self.folder / f"{backend}-{len(self.made)}"
-        made = BackendRunner(Env(), backend, folder, Options.parse(options), options, variables)
+        made = BackendRunner(Side(), backend, folder, Options.parse(options), options, variables)
         self.made.append(made)
         return made
 
@@ -264,4 +264,4 @@ def test_the_timer_rocprof_takes_the_kernels_times(
     found = who.sample(QUIET_S, nothing)
     assert (found["us"], found["kernel"]) == (7.0, "Cijk_gemm")
     answer = json.loads((who.folder / "rocprof" / "answer.json").read_text())
-    assert answer == {"is": "called"}
+    assert answer == {"is": "done"}

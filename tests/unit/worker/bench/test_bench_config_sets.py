@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.bench.config_sets import config_sets
+from orchestrator.bench.request import config_sets
 from tests.standins.triton_tree import make
 from tests.standins.triton_tree import values as small
 from tests.support.config_tree import text_of, tree, values, winners
 from worker.aiter_tree.locate import Tree, tree_at
-from worker.bench.backends import config_sets as on_node
+from worker.bench.backends import with_aiter as on_node
 from worker.bench.case import parse
 from worker.bench.tuner import PROBE, BenchTuner
-from worker.protocol.bench import Env, Options
+from worker.protocol.bench import Options, Side
 from worker.triton_configs.resolve import CONFIGS, Resolver
 from worker.tuners.base import Place
 from worker.tuners.common.problem import UnavailableError
@@ -44,7 +44,7 @@ def read(root: Path, m: int) -> tuple[str, Any]:
 def test_a_trees_set_replaces_all_gemm_configs_and_nothing_else(real: Tree, tmp_path: Path) -> None:
     before = text_of(real.root)
     new = tree(tmp_path / "new", {DEFAULT: {"any": values(16)}})
-    made = on_node.applied(real, config_sets([f"a={new}"])["a"], tmp_path / "copy")
+    made = on_node.with_configs(real, config_sets([f"a={new}"])["a"], tmp_path / "copy")
     assert read(real.root, 40) == (Path(OWN).name, 64)
     assert read(made.root, 40) == (Path(DEFAULT).name, 16)
     assert not (made.root / CONFIGS / OWN).exists()
@@ -56,7 +56,7 @@ def test_a_runs_winners_are_laid_into_the_trees_files(real: Tree, tmp_path: Path
     name = "gfx950-GEMM-A16W16-N=256-K=1024.json"
     rows: list[dict[str, Any]] = [{"N": 256, "file": name}, {"file": Path(DEFAULT).name}]
     run = winners(tmp_path / "run", {name: {"M_LEQ_64": values(16)}, Path(DEFAULT).name: {"M_LEQ_64": values(8)}}, rows)
-    made = on_node.applied(real, config_sets([f"a={run}"])["a"], tmp_path / "copy")
+    made = on_node.with_configs(real, config_sets([f"a={run}"])["a"], tmp_path / "copy")
     resolver = Resolver(made.root, "gfx950")
     by_m = {m: resolver.config_for("a16w16", m, 256, 1024) for m in (16, 40, 300)}
     assert {m: (c.path.name, c.values["BLOCK_SIZE_M"]) for m, c in by_m.items()} == {
@@ -70,10 +70,10 @@ def test_a_set_that_does_not_fit_the_tree_is_unavailable_with_the_reason(real: T
     run = winners(tmp_path / "run", {OWN.removeprefix("gemm/"): {"M_LEQ_64": values(16)}}, [{}])
     (real.root / CONFIGS / DEFAULT).unlink()
     with pytest.raises(UnavailableError, match=r"the config set .*run \(1 file, .* has no default file for gfx950"):
-        on_node.applied(real, config_sets([f"a={run}"])["a"], tmp_path / "copy")
+        on_node.with_configs(real, config_sets([f"a={run}"])["a"], tmp_path / "copy")
     outside = json.dumps({"named": "x", "files": {"../../../../../../y.json": "{}"}})
     with pytest.raises(UnavailableError, match="lies outside of the tree"):
-        on_node.applied(real, outside, tmp_path / "copy")
+        on_node.with_configs(real, outside, tmp_path / "copy")
     assert not (tmp_path / "y.json").exists()
 
 
@@ -89,26 +89,28 @@ def test_the_config_of_a_case_is_named_by_file_bucket_and_values(
     assert on_node.config_read(tmp_path, "gemm_a16w16", case) == ""
 
 
-def test_each_environment_gets_its_variables_and_its_set_only(tmp_path: Path) -> None:
-    raw: dict[str, Any] = {
-           "backends": ["aiter-triton"], "configs": {"a": "", "b": json.dumps({"named": "B", "files": {}})},
-           "envs": [{"name": n, "python": "", "variables": {"SWITCH_X": n}} for n in "ab"]}  # fmt: skip
+def sides(**variables: str) -> dict[str, Any]:
+    configs = {"a": "", "b": json.dumps({"named": "B", "files": {}})}
+    of = [{"name": n, "variables": dict.fromkeys(variables, n), "configs": text} for n, text in configs.items()]
+    return {"backends": ["aiter-triton"], "sides": of}
+
+
+def test_each_side_gets_its_variables_and_its_set_only(tmp_path: Path) -> None:
+    raw = sides(SWITCH_X="")
     tuner = BenchTuner()
     tuner.configure(raw, Place(tmp_path))
     options = Options.parse(raw)
-    for env in options.envs:
-        who = tuner._runner(env, "aiter-triton", options, "a16w16")
-        assert who.raw["configs"] == {env.name: raw["configs"][env.name]}
-        assert who.variables["SWITCH_X"] == env.name
-        assert "configs" not in tuner._runner(env, PROBE, options, "").raw
-    assert tuner._runner(Env("c"), "aiter-triton", options, "a16w16").raw.get("configs") is None
+    for side, asked in zip(options.sides, raw["sides"], strict=True):
+        who = tuner._runner(side, "aiter-triton", options, "a16w16")
+        assert [s["configs"] for s in who.raw["sides"]] == [asked["configs"]]
+        assert who.variables["SWITCH_X"] == side.name
+        assert tuner._runner(side, PROBE, options, "").raw["sides"][0]["configs"] is None
+    assert tuner._runner(Side("c"), "aiter-triton", options, "a16w16").raw["sides"][0]["configs"] is None
 
 
 def test_the_probe_tells_variables_and_set(tmp_path: Path) -> None:
-    raw = {"backends": ["aiter-triton"], "configs": {"a": "", "b": json.dumps({"named": "B", "files": {}})},
-           "envs": [{"name": n, "python": "", "variables": {"TRITON_SWITCH_X": n}} for n in "ab"]}  # fmt: skip
     tuner = BenchTuner()
-    tuner.configure(raw, Place(tmp_path))
+    tuner.configure(sides(TRITON_SWITCH_X=""), Place(tmp_path))
     try:
         stacks = tuner.open()["bench"]
     finally:

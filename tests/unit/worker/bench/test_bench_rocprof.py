@@ -8,28 +8,22 @@ from pathlib import Path
 import pytest
 
 from tests.paths import TEST_DATA
-from worker.bench.rocprof import RocprofError, argv, parse_stats, parse_trace, per_call_us, select
+from worker.bench.runner import RocprofError, parse_trace, per_call_us, profiler_argv, select
 
 DATA = TEST_DATA / "bench"
 GEMM, REDUCE = "_gemm_afp4wfp4_kernel_BLOCK_SIZE_M_256.kd", "_gemm_afp4wfp4_reduce_kernel.kd"
 
 
-def put(folder: Path, *names: str) -> Path:
+def put(folder: Path, name: str) -> Path:
     (folder / "host" / "17").mkdir(parents=True)
-    for name in names:
-        shutil.copy(DATA / name, folder / "host" / "17" / name)
+    shutil.copy(DATA / name, folder / "host" / "17" / name)
     return folder
 
 
 def test_a_trace_leaves_the_warm_up_out_whatever_the_order_of_its_lines(tmp_path: Path) -> None:
-    us, kernels = per_call_us(put(tmp_path, "one_kernel_trace.csv", "one_kernel_stats.csv"), warmup=1, calls=2)
+    us, kernels = per_call_us(put(tmp_path, "one_kernel_trace.csv"), warmup=1, calls=2)
     assert us == pytest.approx((10 + 12 + 2 + 4) / 2)
     assert kernels == f"{GEMM} + {REDUCE}"
-
-
-def test_the_statistics_alone_are_averaged_over_all_calls(tmp_path: Path) -> None:
-    us, _ = per_call_us(put(tmp_path, "one_kernel_stats.csv"), warmup=1, calls=2)
-    assert us == pytest.approx((102 + 11) / 3)
 
 
 def test_kernels_are_selected_by_name() -> None:
@@ -47,9 +41,9 @@ def test_what_ran_a_broken_number_of_times_belongs_to_no_call() -> None:
 
 
 def test_fills_of_the_runtime_count_only_where_asked_for() -> None:
-    found = parse_stats(DATA / "one_kernel_stats.csv")
-    assert select(found, "", 0, 1)[1].count("__amd_rocclr") == 0
-    assert select(found, "__amd_rocclr", 0, 1)[0] == pytest.approx(0.8)
+    found = {GEMM: [5, 5], "__amd_rocclr_fillBufferAligned.kd": [800, 800]}
+    assert select(found, "", 1, 1) == (0.005, GEMM)
+    assert select(found, "__amd_rocclr", 1, 1)[0] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -57,8 +51,8 @@ def test_fills_of_the_runtime_count_only_where_asked_for() -> None:
     [
         ("", "no column Kernel_Name"),
         ('"Kind","Name"\n', "no column Kernel_Name"),
-        ('"Kernel_Name","Start_Timestamp","End_Timestamp"\n"k",1\n', ":2: 2 cells, the header has 3"),
-        ('"Kernel_Name","Start_Timestamp","End_Timestamp"\n"k",1,x\n', ":2: a time is no whole number"),
+        ('"Kernel_Name","Start_Timestamp","End_Timestamp"\n"k",1\n', ":2: its cells are not the 3 of the header"),
+        ('"Kernel_Name","Start_Timestamp","End_Timestamp"\n"k",1,x\n', ":2: invalid literal for int"),
         ('"Kernel_Name","Start_Timestamp","End_Timestamp"\n"k",9,1\n', ":2: a kernel ends before it starts"),
     ],
 )
@@ -70,8 +64,8 @@ def test_a_broken_trace_is_an_error_with_file_and_line(tmp_path: Path, text: str
 
 
 def test_without_files_or_tool_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(RocprofError, match=r"neither kernel_trace\.csv nor kernel_stats\.csv"):
+    with pytest.raises(RocprofError, match=r"left no kernel_trace\.csv"):
         per_call_us(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(RocprofError, match="rocprofv3 is neither in PATH"):
-        argv(["python"], tmp_path)
+        profiler_argv(["python"], tmp_path)

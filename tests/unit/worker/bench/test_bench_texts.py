@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.bench.alternation import prepared
 from orchestrator.dispatch.deploy import node_files
 from orchestrator.families import get_family
 from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
-from orchestrator.run.prepare import RunRequest
+from orchestrator.run.prepare import RunRequest, prepare
 from worker.bench.tuner import BenchTuner
 from worker.protocol import NodePaths
 from worker.protocol.bench import Options, fetch, lodge
@@ -23,6 +23,7 @@ FP4 = get_family("a4w4_blockscale")
 GIVEN = {
     "table": "M,N\n1,2\n",
     "gluon": {"aiter/x.py": "# a\n", "aiter/y.json": "{}"},
+    "sides": [{"name": "a", "configs": ""}, {"name": "b", "configs": "{1}"}],
     "seed": 3,
 }
 
@@ -36,11 +37,11 @@ def stored(texts: dict[str, str], folder: Path) -> Path:
 
 def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:
     lodged, texts = lodge(GIVEN)
-    assert len(texts) == 3
+    assert len(texts) == 4
     assert "M,N" not in json.dumps(lodged)
     folder = stored(texts, tmp_path / "texts")
     assert fetch(lodged, folder) == GIVEN
-    assert fetch(GIVEN, folder) == GIVEN  # a run of 0.1.0
+    assert fetch(GIVEN, folder) == GIVEN
     digest = lodged["table"].removeprefix("sha256:")
     (folder / digest).write_text("other")
     with pytest.raises(ValueError, match="its hash differs"):
@@ -62,9 +63,9 @@ def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> No
     rows = "".join(f"gfx950,256,{m},512,1024,1,0,5.0,k,1,1,0\n" for m in range(1, 2000))
     (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n" + rows)
     (tmp_path / "s.csv").write_text("M,N,K\n16,512,1024\n")
-    wanted = request.BenchRequest(backends=["aiter"], table=tmp_path / "t.csv")
-    asked = RunRequest(shapes=tmp_path / "s.csv", family=FP4.name, tuner=request.TUNER, runs=tmp_path / "runs")
-    ready = prepared(asked, wanted)
+    options, texts = lodge(request.options([], ["aiter"], tmp_path / "t.csv"))
+    asked = RunRequest(tmp_path / "s.csv", tmp_path / "runs", family=FP4.name, tuner=request.TUNER, bench=True)
+    ready = prepare(replace(asked, options=options, texts=texts))
     paths = ready.create()
     config = RunConfig.read(paths.config)
     assert len(json.dumps(config.options)) < 1000

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from worker.tuners.common.formats import unpack_codes
-from worker.tuners.common.operands import widen
+from worker.tuners.common.operands import unpack_codes, widen
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
 from worker.tuners.torch.operands import Operands, Weights, layout_bytes, needed_bytes
 from worker.tuners.torch.spec import Options

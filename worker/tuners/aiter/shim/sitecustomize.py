@@ -2,12 +2,14 @@
 
 AITER's pool does not say which candidate it is at, and a candidate that kills its process takes the others of its shape
 with it. This wraps one function of `aiter.utility.mp_tuner`, the one that measures a candidate, outside what it times.
-It is put on the path only where that function has the form that it expects (worker/tuners/aiter/progress.py),
-and where anything is not as expected at run time it stands aside. Stdlib only, and nothing of gemmfleet.
+It is put on the path only where that function has the form that it expects (worker/tuners/aiter/findings.py), and
+where anything is not as expected at run time it stands aside. GEMMFLEET_AITER_WATCH is the folder with its files: the
+journal that it writes, and the candidates that it leaves out. Stdlib only, and nothing of gemmfleet.
 """
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib.abc
 import importlib.machinery
@@ -93,8 +95,13 @@ def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
     """Replace `module.worker`."""
     inner = module.worker
     at = inner.__code__.co_varnames[: inner.__code__.co_argcount].index("info")
-
     bound: list[int] = []
+    said: list[str] = []
+
+    def note(*words: Any, **kwargs: Any) -> None:
+        """Print, and keep it for the record: what a candidate raised is nowhere else."""
+        said.append(" ".join(map(str, words))[:1000])
+        builtins.print(*words, **kwargs)
 
     @functools.wraps(inner)
     def worker(*args: Any, **kwargs: Any) -> Any:
@@ -110,15 +117,26 @@ def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
             journal.say(event=word, key=key, candidate=candidate)
             return info, float("inf"), 1.0
         journal.say(event="begin", key=key, candidate=candidate)
-        result = inner(*args, **kwargs)
+        said.clear()
         try:
-            us, err = float(result[1]), float(result[2])
-        except Exception:  # noqa: BLE001
-            us, err = -1.0, 1.0
-        journal.say(event="end", key=key, candidate=candidate, us=repr(us), err=repr(err))
+            result = inner(*args, **kwargs)
+        except Exception as e:
+            journal.say(event="end", key=key, candidate=candidate, said=f"{type(e).__name__}: {e}"[:1000])
+            raise
+        us, err = _times(result)
+        words = {} if 0 < us < float("inf") else {"said": " ".join(said)[:2000]}
+        journal.say(event="end", key=key, candidate=candidate, us=repr(us), err=repr(err), **words)
         return result
 
     module.worker = worker
+    vars(module).setdefault("print", note)
+
+
+def _times(result: Any) -> tuple[float, float]:
+    try:
+        return float(result[1]), float(result[2])
+    except Exception:  # noqa: BLE001
+        return -1.0, 1.0
 
 
 def _die_with_parent() -> None:
@@ -163,10 +181,10 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _install() -> None:
-    path = os.environ.get("GEMMFLEET_AITER_JOURNAL")
-    if path:
-        choice = _Choice(os.environ.get("GEMMFLEET_AITER_BLOCKED") or os.devnull)
-        sys.meta_path.insert(0, _Finder(_Journal(path), choice))
+    folder = os.environ.get("GEMMFLEET_AITER_WATCH")
+    if folder:
+        choice = _Choice(os.path.join(folder, "blocked.jsonl"))
+        sys.meta_path.insert(0, _Finder(_Journal(os.path.join(folder, "candidates.jsonl")), choice))
 
 
 def _run_the_next_one() -> None:

@@ -1,1 +1,0 @@
-"""Backends against each other: the best of each on each shape, from profiles of any size."""

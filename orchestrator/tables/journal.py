@@ -1,0 +1,259 @@
+"""Changes of a user's files: one writer at a time, atomic replacement, every old state kept, undo.
+
+A table and the records beside it are one state. Both are kept under one stamp, `<file>.<UTC>.bak`. An empty kept file
+of records says that there were none. The records change first: a crash between the two leaves records of which some
+fit no row, which is seen, and never a table without its old state.
+
+A tree of config files has a `Journal`: a line a merge, with the text of each file before and the hash of its text
+after. The line is written before any file, so that a merge that was cut off can be undone too.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from orchestrator.errors import InputError, TunedDBError
+from orchestrator.tables.records import records_path
+from orchestrator.userfiles import sync_folder, write_atomic
+
+LOCK_WAIT_S = 30.0
+_STAMP = re.compile(r"\.(\d{8}T\d{6}Z)(?:-(\d+))?\.bak\Z")
+
+
+@contextmanager
+def locked(target: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """One writer at a time to a file: an flock on a file beside it, which stays. Raises TunedDBError after `wait_s`."""
+    fd = os.open(target.with_name(f".{target.name}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        until = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= until:
+                    raise TunedDBError(
+                        f"{target}: another merge is writing to it; merge again when it is done"
+                    ) from None
+                time.sleep(0.02)
+        yield
+    finally:
+        os.close(fd)
+
+
+def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: os.stat_result | None) -> Path | None:
+    """Replace a table and the records beside it; the path of the kept old table.
+
+    `before`: the table as it was read, None where there was none. Raises OSError and TunedDBError; then both files are
+    as they were, but for a failure of the very last step, which leaves a whole new table and the old one kept.
+    """
+    beside, kept = records_path(target), dict[Path, Path]()
+    had = beside.exists()
+    state = [target, beside] if had or records else [target]
+    try:
+        if before:
+            for path, name in zip(state, _second_names(target, "bak"), strict=False):
+                kept[path] = name
+                _link(path, name)
+        sync_folder(target.parent)
+        now = target.stat() if before else None
+        if before and now and _changed(before, now):
+            raise TunedDBError(
+                f"{target}: was changed by another process during the merge and is as they left it; merge again"
+            )
+        if beside in state:
+            write_atomic(beside, lambda f: f.writelines(records), like=beside.stat() if had else before)
+        write_atomic(target, lambda f: f.writelines(parts), like=before)
+    except BaseException:
+        if (target.stat().st_ino if target.exists() else None) == (before.st_ino if before else None):
+            if not had:
+                beside.unlink(missing_ok=True)
+            elif beside in kept and kept[beside].exists():
+                _move(kept[beside], beside)
+            for path in kept.values():
+                path.unlink(missing_ok=True)
+        raise
+    return kept.get(target)
+
+
+@dataclass(frozen=True, slots=True)
+class Undone:
+    """A table that is as before its last merge. `restored`: the kept file that is the table again; `aside`: what was
+    the table until now; `records`: `restored`, `removed` or `left`; `left`: states that can be undone still."""
+
+    path: str
+    restored: str
+    aside: str
+    records: str
+    left: int
+
+
+def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> Undone:
+    """Restore the last kept state of a table and its records. The replaced table is kept as `<name>.<UTC>.undone`.
+
+    Raises TunedDBError if nothing is kept, or if nothing can be written; the table is then as it was.
+    """
+    target = Path(os.path.realpath(table))
+    beside = records_path(target)
+    if not target.is_file():
+        raise TunedDBError(f"{table}: there is no such table")
+    try:
+        with locked(target, lock_wait_s):
+            states = kept_states(target)
+            if not states:
+                raise TunedDBError(
+                    f"{table}: nothing to undo: no older state is kept beside it"
+                    f" ({target.name}.<UTC>.bak; a table's first merge has none)"
+                )
+            kept, records = states[-1], "left"
+            of_records = beside.with_name(beside.name + kept.name[len(target.name) :])
+            aside, records_aside = _second_names(target, "undone")
+            _link(target, aside)
+            if of_records.exists():
+                records = "restored" if of_records.stat().st_size else "removed"
+                if beside.exists():
+                    _link(beside, records_aside)
+                _move(of_records, beside)
+                if records == "removed":
+                    beside.unlink()
+            _move(kept, target)
+            sync_folder(target.parent)
+            return Undone(str(table), str(kept), str(aside), records, len(states) - 1)
+    except OSError as e:
+        raise TunedDBError(f"{table}: cannot be undone (nothing of it is lost): {e.strerror or e}") from e
+
+
+def kept_states(target: Path) -> list[Path]:
+    """The kept states of a table, the oldest first."""
+    names = target.parent.glob(f"{glob.escape(target.name)}.*.bak")
+    found = ((_STAMP.fullmatch(path.name[len(target.name) :]), path) for path in names if path.is_file())
+    return [path for _, path in sorted(((m[1], int(m[2] or 1)), path) for m, path in found if m)]
+
+
+def _second_names(target: Path, word: str) -> tuple[Path, Path]:
+    """Names for a table and its records as they are, never one that is taken: `<name>.<UTC>.<word>`."""
+    stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    for n in range(1, 10_000):
+        end = f".{stamp}{f'-{n}' if n > 1 else ''}.{word}"
+        names = target.with_name(target.name + end), target.with_name(records_path(target).name + end)
+        if not any(name.exists() for name in names):
+            return names
+    raise TunedDBError(f"{target}: has too many kept copies of this second; move some away")
+
+
+def _link(source: Path, path: Path) -> None:
+    """Make a hard link, or a copy if the file system has no links; an empty file if the source does not exist."""
+    if not source.exists():
+        path.touch(exist_ok=False)
+        return
+    try:
+        os.link(source, path)
+    except OSError:  # no hard links here
+        with source.open("rb") as f, path.open("xb") as copy:
+            shutil.copyfileobj(f, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
+        shutil.copystat(source, path)
+
+
+def _move(source: Path, path: Path) -> None:
+    """Rename, also where both are names of one file: the system leaves both then."""
+    os.rename(source, path)
+    source.unlink(missing_ok=True)
+
+
+def _changed(a: os.stat_result, b: os.stat_result) -> bool:
+    return (a.st_mtime_ns, a.st_size, a.st_ino) != (b.st_mtime_ns, b.st_size, b.st_ino)
+
+
+@dataclass(frozen=True, slots=True)
+class TakenBack:
+    """A merge into a tree that was undone. `restored`: files that are as before; `removed`: files that the merge had
+    made; `left`: merges before it."""
+
+    run: str
+    time: str
+    restored: tuple[str, ...]
+    removed: tuple[str, ...]
+    left: int
+
+
+class Journal:
+    """The merges into a tree of config files, at `path`."""
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path, self.root = path, root
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """One writer to a tree's configs at a time. Raises InputError, TunedDBError where another one writes."""
+        try:
+            with locked(self.path):
+                yield
+        except OSError as e:
+            raise InputError(f"{self.root}: cannot be written: {e.strerror or e}") from e
+
+    def record(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> None:
+        """Note a merge and make its changes. `texts`: the text before (None: no file) and after of each path."""
+        files = [
+            {"file": str(path.relative_to(self.root)), "before": before, "sha256": _sha(after)}
+            for path, (before, after) in texts.items()
+        ]
+        line = json.dumps({**entry, "files": files}, separators=(",", ":"), ensure_ascii=False)
+        write_atomic(self.path, "".join(f"{one}\n" for one in (*self._lines(), line)))
+        for path, (before, after) in texts.items():
+            write_atomic(path, after, like=path.stat() if before is not None else None)
+
+    def take_back(self) -> TakenBack:
+        """Take back the last merge; the caller holds the lock. Raises InputError if no merge is noted, or if a file was
+        changed since."""
+        lines = self._lines()
+        if not lines:
+            raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
+        try:
+            last = json.loads(lines[-1])
+            files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
+        except (ValueError, KeyError, TypeError) as e:
+            what = f"{self.path}:{len(lines)}: was not written by gemmfleet, so nothing is undone: {e}"
+            raise InputError(what) from e
+        texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
+        if foreign := [
+            f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"
+            for _, path, before, after in files
+            if (text := texts[path]) != before and (text is None or _sha(text) != after)
+        ]:
+            raise InputError(foreign)
+        changed = [(name, path, before) for name, path, before, _ in files if texts[path] != before]
+        for _, path, before in changed:
+            if before is None:
+                path.unlink()
+                sync_folder(path.parent)
+            else:
+                write_atomic(path, before, like=path.stat())
+        if rest := lines[:-1]:
+            write_atomic(self.path, "".join(f"{line}\n" for line in rest))
+        else:
+            self.path.unlink()
+        restored, removed = (
+            tuple(name for name, _, before in changed if (before is None) is made) for made in (False, True)
+        )
+        return TakenBack(str(last.get("run", "")), str(last.get("time", "")), restored, removed, len(rest))
+
+    def _lines(self) -> list[str]:
+        return self.path.read_text().splitlines() if self.path.exists() else []
+
+
+def _sha(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,274 @@
+"""Commands in a container of a pod, and calls of the API server: both by the official client, with errors of ours.
+
+Server, certificates and credentials are read by that client alone (the extra `kubernetes`, imported when the first pool
+of pods is made): the kubeconfig, or in a pod its service account. A command's input cannot be ended without its
+connection, so a command must know how much it is to read. One whose connection broke is not killed: its input ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import select
+import ssl
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from orchestrator.errors import HostKeyError, InputError, LoginError, TransportError, UnreachableError
+
+CONNECT_S, CALL_S = 5.0, 20.0
+SILENCE_S = 60.0
+"""Silence that ends a stream, and the longest wait for a command that takes none of its input."""
+LOOK_S = 1.0
+CHUNK = 128 * 1024
+MAX_WORDS = 256 * 1024
+"""Bytes of standard error that are kept, from its end."""
+STDIN, STDOUT, STDERR, STATUS = range(4)
+"""Channels of the protocol."""
+
+# --- the API server ---------------------------------------------------------------------------------------------------
+
+
+def connect(context: str | None) -> tuple[Any, str]:
+    """(the official client's ApiClient, namespace of the context). Raises InputError with the way out."""
+    try:
+        import urllib3
+        from kubernetes import client, config
+        from kubernetes.config import incluster_config
+    except ImportError as e:
+        way = "pip install 'gemmfleet[kubernetes]'"
+        raise InputError(f"nodes with `lease: kubernetes` need the package kubernetes ({e}): {way}") from e
+    settings = client.Configuration()
+    settings.retries = False
+    file = os.environ.get("KUBECONFIG") or None
+    try:
+        if context is None and file is None and os.environ.get("KUBERNETES_SERVICE_HOST"):
+            config.load_incluster_config(client_configuration=settings)
+            namespace = Path(incluster_config.SERVICE_TOKEN_FILENAME).with_name("namespace").read_text().strip()
+        else:
+            config.load_kube_config(file, context, settings, persist_config=False)
+            contexts, active = config.list_kube_config_contexts(config_file=file)
+            used = next((c for c in contexts if c["name"] == context), active)
+            namespace = used["context"].get("namespace") or ""
+    except Exception as e:  # the client raises many kinds for a file that is no kubeconfig
+        where = file or "~/.kube/config"
+        raise InputError(f"the kubeconfig {where} cannot be used ({e}): set KUBECONFIG, or `context:`") from e
+    if not settings.verify_ssl:
+        urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)  # `nodes check` says so
+    return client.ApiClient(settings), namespace or "default"
+
+
+def call(node: str, method: Callable[..., Any], *args: Any, seconds: float = CALL_S, **options: Any) -> Any:
+    """The result of a method of the client's. Raises TransportError."""
+    try:
+        return method(*args, **options, _request_timeout=(CONNECT_S, seconds))
+    except Exception as e:
+        server = method.__self__.api_client.configuration.host  # type: ignore[attr-defined]
+        raise _error(node, server, e) from e
+
+
+def status_of(e: BaseException) -> int:
+    """HTTP status of the answer that an error of `call` is made of, 0 for none."""
+    return getattr(e.__cause__, "status", 0)
+
+
+def _error(node: str, server: str, e: Exception) -> TransportError:
+    """Error of ours for one of the client's, which raises many kinds."""
+    from kubernetes.client import ApiException
+    from kubernetes.config import ConfigException
+
+    if isinstance(e, ConfigException):
+        return LoginError(node, f"the kubeconfig's credentials cannot be had ({e})")
+    if isinstance(e, ValueError | TypeError):  # of a proxy, say
+        words = f"{type(e).__name__}: {str(e).partition(chr(10))[0]}"
+        return UnreachableError(node, f"the answer does not come from an API server ({words})")
+    if not isinstance(e, ApiException):
+        return unreached(node, server, e)
+    within = e.__context__  # of an exec, of which the client gives words alone; or of TLS
+    status = e.status or getattr(within, "status_code", 0)
+    if not status:
+        return unreached(node, server, within or e)
+    body = e.body or getattr(within, "resp_body", None) or e.reason or ""
+    return refusal(node, status, body if isinstance(body, str) else body.decode("utf-8", "replace"))
+
+
+def refusal(node: str, status: int, words: str) -> TransportError:
+    """Error for an answer of the API server; `words`: its message, or the JSON that holds it."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        words = str(json.loads(words)["message"])
+    words = words.strip()[-1000:] or "it gave no reason"
+    if status == 401:
+        return LoginError(node, f"the API server does not know this user ({words}): log in again, or see `context:`")
+    if status == 404:
+        return UnreachableError(node, words, transient=False)
+    if 400 <= status < 429:
+        return TransportError(node, words)
+    return UnreachableError(node, f"the API server answered {status}: {words}")
+
+
+def unreached(node: str, server: str, e: BaseException) -> TransportError:
+    """Error for a connection to the API server that did not come about."""
+    at: BaseException | None = e
+    words = re.sub(r"^\w+\(host=[^)]*\): ", "", str(e))
+    while at is not None:
+        if isinstance(at, ssl.SSLCertVerificationError):
+            why = getattr(at, "verify_message", "") or str(at)
+            way = "see `certificate-authority` in your kubeconfig"
+            return HostKeyError(node, f"the certificate of the API server {server} is not trusted ({why}): {way}")
+        words = getattr(at, "strerror", None) or words
+        reason = getattr(at, "reason", None)  # urllib3's
+        at = reason if isinstance(reason, BaseException) else at.__cause__ or at.__context__
+    return UnreachableError(node, f"the API server {server} cannot be reached ({words})")
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+class PodOpener:
+    """Starts commands in a container of a pod, each on a connection of its own."""
+
+    def __init__(self, node: str, api: Any, namespace: str, pod: str, container: str) -> None:
+        """`api`: a kubernetes.client.ApiClient."""
+        self._node, self._api = node, api
+        self._of = {"name": pod, "namespace": namespace, "container": container}
+
+    def connect(self) -> None:
+        """Nothing to do: each command has a connection of its own."""
+
+    close = connect
+
+    def start(self, command: str, deadline: float) -> PodChannel:
+        """Start a line of shell text. Raises TransportError."""
+        from kubernetes import client
+        from kubernetes.stream import stream
+        from websocket import setdefaulttimeout
+
+        setdefaulttimeout(CONNECT_S)
+        # `stream` changes the ApiClient while it opens a connection
+        core = client.CoreV1Api(client.ApiClient(self._api.configuration))
+        try:
+            link = stream(
+                core.connect_get_namespaced_pod_exec, **self._of, command=["sh", "-c", command],
+                stdin=True, stdout=True, stderr=True, tty=False, binary=True, _preload_content=False,
+            )  # fmt: skip
+        except Exception as e:
+            raise _error(self._node, self._api.configuration.host, e) from e
+        return PodChannel(self._node, link)
+
+
+class PodChannel:
+    """A command in a pod: the Channel of `open`, and with time limits what kept shells are made of."""
+
+    def __init__(self, node: str, link: Any) -> None:
+        """`link`: a kubernetes.stream.ws_client.WSClient, which is left to read one message at a time and keep none."""
+        self._node, self._link = node, link
+        link._frames_immediately_available, link._all = lambda: False, SimpleNamespace(write=len)
+        link.sock.settimeout(SILENCE_S)
+        self._one = threading.Lock()  # TLS cannot read in one thread and write in another
+        self._out, self._words, self._status = bytearray(), bytearray(), b""
+        self._broken = ""
+
+    @property
+    def ended(self) -> bool:
+        return bool(self._status or self._broken)
+
+    def read(self, size: int, deadline: float | None = None) -> bytes:
+        """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
+        heard = time.monotonic()
+        while not self._out and not self.ended:
+            if self._take():
+                heard = time.monotonic()
+                continue
+            if time.monotonic() >= (heard + SILENCE_S if deadline is None else deadline):
+                if deadline is not None:
+                    raise TimeoutError
+                self._break(f"nothing was heard for {SILENCE_S:.0f} s")
+            with contextlib.suppress(OSError, TypeError, ValueError):  # it was closed meanwhile
+                poll = select.poll()
+                poll.register(self._link.sock.sock, select.POLLIN)
+                poll.poll(1000 * min(LOOK_S, max(0.0, (deadline or math.inf) - time.monotonic())))
+        data = bytes(self._out[:size])
+        del self._out[:size]
+        return data
+
+    def _take(self) -> bool:
+        """Take what is there; return whether there is more to be taken at once."""
+        link = self._link
+        with self._one:
+            try:
+                status, words, out = (link.read_channel(c) for c in (STATUS, STDERR, STDOUT))
+            except Exception as e:  # noqa: BLE001  the websocket's and the socket's; whatever it is, there is no more
+                self._broken = self._broken or str(e) or type(e).__name__
+                return False
+            self._out += out
+            self._words += words
+            del self._words[:-MAX_WORDS]
+            self._status = self._status or status
+            more = bool(status or words or out)
+            if not more and not link.is_open():
+                self._broken = self._broken or "the other side hung up"
+            return more
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data` to its standard input. Raises TransportError where it does not take it any more."""
+        try:
+            self.send(data)
+        except OSError as e:
+            raise UnreachableError(self._node, f"the connection broke ({self._broken or e})") from e
+
+    def send(self, data: bytes, deadline: float | None = None) -> None:
+        """Raises TimeoutError, or BrokenPipeError where the command listens no more."""
+        from websocket import WebSocketException, WebSocketTimeoutException
+
+        for at in range(0, len(data), CHUNK):
+            if self.ended:
+                raise BrokenPipeError(self._broken or "the command has ended")
+            try:
+                left = SILENCE_S if deadline is None else max(0.001, deadline - time.monotonic())
+                with self._one:
+                    self._link.sock.settimeout(left)
+                    self._link.write_channel(STDIN, data[at : at + CHUNK])
+                    self._link.sock.settimeout(SILENCE_S)
+            except (WebSocketTimeoutException, TimeoutError) as e:
+                self._break("the link takes no more data")  # a part of it may be on its way
+                raise TimeoutError from e
+            except (WebSocketException, OSError, AttributeError) as e:
+                raise BrokenPipeError(str(e)) from e
+
+    def close(self) -> None:
+        """End the command's input; nobody reads its output. Readers wake up; never waits for the link."""
+        self._break("closed")
+
+    def _break(self, why: str) -> None:
+        self._broken = self._broken or why
+        self._link.sock.abort()  # wakes whoever reads or writes
+        with self._one:
+            self._link.sock.shutdown()
+
+    def error(self) -> str:
+        """Reason of its end: exit code and last message, or that of the broken connection."""
+        last = self._words.decode("utf-8", "replace").strip()[-1000:]
+        text = f"the connection broke ({self._broken})"
+        if self._status:
+            code, said = _end_of(self._status)
+            text, last = f"ended with code {code}" if code is not None else "ended without an exit code", last or said
+        return text + (f": {last}" if last else "")
+
+
+def _end_of(status: bytes) -> tuple[int | None, str]:
+    """(exit code, words) of the status (meta/v1) that comes last."""
+    words = status.decode("utf-8", "replace")
+    with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError, StopIteration):
+        given = json.loads(words)
+        words = str(given.get("message") or words)[-1000:]
+        if given["status"] == "Success":
+            return 0, ""
+        return next(int(c["message"]) for c in given["details"]["causes"] if c["reason"] == "ExitCode"), ""
+    return None, words

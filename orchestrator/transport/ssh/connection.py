@@ -1,0 +1,436 @@
+"""The fabric Connection of a node and of every gateway on the way to it, and the opening of them within a time limit.
+
+`hops` is the one place that makes Connections: fabric itself would make the gateways of a ProxyJump, and would trust
+whatever key they show. Each has the keys of known_hosts and refuses a host that has none there; it logs in with private
+keys of files and of the agent, and asks for nothing. The ssh_config is read by paramiko.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import logging
+import math
+import os
+import shlex
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fabric
+import paramiko
+import tenacity
+from paramiko.auth_strategy import AuthFailure, AuthStrategy, InMemoryPrivateKey, OnDiskPrivateKey
+from paramiko.hostkeys import HostKeyEntry
+
+from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
+from orchestrator.transport.ssh.link import HostRequest
+
+CONFIGS = (Path("~/.ssh/config"), Path("/etc/ssh/ssh_config"))
+IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
+KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts"
+MAX_DEPTH = 8
+"""Hosts on the way to a node, and files that include each other."""
+MAX_OFFERS = 6
+"""sshd's default MaxAuthTries: it hangs up after so many keys."""
+KEEPALIVE_S = 10
+TCP_GIVE_UP_S = 30
+"""The kernel breaks a connection on which nothing was confirmed for so long."""
+LOOK_S = 0.1
+LAST_TRY_S = 0.3
+"""Time left below which no other try is begun."""
+NOT_FOLLOWED = ("certificatefile", "identityagent", "knownhostscommand", "pkcs11provider", "securitykeyprovider")
+"""Settings of ssh_config that neither fabric nor paramiko knows and that may decide a login."""
+
+# its errors come as exceptions; without a handler of their own they would be printed as well
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+
+def _match_exec(command: str, **_: object) -> SimpleNamespace:
+    """Run the command of a `Match exec`; as paramiko runs it, it would read our terminal."""
+    nothing = subprocess.DEVNULL
+    done = subprocess.run(["sh", "-c", command], stdin=nothing, stdout=nothing, stderr=nothing, check=False)
+    return SimpleNamespace(ok=done.returncode == 0)
+
+
+paramiko.config.invoke = SimpleNamespace(run=_match_exec)
+
+
+# --- the ssh_config ---------------------------------------------------------------------------------------------------
+
+
+def _config_text(path: Path, base: Path, depth: int = 0) -> str:
+    """The text of a file with those that it includes, which paramiko would pass over; relative names are in `base`."""
+    if depth > MAX_DEPTH:
+        return ""
+    lines, block = [], "Host *"
+    for line in path.read_text("utf-8", "replace").splitlines():
+        word, _, rest = line.strip().replace("\t", " ").partition(" ")
+        if word.lower() == "include":
+            for pattern in shlex.split(rest):
+                for file in sorted(glob.glob(str(base / Path(pattern).expanduser()))):
+                    lines += [_config_text(Path(file), base, depth + 1), block]
+        else:
+            lines.append(line)
+            block = line if word.lower() in ("host", "match") else block
+    return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One host on the way: its fabric Connection, and what decides about its key and our login."""
+
+    connection: Any
+    host_keys: KnownOnly
+    login: Login
+
+    @property
+    def place(self) -> str:
+        """Host and port."""
+        return self.host_keys.place
+
+
+def hops(node: str, ask: HostRequest, *, accept_new: bool = False, seconds: float = 60.0) -> list[Hop]:
+    """The hosts on the way to one, that one last; nothing is opened. `seconds`: the limit of each step of opening.
+
+    Raises TransportError.
+    """
+    user, system = (p.expanduser() for p in CONFIGS)
+    files = [ask.config] if ask.config else [p for p in (user, system) if p.is_file()]
+    try:
+        text = "\nHost *\n".join(_config_text(p, (system if p == system else user).parent) for p in files)
+        return _hops(node, ask, text, accept_new, seconds, 0)
+    except (paramiko.ConfigParseError, paramiko.CouldNotCanonicalize, OSError, ValueError) as e:
+        where = " or ".join(map(str, files))
+        raise TransportError(
+            node, f"{where} cannot be used: {e}; correct it, or name another file as the node's ssh_config"
+        ) from e
+
+
+def _hops(node: str, ask: HostRequest, text: str, accept_new: bool, seconds: float, depth: int) -> list[Hop]:
+    if depth > MAX_DEPTH:
+        raise TransportError(node, f"ProxyJump leads in a circle or through more than {MAX_DEPTH} hosts")
+    if ask.host.split() != [ask.host] or not ask.host.isprintable() or ask.host.startswith("-"):
+        raise TransportError(node, f"{ask.host!r} is not a host name")
+    # the first value of a setting holds, so what the inventory says comes first
+    given = {"User": ask.user, "Port": ask.port, "ProxyJump": ask.proxy_jump}
+    ours = "".join(f"{name} {value}\n" for name, value in given.items() if value is not None)
+    found = paramiko.SSHConfig.from_text(ours + text).lookup(ask.host)
+    *before, last = found.get("proxyjump", "none").split(",")
+    jump = fabric.connection.derive_shorthand(last.strip())
+    gateways: list[Hop] = []
+    # `Host *` with ProxyJump holds for the jump host, too: it has none
+    if last != "none" and jump["host"] not in (ask.host, found["hostname"]):
+        via = HostRequest(jump["host"], jump["user"], jump["port"], proxy_jump=",".join(before) or None)
+        gateways = _hops(node, via, text, accept_new, seconds, depth + 1)
+    login = Login(ask, found)
+    made = fabric.Connection(
+        found["hostname"].lower(),
+        user=found.get("user"),
+        port=int(found.get("port", 22)),
+        config=fabric.Config(lazy=True, overrides={"load_ssh_configs": False}),
+        gateway=gateways[-1].connection if gateways else (not ask.proxy_jump and found.get("proxycommand")) or False,
+        forward_agent=False,
+        connect_timeout=math.ceil(seconds),
+        connect_kwargs={
+            "auth_strategy": login,
+            "banner_timeout": seconds,
+            "auth_timeout": seconds,
+            "channel_timeout": seconds,
+        },
+    )
+    login.user = made.user
+    return [*gateways, Hop(made, KnownOnly(node, made, found, accept_new), login)]
+
+
+# --- host keys --------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=16)
+def _known_hosts(path: Path, mtime_ns: int, size: int) -> tuple[paramiko.HostKeys, frozenset[str]]:
+    """Keys of a file in that state, and those that it revokes; read once for a fleet."""
+    keys, revoked = paramiko.HostKeys(), set()
+    for line in path.read_text("utf-8", "replace").splitlines():
+        words = line.split()
+        if words[:1] == ["@revoked"]:
+            revoked.update(words[3:4])
+        elif words and words[0][0] not in "#@":
+            with contextlib.suppress(Exception):  # a line that is none is passed over, as OpenSSH does
+                entry = HostKeyEntry.from_line(" ".join(words))
+                for name in entry.hostnames:
+                    keys.add(name, entry.key.get_name(), entry.key)
+    return keys, frozenset(revoked)
+
+
+class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
+    """Gives a Connection the known keys of its host, and refuses any other; or keeps it, where that was asked for."""
+
+    def __init__(self, node: str, connection: Any, found: paramiko.SSHConfigDict, accept_new: bool) -> None:
+        self._node, self._accept_new = node, accept_new
+        self._host, self._port, self._behind = connection.host, connection.port, bool(connection.gateway)
+        shown = self._host if self._port == 22 else f"[{self._host}]:{self._port}"
+        self._name = found.get("hostkeyalias", shown)
+        settings = found.get("userknownhostsfile", KNOWN_HOSTS[0]), found.get("globalknownhostsfile", KNOWN_HOSTS[1])
+        names = [name for setting in settings for name in setting.split() if name != "none"]
+        self._files = [Path(name).expanduser() for name in names or KNOWN_HOSTS[0].split()]
+        read = [_known_hosts(f, s.st_mtime_ns, s.st_size) for f in self._files if f.is_file() and (s := f.stat())]
+        self._revoked = frozenset[str]().union(*(revoked for _, revoked in read))
+        for keys, _ in reversed(read):  # of two keys of a kind, that of the first file holds
+            for kind, key in (keys.lookup(self._name) or {}).items():
+                if key.get_base64() not in self._revoked:
+                    connection.client.get_host_keys().add(shown, kind, key)
+        connection.client.set_missing_host_key_policy(self)
+
+    @property
+    def place(self) -> str:
+        """Host and port."""
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+
+    def missing_host_key(self, client: object, hostname: str, key: paramiko.PKey) -> None:
+        """Raises HostKeyError."""
+        files = ", ".join(map(str, self._files))
+        shows = f"the key that {self.place} shows ({key.get_name()} {key.fingerprint})"
+        if key.get_base64() in self._revoked:
+            raise HostKeyError(self._node, f"{shows} is revoked in one of {files}")
+        if not self._accept_new:
+            raise HostKeyError(
+                self._node,
+                f"{shows} is not known; looked for {self._name} in {files}. Compare the fingerprint with the host's own"
+                f" (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there), then add it: {self._scan()}; or trust what comes"
+                " first: --accept-new-host-keys",
+            )
+        path = self._files[0]
+        try:
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            torn = path.exists() and path.read_bytes()[-1:] not in (b"", b"\n")
+            with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "w") as f:
+                f.write("\n" * torn + f"{self._name} {key.get_name()} {key.get_base64()}\n")
+        except OSError as e:
+            raise HostKeyError(self._node, f"{shows} cannot be kept in {path}: {e.strerror or e}") from e
+
+    def changed(self, e: paramiko.BadHostKeyException) -> HostKeyError:
+        """The error for a host that shows another key than the known one."""
+        old = e.expected_key.get_base64()
+        texts = [(f, f.read_text("utf-8", "replace")) for f in self._files if f.is_file()]
+        file, text = next(((f, t) for f, t in texts if old in t), (self._files[0], ""))
+        line = text[: text.find(old)].count("\n") + 1
+        return HostKeyError(
+            self._node,
+            f"the host key has changed: the key that {self.place} shows ({e.key.get_name()} {e.key.fingerprint}) is not"
+            f" the known one ({file}:{line} holds {e.expected_key.get_name()} {e.expected_key.fingerprint}). Somebody"
+            " may be listening in, or the host was set up anew. If it really has a new key, remove the old line"
+            f" (ssh-keygen -R {shlex.quote(self._name)} -f {shlex.quote(str(file))}) and add the new key"
+            f" ({self._scan()})",
+        )
+
+    def _scan(self) -> str:
+        """The command that adds the key."""
+        if self._behind:
+            return f"log in once with ssh {shlex.quote(self._host)} by the same way"
+        port = f"-p {self._port} " if self._port != 22 else ""
+        return f"ssh-keyscan {port}{shlex.quote(self._host)} >>{shlex.quote(str(self._files[0]))}"
+
+
+# --- login ------------------------------------------------------------------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _private_key(path: Path, mtime_ns: int) -> paramiko.PKey:
+    """The key of a file in that state, with the certificate beside it; read once for a fleet, as RSA takes long."""
+    return paramiko.PKey.from_path(path)
+
+
+class Login(AuthStrategy):  # type: ignore[misc]
+    """Keys of files, then those of the agent; the inventory's identity alone, where it can be read."""
+
+    def __init__(self, ask: HostRequest, found: paramiko.SSHConfigDict) -> None:
+        super().__init__(ssh_config=found)
+        self.user = ""
+        self._chosen = ask.identity is not None
+        names = [ask.identity] if ask.identity else found.get("identityfile", IDENTITIES)
+        self._identities = [Path(name).expanduser() for name in names]
+        self._notes: list[str] = []
+
+    def get_sources(self) -> Iterator[Any]:
+        """Yield the keys in the order of their offers."""
+        for path in self._identities:
+            try:
+                key = _private_key(path, path.stat().st_mtime_ns)
+            except FileNotFoundError:
+                if self._chosen:
+                    self._notes.append(f"the identity {path} does not exist")
+                    return
+            except Exception as e:  # noqa: BLE001  paramiko and cryptography raise many kinds
+                self._notes.append(f"{path} cannot be read here, as it is encrypted or of another kind ({e})")
+            else:
+                yield OnDiskPrivateKey(self.user, "ssh-config", path, key)
+        alone = self._chosen or self.ssh_config.get("identitiesonly") == "yes"
+        if self.ssh_config.get("identityagent") != "none" and (self._notes or not alone):
+            with contextlib.closing(paramiko.Agent()) as agent:
+                for key in agent.get_keys():
+                    yield InMemoryPrivateKey(self.user, key)
+
+    def refused(self, node: str, place: str, tried: Sequence[Any]) -> LoginError:
+        """The error for a host that took none of what was tried."""
+        said = [*self._notes]
+        for source, result in tried:
+            where = getattr(source, "path", f"the agent's {source.pkey.get_name()} {source.pkey.fingerprint}")
+            if isinstance(result, paramiko.BadAuthenticationType):
+                said.append(f"the host takes no keys, only {', '.join(result.allowed_types)}")
+            elif isinstance(result, list):
+                said.append(f"{where} is taken, but the host asks for more ({', '.join(result)})")
+            elif isinstance(result, paramiko.AuthenticationException):
+                said.append(f"not taken: {where}")
+            else:
+                said.append(f"cannot be used: {where} ({result})")
+        unknown = [s for s in NOT_FOLLOWED if self.ssh_config.get(s, "none") != "none"]
+        if unknown:
+            said.append(f"of your ssh configuration this is not followed: {', '.join(unknown)}")
+        return LoginError(
+            node,
+            f"{self.user}@{place} did not let us in: {'; '.join(said) or 'there is no key to offer'}. Put the public"
+            f" key into ~/.ssh/authorized_keys of {self.user} there, or set user or identity of the node. Encrypted"
+            " keys, security keys, PKCS11 and odd certificates work through ssh-agent: run ssh-add, and see that"
+            " SSH_AUTH_SOCK names the agent. Passwords are never asked for",
+        )
+
+
+# --- opening ----------------------------------------------------------------------------------------------------------
+
+
+def hang_up(route: Sequence[Hop]) -> None:
+    """Close all, the first first: it has the socket, and once that is closed no packet of the others can block."""
+    for hop in route:
+        transport = hop.connection.client.get_transport()
+        with contextlib.suppress(Exception):
+            hop.connection.client.close()
+        if isinstance(proxy := getattr(transport, "sock", None), paramiko.ProxyCommand):
+            transport.join(TCP_GIVE_UP_S)  # its thread signals the process, which must be there until then
+            proxy.process.kill()
+            proxy.process.communicate()
+
+
+def _open(node: str, hop: Hop) -> None:
+    """Connect to one host and log in. Raises TransportError."""
+    try:
+        tried = hop.connection.open()
+    except paramiko.BadHostKeyException as e:
+        raise hop.host_keys.changed(e) from e
+    except AuthFailure as e:
+        if len(e.result) < MAX_OFFERS and e.result and not hop.connection.client.get_transport().is_active():
+            raise UnreachableError(node, f"the connection broke while logging in to {hop.place}") from e
+        raise hop.login.refused(node, hop.place, e.result) from e
+    except socket.gaierror as e:
+        host, again = hop.connection.host, e.errno == socket.EAI_AGAIN
+        text = f"the name {host} cannot be resolved ({e.strerror}); set host: of the node"
+        raise UnreachableError(node, text, transient=again) from e
+    except paramiko.ChannelException as e:
+        text = f"the jump host cannot connect to {hop.place} ({e.text})"
+        if e.code == 1:
+            text = f"the jump host does not let us through to {hop.place} (AllowTcpForwarding in its sshd_config)"
+        raise UnreachableError(node, text, transient=e.code == 2) from e
+    except paramiko.ssh_exception.IncompatiblePeer as e:
+        raise UnreachableError(node, f"{hop.place} and we have no algorithm in common: {e}", transient=False) from e
+    except OSError as e:
+        refused = [*getattr(e, "errors", {}).values(), e][0]
+        if isinstance(refused, ConnectionRefusedError):
+            text = f"{hop.place} refused the connection: is sshd running there, on that port?"
+            raise UnreachableError(node, text, refused=True) from e
+        raise UnreachableError(node, f"no connection to {hop.place}: {e.strerror or e}") from e
+    except (paramiko.SSHException, EOFError) as e:
+        raise UnreachableError(node, f"{hop.place} broke off while connecting: {e or 'it hung up'}") from e
+    transport = hop.connection.transport
+    if not transport.is_authenticated():
+        raise hop.login.refused(node, hop.place, tried)
+    transport.set_keepalive(KEEPALIVE_S)
+    if isinstance(transport.sock, socket.socket):
+        transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_GIVE_UP_S * 1000)
+
+
+class _Attempt:
+    """One try in a thread of its own: the look-up of a name or a `Match exec` cannot be interrupted, only left."""
+
+    def __init__(self, node: str, ask: HostRequest, accept_new: bool, deadline: float) -> None:
+        self._node, self._ask, self._accept_new, self._deadline = node, ask, accept_new, deadline
+        self._done = threading.Event()
+        self._left = False
+        self._at = "the ssh configuration"
+        self._route: list[Hop] = []
+        self._error: BaseException | None = None
+
+    def wait(self, stop: threading.Event) -> list[Hop]:
+        """The open hops. Raises TransportError."""
+        began = time.monotonic()
+        threading.Thread(target=self._work, name=f"connect {self._node}", daemon=True).start()
+        while not self._done.wait(LOOK_S) and not stop.is_set() and time.monotonic() < self._deadline:
+            pass
+        if self._done.is_set() and self._error is None:
+            return self._route
+        self._left = True
+        transport = self._route[-1].connection.client.get_transport() if self._route else None
+        hang_up(self._route)
+        if self._error is not None:
+            raise self._error
+        if stop.is_set():
+            raise UnreachableError(self._node, "connecting was stopped", transient=False)
+        text = f"{self._at} did not answer within {time.monotonic() - began:.0f} s"
+        raise UnreachableError(
+            self._node, text, silent=True, greeted=bool(transport is not None and transport.remote_version)
+        )
+
+    def _work(self) -> None:
+        try:
+            # the waiting thread's limit comes first; these end the thread that it left behind
+            seconds = max(1.0, self._deadline - time.monotonic()) + 5.0
+            self._route = hops(self._node, self._ask, accept_new=self._accept_new, seconds=seconds)
+            for hop in self._route:
+                self._at = hop.place
+                _open(self._node, hop)
+        except BaseException as e:  # noqa: BLE001  raised again in the thread that waits
+            self._error = e
+        self._done.set()
+        if self._left:
+            hang_up(self._route)
+
+
+def connect(
+    node: str, ask: HostRequest, *, accept_new: bool, timeout: float, patient: bool, stop: threading.Event
+) -> list[Hop]:
+    """The open hops to a host; what is refused, reset or silent is tried again while there is time.
+
+    Not `patient`: what is refused is refused. Raises TransportError.
+    """
+    deadline = time.monotonic() + timeout
+    errors: list[UnreachableError] = []
+
+    def may_help(e: BaseException) -> bool:
+        if not isinstance(e, UnreachableError) or not e.transient or (e.refused and not patient):
+            return False
+        return time.monotonic() < deadline - LAST_TRY_S
+
+    def once() -> list[Hop]:
+        try:
+            return _Attempt(node, ask, accept_new, deadline).wait(stop)
+        except UnreachableError as e:
+            if e.silent and errors and not e.greeted:  # cut short by our own limit: the error before is the reason
+                raise errors[-1] from e
+            errors.append(e)
+            raise
+
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(may_help),
+        wait=tenacity.wait_exponential(multiplier=0.1, max=1.0) + tenacity.wait_random(0, 0.1),
+        stop=tenacity.stop_when_event_set(stop),
+        sleep=tenacity.sleep_using_event(stop),
+        reraise=True,
+    )
+    return retrying(once)

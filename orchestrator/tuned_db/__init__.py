@@ -1,1 +1,0 @@
-"""The tuned DB: merges and undo, provenance, checks, differences, imports (docs/reference/files.md)."""

@@ -1,0 +1,204 @@
+"""`db check --build`: one verdict on tables that are about to be served, and a way out for each row against it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.families import get_family
+from orchestrator.tables.build import Build
+from orchestrator.tables.check import check, verdict_of
+from orchestrator.tables.tuned import file_order
+from tests.support.aiterbuild import ASM, CK, CK2, CORE, OLD_CORE, tree
+from tests.support.aitercheckout import A4W4, BLOCKSCALE, TILE, line, text, untuned
+
+BF16 = get_family("a16w16")
+NAME = "x_a4w4_blockscale_tuned_gemm.csv"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A tree of which one table holds two rows, and knows bf16's libtypes."""
+    folder = tree(tmp_path / "aiter", core=CORE)
+    put(folder, A4W4.tuned_csv, text(A4W4, line(A4W4, M=900, kernelName=CK)))
+    put(folder, f"model_configs/{NAME}", text(A4W4, line(A4W4, M=901, kernelName=ASM)))
+    put(folder, A4W4.untuned_csv, untuned(A4W4))
+    put(folder, BLOCKSCALE.untuned_csv, untuned(BLOCKSCALE))
+    (folder / "aiter" / "tuned_gemm.py").write_text(
+        "solMap = {'torch': 1, 'hipblaslt': 2, 'flydsl': 3, 'triton': 4}\n", encoding="utf-8"
+    )
+    return folder
+
+
+def put(root: Path, name: str, content: str) -> Path:
+    path = root / "aiter" / "configs" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
+    return path
+
+
+def table(folder: Path, *lines: str, name: str = f"my_{A4W4.tuned_csv}", of: Any = A4W4) -> Path:
+    path = folder / name
+    path.write_text(text(of, *lines))
+    return path
+
+
+def cli(*words: object) -> tuple[int, str]:
+    done = CliRunner().invoke(app, ["db", "check", *map(str, words)])
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.stdout
+
+
+def problems(path: Path, root: Path, *words: object) -> list[dict[str, Any]]:
+    _, out = cli(path, "--build", root, "--json", *words)
+    document = json.loads(out)
+    found: list[dict[str, Any]] = document["problems"]
+    assert all(p["file"] == str(path) and p["fix"] for p in found)
+    assert (document["verdict"] == "unsafe") == any(p["level"] == "error" for p in found)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kernels", "code", "verdict", "counts"),
+    [
+        ((ASM, CK), 0, "safe in", "0 errors, 0 warnings"),
+        ((ASM, CK2), 0, "safe after a rebuild in (AITER_REBUILD=1, once)", "0 errors, 1 warning"),
+        ((ASM, CK2, CK + "x"), 1, "not safe in", "1 error, 1 warning"),
+    ],
+)
+def test_the_verdict_and_a_line_a_row(
+    tmp_path: Path, root: Path, kernels: tuple[str, ...], code: int, verdict: str, counts: str
+) -> None:
+    rows = [line(A4W4, M=m, kernelName=k, kernelId=int(k == CK2)) for m, k in enumerate(kernels, 1)]
+    path = table(tmp_path, *rows)
+    done, out = cli(path, "--build", root)
+    assert done == code
+    lines = out.splitlines()
+    assert lines[-1] == f"{verdict} {root}: 1 table, {len(rows)} rows: {counts}"
+    listed = [x for x in lines if x.startswith(("error:", "warning:"))]
+    cannot = (
+        f"error: {path}:4: build: cannot: csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_common.py lists no kernel"
+    )
+    rebuild = f"warning: {path}:3: build: rebuild: {CK2} is not compiled in; fix: start once with AITER_REBUILD=1, or"
+    assert [x.startswith(y) for x, y in zip(listed, [*[cannot] * code, rebuild], strict=False)] == [True] * len(listed)
+    assert all("; fix: " in x for x in listed)
+    assert cli(path, "--build", root, "--strict")[0] == code  # a rebuild is no fault
+
+
+@pytest.mark.parametrize(
+    ("cells", "rule", "level", "says"),
+    [
+        ({"gfx": "gfx951"}, "chip", "error", "gfx is gfx951, which this AITER does not know"),
+        ({"cu_num": 250}, "chip", "error", "cu_num is 250: no gfx950 has that many compute units"),
+        ({"libtype": "hipblaslt", "kernelName": "Cijk_A"}, "hipblaslt", "error", "differ between its versions"),
+        ({"libtype": "flydsl", "kernelName": "flydsl_x"}, "build: cannot", "error", "flydsl"),
+        ({"libtype": "triton", "kernelName": "auto"}, "build: cannot", "error", "there is no aiter/ops/triton"),
+        ({"us": 0}, "us", "error", "anything beats it"),
+        ({"err_ratio": 0.06}, "error ratio", "error", "err_ratio is 0.06, the limit of the tuner 0.05"),
+        ({"bw": 0.0033, "M": 100}, "bw", "warning", "in TB/s"),
+    ],
+)
+def test_each_rule_of_a_build(
+    tmp_path: Path, root: Path, cells: dict[str, Any], rule: str, level: str, says: str
+) -> None:
+    good = {"libtype": "torch", "kernelName": "native", "M": 7}
+    path = table(tmp_path, line(BF16, **good), line(BF16, **{**good, "M": 8, **cells}), name=BF16.tuned_csv, of=BF16)
+    (found,) = [p for p in problems(path, root) if p["rule"] == rule]
+    assert (found["line"], found["level"]) == (3, level)
+    assert says in found["text"]
+
+
+def test_chips_that_there_are_and_partitions_of_them(tmp_path: Path, root: Path) -> None:
+    chips = [("gfx950", 256), ("gfx950", 128), ("gfx950", 32), ("gfx942", 304), ("gfx942", 80), ("gfx942", 38)]
+    rows = [line(A4W4, M=m, gfx=g, cu_num=cu, kernelName=CK) for m, (g, cu) in enumerate(chips)]
+    assert not [p for p in problems(table(tmp_path, *rows), root) if p["rule"] == "chip"]
+    (root / "aiter" / "jit" / "utils" / "build_targets.py").unlink()  # a tree that names none
+    assert not [
+        p for p in problems(table(tmp_path, line(A4W4, gfx="gfx1", kernelName=CK)), root) if p["rule"] == "chip"
+    ]
+
+
+def test_order_and_line_ends_are_warnings_that_strict_refuses(tmp_path: Path, root: Path) -> None:
+    path = table(tmp_path, *(line(A4W4, M=m, N=n, kernelName=ASM) for n, m in ((64, 1), (64, 9), (128, 2), (64, 3))))
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    assert [(p["line"], p["rule"], p["level"]) for p in problems(path, root)] == [
+        (1, "line ends", "warning"), (5, "order", "warning"),
+    ]  # fmt: skip
+    assert cli(path, "--build", root)[0] == 0
+    assert cli(path, "--build", root, "--strict")[0] == 1
+    assert file_order(("gfx950", 256, 9, 64, 1), A4W4) < file_order(("gfx950", 256, 1, 128, 1), A4W4)
+
+
+def test_keys_are_held_to_all_tables_that_the_build_merges(tmp_path: Path, root: Path) -> None:
+    rows = line(A4W4, M=900, kernelName=ASM), line(A4W4, M=901, kernelName=ASM), line(A4W4, M=902, kernelName=ASM)
+    mine = table(tmp_path, *rows)
+    assert [(p["line"], p["level"], p["text"]) for p in problems(mine, root)] == [
+        (2, "error", f"has the key of aiter/configs/{A4W4.tuned_csv}:2: AITER stops at its start"),
+        (3, "error", f"has the key of aiter/configs/model_configs/{NAME}:2: AITER stops at its start"),
+    ]
+    assert not problems(mine, root, "--env")  # then AITER reads this table alone
+    other = table(tmp_path, *rows, name="tuned.csv")
+    assert {p["level"] for p in problems(other, root, "--family", A4W4.name)} == {"warning"}
+    same = table(tmp_path, *rows, name=NAME)  # takes the place of the build's
+    assert [p["line"] for p in problems(same, root)] == [2]
+    code, out = cli(root, "--build", root)
+    assert (code, "duplicate" in out) == (0, False)
+    twice = table(tmp_path, rows[2], rows[2])
+    assert [(p["line"], p["level"]) for p in problems(twice, root, "--env")] == [(3, "error")]
+
+
+def test_builds_of_an_earlier_date_merge_otherwise(tmp_path: Path, root: Path) -> None:
+    mine = table(tmp_path, line(A4W4, M=901, gfx="gfx942", kernelName=ASM))
+    assert not [p for p in problems(mine, root) if p["rule"] in ("duplicate", "header")]
+    core = root / "aiter" / "jit" / "core.py"
+    core.write_text(OLD_CORE)  # its key has no gfx
+    (found,) = [p for p in problems(mine, root) if p["rule"] == "duplicate"]
+    assert found["text"].endswith("AITER silently leaves out one of the two")
+    short = table(tmp_path, name=f"s_{A4W4.tuned_csv}")
+    short.write_text(",".join(A4W4.tuned_header[1:]) + "\n")
+    (found,) = [p for p in problems(short, root) if p["rule"] == "header"]
+    assert "AITER stops at its start" in found["text"]
+    core.write_text("")  # before model_configs was merged
+    assert not [p for p in problems(mine, root) if p["rule"] == "duplicate"]
+    (root / "aiter" / "configs" / A4W4.untuned_csv).unlink()
+    core.write_text(CORE)
+    start = Build(root).start(A4W4)
+    assert (start.stops, start.names) == (False, ("gfx", "cu_num", "M", "N", "K"))  # without a list it compares nothing
+
+
+def test_a_package_that_dispatch_imports_has_to_be_in_the_image(tmp_path: Path, root: Path) -> None:
+    (root / "aiter" / "ops" / "flydsl").mkdir()
+    (root / "aiter" / "ops" / "flydsl" / "names.py").write_text('import re\nNAME = re.compile(r"flydsl_x(\\d+)$")\n')
+    path = table(tmp_path, line(BF16, M=1, libtype="flydsl", kernelName="flydsl_x1"), name=BF16.tuned_csv, of=BF16)
+
+    def verdict(*, whole: bool) -> str:
+        return verdict_of(check([path], None, 0.05, Build(root, whole=whole))[0])
+
+    assert verdict(whole=False) == "safe"  # a checkout: its packages are not known
+    assert verdict(whole=True) == "unsafe"
+    (root / "flydsl").mkdir()
+    assert verdict(whole=True) == "safe"
+
+
+def test_compiled_kernels_of_a_family_with_libtypes(tmp_path: Path, root: Path) -> None:
+    path = table(
+        tmp_path, line(BLOCKSCALE, M=1, libtype="cktile", kernelName=TILE), name=f"x_{BLOCKSCALE.tuned_csv}",
+        of=BLOCKSCALE,
+    )  # fmt: skip
+    assert [p["rule"] for p in problems(path, root)] == ["build: rebuild"]
+
+
+def test_what_cannot_be_read_is_unsafe(tmp_path: Path, root: Path) -> None:
+    kernels = root / "csrc" / "ck_gemm_a4w4_blockscale" / "gemm_a4w4_blockscale_common.py"
+    kernels.write_text("kernels_list = load()\n")
+    (found,) = problems(table(tmp_path, line(A4W4, kernelName=CK)), root)
+    assert (found["rule"], found["level"]) == ("build: unread", "error")
+    bad = tmp_path / f"bad_{A4W4.tuned_csv}"
+    bad.write_text("")
+    done = CliRunner().invoke(app, ["db", "check", str(bad), "--build", str(root), "--json"])
+    assert json.loads(done.stdout)["verdict"] == "unsafe"

@@ -1,0 +1,351 @@
+"""Merging into a tuned table: who wins, what stays byte for byte, and that nothing is ever half done."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import stat
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.errors import TunedDBError
+from orchestrator.families import get_family
+from orchestrator.tables import merge as merge_module
+from orchestrator.tables.merge import merge
+from orchestrator.tables.tuned import read_table
+from orchestrator.tables.write import cell
+from tests.paths import ROOT
+from tests.support.ledger_kit import A8W8
+from tests.support.marks import drawn
+from tests.support.tables_kit import read_newcomers
+from worker.families import FAMILIES
+
+HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+SHIPPED = ROOT.parent / "shared" / "data" / "aiter"
+"""AITER's own tables, where they lie beside the checkout."""
+
+
+def new(m: int, us: Any, name: str = "new", **fields: Any) -> dict[str, Any]:
+    row = {"gfx": "gfx950", "cu_num": 256, "M": m, "N": 64, "K": 128, "libtype": "ck", "kernelId": 3, "splitK": 0}
+    return {**row, "us": us, "kernelName": name, "tflops": 1.5, "bw": 20.25, "errRatio": 0.0, **fields}
+
+
+def table(folder: Path, *lines: str, header: str = HEADER, end: str = "\n", last: bool = True) -> Path:
+    path = folder / "db.csv"
+    path.write_bytes((end.join((header, *lines)) + (end if last else "")).encode())
+    return path
+
+
+def line(m: int, us: str, gfx: str = "gfx950", name: str = "old") -> str:
+    return f"{gfx},256,{m},64,128,ck, 1 ,0,{us},{name},0.10,20.00,0.0"
+
+
+def test_a_new_table_gets_the_familys_header_and_mode_of_the_umask(tmp_path: Path) -> None:
+    path = tmp_path / "new.csv"
+    report = merge([new(2, 5.25), new(1, 7)], path, A8W8)
+    assert path.read_text() == (
+        f"{HEADER}\ngfx950,256,1,64,128,ck,3,0,7,new,1.5,20.25,0.0\ngfx950,256,2,64,128,ck,3,0,5.25,new,1.5,20.25,0.0\n"
+    )
+    assert (report.created, report.backup, report.count("added")) == (True, None, 2)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask
+    assert sorted(p.name for p in tmp_path.iterdir()) == [".new.csv.lock", "new.csv"]
+
+
+def test_the_incumbent_goes_only_if_clearly_beaten(tmp_path: Path) -> None:
+    path = table(tmp_path, line(1, "100.0"), line(2, "100.0"), line(3, "100.0"), line(4, "Null"), line(5, "100.0"))
+    report = merge(
+        [new(1, 96.9), new(2, 97.1), new(3, 130.0), new(4, 9.5), new(5, 90.0, spread=0.12), new(6, 1.0)], path, A8W8
+    )
+    assert [(r.key["M"], r.action, r.why) for r in report.rows] == [
+        (1, "replaced", "faster by 3.1%"),
+        (2, "kept", "faster by 2.9%, which is not more than the margin of 3.0%"),
+        (3, "kept", "slower by 30.0%"),
+        (4, "replaced", "the old row had no time"),
+        (5, "kept", "faster by 10.0%, which is not more than its own spread of 12.0%"),
+        (6, "added", "the table had no row of this key"),
+    ]
+    assert (report.rows[0].old_us, report.rows[0].new_us) == (100.0, 96.9)
+    assert (report.rows[0].old_kernel, report.rows[0].new_kernel) == ("old", "new")
+    lines = path.read_text().splitlines()
+    assert [x.split(",")[8] for x in lines[1:]] == ["96.9", "100.0", "100.0", "9.5", "100.0", "1.0"]
+    assert lines[2] == line(2, "100.0")
+    assert report.to_json()["counts"] == {"added": 1, "replaced": 2, "kept": 3, "rejected": 0}
+
+
+def test_a_small_number_never_becomes_zero() -> None:
+    assert [cell(v) for v in (0.000012345, 0.5, 12.345678, 1234.0, 0.0, None, float("nan"), float("inf"))] == [
+        "1.234e-05", "0.5", "12.3457", "1234.0", "0.0", "", "", "",
+    ]  # fmt: skip
+    assert [cell(v) for v in (7, True, " x ", "gfx950")] == ["7", "True", "x", "gfx950"]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("last", [True, False], ids=["newline at the end", "none"])
+def test_header_order_line_ends_and_untouched_lines_stay(tmp_path: Path, end: str, last: bool) -> None:
+    header = "kernelName, us ,K,N,M,cu_num,gfx,note"
+    mine = '"a ""name"", quoted",50.0,128,64,9, 256 ,gfx950,"two\nlines"'
+    path = table(tmp_path, mine, "", "k,10.0,128,64,1,256,gfx950,", header="\ufeff" + header, end=end, last=last)
+    before = path.read_bytes()
+    merge([new(2, 5.0), new(1, 5.0)], path, A8W8)
+    parts = before.decode().split(end)
+    expected = [*parts[: -2 if last else -1], "new,5.0,128,64,1,256,gfx950,", "new,5.0,128,64,2,256,gfx950,", ""]
+    assert path.read_bytes().decode() == end.join(expected)
+    assert {r.key[2] for r in read_table(path, A8W8).rows} == {9, 1, 2}
+
+
+def test_the_old_file_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:
+    path = table(tmp_path, line(1, "100.0"))
+    path.chmod(0o640)
+    seen = [path.read_bytes()]
+    reports = []
+    for us in (50.0, 25.0, 12.0):
+        reports.append(merge([new(1, us)], path, A8W8))
+        seen.append(path.read_bytes())
+    backups = [Path(r.backup or "") for r in reports]
+    assert len(set(backups)) == 3
+    assert [b.read_bytes() for b in backups] == seen[:3]
+    assert all(b.name.startswith("db.csv.") and b.name.endswith(".bak") for b in backups)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_without_hard_links_the_old_file_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError(1, "no links here")
+
+    monkeypatch.setattr(os, "link", refuse)
+    path = table(tmp_path, line(1, "100.0"))
+    before = path.read_bytes()
+    first = merge([new(1, 50.0)], path, A8W8)
+    second = merge([new(1, 25.0)], path, A8W8)
+    assert first.backup != second.backup
+    assert Path(first.backup or "").read_bytes() == before
+
+
+def test_a_link_stays_a_link(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    path = table(tmp_path / "real", line(1, "100.0"))
+    link = tmp_path / "link.csv"
+    link.symlink_to(path)
+    report = merge([new(1, 5.0)], link, A8W8)
+    assert link.is_symlink()
+    assert "5.0,new" in path.read_text()
+    assert Path(report.backup or "").parent == tmp_path / "real"
+
+
+def test_nothing_new_leaves_the_file_alone(tmp_path: Path) -> None:
+    path = table(tmp_path, line(1, "100.0"))
+    before = path.stat()
+    assert not merge([], path, A8W8).changed
+    assert not merge([new(1, 99.0)], path, A8W8).changed
+    report = merge([new(2, -1), new(3, float("inf"))], path, A8W8)
+    assert report.count("rejected") == 2
+    assert path.stat() == before
+    assert not merge([], tmp_path / "none.csv", A8W8).changed
+    assert not (tmp_path / "none.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        (new(1, 0), "its us is 0"),
+        (new(1, "Null"), "its us is Null"),
+        (new(1, None), "its us is missing"),
+        (new(1, 5.0, errRatio=0.06), "its errRatio is 0.06, the limit 0.05"),
+        (new(1, 5.0, errRatio=""), "its errRatio is missing, the limit 0.05"),
+        (new(1, 5.0, K="many"), "K is 'many', not a whole number"),
+        (new(1, 5.0, cu_num=""), "cu_num is empty"),
+        (new(1, 5.0, gfx="", cu_num=7), "it names no gfx, and none follows from cu_num 7"),
+    ],
+)
+def test_what_cannot_be_a_row_is_rejected_with_its_reason(tmp_path: Path, row: dict[str, Any], why: str) -> None:
+    path = table(tmp_path, line(9, "100.0"))
+    report = merge([row, new(2, 5.0)], path, A8W8, err_ratio=0.05)
+    assert [(r.action, r.why) for r in report.rows if r.action == "rejected"] == [("rejected", why)]
+    assert report.count("added") == 1
+
+
+def test_chips_never_mix(tmp_path: Path) -> None:
+    path = table(tmp_path, line(1, "100.0"), line(1, "90.0", gfx="gfx1200"))
+    report = merge([new(1, 5.0, gfx="gfx942", cu_num=304), new(1, 5.0, cu_num=128)], path, A8W8)
+    assert [(r.action, r.key["gfx"], r.key["cu_num"]) for r in report.rows] == [
+        ("added", "gfx942", 304),
+        ("added", "gfx950", 128),
+    ]
+    assert path.read_text().startswith(f"{HEADER}\n{line(1, '100.0')}\n{line(1, '90.0', gfx='gfx1200')}\n")
+
+
+def test_a_table_without_gfx_takes_only_what_its_cu_num_says(tmp_path: Path) -> None:
+    header = HEADER.removeprefix("gfx,")
+    old = line(1, "100.0").removeprefix("gfx950,")
+    path = table(tmp_path, old, header=header)
+    report = merge([new(1, 5.0), new(2, 6.0)], path, A8W8)
+    assert [r.action for r in report.rows] == ["replaced", "added"]
+    assert "taken as gfx950" in report.notes[0]
+    assert path.read_text().splitlines()[1] == "256,1,64,128,ck,3,0,5.0,new,1.5,20.25,0.0"
+    before = path.read_bytes()
+    with pytest.raises(TunedDBError, match=r"no gfx column.*gfx1100 with cu_num 96"):
+        merge([new(3, 5.0, gfx="gfx1100", cu_num=96)], path, A8W8)
+    assert path.read_bytes() == before
+
+
+def test_a_row_with_a_tag_is_another_key(tmp_path: Path) -> None:
+    path = table(tmp_path, line(1, "100.0") + ",mtp", header=HEADER + ",_tag")
+    assert [r.action for r in merge([new(1, 5.0)], path, A8W8).rows] == ["added"]
+    assert path.read_text().splitlines()[2] == "gfx950,256,1,64,128,ck,3,0,5.0,new,1.5,20.25,0.0,"
+
+
+@pytest.mark.parametrize(
+    ("content", "faults"),
+    [
+        (
+            f"{HEADER}\n{line(1, '5')}\n{line(2, '5')}\n{line(1, '6')}\n",
+            [r"db.csv:4: has the same key as line 2: gfx950,256,1,64,128"],
+        ),
+        (f"{HEADER}\n{line(1, '5')}\ngfx950,256,2\n", [r"db.csv:3: has 3 cells, the header 13; was a write cut short"]),
+        (
+            f"{HEADER}\n{line(1, 'fast')}\n{line(2, '5').replace(',128,', ',x,')}\n",
+            [r"db.csv:2: us is 'fast'", r"db.csv:3: K is 'x'"],
+        ),
+        (f"{HEADER},us\n", [r"db.csv:1: column us is there 2 times"]),
+        ("M,N,K\n1,2,3\n", [r"db.csv:1: is not a tuned table of a8w8_blockscale: column cu_num, us is missing"]),
+        ("", [r"db.csv: is empty"]),
+        (f'{HEADER}\n"{line(1, "5")}', [r"db.csv:2: is no CSV line"]),
+        (HEADER.encode() + b"\n\xff\xfe\n", [r"db.csv:2: holds bytes that are not UTF-8"]),
+        (HEADER.encode() + b"\n" + b"\0" * 64 + b"\n", [r"db.csv:2: holds a NUL byte"]),
+    ],
+    ids=["doubled", "short", "cells", "columns", "shapes", "empty", "quote", "binary", "nul"],
+)
+def test_a_table_that_cannot_be_trusted_is_left_alone_and_its_faults_are_named(
+    tmp_path: Path, content: str | bytes, faults: list[str]
+) -> None:
+    path = tmp_path / "db.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = path.read_bytes()
+    with pytest.raises(TunedDBError) as e:
+        merge([new(1, 5.0)], path, A8W8)
+    assert len(e.value.faults) == len(faults)
+    assert all(f in fault for f, fault in zip(faults, e.value.faults, strict=True)), e.value.faults
+    assert path.read_bytes() == before
+    assert not list(tmp_path.glob("*.bak"))
+
+
+def test_a_folder_that_is_not_there_and_a_path_that_is_one(tmp_path: Path) -> None:
+    with pytest.raises(TunedDBError, match=r"there is no folder .*make it first"):
+        merge([new(1, 5.0)], tmp_path / "no" / "db.csv", A8W8)
+    with pytest.raises(TunedDBError, match="is a directory, not a file"):
+        merge([new(1, 5.0)], tmp_path, A8W8)
+
+
+def test_somebody_elses_change_during_the_merge_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = table(tmp_path, line(1, "100.0"))
+    theirs = path.read_text() + line(7, "7.0") + "\n"
+
+    def edit(*args: Any) -> Any:
+        path.write_text(theirs)
+        return parts(*args)
+
+    parts = merge_module._parts
+    monkeypatch.setattr(merge_module, "_parts", edit)
+    with pytest.raises(TunedDBError, match="changed by another process"):
+        merge([new(1, 5.0)], path, A8W8)
+    assert path.read_text() == theirs
+
+
+def test_two_merges_at_once_take_turns(tmp_path: Path) -> None:
+    path = tmp_path / "db.csv"
+    threads = [
+        threading.Thread(target=merge, args=([new(100 * k + m, 5.0) for m in range(20)], path, A8W8))
+        for k in range(1, 7)
+    ]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(read_table(path, A8W8).rows) == 120
+
+
+def test_a_merge_that_waits_too_long_says_so(tmp_path: Path) -> None:
+    path = table(tmp_path, line(1, "100.0"))
+    with (tmp_path / ".db.csv.lock").open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TunedDBError, match="another merge is writing"):
+            merge([new(1, 5.0)], path, A8W8, lock_wait_s=0.05)
+
+
+def test_a16w16_and_fmoe_speak_their_own_columns(tmp_path: Path) -> None:
+    family = get_family("a16w16")
+    key = {"M": 1, "N": 64, "K": 64, "bias": "FALSE", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
+    row = {"gfx": "cpu-x", "cu_num": 2, **key, "scaleAB": "False", "bpreshuffle": "False", "us": 5.0, "err_ratio": 0.2}
+    path = tmp_path / "bf16.csv"
+    assert merge([row], path, family, err_ratio=0.05).count("rejected") == 1
+    valid = {**row, "err_ratio": 0.01, "solidx": 4, "kernelName": "mm"}
+    report = merge([valid], path, family, err_ratio=0.05)
+    assert report.rows[0].key["bias"] == "False"
+    text = "cpu-x,2,1,64,64,False,torch.bfloat16,torch.bfloat16,False,False,,4,,5.0,mm,0.01,,"
+    assert path.read_text().splitlines()[1] == text
+    fmoe = get_family("fmoe")
+    moe = {c.name: 8 if c.kind == "int" else c.default for c in fmoe.columns} | {"use_g1u1": 1, "doweight_stage1": 0}
+    row = {"gfx": "gfx950", "cu_num": 256, **moe, "us": 9.5, "err1": "0.3%", "kernelName1": "a", "kernelName2": "b"}
+    assert merge([row], tmp_path / "moe.csv", fmoe, err_ratio=0.05).rows[0].new_kernel == "a + b"
+
+
+newcomers = st.lists(
+    st.builds(
+        new,
+        m=st.integers(1, 4),
+        us=st.sampled_from([5.0, 5.0, 4.99, 4.5, 100.0, 0.0, float("nan"), "Null"]),
+        name=st.sampled_from(["a", "b"]),
+        kernelId=st.integers(0, 2),
+        cu_num=st.sampled_from([256, 128]),
+        spread=st.sampled_from([None, 0.0, 0.2]),
+    ),
+    max_size=12,
+)
+
+
+incumbents = st.dictionaries(st.integers(1, 6), st.sampled_from(["5.0", "4.8", "1.0", "Null", "50"]), max_size=6)
+
+
+@drawn(60)
+@given(incumbents, newcomers)
+def test_merge_twice_is_merge_once_and_untouched_rows_keep_their_bytes(
+    old: dict[int, str], rows: list[dict[str, Any]]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = table(Path(folder), *(line(m, us) for m, us in old.items()))
+        before = path.read_text().splitlines()
+        first = merge(rows, path, A8W8)
+        once = path.read_bytes()
+        second = merge(rows, path, A8W8)
+        assert path.read_bytes() == once
+        assert not second.changed
+        after = once.decode().splitlines()
+        touched = {r.key["M"] for r in first.rows if r.action == "replaced"}
+        assert [a for a, m in zip(after[1:], old, strict=False) if m not in touched] == [
+            b for b, m in zip(before[1:], old, strict=True) if m not in touched
+        ]
+        keys = [r.key for r in read_table(path, A8W8).rows]
+        assert len(keys) == len(set(keys)) == len(old) + first.count("added")
+
+
+@pytest.mark.parametrize("name", [n for n, f in FAMILIES.items() if (SHIPPED / f.tuned_csv).exists()])
+def test_shipped_tables_are_read_and_merged_with_every_other_line_as_it_was(tmp_path: Path, name: str) -> None:
+    family = FAMILIES[name]
+    source = SHIPPED / family.tuned_csv
+    path = tmp_path / "db.csv"
+    path.write_bytes(source.read_bytes())
+    assert "".join(read_table(path, family).parts).encode() == source.read_bytes()
+    rows = read_newcomers(path, family)
+    assert not merge(rows, path, family).changed, "a table has nothing to add to itself"
+    report = merge([{**rows[3], "us": 0.001}], path, family)
+    assert [r.action for r in report.rows] == ["replaced"]
+    before, after = source.read_text().splitlines(), path.read_text().splitlines()
+    assert [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b] == [4]
