@@ -32,7 +32,7 @@ def next_work(state: State) -> Send | TakeBack | None:
         for slot in state.idle.values():
             return _send(state, slot, deal(state, slot))
         per_slot, alone = state.waiting_s / max(1, len(state.usable)), len(state.usable) == 1
-        if alone or per_slot > state.settings.ahead_s / 2:  # near the end what is sent ahead is only taken back
+        if alone or per_slot > state.settings.ahead_s / 6:  # near the end what is sent ahead is only taken back
             for slot in state.low.values():
                 if (alone or slot.ahead_s < per_slot) and not slot.doubtful:
                     return _send(state, slot, deal(state, slot))
