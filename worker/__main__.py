@@ -42,12 +42,6 @@ def parser() -> argparse.ArgumentParser:
     )
     probe.add_argument("--gfx", default="gfx950", help="chip for --aiter-root", metavar="GFX")
 
-    health = verbs.add_parser("health", help="use, temperature, power and error counters of this machine's GPUs or CPU")
-    health.add_argument("--json", action="store_true", help="one JSON list on one line")
-    health.add_argument(
-        "--root", type=Path, default=Path("/"), help="read sys and proc below this folder", metavar="DIR"
-    )
-
     verify = verbs.add_parser("verify", help="run AITER's operators with a tuned table (--run_config)")
     verify.add_argument("table", type=Path, metavar="TUNED.csv")
     verify.add_argument("--family", required=True)
@@ -86,11 +80,6 @@ def main(argv: list[str] | None = None) -> int:
         return follow.main(args.node_dir, args.slot, args.start)
     if args.verb == "probe":
         return _probe(args)
-    if args.verb == "health":
-        from worker.device import health
-
-        print(json.dumps(health.survey(args.root), indent=None if args.json else 1))
-        return 0
     if args.verb in ("verify", "capture"):
         return _on_slot(args)
     return _child(args)

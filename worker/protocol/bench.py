@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worker.families.backends import BATCHED, BENCHED
+from worker.families import BATCHED, BENCHED
 from worker.options import number, option, parse_options, seconds, whole
 
 RUNS, EXTRA, WITHIN = 3, 2, 0.05

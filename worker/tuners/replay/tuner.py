@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.families import FAMILIES
-from worker.families.backends import SYNTHETIC
+from worker.families import FAMILIES, SYNTHETIC
 from worker.protocol import is_wrong
 from worker.text import plural
 from worker.tuners.base import Place

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from worker.families.backends import TORCH
+from worker.families import TORCH
 from worker.tuners.common.device import Mode, Operand, Run
 from worker.tuners.common.operands import E2M1, dtype_of, float_of, scales
 from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
