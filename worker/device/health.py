@@ -29,6 +29,7 @@ ROOT = Path("/")
 ROOT_ENV = "GEMMFLEET_HEALTH_ROOT"  # names a folder with a recorded sys and proc to read instead, for tests
 TOOL_EVERY_S = 60.0  # nvidia-smi takes tens to hundreds of milliseconds: between calls its last reading is used
 TOOL_TIMEOUT_S = 10.0
+HOT_C = 100.0  # a GPU is said to be hot from here on
 MAX_CORES = 8  # the clocks of more cores would cost milliseconds on a large host
 _PCI_BITS = 0xFFFF  # the PCI address in a KFD location_id; partitions carry their number above it
 _NVIDIA_FIELDS = (
