@@ -433,6 +433,9 @@ def _node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
         n.history.append((t, "shared", e.detail))
     elif n is not None and n.state in ("away", "busy"):
         _set_node(state, n, "busy" if e.doing == "wait" else "away", "" if e.doing == "free" else e.detail, t)
+    elif n is not None and n.state == "joined":  # its workers found the devices taken after it had joined
+        n.why = e.detail if e.doing == "wait" else ""
+        n.history.append((t, "busy" if e.doing == "wait" else "joined", n.why))
 
 
 def _node_lost(state: State, e: ev.NodeLost, t: float) -> None:
