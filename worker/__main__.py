@@ -19,7 +19,6 @@ def parser() -> argparse.ArgumentParser:
     agent = verbs.add_parser("agent", help="drain the inbox of a node folder on one slot")
     _node_dir(agent, required=True)
     agent.add_argument("--slot", type=_slot, required=True)
-    agent.add_argument("--tuner", help="instead of the one that node.json names")
 
     run = verbs.add_parser("run", help="run one group to the end, without an agent")
     run.add_argument("group", type=Path, metavar="GROUP.json", help="a spec, e.g. attempts/ID/spec.json")
@@ -29,7 +28,6 @@ def parser() -> argparse.ArgumentParser:
 
     follow = verbs.add_parser("follow", help="stream records and logs of a node folder to stdout")
     _node_dir(follow, required=True)
-    follow.add_argument("--slot", type=_slot, action="append", default=[], help="only this one (repeatable)")
     follow.add_argument("--from", dest="start", default="{}", metavar="JSON", help="offsets to begin at")
 
     probe = verbs.add_parser("probe", help="identity of this machine and its AITER installations")
@@ -41,12 +39,6 @@ def parser() -> argparse.ArgumentParser:
         help="instead: what the AITER tree there supports, by its files",
     )
     probe.add_argument("--gfx", default="gfx950", help="chip for --aiter-root", metavar="GFX")
-
-    health = verbs.add_parser("health", help="use, temperature, power and error counters of this machine's GPUs or CPU")
-    health.add_argument("--json", action="store_true", help="one JSON list on one line")
-    health.add_argument(
-        "--root", type=Path, default=Path("/"), help="read sys and proc below this folder", metavar="DIR"
-    )
 
     verify = verbs.add_parser("verify", help="run AITER's operators with a tuned table (--run_config)")
     verify.add_argument("table", type=Path, metavar="TUNED.csv")
@@ -75,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.verb == "agent":
         from worker.agent import loop
 
-        return loop.main(args.node_dir, args.slot, args.tuner)
+        return loop.main(args.node_dir, args.slot)
     if args.verb == "run":
         from worker.agent import standalone
 
@@ -83,14 +75,9 @@ def main(argv: list[str] | None = None) -> int:
     if args.verb == "follow":
         from worker.agent import follow
 
-        return follow.main(args.node_dir, args.slot, args.start)
+        return follow.main(args.node_dir, args.start)
     if args.verb == "probe":
         return _probe(args)
-    if args.verb == "health":
-        from worker.device import health
-
-        print(json.dumps(health.survey(args.root), indent=None if args.json else 1))
-        return 0
     if args.verb in ("verify", "capture"):
         return _on_slot(args)
     return _child(args)
@@ -105,23 +92,9 @@ def _on_slot(args: argparse.Namespace) -> int:
         from worker.tuners.aiter import verify
 
         return verify.main(args.table, args.family, slot_env, args.until_eof)
-    return _capture(args.command, slot_env, args.until_eof)
+    from worker import capture
 
-
-def _capture(argv: list[str], slot_env: dict[str, str], until_eof: bool) -> int:
-    """Run a workload; its status, or 127 where it cannot be started. The last line holds the findings as JSON."""
-    from worker.capture import MARK, Recording
-    from worker.process import run_in_foreground
-
-    with Recording({**os.environ, **slot_env}) as recording:
-        try:
-            code = run_in_foreground(argv, recording.env, until_eof=until_eof)
-        except OSError as e:
-            recording.notes.append(f"{argv[0]}: cannot be started: {e.strerror or e}")
-            code = 127
-    result = {"code": code, "recorded": recording.recorded, "notes": recording.notes}
-    print("\n" + MARK + json.dumps(result), flush=True)
-    return code if code >= 0 else 128 - code
+    return capture.main(args.command, slot_env, args.until_eof)
 
 
 def _probe(args: argparse.Namespace) -> int:

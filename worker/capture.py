@@ -8,6 +8,7 @@ error: the switch is left out then.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
+
+from worker.process import run_in_foreground
 
 MARK = "GEMMFLEET-CAPTURE "
 FILES = ("bf16_untuned_gemm.csv", "untuned_gemm.csv")
@@ -80,3 +83,16 @@ def _restore(path: Path, before: bytes | None) -> None:
         f.write(before)
     shutil.copymode(path, aside)
     os.replace(aside, path)
+
+
+def main(argv: list[str], slot_env: Mapping[str, str], until_eof: bool) -> int:
+    """Run a workload; its status, or 127 where it cannot be started. The last line holds the findings as JSON."""
+    with Recording({**os.environ, **slot_env}) as recording:
+        try:
+            code = run_in_foreground(argv, recording.env, until_eof=until_eof)
+        except OSError as e:
+            recording.notes.append(f"{argv[0]}: cannot be started: {e.strerror or e}")
+            code = 127
+    result = {"code": code, "recorded": recording.recorded, "notes": recording.notes}
+    print("\n" + MARK + json.dumps(result), flush=True)
+    return code if code >= 0 else 128 - code

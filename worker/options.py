@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
+# the value as the option holds it. Raises ValueError with what it should be ("not a whole number").
 Rule = Callable[[Any], Any]
-"""The value as the option holds it. Raises ValueError with what it should be ("not a whole number")."""
 T = TypeVar("T")
 
 

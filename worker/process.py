@@ -6,13 +6,14 @@ members are found in /proc; without one only the group is signalled.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -91,9 +92,8 @@ class Child:
 
     def members(self) -> dict[int, str]:
         """Living processes of its session (group): number to name of program."""
-        return {
-            pid: stat.name for pid, stat in _processes() if (stat.session if self._session else stat.group) == self.pid
-        }
+        found = ((pid, stat) for pid in _numbers() if (stat := _stat(pid)))
+        return {pid: s.name for pid, s in found if (s.session if self._session else s.group) == self.pid}
 
     def signal(self, number: int) -> None:
         """Send a signal to its whole group, as a terminal does."""
@@ -245,11 +245,8 @@ def signal_name(number: int) -> str:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends; poll for it where there is no ctypes."""
-    if (prctl := _prctl()) is not None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    else:
-        threading.Thread(target=_watch_parent, args=(parent,), daemon=True).start()
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
 
@@ -296,20 +293,10 @@ def _stat(pid: int) -> _Stat | None:
         with open(f"/proc/{pid}/stat", "rb") as f:
             name, _, rest = f.read().decode(errors="replace").rpartition(")")
         state, _, group, session, *cells = rest.split()
-        return None if state in "ZX" else _Stat(name.partition("(")[2], int(group), int(session), _ticks(cells))
+        ticks = int(cells[7]) + int(cells[8])  # utime and stime, the 14th and 15th of proc(5)
+        return None if state in "ZX" else _Stat(name.partition("(")[2], int(group), int(session), ticks)
     except (OSError, ValueError, IndexError):
         return None
-
-
-def _ticks(cells: Sequence[str]) -> int:
-    """utime and stime, the 14th and 15th of proc(5), from the cells after the session."""
-    return int(cells[7]) + int(cells[8])
-
-
-def _processes() -> Iterator[tuple[int, _Stat]]:
-    for pid in _numbers():
-        if (stat := _stat(pid)) is not None:
-            yield pid, stat
 
 
 def _numbers() -> list[int]:
@@ -325,27 +312,10 @@ def _kill(pid: int) -> None:
 
 def _lead_group() -> Callable[[], None]:
     """First act of a new process: lead a group, and end when its parent ends."""
-    prctl = _prctl()
+    prctl = ctypes.CDLL(None).prctl
 
     def first() -> None:
         os.setpgrp()
-        if prctl is not None:
-            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
     return first
-
-
-def _prctl() -> Callable[..., int] | None:
-    try:
-        import ctypes
-
-        prctl: Callable[..., int] = ctypes.CDLL(None, use_errno=True).prctl
-    except (ImportError, OSError, AttributeError):
-        return None
-    return prctl
-
-
-def _watch_parent(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
-    os.killpg(0, signal.SIGKILL)

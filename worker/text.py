@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-MAX_DETAIL = 2000
-"""Bytes of UTF-8 in a record's detail."""
+MAX_DETAIL = 2000  # bytes of UTF-8 in a record's detail
 
 # ECMA-48: control strings (OSC, DCS, ...) to their terminator, CSI sequences, two-byte escapes; and their C1 forms.
 _SEQUENCES = re.compile(

@@ -31,7 +31,7 @@ from orchestrator.results.bench import BenchResults, environments, results, rule
 from orchestrator.run.prepare import Prepared, RunRequest, prepare
 from orchestrator.shapes.model import render_shapes
 from orchestrator.tables.open import read_text
-from worker.families.backends import BATCHED
+from worker.families import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side
 from worker.text import plural
 from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileError, parse

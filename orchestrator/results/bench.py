@@ -21,8 +21,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.tables.backends import AITERS
 from orchestrator.tables.write import no_formula, utc, write_csv
 from orchestrator.userfiles import write_atomic
-from worker.families import Family
-from worker.families.backends import BENCHED
+from worker.families import BENCHED, Family
 from worker.protocol.bench import Rule, is_reference, mean_of_runs, with_texts
 
 MEASURED = ("ok", "unstable", "short")

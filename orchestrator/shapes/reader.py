@@ -18,8 +18,7 @@ from orchestrator.errors import ShapesError
 from orchestrator.shapes.model import Key, Shape, ShapeList
 from orchestrator.tables.faults import Faults, did_you_mean, escaped, shown
 from orchestrator.tables.open import Text, decode, has_content, read_bytes, split_cells
-from worker.families import FAMILIES, Column, Family, Limit
-from worker.families.model import BOOLEANS
+from worker.families import BOOLEANS, FAMILIES, Column, Family, Limit
 
 _SENTENCES = {
     "spaces": ("dropped spaces around 1 cell", "dropped spaces around {n} cells"),

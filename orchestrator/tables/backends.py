@@ -8,8 +8,7 @@ from __future__ import annotations
 import re
 
 from worker.families import BACKENDS as AITER_BACKENDS
-from worker.families import backend_of
-from worker.families.backends import BENCHED, TRITON
+from worker.families import BENCHED, TRITON, backend_of
 
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""

@@ -17,8 +17,7 @@ from orchestrator.errors import TunedDBError
 from orchestrator.tables.faults import listed
 from orchestrator.tables.policy import Newcomer
 from orchestrator.tables.tuned import GFX_OF_CU_NUM, KERNEL_NAMES, NULLS, Place, Table, TableRow
-from worker.families import backend_of, kernel_of_aiter
-from worker.families.backends import tuner_of
+from worker.families import backend_of, kernel_of_aiter, tuner_of
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 

@@ -33,7 +33,7 @@ from orchestrator.nodes.facts import ARGV
 from orchestrator.transport import LocalTransport, RemoteFile
 from orchestrator.transport.base import Channel, Completed
 from tests.fleet.server import ask
-from worker.agent.follow import Changes, Stream, follow, parse_start
+from worker.agent.follow import Stream, follow, parse_start
 from worker.protocol import LOCKS_ENV, NodePaths
 
 T = TypeVar("T")
@@ -175,7 +175,7 @@ class HeldStream(Stream):
     """The node's files, of which nothing new is read while the link is stalled."""
 
     def __init__(self, link: NodeLink, folder: Path, start: Mapping[str, Mapping[str, int]]) -> None:
-        super().__init__(NodePaths(folder), (), start)
+        super().__init__(NodePaths(folder), start)
         self.link = link
 
     def frames(self) -> Iterator[bytes]:
@@ -220,26 +220,13 @@ class FollowChannel:
         return "the connection broke"
 
 
-class Told(Changes):
-    """Changes that the follower may have closed already, to poll."""
-
-    closed = False
-
-    def close(self) -> None:
-        if not self.closed:
-            self.closed = True
-            super().close()
-
-
 def _follow(stream: Stream, into: int, delay_s: float) -> None:
     time.sleep(delay_s)
-    changes = Told(stream.folders())
     try:
-        follow(stream, into, changes, BEAT_S)
+        follow(stream, into, BEAT_S)
     except BrokenPipeError:
         pass
     finally:
-        changes.close()
         os.close(into)
         for followed in stream.files.values():
             if followed.fd >= 0:

@@ -136,7 +136,7 @@ class Worker:
         if ahead := float(self.env.get("CLOCK_AHEAD_S", "0")):
             real = time.time
             vars(time)["time"] = lambda: real() + ahead
-        return loop.main(self.folder, self.slot, None)
+        return loop.main(self.folder, self.slot)
 
     def ended(self, code: int) -> None:
         """Start it again as launch.sh does, or note its end."""
@@ -255,7 +255,7 @@ def ask(server: Path, verb: str, **fields: Any) -> Any:
 def main(place: Path) -> None:
     """Listen at a socket."""
 
-    import worker.tuners.replay.tuner  # noqa: F401 - imported once, for all that are forked
+    import worker.tuners.replay  # noqa: F401 - imported once, for all that are forked
 
     vars(tuner_process)["Child"] = ForkedChild
     listener = socket.socket(socket.AF_UNIX)

@@ -20,7 +20,7 @@ from tests.waiting import PATIENCE_S
 PAGE = ROOT / "docs" / "contributing" / "adding.md"
 BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) *```$", re.MULTILINE | re.DOTALL)
 FAMILY = re.compile(
-    r"At the end of `_ALL` in `worker/families/table\.py`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S
+    r"At the end of `_ALL` in `worker/families\.py`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S
 )
 OPTION = re.compile(r"After the last option of `NodeOptions`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S)
 COLUMN = re.compile(r"^ *(?P<code>Field\(.*\))$", re.M)

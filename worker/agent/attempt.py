@@ -24,9 +24,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.agent.inbox import NOW, Control
-from worker.agent.records import Records
+from worker.agent.records import RecordFile
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
-from worker.process import Stopwatch
 from worker.protocol import (
     MAX_ONLY,
     SHAPE_VERDICTS,
@@ -77,27 +76,27 @@ class MessageCheck:
             self._parked.add(shape)
             self.in_flight = None
             return None
-        if kind == "shape_failed":
-            made = self._failed(message, t, shape)
-        else:
-            row = checked_row(message.get("row"), self._spec.err_ratio)
-            more: dict[str, Any] = {}
-            if kind == "shape_tuned":
-                self._check_winner(row)
-                more = self._of_candidates(message, shape)
-            made = record(kind, t, attempt=self._spec.attempt, shape=shape, row=row, **more)
+        fields = self._verdict(message) if kind == "shape_failed" else self._row(message)
         if kind != "row":
+            fields |= self._of_candidates(message, shape)
             self._open.discard(shape)
             self._parked.discard(shape)
             self.in_flight = None if flying else self.in_flight
-        return made
+        return record(kind, t, attempt=self._spec.attempt, shape=shape, **fields)
 
-    def _failed(self, message: Mapping[str, Any], t: float, shape: int) -> dict[str, Any]:
+    def _verdict(self, message: Mapping[str, Any]) -> dict[str, Any]:
         reason, detail = message.get("reason"), message.get("detail")
         if reason not in SHAPE_VERDICTS or not isinstance(detail, str):
             raise ProtocolError(f"shape_failed with reason {reason!r}")
-        attempt, more = self._spec.attempt, self._of_candidates(message, shape)
-        return record("shape_failed", t, attempt=attempt, shape=shape, reason=reason, detail=clean(detail), **more)
+        return {"reason": reason, "detail": clean(detail)}
+
+    def _row(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        row = checked_row(message.get("row"), self._spec.err_ratio)
+        if message["type"] == "shape_tuned" and row.get("us", -1) <= 0:
+            raise ProtocolError("shape_tuned without a time")
+        if message["type"] == "shape_tuned" and row.get("status", "ok") == "wrong":
+            raise ProtocolError(f"shape_tuned with errRatio {row.get('errRatio')}, over {self._spec.err_ratio}")
+        return {"row": row}
 
     def _of_candidates(self, message: Mapping[str, Any], shape: int) -> dict[str, Any]:
         """The optional fields of a shape's end. Those of `ran` that `only` does not name by identity are dropped."""
@@ -117,14 +116,6 @@ class MessageCheck:
                 out["withheld_more"] = more
         return out
 
-    def _check_winner(self, row: Mapping[str, Any]) -> None:
-        if row.get("us", -1) <= 0:
-            raise ProtocolError("shape_tuned without a time")
-        if row.get("status", "ok") == "wrong":
-            raise ProtocolError(f"shape_tuned with errRatio {row.get('errRatio')}, over {self._spec.err_ratio}")
-
-
-TICK_S = 0.1
 
 LAST_WORDS = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted")
 
@@ -170,7 +161,7 @@ class Ended:
 class Attempt:
     """Runs a spec on a tuner's process that is ready."""
 
-    def __init__(self, spec: Spec, proc: TunerProcess, records: Records, control: Control, log_fd: int) -> None:
+    def __init__(self, spec: Spec, proc: TunerProcess, records: RecordFile, control: Control, log_fd: int) -> None:
         self._spec = spec
         self._log = log_fd
         self._proc = proc
@@ -186,9 +177,6 @@ class Attempt:
         counters, log_start = oom_counters(self._proc.pid), os.fstat(self._log).st_size
         self._proc.send(b"T " + line)
         self._follow()
-        if self._last is None:
-            self._take(self._proc.reap())
-            self._records.sync()
         outcome, detail = self._judge(counters)
         if outcome not in ("done", "cancelled"):
             detail = with_log(detail, self._log, log_start)
@@ -198,23 +186,19 @@ class Attempt:
     def _follow(self) -> None:
         """Take its messages until the last one or the end of the process."""
         quiet = since_interrupt = 0.0
-        watch = Stopwatch()
-        while self._last is None and not self._proc.gone:
-            messages = self._proc.pump(TICK_S)
+        for messages, step in self._proc.turns(self._control.tick):
             self._take(messages)
-            self._records.sync()
-            self._control.tick()
-            step = watch.turn()
+            if self._last is not None or self._proc.exit is not None:
+                return
             quiet = 0.0 if messages else quiet + step
-            if self._why:
-                since_interrupt += step
-                if since_interrupt > self._spec.grace_s or self._broken:
-                    self._proc.kill()
-                    return
-            elif self._last is None:
-                self._why = self._reason_to_end(quiet)
-                if self._why:
-                    self._proc.interrupt()
+            since_interrupt += step if self._why else 0.0
+            if not self._why and (why := self._reason_to_end(quiet)):
+                self._why = why
+                self._proc.interrupt()
+            elif self._why and (since_interrupt > self._spec.grace_s or self._broken):
+                self._proc.kill()
+                self._take(self._proc.reap())
+                return
 
     def _reason_to_end(self, quiet: float) -> str:
         if self._broken:
@@ -242,6 +226,7 @@ class Attempt:
                     self._proc.send(b"A %d" % message["shape"])
             except ProtocolError as e:
                 self._broken = clean(f"the tuner broke the protocol: {e}")
+        self._records.sync()
 
     def _judge(self, counters: dict[str, int]) -> tuple[str, str]:
         """Outcome by the module's docstring, and detail."""

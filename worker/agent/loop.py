@@ -7,8 +7,6 @@ and has it pass a canary before it claims anything, and again after every proces
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import sys
 import time
@@ -19,8 +17,8 @@ from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
-from worker.agent.device_lock import DeviceLock
 from worker.agent.inbox import Claim, Control, Inbox, SpecRejectedError, accept, read_spec
+from worker.agent.locks import DeviceLock, SlotTakenError, lock_slot, sign
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
@@ -40,27 +38,19 @@ from worker.protocol import (
 from worker.protocol.paths import IMAGE_ENV
 from worker.text import clean, plural
 
-LOCK_PATIENCE_S = 2.0
-"""`worker follow` holds a slot's lock for an instant to see whether the agent lives."""
-WAIT_TOLD_S = 1.0
-"""A wait for the device that lasts longer is told: the run before may just be ending."""
+WAIT_TOLD_S = 1.0  # a wait for the device that lasts longer is told: the run before may just be ending
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 5.0
 DISK_RETRY_S = 1.0
-
-
-class SlotTakenError(Exception):
-    """Another agent holds the slot."""
 
 
 class Agent:
     """One slot of one node, from `run` to its return."""
 
-    def __init__(self, paths: NodePaths, slot: str, config: NodeConfig, tuner: str) -> None:
+    def __init__(self, paths: NodePaths, slot: str, config: NodeConfig) -> None:
         """Takes the slot's lock and opens its files. Raises SlotTakenError, OSError."""
         self._paths = paths
         self._slot = slot
         self._config = config
-        self._tuner = tuner
         for folder in (*paths.folders(), f"claimed/{slot}"):
             (paths.root / folder).mkdir(parents=True, exist_ok=True)
         self._lock = lock_slot(paths.lock(slot))
@@ -76,7 +66,7 @@ class Agent:
         self._waiting: list[tuple[Claim, str]] = []
         self._token = slot_token(paths.root, slot)
         self._supervisor = TunerSupervisor(
-            tuner,
+            config.tuner,
             self._spawn,
             self._records,
             self._control,
@@ -192,7 +182,7 @@ class Agent:
             with suppress(OSError):
                 self._device.take()  # a shared device whose other run has ended is ours from now on
         try:
-            spec, line = accept(claim, run=self._config.run, epoch=self._control.epoch(), tuner=self._tuner)
+            spec, line = accept(claim, run=self._config.run, epoch=self._control.epoch(), tuner=self._config.tuner)
             room = self._make_folder(attempt)
         except SpecRejectedError as e:
             self._log(f"rejected {attempt}: {e}")
@@ -280,7 +270,7 @@ class Agent:
         place["token"] = self._token
         slots = self._config.slots
         env = {**slots[self._slot], SLOTS_ON_CORES: str(slots_on_cores(slots, self._slot))}
-        return TunerProcess(self._tuner, self._config.options, place, env, self._log_fd)
+        return TunerProcess(self._config.tuner, self._config.options, place, env, self._log_fd)
 
     def _log(self, text: str) -> None:
         """Write a line of the worker's own to the slot's log; lost where it cannot be written."""
@@ -292,52 +282,19 @@ class Agent:
                 raise
 
 
-def lock_slot(path: Path) -> int:
-    """The slot's lock file, locked, our pid in it. Raises SlotTakenError after LOCK_PATIENCE_S.
-
-    The descriptor is not inherited: the tuner's process must not keep the slot when the agent is gone.
-    """
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    until = time.monotonic() + LOCK_PATIENCE_S
-    while True:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
-        except OSError as e:
-            if e.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-        if time.monotonic() > until:
-            holder = os.pread(fd, 20, 0).decode(errors="replace").partition("\n")[0].strip() or "unknown"
-            os.close(fd)
-            raise SlotTakenError(f"slot {path.parent.name} has an agent already (process {holder})")
-        time.sleep(0.02)
-    sign(fd)
-    return fd
-
-
-def sign(fd: int, waits_for: str = "") -> None:
-    """Write into the slot's lock file: our process id, and below it the owner of the device that we wait for."""
-    os.ftruncate(fd, 0)
-    try:
-        os.pwrite(fd, f"{os.getpid()}\n{waits_for}".encode(), 0)
-    except OSError as e:
-        if e.errno not in FULL:
-            raise
-
-
 def code_sha() -> str:
     """The name of the deployed code (`code/<sha>/worker`), "" where it was not deployed."""
     return PACKAGE_PARENT.name if PACKAGE_PARENT.parent.name == "code" else ""
 
 
-def main(node_dir: Path, slot: str, tuner: str | None) -> int:
+def main(node_dir: Path, slot: str) -> int:
     """Run the agent of a slot; prints what is wrong. Status 2: bad node folder, 4: the slot has an agent."""
     paths = NodePaths(node_dir)
     try:
         config = NodeConfig.loads(paths.config.read_bytes())
         if slot not in config.slots:
             raise ValueError(f"node.json has no slot {slot!r}, only {', '.join(config.slots)}")
-        agent = Agent(paths, slot, config, tuner or config.tuner)
+        agent = Agent(paths, slot, config)
     except SlotTakenError as e:
         print(f"worker: {e}", file=sys.stderr)
         return 4

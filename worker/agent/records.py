@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from worker.protocol import MAX_RECORD_BYTES, ProtocolError, parse_record
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DURABLE = frozenset({"shape_tuned", "attempt_ended"})
-"""Records that must be on the disk before the worker goes on."""
-MAX_WAITING = 20_000
-"""Records kept while the disk is full; beyond that, rows are dropped (winners and ends are not)."""
+DURABLE = frozenset({"shape_tuned", "attempt_ended"})  # records that must be on the disk before the worker goes on
+MAX_WAITING = 20_000  # records kept while the disk is full; beyond that, rows are dropped (winners and ends are not)
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -32,19 +30,6 @@ def encode(record: Mapping[str, Any]) -> bytes:
     if len(line) > MAX_RECORD_BYTES:
         raise ProtocolError(f"{record['type']} record of {len(line)} bytes")
     return line
-
-
-class Records(Protocol):
-    """Destination of an attempt's records."""
-
-    @property
-    def full(self) -> bool:
-        """Records wait because the disk is full."""
-        ...
-
-    def append(self, record: Mapping[str, Any]) -> None: ...
-
-    def sync(self) -> None: ...
 
 
 class RecordFile:
@@ -137,16 +122,23 @@ def _sync_folder(folder: Path) -> None:
 
 
 def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:
-    """The records of an attempt from its last attempt_started on; bad lines are passed over.
-
-    Searched from the end: a worker that starts looks for what was claimed last.
-    """
-    try:
-        with open(path, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            start = _find_start(data, attempt)
-            return list(_of_attempt(data, start, attempt)) if start >= 0 else []
-    except (FileNotFoundError, ValueError):  # ValueError: an empty file cannot be mapped
-        return []
+    """The records of an attempt from its last attempt_started on; bad lines are passed over."""
+    found: list[dict[str, Any]] = []
+    with suppress(FileNotFoundError), open(path, "rb") as f:
+        for line in f:
+            if attempt.encode() not in line:
+                continue
+            try:
+                record = parse_record(line)
+            except ProtocolError:
+                continue
+            if record.get("attempt") != attempt:
+                continue
+            if record["type"] == "attempt_started":
+                found = [record]
+            elif found:
+                found.append(record)
+    return found
 
 
 def in_flight(records: list[dict[str, Any]]) -> int | None:
@@ -158,26 +150,3 @@ def in_flight(records: list[dict[str, Any]]) -> int | None:
         elif r["type"] in ("shape_tuned", "shape_failed") and r["shape"] == shape:
             shape = None
     return shape
-
-
-def _find_start(data: mmap.mmap, attempt: str) -> int:
-    """The offset of the line of the last attempt_started of `attempt`, -1 where there is none."""
-    end = len(data)
-    while (hit := data.rfind(b"attempt_started", 0, end)) >= 0:
-        line = data.rfind(b"\n", 0, hit) + 1
-        if any(True for _ in _of_attempt(data, line, attempt, lines=1)):
-            return line
-        end = hit
-    return -1
-
-
-def _of_attempt(data: mmap.mmap, start: int, attempt: str, lines: int | None = None) -> Iterator[dict[str, Any]]:
-    data.seek(start)
-    while (lines is None or lines > 0) and (line := data.readline()):
-        lines = None if lines is None else lines - 1
-        try:
-            record = parse_record(line)
-        except ProtocolError:
-            continue
-        if record.get("attempt") == attempt:
-            yield record

@@ -4,44 +4,36 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from worker.agent.attempt import Attempt
 from worker.agent.inbox import Control, SpecRejectedError, read_spec
-from worker.agent.records import RecordFile, Records
+from worker.agent.records import RecordFile
 from worker.agent.tuner_process import TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.protocol import NodeConfig, NodePaths, ProtocolError, Spec, SpecShape, record
 from worker.text import plural
 
 
-class Printer:
-    """Prints records as text on stdout, and keeps them in a file if there is one."""
+class Printer(RecordFile):
+    """A record file whose records are printed as text on stdout, too."""
 
-    def __init__(self, shapes: tuple[SpecShape, ...] = (), keep: RecordFile | None = None) -> None:
+    def __init__(self, path: Path, shapes: Sequence[SpecShape]) -> None:
+        super().__init__(path)
         self._keys = {s.id: " ".join(f"{k}={v}" for k, v in s.key.items()) for s in shapes}
-        self._keep = keep
-        self._rows: dict[int, int] = {}
+        self._rows: Counter[int] = Counter()
         self.tuned = 0
 
-    @property
-    def full(self) -> bool:
-        return self._keep is not None and self._keep.full
-
     def append(self, record: Mapping[str, Any]) -> None:
-        if self._keep:
-            self._keep.append(record)
+        super().append(record)
         if record["type"] == "row":
-            self._rows[record["shape"]] = self._rows.get(record["shape"], 0) + 1
+            self._rows[record["shape"]] += 1
         self.tuned += record["type"] == "shape_tuned"
         if line := self._line(record):
             print(line, flush=True)
-
-    def sync(self) -> None:
-        if self._keep:
-            self._keep.sync()
 
     def _line(self, r: Mapping[str, Any]) -> str:
         if r["type"] == "tuner_ready":
@@ -57,7 +49,7 @@ class Printer:
             return f"{shape}: {r['reason']}, {r['detail']}"
         row = r["row"]
         best = f"{row['us']:.4g} us, {row.get('tflops', 0):.4g} TFLOPS, {row.get('kernelName', '?')}"
-        return f"{shape}: {best} (of {plural(self._rows.get(r['shape'], 0), 'candidate')})"
+        return f"{shape}: {best} (of {plural(self._rows[r['shape']], 'candidate')})"
 
 
 def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
@@ -71,14 +63,21 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
             raise ValueError("the spec has no shapes" if name else "no tuner is named; use --tuner")
         folder = paths.attempt(spec.attempt)
         folder.mkdir(parents=True, exist_ok=True)
-        kept = RecordFile(folder / "records.jsonl")
+        printer = Printer(folder / "records.jsonl", spec.shapes)
     except (OSError, ProtocolError, SpecRejectedError, ValueError) as e:
         print(f"worker run: {group}: {e}", file=sys.stderr)
         return 2
     control = Control(paths, slot, beats=False)
     control.take_signals()
-    printer = Printer(spec.shapes, kept)
-    supervisor = _supervisor(name, paths, slot, config, printer, control)
+    # a token of its own: the slot's agent must not take this process for a leftover
+    place = {"node_dir": str(paths.root.resolve()), "node": config.node, "slot": slot}
+    place["token"] = f"{slot_token(paths.root, slot)}:by-hand"
+    log = sys.stderr.fileno()
+    limits = {"start_timeout_s": config.start_timeout_s, "canary_timeout_s": config.canary_timeout_s}
+    variables = config.slots.get(slot, {})
+    supervisor = TunerSupervisor(
+        name, lambda: TunerProcess(name, config.options, place, variables, log), printer, control, log, **limits
+    )
     try:
         supervisor.bring_up()
     except StoppedError:
@@ -89,7 +88,7 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
     device = {k: supervisor.device.get(k) for k in ("gfx", "cu_num", "device")}
     printer.append(record("attempt_started", time.time(), attempt=spec.attempt, group=spec.group, device=device))
     began = time.monotonic()
-    ended = Attempt(spec, supervisor.proc, printer, control, sys.stderr.fileno()).run(spec.dumps())
+    ended = Attempt(spec, supervisor.proc, printer, control, log).run(spec.dumps())
     seconds = time.monotonic() - began
     printer.append(ended.record(spec.attempt, seconds, supervisor.take_start_s()))
     printer.sync()
@@ -108,18 +107,3 @@ def read_config(paths: NodePaths) -> NodeConfig:
         return NodeConfig.loads(paths.config.read_bytes())
     except FileNotFoundError:
         return NodeConfig(run="by-hand", node="", tuner="")
-
-
-def _supervisor(
-    tuner: str, paths: NodePaths, slot: str, config: NodeConfig, records: Records, control: Control
-) -> TunerSupervisor:
-    root = str(paths.root.resolve())
-    # a token of its own: the slot's agent must not take this process for a leftover
-    place = {"node_dir": root, "node": config.node, "slot": slot, "token": f"{slot_token(paths.root, slot)}:by-hand"}
-    log_fd = sys.stderr.fileno()
-
-    def spawn() -> TunerProcess:
-        return TunerProcess(tuner, config.options, place, config.slots.get(slot, {}), log_fd)
-
-    limits = {"start_timeout_s": config.start_timeout_s, "canary_timeout_s": config.canary_timeout_s}
-    return TunerSupervisor(tuner, spawn, records, control, log_fd, **limits)

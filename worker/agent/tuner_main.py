@@ -26,8 +26,7 @@ from worker.text import clean
 from worker.tuners.base import Configurable, Emit, Judging, Place, Timed, Tuner, TunerFault
 from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
-NO_START = 3
-"""Exit status where the tuner did not start; the message before it has the reason."""
+NO_START = 3  # exit status where the tuner did not start; the message before it has the reason
 
 
 def main(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:

@@ -15,18 +15,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child, exit_words, kill_marked
+from worker.process import Child, Stopwatch, exit_words, kill_marked
 from worker.protocol import MAX_RECORD_BYTES
 
 UNKILLABLE_S = 5.0
+TICK_S = 0.1
 _VMSTAT = Path("/proc/vmstat")
+# environment variable that marks a tuner's process and all it starts with its node folder and slot
 TOKEN = "GEMMFLEET_TUNER_OF"
-"""Environment variable that marks a tuner's process and all it starts with its node folder and slot."""
 
 
 class TunerProcess:
@@ -108,6 +109,18 @@ class TunerProcess:
             else:
                 self._read()
         return self._parse()
+
+    def turns(self, tick: Callable[[], None]) -> Iterator[tuple[list[dict[str, Any]], float]]:
+        """Its messages as they come, in turns of TICK_S at most: each calls `tick`, and says how many seconds passed.
+
+        Once it is gone it is reaped, and the last turn has its last messages.
+        """
+        watch = Stopwatch()
+        while not self.gone:
+            messages = self.pump(TICK_S)
+            tick()
+            yield messages, watch.turn()
+        yield self.reap(), 0.0
 
     @property
     def gone(self) -> bool:

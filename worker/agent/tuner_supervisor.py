@@ -17,7 +17,7 @@ from typing import Any
 
 from worker.agent.attempt import LAST_WORDS, Ended, with_log
 from worker.agent.inbox import NOW, Control
-from worker.agent.records import Records
+from worker.agent.records import RecordFile
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import Spec, record
 from worker.text import clean
@@ -48,11 +48,8 @@ class CanaryBudget:
         self.spent_s += seconds
 
 
-TICK_S = 0.1
-STARTS = 2
-"""Starts in a row where the process is lost before it proved itself; an answer is final at once."""
-IDLE_DEATHS, IDLE_DEATHS_WITHIN_S = 3, 60.0
-"""Deaths without work, and the seconds within which they make a slot sick."""
+STARTS = 2  # in a row where the process is lost before it proved itself; an answer is final at once
+IDLE_DEATHS, IDLE_DEATHS_WITHIN_S = 3, 60.0  # deaths without work, and the seconds within which they make a slot sick
 MISSING = re.compile(r"No module named '?([\w.]+)")
 MAX_DEVICE_BYTES = 16 * 1024
 
@@ -81,7 +78,7 @@ class TunerSupervisor:
         self,
         name: str,
         spawn: Callable[[], TunerProcess],
-        records: Records,
+        records: RecordFile,
         control: Control,
         log_fd: int,
         *,
@@ -226,31 +223,25 @@ class TunerSupervisor:
     def _wait_for(self, want: str, timeout_s: float, attempt: str | None) -> dict[str, Any]:
         """The message of that type. Raises TunerFailedError or StoppedError; the process may live on."""
         assert self.proc is not None
-        counters = oom_counters(self.proc.pid)
-        until = time.monotonic() + timeout_s
-        while True:
-            messages = self.proc.pump(TICK_S)
-            if not messages and self.proc.gone:
-                messages = self.proc.reap()
+        what = "the tuner did not start" if want == "ready" else "the canary did not end"
+        counters, waited = oom_counters(self.proc.pid), 0.0
+        for messages, step in self.proc.turns(self._control.tick):
             for message in messages:
                 if message["type"] == want:
                     return message
                 if message["type"] in (*LAST_WORDS, "garbled"):
                     outcome = message["type"] if message["type"] in ("oom", "disk_full") else "error"
                     detail = clean(str(message.get("detail", "")))
-                    lacking = MISSING.search(detail) if want == "ready" else None
-                    if lacking is not None:
+                    if want == "ready" and (lacking := MISSING.search(detail)):
                         raise TunerFailedError(outcome, _lacks(self._name, lacking[1], detail), final=True)
-                    raise TunerFailedError(outcome, _words(want, detail))
-            if self.proc.exit is not None:
-                outcome, words = ending_of(self.proc, counters)
-                detail = with_log(_words(want, words), self._log, 0)
-                raise TunerFailedError(outcome, detail, self.proc.exit, lost=True)
-            self._control.tick()
-            if self._stopped(attempt):
+                    raise TunerFailedError(outcome, f"{what}: {detail}")
+            waited += step
+            if self.proc.exit is None and self._stopped(attempt):
                 raise StoppedError
-            if time.monotonic() > until:
-                raise TunerFailedError("hang", _words(want, f"no answer within {timeout_s:g} s"))
+            if self.proc.exit is None and waited > timeout_s:
+                raise TunerFailedError("hang", f"{what}: no answer within {timeout_s:g} s")
+        outcome, words = ending_of(self.proc, counters)
+        raise TunerFailedError(outcome, with_log(f"{what}: {words}", self._log, 0), self.proc.exit, lost=True)
 
     def _stopped(self, attempt: str | None) -> bool:
         """True where it is time to give up: without a spec at any stop, with one only at `now` or by its cancel."""
@@ -269,7 +260,3 @@ def _lacks(tuner: str, module: str, detail: str) -> str:
         f"the tuner {tuner} cannot start here: it needs the Python module {module}, which {sys.executable} does not "
         f"have ({detail}); install it there, or name another interpreter (python:) or image in the inventory"
     )
-
-
-def _words(want: str, what: str) -> str:
-    return f"the tuner did not start: {what}" if want == "ready" else f"the canary did not end: {what}"

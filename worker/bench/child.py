@@ -147,7 +147,7 @@ class BackendServer:
 
 
 def make_backend(name: str, options: Options, device: Device) -> Backend:
-    """The backend of that name (worker.families.backends.BENCHED)."""
+    """The backend of that name (worker.families.BENCHED)."""
     if name == "torch":
         from worker.bench.backends.with_torch import TorchBackend
 

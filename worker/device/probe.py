@@ -11,13 +11,13 @@ import platform
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from worker.protocol import CPUS
 
-KFD_NODES = Path("/sys/class/kfd/kfd/topology/nodes")
+KFD_NODES = "sys/class/kfd/kfd/topology/nodes"
 CPUINFO = Path("/proc/cpuinfo")
 
 ISA_LEVELS: Mapping[str, tuple[tuple[str, str], ...]] = {
@@ -31,8 +31,8 @@ ISA_LEVELS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "aarch64": (("sve2", "sve2"), ("sve", "sve"), ("neon", "asimd")),
 }
+# variable of a slot's tuner: how many slots of its node, its own among them, run on its cores
 SLOTS_ON_CORES = "GEMMFLEET_SLOTS_ON_CORES"
-"""Variable of a slot's tuner: how many slots of its node, its own among them, run on its cores."""
 _MAX_CORE = 65_535
 NVIDIA_SMI = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 
@@ -128,9 +128,9 @@ def cpu_name(machine: str, flags: Collection[str]) -> str:
     return "-".join(p for p in ("cpu", machine, best) if p)
 
 
-def find_gpus(kfd: Path = KFD_NODES) -> list[dict[str, Any]]:
+def find_gpus(root: Path = Path("/")) -> list[dict[str, Any]]:
     """All GPUs of this machine that we may open, AMD's in the order of their KFD nodes, else NVIDIA's."""
-    return _amd_gpus(kfd) or _nvidia_gpus()
+    return _amd_gpus(root) or _nvidia_gpus()
 
 
 def visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -156,41 +156,43 @@ def gfx_of_target(version: int) -> str:
     return f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
 
 
-def _amd_gpus(kfd: Path) -> list[dict[str, Any]]:
-    out: list[dict[str, Any]] = []
-    nodes = (p for p in kfd.iterdir() if p.name.isdigit()) if kfd.is_dir() else ()
+def kfd_gpus(root: Path) -> Iterator[tuple[Path, dict[str, int]]]:
+    """The KFD nodes of AMD's GPUs below a root, in their order, each with its properties.
+
+    A GPU that the container may not open has none that can be read here.
+    """
+    folder = root / KFD_NODES
+    nodes = (p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else ()
     for node in sorted(nodes, key=lambda p: int(p.name)):
-        try:
-            # a GPU that the container may not open cannot be read here either
-            lines = (node / "properties").read_text().splitlines()
-            numbers = {k: int(v) for k, _, v in (line.partition(" ") for line in lines) if v.isdigit()}
-            gfx = gfx_of_target(numbers["gfx_target_version"])
-            cu_num = numbers["simd_count"] // numbers["simd_per_cu"]
-        except (OSError, KeyError, ZeroDivisionError):
-            continue
-        if cu_num:
-            name = _name(node) or gfx
-            out.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": name, "memory": _kfd_memory(node)})
-    return out
+        properties = numbers(text_of(node / "properties"))
+        if properties.get("simd_count") and properties.get("gfx_target_version"):
+            yield node, properties
 
 
-def _kfd_memory(node: Path) -> int | None:
-    """Bytes of a KFD node's memory banks; None where the kernel does not say."""
-    total = 0
-    for bank in node.glob("mem_banks/*/properties"):
-        try:
-            words = dict(line.split() for line in bank.read_text().splitlines())
-            total += int(words["size_in_bytes"])
-        except (OSError, ValueError, KeyError):
-            return None
-    return total or None
+def numbers(text: str) -> dict[str, int]:
+    """`name number` lines of a file of the kernel's; others are passed over."""
+    pairs = (line.split() for line in text.splitlines())
+    return {words[0]: int(words[1]) for words in pairs if len(words) > 1 and words[1].isdigit()}
 
 
-def _name(node: Path) -> str:
+def text_of(path: Path) -> str:
+    """The text of a small file, "" where there is none that we may read."""
     try:
-        return (node / "name").read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
+
+
+def _amd_gpus(root: Path) -> list[dict[str, Any]]:
+    out: list[dict[str, Any]] = []
+    for node, properties in kfd_gpus(root):
+        gfx = gfx_of_target(properties["gfx_target_version"])
+        cu_num = properties["simd_count"] // (properties.get("simd_per_cu") or 4)
+        banks = [numbers(text_of(bank)).get("size_in_bytes") for bank in node.glob("mem_banks/*/properties")]
+        memory = sum(b for b in banks if b) or None
+        name = text_of(node / "name") or gfx
+        out.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": name, "memory": memory})
+    return out
 
 
 def _nvidia_gpus() -> list[dict[str, Any]]:
@@ -217,9 +219,5 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
 
 def _cpuinfo(path: Path) -> dict[str, str]:
     """The first processor of /proc/cpuinfo; empty where it cannot be read."""
-    try:
-        first = path.read_text(errors="replace").split("\n\n", 1)[0]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in first.splitlines())
+    pairs = (line.partition(":") for line in text_of(path).split("\n\n", 1)[0].splitlines())
     return {k.strip(): v.strip() for k, _, v in pairs}

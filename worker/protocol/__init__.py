@@ -4,18 +4,15 @@ Standard library only. The controller imports this package; the worker imports n
 """
 
 from worker.protocol.candidates import (
-    BAD_ENDS,
     MAX_ONLY,
     MAX_VERDICTS,
     MAX_WITHHELD,
     BlocklistVerdict,
     Choice,
-    Identity,
     TableKernel,
     Withheld,
     identities,
     identity,
-    withheld_entry,
     withheld_list,
 )
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
@@ -23,8 +20,6 @@ from worker.protocol.records import (
     BEAT_S,
     LOST_BEATS,
     MAX_RECORD_BYTES,
-    MAX_SECONDS,
-    OPTIONAL,
     OUTCOMES,
     PROTOCOL,
     RECORDS,
@@ -39,7 +34,6 @@ from worker.protocol.spec import CPUS, DEVICE_LOCK, DEVICE_SHARED, MAX_SPEC_BYTE
 __all__ = [
     "ANY_SLOT",
     "ATTEMPT_RE",
-    "BAD_ENDS",
     "BEAT_S",
     "CPUS",
     "DEVICE_LOCK",
@@ -50,11 +44,9 @@ __all__ = [
     "LOST_BEATS",
     "MAX_ONLY",
     "MAX_RECORD_BYTES",
-    "MAX_SECONDS",
     "MAX_SPEC_BYTES",
     "MAX_VERDICTS",
     "MAX_WITHHELD",
-    "OPTIONAL",
     "OUTCOMES",
     "PROTOCOL",
     "RECORDS",
@@ -62,7 +54,6 @@ __all__ = [
     "SLOT_RE",
     "BlocklistVerdict",
     "Choice",
-    "Identity",
     "InboxName",
     "NodeConfig",
     "NodePaths",
@@ -78,6 +69,5 @@ __all__ = [
     "is_wrong",
     "parse_record",
     "record",
-    "withheld_entry",
     "withheld_list",
 ]

@@ -17,15 +17,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from worker.families.backends import BATCHED, BENCHED
+from worker.families import BATCHED, BENCHED
 from worker.options import number, option, parse_options, seconds, whole
 
 RUNS, EXTRA, WITHIN = 3, 2, 0.05
 ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
 TIMERS = ("events", "rocprof")
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
-MAX_BYTES = 64 << 20
-"""Largest size of one long text."""
+MAX_BYTES = 64 << 20  # largest size of one long text
 _REFERENCE = re.compile(r"sha256:[0-9a-f]{64}\Z")
 Name = TypeVar("Name", bound=Hashable)
 
@@ -47,8 +46,7 @@ class RunMean:
     spread: float
     used: int
     taken: int
-    status: str
-    """`ok`, `unstable` (no `runs` of them agree), `short` (fewer runs than the rule wants)."""
+    status: str  # `ok`, `unstable` (no `runs` of them agree), `short` (fewer runs than the rule wants)
 
 
 def mean_of_runs(values: Sequence[float], rule: Rule = Rule()) -> RunMean:
@@ -211,26 +209,23 @@ def _texts(value: Any) -> dict[str, str]:
 class Options:
     """Each option with its default; docs/reference/commands.md explains them."""
 
+    # empty: those of AITER's Triton GEMMs where one of the sides has AITER, else torch
     backends: tuple[str, ...] = option((), backends)
-    """Empty: those of AITER's Triton GEMMs where one of the sides has AITER, else torch."""
     sides: tuple[Side, ...] = option((Side(),), _sides)
     runs: int = option(RUNS, whole(1, 20))
     extra: int = option(EXTRA, whole(0, 20))
     within: float = option(WITHIN, number(0.001, 1.0))
-    sample_s: float = option(0.2, seconds(0.001, 60.0))
-    """Seconds that the timing of one run may take."""
+    sample_s: float = option(0.2, seconds(0.001, 60.0))  # seconds that the timing of one run may take
     timer: str = option("events", _timer)
-    kernel: str = option("", _pattern)
-    """rocprof: a regular expression for the names of the kernels that count."""
+    kernel: str = option("", _pattern)  # rocprof: a regular expression for the names of the kernels that count
     seed: int = option(0, whole(0, 2**31))
+    # memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU
     rotate_mb: int = option(0, whole(0, 1 << 20))
-    """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
+    # number of the first run: a later pass over the same shapes goes on counting
     first: int = option(0, whole(0, 1000))
-    """Number of the first run: a later pass over the same shapes goes on counting."""
-    table: str = option("", str)
-    """Text of a tuned table that is in force for the backend aiter."""
+    table: str = option("", str)  # text of a tuned table that is in force for the backend aiter
+    # backend aiter-gluon: files that overlay the tree, by their path in it
     gluon: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
-    """Backend aiter-gluon: files that overlay the tree, by their path in it."""
 
     @property
     def rule(self) -> Rule:

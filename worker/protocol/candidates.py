@@ -12,19 +12,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
-from worker.protocol.records import ProtocolError
+from worker.protocol.records import ProtocolError, type_faults
 
 Identity = tuple[str, ...]
 
-MAX_WITHHELD = 64
-"""Withheld candidates that a record lists; how many more there are is `withheld_more`."""
+MAX_WITHHELD = 64  # withheld candidates that a record lists; how many more there are is `withheld_more`
 MAX_WITHHELD_BYTES = 40 * 1024
-MAX_ONLY = 128
-"""Candidates of one shape that a spec may choose."""
-MAX_VERDICTS = 256
-"""Entries of `refuted` and of `confirmed` in one spec."""
-MAX_WORDS, MAX_WORD = 64, 400
-"""Limits of one identity or key: strings, and characters of each."""
+MAX_ONLY = 128  # candidates of one shape that a spec may choose
+MAX_VERDICTS = 256  # entries of `refuted` and of `confirmed` in one spec
+MAX_WORDS, MAX_WORD = 64, 400  # limits of one identity or key: strings, and characters of each
 BAD_ENDS = ("fault", "hang", "oom", "error")
 SOURCES = ("attempt", "blocklist")
 _TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
@@ -35,21 +31,16 @@ class Withheld(TypedDict, total=False):
 
     key: list[str]
     candidate: list[str]
-    name: str
-    """Name for display."""
-    outcome: str
-    """One of BAD_ENDS."""
+    name: str  # name for display
+    outcome: str  # one of BAD_ENDS
     detail: str
-    t: float
-    """Time of the fault, epoch seconds."""
-    slot: str
-    """Stable id of the GPU where it faulted, else node and slot."""
+    t: float  # time of the fault, epoch seconds
+    slot: str  # stable id of the GPU where it faulted, else node and slot
     image: str
     driver: str
-    source: str
-    """`attempt`: it faulted in this attempt. `blocklist`: before, and was left out."""
+    source: str  # `attempt`: it faulted in this attempt. `blocklist`: before, and was left out.
+    # the fault was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it
     confirmed: bool
-    """The fault was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it."""
 
 
 class TableKernel(NamedTuple):
@@ -58,8 +49,7 @@ class TableKernel(NamedTuple):
     libtype: str
     number: str
     name: str
-    split: str
-    """splitK; `0` where the table has none."""
+    split: str  # splitK; `0` where the table has none
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,24 +164,29 @@ def only_faults(raw: Mapping[str, Any], shapes: Iterable[int]) -> list[str]:
     return out
 
 
+_VERDICT_TYPES: dict[str, tuple[type, ...]] = {
+    "family": (str,), "key": (list,), "candidate": (list,), "slot": (str,), "t": (int, float),
+}  # fmt: skip
+
+
 def verdict_faults(raw: Sequence[Any], name: str) -> list[str]:
     """Faults of a spec's `refuted` or `confirmed`."""
     if len(raw) > MAX_VERDICTS:
         return [f"{name} has more than {MAX_VERDICTS} entries"]
-    out = []
+    out: list[str] = []
     for i, entry in enumerate(raw):
-        legal: dict[str, tuple[type, ...]] = {"family": (str,), "slot": (str,), "t": (int, float)}
-        if not isinstance(entry, Mapping) or not {"family", "key", "candidate"} <= set(entry) <= {
-            "key", "candidate", *legal,
-        }:  # fmt: skip
-            out.append(f"{name}[{i}] is not {{family, key, candidate, slot, t}}")
-            continue
-        out += [
-            f"{name}[{i}].{k} is of the wrong type" for k, v in legal.items() if k in entry and type(entry[k]) not in v
-        ]
-        for k in ("key", "candidate"):
-            try:
-                identity(entry[k], f"{name}[{i}].{k}")
-            except ProtocolError as e:
-                out.append(str(e))
+        if not isinstance(entry, Mapping):
+            out.append(f"{name}[{i}] is not a mapping")
+        elif faults := type_faults(entry, _VERDICT_TYPES, ("family", "key", "candidate")):
+            out += [f"{name}[{i}]: {fault}" for fault in faults]
+        else:
+            out += [fault for k in ("key", "candidate") if (fault := _identity_fault(entry[k], f"{name}[{i}].{k}"))]
     return out
+
+
+def _identity_fault(raw: Any, what: str) -> str:
+    try:
+        identity(raw, what)
+    except ProtocolError as e:
+        return str(e)
+    return ""

@@ -6,32 +6,28 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-AITER_ROOT_ENV = "GEMMFLEET_AITER_ROOT"
-"""The inventory's path of AITER."""
-CACHE_ENV = "GEMMFLEET_CACHE"
-"""The node's folder for what outlives a run."""
+AITER_ROOT_ENV = "GEMMFLEET_AITER_ROOT"  # the inventory's path of AITER
+CACHE_ENV = "GEMMFLEET_CACHE"  # the node's folder for what outlives a run
 IMAGE_ENV = "GEMMFLEET_IMAGE_DIGEST"
-INVENTORY_ENV = "GEMMFLEET_INVENTORY_ENV"
-"""Names that the inventory sets; what else is there comes from the image."""
+INVENTORY_ENV = "GEMMFLEET_INVENTORY_ENV"  # names that the inventory sets; what else is there comes from the image
+# names that tune.sh cleared before the worker began, GPU_ARCHS and CU_NUM with their values
 CLEARED_ENV = "GEMMFLEET_CLEARED_ENV"
-"""Names that tune.sh cleared before the worker began, GPU_ARCHS and CU_NUM with their values."""
 
+# switches that choose other tables, other kernels or another build than the image's own
 AITER_CLEARED = re.compile(
     r"AITER_CONFIG_\w+|AITER_REBUILD|AITER_(?:TUNE_GEMM|ONLINE_TUNE|BYPASS_TUNE_CONFIG|LOG_MORE|LOG_TUNED_CONFIG)"
     r"|AITER_JIT_DIR|AITER_META_DIR|AITER_ASM_DIR|HIP_ONLINE_TUNING|PYTORCH_TUNABLEOP_\w+|GTUNE_\w+|TUNE_ONLY|OPUS_ONLY"
     r"|OPUS_SKIP_CKTILE"
 )
-"""Switches that choose other tables, other kernels or another build than the image's own."""
+# switches that change which candidates there are or how they are judged; cleared, unless the inventory names them
 AITER_SWITCHES = re.compile(
     r"GPU_ARCHS|CU_NUM|TUNE_MOE_\w+|AITER_(?:TRITON_ONLY|KSPLIT|OPUS_TUNED_CSV_GLOB|TUNE_CANDIDATE_DUMP_DIR"
     r"|RUN_CONFIG_COS_TOL)"
 )
-"""Switches that change which candidates there are or how they are judged; cleared, unless the inventory names them."""
 
 
+# folder of a host for the locks of its devices, the same for all runs and users; the variable names another, for tests
 LOCKS, LOCKS_ENV = "/tmp/.gemmfleet-locks", "GEMMFLEET_LOCKS"
-"""Folder of a host for the locks of its devices, the same for all runs and users; the variable names another, for
-tests."""
 ANY_SLOT = "any"
 _ATTEMPT, _SLOT = "[A-Za-z0-9][A-Za-z0-9_-]{0,79}", "[0-9]{1,4}"
 ATTEMPT_RE = re.compile(rf"{_ATTEMPT}\Z")

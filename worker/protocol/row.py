@@ -8,8 +8,7 @@ from typing import Any
 
 from worker.protocol.records import ProtocolError
 
-Row = dict[str, Any]
-"""A measured candidate by the names of FIELDS, without what is not known."""
+Row = dict[str, Any]  # a measured candidate by the names of FIELDS, without what is not known
 
 
 @dataclass(frozen=True, slots=True)

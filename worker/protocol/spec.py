@@ -12,13 +12,12 @@ from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 
 MAX_SPEC_BYTES = 8 * 1024 * 1024
-CPUS = "GEMMFLEET_CPUS"
-"""A slot's variable: its cores as the kernel lists them, such as 0-63,128-191."""
+CPUS = "GEMMFLEET_CPUS"  # a slot's variable: its cores as the kernel lists them, such as 0-63,128-191
 
+# a slot's variable: the name of the lock that its worker holds while it lives, so that no other run measures there
 DEVICE_LOCK = "GEMMFLEET_DEVICE_LOCK"
-"""A slot's variable: the name of the lock that its worker holds while it lives, so that no other run measures there."""
+# a slot's variable: if it is set, the worker does not wait for a device that another run has locked
 DEVICE_SHARED = "GEMMFLEET_DEVICE_SHARED"
-"""A slot's variable: if it is set, the worker does not wait for a device that another run has locked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +40,19 @@ class Spec:
     family: str = ""
     tuner: str = ""
     shapes: tuple[SpecShape, ...] = ()
-    watchdog_s: float = 300.0
-    """No sign of progress for so long is a hang."""
-    grace_s: float = 5.0
-    """Seconds from SIGINT to SIGKILL."""
+    watchdog_s: float = 300.0  # no sign of progress for so long is a hang
+    grace_s: float = 5.0  # seconds from SIGINT to SIGKILL
     err_ratio: float = 0.05
-    options: dict[str, Any] = field(default_factory=dict)
-    """The tuner's own options."""
+    options: dict[str, Any] = field(default_factory=dict)  # the tuner's own options
     protocol: int = PROTOCOL
+    # Shape id (as text) -> the only candidates to be measured; a shape that is absent: every one. A list of strings
+    # is an identity (of a confirmation): it is tried although the blocklist names it, so that a fault costs only
+    # itself. A mapping is a TableKernel (of a recheck). A tuner that cannot choose measures all.
     only: Mapping[str, Sequence[Sequence[str] | Mapping[str, str]]] = field(default_factory=dict)
-    """Shape id (as text) -> the only candidates to be measured; a shape that is absent: every one.
-
-    A list of strings is an identity (of a confirmation): it is tried although the
-    blocklist names it, so that a fault costs only itself. A mapping is a TableKernel (of a recheck). A tuner that
-    cannot choose measures all."""
+    # entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back
     refuted: list[BlocklistVerdict] = field(default_factory=list)
-    """Entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back."""
+    # entries of this node's blocklist whose candidates faulted on a second slot too
     confirmed: list[BlocklistVerdict] = field(default_factory=list)
-    """Entries of this node's blocklist whose candidates faulted on a second slot too."""
 
     def dumps(self) -> bytes:
         """One line; fields that younger versions added are left out where they are empty, as older ones refuse them."""
@@ -101,8 +95,7 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
     out = type_faults(raw, _SPEC_TYPES, ("attempt", "run", "epoch", "protocol"))
     if out:
         return out
-    if raw["protocol"] != PROTOCOL:
-        out.append(f"protocol {raw['protocol']}, this worker speaks {PROTOCOL}")
+    out += _protocol_faults(raw)
     out += [
         f"{k} is longer than 200 characters" for k in ("run", "group", "family", "tuner") if len(raw.get(k, "")) > 200
     ]
@@ -117,9 +110,7 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
         out.append(f"kind {kind!r} is neither group nor canary")
     if kind == "group" and not raw.get("shapes"):
         out.append("a group without shapes")
-    for name in ("watchdog_s", "grace_s"):
-        if not 0 < raw.get(name, 1) <= MAX_SECONDS:  # NaN fails as well
-            out.append(f"{name} must be positive and at most {MAX_SECONDS:.0f}")
+    out += _time_faults(raw, "watchdog_s", "grace_s")
     ids: set[int] = set()
     for i, s in enumerate(raw.get("shapes", ())):
         if (
@@ -141,6 +132,16 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
     return out
 
 
+def _protocol_faults(raw: Mapping[str, Any]) -> list[str]:
+    spoken = raw["protocol"]
+    return [] if spoken == PROTOCOL else [f"protocol {spoken}, this worker speaks {PROTOCOL}"]
+
+
+def _time_faults(raw: Mapping[str, Any], *names: str) -> list[str]:
+    wrong = (n for n in names if not 0 < raw.get(n, 1) <= MAX_SECONDS)  # NaN fails as well
+    return [f"{n} must be positive and at most {MAX_SECONDS:.0f}" for n in wrong]
+
+
 @dataclass(frozen=True, slots=True)
 class NodeConfig:
     """node.json: settings of a node for its launcher and its workers."""
@@ -148,14 +149,11 @@ class NodeConfig:
     run: str
     node: str
     tuner: str
-    options: dict[str, Any] = field(default_factory=dict)
-    """The tuner's options on this node; a spec's own come on top."""
+    options: dict[str, Any] = field(default_factory=dict)  # the tuner's options on this node; a spec's own come on top
+    # the node's slots and the environment of each one's tuner
     slots: dict[str, dict[str, str]] = field(default_factory=lambda: {"0": {}})
-    """The node's slots and the environment of each one's tuner."""
-    idle_exit_s: float = 600.0
-    """A worker without a spec for so long ends; 0: never."""
-    start_timeout_s: float = 300.0
-    """Seconds from the spawn of a tuner's process to its ready."""
+    idle_exit_s: float = 600.0  # a worker without a spec for so long ends; 0: never
+    start_timeout_s: float = 300.0  # seconds from the spawn of a tuner's process to its ready
     canary_timeout_s: float = 120.0
     protocol: int = PROTOCOL
 
@@ -183,13 +181,10 @@ def _config_faults(raw: Mapping[str, Any]) -> list[str]:
     out = type_faults(raw, _CONFIG_TYPES, ("run", "node", "tuner", "protocol"))
     if out:
         return out
-    if raw["protocol"] != PROTOCOL:
-        out.append(f"protocol {raw['protocol']}, this worker speaks {PROTOCOL}")
+    out += _protocol_faults(raw)
     if not 0 <= raw.get("idle_exit_s", 0) <= MAX_SECONDS:
         out.append(f"idle_exit_s must be 0 to {MAX_SECONDS:.0f}")
-    for name in ("start_timeout_s", "canary_timeout_s"):
-        if not 0 < raw.get(name, 1) <= MAX_SECONDS:
-            out.append(f"{name} must be positive and at most {MAX_SECONDS:.0f}")
+    out += _time_faults(raw, "start_timeout_s", "canary_timeout_s")
     for slot, env in raw.get("slots", {"0": {}}).items():
         if not SLOT_RE.match(slot):
             out.append(f"slot {slot!r} is not a number of up to four digits")

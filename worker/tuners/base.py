@@ -26,8 +26,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from worker.protocol import SHAPE_VERDICTS, ProtocolError, Row, Spec, Withheld
 
-ALIVE_EVERY_S = 0.2
-"""Seconds; signs of progress closer together than this are dropped."""
+ALIVE_EVERY_S = 0.2  # seconds; signs of progress closer together than this are dropped
 
 
 class TunerFault(Exception):
@@ -135,8 +134,7 @@ class Tuner(Protocol):
 class Timed(Protocol):
     """Optional interface of a tuner: two known kernels are timed between groups, by which GPUs can be compared."""
 
-    timed_canary_s: float
-    """Seconds that it takes, as far as is known before the first."""
+    timed_canary_s: float  # seconds that it takes, as far as is known before the first
 
     def time_canary(self) -> tuple[float, float]:
         """(microseconds of a compute-bound, of a memory-bound kernel); -1 where there is no room for one."""

@@ -20,8 +20,7 @@ from worker.registry import Registry
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
 
-GROUP = "gemmfleet.tuners"
-"""The group of entry points."""
+GROUP = "gemmfleet.tuners"  # the group of entry points
 
 
 class TunerNotFoundError(LookupError):
@@ -59,10 +58,10 @@ class Flag(NamedTuple):
     metavar: str | None = None
 
 
+# the flag of tuners that rank their leaders
 AGAIN = Flag(
     "again", "--again", int, "Rank again, up to N times, where the winner leads by less than 3 standard errors.", 0, "N"
 )
-"""The flag of tuners that rank their leaders."""
 
 
 def _no_check(options: Mapping[str, Any]) -> None:

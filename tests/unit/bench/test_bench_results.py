@@ -16,7 +16,7 @@ from orchestrator.families import get_family
 from orchestrator.ledger import ProfileRow
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import RUNBOOK, BenchResults, Result, compared, fastest, long, redacted, results, wide
-from worker.families.backends import BATCHED
+from worker.families import BATCHED
 from worker.protocol.bench import Options, Rule, backends
 
 FP4 = get_family("a4w4_blockscale")

@@ -17,7 +17,7 @@ from orchestrator.nodes.check import COLUMNS, NodeReport, check_node, compare, u
 from orchestrator.nodes.facts import ARGV, load_facts, read_facts, save_facts, script
 from orchestrator.transport import Completed, LocalTransport
 from tests.support.health_kit import unfold
-from worker.agent.device_lock import DeviceLock
+from worker.agent.locks import DeviceLock
 from worker.protocol import LOCKS_ENV
 
 NOW = 1_800_000_000.0

@@ -53,7 +53,7 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),
-    "worker.capture": (),
+    "worker.capture": ("worker.process",),
     "worker.bench": (
         *ON_A_NODE, "worker.process", "worker.agent", "worker.aiter_tree", "worker.triton_configs",
         "worker.tuners.aiter", "worker.tuners.search", "worker.tuners.torch",

@@ -147,6 +147,9 @@ def recording(path: Path, times: Mapping[int, Mapping[int, float]], shift: int =
     return path
 
 
+CHIP = ("-O", "gfx=gfx950", "-O", "cu_num=256")  # that the tuner poses as
+
+
 def gemmfleet(*words: str | Path) -> Any:
     return CliRunner().invoke(app, [str(w) for w in words])
 
@@ -173,9 +176,10 @@ def fleet(tmp_path: Path) -> Path:
 def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> None:
     runs, inventory = fleet / "runs", fleet / "inv.yaml"
     common = ("-i", inventory, "--runs", runs, "--json")
-    assert gemmfleet("tune", fleet / "shapes.csv", *common, "-O", f"recording={fleet / 'old.csv'}").exit_code == 0
+    old = (*CHIP, "-O", f"recording={fleet / 'old.csv'}")
+    assert gemmfleet("tune", fleet / "shapes.csv", *common, *old).exit_code == 0
     (tuned,) = list_runs(runs)
-    new = ("-O", f"recording={fleet / 'new.csv'}")
+    new = (*CHIP, "-O", f"recording={fleet / 'new.csv'}")
     checked = gemmfleet("recheck", tuned.root, *common, *new, "--only-check", "--runners-up", "2")
     assert checked.exit_code == 1, checked.stderr
     found = json.loads(checked.stdout)
@@ -197,7 +201,8 @@ def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> No
 
 def test_a_table_that_is_good_needs_no_tuning_and_the_way_on_is_shown(fleet: Path) -> None:
     runs, inventory = fleet / "runs", fleet / "inv.yaml"
-    gemmfleet("tune", fleet / "shapes.csv", "-i", inventory, "--runs", runs, "-O", f"recording={fleet / 'old.csv'}")
+    old = (*CHIP, "-O", f"recording={fleet / 'old.csv'}")
+    gemmfleet("tune", fleet / "shapes.csv", "-i", inventory, "--runs", runs, *old)
     (tuned,) = list_runs(runs)
     done = gemmfleet("recheck", tuned.root, "-i", inventory, "--runs", runs)
     assert done.exit_code == 0, done.stderr

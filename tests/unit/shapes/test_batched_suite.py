@@ -10,7 +10,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes import read_shapes
 from tests.paths import ROOT
 from worker.bench.case import parse
-from worker.families.backends import BATCHED
+from worker.families import BATCHED
 
 FOLDER = ROOT / "examples" / "batched"
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from worker.families.backends import CONFIG
+from worker.families import CONFIG
 from worker.triton_configs.kinds import REQUIRED, ConfigKind
 from worker.triton_configs.resolve import spelled
 from worker.tuners.common.problem import Problem

@@ -50,7 +50,7 @@ def create() -> Tuner:
 
 
 def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
-    from worker.families.table import computed_by  # here: a command's help reads the specs, and no family
+    from worker.families import computed_by  # here: a command's help reads the specs, and no family
 
     return computed_by("torch")
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from worker.families.backends import TORCH
+from worker.families import TORCH
 from worker.tuners.common.device import Operand, Run
 from worker.tuners.common.operands import dtype_of, float_of, unpack_codes
 from worker.tuners.common.problem import Problem, UnsupportedError

@@ -23,17 +23,7 @@ from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
 from worker.protocol.blocklist import CandidateId as Lost
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity
 from worker.tuners.base import Emit, Place, TunerFault
-from worker.tuners.replay.spec import Options
-from worker.tuners.replay.tuner import (
-    SLICE_S,
-    Candidate,
-    ReplayTuner,
-    conclude,
-    duration_s,
-    identity,
-    measure,
-    pause,
-)
+from worker.tuners.replay import SLICE_S, Options, ReplayTuner, conclude, identity, measure, pause
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +83,7 @@ class FaultyTuner(ReplayTuner):
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
         if asked is not None:
-            candidates = [c for c in candidates if asked.has(identity(c.row), c.row.get("kernelName", ""))]
+            candidates = [c for c in candidates if asked.has(identity(c), c.get("kernelName", ""))]
         fault = self._fault(spec, shape, options)
         while fault is not None and fault.held(self.place):
             pause(SLICE_S, emit)
@@ -101,15 +91,15 @@ class FaultyTuner(ReplayTuner):
         alone = len(spec.shapes) == 1 or asked is not None
         tried = Tried(spec, shape, self._blocklist(options), alone=alone)
         for n, candidate in enumerate(candidates):
-            if tried.leaves_out(candidate.row):
+            if tried.leaves_out(candidate):
                 continue
             self._strike(fault, n, shape, emit)
-            if how := self._candidate_faults(spec, shape, options, candidate.row):
-                pause(duration_s(candidate, len(candidates), options), emit)
-                emit.row(shape.id, {**candidate.row, "us": -1.0, "status": "error", "detail": how})
-                tried.lose(candidate.row, how, self.canary)
+            if how := self._candidate_faults(spec, shape, options, candidate):
+                pause(options.seconds_per_shape / len(candidates), emit)
+                emit.row(shape.id, {**candidate, "us": -1.0, "status": "error", "detail": how})
+                tried.lose(candidate, how, self.canary)
                 continue
-            spoilt = Candidate(_spoilt(candidate.row, fault.kind if fault else ""), candidate.seconds)
+            spoilt = _spoilt(candidate, fault.kind if fault else "")
             rows.append(measure(spoilt, len(candidates), shape, spec.err_ratio, options, emit))
         self._strike(fault, len(candidates), shape, emit)
         ran = [identity(r) for r in rows] if asked else ()

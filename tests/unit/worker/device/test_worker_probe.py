@@ -52,24 +52,25 @@ def test_targets_have_names(version: int, gfx: str) -> None:
 
 
 def kfd(root: Path) -> Path:
+    nodes = root / "sys/class/kfd/kfd/topology/nodes"
     for node, name, properties in (
         ("0", "", "cpu_cores_count 128\nsimd_count 0\nsimd_per_cu 0\ngfx_target_version 0\n"),
         ("10", "b", "simd_count 1024\nsimd_per_cu 4\ngfx_target_version 90500\nlocal_mem_size -1\n"),
         ("2", "a", "simd_count 1216\nsimd_per_cu 4\ngfx_target_version 90402\n"),
         ("3", "broken", "simd_count many\n"),
     ):
-        (root / node).mkdir(parents=True)
-        (root / node / "properties").write_text(properties)
-        (root / node / "name").write_text(f"{name}\n")
-    bank = root / "2" / "mem_banks" / "0"
+        (nodes / node).mkdir(parents=True)
+        (nodes / node / "properties").write_text(properties)
+        (nodes / node / "name").write_text(f"{name}\n")
+    bank = nodes / "2" / "mem_banks" / "0"
     bank.mkdir(parents=True)
     (bank / "properties").write_text(f"heap_type 2\nsize_in_bytes {192 * 2**30}\nflags 0\n")
-    (root / "4").mkdir()
+    (nodes / "4").mkdir()
     return root
 
 
 def test_amd_gpus_are_read_from_the_kernel(tmp_path: Path) -> None:
-    gpus = find_gpus(kfd(tmp_path / "nodes"))
+    gpus = find_gpus(kfd(tmp_path))
     assert gpus == [
         {"vendor": "amd", "gfx": "gfx942", "cu_num": 304, "device": "a", "memory": 192 * 2**30},
         {"vendor": "amd", "gfx": "gfx950", "cu_num": 256, "device": "b", "memory": None},
@@ -88,7 +89,7 @@ def test_nvidia_gpus_are_read_from_its_tool() -> None:
 
 
 def test_the_environment_hides_gpus(tmp_path: Path) -> None:
-    gpus = find_gpus(kfd(tmp_path / "nodes"))
+    gpus = find_gpus(kfd(tmp_path))
     assert visible(gpus, {}) == gpus
     assert visible(gpus, {"HIP_VISIBLE_DEVICES": "1"}) == gpus[1:]
     assert visible(gpus, {"ROCR_VISIBLE_DEVICES": "1,0", "HIP_VISIBLE_DEVICES": "0"}) == gpus[1:]

@@ -91,11 +91,11 @@ def test_a_kernel_of_a_table_is_found_by_name_and_split_an_identity_as_a_whole()
         ({"only": {"1": [[str(i)] for i in range(129)]}}, "only['1'] is not a list of at most 128 candidates"),
         ({"refuted": {}}, "refuted is dict, not list"),
         ({"refuted": [VERDICT] * (MAX_VERDICTS + 1)}, "refuted has more than 256 entries"),
-        ({"refuted": [{**VERDICT, "more": 1}]}, "refuted[0] is not {family, key, candidate, slot, t}"),
-        ({"confirmed": ["x"]}, "confirmed[0] is not {family, key, candidate, slot, t}"),
-        ({"confirmed": [{**VERDICT, "slot": 1}]}, "confirmed[0].slot is of the wrong type"),
-        ({"confirmed": [{**VERDICT, "t": True}]}, "confirmed[0].t is of the wrong type"),
-        ({"confirmed": [{**VERDICT, "key": "M=1"}]}, "confirmed[0].key is not a list of 1 to 64 strings"),
+        ({"refuted": [{**VERDICT, "more": 1}]}, "refuted[0]: unknown field 'more'"),
+        ({"confirmed": ["x"]}, "confirmed[0] is not a mapping"),
+        ({"confirmed": [{**VERDICT, "slot": 1}]}, "confirmed[0]: slot is int, not str"),
+        ({"confirmed": [{**VERDICT, "t": True}]}, "confirmed[0]: t is bool, not int"),
+        ({"confirmed": [{**VERDICT, "key": "M=1"}]}, "confirmed[0]: key is str, not list"),
     ],
 )
 def test_a_bad_spec_says_what_is_wrong(change: dict[str, Any], says: str) -> None:

@@ -1,0 +1,474 @@
+"""The one table of GEMM families: columns, limits, formats, AITER's files and names; and the backends of rows.
+
+Key columns, result columns and their order, table names and environment variables are AITER's, read from
+`aiter/configs`, `aiter/jit/core.py` and the tuners from v0.1.5 (2025-08) to commit e4048607a5 (2026-08-22). AITER
+passes the text columns to Python's `eval`, so only the values listed here are ever accepted or written.
+
+A new family is an entry of `_ALL`; controller and worker read it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Cell = int | float | str
+# operands: 16 or 32 bits; 8 bits with a scale a row; 8 bits with scales of 1 x 128 and 128 x 128; MXFP4
+Format = Literal["", "row16", "row8", "block8", "mx4"]
+
+_NUMBER = re.compile(r"[0-9]{1,10}\Z")
+BOOLEANS = ("True", "False")
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A key column.
+
+    `int` columns hold whole numbers from 1 to 2^31-1, or one of `legal` where it names some (0 and 1 of a
+    switch). `text` columns hold one of `legal`, spelled exactly so. `default` None: the column is required.
+    `aiter`: the column's name in AITER's tables, where it differs.
+    """
+
+    name: str
+    kind: Literal["int", "text"] = "int"
+    default: str | None = None
+    legal: tuple[str, ...] = ()
+    aiter: str = ""
+
+    @property
+    def required(self) -> bool:
+        """True where a shapes file must have the column."""
+        return self.default is None
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A column must be a multiple of a number, or no kernel of the family can take the shape."""
+
+    column: str
+    multiple_of: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Risk:
+    """Shapes with a column that is no multiple of a number: AITER's kernels may fault on them. No refusal.
+
+    17 rows that AITER ships have an N that is no multiple of 128, and the K layout depends on the image.
+    """
+
+    columns: tuple[str, ...]
+    multiple_of: int
+
+    def of(self, key: Mapping[str, int | str]) -> str:
+        """The risk in words, "" where the shape is aligned."""
+        if all(int(key[c]) % self.multiple_of == 0 for c in self.columns):
+            return ""
+        return f"{' or '.join(self.columns)} is no multiple of {self.multiple_of}"
+
+
+@dataclass(frozen=True, slots=True)
+class Aiter:
+    """AITER's way with a family. What differs by version (flags, gfx as a key) is read from its files instead.
+
+    `scripts`: tuners below a tree's root, the newest first; in a wheel they lie below `aiter_meta/`. `flags`: what
+    the script needs for this family and no other. `gfx`: chips that it can be tuned on, empty for any.
+    `only_backend`: where rows have no libtype and all kernels are of one backend. `ck_kernels`: candidates are
+    numbered from 0, at most so many CK kernels before the ASM ones. `pads_k_to`: scales are padded to a K that is a
+    multiple of this, 0 where they are not (older images lay padded ones out wrongly). `always_has_candidates`: every
+    shape has a kernel; elsewhere one without ends its whole batch (an assertion, 2025-12-30 on), so each has a
+    process of its own. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
+    `<table>_<model>.csv`. `exact_m`: the lookup rounds no M up.
+    `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of its
+    Triton and Gluon kernels, the newest first.
+    """
+
+    scripts: tuple[str, ...] = ()
+    err_ratio: float = 0.05
+    flags: tuple[str, ...] = ()
+    gfx: tuple[str, ...] = ()
+    only_backend: str = ""
+    ck_kernels: int = 0
+    pads_k_to: int = 0
+    always_has_candidates: bool = False
+    hand_written: bool = False
+    model_last: bool = False
+    exact_m: bool = False
+    operator: tuple[str, str] = ("", "")
+    triton_ops: tuple[str, ...] = ()
+    gluon_op: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """One GEMM format. `columns` are the key columns without gfx and cu_num, in AITER's order.
+
+    `renames` maps the worker's row names to result columns that AITER calls differently in this family. `format`: the
+    operands' format, "" where only AITER computes the family.
+    `own_tuners`: which of our own tuners have candidates for it. `chip_columns`: what names the chip in its tables.
+    """
+
+    name: str
+    columns: tuple[Column, ...]
+    result_columns: tuple[str, ...]
+    tuned_csv: str
+    untuned_csv: str
+    env: str
+    aiter: Aiter = Aiter()
+    format: Format = ""
+    own_tuners: tuple[str, ...] = ()
+    risks: tuple[Risk, ...] = ()
+    limits: tuple[Limit, ...] = ()
+    m_column: str = "M"
+    err_column: str = "errRatio"
+    renames: tuple[tuple[str, str], ...] = ()
+    chip_columns: tuple[str, ...] = ("gfx", "cu_num")
+    key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The names of the key columns; `Shape.key` is aligned with them."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key_names", tuple(c.name for c in self.columns))
+
+    @property
+    def tuned_header(self) -> tuple[str, ...]:
+        """The columns of the family's tuned table, by our names."""
+        return (*self.chip_columns, *self.key_names, *self.result_columns)
+
+    @property
+    def aiter_header(self) -> tuple[str, ...]:
+        """The header of the family's tuned table as AITER writes it."""
+        return self.to_aiter(self.tuned_header)
+
+    def to_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Column names as AITER's tables of the family have them; others are left as they are."""
+        theirs = {c.name: c.aiter for c in self.columns if c.aiter}
+        return tuple(theirs.get(n, n) for n in names)
+
+    def from_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
+        """Column names of a table of AITER's by our names; others are left as they are."""
+        ours = {c.aiter: c.name for c in self.columns if c.aiter}
+        return tuple(ours.get(n, n) for n in names)
+
+    def chip(self, gfx: str, cu_num: int) -> tuple[str, int]:
+        """A chip as keys of the family's rows have it: cu_num is 0 where its tables have no such column."""
+        return gfx, cu_num if "cu_num" in self.chip_columns else 0
+
+    @property
+    def batched(self) -> bool:
+        """True where a shape is `B` products of one size."""
+        return "B" in self.key_names
+
+    @property
+    def two_stages(self) -> bool:
+        """True where a row times two kernels, one after the other (a mixture of experts)."""
+        return self.m_column == "token"
+
+    def column(self, name: str) -> Column:
+        """The key column of that name; KeyError where the family has none."""
+        for c in self.columns:
+            if c.name == name:
+                return c
+        raise KeyError(name)
+
+    def flops(self, key: Mapping[str, int | str]) -> float:
+        """Floating-point operations of one shape, as AITER counts them for its tflops column.
+
+        GEMM: 2*M*N*K, times B where there is one. fmoe: both stages, 2*token*topk*model_dim*inter_dim for
+        each weight matrix: three with use_g1u1 (gate, up, down), else two; source: `FmoeTuner.calculate` in
+        AITER's gemm_moe_tune.py. The shipped tuned_fmoe.csv agrees to rounding from 16 tokens on; most of its
+        rows below count 16 tokens.
+        """
+        if self.two_stages:
+            one = 2.0 * int(key["token"]) * int(key["topk"]) * int(key["model_dim"]) * int(key["inter_dim"])
+            return one * (3 if int(key["use_g1u1"]) else 2)
+        return 2.0 * int(key["M"]) * int(key["N"]) * int(key["K"]) * int(key.get("B", 1))
+
+    def row_to_columns(self, row: Mapping[str, object]) -> dict[str, Cell]:
+        """A worker's row as the family's result columns, all of them and in order; "" for what the row lacks.
+
+        What AITER has no column for (status, spread, samples, ...) is left out. fmoe's err1 becomes AITER's
+        text in percent ("0.3%").
+        """
+        source = {theirs: ours for ours, theirs in self.renames}
+        out: dict[str, Cell] = {}
+        for name in self.result_columns:
+            value = row.get(name, row.get(source.get(name, name), ""))
+            if name == "err1" and isinstance(value, (int, float)):
+                value = f"{value:.1%}"
+            out[name] = value if isinstance(value, (int, float, str)) else str(value)
+        return out
+
+
+def legal_cells(family: Family, key: Mapping[str, int | str]) -> dict[str, str]:
+    """The key as cells of an untuned CSV. Raises ValueError where one is not legal: AITER evaluates some as Python."""
+    out: dict[str, str] = {}
+    for column in family.columns:
+        if column.name not in key:
+            raise ValueError(f"the shape has no {column.name}")
+        cell = str(key[column.name])
+        if column.kind == "int" and not _NUMBER.match(cell):
+            raise ValueError(f"{column.name} is {cell[:40]!r}, not a whole number")
+        if column.legal and cell not in column.legal:
+            raise ValueError(f"{column.name} is {cell[:40]!r}, not one of {', '.join(column.legal)}")
+        out[column.name] = cell
+    return out
+
+
+# --- the table ---------------------------------------------------------------------------------------------------
+
+_FP8 = ("torch.float8_e4m3fn", "torch.float8_e4m3fnuz")  # gfx950 and newer; gfx942
+_W8 = ("torch.int8", *_FP8)
+_HALF = ("torch.bfloat16", "torch.float16")
+
+_MNK = (Column("M"), Column("N"), Column("K"))
+_BMNK = (Column("B"), *_MNK)
+_LOWER = tuple(Column(c.name, aiter=c.name.lower()) for c in _BMNK)
+_GEMM = ("kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio")
+_LIBTYPE = ("libtype", *_GEMM)
+# The enums of AITER's csrc/include/aiter_enum.h.
+_ACT = tuple("ActivationType." + v for v in ("No", "Silu", "Gelu", "Swiglu", "Situv2"))
+_BLOCKS = ("per_1x32", "per_1x128", "per_128x128", "per_256x128", "per_1024x128")
+_QUANT = tuple("QuantType." + v for v in ("No", "per_Tensor", "per_Token", *_BLOCKS))
+_FP4 = "torch.float4_e2m1fn_x2"
+
+_OPS8 = "aiter.ops.gemm_op_a8w8"
+_BLOCKSCALE = "csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_tune.py"
+_N128 = Risk(("N",), 128)
+
+# fmt: off
+_ALL = (
+    Family(
+        "a16w16",
+        columns=(
+            *_MNK,
+            Column("bias", "text", "False", BOOLEANS),
+            Column("dtype", "text", "torch.bfloat16", (*_HALF, "torch.float32", *_FP8)),
+            Column("outdtype", "text", "torch.bfloat16", (*_HALF, "torch.float32")),
+            Column("scaleAB", "text", "False", BOOLEANS),
+            Column("bpreshuffle", "text", "False", BOOLEANS),
+        ),
+        result_columns=("libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops", "bw"),
+        tuned_csv="bf16_tuned_gemm.csv", untuned_csv="bf16_untuned_gemm.csv", env="AITER_CONFIG_GEMM_BF16",
+        aiter=Aiter(
+            # the tuner itself; csrc/gemm_a16w16/gemm_tuner.py and gradlib's are wrappers that retry 30 times and exit 0
+            ("csrc/gemm_a16w16/gemm_a16w16_tune.py", "gradlib/gradlib/gemm_tuner.py"),
+            hand_written=True, operator=("aiter.tuned_gemm", "tgemm.mm"), triton_ops=("gemm_a16w16",),
+        ),
+        format="row16", own_tuners=("torch",), risks=(Risk(("N", "K"), 64),),
+        err_column="err_ratio", renames=(("kernelId", "solidx"), ("errRatio", "err_ratio")),
+    ),
+    Family(
+        "a8w8",
+        # int8 runs on every chip and is what the shipped table began with; fp8 has another name on each chip.
+        columns=(*_MNK, Column("q_dtype_w", "text", "torch.int8", _W8)), result_columns=_GEMM,
+        tuned_csv="a8w8_tuned_gemm.csv", untuned_csv="a8w8_untuned_gemm.csv", env="AITER_CONFIG_GEMM_A8W8",
+        aiter=Aiter(
+            ("csrc/ck_gemm_a8w8/gemm_a8w8_tune.py",), only_backend="ck", always_has_candidates=True, model_last=True,
+            operator=(_OPS8, "gemm_a8w8"), triton_ops=("gemm_a8w8",), gluon_op="gemm_a8w8",
+        ),
+        format="row8", own_tuners=("torch",), risks=(_N128,),
+    ),
+    Family(
+        "a8w8_bpreshuffle",
+        # ck and cktile take fp8 only, int8 leaves eight asm kernels. fp8 is e4m3fn on gfx950.
+        columns=(*_MNK, Column("q_dtype_w", "text", "torch.float8_e4m3fn", _W8)), result_columns=_LIBTYPE,
+        tuned_csv="a8w8_bpreshuffle_tuned_gemm.csv", untuned_csv="a8w8_bpreshuffle_untuned_gemm.csv",
+        env="AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE",
+        aiter=Aiter(
+            ("csrc/ck_gemm_a8w8_bpreshuffle/gemm_a8w8_bpreshuffle_tune.py",),
+            hand_written=True, model_last=True, operator=(_OPS8, "gemm_a8w8_bpreshuffle"), triton_ops=("gemm_a8w8",),
+        ),
+        format="row8", risks=(_N128,),
+    ),
+    Family(
+        "a8w8_blockscale",
+        columns=_MNK, result_columns=_LIBTYPE,
+        tuned_csv="a8w8_blockscale_tuned_gemm.csv", untuned_csv="a8w8_blockscale_untuned_gemm.csv",
+        env="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE",
+        aiter=Aiter(
+            (_BLOCKSCALE,), model_last=True, operator=(_OPS8, "gemm_a8w8_blockscale"),
+            triton_ops=("gemm_a8w8_blockscale",), gluon_op="gemm_a8w8_blockscale",
+        ),
+        format="block8", risks=(_N128,),
+    ),
+    Family(
+        "a8w8_blockscale_bpreshuffle",
+        columns=_MNK, result_columns=_LIBTYPE,
+        tuned_csv="a8w8_blockscale_bpreshuffle_tuned_gemm.csv",
+        untuned_csv="a8w8_blockscale_bpreshuffle_untuned_gemm.csv",
+        env="AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
+        aiter=Aiter(
+            # a script of its own from 2025-09-18 to 2026-03-29; the other one has --preshuffle since 2026-02-17
+            (_BLOCKSCALE, "csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_tune.py"),
+            flags=("--preshuffle",), model_last=True,
+            operator=(_OPS8, "gemm_a8w8_blockscale_bpreshuffle"),
+            triton_ops=("gemm_a8w8_blockscale_preshuffle", "gemm_a8w8_blockscale"),
+        ),
+        format="block8", risks=(_N128,),
+    ),
+    Family(
+        "a4w4_blockscale",
+        columns=_MNK, result_columns=_GEMM,
+        tuned_csv="a4w4_blockscale_tuned_gemm.csv", untuned_csv="a4w4_blockscale_untuned_gemm.csv",
+        env="AITER_CONFIG_GEMM_A4W4",
+        aiter=Aiter(
+            ("csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py",), gfx=("gfx950",),
+            ck_kernels=20, pads_k_to=256, always_has_candidates=True,
+            operator=("aiter.ops.gemm_op_a4w4", "gemm_a4w4"), triton_ops=("gemm_afp4wfp4",), gluon_op="gemm_afp4wfp4",
+        ),
+        format="mx4", own_tuners=("torch",), risks=(Risk(("K",), 256), _N128),
+        # Other alignments (N, or K % 256 on older images) are risks that depend on the image, not refusals.
+        limits=(Limit("K", 32, "one MXFP4 scale covers 32 elements along K"),),
+    ),
+    Family(
+        "batched_a8w8",
+        # As shipped; a fresh AITER run of the batched tuners writes errRatio,tflops,bw: read by name.
+        columns=_BMNK, result_columns=_GEMM,
+        tuned_csv="a8w8_tuned_batched_gemm.csv", untuned_csv="a8w8_untuned_batched_gemm.csv",
+        env="AITER_CONFIG_A8W8_BATCHED_GEMM",
+        aiter=Aiter(
+            ("csrc/ck_batched_gemm_a8w8/batched_gemm_a8w8_tune.py",), only_backend="ck", always_has_candidates=True,
+            exact_m=True, operator=("aiter.ops.batched_gemm_op_a8w8", "batched_gemm_a8w8_CK"),
+            triton_ops=("batched_gemm_a8w8",),
+        ),
+        format="row8", risks=(_N128,),
+    ),
+    Family(
+        "batched_bf16",
+        columns=_BMNK, result_columns=_GEMM,
+        tuned_csv="bf16_tuned_batched_gemm.csv", untuned_csv="bf16_untuned_batched_gemm.csv",
+        env="AITER_CONFIG_BF16_BATCHED_GEMM",
+        aiter=Aiter(
+            ("csrc/ck_batched_gemm_bf16/batched_gemm_bf16_tune.py",), only_backend="ck", always_has_candidates=True,
+            exact_m=True, operator=("aiter.ops.batched_gemm_op_bf16", "batched_gemm_bf16_CK"),
+            triton_ops=("batched_gemm_bf16",),
+        ),
+        format="row16", risks=(_N128,),
+    ),
+    Family(
+        # fp8 with e8m0 scales, of DeepSeek-V4's grouped output projection; since b5c5912cb2 (2026-08-12)
+        "batched_gemm_a8w8_blockscale_mxscale",
+        columns=_LOWER, result_columns=_LIBTYPE, chip_columns=("gfx",),
+        # its rows ship in model_configs alone; the list's name is the one that AITER derives from the table's
+        tuned_csv="batched_gemm_a8w8_blockscale_mxscale_tuned.csv",
+        untuned_csv="batched_gemm_a8w8_blockscale_mxscale_untuned.csv",
+        env="AITER_CONFIG_BATCHED_GEMM_A8W8_BLOCKSCALE_MXSCALE",
+        aiter=Aiter(
+            ("csrc/opus_gemm/opus_bmm_mxscale_tune.py",), err_ratio=0.02, gfx=("gfx950",), only_backend="opus",
+            always_has_candidates=True,
+        ),
+        limits=(
+            Limit("N", 128, "one E8M0 scale of W covers 128 x 128 elements"),
+            Limit("K", 128, "one E8M0 scale covers 128 elements along K"),
+        ),
+    ),
+    Family(
+        "fmoe",
+        columns=(
+            Column("token"), Column("model_dim"), Column("inter_dim"), Column("expert"), Column("topk"),
+            Column("act_type", "text", "ActivationType.Silu", _ACT),
+            Column("dtype", "text", "torch.bfloat16", _HALF),
+            Column("q_dtype_a", "text", "torch.float8_e4m3fn", (*_HALF, *_W8, _FP4)),
+            Column("q_dtype_w", "text", "torch.float8_e4m3fn", (*_HALF, *_W8, "torch.int4", _FP4)),
+            Column("q_type", "text", "QuantType.per_Token", _QUANT),
+            Column("use_g1u1", "int", "1", ("0", "1")),
+            Column("doweight_stage1", "int", "0", ("0", "1")),
+        ),
+        # As the tuner declares them; shipped tables may lack xbf16 and flat and may end with `_tag`.
+        result_columns=(
+            "block_m", "ksplit", "us1", "kernelName1", "err1", "us2", "kernelName2", "err2", "us",
+            "run_1stage", "xbf16", "flat", "tflops", "bw",
+        ),
+        tuned_csv="tuned_fmoe.csv", untuned_csv="untuned_fmoe.csv", env="AITER_CONFIG_FMOE",
+        aiter=Aiter(
+            (
+                "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py", "hsa/fmoe_2stages/tune.py",
+                "hsa/gfx950/fmoe_2stages/tune.py", "hsa/gfx942/fmoe_2stages/tune.py",
+            ),
+            # its measure is a cosine distance
+            err_ratio=0.1, hand_written=True,
+        ),
+        m_column="token", err_column="err1",
+        renames=(("kernelName", "kernelName1"), ("splitK", "ksplit"), ("errRatio", "err1")),
+    ),
+)
+# fmt: on
+
+FAMILIES: dict[str, Family] = {f.name: f for f in _ALL}
+DEFAULT_FAMILY = "a16w16"
+
+
+def fp8_cell(gfx: str) -> str:
+    """fp8 of a chip as a cell of a text column."""
+    return _FP8[1] if gfx.startswith("gfx94") else _FP8[0]
+
+
+def computed_by(tuner: str) -> tuple[str, ...]:
+    """The names of the families that one of our own tuners has candidates for."""
+    return tuple(f.name for f in FAMILIES.values() if tuner in f.own_tuners)
+
+
+# --- backends ----------------------------------------------------------------------------------------------------
+
+BACKENDS = ("asm", "ck", "cktile", "triton", "hipblaslt", "flydsl", "opus", "torch", "skinny")
+
+BATCHED = tuple(
+    f"aiter-bmm-{name}" for name in ("bf16", "a8w8", "a8w8-prequant", "afp4wfp4", "a16wfp4")
+)  # the five of AITER's batched Triton GEMMs
+# backends of a bench: torch, AITER's dispatch and its Triton and Gluon kernels
+BENCHED = ("torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
+
+# the beginning of a kernel's name -> backend; for rows without a libtype. No `|` but between alternatives
+BY_NAME: tuple[tuple[str, str], ...] = (
+    (r"_ZN|f4gemm_|.*f4gemm_bf16_per1x32Fp4", "asm"),
+    (r"a8w8_blockscale_cktile_|a8w8_bpreshuffle_cktile_|cktile_|.*_cktile_", "cktile"),
+    (r"flydsl", "flydsl"),
+    (r"opus_", "opus"),
+    (r"Cijk_", "hipblaslt"),
+    (r"native\Z", "torch"),
+    (r"auto\Z|triton\Z|gluon\Z", "triton"),
+    (r"sol\d+\Z", "skinny"),
+    (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
+)
+
+# beginnings of the kernels' names of our tuners torch, triton (removed in 0.3, its rows still exist), aiter-triton and
+# replay. AITER has none of these, and its tables must never get one.
+TORCH, TRITON, CONFIG, SYNTHETIC = "torch_", "triton_", "config_", "synthetic_"
+_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", SYNTHETIC: "replay"}
+
+_BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
+
+
+def kernel_of_aiter(name: str) -> str:
+    """The backend of AITER whose kernels have names like this, "" where none has."""
+    return next((backend for pattern, backend in _BY_NAME_RE if pattern.match(name)), "")
+
+
+def tuner_of(kernel: str) -> str:
+    """Our own tuner whose kernels have names like this, "" where none has."""
+    return next((tuner for beginning, tuner in _TUNERS.items() if kernel.startswith(beginning)), "")
+
+
+def backend_of(family: str, row: Mapping[str, object]) -> str:
+    """The backend of a tuned or profile row (cells as text or numbers), "" where nothing names it.
+
+    `libtype` wins; then the kernel's name; then, for families of one backend, that one. In a4w4 tables from before
+    2026-05 a failed candidate may have no name: there its number decides (CK kernels are counted first).
+    """
+    libtype = str(row.get("libtype", "") or "").strip().lower()
+    if libtype in BACKENDS:
+        return libtype
+    name = str(row.get("kernelName") or row.get("kernelName1") or "").strip()
+    if name and name not in ("None", "Null", "nan"):
+        by_name = kernel_of_aiter(name)
+        if by_name:
+            return by_name
+    if family not in FAMILIES:
+        return ""
+    aiter = FAMILIES[family].aiter
+    number = str(row.get("kernelId", "")).strip()
+    if aiter.ck_kernels and number.isdigit():
+        return "ck" if int(number) < aiter.ck_kernels else "asm"
+    return aiter.only_backend
