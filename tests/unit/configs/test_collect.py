@@ -43,13 +43,6 @@ def test_rows_of_one_bucket_are_one_decision_with_every_m() -> None:
     assert [r.old for r in decision.measured if r.m == 64] == [values(16)]
 
 
-def test_the_bounds_own_shape_gives_its_count() -> None:
-    of_bound = document(64, points=[[64, 7.0, 21.0, 16.0, 0.0, 1, ""]])
-    found, _ = of(((20, 512, 1024), document(20)), ((64, 512, 1024), of_bound))
-    (decision,) = found.values()
-    assert [r.count for r in decision.measured if r.m == 64] == [7]
-
-
 def test_what_a_fused_operator_takes_is_a_row_of_its_own() -> None:
     points = [[20, 7.0, 21.0, 16.0, 0.0, 1, operator] for operator in ("", "fused_x")]
     found, _ = of(((20, 512, 1024), document(20, points=points)))

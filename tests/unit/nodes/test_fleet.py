@@ -165,12 +165,6 @@ def test_messages_that_are_kept_have_the_references_back(private: NodePlan) -> N
     assert masker({"a": "plain"})(said) == said
 
 
-def test_nothing_is_pinned_where_numa_is_none(tmp_path: Path) -> None:
-    for numa, pinned in (("auto", True), ("none", False)):
-        p = plan(tmp_path, f"{DOCKER}, gpus: 4, numa: {numa}")
-        assert (b"--cpuset-cpus" in node_files(p, RUN, "torch", {}, 1.0)["container.sh"].data) is pinned
-
-
 def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
     assert private.env == {"PLAIN": "1", "ALSO": "2"}
     assert node_plan.private_env(private) == {

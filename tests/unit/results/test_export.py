@@ -22,7 +22,6 @@ from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.gain import gains, noise_note
 from orchestrator.shapes import Shape
 from orchestrator.tables.merge import merge
-from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from tests.support.tables_kit import read_newcomers, winners
@@ -188,13 +187,6 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
     many = noise_note([f"s{i}" for i in range(6)])
     assert many.startswith("6 winners are noisy")
     assert "(s0, s1, s2, s3 and 2 more); tune them again" in many
-
-
-@pytest.mark.parametrize("text", ["=1", "+1", "-x", "@x"])
-def test_text_that_looks_like_a_formula_is_made_text(text: str) -> None:
-    assert no_formula(text) == "'" + text
-    assert no_formula("a" + text) == "a" + text
-    assert no_formula("") == ""
 
 
 def test_a_file_is_whole_or_as_before(tmp_path: Path) -> None:

@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from worker import PACKAGE_PARENT
 from worker.families import FAMILIES
-from worker.tuners.aiter.findings import SHIM, TunerScript
+from worker.tuners.aiter.findings import TunerScript
 from worker.tuners.aiter.launch import (
     aiter_timeout,
     argv,
     batch_size,
-    cleared_names,
-    environment,
     ignored_options,
 )
 from worker.tuners.aiter.spec import Options, tuner_arg_flags
@@ -115,24 +112,3 @@ def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match=r"warmup is -1.*; split_k is 1"):
         Options.parse({"warmup": -1, "split_k": 1})
     assert Options.parse({"tuner_args": ["--a", "b"]}).tuner_args == ("--a", "b")
-
-
-def test_what_would_change_the_result_is_cleared_and_told() -> None:
-    base = {
-        "AITER_CONFIG_GEMM_A4W4": "/x.csv", "AITER_REBUILD": "1", "HIP_ONLINE_TUNING": "1", "AITER_JIT_DIR": "/shared",
-        "PYTHONPATH": f"{PACKAGE_PARENT}:/site", "PATH": "/bin",
-        "GEMMFLEET_CLEARED_ENV": "AITER_CONFIG_FMOE", "TUNE_ONLY": "opus",
-        "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH": "/llvm/bin",
-    }  # fmt: skip
-    env = environment(base, Path("/aiter"), Path("/slot"), watched=Path("/process"))
-    assert env["PYTHONPATH"] == f"{SHIM}:/aiter:/site"
-    assert env["GEMMFLEET_AITER_WATCH"] == "/process"
-    assert (env["AITER_JIT_DIR"], env["TMPDIR"]) == ("/slot/jit", "/slot/tmp")
-    assert not {"AITER_CONFIG_GEMM_A4W4", "AITER_REBUILD", "HIP_ONLINE_TUNING", "TUNE_ONLY"} & set(env)
-    assert env["GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"] == "/llvm/bin"
-    assert {"AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_FMOE", "AITER_REBUILD", "HIP_ONLINE_TUNING"} <= set(
-        cleared_names(base)
-    )
-    plain = environment({**base, "GEMMFLEET_AITER_WATCH": "/other"}, Path("/aiter"), None)
-    assert not {"GEMMFLEET_AITER_WATCH", "AITER_JIT_DIR"} & set(plain)
-    assert plain["PYTHONPATH"] == "/aiter:/site"
