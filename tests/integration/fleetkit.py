@@ -18,11 +18,7 @@ from tests.integration.kit import Bench
 from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
-ON_NODES = [
-    pytest.mark.system,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.xdist_group("nodes"),
-]
+ON_NODES = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.xdist_group("nodes")]
 """The pytestmark of modules that need the nodes."""
 
 NAMES = ("h1", "h2", "h3")

@@ -113,11 +113,7 @@ def site(fleet: HeavyFleet) -> Iterator[Any]:
     made: list[Site] = []
 
     def deploy(
-        i: int = 0,
-        slots: tuple[str, ...] = ("0",),
-        parent: str = "/data",
-        limit_s: float = 60.0,
-        **options: Any,
+        i: int = 0, slots: tuple[str, ...] = ("0",), parent: str = "/data", limit_s: float = 60.0, **options: Any
     ) -> Site:
         node = fleet.nodes[i]
         if node.user == "nodocker":

@@ -10,9 +10,7 @@ import pytest
 
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import tasks
-from benchmarks.peers.callers import (
-    PEERS,
-)
+from benchmarks.peers.callers import PEERS
 from benchmarks.peers.environment import REQUIREMENTS, make, requirements
 from benchmarks.peers.reach import pack, sizes, take
 from benchmarks.peers.table import OURS, Row

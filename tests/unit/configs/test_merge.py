@@ -86,18 +86,6 @@ class TestWhatIsWritten:
             "_note": "mine", "M_LEQ_16": values(8), "M_LEQ_64": values(16), "any": values(2),
         }  # fmt: skip
 
-    def test_a_batched_shape_gets_a_file_of_its_b(self, tmp_path: Path) -> None:
-        name = "gfx950-BATCHED_GEMM-A16W16"
-        files = {f"gemm/{name}.json": {"any": values(1)}, f"gemm/{name}-N=512-K=1024.json": {"any": values(32)}}
-        root = tree(tmp_path / "tree", files)
-        own = f"{name}-B=4-N=512-K=1024.json"
-        run = winners(
-            tmp_path / "run", {own: {"any": values(16)}}, [{"B": 4, "bucket": "any", "M": 5000}], "batched_bf16"
-        )
-        merge(run, root)
-        document = json.loads(text_of(root)[f"gemm/{own}"])
-        assert document == {"M_LEQ_4096": values(32), "any": values(16)}
-
     def test_a_second_merge_of_the_same_run_changes_nothing(self, root: Path, tmp_path: Path) -> None:
         run = winners(tmp_path / "run", WON, [{}])
         merge(run, root)

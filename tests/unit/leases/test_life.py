@@ -326,14 +326,6 @@ def test_leases_of_an_earlier_controller_are_taken_over_or_ended(start: Callable
     assert not scheduler.requests, "one is enough"
 
 
-def test_the_end_gives_everything_back_or_leaves_it(start: Callable[..., Nodes]) -> None:
-    for release in (False, True):
-        nodes = start(made, scheduler=Scheduler())
-        wait_until(lambda nodes=nodes: nodes.turn() and nodes.scheduler.leases, "one is queued")  # type: ignore[misc]
-        assert nodes.leased.close(release=release) == []
-        assert (nodes.scheduler.held() == []) is release
-
-
 # --- the number of leases ---------------------------------------------------------------------------------------------
 
 POOL = Pool("mi355", 1, 8, 8, Scheduler())

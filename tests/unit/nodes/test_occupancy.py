@@ -87,12 +87,6 @@ def test_living_workers_of_other_runs() -> None:
     assert ids(facts, ()) == ["run cpu"]
 
 
-def test_a_worker_is_named_once() -> None:
-    facts = NodeFacts({}, containers=(container(run="x", slot="0"),), locks={"held": ("x/n/cores",)})
-    assert ids(facts, ()) == ["container c"]
-    assert occupants_text(occupants(facts, (), "mine")) == "container c (worker of run x)"
-
-
 def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     root = unfold("mi355x", tmp_path)
     for number, gpu in ((2, 100), (3, 200)):

@@ -146,10 +146,6 @@ def test_a16w16_columns_are_named_as_aiter_names_them(tmp_path: Path) -> None:
         assert (tuned["solidx"], tuned["err_ratio"], tuned["bias"]) == ("7", "0.0", "False")
 
 
-def test_the_gain_is_over_the_median_candidate(run: Run) -> None:
-    assert gains(run.ledger, [1, 2, 3])[2] == pytest.approx((30.0 + 11.0) / 2 / 10.0)
-
-
 def test_a_winner_alone_has_no_gain_to_show(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         run.send("g0002-1")

@@ -24,16 +24,7 @@ from worker.protocol.blocklist import CandidateId as Lost
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay.spec import Options
-from worker.tuners.replay.tuner import (
-    SLICE_S,
-    Candidate,
-    ReplayTuner,
-    conclude,
-    duration_s,
-    identity,
-    measure,
-    pause,
-)
+from worker.tuners.replay.tuner import SLICE_S, Candidate, ReplayTuner, conclude, duration_s, identity, measure, pause
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.tuners.aiter.findings import TunerScript
-from worker.tuners.aiter.launch import (
-    aiter_timeout,
-    argv,
-    batch_size,
-    ignored_options,
-)
+from worker.tuners.aiter.launch import aiter_timeout, argv, batch_size, ignored_options
 from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}

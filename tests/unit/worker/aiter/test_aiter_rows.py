@@ -34,13 +34,6 @@ def row(us: float, err: float = 0.0, name: str = "k", libtype: str = "ck", statu
     return Row(us=us, errRatio=err, kernelName=name, libtype=libtype, status=status)
 
 
-def test_a_row() -> None:
-    assert to_row(A4W4, cells(GOOD), 0.05) == {
-        "us": 12.5, "kernelName": "a4w4_blockscale_x", "libtype": "ck", "kernelId": 3, "splitK": 0, "tflops": 1.34,
-        "bw": 95.2, "errRatio": 0.01, "status": "ok", "detail": "",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("us", "err", "status"),
     [
@@ -58,14 +51,6 @@ def test_what_aiter_writes_for_a_failed_candidate(us: str, err: str, status: str
     assert made["status"] == status
     assert (made["us"] > 0) == (status in ("ok", "wrong"))
     assert made["kernelName"] == ""
-
-
-def test_fmoe_keeps_its_stages() -> None:
-    raw = {"block_m": "64", "ksplit": "0", "us1": "3.1", "kernelName1": "moe_ck2stages_a", "err1": "0.3%", "us2": "2",
-           "kernelName2": "moe_ck2stages_b", "err2": "4.0%", "us": "5.1", "run_1stage": "0", "flat": "0"}  # fmt: skip
-    made = to_row(FMOE, raw, 0.1)
-    assert (made["us"], made["errRatio"], made["block_m"], made["kernelName2"]) == (5.1, 0.04, 64, "moe_ck2stages_b")
-    assert (made["err1"], made["status"], made["libtype"]) == ("0.3%", "ok", "ck")
 
 
 def test_half_a_file_counts_for_its_whole_lines(tmp_path: Path) -> None:
