@@ -22,7 +22,7 @@ from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.registry import registry
 from tests.waiting import PATIENCE_S, wait_until
-from worker.protocol import InboxName, Spec, SpecShape
+from worker.protocol import Spec, SpecShape
 
 pytestmark = [
     pytest.mark.xdist_group("docker"),
@@ -52,7 +52,6 @@ class Site:
     slots: tuple[str, ...]
     options: DockerOptions
     engine: DockerEngine
-    seq: int = 0
 
     def name(self, slot: str = "0") -> str:
         return f"gemmfleet-{self.run}-{self.node.name}-{slot}"
@@ -60,14 +59,6 @@ class Site:
     def inspect(self, slot: str = "0") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.node.sh(f"docker inspect {self.name(slot)}"))[0]
         return found
-
-    def give(self, attempt: str, shapes: int = 2) -> None:
-        """Put a group into the inbox, as the controller does."""
-        self.seq += 1
-        made = tuple(SpecShape(i + 1, {"M": i + 1, "N": 64, "K": 128}) for i in range(shapes))
-        spec = Spec(attempt=attempt, run=self.run, epoch=1, group="g1", family="a16w16", tuner="replay", shapes=made)
-        name = InboxName(self.seq, "any", attempt)
-        self.transport.put(self.folder, {f"inbox/{name}": RemoteFile(spec.dumps())})
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[Followed]:
@@ -175,23 +166,6 @@ def test_containers_are_started_as_specified(site: Any, i: int) -> None:
         assert [(m["Type"], m["Source"], m["Target"]) for m in host["Mounts"]] == [("bind", s.folder, "/gemmfleet")]
     states = s.engine.list()
     assert [(w.slot, w.state, w.code) for w in states] == [("0", "running", None), ("1", "running", None)]
-
-
-def test_a_worker_drains_the_inbox_of_a_host_without_python(site: Any) -> None:
-    s: Site = site(1, slots=("0", "1"), parent='/data/it\'s, a:"folder"')
-    assert s.node.sh("command -v python3 python || true") == ""
-    s.give("g0001-1", 3)
-    s.engine.start()
-    with s.followed() as stream:
-        wait_until(lambda: stream.records("attempt_ended") or stream.records("attempt_ended", "1"), "the attempt ends")
-    done = stream.records("attempt_ended") + stream.records("attempt_ended", "1")
-    assert [d["outcome"] for d in done] == ["done"]
-    assert len(stream.records("shape_tuned") + stream.records("shape_tuned", "1")) == 3
-    owners = s.node.sh(f"find {shlex.quote(s.folder)} -printf '%u\\n' | sort -u")
-    assert owners == s.node.user
-    assert s.node.sh(f"test -s {shlex.quote(s.folder)}/events/0.jsonl && echo yes") == "yes"
-    # and its owner may clean up without root
-    assert s.transport.run(["rm", "-rf", s.folder]).code == 0
 
 
 def test_a_follower_may_not_write_and_ends_with_its_connection(site: Any) -> None:

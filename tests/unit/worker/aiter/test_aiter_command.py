@@ -30,36 +30,6 @@ def facts(flags: dict[str, str]) -> TunerScript:
     return TunerScript(Path("/t/tune.py"), flags, ("M", "N", "K"))
 
 
-def test_only_flags_that_the_script_has() -> None:
-    options = Options(warmup=7, iters=9, split_k=True, tuner_timeout=100)
-    for flags in (BARE, BASE, NEWEST):
-        words = argv(A4W4, facts(flags), options, FILES, batch=1, err_ratio=0.05)
-        assert {w for w in words if w.startswith("--")} <= set(flags)
-        assert words[:5] == ["/t/tune.py", "--untune_file", "/f/untuned.csv", "--tune_file", "/f/tuned.csv"]
-        assert words[words.index("--mp") + 1] == "1"
-        assert "--all" not in words
-        assert "--sort" not in words
-        assert "--verbose" not in words, "AITER's comparison would raise"
-
-
-def test_gradlib_has_other_names_for_its_files() -> None:
-    flags = {"--input_file": "value", "--tuned_file": "value", "--mp": "value"}
-    words = argv(FAMILIES["a16w16"], facts(flags), Options(), FILES, batch=1, err_ratio=0.05)
-    assert words == [
-        "/t/tune.py", "--input_file", "/f/untuned.csv", "--tuned_file", "/f/tuned.csv", "--mp", "1"
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="has none of --untune_file and --input_file"):
-        argv(A4W4, facts({"--mp": "value"}), Options(), FILES, batch=1, err_ratio=0.05)
-
-
-def test_preshuffle_never_goes_without_both_files() -> None:
-    family = FAMILIES["a8w8_blockscale_bpreshuffle"]
-    words = argv(family, facts({**NEWEST, "--preshuffle": "flag"}), Options(), FILES, batch=1, err_ratio=0.05)
-    assert {"--preshuffle", "--untune_file", "--tune_file"} <= set(words)
-    old = argv(family, facts(BASE), Options(), FILES, batch=1, err_ratio=0.05)  # the script of its own, until 2026-03
-    assert "--preshuffle" not in old
-
-
 @pytest.mark.parametrize(("flags", "batch"), [(BASE, 1), (NEWEST, 4)])
 def test_a_version_with_the_topk_fault_gets_one_shape_a_batch(flags: dict[str, str], batch: int) -> None:
     assert batch_size(A4W4, facts(flags), Options()) == batch
