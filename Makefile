@@ -8,7 +8,7 @@ PYTHON    ?= $(firstword $(foreach p,python3.11 python3.12 python3.13 python3,$(
 VENV      := .venv
 BIN       := $(VENV)/bin
 SHAPES    ?= examples/llm.csv
-VARIABLES := SHAPES INVENTORY FAMILY TUNER DB RUN ARGS GOLDEN TOT SYSTEM FULL SEEDS AITER_GIT PYTHON
+VARIABLES := SHAPES INVENTORY FAMILY TUNER DB RUN ARGS GOLDEN TOT SYSTEM FULL AITER_GIT PYTHON
 TARGETS   := help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo test lint format types unit planted soak system-packages shapes-named test-aiter benchmarks clean
 .PHONY: $(TARGETS)
 
@@ -145,9 +145,8 @@ unit: $(VENV)/.installed-dev ## pytest in four processes; ARGS="-n 0 tests/unit/
 planted: $(VENV)/.installed-dev ## plant 40 bugs against the laws, each in a copy: the tests must catch them; ARGS="--only double-key"
 	@$(BIN)/python -m tests.planted $(ARGS)
 
-soak: system-packages $(VENV)/.installed-dev ## tests of minutes; then drawn mixtures of faults on three real nodes, until Ctrl-C; SEEDS=n: so many
-	@SOAK=1 SYSTEM=1 FULL=1 $(BIN)/python -m pytest -n 4 --dist loadgroup -m "soak or hypothesis or plans"
-	@$(BIN)/python -m tests.integration.soak $(call option,--seeds,$(SEEDS)) $(ARGS)
+soak: system-packages $(VENV)/.installed-dev ## tests of minutes, and many more drawn plans and mixtures of faults
+	@SOAK=1 SYSTEM=1 FULL=1 $(BIN)/python -m pytest -n 4 --dist loadgroup -m "soak or hypothesis or plans" $(ARGS)
 
 test-aiter: $(VENV)/.installed-dev ## what we know of AITER against its real files: AITER_GIT=a clone of ROCm/aiter
 	@[ -d "$(AITER_GIT)" ] || { echo "error: AITER_GIT names no folder: make test-aiter AITER_GIT=/path/to/a/clone/of/ROCm/aiter"; exit 2; }

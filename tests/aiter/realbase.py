@@ -34,11 +34,7 @@ Agent 2
   Compute Unit:            {CU_NUM}
 END
 """
-TOOLS = {
-    "rocminfo": ROCMINFO,
-    "hipconfig": "#!/bin/sh\necho 7.1.0\n",
-    "hipcc": "#!/bin/sh\nexit 0\n",
-}
+TOOLS = {"rocminfo": ROCMINFO, "hipconfig": "#!/bin/sh\necho 7.1.0\n", "hipcc": "#!/bin/sh\nexit 0\n"}
 
 
 @dataclass(frozen=True, slots=True)

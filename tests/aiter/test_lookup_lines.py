@@ -13,7 +13,6 @@ import pytest
 from orchestrator.families import get_family
 from orchestrator.results.verify import Reading
 from orchestrator.shapes.aiter_log import MissKeys, read_line
-from orchestrator.shapes.from_model import model_shapes, read_model
 from orchestrator.tables.export import duplicates
 from orchestrator.tables.locate import family_in_name
 from orchestrator.tables.tuned import read_table
@@ -115,22 +114,3 @@ def test_shipped_model_tables_are_told_and_hold_no_key_twice(tmp_path: Path) -> 
     for family in FAMILIES.values():
         of = [read_table(tmp_path / folder / n, family, lenient=True) for n in tables if family_in_name(n) is family]
         assert duplicates(of) == []
-
-
-@pytest.mark.parametrize(
-    ("model", "listed", "tps"),
-    [
-        ("llama-3-70b", "llama70B_untuned_gemm.csv", (1, 4, 8)),
-        ("llama-3.1-405b", "llama405B_untuned_gemm.csv", (2, 4, 8)),
-        ("qwen3-235b-a22b", "a8w8_blockscale_untuned_gemm_qwen3_235b.csv", (1, 2, 4, 8)),
-    ],
-)
-def test_shipped_lists_are_what_the_formulas_say(model: str, listed: str, tps: tuple[int, ...]) -> None:
-    text = show(NEWEST, f"aiter/configs/model_configs/{listed}")
-    rows = [[c.strip() for c in line.split(",")] for line in text.splitlines()[1:]]
-    shipped = {(int(r[1]), int(r[2])) for r in rows if len(r) > 2 and r[1]}
-    config = read_model(Path(__file__).parents[1] / "data" / "models" / f"{model}.json")
-    ours = set()
-    for tp in tps:
-        ours |= {(int(k[1]), int(k[2])) for k in model_shapes(config, get_family("a8w8_blockscale"), [1], tp=tp).keys}
-    assert shipped <= ours

@@ -24,21 +24,7 @@ import pytest
 from orchestrator.families import get_family
 from tests.aiter import experts
 from tests.aiter.checkout import needs_checkout, show
-from tests.aiter.driven import (
-    DOES,
-    ENDS,
-    FAR,
-    HURT,
-    NONE,
-    OFF,
-    PARTIAL,
-    REFUSED,
-    WRONG,
-    Driven,
-    K,
-    N,
-    drive,
-)
+from tests.aiter.driven import DOES, ENDS, FAR, HURT, NONE, OFF, PARTIAL, REFUSED, WRONG, Driven, K, N, drive
 from tests.aiter.lookups import MARK
 from tests.aiter.realbase import FAKES, make
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.configs.aiter import AiterTree, Call, run_trial
-from orchestrator.configs.check import check, chips_of
+from orchestrator.configs.check import chips_of
 from tests.aiter.checkout import needs_checkout, take_out
-from worker.triton_configs.kinds import BY_NAME, kinds_of
+from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.lint import lint, shipped
-from worker.triton_configs.resolve import ResolveError, Resolver, read
+from worker.triton_configs.resolve import ResolveError, Resolver
 from worker.tuners.aiter_triton.spec import tuned_kinds
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]
@@ -102,15 +102,3 @@ def test_faults_of_the_shipped_files(tmp_path: Path) -> None:
         ("gfx950-GEMM-A16W16-gated.json", f"M_LEQ_{x}") for x in (8, 16, 32)
     }
     assert sum(f.rule == "outlier" for f in found["gfx950"]) == 35
-
-
-def test_every_bucket_of_a_file_is_compiled(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    take_out(NEWEST, tmp_path, "aiter")
-    found = check(tmp_path, "gfx950", kinds_of("a16w16"), (1280, 8192))
-    assert not [b.error for b in found.buckets if b.error]
-    default = Resolver(tmp_path, "gfx950").place("GEMM-A16W16").default
-    assert {b.bucket for b in found.buckets} == set(read(default).buckets)
-    assert all(b.lds and b.vgprs for b in found.buckets)
-    spilling = {b.bucket for b in found.buckets if b.spills}
-    assert spilling == {f.bucket for f in found.findings if f.rule == "spills"} <= {"M_LEQ_8", "M_LEQ_32", "M_LEQ_256"}

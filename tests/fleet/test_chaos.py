@@ -1,4 +1,4 @@
-"""Drawn mixtures of mishaps: the laws hold whatever happens together. On real nodes: `make soak`."""
+"""Drawn mixtures of mishaps: the laws hold whatever happens together. A hundred more: `make soak`."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ The fixtures `fleet` (one for the whole session) and `remote` are in conftest.py
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -15,16 +14,11 @@ import pytest
 from orchestrator.events import AttemptEnded, AttemptStarted, NodeJoined, Record
 from orchestrator.paths import list_runs
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
-from tests.integration.heavy.outer import HeavyError
 from tests.integration.kit import Bench
 from tests.support.ledger_kit import per_node
 from tests.waiting import PATIENCE_S, wait_until
 
-ON_NODES = [
-    pytest.mark.system,
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    pytest.mark.xdist_group("nodes"),
-]
+ON_NODES = [pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark.xdist_group("nodes")]
 """The pytestmark of modules that need the nodes."""
 
 NAMES = ("h1", "h2", "h3")
@@ -50,9 +44,6 @@ def write_inventory(
 
 def mend(node: HeavyNode) -> None:
     """Undo whatever a test did to a node, and remove what the run left there."""
-    for undo in (node.unpause, node.revive):
-        with contextlib.suppress(HeavyError):
-            undo()
     node.repair()
     node.remove_containers(OURS)
     node.sh("rm -rf /data/work /root/.gemmfleet /home/*/.gemmfleet")

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeStarted, ShapeTuned
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.paths import list_runs
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
-
-TROUBLE = "trouble"
-"""Of a fault after which the lease goes on, in the log of faults."""
 
 
 class LeaseBench(ABC):
@@ -94,20 +89,16 @@ class LeaseBench(ABC):
         self.check_explained()
 
     def check_explained(self) -> None:
-        """`explain` names exactly the ends of leases that were injected, each after its fault, and each trouble."""
+        """`explain` names exactly the ends of leases that were injected, each after its fault."""
         stories = [s for s in self.bench.run("explain", "--json").json()["stories"] if s["kind"] == "node"]
         of = {e.node: e.lease for e in self.expected()}
         assert all(f"lease {of[s['subject']]} on " in s["now"] for s in stories), stories
         steps = [(of[s["subject"]], step) for s in stories for step in s["steps"]]
         ended = {lease: step for lease, step in steps if step["kind"] == "ended"}
-        assert ended.keys() == {lease for _, lease, cause in self.faults if cause != TROUBLE}
+        assert ended.keys() == {lease for _, lease, _ in self.faults}
         for t, lease, cause in self.faults:
-            if cause == TROUBLE:
-                found = [x["t"] for of_lease, x in steps if of_lease == lease and x["kind"] == "trouble"]
-                assert any(at >= t for at in found), (lease, steps)
-            else:
-                assert ended[lease]["t"] >= t
-                assert f"({cause.replace('_', ' ')}" in ended[lease]["text"]
+            assert ended[lease]["t"] >= t
+            assert f"({cause.replace('_', ' ')}" in ended[lease]["text"]
 
     def over(self, run: subprocess.Popen[str]) -> bool:
         """Let every held group go on, on leases that come later, too; return whether the run is over."""
@@ -123,26 +114,11 @@ class LeaseBench(ABC):
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
-    def rows(self) -> int:
-        """Shapes with a row in the leases' own folders."""
-        found: set[str] = set()
-        for folder, _, names in os.walk(self.bench.workdir / "leases"):  # glob minds folders that go meanwhile
-            for name in names if folder.endswith("/events") else ():
-                for line in Path(folder, name).read_text().splitlines():
-                    with contextlib.suppress(ValueError):  # it is being written
-                        record = json.loads(line)
-                        found |= {str(record["shape"])} if record.get("type") == "shape_tuned" else set()
-        return len(found)
-
     def records(self, *kinds: type[Record]) -> list[Record]:
         if not list_runs(self.bench.runs):
             return []
         with self.bench.ledger() as ledger:
             return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
-
-    def starts_of(self, shape: int) -> int:
-        """Attempts that have begun to measure the shape."""
-        return sum(isinstance(r, ShapeStarted) and r.shape == shape for r in self.records(ShapeStarted))
 
     def expected(self) -> list[NodeExpected]:
         """The leases that became nodes."""

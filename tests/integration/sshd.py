@@ -223,13 +223,7 @@ class LightFleet:
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
 
-    def add(
-        self,
-        *options: str,
-        key_types: Sequence[str] = HOST_KEYS,
-        known: bool = True,
-        start: bool = True,
-    ) -> Sshd:
+    def add(self, *options: str, key_types: Sequence[str] = HOST_KEYS, known: bool = True, start: bool = True) -> Sshd:
         """One more node, on an address of its own; `options` are lines for its sshd_config."""
         n = len(self.nodes) + 1
         name = f"n{n:03d}"

@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.integration.fleetkit import ON_NODES
 from tests.integration.heavy import HeavyFleet
 from tests.integration.kit import Bench
-from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from tests.unit.tables.test_db_export import table
 
@@ -48,24 +47,3 @@ def test_the_image_of_a_node_is_read(remote: Bench, fleet: HeavyFleet, tmp_path:
     gone = remote.run_plain("db", "check", str(good), *asked)
     assert gone.code == 2
     assert f"--build {IMAGE}: is no folder here" in gone.err
-
-
-def test_the_triton_configs_of_an_image_are_read(remote: Bench, fleet: HeavyFleet, tmp_path: Path) -> None:
-    files = {"gemm/gfx950-GEMM-A16W16.json": {"M_LEQ_64": config_tree.values(32)}}
-    root = config_tree.tree(tmp_path / "aiter", files)
-    (root / "aiter" / "jit").mkdir()
-    (root / "aiter" / "jit" / "core.py").touch()
-    node = fleet.nodes[0]
-    done = node.exec(["docker", "import", "-", IMAGE], stdin=archive(root, "app/aiter"))
-    assert done.returncode == 0, done.stderr
-    try:
-        args = ["check", "--build", IMAGE, "-i", str(remote.inventory), "--lint-only", "--json"]
-        there = remote.run_plain("configs", *args)
-        args[2] = str(root)
-        here = remote.run_plain("configs", *args)
-        assert there.code == here.code == 1, there.out + there.err
-        assert there.json() == here.json()
-        assert [f["rule"] for f in there.json()["chips"][0]["findings"]] == ["any"]
-        assert node.containers() == []
-    finally:
-        node.sh(f"docker image rm {IMAGE}")

@@ -26,11 +26,7 @@ from tests.waiting import PATIENCE_S, wait_until
 
 def on_nodes(test: Callable[..., None]) -> Callable[..., None]:
     """Needs nodes. The first run builds their images, hence the time."""
-    for mark in (
-        pytest.mark.full,
-        pytest.mark.system,
-        pytest.mark.skipif(bool(why_not()), reason=why_not()),
-    ):
+    for mark in (pytest.mark.full, pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())):
         test = mark(test)
     return test
 

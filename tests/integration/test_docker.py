@@ -22,7 +22,7 @@ from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.registry import registry
 from tests.waiting import PATIENCE_S, wait_until
-from worker.protocol import InboxName, Spec, SpecShape
+from worker.protocol import Spec, SpecShape
 
 pytestmark = [
     pytest.mark.xdist_group("docker"),
@@ -52,7 +52,6 @@ class Site:
     slots: tuple[str, ...]
     options: DockerOptions
     engine: DockerEngine
-    seq: int = 0
 
     def name(self, slot: str = "0") -> str:
         return f"gemmfleet-{self.run}-{self.node.name}-{slot}"
@@ -60,14 +59,6 @@ class Site:
     def inspect(self, slot: str = "0") -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.node.sh(f"docker inspect {self.name(slot)}"))[0]
         return found
-
-    def give(self, attempt: str, shapes: int = 2) -> None:
-        """Put a group into the inbox, as the controller does."""
-        self.seq += 1
-        made = tuple(SpecShape(i + 1, {"M": i + 1, "N": 64, "K": 128}) for i in range(shapes))
-        spec = Spec(attempt=attempt, run=self.run, epoch=1, group="g1", family="a16w16", tuner="replay", shapes=made)
-        name = InboxName(self.seq, "any", attempt)
-        self.transport.put(self.folder, {f"inbox/{name}": RemoteFile(spec.dumps())})
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[Followed]:
@@ -113,11 +104,7 @@ def site(fleet: HeavyFleet) -> Iterator[Any]:
     made: list[Site] = []
 
     def deploy(
-        i: int = 0,
-        slots: tuple[str, ...] = ("0",),
-        parent: str = "/data",
-        limit_s: float = 60.0,
-        **options: Any,
+        i: int = 0, slots: tuple[str, ...] = ("0",), parent: str = "/data", limit_s: float = 60.0, **options: Any
     ) -> Site:
         node = fleet.nodes[i]
         if node.user == "nodocker":
@@ -179,30 +166,6 @@ def test_containers_are_started_as_specified(site: Any, i: int) -> None:
         assert [(m["Type"], m["Source"], m["Target"]) for m in host["Mounts"]] == [("bind", s.folder, "/gemmfleet")]
     states = s.engine.list()
     assert [(w.slot, w.state, w.code) for w in states] == [("0", "running", None), ("1", "running", None)]
-
-
-def test_without_a_word_in_the_inventory_a_container_gets_nothing(site: Any) -> None:
-    s: Site = site()
-    s.engine.start()
-    host = s.inspect()["HostConfig"]
-    assert [host[k] or [] for k in ("CapAdd", "SecurityOpt", "Devices", "GroupAdd", "Binds")] == [[]] * 5
-
-
-def test_a_worker_drains_the_inbox_of_a_host_without_python(site: Any) -> None:
-    s: Site = site(1, slots=("0", "1"), parent='/data/it\'s, a:"folder"')
-    assert s.node.sh("command -v python3 python || true") == ""
-    s.give("g0001-1", 3)
-    s.engine.start()
-    with s.followed() as stream:
-        wait_until(lambda: stream.records("attempt_ended") or stream.records("attempt_ended", "1"), "the attempt ends")
-    done = stream.records("attempt_ended") + stream.records("attempt_ended", "1")
-    assert [d["outcome"] for d in done] == ["done"]
-    assert len(stream.records("shape_tuned") + stream.records("shape_tuned", "1")) == 3
-    owners = s.node.sh(f"find {shlex.quote(s.folder)} -printf '%u\\n' | sort -u")
-    assert owners == s.node.user
-    assert s.node.sh(f"test -s {shlex.quote(s.folder)}/events/0.jsonl && echo yes") == "yes"
-    # and its owner may clean up without root
-    assert s.transport.run(["rm", "-rf", s.folder]).code == 0
 
 
 def test_a_follower_may_not_write_and_ends_with_its_connection(site: Any) -> None:
@@ -389,15 +352,3 @@ def test_a_person_gets_the_same_by_hand(site: Any) -> None:
     assert json.loads(by_hand("sh tune.sh probe --json"))["host"] == f"{s.node.name}-0"
     by_hand("sh launch.sh remove")
     assert s.node.containers(f"label=gemmfleet.run={s.run}") == []
-
-
-def test_many_lines_come_through_a_container(site: Any) -> None:
-    """All that follow sends arrives through docker, sshd and paramiko; benchmarks/log_lines measures how fast."""
-    s: Site = site(slots=("0", "1"))
-    line = "x" * 79
-    s.node.sh(f"yes {line} | head -n 50000 >{s.folder}/logs/0.log; chown {s.node.user}: {s.folder}/logs/0.log")
-    with s.followed() as stream:
-        wait_until(lambda: stream.beats, "a beat")
-        wait_until(lambda: len(stream.bytes.get(("L", "0"), b"")) == 50_000 * 80, "all lines")
-    assert stream.faults == []
-    assert set(stream.bytes["L", "0"].splitlines()) == {line.encode()}

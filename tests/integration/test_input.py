@@ -10,21 +10,6 @@ from tests.integration.kit import Bench
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def test_shapes_and_inventory(bench: Bench) -> None:
-    """One mistake of each file; tests/unit/shapes and tests/unit/inventory have all of them."""
-    good = bench.inventory.read_text()
-    for shapes, inventory, said in (
-        ("M,N,K\n1.5,2,3\n", good, f"error: {bench.shapes_csv}:2:M: "),
-        ("M,N,K\n1,2,3\n", "nodes: {here: {gpuz: 1}}\n", f"error: {bench.inventory}:1: nodes.here.gpuz: unknown key"),
-    ):
-        bench.shapes_csv.write_text(shapes)
-        bench.inventory.write_text(inventory)
-        done = bench.run("tune", *bench.tune_args())
-        assert done.code == 2
-        assert done.err.startswith(said)
-        assert not bench.runs.exists()
-
-
 def test_options(bench: Bench) -> None:
     bench.shapes(1)
     for args, said in (

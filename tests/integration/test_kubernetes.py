@@ -119,35 +119,6 @@ def test_a_host_to_avoid_gets_no_lease(make: Make) -> None:
     wait_until(lambda: [e for e in source.list() if words in e.why or "affinity" in e.why], "no node is left")
 
 
-def test_a_lease_that_is_preempted_is_told_from_a_loss(make: Make, cluster: Cluster) -> None:
-    source = make()
-    source.ask(2)
-    first = ready(source, 2)
-    body = {"metadata": {"name": "urgent"}, "value": 1000}
-    cluster.post("/apis/scheduling.k8s.io/v1/priorityclasses", body)
-    try:
-        urgent = make(pool="urgent", template={"spec": {"priorityClassName": "urgent"}})
-        urgent.ask(1)
-        (won,) = ready(urgent)
-    finally:
-        cluster.request("DELETE", "/apis/scheduling.k8s.io/v1/priorityclasses/urgent")
-    (lost,) = (lease for lease in first if lease.host == won.host)
-    # before Kubernetes 1.26 a pod does not show that it was preempted
-    wait_until(
-        lambda: not [e for e in source.list() if e.id == lost.id and e.cause is not EndCause.PREEMPTED], "it ends"
-    )
-
-
-def test_an_image_that_cannot_be_pulled(make: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = make(image="rocm/pytorch:absent")
-    source.ask(1)
-    wait_until(lambda: [e for e in source.list() if "ImagePullBackOff: Back-off pulling image" in e.why], "why")
-    (lease,) = source.list()
-    assert lease.state is LeaseState.QUEUED
-    monkeypatch.setattr(leases, "PULL_S", 0.0)
-    assert end_of(source, lease).cause is EndCause.FAILED
-
-
 def test_a_quota_is_quoted_before_and_after(make: Make, cluster: Cluster) -> None:
     cluster.quota(**{"requests.amd.com/gpu": "2"})
     source = make()

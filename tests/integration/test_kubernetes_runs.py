@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.integration.kit import Bench
-from tests.integration.leases import TROUBLE, LeaseBench
+from tests.integration.leases import LeaseBench
 from tests.support.kube import Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -83,28 +83,6 @@ def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
     pool.cluster.fault("revive", first.host)  # the pod of a dead node stays until it is back
     pool.finish(run)
     assert pool.ends()[0].charged
-
-
-@pytest.mark.soak
-def test_an_api_server_that_is_away_for_a_minute_stops_nothing(pool: PodBench) -> None:
-    """A minute by the controller's own word; the workers go on without it, and what they did comes home."""
-    # this cluster takes a node for gone after 8 s without a beat (usual: 40 to 50), an overloaded machine may be slower
-    patched(pool, "from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 60.0\n")
-    run = pool.at_work(6, 2, pool.bench.held(2, 4, until="now"))
-    wait_until(lambda: pool.starts_of(3) and pool.starts_of(4), "both slots have work")
-    pool.fault(pool.expected()[0].lease, TROUBLE)
-    pool.cluster.stop_api()
-    try:
-        pool.bench.release("now")
-        wait_until(lambda: pool.rows() == 4, "the workers go on without it")
-        wait_until(lambda: "pool: the API server" in pool.printed(run), "it has been away for a minute")
-        assert run.poll() is None
-        assert pool.bench.tuned() == 2
-    finally:
-        pool.cluster.start_api()
-    wait_until(lambda: "the scheduler answers again" in pool.printed(run), "it is back")
-    pool.finish(run)
-    assert len(pool.expected()) == 1, "the same pod worked on"
 
 
 KILLED = """\

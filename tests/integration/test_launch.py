@@ -50,29 +50,6 @@ def node(tmp_path: Path) -> Iterator[Node]:
     wait_until(lambda: "running" not in n.states().values(), "all is stopped")
 
 
-def test_start_list_stop(node: Node) -> None:
-    assert node.states() == {"0": "absent", "1": "absent"}
-    node.engine.start(["1"])
-    wait_until(lambda: node.up("1"), "slot 1 runs")
-    assert node.states() == {"0": "absent", "1": "running"}
-    first = node.pid("1")
-    node.engine.start()
-    wait_until(lambda: node.up("0"), "slot 0 runs, too")
-    assert node.pid("1") == first, "what runs is left alone"
-    node.engine.stop()
-    wait_until(lambda: node.states() == {"0": "ended", "1": "ended"}, "both closed their books")
-    events = (node.folder / "events" / "1.jsonl").read_text()
-    assert '"worker_stopped"' in events.splitlines()[-1]
-
-
-def test_a_worker_that_dies_is_started_again(node: Node) -> None:
-    node.engine.start(["0"])
-    wait_until(node.up, "it runs")
-    first = node.pid("0")
-    os.kill(first, signal.SIGKILL)
-    wait_until(lambda: node.up() and node.pid("0") != first, "another runs")
-
-
 def test_a_worker_that_outlives_its_supervisor_is_seen_and_stopped(node: Node) -> None:
     node.engine.start(["0"])
     wait_until(node.up, "it runs")
@@ -104,9 +81,3 @@ def test_a_group_by_hand(node: Node, tmp_path: Path) -> None:
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (node.folder / "attempts" / "byhand-1" / "records.jsonl").exists()
-
-
-def test_usage(node: Node) -> None:
-    done = subprocess.run(["sh", node.folder / "launch.sh", "dance"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("usage:")

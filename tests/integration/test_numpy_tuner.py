@@ -36,14 +36,3 @@ def test_tuned_by_a_process_of_this_machine(bench: Bench, site: Path) -> None:
     (code,) = (p for p in (bench.node() / "code").iterdir() if (p / "worker").is_dir())
     assert (code / "gemmfleet_numpy" / "__init__.py").is_file()
     assert "numpy = gemmfleet_numpy:SPEC" in (code / "gemmfleet_numpy-0.dist-info" / "entry_points.txt").read_text()
-
-
-def test_its_options_are_checked_before_the_start(bench: Bench, site: Path) -> None:
-    bench.site.append(site)
-    bench.shapes(groups=1)
-    args = (str(bench.shapes_csv), "-i", str(bench.inventory), "--tuner", "numpy")
-    wrong = bench.run("tune", *args, "-O", "repeats=0")
-    assert (wrong.code, wrong.err) == (2, "error: repeats is 0, not a whole number from 1 to 1000\n")
-    foreign = bench.run("tune", *args, "--warmup", "3")
-    assert (foreign.code, foreign.err) == (2, "error: --warmup: for the tuner aiter only, and this is numpy\n")
-    assert not bench.runs.exists()

@@ -108,19 +108,3 @@ def test_a_killed_controller_is_followed_by_one_that_takes_the_lease_over(pool: 
     assert pool.listed == n
     assert len({e.lease for e in pool.expected()}) == 1, "the same lease worked on"
     assert pool.jobs() == []
-
-
-@pytest.mark.soak
-def test_a_scheduler_that_is_away_for_a_minute_stops_nothing(pool: SlurmBench) -> None:
-    """A minute by the controller's own word; the nodes work on meanwhile."""
-    run = pool.at_work(6, 2, pool.bench.held(2, 4, until="now"))
-    pool.cluster.stop_controller()
-    pool.bench.release("now")
-    wait_until(lambda: pool.bench.tuned() == 4, "the work goes on")
-    wait_until(lambda: "the scheduler does not answer" in pool.printed(run), "it has been away for a minute")
-    assert run.poll() is None
-    pool.cluster.start_controller()
-    wait_until(lambda: "the scheduler answers again" in pool.printed(run), "it is back")
-    assert len(pool.running()) == 1
-    pool.finish(run)
-    assert len(pool.expected()) == 1, "the same lease worked on"

@@ -9,9 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from orchestrator.transport import RemoteFile, SshTransport, UnreachableError
-from orchestrator.transport.ssh.link import SshChannel
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S
 
 pytestmark = pytest.mark.system
 
@@ -65,31 +64,6 @@ def test_beside_a_stream_one_session_is_enough(fleet: LightFleet, connect: Conne
         t.put(f"{home}/work", {"a": RemoteFile(b"%d" % i)})
         assert t.run(["cat", f"{home}/work/a"]).out == b"%d" % i
     stream.close()
-
-
-def test_a_command_that_has_ended_takes_no_more_input(fleet: LightFleet, connect: Connect) -> None:
-    stream = connect(fleet.add()).open(["true"])
-    assert stream.read(1) == b""
-    assert isinstance(stream, SshChannel)
-    wait_until(lambda: stream.ended, "the node closed it, too")
-    with pytest.raises(ConnectionError):
-        stream.send(b"x")
-
-
-def test_after_a_cut_every_call_says_so(fleet: LightFleet, connect: Connect) -> None:
-    node = fleet.add()
-    t = connect(node)
-    c = t.open(["cat"])
-    threading.Timer(0.2, node.drop).start()
-    assert c.read(10) == b""
-    for call in (
-        lambda: t.run(["true"]),
-        lambda: t.put("/tmp/none", {"a": RemoteFile(b"")}),
-        lambda: t.rename("/tmp/none/a", "/tmp/none/b"),
-        lambda: t.open(["true"]),
-    ):
-        with pytest.raises(UnreachableError, match="the connection broke"):
-            call()
 
 
 def test_connect_waits_for_a_server_that_comes_back(fleet: LightFleet, connect: Connect) -> None:

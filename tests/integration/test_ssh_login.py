@@ -51,24 +51,6 @@ def who(t: SshTransport) -> str:
 # --- host keys --------------------------------------------------------------------------------------------------------
 
 
-def test_an_unknown_host_key_is_refused_with_the_way_out(fleet: LightFleet) -> None:
-    node = fleet.add(known=False)
-    with pytest.raises(HostKeyError) as e:
-        transport(fleet, node).connect()
-    shown = subprocess.run(["ssh-keygen", "-lf", node.host_key()], capture_output=True, text=True, check=True)
-    text = str(e.value)
-    assert shown.stdout.split()[1] in text
-    assert node.known_name in text
-    assert str(fleet.known_hosts) in text
-    assert f"ssh-keyscan -p {node.port} {node.address} >>{fleet.known_hosts}" in text
-    assert "--accept-new-host-keys" in text
-    assert "Accepted" not in node.log
-    # the way out works
-    command = f"ssh-keyscan -t ed25519 -p {node.port} {node.address} >>{fleet.known_hosts}"
-    subprocess.run(["sh", "-c", command], check=True, stderr=subprocess.DEVNULL)
-    assert fleet.user in who(transport(fleet, node))
-
-
 @pytest.mark.parametrize("known", ["ed25519", "ecdsa", "rsa"])
 def test_the_host_shows_the_kind_of_key_that_is_known(fleet: LightFleet, known: str) -> None:
     node = fleet.add(key_types=("rsa", "ecdsa", "ed25519"), known=False)
@@ -117,20 +99,6 @@ def test_what_is_behind_a_jump_host_may_be_refused_or_forbidden(fleet: LightFlee
     t = transport(fleet, node, proxy_jump=f"{shut.address}:{shut.port}", connect_timeout=REFUSED_S)
     with pytest.raises(UnreachableError, match="AllowTcpForwarding"):
         t.connect()
-
-
-def test_a_link_cut_at_the_jump_host_breaks_the_connection(fleet: LightFleet) -> None:
-    jump, node = fleet.add(), fleet.add()
-    t = transport(fleet, node, proxy_jump=f"{jump.address}:{jump.port}")
-    t.connect()
-    c = t.open(["cat"])
-    jump.drop()
-    assert c.read(1) == b""
-    assert "the connection broke" in c.error()
-    t.connect()
-    assert t.run(["echo", "x"]).out == b"x\n"
-    jump.pause()
-    t.close()
 
 
 # --- keys to log in with ----------------------------------------------------------------------------------------------

@@ -10,14 +10,10 @@ log. Like containerd it ends the input of a command whose connection broke, and 
 CONFIG is a JSON file (`Settings`). Faults come as lines on standard input, each answered by a line:
 
     kill NODE      its processes are gone, it beats no more, connections break
-    silence NODE   its processes run on, but nothing gets in or out
     revive NODE    it is back; after `kill`, its pods have failed
     evict POD      as under memory pressure
-    oom POD        its container is killed as out of memory
     cut POD        the connections of exec break
     freeze POD     the connections of exec carry nothing any more
-
-An image whose name ends with ":absent" cannot be pulled.
 """
 
 from __future__ import annotations
@@ -285,22 +281,12 @@ class Kubelets:
     async def live(self, pod: Pod) -> None:
         """A pod from its binding to its removal."""
         if not pod.deleting:
-            if pod.container["image"].endswith(":absent"):
-                await self.pull_in_vain(pod)
-            else:
-                await self.contain(pod)
+            await self.contain(pod)
         while not pod.deleting or pod.node.down:
             await self.change(pod)
         await self.end(pod)
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
         await self.insist(self.core.delete_namespaced_pod, pod.name, pod.namespace, body=options)
-
-    async def pull_in_vain(self, pod: Pod) -> None:
-        words = f'rpc error: code = NotFound desc = failed to pull image "{pod.container["image"]}": not found'
-        await self.report(pod, "Pending", {"waiting": {"reason": "ErrImagePull", "message": words}})
-        await asyncio.sleep(1.0)
-        words = f'Back-off pulling image "{pod.container["image"]}"'
-        await self.report(pod, "Pending", {"waiting": {"reason": "ImagePullBackOff", "message": words}})
 
     async def contain(self, pod: Pod) -> None:
         """Run its container until that ends or must end."""
@@ -354,7 +340,7 @@ class Kubelets:
     async def end(self, pod: Pod) -> None:
         """End its processes: the first gets SIGTERM and the grace period."""
         process = pod.process
-        if process is not None and process.returncode is None and not (pod.fault and pod.fault[2] == "OOMKilled"):
+        if process is not None and process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()
             with contextlib.suppress(TimeoutError):
@@ -373,7 +359,7 @@ class Kubelets:
     # --- faults ----------------------------------------------------------------------------------------------------
 
     async def fault(self, verb: str, name: str) -> str:
-        if verb in ("kill", "silence", "revive") and name in self.nodes:
+        if verb in ("kill", "revive") and name in self.nodes:
             await self.node_fault(verb, self.nodes[name])
             return "ok"
         pod = next((p for p in self.pods.values() if p.name == name), None)
@@ -381,8 +367,6 @@ class Kubelets:
             return f"there is no {name}"
         if verb == "evict":
             pod.fault = ("Evicted", "The node was low on resource: memory. ", "Error")
-        elif verb == "oom":
-            pod.fault = ("", "", "OOMKilled")
         elif verb == "cut":
             for connection in list(pod.connections):
                 connection.abort()
@@ -400,13 +384,10 @@ class Kubelets:
         pods = [p for p in self.pods.values() if p.node is node]
         node.down = verb != "revive"
         for pod in pods:
-            pod.frozen = verb == "silence"
-            for connection in list(pod.connections):
-                if verb == "kill":
-                    connection.abort()
-                elif not connection.is_closing():
-                    connection.pause_reading()
+            pod.frozen = False
             if verb == "kill":
+                for connection in list(pod.connections):
+                    connection.abort()
                 pod.fault = ("", "", "Error")
                 await asyncio.to_thread(kill_all, pod.uid)
             pod.changed.set()

@@ -1,4 +1,4 @@
-"""Mishaps of a run on three nodes, drawn from a seed: for tests/fleet, and with `make soak` for real nodes.
+"""Mishaps of a run on three nodes, drawn from a seed: for tests/fleet/test_chaos.py.
 
 One node (`haven`) always comes back at once, and there is a way to tune every innocent shape.
 """

@@ -373,7 +373,7 @@ class Cluster:
     # --- faults ----------------------------------------------------------------------------------------------------
 
     def fault(self, verb: str, name: str) -> None:
-        """kill, silence or revive of a node; evict, oom, cut or freeze of a pod (tests/standins/kubelet.py)."""
+        """kill or revive of a node; evict, cut or freeze of a pod (tests/standins/kubelet.py)."""
         process = self._processes["kubelets"]
         assert process.stdin is not None
         process.stdin.write(f"{verb} {name}\n")

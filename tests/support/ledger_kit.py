@@ -53,11 +53,6 @@ def per_node(ledger: LedgerReader) -> dict[str, tuple[int, int]]:
     return out
 
 
-def tuned_times(ledger: LedgerReader) -> list[float]:
-    """Times at which the tuned shapes were settled, ascending."""
-    return sorted(s.settled_at for s in ledger.shapes("tuned") if s.settled_at is not None)
-
-
 class Run:
     """A ledger with groups, and a worker on node n1 (or another) that says what a test wants.
 

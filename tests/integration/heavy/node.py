@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.integration.heavy.outer import HeavyError, Outer
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import PATIENCE_S
 
 PORT = 22
 REPAIR = r"""
 while iptables -w -D INPUT -i eth0 -j DROP 2>/dev/null; do :; done
 while iptables -w -D OUTPUT -o eth0 -j DROP 2>/dev/null; do :; done
-rm -f /data/.filler /data/.filler2
 if ! { [ -s /run/node-sshd ] && kill -0 "$(cat /run/node-sshd)"; } 2>/dev/null; then
     rm -f /run/node-sshd; kill -USR2 1; until [ -s /run/node-sshd ]; do sleep 0.02; done
 fi
@@ -24,7 +23,7 @@ if ! kill -CONT "$(cat /run/node-dockerd)" 2>/dev/null; then
     rm -f /run/docker.pid; kill -USR1 1; until docker info >/dev/null 2>&1; do sleep 0.05; done
 fi
 """
-"""Undoes what is done below to links, sshd, engine and disk."""
+"""Undoes what is done below to links, sshd and engine."""
 
 
 @dataclass(frozen=True)
@@ -85,30 +84,13 @@ class HeavyNode:
 
     # --- the whole node ---------------------------------------------------------------------------------------------
 
-    def kill(self) -> None:
-        """Power off, without a word. `revive` brings it back with its disk."""
-        self.sh("rm -f /run/node-ready")  # so that nobody takes the next start for done
-        self.outer.docker("kill", self.container)
-
-    def revive(self) -> None:
-        self.outer.docker("start", self.container)
-        self.wait_ready()
-
     def remove_containers(self, *filters: str) -> None:
         """Remove containers by force, until none is left: one that is being removed is an error for docker rm."""
         found = f"docker ps -aq {' '.join(f'--filter {shlex.quote(f)}' for f in filters)}"
         self.sh(f'while [ -n "$({found})" ]; do {found} | xargs -r docker rm -f >/dev/null 2>&1 || sleep 0.2; done')
 
-    def pause(self) -> None:
-        """Every process of the node stands still; TCP connections stay open."""
-        # the freezer gives up after a moment on a machine that is too busy to stop so many processes
-        wait_until(lambda: self.outer.run(["pause", self.container]).returncode == 0, f"{self.name} stands still")
-
-    def unpause(self) -> None:
-        self.outer.docker("unpause", self.container)
-
     def repair(self) -> None:
-        """Undo all that was done to its links, its sshd, its engine and its disk."""
+        """Undo all that was done to its links, its sshd and its engine."""
         self.wait_ready()
         self.sh(REPAIR)
 
@@ -148,10 +130,6 @@ class HeavyNode:
     def start_dockerd(self) -> None:
         self.sh("rm -f /run/docker.pid; kill -USR1 1; until docker info >/dev/null 2>&1; do sleep 0.05; done")
 
-    def restart_dockerd(self) -> None:
-        self.stop_dockerd()
-        self.start_dockerd()
-
     def stall_dockerd(self) -> None:
         """Docker takes connections and answers nothing."""
         self.sh('kill -STOP "$(cat /run/node-dockerd)"')
@@ -162,21 +140,6 @@ class HeavyNode:
     def kill_worker(self, container: str, signal: str = "KILL") -> None:
         """Kill the first process of a container from outside, which Docker sees as its death."""
         self.sh(f"kill -{signal} \"$(docker inspect -f '{{{{.State.Pid}}}}' {shlex.quote(container)})\"")
-
-    # --- its disk -------------------------------------------------------------------------------------------------
-
-    def fill_disk(self, leave: int = 0) -> None:
-        """Fill /data but for `leave` bytes."""
-        self.sh(
-            "cd /data && rm -f .filler && free=$(($(stat -f -c '%a * %S' .))) && "
-            f"fallocate -l $((free - {leave} > 0 ? free - {leave} : 1)) .filler 2>/dev/null || "
-            "dd if=/dev/zero of=.filler bs=64k 2>/dev/null; true"
-        )
-        if leave == 0:
-            self.sh("dd if=/dev/zero of=/data/.filler2 bs=4k 2>/dev/null; true")
-
-    def free_disk(self) -> None:
-        self.sh("rm -f /data/.filler /data/.filler2")
 
 
 def write_sshd_config(folder: Path, options: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import ProfileRow
 from orchestrator.paths import RunPaths
-from orchestrator.results.bench import RUNBOOK, BenchResults, Result, compared, fastest, long, redacted, results, wide
+from orchestrator.results.bench import BenchResults, Result, compared, fastest, long, redacted, results
 from worker.families import BATCHED
 from worker.protocol.bench import Options, Rule, backends
 
@@ -35,15 +35,6 @@ def rows(lines: Any) -> list[dict[str, Any]]:
     header, *cells = list(lines)
     assert len(set(header)) == len(header)
     return [dict(zip(header, c, strict=True)) for c in cells]
-
-
-def test_the_runbooks_columns_come_first_and_hold_its_backends() -> None:
-    found = [result("torch", 20.0), result("aiter-triton", 10.0), result("aiter-gluon", 0.0, detail="no such file")]
-    (row,) = rows(wide(found, FP4))
-    assert tuple(row)[:7] == RUNBOOK
-    assert (row["triton_us"], row["gluon_us"], row["gluon_tflops"]) == ("10.0000", "0.0", "0.0")
-    assert (row["fastest"], row["torch_us"]) == ("aiter-triton", "20.0000")
-    assert "aiter-triton_us" not in row
 
 
 def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:

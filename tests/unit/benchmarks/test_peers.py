@@ -8,46 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import __main__ as registry
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import tasks
-from benchmarks.peers.callers import (
-    AGAIN,
-    DEPLOY_INSIDE,
-    DEPLOY_WHOLE,
-    PEERS,
-    STATUS_INSIDE,
-    STATUS_WHOLE,
-    PeerError,
-    library_times,
-    timed,
-)
-from benchmarks.peers.environment import REQUIREMENTS, last_error, make, requirements, versions
+from benchmarks.peers.callers import PEERS
+from benchmarks.peers.environment import REQUIREMENTS, make, requirements
 from benchmarks.peers.reach import pack, sizes, take
-from benchmarks.peers.table import OURS, Row, table
+from benchmarks.peers.table import OURS, Row
 from orchestrator.transport import RemoteFile
-
-
-def test_a_cell_has_median_spread_and_times_ours() -> None:
-    row = Row("status", "s", {OURS: [2.0, 1.0, 4.0], "pyinfra": [3.0, 300.0, 25.0], "once": [1.0]})
-    assert row.cell(OURS) == "2.00 s (1.00 to 4.00)"
-    assert row.cell("pyinfra") == "25.0 s (3.00 to 300), 12.5 x"
-    assert row.cell("once") == "1.00 s, 0.50 x"
-    assert row.cell("nobody") == "-"
-
-
-def test_a_peer_that_failed_has_its_reason_in_the_table_and_no_number() -> None:
-    row = Row("deploy", "s", {OURS: [1.0], "Ansible": [3.0]}, {"Ansible": "failed: no space"})
-    text = table([row], {OURS: "1.2", "Ansible": ""})
-    assert text.splitlines() == [
-        "| what | gemmfleet 1.2 | Ansible |",
-        "| --- | ---: | ---: |",
-        "| deploy | 1.00 s | failed: no space |",
-    ]
-
-
-def test_a_row_without_ours_compares_nothing() -> None:
-    assert Row("x", "h", {"even split": [12.0]}).cell("even split") == "12.0 h"
 
 
 def test_every_peer_is_required_once_in_a_pinned_range() -> None:
@@ -55,17 +22,6 @@ def test_every_peer_is_required_once_in_a_pinned_range() -> None:
     assert {p.package for p in PEERS.values()} - {""} | {"hyperqueue"} == set(wanted)
     assert all(">=" in line and ",<" in line for line in wanted.values())
     assert requirements("# a\nx-y >= 1,<2  # why\n\nz\n") == {"x-y": "x-y >= 1,<2", "z": "z"}
-
-
-def test_versions_of_the_peers_are_pips() -> None:
-    listed = [{"name": "Parallel_SSH", "version": "2.16"}, {"name": "pip", "version": "23"}]
-    assert versions(listed, ["parallel-ssh", "pyinfra"]) == {"parallel-ssh": "2.16"}
-
-
-def test_the_reason_is_the_last_line_that_names_an_error_and_fits_a_cell() -> None:
-    assert last_error("WARNING: x\nERROR: No matching | distribution\nhint: y\n") == "ERROR: No matching / distribution"
-    assert last_error("one\ntwo\n") == "two"
-    assert last_error("") == "no output"
 
 
 def test_a_peer_that_pip_cannot_install_is_missing_with_the_reason(
@@ -81,17 +37,6 @@ def test_a_peer_that_pip_cannot_install_is_missing_with_the_reason(
     made = make(environment)
     assert made.versions == {}
     assert "no-such-peer" in made.missing["no-such-peer"]
-
-
-def test_times_of_a_client_leave_the_second_round_out() -> None:
-    assert library_times("status", 3.0, "1.5 0.25\n") == {STATUS_WHOLE: 2.75, STATUS_INSIDE: 1.5, AGAIN: 0.25}
-    assert library_times("deploy", 3.0, "1.5 0.0\n") == {DEPLOY_WHOLE: 3.0, DEPLOY_INSIDE: 1.5}
-
-
-def test_a_command_that_fails_is_a_peers_error() -> None:
-    assert timed([sys.executable, "-c", "print(5)"])[1] == "5\n"
-    with pytest.raises(PeerError, match="failed: error: no route"):
-        timed([sys.executable, "-c", "print('error: no route'); raise SystemExit(4)"])
 
 
 def test_the_tar_of_the_peers_unpacks_into_what_is_compared(tmp_path: Path) -> None:
@@ -135,7 +80,3 @@ def test_a_mistake_is_one_line(words: list[str], why: str, capsys: pytest.Captur
     with pytest.raises(SystemExit):
         peers.main(words)
     assert why in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_it_is_one_of_the_benchmarks() -> None:
-    assert "peers" in registry.BENCHMARKS

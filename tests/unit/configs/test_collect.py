@@ -33,30 +33,6 @@ def of(*rows: tuple[tuple[int, int, int], str]) -> Any:
     return decisions(FAMILY, [(key, {FIELD: text}) for key, text in rows])
 
 
-def test_rows_of_one_bucket_are_one_decision_with_every_m() -> None:
-    found, notes = of(((20, 512, 1024), document(20)), ((48, 512, 1024), document(48)))
-    assert not notes
-    ((place, decision),) = found.items()
-    assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json", "M_LEQ_64")
-    assert decision.values == NEW
-    assert {r.m: r.count for r in decision.measured} == {20: 7, 48: 7, 64: 0}
-    assert [r.old for r in decision.measured if r.m == 64] == [values(16)]
-
-
-def test_the_bounds_own_shape_gives_its_count() -> None:
-    of_bound = document(64, points=[[64, 7.0, 21.0, 16.0, 0.0, 1, ""]])
-    found, _ = of(((20, 512, 1024), document(20)), ((64, 512, 1024), of_bound))
-    (decision,) = found.values()
-    assert [r.count for r in decision.measured if r.m == 64] == [7]
-
-
-def test_what_a_fused_operator_takes_is_a_row_of_its_own() -> None:
-    points = [[20, 7.0, 21.0, 16.0, 0.0, 1, operator] for operator in ("", "fused_x")]
-    found, _ = of(((20, 512, 1024), document(20, points=points)))
-    (decision,) = found.values()
-    assert [r.caller for r in decision.measured] == ["", "fused_x"]
-
-
 def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
     found, _ = of(
         *(((20, n, 1024), json.dumps({**json.loads(document(20)), "default": True})) for n in (512, 256))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.triton_configs.resolve import ConfigFileError, bound_of, changed, parse, read, written
+from worker.triton_configs.resolve import ConfigFileError, changed, parse, read
 
 
 @pytest.mark.parametrize(
@@ -36,18 +36,3 @@ def test_a_change_keeps_indent_order_unknown_keys_and_end(indent: str, end: str)
     file = parse(text)
     assert changed(file, file.buckets) == text
     assert changed(file, {"M_LEQ_64": {"b": 2, "a": None}}) == text.replace('"b": 1', '"b": 2')
-
-
-def test_new_buckets_get_their_place() -> None:
-    file = parse('{"_note": 1, "M_LEQ_64": {}, "M_GEQ_4096": {}, "any": {}}')
-    text = changed(file, {"M_LEQ_8": {"x": 1}, "M_LEQ_128": {}, "M_GEQ_256": {}, "any": {}})
-    assert list(parse(text).document) == ["_note", "M_LEQ_8", "M_LEQ_64", "M_LEQ_128", "M_GEQ_256", "M_GEQ_4096", "any"]
-    assert list(parse(written({"any": {}, "M_LEQ_16": {}, "M_LEQ_8": {}})).document) == ["M_LEQ_8", "M_LEQ_16", "any"]
-
-
-def test_lines_of_keys_and_bounds_of_buckets() -> None:
-    file = parse('{\n"any": {},\n"M_LEQ_8": {}\n}')
-    assert (file.line("any"), file.line("M_LEQ_8"), file.line("M_LEQ_1")) == (2, 3, 0)
-    assert (bound_of("M_GEQ_32"), bound_of("any")) == (("GEQ", 32), ("any", 0))
-    with pytest.raises(ValueError, match="'M_LEQ_08' is no bucket"):
-        bound_of("M_LEQ_08")

@@ -86,25 +86,6 @@ class TestWhatIsWritten:
             "_note": "mine", "M_LEQ_16": values(8), "M_LEQ_64": values(16), "any": values(2),
         }  # fmt: skip
 
-    def test_it_lies_where_the_default_that_counts_lies(self, tmp_path: Path) -> None:
-        folder = "gfx950/triton/gemm/gemm_a16w16"
-        root = tree(tmp_path / "tree", {DEFAULT: {"any": values(1)}, f"{folder}/DEFAULT.json": SHIPPED})
-        merge(winners(tmp_path / "run", WON, [{}]), root)
-        assert f"{folder}/GEMM-A16W16-N=512-K=1024.json" in text_of(root)
-        assert f"gemm/{OWN}" not in text_of(root)
-
-    def test_a_batched_shape_gets_a_file_of_its_b(self, tmp_path: Path) -> None:
-        name = "gfx950-BATCHED_GEMM-A16W16"
-        files = {f"gemm/{name}.json": {"any": values(1)}, f"gemm/{name}-N=512-K=1024.json": {"any": values(32)}}
-        root = tree(tmp_path / "tree", files)
-        own = f"{name}-B=4-N=512-K=1024.json"
-        run = winners(
-            tmp_path / "run", {own: {"any": values(16)}}, [{"B": 4, "bucket": "any", "M": 5000}], "batched_bf16"
-        )
-        merge(run, root)
-        document = json.loads(text_of(root)[f"gemm/{own}"])
-        assert document == {"M_LEQ_4096": values(32), "any": values(16)}
-
     def test_a_second_merge_of_the_same_run_changes_nothing(self, root: Path, tmp_path: Path) -> None:
         run = winners(tmp_path / "run", WON, [{}])
         merge(run, root)
@@ -113,13 +94,6 @@ class TestWhatIsWritten:
         assert not again.changes
         assert "in the tree already" in again.notes[0]
         assert text_of(root) == before
-
-    def test_only_what_a_bucket_proves_moves(self) -> None:
-        old = {"M_LEQ_256": {"a": 1}, "any": {"a": 2}}
-        three = {"a": 3}
-        assert laid_out(old, {"M_LEQ_256": three}, BOUNDS) == {**old, "M_LEQ_256": three, "M_LEQ_64": {"a": 1}}
-        assert laid_out(old, {"any": three}, BOUNDS) == {**old, "M_LEQ_512": {"a": 2}, "any": three}
-        assert laid_out(old, {"M_LEQ_512": three}, BOUNDS) == {**old, "M_LEQ_512": three}
 
     @given(
         st.fixed_dictionaries(
@@ -139,11 +113,6 @@ class TestWhatIsWritten:
         for m in range(1, 600):
             mine = next((f"M_LEQ_{x}" for x in BOUNDS if m <= x), "any")
             assert new[bucket_for(new, m, BOUNDS)] == won.get(mine, old[bucket_for(old, m, BOUNDS)])
-
-    def test_what_no_bucket_can_hold_is_refused(self) -> None:
-        old = {"M_GEQ_256": {"a": 1}, "any": {"a": 2}}
-        with pytest.raises(ValueError, match="M=65 would get another config"):
-            laid_out(old, {"M_LEQ_512": {"a": 3}}, BOUNDS)
 
 
 class TestWhatIsRefused:

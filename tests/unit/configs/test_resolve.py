@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.config_tree import FLAT, FOLDERS, NESTED, NO_FALLBACK, tree, values
-from worker.triton_configs.kinds import BY_CONFIG, BY_NAME, KINDS, kinds_of
+from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, Resolver, bucket_for, ranges, read_loader
 
 NAME = "GEMM-A16W16"
@@ -112,10 +112,3 @@ class TestTheBucket:
         module.parent.mkdir(parents=True)
         module.write_text('def f(M):\n    return get_gemm_config("GEMM-A16W16", M, bounds=(8, 320))\n')
         assert Resolver(tmp_path, "gfx950").bounds(kind) == (8, 320)
-
-
-def test_names_of_kinds_and_of_their_files_are_unique() -> None:
-    assert len(BY_NAME) == len(BY_CONFIG) == len(KINDS)
-    assert [k.name for k in kinds_of("a4w4_blockscale")] == ["a4w4"]
-    assert [k.name for k in kinds_of("a4w4_preshuffle")] == ["a4w4_preshuffle"]
-    assert not kinds_of("fmoe")

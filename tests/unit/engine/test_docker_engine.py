@@ -165,10 +165,7 @@ def test_a_pinned_slot_gets_its_cores_and_a_legal_host_name() -> None:
         ({"Status": "running", "ExitCode": 0}, WorkerState("3", "running")),
         ({"Status": "restarting", "ExitCode": 1}, WorkerState("3", "running")),
         ({"Status": "exited", "ExitCode": 0}, WorkerState("3", "ended", 0)),
-        (
-            {"Status": "exited", "ExitCode": 137, "OOMKilled": True},
-            WorkerState("3", "ended", 137, True, 9),
-        ),
+        ({"Status": "exited", "ExitCode": 137, "OOMKilled": True}, WorkerState("3", "ended", 137, True, 9)),
         ({"Status": "exited", "ExitCode": 139}, WorkerState("3", "ended", 139, False, 11)),
         ({"Status": "exited", "ExitCode": 255}, WorkerState("3", "ended", 255)),
         ({"Status": "created"}, WorkerState("3", "ended")),

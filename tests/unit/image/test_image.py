@@ -16,7 +16,6 @@ from orchestrator.cli.app import app
 from orchestrator.errors import EngineError, InputError
 from orchestrator.families import get_family
 from orchestrator.image.build import Recipe
-from orchestrator.templating import quoted
 
 
 def recipe(**kw: Any) -> Recipe:
@@ -85,10 +84,6 @@ def test_a_secret_is_never_repeated() -> None:
     with pytest.raises(InputError) as e:
         recipe(repo="https://me:hunter2@h/aiter.git")
     assert "hunter2" not in str(e.value)
-
-
-def test_quoted_for_a_dockerfile() -> None:
-    assert quoted('a"b\\c$HOME') == '"a\\"b\\\\c\\$HOME"'
 
 
 def image(*args: str) -> str:

@@ -9,7 +9,6 @@ import pytest
 
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import MAX_BYTES, Inventory, limit, load_inventory
-from tests.paths import ROOT
 from tests.support.inventory_page import PAGE, with_tables
 from worker import registry
 
@@ -34,13 +33,6 @@ def faults_of(tmp_path: Path, data: bytes | str) -> list[str]:
     assert e.value.exit_code == 2
     assert all(f.startswith(name) and f.isprintable() for f in e.value.faults)
     return [f.removeprefix(name).strip() for f in e.value.faults]
-
-
-def test_local_yaml() -> None:
-    inventory = load_inventory(ROOT / "inventories" / "local.yaml")
-    assert (inventory.family, inventory.tuner) == ("a16w16", "torch")
-    (node,) = inventory.nodes.values()
-    assert (node.name, node.transport, node.engine, node.gpus) == ("local", "local", "process", "auto")
 
 
 def test_defaults_are_merged_in(tmp_path: Path) -> None:
@@ -152,10 +144,7 @@ def test_wrong_option(tmp_path: Path, option: str, says: str) -> None:
     [
         ("family: a16w61", "family: 'a16w61' is not legal; did you mean a16w16? (legal: a16w16,"),
         ("family: 3", "family: must be text"),
-        (
-            "tuner: trch",
-            "tuner: 'trch' is not legal; did you mean torch? (legal: aiter, aiter-triton, replay, torch)",
-        ),
+        ("tuner: trch", "tuner: 'trch' is not legal; did you mean torch? (legal: aiter, aiter-triton, replay, torch)"),
         ("tunar: torch", "tunar: unknown key; did you mean tuner?"),
     ],
 )

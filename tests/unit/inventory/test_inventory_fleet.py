@@ -35,49 +35,6 @@ def faults_of(tmp_path: Path, text: str) -> list[str]:
 SSH = "nodes:\n  n:\n    transport: ssh\n    engine: docker\n    image: i\n    "
 
 
-def test_a_remote_node_in_full(tmp_path: Path) -> None:
-    node = load(tmp_path, """\
-nodes:
-  n:
-    transport: ssh
-    host: gpu-1.example.com
-    port: 2222
-    user: ${env:U}
-    identity: ~/.ssh/${env:KEY}
-    proxy_jump: me@jump-1.example.com:22,jump-2
-    engine: docker
-    image: ${env:REGISTRY}/rocm/atom@sha256:0123
-    gpus: 8
-    workdir: /scratch/${env:U}
-    results: /mnt/results
-    python: /opt/venv/bin/python
-    gfx: gfx950
-    cu_num: 256
-    numa: [0, 0, 0, 0, 1, 1, 1, 1]
-    docker:
-      devices: [/dev/kfd, /dev/dri, "/dev/a:/dev/b:rw"]
-      group_add: [auto, 44, render]
-      cap_add: [SYS_PTRACE]
-      security_opt: [seccomp=unconfined, "label:disable"]
-      shm_size: 16G
-      ipc: host
-      network: host
-      volumes: [/data:/data:ro, "${env:DATA}:/d", cache:/c]
-      env: {TOKEN: "${env:TOKEN}"}
-      pull: never
-      docker_command: [sudo, -n, docker]
-      user: "1000:1000"
-      memory: 200g
-""")["n"]  # fmt: skip
-    assert node.docker.group_add == ("auto", "44", "render")
-    assert node.docker.docker_command == ("sudo", "-n", "docker")
-    assert (node.user, node.docker.volumes[1]) == ("${env:U}", "${env:DATA}:/d")
-    assert {p: node.origin(p).rpartition(":")[2] for p in node.origins} == {
-        "name": "2", "user": "6", "identity": "7", "image": "10", "workdir": "12",
-        "docker.volumes.1": "26", "docker.env.TOKEN": "27",
-    }  # fmt: skip
-
-
 def test_what_containers_get_where_nothing_is_said(tmp_path: Path) -> None:
     docker = load(tmp_path, SSH.rstrip())["n"].docker
     assert (docker.network, docker.ipc, docker.security_opt, docker.cap_add) == ("none", "private", (), ())

@@ -279,16 +279,6 @@ def test_queued_leases_are_reported_once_and_those_no_longer_wanted_given_back(s
     assert nodes.all.events.count(ended) == 1
 
 
-def test_leases_that_end_before_they_are_ready_end_the_requests(start: Callable[..., Nodes]) -> None:
-    nodes = start(made, scheduler=Scheduler())
-    for i in range(1, MAX_FAILURES + 1):
-        wait_until(lambda i=i: nodes.turn() and str(i) in nodes.scheduler.leases, "another is requested")  # type: ignore[misc]
-        nodes.scheduler.end(str(i), EndCause.FAILED, f"reason {i}")
-    wait_until(lambda: nodes.told("never ready: reason 3"), "three in a row are enough")
-    assert len(nodes.scheduler.requests) == MAX_FAILURES
-    wait_until(lambda: nodes.turn() and not nodes.leased.coming, "nothing is awaited")
-
-
 def test_refused_requests_are_repeated_while_there_is_another_lease(start: Callable[..., Nodes]) -> None:
     nodes = start(made, scheduler=Scheduler(), most=2)
     nodes.leased._set_wanted = lambda policy: None  # type: ignore[method-assign]
@@ -334,14 +324,6 @@ def test_leases_of_an_earlier_controller_are_taken_over_or_ended(start: Callable
     assert nodes.node() == "pool-1"
     assert sum(isinstance(e, ev.LeaseEnded) for e in nodes.all.events) == 2
     assert not scheduler.requests, "one is enough"
-
-
-def test_the_end_gives_everything_back_or_leaves_it(start: Callable[..., Nodes]) -> None:
-    for release in (False, True):
-        nodes = start(made, scheduler=Scheduler())
-        wait_until(lambda nodes=nodes: nodes.turn() and nodes.scheduler.leases, "one is queued")  # type: ignore[misc]
-        assert nodes.leased.close(release=release) == []
-        assert (nodes.scheduler.held() == []) is release
 
 
 # --- the number of leases ---------------------------------------------------------------------------------------------

@@ -133,11 +133,6 @@ def test_what_a_template_must_not_set_is_named_with_its_way_out(template: dict[s
     assert any(fault in f for f in template_faults(template))
 
 
-def test_a_template_of_what_may_be_set_has_no_fault() -> None:
-    sidecar = {"name": "sidecar", "image": "busybox", "command": ["sleep", "1"]}
-    assert not template_faults({"metadata": {"labels": {"a": "b"}}, "spec": {"containers": [{"env": []}, sidecar]}})
-
-
 # --- what the state of one means ------------------------------------------------------------------------------------
 
 

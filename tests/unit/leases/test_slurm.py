@@ -164,9 +164,7 @@ def test_a_job_that_is_queued_again_is_another_lease(login: Login) -> None:
 
 def test_findings_without_a_lease(login: Login) -> None:
     login.answers["sbatch"] = Completed(0, b"", b"sbatch: Job 3 to start at 14:20 on nodes g1\n")
-    assert [str(f) for f in source(login, gpus=8).check()] == [
-        "Job 3 to start at 14:20 on nodes g1",
-    ]
+    assert [str(f) for f in source(login, gpus=8).check()] == ["Job 3 to start at 14:20 on nodes g1"]
     assert "--test-only" in login.calls[-1]
     for request, about, level in (
         ({"partition": "none"}, "partition", "unusable"),

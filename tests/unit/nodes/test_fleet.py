@@ -165,12 +165,6 @@ def test_messages_that_are_kept_have_the_references_back(private: NodePlan) -> N
     assert masker({"a": "plain"})(said) == said
 
 
-def test_nothing_is_pinned_where_numa_is_none(tmp_path: Path) -> None:
-    for numa, pinned in (("auto", True), ("none", False)):
-        p = plan(tmp_path, f"{DOCKER}, gpus: 4, numa: {numa}")
-        assert (b"--cpuset-cpus" in node_files(p, RUN, "torch", {}, 1.0)["container.sh"].data) is pinned
-
-
 def test_private_values_are_for_the_start_alone(private: NodePlan) -> None:
     assert private.env == {"PLAIN": "1", "ALSO": "2"}
     assert node_plan.private_env(private) == {
@@ -186,20 +180,12 @@ def test_a_variable_that_is_missing_when_it_is_used(private: NodePlan, monkeypat
         node_plan.transport_of(private)
 
 
-def test_nothing_private_asks_for_nothing(tmp_path: Path) -> None:
-    assert node_plan.private_env(plan(tmp_path, "env: {A: b}", None)) == {}
-    p = plan(tmp_path, DOCKER)
-    assert p.docker is not None
-    assert (p.docker.private, p.docker.private_lines()) == (False, [])
-
-
 # --- asking -------------------------------------------------------------------------------------------------------
 
 
 def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path) -> None:
     inventory = load(
-        tmp_path,
-        f"nodes:\n  here: {{workdir: {tmp_path}/w}}\n  gone: {{transport: ssh, host: 127.0.0.1, port: 1}}\n",
+        tmp_path, f"nodes:\n  here: {{workdir: {tmp_path}/w}}\n  gone: {{transport: ssh, host: 127.0.0.1, port: 1}}\n"
     )
     heard: list[str] = []
     reports = check_nodes(inventory.nodes.values(), answered=lambda r: heard.append(r.node))
@@ -221,10 +207,7 @@ def test_variables_that_are_not_set_are_the_users_mistake(tmp_path: Path, monkey
     (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
     heard: list[object] = []
     asked = RunRequest(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay")
-    for ask in (
-        lambda: check_nodes(inventory.nodes.values(), answered=heard.append),
-        lambda: prepare(asked),
-    ):
+    for ask in (lambda: check_nodes(inventory.nodes.values(), answered=heard.append), lambda: prepare(asked)):
         with pytest.raises(InventoryError) as told:
             ask()
         assert told.value.exit_code == 2
@@ -248,11 +231,6 @@ def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:
 
 
 # --- the worker's cores -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("text", "cores"), [("0", {0}), ("0-2,7", {0, 1, 2, 7}), (" 3-3\n", {3})])
-def test_core_lists(text: str, cores: set[int]) -> None:
-    assert cores_of(text) == cores
 
 
 @pytest.mark.parametrize("text", ["", "x", "2-1", "-1", "0-999999999", "1,,2", "1;2"])

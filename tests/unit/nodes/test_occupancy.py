@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.node_registry import NodeRegistry
-from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LeftOutError
 from orchestrator.inventory import Node
@@ -21,7 +18,6 @@ from orchestrator.nodes.occupancy import NodeAdmission, gpus_of, mode_of, occupa
 from orchestrator.transport import Completed, LocalTransport
 from orchestrator.transport.local import ProcessChannel
 from tests.support.health_kit import put, unfold
-from tests.waiting import PATIENCE_S
 
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
 
@@ -91,12 +87,6 @@ def test_living_workers_of_other_runs() -> None:
     assert ids(facts, ()) == ["run cpu"]
 
 
-def test_a_worker_is_named_once() -> None:
-    facts = NodeFacts({}, containers=(container(run="x", slot="0"),), locks={"held": ("x/n/cores",)})
-    assert ids(facts, ()) == ["container c"]
-    assert occupants_text(occupants(facts, (), "mine")) == "container c (worker of run x)"
-
-
 def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     root = unfold("mi355x", tmp_path)
     for number, gpu in ((2, 100), (3, 200)):
@@ -156,18 +146,6 @@ def test_waiting_ends_when_they_are_done_and_says_only_what_is_new() -> None:
     assert [w for _, w in told[:2]] == ["container a (img)", "container b (img)"]
 
 
-def test_waiting_ends_at_once_when_the_run_does() -> None:
-    site, closing = Site(["a"] * 100_000), threading.Event()
-    waiter = NodeAdmission(site, site, "wait", b"", lambda facts: (0,), "mine", first_s=1e6)  # type: ignore[arg-type]
-    thread = threading.Thread(target=waiter, args=(closing, lambda doing, why: None))
-    thread.start()
-    while not site.asked:
-        time.sleep(0.001)
-    closing.set()
-    thread.join(PATIENCE_S)
-    assert not thread.is_alive()
-
-
 @pytest.mark.parametrize("mode", ["wait", "skip", "share"])
 def test_a_free_node_and_one_that_works_for_us_pass_in_silence(mode: str) -> None:
     for site, asked in ((Site([]), 1), (Site(["a"]), 0)):
@@ -185,37 +163,6 @@ def test_skip_and_share() -> None:
     assert told == [("share", "container a (img)"), ("skip", "container a (img)")]
 
 
-def test_of_two_gates_one_lets_its_run_in_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a real lock; the second says for whom it waits, and goes on when the first is through."""
-
-    class Free(Site):
-        open = LocalTransport.open
-
-    def make(run: str) -> NodeAdmission:
-        site = Free([])
-        place, none = str(tmp_path / "lock"), lambda facts: (0,)
-        return NodeAdmission(site, site, "wait", b"", none, run, first_s=0.01, place=place)  # type: ignore[arg-type]
-
-    told: list[tuple[str, str]] = []
-    through, ended = threading.Event(), threading.Event()
-
-    def second() -> None:
-        with make("b")(ended, lambda *x: told.append(x)):
-            through.set()
-
-    monkeypatch.setattr("orchestrator.nodes.occupancy.TURN_S", 0)
-    thread = threading.Thread(target=second, daemon=True)
-    with make("a")(ended, lambda *x: told.append(x)):
-        thread.start()
-        while not told:
-            assert not through.is_set()
-            time.sleep(0.001)
-        assert told == [("wait", "another run is starting its workers there")]
-    assert through.wait(60)
-    thread.join(60)
-    assert [doing for doing, _ in told] == ["wait", "free"]
-
-
 def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def take(seconds: int) -> AbstractContextManager[str]:
         monkeypatch.setattr("orchestrator.nodes.occupancy.TURN_S", seconds)
@@ -227,31 +174,3 @@ def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.Mon
             assert other == "theirs"
     with take(30) as third:
         assert third == "ours"
-
-
-def test_patience_does_not_run_while_a_node_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1000.0]
-    monkeypatch.setattr(time, "time", lambda: now[0])
-    roll = NodeRegistry(Timeouts(lost=5.0, never_up=5.0, starting=5.0))
-
-    class Driver:
-        node = "n"
-
-        def start(self) -> None:
-            """Nothing to start."""
-
-    roll.start(Driver())  # type: ignore[arg-type]
-    assert not roll.node_occupied("n", "wait", "x")  # it never worked: nothing is lost
-    now[0] += 100
-    assert list(roll.give_up()) == []
-    assert (roll.coming, roll.hopeless) == ({"n"}, False)
-    roll.node_occupied("n", "free", "")
-    assert list(roll.give_up()) == []
-    now[0] += 6
-    assert list(roll.give_up()) == [("n", "not up yet")]
-    roll.arrived("n", 1)
-    assert roll.node_occupied("n", "wait", "x")  # it worked, and its workers are gone
-    assert not roll.node_occupied("n", "wait", "y")
-    assert roll.node_occupied("n", "skip", "y")
-    assert (roll.coming, roll.hopeless) == (set(), True)
-    assert roll.details() == ["  n: occupied: y"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.results.measurements import layout
-from orchestrator.tables.backends import KNOWN, backend_name, label, legal_name, order
-from worker.families import BACKENDS, FAMILIES
+from orchestrator.tables.backends import backend_name, legal_name
+from worker.families import FAMILIES
 
 A4W4, A8W8 = FAMILIES["a4w4_blockscale"], FAMILIES["a8w8"]
 
@@ -21,20 +21,6 @@ def test_triton_is_aiters_but_for_rows_of_the_tuner_that_is_gone() -> None:
     assert [w.backend for w in wide] == ["aiter-triton", "aiter-gluon", "mine"]
 
 
-def test_libtype_counts_before_the_name_and_the_name_before_the_number() -> None:
-    assert backend_name(A4W4.name, "_ZN5aiter_x", "3", "CK") == "ck"
-    assert backend_name(A4W4.name, "_ZN5aiter_x", "3", "odd") == "asm"
-    assert [backend_name(A4W4.name, "", n) for n in ("19", "20", "x")] == ["ck", "asm", "unknown"]
-    assert (backend_name(A8W8.name), backend_name(A8W8.name, "", "", "cublaslt")) == ("ck", "cublaslt")
-
-
 def test_names_of_columns_become_backends_only_where_they_are_names() -> None:
     assert legal_name("Triton") == "triton"
     assert [legal_name(n) for n in ("", "a b", "x'; --", "a" * 30, "\x1b[1m")] == [None] * 5
-
-
-def test_order_and_labels() -> None:
-    shown = sorted(["unknown", "torch", "mine", "asm", "ck", "aiter-triton", "aiter-gluon"], key=order)
-    assert shown == ["asm", "ck", "aiter-gluon", "aiter-triton", "torch", "mine", "unknown"]
-    assert (label("cktile"), label("mine")) == ("CK-Tile", "mine")
-    assert set(BACKENDS) < set(KNOWN)

@@ -92,18 +92,6 @@ def test_names_with_wildcards_and_quotes_are_only_names(tmp_path: Path) -> None:
     assert asm_us(analyse(path)) == asm_us(analyse(folder)) == 8.0
 
 
-def test_bad_lines_are_found_among_many_good_ones_and_counted(tmp_path: Path) -> None:
-    """A line too short and one too long in turn: the commas of both together are those of two good ones."""
-    good = [a4w4(8.0)] * 2500
-    path = fp4(tmp_path, *good, *["1,2", a4w4(1.0) + ",1" * 9] * 2000, *good)
-    table = analyse(path)
-    assert (asm_us(table), table["inputs"][0]["rows"], table["left_out"]["malformed"]) == (8.0, 5000, 4000)
-    assert any(
-        f"{path}:2502: 4,000 lines are not rows" in n and "line 2502, 2503, 2504, 2505, 2506, ...)" in n
-        for n in table["notes"]
-    )
-
-
 def test_sources_are_never_written(tmp_path: Path) -> None:
     path = fp4(tmp_path, a4w4(8.0))
     before = path.read_bytes()

@@ -30,12 +30,6 @@ def test_the_fastest_valid_row_of_each_backend_counts_and_the_rest_is_counted(tm
     assert table["inputs"][0]["rows"] == len(rows)
 
 
-def test_the_error_limit_is_the_users(tmp_path: Path) -> None:
-    path = write(tmp_path / "fp4_profile_a.csv", A4W4, [a4w4(8.0), a4w4(4.0, err=0.09)])
-    assert only(analyse(path, err_ratio=0.1))["backends"]["asm"]["us"] == 4.0
-    assert only(analyse(path))["backends"]["asm"]["us"] == 8.0
-
-
 def test_headers_of_every_date_are_read_by_name(tmp_path: Path) -> None:
     folder = tmp_path / "r"
     folder.mkdir()

@@ -97,12 +97,6 @@ def test_the_terminal_is_never_overrun_and_no_figure_is_cut(folder: Path, width:
         assert shown in text
 
 
-def test_a_pipe_gets_whole_lines_without_colour(folder: Path) -> None:
-    text = run(folder)
-    assert "\x1b" not in text
-    assert "no backend   7x512x1024\n" in text
-
-
 def test_mistakes_are_told(folder: Path) -> None:
     for args, says in (
         (["nothing/there.csv"], "no such file"),

@@ -22,7 +22,6 @@ from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.gain import gains, noise_note
 from orchestrator.shapes import Shape
 from orchestrator.tables.merge import merge
-from orchestrator.tables.write import no_formula
 from orchestrator.userfiles import write_atomic
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from tests.support.tables_kit import read_newcomers, winners
@@ -147,10 +146,6 @@ def test_a16w16_columns_are_named_as_aiter_names_them(tmp_path: Path) -> None:
         assert (tuned["solidx"], tuned["err_ratio"], tuned["bias"]) == ("7", "0.0", "False")
 
 
-def test_the_gain_is_over_the_median_candidate(run: Run) -> None:
-    assert gains(run.ledger, [1, 2, 3])[2] == pytest.approx((30.0 + 11.0) / 2 / 10.0)
-
-
 def test_a_winner_alone_has_no_gain_to_show(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         run.send("g0002-1")
@@ -188,13 +183,6 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
     many = noise_note([f"s{i}" for i in range(6)])
     assert many.startswith("6 winners are noisy")
     assert "(s0, s1, s2, s3 and 2 more); tune them again" in many
-
-
-@pytest.mark.parametrize("text", ["=1", "+1", "-x", "@x"])
-def test_text_that_looks_like_a_formula_is_made_text(text: str) -> None:
-    assert no_formula(text) == "'" + text
-    assert no_formula("a" + text) == "a" + text
-    assert no_formula("") == ""
 
 
 def test_a_file_is_whole_or_as_before(tmp_path: Path) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
+from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
 from tests.paths import ROOT
 from tests.unit.worker.test_families import TABLES
 from worker.families import FAMILIES, Family
@@ -25,16 +24,6 @@ def read(tmp_path: Path, data: bytes | str, family: str = "a4w4_blockscale") -> 
 
 def keys(found: ShapeList) -> list[tuple[int | str, ...]]:
     return [s.key for s in found.shapes]
-
-
-def test_plain_list(tmp_path: Path) -> None:
-    data = "M,N,K\n1,2,32\n3,4,64\n"
-    found = read(tmp_path, data)
-    assert found.shapes == [Shape(1, (1, 2, 32)), Shape(2, (3, 4, 64))]
-    assert found.notes == []
-    assert found.sha256 == hashlib.sha256(data.encode()).hexdigest()
-    assert found.source == str(tmp_path / "s.csv")
-    assert found.shapes[1].key_dict(A4W4) == {"M": 3, "N": 4, "K": 64}
 
 
 @pytest.mark.parametrize(

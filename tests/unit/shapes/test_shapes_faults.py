@@ -10,7 +10,7 @@ import pytest
 from orchestrator.errors import ShapesError
 from orchestrator.families import get_family
 from orchestrator.shapes import MAX_BYTES, read_shapes
-from orchestrator.tables.faults import MAX_FAULTS, shown
+from orchestrator.tables.faults import MAX_FAULTS
 
 
 def faults(path: Path, family: str = "a16w16") -> list[str]:
@@ -180,12 +180,6 @@ def test_control_characters_are_never_echoed(tmp_path: Path) -> None:
     assert len(e.value.faults) == 3
     assert all(f.isprintable() for f in e.value.faults)
     assert r"\x1b[31mred.csv" in e.value.faults[0]
-
-
-def test_shown() -> None:
-    assert shown("a\x1bb\udcff") == r"'a\x1bb\xff'"
-    assert shown("it's") == '"it\'s"'
-    assert shown("x" * 100) == "'" + "x" * 40 + "...'"
 
 
 def test_many_faults_are_counted(tmp_path: Path) -> None:

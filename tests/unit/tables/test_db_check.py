@@ -14,7 +14,6 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.tables.check import check
 from orchestrator.tables.kinds import kind_of
-from orchestrator.tables.rules import RowRules, half_digit, written_in_tb
 from tests.unit.tables.test_tuned_db import HEADER, SHIPPED
 from worker.families import FAMILIES
 
@@ -96,18 +95,6 @@ def test_rows_that_are_routed_to_triton_are_aiter_s(tmp_path: Path) -> None:
     assert kind_of({"kernelName": "gluon"}) == "aiter"
 
 
-def test_a_bandwidth_in_tb_is_distinguished_from_one_in_gb() -> None:
-    """M 1, N 2048, K 7168 in 9.6 us, as two of AITER's tables have it, and the same as its tuner writes it."""
-    row = {"us": "9.6", "M": "1", "N": "2048", "K": "7168"}
-    assert [written_in_tb({**row, "bw": bw}) for bw in ("1.53", "1530.2", "0", "Null", "")] == [True, *[False] * 4]
-    assert not written_in_tb({**row, "M": "x", "bw": "1.53"})
-    assert not written_in_tb({"us": "9.6", "token": "1", "bw": "1.53"})
-    slow = {"us": "5.0", "M": "1", "N": "128", "K": "128", "bw": "3.38"}  # a tiny shape moves so little
-    assert not written_in_tb(slow)
-    batched = {"us": "9.6", "B": "16", "M": "1", "N": "128", "K": "7168", "bw": "1.53"}
-    assert written_in_tb(batched)
-
-
 def test_an_import_counts_rows_in_tb(tmp_path: Path) -> None:
     path = table(tmp_path, good(100, bw="0.0033"), good(7))
     done = cli("merge", path, "--into", tmp_path / "db.csv")
@@ -125,13 +112,6 @@ def test_cells_that_aiter_evaluates_are_held_to_a_list(tmp_path: Path) -> None:
     path = table(tmp_path, *rows, name=family.tuned_csv, header=header)
     assert found(path) == [("eval", "error"), ("spelling", "warning")]
     assert "a8w8_tuned_gemm.csv:4: q_dtype_w is" in cli("check", path).stdout
-
-
-def test_tflops_may_be_off_by_half_a_printed_digit() -> None:
-    assert [half_digit(t) for t in ("1.25", "3", "0.0", "1.5e-05")] == [0.005, 0.5, 0.05, 5e-7]
-    rules = RowRules(get_family("a8w8_blockscale"), tuple(HEADER.split(",")))
-    tiny = good(1, 10.0, tflops="0.00")  # 0.0016
-    assert not list(rules(tiny.split(",")))
 
 
 def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from orchestrator.tables.build import Build
 from orchestrator.tables.check import check, verdict_of
 from orchestrator.tables.tuned import file_order
 from tests.support.aiterbuild import ASM, CK, CK2, CORE, OLD_CORE, tree
-from tests.support.aitercheckout import A4W4, BLOCKSCALE, TILE, line, text, untuned
+from tests.support.aitercheckout import A4W4, BLOCKSCALE, line, text, untuned
 
 BF16 = get_family("a16w16")
 NAME = "x_a4w4_blockscale_tuned_gemm.csv"
@@ -183,14 +183,6 @@ def test_a_package_that_dispatch_imports_has_to_be_in_the_image(tmp_path: Path, 
     assert verdict(whole=True) == "unsafe"
     (root / "flydsl").mkdir()
     assert verdict(whole=True) == "safe"
-
-
-def test_compiled_kernels_of_a_family_with_libtypes(tmp_path: Path, root: Path) -> None:
-    path = table(
-        tmp_path, line(BLOCKSCALE, M=1, libtype="cktile", kernelName=TILE), name=f"x_{BLOCKSCALE.tuned_csv}",
-        of=BLOCKSCALE,
-    )  # fmt: skip
-    assert [p["rule"] for p in problems(path, root)] == ["build: rebuild"]
 
 
 def test_what_cannot_be_read_is_unsafe(tmp_path: Path, root: Path) -> None:

@@ -24,7 +24,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables import journal as versions
 from orchestrator.tables.merge import MergeReport, merge
-from orchestrator.tables.policy import Newcomer, Policy, Time, decide, identity
+from orchestrator.tables.policy import Newcomer, Policy, Time, decide
 from orchestrator.tables.records import read_records, records_path
 from orchestrator.tables.sources import open_sources
 from tests.paths import ROOT
@@ -83,14 +83,6 @@ def test_the_judge(
 ) -> None:
     v = decide(old, new_time, is_key=True, rival=rival, policy=policy)
     assert (v.action, v.judged) == (action, judged)
-
-
-def test_a_kernel_is_the_same_in_tables_of_every_date() -> None:
-    with_type = {"libtype": "ck", "kernelName": "a8w8_blockscale_1x128", "splitK": "0"}
-    old = {"kernelName": "a8w8_blockscale_1x128", "splitK": "0.0", "kernelId": "7"}
-    assert identity(with_type, A8W8.name) == identity(old, A8W8.name)
-    assert identity({**old, "splitK": "2"}, A8W8.name) != identity(old, A8W8.name)
-    assert identity({"kernelName": "Null"}, A8W8.name) is None
 
 
 def test_each_row_says_what_it_was_judged_by(tmp_path: Path) -> None:
@@ -408,21 +400,3 @@ def test_a_table_of_another_family_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "run"
     empty.mkdir()
     assert "holds no tuned.csv" in str(cli("merge", empty, "--into", db).exception)
-
-
-def test_old_headers_are_filled_from_cu_num_and_keep_their_columns(tmp_path: Path) -> None:
-    db = tmp_path / "a4w4_blockscale_tuned_gemm.csv"
-    db.write_text("cu_num,M,N,K,kernelId,splitK,us,kernelName\n256,1,64,128,3,0,10.0,a4w4_blockscale_a\n")
-    newer = tmp_path / "new_a4w4_blockscale_tuned_gemm.csv"
-    newer.write_text(
-        "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
-        "gfx950,256,1,64,128,4,0,5.0,a4w4_blockscale_b,1.0,2.0,0.0\n"
-    )
-    done = cli("merge", newer, "--into", db)
-    assert done.exit_code == 0, done.exception
-    assert "taken as gfx950 because cu_num is 256" in done.stderr
-    assert db.read_text().splitlines() == [
-        "cu_num,M,N,K,kernelId,splitK,us,kernelName", "256,1,64,128,4,0,5.0,a4w4_blockscale_b",
-    ]  # fmt: skip
-    done = cli("merge", db, "--into", newer, "--policy", "replace", "--json")
-    assert "of tables without errRatio: it was not checked" in json.dumps(json.loads(done.stdout)["notes"])

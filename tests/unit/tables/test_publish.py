@@ -17,7 +17,6 @@ from orchestrator.errors import InputError
 from orchestrator.tables import publish as publishing
 from orchestrator.tables.policy import Judged, NewcomerPool, incumbent
 from orchestrator.tables.rules import RowRules
-from orchestrator.tables.tuned import Key
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text
@@ -304,10 +303,3 @@ def test_what_stays_out() -> None:
     assert (untimed.action, untimed.why) == ("kept", "aiter/configs/x.csv:7 has the key, and no time to compare with")
     bad = settled(cells(us=1.0, kernelName=""), owner=cells(us=10.0, kernelName=CK))
     assert (bad.action, bad.why) == ("refused", "kernelName is empty: AITER has nothing to call")
-
-
-def test_lookups_that_find_a_row_by_a_padded_m_are_no_misses() -> None:
-    there: set[Key] = {("gfx950", 256, 32, 64, 128), ("gfx950", 256, 1024, 64, 128)}
-    keys: list[Key] = [("gfx950", 256, m, 64, 128) for m in (32, 17, 600, 33, 5000)]
-    assert publishing.misses(keys, there, A4W4) == 2  # 17 pads to 32, 600 to 1024
-    assert publishing.misses([("gfx942", 256, 32, 64, 128)], there, A4W4) == 1

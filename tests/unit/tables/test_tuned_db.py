@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
-from orchestrator.families import get_family
 from orchestrator.tables import merge as merge_module
 from orchestrator.tables.merge import merge
 from orchestrator.tables.tuned import read_table
@@ -237,13 +236,6 @@ def test_a_table_that_cannot_be_trusted_is_left_alone_and_its_faults_are_named(
     assert not list(tmp_path.glob("*.bak"))
 
 
-def test_a_folder_that_is_not_there_and_a_path_that_is_one(tmp_path: Path) -> None:
-    with pytest.raises(TunedDBError, match=r"there is no folder .*make it first"):
-        merge([new(1, 5.0)], tmp_path / "no" / "db.csv", A8W8)
-    with pytest.raises(TunedDBError, match="is a directory, not a file"):
-        merge([new(1, 5.0)], tmp_path, A8W8)
-
-
 def test_somebody_elses_change_during_the_merge_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = table(tmp_path, line(1, "100.0"))
     theirs = path.read_text() + line(7, "7.0") + "\n"
@@ -278,23 +270,6 @@ def test_a_merge_that_waits_too_long_says_so(tmp_path: Path) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)
         with pytest.raises(TunedDBError, match="another merge is writing"):
             merge([new(1, 5.0)], path, A8W8, lock_wait_s=0.05)
-
-
-def test_a16w16_and_fmoe_speak_their_own_columns(tmp_path: Path) -> None:
-    family = get_family("a16w16")
-    key = {"M": 1, "N": 64, "K": 64, "bias": "FALSE", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
-    row = {"gfx": "cpu-x", "cu_num": 2, **key, "scaleAB": "False", "bpreshuffle": "False", "us": 5.0, "err_ratio": 0.2}
-    path = tmp_path / "bf16.csv"
-    assert merge([row], path, family, err_ratio=0.05).count("rejected") == 1
-    valid = {**row, "err_ratio": 0.01, "solidx": 4, "kernelName": "mm"}
-    report = merge([valid], path, family, err_ratio=0.05)
-    assert report.rows[0].key["bias"] == "False"
-    text = "cpu-x,2,1,64,64,False,torch.bfloat16,torch.bfloat16,False,False,,4,,5.0,mm,0.01,,"
-    assert path.read_text().splitlines()[1] == text
-    fmoe = get_family("fmoe")
-    moe = {c.name: 8 if c.kind == "int" else c.default for c in fmoe.columns} | {"use_g1u1": 1, "doweight_stage1": 0}
-    row = {"gfx": "gfx950", "cu_num": 256, **moe, "us": 9.5, "err1": "0.3%", "kernelName1": "a", "kernelName2": "b"}
-    assert merge([row], tmp_path / "moe.csv", fmoe, err_ratio=0.05).rows[0].new_kernel == "a + b"
 
 
 newcomers = st.lists(

@@ -158,16 +158,6 @@ def test_a_stream_on_which_nothing_comes_for_a_minute_ends(start: Start, monkeyp
     assert "broke (nothing was heard for" in channel.error()
 
 
-def test_closing_wakes_the_reader(start: Start) -> None:
-    async def answer(connection: Any, request: Any) -> None:
-        await connection.receive()
-
-    channel = start(answer)
-    threading.Timer(0.1, channel.close).start()
-    assert channel.read(10) == b""
-    assert channel.error() == "the connection broke (closed)"
-
-
 def test_a_server_that_is_away_is_named_with_the_systems_words() -> None:
     with pytest.raises(UnreachableError, match=r"the API server http://127.0.0.1:1 cannot be reached \(Connection ref"):
         opener_to(1).start("true", time.monotonic() + PATIENCE_S)

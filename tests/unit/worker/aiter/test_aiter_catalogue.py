@@ -9,18 +9,11 @@ import pytest
 
 from tests.paths import ROOT
 from tests.support.known_issues_page import as_markdown
-from worker.families import FAMILIES
-from worker.protocol import SHAPE_VERDICTS, Row
+from worker.protocol import SHAPE_VERDICTS
 from worker.tuners.aiter.known_issue import VERSIONS, KnownIssue
-from worker.tuners.aiter.known_issues import BY_NAME, ISSUES, diagnose, ends_process
-from worker.tuners.aiter.rows import shape_verdict
+from worker.tuners.aiter.known_issues import ISSUES, diagnose, ends_process
 from worker.tuners.aiter.run import ProcessEnd
 
-PROMISED = (
-    "memory_access_fault", "hang", "pool_livelock", "mapping_error", "jit_lock", "missing_asm_list",
-    "column_key_error", "size_mismatch", "unsupported_gemm", "out_of_memory", "bad_argument", "killed",
-    "wrong_results", "no_device", "missing_module",
-)  # fmt: skip
 RUNBOOK = {
     "ASM kernel path", "Column name case", "K-alignment crash", "SSH escaping", "CK-Tile unsupported shapes",
     "Gluon missing in Docker", "Docker `$!` escaping", "N=576 GPU faults", "K=29568 unsupported",
@@ -28,11 +21,6 @@ RUNBOOK = {
 }  # fmt: skip
 """Rows of the table of known issues in the runbook that teams tuned by before."""
 FAULT = "Memory access fault by GPU node-2 (Agent handle: 0x5) on address 0x7f3c2a400000. Reason: Unknown.\n"
-
-
-def test_what_was_promised_is_there() -> None:
-    assert set(PROMISED) <= set(BY_NAME)
-    assert len(BY_NAME) == len(ISSUES)
 
 
 def test_every_row_of_the_runbook_has_an_answer() -> None:
@@ -164,10 +152,3 @@ def test_the_page_is_the_catalogue_and_is_short() -> None:
     assert len(text.split()) <= 2700
     for issue in ISSUES:
         assert f"\n## {issue.name}\n" in text
-
-
-def test_a_shape_that_no_kernel_takes_ends_as_the_catalogue_says() -> None:
-    """The same reason as the verdict on its rows (test_aiter_driver.py watches it come about)."""
-    rows = [Row(us=-1.0, kernelName="k", libtype="ck", status="unsupported")]
-    verdict = shape_verdict(FAMILIES["a8w8"], None, rows, 0.05)
-    assert verdict.reason == BY_NAME["unsupported_gemm"].reason == "no_candidate"

@@ -6,17 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from worker import PACKAGE_PARENT
 from worker.families import FAMILIES
-from worker.tuners.aiter.findings import SHIM, TunerScript
-from worker.tuners.aiter.launch import (
-    aiter_timeout,
-    argv,
-    batch_size,
-    cleared_names,
-    environment,
-    ignored_options,
-)
+from worker.tuners.aiter.findings import TunerScript
+from worker.tuners.aiter.launch import aiter_timeout, argv, batch_size, ignored_options
 from worker.tuners.aiter.spec import Options, tuner_arg_flags
 
 BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
@@ -36,36 +28,6 @@ A4W4 = FAMILIES["a4w4_blockscale"]
 
 def facts(flags: dict[str, str]) -> TunerScript:
     return TunerScript(Path("/t/tune.py"), flags, ("M", "N", "K"))
-
-
-def test_only_flags_that_the_script_has() -> None:
-    options = Options(warmup=7, iters=9, split_k=True, tuner_timeout=100)
-    for flags in (BARE, BASE, NEWEST):
-        words = argv(A4W4, facts(flags), options, FILES, batch=1, err_ratio=0.05)
-        assert {w for w in words if w.startswith("--")} <= set(flags)
-        assert words[:5] == ["/t/tune.py", "--untune_file", "/f/untuned.csv", "--tune_file", "/f/tuned.csv"]
-        assert words[words.index("--mp") + 1] == "1"
-        assert "--all" not in words
-        assert "--sort" not in words
-        assert "--verbose" not in words, "AITER's comparison would raise"
-
-
-def test_gradlib_has_other_names_for_its_files() -> None:
-    flags = {"--input_file": "value", "--tuned_file": "value", "--mp": "value"}
-    words = argv(FAMILIES["a16w16"], facts(flags), Options(), FILES, batch=1, err_ratio=0.05)
-    assert words == [
-        "/t/tune.py", "--input_file", "/f/untuned.csv", "--tuned_file", "/f/tuned.csv", "--mp", "1"
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="has none of --untune_file and --input_file"):
-        argv(A4W4, facts({"--mp": "value"}), Options(), FILES, batch=1, err_ratio=0.05)
-
-
-def test_preshuffle_never_goes_without_both_files() -> None:
-    family = FAMILIES["a8w8_blockscale_bpreshuffle"]
-    words = argv(family, facts({**NEWEST, "--preshuffle": "flag"}), Options(), FILES, batch=1, err_ratio=0.05)
-    assert {"--preshuffle", "--untune_file", "--tune_file"} <= set(words)
-    old = argv(family, facts(BASE), Options(), FILES, batch=1, err_ratio=0.05)  # the script of its own, until 2026-03
-    assert "--preshuffle" not in old
 
 
 @pytest.mark.parametrize(("flags", "batch"), [(BASE, 1), (NEWEST, 4)])
@@ -115,24 +77,3 @@ def test_options_are_checked() -> None:
     with pytest.raises(ValueError, match=r"warmup is -1.*; split_k is 1"):
         Options.parse({"warmup": -1, "split_k": 1})
     assert Options.parse({"tuner_args": ["--a", "b"]}).tuner_args == ("--a", "b")
-
-
-def test_what_would_change_the_result_is_cleared_and_told() -> None:
-    base = {
-        "AITER_CONFIG_GEMM_A4W4": "/x.csv", "AITER_REBUILD": "1", "HIP_ONLINE_TUNING": "1", "AITER_JIT_DIR": "/shared",
-        "PYTHONPATH": f"{PACKAGE_PARENT}:/site", "PATH": "/bin",
-        "GEMMFLEET_CLEARED_ENV": "AITER_CONFIG_FMOE", "TUNE_ONLY": "opus",
-        "GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH": "/llvm/bin",
-    }  # fmt: skip
-    env = environment(base, Path("/aiter"), Path("/slot"), watched=Path("/process"))
-    assert env["PYTHONPATH"] == f"{SHIM}:/aiter:/site"
-    assert env["GEMMFLEET_AITER_WATCH"] == "/process"
-    assert (env["AITER_JIT_DIR"], env["TMPDIR"]) == ("/slot/jit", "/slot/tmp")
-    assert not {"AITER_CONFIG_GEMM_A4W4", "AITER_REBUILD", "HIP_ONLINE_TUNING", "TUNE_ONLY"} & set(env)
-    assert env["GEMM_A4W4_BLOCKWISE_HIP_CLANG_PATH"] == "/llvm/bin"
-    assert {"AITER_CONFIG_GEMM_A4W4", "AITER_CONFIG_FMOE", "AITER_REBUILD", "HIP_ONLINE_TUNING"} <= set(
-        cleared_names(base)
-    )
-    plain = environment({**base, "GEMMFLEET_AITER_WATCH": "/other"}, Path("/aiter"), None)
-    assert not {"GEMMFLEET_AITER_WATCH", "AITER_JIT_DIR"} & set(plain)
-    assert plain["PYTHONPATH"] == "/aiter:/site"

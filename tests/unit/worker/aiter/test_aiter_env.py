@@ -30,19 +30,6 @@ def of(base: dict[str, str], chip: Chip = SLOT) -> dict[str, str]:
     return environment(base, Path("/a"), Path("/slot"), chip=chip)
 
 
-def test_what_the_image_brings_along_gives_way_to_the_slots_own() -> None:
-    env = of(IMAGE)
-    assert (env["GPU_ARCHS"], env["CU_NUM"], env["HOME"]) == ("gfx950", "256", "/h")
-    assert not {"TUNE_MOE_ROUTING_SEED", "AITER_KSPLIT"} & set(env)
-    assert switch_record(SLOT, IMAGE) == {
-        "set": {"GPU_ARCHS": "gfx950", "CU_NUM": "256"},
-        "overridden": {"GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80"},
-        "kept": {},
-    }
-    assert cleared_names(IMAGE) == ["AITER_KSPLIT", "CU_NUM", "GPU_ARCHS", "TUNE_MOE_ROUTING_SEED"]
-    assert switch_warnings(SLOT, IMAGE) == []
-
-
 def test_what_the_inventory_names_wins_with_a_warning() -> None:
     base = {
         **IMAGE,

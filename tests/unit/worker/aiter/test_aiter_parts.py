@@ -21,7 +21,7 @@ from tests.waiting import wait_until
 from worker.agent.attempt import MessageCheck
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
-from worker.process import Child, OutputLog, Splitter
+from worker.process import Child, OutputLog
 from worker.protocol import NodeConfig, ProtocolError, Spec, SpecShape, TableKernel
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
 from worker.tuners.aiter.blocklist import LeftOut, chosen_candidates
@@ -236,14 +236,6 @@ def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path, program: st
     else:
         leader.stop(0.2)
     assert (leader.members(), leader.returncode) == ({}, -9)
-
-
-def test_lines_come_in_pieces() -> None:
-    split = Splitter()
-    assert split.feed(b"one\ntw") == ["one"]
-    assert split.feed(b"o\r50%\rthree") == ["two", "50%"]
-    assert split.feed(b"\n") == ["three"]
-    assert len(split.feed(b"x" * 70_000)) == 1
 
 
 # --- on the node --------------------------------------------------------------------------------------------------

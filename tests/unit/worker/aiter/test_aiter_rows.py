@@ -15,7 +15,6 @@ from worker.tuners.aiter.rows import (
     ShapeKeys,
     Tables,
     best_row,
-    read_cells,
     shape_verdict,
     step_row,
     to_row,
@@ -35,13 +34,6 @@ def row(us: float, err: float = 0.0, name: str = "k", libtype: str = "ck", statu
     return Row(us=us, errRatio=err, kernelName=name, libtype=libtype, status=status)
 
 
-def test_a_row() -> None:
-    assert to_row(A4W4, cells(GOOD), 0.05) == {
-        "us": 12.5, "kernelName": "a4w4_blockscale_x", "libtype": "ck", "kernelId": 3, "splitK": 0, "tflops": 1.34,
-        "bw": 95.2, "errRatio": 0.01, "status": "ok", "detail": "",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("us", "err", "status"),
     [
@@ -59,22 +51,6 @@ def test_what_aiter_writes_for_a_failed_candidate(us: str, err: str, status: str
     assert made["status"] == status
     assert (made["us"] > 0) == (status in ("ok", "wrong"))
     assert made["kernelName"] == ""
-
-
-def test_columns_by_name_whatever_their_order_and_spaces(tmp_path: Path) -> None:
-    path = tmp_path / "t.csv"
-    path.write_text("B, M,N,K,kernelId,splitK,us,kernelName,errRatio,tflops,bw\n16, 1, 2,3,4,0,5.5, name ,0.01,7,8\n")
-    (read,) = read_cells(path)
-    made = to_row(FAMILIES["batched_bf16"], read, 0.05)
-    assert (read["M"], made["us"], made["errRatio"], made["tflops"], made["kernelName"]) == ("1", 5.5, 0.01, 7, "name")
-
-
-def test_fmoe_keeps_its_stages() -> None:
-    raw = {"block_m": "64", "ksplit": "0", "us1": "3.1", "kernelName1": "moe_ck2stages_a", "err1": "0.3%", "us2": "2",
-           "kernelName2": "moe_ck2stages_b", "err2": "4.0%", "us": "5.1", "run_1stage": "0", "flat": "0"}  # fmt: skip
-    made = to_row(FMOE, raw, 0.1)
-    assert (made["us"], made["errRatio"], made["block_m"], made["kernelName2"]) == (5.1, 0.04, 64, "moe_ck2stages_b")
-    assert (made["err1"], made["status"], made["libtype"]) == ("0.3%", "ok", "ck")
 
 
 def test_half_a_file_counts_for_its_whole_lines(tmp_path: Path) -> None:
@@ -110,27 +86,12 @@ def test_the_best_is_the_fastest_right_one() -> None:
     assert best_row([row(0), row(3, name="")], 0.05) is None
 
 
-def test_aiters_own_winner_stands_where_it_is_sound() -> None:
-    tuned = row(11)
-    assert shape_verdict(A4W4, tuned, [row(10), row(11)], 0.05).winner is tuned
-
-
 @pytest.mark.parametrize("tuned", [None, row(0), row(-1), row(5, 0.3), row(5, name="")])
 def test_a_winner_is_made_of_the_profile_where_aiters_is_not(tuned: Row | None) -> None:
     verdict = shape_verdict(A4W4, tuned, [row(10), row(8), row(7, 0.3, status="wrong")], 0.05)
     assert verdict.winner is not None
     assert verdict.winner["us"] == 8
     assert "chosen among AITER's measured candidates" in verdict.winner["detail"]
-
-
-def test_why_there_is_none() -> None:
-    wrong = shape_verdict(A4W4, None, [row(5, 0.3, status="wrong"), row(6, 0.2, status="wrong"), row(-1)], 0.05)
-    assert (wrong.reason, "least error is 0.2, the limit 0.05" in wrong.detail) == ("wrong_result", True)
-    none = shape_verdict(A4W4, None, [row(-1, status="unsupported"), row(-1, status="error")], 0.05)
-    assert (none.reason, "1 cannot take the shape, 1 crashed" in none.detail) == ("no_candidate", True)
-    assert shape_verdict(A4W4, None, [], 0.05).reason == "no_candidate"
-    chip = shape_verdict(A4W4, None, [], 0.05, chip="tuning is not supported in this chip gfx942")
-    assert chip.reason == "unsupported"
 
 
 def test_fmoe_has_no_winner_where_a_stage_has_no_right_kernel() -> None:
@@ -170,24 +131,6 @@ KEYS = ShapeKeys(("M", "N", "K"), {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 1
 )  # fmt: skip
 def test_the_shape_of_a_record(key: str, shape: int | None) -> None:
     assert KEYS.of_values(tuple(key.split())) == shape
-
-
-def test_the_shape_of_a_line_of_a_table() -> None:
-    assert KEYS.of_cells({"M": "64", "N": "576.0", "K": "7168"}) == 7
-    assert KEYS.of_cells({"M": "65", "N": "576", "K": "7168"}) is None
-    assert KEYS.of_cells({"N": "576", "K": "7168"}) is None, "of two"
-    assert KEYS.of_cells({"us": "1"}) is None
-
-
-def test_text_columns_of_a_key() -> None:
-    columns = ("token", "model_dim", "act_type", "q_type", "doweight_stage1")
-    ours: dict[str, int | str] = {
-        "token": 16, "model_dim": 128, "act_type": "ActivationType.Silu", "q_type": "QuantType.per_128x128",
-        "doweight_stage1": 0,
-    }  # fmt: skip
-    keys = ShapeKeys(columns, {1: ours, 2: {**ours, "token": 32}})
-    for shown in ("ActivationType.Silu", "<ActivationType.Silu: 1>"):
-        assert keys.of_values(("gfx950", "256", "16", "128", shown, "QuantType.per_1x128", "0")) == 1
 
 
 def test_a_key_without_cu_num_is_no_other_shape_s() -> None:

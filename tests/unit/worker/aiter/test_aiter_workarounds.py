@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import subprocess
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 
-from tests.standins.aiter import make_tree
 from tests.support import aitertree
 from tests.support.aitertree import SCRIPT, make
 from worker.aiter_tree.scratch import ScratchTree
@@ -150,53 +144,3 @@ def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
         scratch.write("aiter/../../real/aiter/__init__.py", b"changed\n")
     assert state(tmp_path / "real") == before
     assert (scratch.folder / "aiter/jit/core.py").read_text() == "changed\n"
-
-
-def test_the_trimmed_reference_is_the_padded_one_without_its_padding(tmp_path: Path) -> None:
-    torch = pytest.importorskip("torch")
-    whole = aitertree.A4W4.split("class GemmA4W4Tuner")[0]
-    reference = whole.split("import GemmCommonTuner\n")[1].replace("@ w_f32", "@ w_f32.T")
-    script = aitertree.A4W4.replace(whole, f"import GemmCommonTuner\n{reference}")
-    found = inspect(make(tmp_path / "real", quantiser=UNTRIMMED, script=script))
-    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
-    apply("k_trim", found, scratch)
-    plain, trimmed = (
-        reference_of(tree.scripts[A4W4], tmp_path / f"{name}.py")
-        for name, tree in (("plain", found.tree), ("trimmed", scratch.tree))
-    )
-    x, w = torch.randn(8, 384), torch.randn(16, 384)
-    xs, ws = torch.rand(8, 512), torch.rand(16, 512)
-    with pytest.raises(RuntimeError):
-        plain(x, w, xs, ws)
-    assert torch.equal(trimmed(x, w, xs, ws), (x * xs[:, :384]) @ (w * ws[:, :384]).T)
-    assert torch.equal(trimmed(x, w, xs[:, :384], ws[:, :384]), plain(x, w, xs[:, :384], ws[:, :384]))
-
-
-def reference_of(script: Path, module: Path) -> Callable[..., Any]:
-    """run_torch of a script whose imports are not here."""
-    module.write_text(script.read_text().split("import GemmCommonTuner\n")[1].split("class GemmA4W4Tuner")[0])
-    spec = importlib.util.spec_from_file_location(module.stem, module)
-    assert spec is not None
-    assert spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return cast(Callable[..., Any], loaded.run_torch)
-
-
-def test_aiter_imports_from_the_copy_and_finds_its_lists_there(tmp_path: Path) -> None:
-    tree = make_tree(tmp_path / "real", "runbook")
-    found = inspect(tree.root)
-    scratch, applied = prepare(found, FAMILIES[A4W4], [EVEN], tmp_path / "scratch")
-    assert scratch is not None
-    assert [a["name"] for a in applied] == ["asm_dir_symlink", "tile_column_case"]
-    code = (
-        "import aiter, os; from aiter.jit.core import get_asm_dir; "
-        "print(aiter.__file__); print(os.path.isfile(get_asm_dir() + '/f4gemm/f4gemm_bf16_per1x32Fp4.csv'))"
-    )
-    env = {
-        "PYTHONPATH": f"{scratch.tree.root}:{tree.site}",
-        "PATH": f"{tree.site}/bin:/usr/bin:/bin",
-        "AITER_JIT_DIR": str(tmp_path / "jit"),
-    }
-    out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
-    assert out.stdout.split() == [str(scratch.folder / "aiter/__init__.py"), "True"]

@@ -185,11 +185,7 @@ def test_a_kernel_for_another_triton_is_not_imported(stage: Stage, tmp_path: Pat
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    ("what", "status", "words"),
-    [
-        ("segv", "fault", "SIGSEGV"),
-        ("hang", "timeout", "no sign of progress for 8 s"),
-    ],
+    ("what", "status", "words"), [("segv", "fault", "SIGSEGV"), ("hang", "timeout", "no sign of progress for 8 s")]
 )
 def test_a_fault_is_a_row_and_the_next_shape_gets_a_fresh_process(
     stage: Stage, tmp_path: Path, what: str, status: str, words: str

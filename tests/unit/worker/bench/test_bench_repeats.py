@@ -70,16 +70,3 @@ def test_only_who_does_not_agree_runs_again_and_its_partner_with_it() -> None:
     orders = drive(times, pairs, Rule())
     assert [sorted(o) for o in orders[:3]] == [sorted(times)] * 3
     assert [sorted(o) for o in orders[3:]] == [["g:torch", "t:torch"]] * 2
-
-
-def test_who_drops_out_is_not_asked_again() -> None:
-    taken: dict[str, list[float]] = {"a": [], "b": []}
-    seen = []
-    for order in rounds(taken, {"a": "a", "b": "b"}, Rule(), random.Random(1)):
-        seen.append(sorted(order))
-        for name in order:
-            if name == "b":
-                del taken["b"]
-            else:
-                taken["a"].append(1.0)
-    assert seen == [["a", "b"], ["a"], ["a"]]

@@ -14,10 +14,7 @@ from orchestrator.families import get_family
 from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
 from orchestrator.run.prepare import RunRequest, prepare
-from worker.bench.tuner import BenchTuner
-from worker.protocol import NodePaths
-from worker.protocol.bench import Options, fetch, lodge
-from worker.tuners.base import Place
+from worker.protocol.bench import fetch, lodge
 
 FP4 = get_family("a4w4_blockscale")
 GIVEN = {
@@ -49,14 +46,6 @@ def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:
     (folder / digest).unlink()
     with pytest.raises(ValueError, match="cannot be read"):
         fetch(lodged, folder)
-
-
-def test_the_worker_reads_them_from_the_node_folder(tmp_path: Path) -> None:
-    lodged, texts = lodge({**GIVEN, "backends": ["aiter"]})
-    stored(texts, NodePaths(tmp_path).texts)
-    tuner = BenchTuner()
-    tuner.configure(lodged, Place(tmp_path))
-    assert Options.parse(tuner._raw).table == GIVEN["table"]
 
 
 def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> None:

@@ -69,10 +69,6 @@ def test_a_gpu_that_a_container_may_not_open_is_passed_over(tmp_path: Path) -> N
     assert [r["pci"] for r in survey(root)] == ["0000:85:00.0"]
 
 
-def test_nothing_at_all(tmp_path: Path) -> None:
-    assert health.Gauge({}, tmp_path).read() == {"source": "cpu"}
-
-
 # --- tools --------------------------------------------------------------------------------------------------------
 
 

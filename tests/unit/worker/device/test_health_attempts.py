@@ -84,15 +84,6 @@ def test_the_ledger_keeps_both_readings(tmp_path: Path) -> None:
     assert none.conditions == {}
 
 
-def test_a_repeated_reading_changes_nothing(tmp_path: Path) -> None:
-    with Run(tmp_path) as run:
-        run.send("g0001-1")
-        run.says({**started("g0001-1"), "conditions": {"power_w": 1}})
-        run.says({**started("g0001-1"), "conditions": {"power_w": 2}})
-        attempt = run.ledger.report("g0001-1")
-    assert attempt.conditions == {"before": {"power_w": 1}}
-
-
 @pytest.mark.parametrize("hostile", ["\x1b[31mred", ["x"], 7, None, {}, True])
 def test_conditions_that_are_none_are_dropped(tmp_path: Path, hostile: Any) -> None:
     with Run(tmp_path) as run:

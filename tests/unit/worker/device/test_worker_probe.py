@@ -11,15 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.workernode import REPO, interpreters
-from worker.device.probe import (
-    cpu_gfx,
-    cpu_model,
-    find_gpus,
-    gfx_of_target,
-    identify,
-    parse_nvidia_smi,
-    visible,
-)
+from worker.device.probe import cpu_gfx, cpu_model, find_gpus, gfx_of_target, identify, parse_nvidia_smi, visible
 
 
 @pytest.mark.parametrize(
