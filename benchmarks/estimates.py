@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.ledger import LedgerReader
-from orchestrator.paths import list_runs
-from orchestrator.run.view.reading import costs_of
-from orchestrator.run.view.run_view import RunView
-from orchestrator.run.view.status import time_left
-from orchestrator.shapes import Shape
+from orchestrator.paths import RunConfig, list_runs
+from orchestrator.policy import PolicySettings
+from orchestrator.policy.apply import apply
+from orchestrator.policy.model import State
+from orchestrator.view.status import RunHeader, time_left
 
 Job = list[tuple[int, int, int]]
 SMALL: list[Job] = [
@@ -79,15 +79,15 @@ def measure(tuner: str, number: int, job: Job, folder: Path) -> dict[str, Any]:
 def after_a_third(path: Path) -> tuple[float, float]:
     """(seconds thought to be left a third after the run's start, seconds that were)."""
     with LedgerReader.open_readonly(path) as ledger:
-        view = RunView(costs_of(ledger, [Shape(s.id, s.key) for s in ledger.shapes()]))
+        about = RunHeader.of(ledger, RunConfig.read(path.with_name("run.yaml")), {})
         records = list(ledger.journal_records())
         created, end = float(ledger.meta("created")), float(ledger.meta("ended"))
-    now = created + (end - created) / 3
+    now, state = created + (end - created) / 3, State(PolicySettings())
     for t, record in records:
         if t > now:
             break
-        view.feed(t, record)
-    left = time_left(view, now, driven=True)
+        apply(state, record, t)
+    left = time_left(state, about, now, driven=True)
     return (left.mid_s if left else 0.0), end - now
 
 

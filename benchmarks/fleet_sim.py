@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.fleet_workload import COLD_S, JOBS, Workload, workload
 from orchestrator import events as ev
-from orchestrator.scheduling.model import SlotId
+from orchestrator.policy.model import SlotId
 from tests.simulator.plan import Outage, SimPlan
 from tests.simulator.simulator import Result, simulate
 
@@ -26,9 +26,9 @@ ENOUGH_FAULTS = 3
 """Faults that a shape or slot must have caused before it counts as one that has to be found."""
 
 
-def measure(job: str, seed: int, *, faults: bool) -> dict[str, Any]:
+def measure(job: str, seed: int, *, faults: bool, mixes: bool = True) -> dict[str, Any]:
     """One run: the numbers, and who was accused falsely or not at all."""
-    work = workload(job, seed, faults=faults)
+    work = workload(job, seed, faults=faults, mixes=mixes)
     result = simulate(work.plan)
     bound = lower_bound_s(work.plan, work.guilty, whole=work.whole)
     seen = Blame(work, result)
@@ -112,16 +112,12 @@ class Blame:
         self.spoiled = 0
         for t, r in result.journal:
             match r:
-                case ev.GroupAdded(group, shapes, _):
-                    sizes[group] = len(shapes)
-                case ev.Confirm(child=child):
-                    sizes[child] = 1
-                case ev.Split(_, children, _):
-                    sizes.update((child, len(shapes)) for child, shapes in children)
+                case ev.Send(attempt, shapes=shapes):
+                    sizes[attempt] = len(shapes)
                 case ev.AttemptStarted(attempt, node, slot):
                     places[attempt] = (node, slot)
-                case ev.ShapeTuned(attempt, shape, complete=True) | ev.SettleShape(shape, attempt, confirmed=True) if (
-                    sizes[attempt.rpartition("-")[0]] == 1
+                case ev.ShapeTuned(attempt, shape, (), (), False) | ev.SettleShape(shape, attempt, confirmed=True) if (
+                    sizes[attempt] == 1
                 ):
                     at = sick.get(places[attempt])
                     self.spoiled += bool(at and at.salvage and at.hits(shape, t))
@@ -183,10 +179,12 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--job", choices=JOBS, default=JOBS[0], help="2,000 groups as they are; tables or few: as the planner cuts"
     )
+    parser.add_argument("--apart", action="store_true", help="a process has shapes of one (N, K) only, as aiter's")
     parser.add_argument("--processes", type=int, default=1, help="simulate so many seeds at a time")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
-    one, seeds = partial(measure, args.job, faults=args.faults), range(args.seed, args.seed + args.seeds)
+    one = partial(measure, args.job, faults=args.faults, mixes=not args.apart)
+    seeds = range(args.seed, args.seed + args.seeds)
     if args.processes == 1:
         runs = [one(seed) for seed in seeds]
     else:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from orchestrator.planning.plan import cut
-from orchestrator.scheduling.model import SlotId
+from orchestrator.policy.model import SlotId
 from tests.simulator.plan import Faults, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan, Span
 
 DATA = Path(__file__).parent / "data" / "aiter_winners.csv.gz"
@@ -49,8 +48,9 @@ class Workload:
     """Groups are given: no planner may part them."""
 
 
-def workload(job: str, seed: int, *, faults: bool) -> Workload:
-    """The shapes are the same for every seed; the cost model's errors, slow slots and faults are the seed's."""
+def workload(job: str, seed: int, *, faults: bool, mixes: bool = True) -> Workload:
+    """The shapes are the same for every seed; the cost model's errors, slow slots and faults are the seed's. Not
+    `mixes`: a process has shapes of one group only, as the tuner aiter's."""
     rng = random.Random(f"{job} {seed}")
     kinds = _few() if job == "few" else _tables() if job == "tables" else _two_thousand()
     nodes = {"n01": SLOTS} if job == "few" else {f"n{i:02d}": SLOTS for i in range(1, NODES + 1)}
@@ -59,17 +59,19 @@ def workload(job: str, seed: int, *, faults: bool) -> Workload:
     for kind in kinds:
         off = math.exp(rng.uniform(math.log(0.5), math.log(2.0)))
         guessed.append([(s * off, i) for s, i in kind])
-    if job == "groups":
-        parts = [(SETUP_S + sum(s for s, _ in kind), tuple(i for _, i in kind)) for kind in guessed]
-    else:
-        parts = cut(guessed, SETUP_S, sum(nodes.values()))
     groups = tuple(
-        SimGroup(f"g{n:04d}", ids, tuple(seconds[i] for i in ids), estimate)
-        for n, (estimate, ids) in enumerate(parts, 1)
+        SimGroup(
+            f"g{n:04d}",
+            tuple(i for _, i in kind),
+            tuple(seconds[i] for _, i in kind),
+            sum(s for s, _ in guess),
+            whole=job == "groups",
+        )
+        for n, (kind, guess) in enumerate(zip(kinds, guessed, strict=True), 1)
     )
     places: list[SlotId] = [(n, str(s)) for n, count in nodes.items() for s in range(count)]
     slow = dict.fromkeys(rng.sample(places, round(SLOW_SHARE * len(places))), SLOW)
-    plan = SimPlan(nodes, groups, Faults(), seed, setup_s=SETUP_S, cold_s=COLD_S, slow=slow)
+    plan = SimPlan(nodes, groups, Faults(), seed, setup_s=SETUP_S, cold_s=COLD_S, slow=slow, mixes=mixes)
     if faults:
         plan = with_a_bad_night(plan)
     guilty = frozenset((*plan.faults.poison, *plan.faults.wedges))

@@ -46,7 +46,7 @@ def _gaps(light: LightRun, groups: int) -> list[float]:
     if done.returncode:
         raise SystemExit(done.stdout + done.stderr)
     with bench.ledger() as ledger:
-        sent = {a.id: a.sent_at for a in ledger.attempts()}
+        sent = {a.id: a.sent_at for a in ledger.replayed.attempts.values()}
     gaps = []
     for node in light.nodes:
         for before, ended, attempt, started in _in_turn(light.folder(node)):
@@ -71,11 +71,10 @@ def _in_turn(node_folder: Path) -> Iterator[tuple[str, float, str, float]]:
 def main() -> None:
     """The command line, with a policy that keeps nothing ahead."""
     from orchestrator.cli.main import main as command
+    from orchestrator.policy import Policy, PolicySettings
     from orchestrator.run import drive
-    from orchestrator.scheduling import Policy
-    from orchestrator.scheduling.model import PolicySettings
 
-    settings = PolicySettings(groups_ahead=0, seconds_ahead=0.0)
+    settings = PolicySettings(ahead_s=0.0)
     vars(drive)["Policy"] = functools.partial(Policy, settings)
     command()
 

@@ -36,7 +36,7 @@ class LightRun:
     def busy_slots(self) -> int:
         """Slots with an attempt under way, as the ledger has it."""
         with contextlib.suppress(Exception), self.bench.ledger() as ledger:
-            return sum(a.started_at is not None for a in ledger.attempts(open_only=True))
+            return ledger.replayed.running
         return 0
 
 

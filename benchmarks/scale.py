@@ -146,7 +146,7 @@ def joined(bench: Bench) -> list[float]:
 def figures_of(bench: Bench, size: Size, since: float, seen: dict[str, Any], gaps: list[list[float]]) -> list[Figure]:
     """Figures of one load."""
     with bench.ledger() as ledger:
-        settled = sorted(t for (t,) in ledger.query("SELECT settled_at FROM shapes WHERE state='tuned'"))
+        settled = sorted(s.settled_at or 0.0 for s in ledger.shapes("tuned"))
     up = joined(bench)
     until = since + size.measured_s
     done = sum(since <= t < until for t in settled)
@@ -277,9 +277,8 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     from orchestrator.cli.main import main as command
     from orchestrator.dispatch.timeouts import Timeouts
     from orchestrator.engine import process
+    from orchestrator.policy import Policy, PolicySettings
     from orchestrator.run import drive
-    from orchestrator.scheduling import Policy
-    from orchestrator.scheduling.model import PolicySettings
 
     vars(sqlite3)["connect"] = functools.partial(sqlite3.connect, factory=TimedConnection)
     vars(process)["SPEC"] = replace(process.SPEC, create=StandInEngine)
@@ -287,7 +286,7 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     vars(drive)["NodeDriver"] = BatchedDriver
     vars(drive)["Timeouts"] = functools.partial(Timeouts, starting=600.0, never_up=600.0)
     if not ahead:
-        vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(groups_ahead=0, seconds_ahead=0.0))
+        vars(drive)["Policy"] = functools.partial(Policy, PolicySettings(ahead_s=0.0))
     cpu: list[tuple[float, float, float]] = []
     threading.Thread(target=_sample, args=(cpu,), daemon=True).start()
     sys.argv = ["gemmfleet", *argv]

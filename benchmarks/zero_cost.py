@@ -22,7 +22,7 @@ def run(folder: Path) -> list[Figure]:
     if done.code:
         raise SystemExit(done.out + done.err)
     with bench.ledger() as ledger:
-        attempts = ledger.attempts()
+        attempts = ledger.replayed.attempts.values()
         tuned = sorted(s.settled_at or 0.0 for s in ledger.shapes("tuned"))
     inside = tuned[-1] - min(a.sent_at for a in attempts)
     claims = _claim_gaps(bench)

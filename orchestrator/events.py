@@ -3,7 +3,7 @@
 The ledger's journal holds nothing else.
 
 *Events* are facts from outside (a node joined, an attempt ended). *Decisions* are what the policy makes of
-them (send, split, quarantine). Both are journaled with a time before anything acts on them, and the policy's
+them (send, take back, quarantine). Both are journaled with a time before anything acts on them, and the policy's
 state is a function of that journal alone: replaying it is how `resume` starts.
 
 A change of what a record says gets the ledger's next VERSION (`ledger/database.py`).
@@ -35,14 +35,22 @@ Record = Event | Decision
 
 
 @dataclass(frozen=True, slots=True)
-class GroupAdded(Event):
-    """A group was planned. `shapes` are run-wide shape ids, `cost_s` the estimated seconds on one slot. `value`: groups
-    of a higher one go first, in any unit."""
+class WorkAdded(Event):
+    """Shapes that are to be tuned, in units that may share a process; a unit is never cut.
 
-    group: str
-    shapes: tuple[int, ...]
-    cost_s: float
-    value: float = 0.0
+    `costs_s`: the estimated seconds of each shape, as `units` has them. The lowest `tier` goes first. `alone`: each
+    unit gets a process of its own. Of the whole run: `setup_s`, the estimated seconds before the first shape of a
+    process;
+    `shares_end`: a process may be ended between two shapes, so that idle slots may measure what is left of it.
+    """
+
+    kind: str
+    units: tuple[tuple[int, ...], ...]
+    costs_s: tuple[tuple[float, ...], ...]
+    tier: int = 0
+    alone: bool = False
+    setup_s: float = 0.0
+    shares_end: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +102,10 @@ class NodeExpected(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
-    """A node is deployed and its workers are starting; also after it was lost. Slots become ready by CanaryPassed.
-
-    `host`, `gpus`: as in NodeExpected, where they were not known then.
-    """
+    """A node is deployed and its workers are starting; also after it was lost. Slots become ready by CanaryPassed."""
 
     node: str
     slots: tuple[str, ...]
-    host: str = ""
-    gpus: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,22 +244,21 @@ class ShapeStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShapeTuned(Event):
-    """A valid winner of the shape reached the ledger; settles it if nothing did before and the attempt was complete.
+    """A valid winner of the shape reached the ledger. It settles the shape if it is complete and nothing did before.
 
-    `withheld`: candidates that were left out because they faulted, of these `earlier` before this run; `cut`: and more.
-    An attempt for some candidates only is never complete by itself: SettleShape follows.
+    `withheld`: candidates that were left out because they faulted on this slot alone, of these `earlier` before this
+    run; `cut`: and more.
     """
 
     attempt: str
     shape: int
-    complete: bool = True
-    best: tuple[str, ...] = ()
-    ran: tuple[tuple[str, ...], ...] = ()
     withheld: tuple[tuple[str, ...], ...] = ()
     earlier: tuple[tuple[str, ...], ...] = ()
     cut: bool = False
-    trials: int = 0
-    """Candidates that came to an end without a fault."""
+
+    @property
+    def complete(self) -> bool:
+        return not self.withheld and not self.cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,12 +269,13 @@ class ShapeRefused(Event):
     shape: int
     reason: Reason
     detail: str
-    complete: bool = True
-    ran: tuple[tuple[str, ...], ...] = ()
     withheld: tuple[tuple[str, ...], ...] = ()
     earlier: tuple[tuple[str, ...], ...] = ()
     cut: bool = False
-    trials: int = 0
+
+    @property
+    def complete(self) -> bool:
+        return not self.withheld and not self.cut
 
 
 @dataclass(frozen=True, slots=True)
@@ -299,17 +302,13 @@ class AttemptTaken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Send(Decision):
-    """Put the group into a node's inbox as a new attempt. `slot` None: any slot of the node may claim it.
-
-    `only`: the candidates to be measured of its one shape; (): every one.
-    """
+    """Put these shapes, a group, into a slot's inbox. The group is named by its attempt."""
 
     attempt: str
-    group: str
     node: str
-    slot: str | None
+    slot: str
     seq: int
-    only: tuple[tuple[str, ...], ...] = ()
+    shapes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,23 +317,6 @@ class TakeBack(Decision):
 
     attempt: str
     node: str
-
-
-@dataclass(frozen=True, slots=True)
-class Split(Decision):
-    """The group is replaced by children, (group, shapes) each, which together hold its unsettled shapes."""
-
-    group: str
-    children: tuple[tuple[str, tuple[int, ...]], ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
-class Requeue(Decision):
-    """The group waits for another attempt."""
-
-    group: str
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,20 +331,6 @@ class FailShape(Decision):
 
 
 @dataclass(frozen=True, slots=True)
-class Confirm(Decision):
-    """The shape leaves its group and goes on as `child`, alone, on a slot that is none of `barred`: candidates of it
-    faulted there. `only`: those and the best so far; (): a full attempt. A shape that was settled as unconfirmed is
-    pending again."""
-
-    shape: int
-    group: str
-    child: str
-    only: tuple[tuple[str, ...], ...]
-    barred: tuple[tuple[str, str], ...]
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class SettleShape(Decision):
     """The shape is tuned: the winner of `attempt` is its row. Not `confirmed`: candidates were left out that faulted on
     one slot alone."""
@@ -371,28 +339,6 @@ class SettleShape(Decision):
     attempt: str
     confirmed: bool
     detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChargeSlot(Decision):
-    """Candidates of the shape that faulted on the slot ran elsewhere (on `ran`): evidence against the slot, but for
-    those of `earlier`, which faulted before this run. Its node's worker no longer leaves them out."""
-
-    node: str
-    slot: str
-    shape: int
-    candidates: tuple[tuple[str, ...], ...]
-    earlier: tuple[tuple[str, ...], ...]
-    ran: tuple[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class ConvictCandidates(Decision):
-    """Candidates of the shape faulted on two slots: from now on nobody measures them."""
-
-    shape: int
-    candidates: tuple[tuple[str, ...], ...]
-    places: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -417,12 +363,11 @@ class AskCanary(Decision):
 RECORD_TYPES: dict[str, type[Record]] = {
     c.__name__: c
     for c in (
-        GroupAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
+        WorkAdded, RetryAsked, StopAsked, Resumed, NodeExpected, NodeBusy, NodeJoined, NodeTroubled, NodeLost,
         NodeDraining, LeaseEnded, LeasesQueued, FleetMayGrow, SlotLost,
         CanaryPassed, CanaryFailed, CanaryTimed, AttemptStarted, ShapeStarted, ShapeTuned, ShapeRefused, AttemptEnded,
         AttemptTaken,
-        Send, TakeBack, Split, Requeue, FailShape, Confirm, SettleShape, ChargeSlot, ConvictCandidates, Quarantine,
-        AskCanary,
+        Send, TakeBack, FailShape, SettleShape, Quarantine, AskCanary,
     )
 }  # fmt: skip
 
@@ -439,16 +384,18 @@ def to_json(record: Record) -> str:
 
 def from_json(type_: str, data: str) -> Record:
     """The inverse of `to_json`."""
-    cls = RECORD_TYPES[type_]
-    raw: dict[str, Any] = json.loads(data)
-    return cls(**{k: _value(k, v) for k, v in raw.items()})
+    raw: dict[str, Any] = _decode(data)[0]
+    for name, v in raw.items():  # most values of most records are plain
+        if type(v) is list:
+            raw[name] = _tuples(v)
+        elif name in _REASONS:
+            raw[name] = Reason(v)
+    return RECORD_TYPES[type_](**raw)
 
 
-def _value(name: str, v: Any) -> Any:
-    if name in ("reason", "outcome"):
-        return Reason(v)
-    return _tuples(v)
+_decode = json.JSONDecoder().raw_decode
+_REASONS = ("reason", "outcome")
 
 
-def _tuples(v: Any) -> Any:
-    return tuple(_tuples(x) for x in v) if isinstance(v, list) else v
+def _tuples(v: list[Any]) -> tuple[Any, ...]:
+    return tuple(map(_tuples, v)) if v and type(v[0]) is list else tuple(v)

@@ -144,7 +144,7 @@ def explain(
     """
     from orchestrator.cli.output.terminal import plain
     from orchestrator.paths import find_run, list_runs
-    from orchestrator.run.explain import explain as history_of
+    from orchestrator.view.explain import explain as history_of
 
     # `explain g0001`: a single word that matches no run is a group of the latest run
     if run is not None and what is None and not any(p.run.startswith(run) for p in list_runs(Path(runs))):
@@ -271,7 +271,7 @@ def report(
 
     With --live: the same page from a server, read-only, updated as the run goes on.
     """
-    from orchestrator.analysis.report.page import run_or_folder, write_report
+    from orchestrator.report.page import run_or_folder, write_report
 
     paths = run_or_folder(runs, run)
     if live:
@@ -297,8 +297,8 @@ def report(
 
 
 def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
-    from orchestrator.analysis.report.live_server import PageServer
     from orchestrator.ledger import LedgerReader
+    from orchestrator.report.live_server import PageServer
 
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)

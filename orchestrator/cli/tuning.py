@@ -97,20 +97,20 @@ def show_plan(prepared: Prepared, *, json_: bool) -> None:
 
 
 def headline(plan: Plan) -> str:
-    """Return `28 shapes in 9 groups, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
-    slots = sum(n.slots for n in plan.nodes)
+    """Return `28 shapes, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
+    slots = sum(plan.nodes.values())
     skipped = f", {len(plan.skipped)} skipped" if plan.skipped else ""
     what = f"bench of {plan.family}" if plan.tuner == "bench" else f"{plan.family} with tuner {plan.tuner}"
     return (
         f"{what} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
-        f"{plural(plan.todo, 'shape')} in {plural(len(plan.groups), 'group')}{skipped}, "
+        f"{plural(plan.todo, 'shape')}{skipped}, "
         f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {estimate(plan)}"
     )
 
 
 def estimate(plan: Plan) -> str:
     """Return `about 2 min 05 s`, or with little known `about 20 s to 3 min 00 s; a first guess`."""
-    from orchestrator.run.view.status import left_words
+    from orchestrator.view.words import left_words
 
     words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     words = words if words.startswith("about") else f"about {words}"
@@ -235,7 +235,7 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
-        members = set(ledger.group_shapes(group)) if group else None
+        members = set(ledger.replayed.attempts[group].shapes) if group else None
         failed = [f for f in ledger.failed(reason) if members is None or f.id in members]
         reasons = list(ledger.failures())
     if not failed:
@@ -265,7 +265,7 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
         raise InputError(
             f"--reason {reason!r} is not a reason for which a shape fails{near} (there are: {', '.join(legal)})"
         )
-    groups = [g.id for g in ledger.groups()]
+    groups = list(ledger.replayed.attempts)
     if group is not None and group not in groups:
         near = did_you_mean(group, groups)
         raise InputError(f"run {paths.run} has no group {group!r}{near} ({command(f'explain {paths.run}')} lists them)")

@@ -36,7 +36,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.ledger import Ingest, Ledger
-from orchestrator.scheduling import Policy
+from orchestrator.policy import Policy
 
 TURN_S = 0.03
 """CPU seconds after which a turn begins no further message: decisions are carried out at the end of their turn. Not
@@ -83,7 +83,7 @@ class Controller:
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
         self._reports = NodeReports(spec.run, epoch, ledger, policy, self._registry, ingest, live_status, leases, logs)
-        self._outbox = Outbox(self._registry, policy, spec, keys, epoch, ledger.blocklist_verdicts)
+        self._outbox = Outbox(self._registry, spec, keys, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
         self._newcomers = newcomers or (lambda known: [])
@@ -298,10 +298,15 @@ class Controller:
     # --- the end --------------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
-        """Let the workers finish after the last shape was settled, and read their records to the end."""
+        """Let the workers finish after the last shape was settled, and read their records to the end; but not those
+        that still measure what was settled elsewhere."""
         self._outbox.drain()
-        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left())
+        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left() or self._only_copies())
         self._stop_workers()
+
+    def _only_copies(self) -> bool:
+        left = self._policy.outstanding()
+        return bool(left) and all(len(a.landed) < len(a.shapes) for a in left)
 
     def _stop_workers(self) -> None:
         progress = self._policy.progress()

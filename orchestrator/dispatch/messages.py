@@ -7,7 +7,7 @@ from typing import Protocol
 
 from orchestrator.dispatch.stream import Beat, Chunk
 from orchestrator.events import NodeBusy, NodeTroubled, Record, SlotLost
-from orchestrator.status import RunStatus
+from orchestrator.view.status import RunStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Watcher(Protocol):
 
 
 class JournalObserver(Protocol):
-    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/run/view/status.py)."""
+    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/view/live.py)."""
 
     def feed(self, t: float, record: Record) -> None: ...
     def progress(self, node: str, detail: str) -> None: ...

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator.dispatch.node_registry import NodeRegistry
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
 from orchestrator.ledger import LeftOut
-from orchestrator.scheduling import Policy
-from worker.protocol import ANY_SLOT, BlocklistVerdict, InboxName, Spec, SpecShape, TableKernel
+from worker.protocol import BlocklistVerdict, InboxName, Spec, SpecShape, TableKernel
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class Outbox:
     def __init__(
         self,
         registry: NodeRegistry,
-        policy: Policy,
         spec: SpecOptions,
         keys: Callable[[int], dict[str, int | str]],
         epoch: int,
@@ -41,18 +39,16 @@ class Outbox:
     ) -> None:
         """`verdicts`: of a node, see LedgerReader.blocklist_verdicts."""
         self._verdicts = verdicts
-        self._registry, self._policy, self._spec, self._keys, self._epoch = registry, policy, spec, keys, epoch
+        self._registry, self._spec, self._keys, self._epoch = registry, spec, keys, epoch
         self._names: dict[str, InboxName] = {}
 
     def carry_out(self, decision: Decision) -> None:
         """Carry one decision out; those that concern the state alone need nothing."""
         match decision:
-            case Send(attempt, group, node, slot, seq, only):
-                name = InboxName(seq, slot or ANY_SLOT, attempt)
-                self._names[attempt] = name
-                shapes = tuple(SpecShape(s, self._keys(s)) for s in self._policy.shapes_of(group))
-                spec = self._make_spec(attempt, "group", group, shapes)
-                self._put(node, name, self._with_candidates(spec, node, only))
+            case Send(attempt, node, slot, seq, ids):
+                name = self._names[attempt] = InboxName(seq, slot, attempt)
+                shapes = tuple(SpecShape(s, self._keys(s)) for s in ids)
+                self._put(node, name, self._with_verdicts(self._make_spec(attempt, "group", attempt, shapes), node))
             case TakeBack(attempt, node):
                 known = self._names.get(attempt)
                 if known is not None and node in self._registry.up:
@@ -66,7 +62,7 @@ class Outbox:
         """Make every worker finish its attempt and claim no more; send the blocklist verdicts that no spec carried."""
         for driver in self._registry.reached():
             files = {"control/stop": b"drain\n"}
-            verdicts = self._with_candidates(self._make_spec("verdicts", "canary", "", ()), driver.node, ())
+            verdicts = self._with_verdicts(self._make_spec("verdicts", "canary", "", ()), driver.node)
             if verdicts.refuted or verdicts.confirmed:
                 files = {"control/verdicts.json": verdicts.dumps(), **files}
             driver.put(self._registry.sessions[driver.node], files)
@@ -75,11 +71,9 @@ class Outbox:
         if node in self._registry.up:
             self._registry.drivers[node].put(self._registry.sessions[node], {f"inbox/{name}": spec.dumps()})
 
-    def _with_candidates(self, spec: Spec, node: str, only: tuple[tuple[str, ...], ...]) -> Spec:
-        """The spec with the requested candidates, and the verdicts on those of the node's blocklist."""
+    def _with_verdicts(self, spec: Spec, node: str) -> Spec:
+        """The spec with the verdicts on candidates of the node's blocklist."""
         ran, faulted = self._verdicts(node)
-        if only:
-            spec = replace(spec, only={str(s.id): [list(c) for c in only] for s in spec.shapes})
         if ran or faulted:
             refuted, confirmed = ([_verdict(spec.family, w) for w in which] for which in (ran, faulted))
             spec = replace(spec, refuted=refuted, confirmed=confirmed)

@@ -32,8 +32,8 @@ from orchestrator.events import (
     SlotLost,
 )
 from orchestrator.ledger import Ingest, Ledger
+from orchestrator.policy import Policy
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import Policy
 
 
 class NodeReports:

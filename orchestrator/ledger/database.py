@@ -1,5 +1,8 @@
 """Database file of a ledger: its tables; created, opened, or refused with a way out.
 
+It holds facts alone: the journal, the rows, and what workers said beside them. The state of a run is made of its
+journal (orchestrator/policy).
+
 A change of the tables gets the next VERSION, and a ledger of another version is refused: the version that began a run
 finishes it. Times are epoch seconds of the controller's clock, but `rows.t`, which is the node's.
 """
@@ -22,7 +25,7 @@ from worker.protocol import FIELDS
 
 APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
-VERSION = 6
+VERSION = 7
 """Version of the tables (`PRAGMA user_version`). gemmfleet 0.2 wrote 5."""
 
 
@@ -43,48 +46,26 @@ TABLES = (
     """CREATE TABLE shapes (
         id INTEGER PRIMARY KEY,
         key TEXT NOT NULL UNIQUE,       -- JSON list in the order of the family's key columns
-        state TEXT NOT NULL DEFAULT 'pending' CHECK (state IN ('pending', 'tuned', 'skipped', 'failed')),
-        grp TEXT,                       -- the youngest group that holds it
-        reason TEXT, detail TEXT, confirmed INTEGER,
-        attempt TEXT,                   -- the settling attempt
-        row INTEGER,                    -- the settling row
-        settled_at REAL,
-        CHECK (state <> 'tuned' OR (row IS NOT NULL AND attempt IS NOT NULL)),
-        CHECK (state <> 'failed' OR reason IS NOT NULL)
+        skipped TEXT,                   -- why it is not to be tuned: '' (a table has it) or 'not_worth_it'
+        detail TEXT, skipped_at REAL
     ) STRICT""",
-    "CREATE INDEX shapes_by_state ON shapes (state, settled_at)",
-    """CREATE TABLE groups (
-        id TEXT PRIMARY KEY, parent TEXT, cost_s REAL NOT NULL, added_at REAL,
-        split_at REAL, why TEXT         -- why it was split, or waits
-    ) STRICT""",
-    "CREATE TABLE members (grp TEXT, shape INTEGER, PRIMARY KEY (grp, shape)) STRICT, WITHOUT ROWID",
-    "CREATE INDEX members_by_shape ON members (shape)",
-    """CREATE TABLE attempts (
-        id TEXT PRIMARY KEY, grp TEXT NOT NULL, number INTEGER NOT NULL, node TEXT NOT NULL,
-        slot TEXT,                      -- where it runs; NULL until a worker claims what any slot may take
-        seq INTEGER NOT NULL,
-        sent_at REAL NOT NULL, started_at REAL,
-        lost_at REAL,                   -- its node or slot was given up; NULL again at a sign of life
-        ended_at REAL, outcome TEXT, in_flight INTEGER, exit INTEGER, detail TEXT, seconds REAL, spent TEXT,
-        device TEXT,
-        current INTEGER,                -- the shape in flight, as far as is known
+    # what workers said of their attempts beside the records
+    """CREATE TABLE reports (
+        attempt TEXT PRIMARY KEY, exit INTEGER, spent TEXT, device TEXT,
         conditions TEXT                 -- JSON: {"before": reading, "after": reading} of worker/device/health.py
-    ) STRICT""",
-    "CREATE INDEX attempts_by_group ON attempts (grp)",
-    # looked up at each start of an attempt, and for each spec: neither may read all attempts of the run
-    "CREATE INDEX attempts_open ON attempts (node, slot) WHERE ended_at IS NULL",
-    "CREATE INDEX attempts_begun ON attempts (node, sent_at) WHERE started_at IS NOT NULL",
+    ) STRICT, WITHOUT ROWID""",
     f"""CREATE TABLE rows (
         id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, shape INTEGER NOT NULL,
         node TEXT NOT NULL, slot TEXT NOT NULL,
         t REAL NOT NULL,
-        winner INTEGER NOT NULL,        -- 1: a valid winner; whether it settled the shape says shapes.row
+        winner INTEGER NOT NULL,        -- 1: a valid winner; the first one of its shape's settling attempt settled it
         {", ".join(f"{f.column} {_SQL[f.kind]}" for f in COLUMNS)},
         gfx TEXT NOT NULL, cu_num INTEGER,
         extra TEXT,                     -- JSON: fields without a column of their own
         note TEXT                       -- why a winner was not accepted
     ) STRICT""",
     "CREATE INDEX rows_by_attempt ON rows (attempt, shape)",
+    "CREATE INDEX winners ON rows (attempt, shape) WHERE winner=1",
     *_append_only("rows"),
     """CREATE TABLE slots (
         node TEXT, slot TEXT, info TEXT, device TEXT, PRIMARY KEY (node, slot)
@@ -93,9 +74,6 @@ TABLES = (
         node TEXT, slot TEXT, stream TEXT, offset INTEGER NOT NULL DEFAULT 0,
         bad INTEGER NOT NULL DEFAULT 0, last_bad TEXT,
         PRIMARY KEY (node, slot, stream)
-    ) STRICT, WITHOUT ROWID""",
-    """CREATE TABLE canaries (
-        attempt TEXT PRIMARY KEY, node TEXT NOT NULL, slot TEXT NOT NULL, asked_at REAL NOT NULL
     ) STRICT, WITHOUT ROWID""",
     """CREATE TABLE journal (
         id INTEGER PRIMARY KEY, t REAL NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL
@@ -110,12 +88,9 @@ TABLES = (
         name TEXT NOT NULL, outcome TEXT NOT NULL, detail TEXT NOT NULL,
         source TEXT NOT NULL,           -- attempt: it faulted in it; blocklist: before
         confirmed INTEGER NOT NULL,     -- 1: the blocklist had it from two slots already
-        verdict TEXT CHECK (verdict IN ('ran', 'faulted')),     -- what another slot made of it
-        judged_at REAL,
         PRIMARY KEY (attempt, shape, candidate)
     ) STRICT, WITHOUT ROWID""",
     "CREATE INDEX withheld_by_shape ON withheld (shape)",
-    "CREATE INDEX withheld_judged ON withheld (node, judged_at) WHERE judged_at IS NOT NULL",
 )
 
 BUSY_S = 10.0

@@ -13,17 +13,14 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.ledger import clean
-from orchestrator.ledger.model import Attempt
 from orchestrator.ledger.writer import Ledger, row_values
+from orchestrator.policy.model import Attempt, State
 from orchestrator.reasons import Reason
 from worker.protocol import (
-    MAX_ONLY,
     MAX_RECORD_BYTES,
     OUTCOMES,
     SHAPE_VERDICTS,
     ProtocolError,
-    identities,
-    identity,
     parse_record,
     withheld_list,
 )
@@ -96,13 +93,16 @@ def _shape_of(source: _Source, raw: Mapping[str, Any]) -> int:
 
 
 class Ingest:
-    """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal."""
+    """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal.
 
-    def __init__(self, ledger: Ledger) -> None:
+    `state`: of the run, up to date with the journal.
+    """
+
+    def __init__(self, ledger: Ledger, state: State) -> None:
         from pydantic_core import from_json  # here: who only reads a ledger needs no decoder of records
 
         self._decode = from_json
-        self._ledger = ledger
+        self._ledger, self._state = ledger, state
         self._ends: set[str] = set()
         """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
         self._torn: dict[tuple[str, str], bytes] = {}
@@ -187,16 +187,15 @@ class Ingest:
         source = self._sources.get((node, slot))
         if source is not None and source.attempt.id == name:
             return source
-        known = isinstance(name, str) and _encodable(name)
-        attempt = self._ledger.attempt(str(name)) if known else None
+        attempt = self._state.attempts.get(name) if isinstance(name, str) else None
         if attempt is None:
-            if known and self._ledger.is_canary(str(name)):
+            if isinstance(name, str) and name in self._state.canaries:
                 return None
             raise _Odd(f"unknown attempt {_shown(name)}")
         if attempt.node != node:
             raise _Odd(f"attempt {attempt.id} was not sent to this node")
-        device = {**self._ledger.slot(node, slot).device, **attempt.device}
-        source = _Source(attempt, frozenset(self._ledger.group_shapes(attempt.group)), device)
+        device = {**self._ledger.slot(node, slot).device, **self._ledger.report(attempt.id).device}
+        source = _Source(attempt, frozenset(attempt.shapes), device)
         self._sources[node, slot] = source
         return source
 
@@ -207,9 +206,9 @@ class Ingest:
         attempt = source.attempt
         match raw["type"]:
             case "attempt_started":
-                device = clean.document(raw["device"])
+                device, known = clean.document(raw["device"]), self._ledger.report(attempt.id).device
                 self._ledger.attempt_report(attempt.id, device=device, conditions=_conditions("before", raw))
-                if not attempt.device:
+                if not known:
                     source.device |= device
                 return [*self._overtaken(attempt, slot), ev.AttemptStarted(attempt.id, node, slot)]
             case "attempt_ended":
@@ -222,40 +221,29 @@ class Ingest:
             case "shape_started":
                 return [ev.ShapeStarted(attempt.id, shape)]
             case "shape_tuned":
-                candidates = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._left_out(attempt, shape, slot, raw)
                 if self._row(source, shape, slot, raw, winner=True):
-                    best = () if raw.get("candidate") is None else identity(raw["candidate"])
-                    return [ev.ShapeTuned(attempt.id, shape, best=best, **candidates)]
+                    return [ev.ShapeTuned(attempt.id, shape, **candidates)]
             case "shape_failed":
                 if raw["reason"] not in SHAPE_VERDICTS:
                     raise _Odd(f"reason {_shown(raw['reason'])} is not one of {', '.join(SHAPE_VERDICTS)}")
-                candidates = self._of_candidates(attempt, shape, slot, raw, node)
+                candidates = self._left_out(attempt, shape, slot, raw)
                 reason, detail = Reason(raw["reason"]), clean.text(raw["detail"])
                 return [ev.ShapeRefused(attempt.id, shape, reason, detail, **candidates)]
         return []
 
-    def _of_candidates(
-        self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any], node: str
-    ) -> dict[str, Any]:
-        """Candidates of a shape's end, for its event; those left out are kept. Raise _Odd."""
+    def _left_out(self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any]) -> dict[str, Any]:
+        """Candidates that were left out, for the event of a shape's end; they are kept. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
-            requested = "ran" in raw
-            ran = identities(raw.get("ran", ()), MAX_ONLY, "ran")
-            if raw.get("candidate") is not None:
-                identity(raw["candidate"])
         except ProtocolError as e:
             raise _Odd(str(e)) from e
-        self._ledger.withheld(attempt=attempt.id, shape=shape, node=node, slot=slot, entries=entries)
-        self._put_rows()
+        self._ledger.withheld(attempt=attempt.id, shape=shape, node=attempt.node, slot=slot, entries=entries)
         open_ = [e for e in entries if not e["confirmed"]]
         return {
-            "complete": not (open_ or more or requested),
-            "ran": tuple(ran),
             "withheld": tuple(tuple(e["candidate"]) for e in open_),
             "earlier": tuple(tuple(e["candidate"]) for e in open_ if e["source"] == "blocklist"),
             "cut": more > 0,
-            "trials": len(ran) if requested else self._ledger.trials(attempt.id, shape),
         }
 
     def _row(self, source: _Source, shape: int, slot: str, raw: Mapping[str, Any], *, winner: bool = False) -> bool:
@@ -285,10 +273,14 @@ class Ingest:
 
     def _overtaken(self, attempt: Attempt, slot: str) -> list[ev.Event]:
         """A slot does one attempt at a time: where the end of an earlier one was lost (a torn record), this is it."""
+        known = self._state.slot(attempt.node, slot)
+        earlier = known.running if known is not None else None
+        if earlier in (None, attempt.id) or earlier in self._ends:
+            return []
         return [
-            ev.AttemptEnded(a, Reason.DONE, None, f"its end was not read; the slot went on to {attempt.id}", 0.0)
-            for a in self._ledger.running_on(attempt.node, slot)
-            if a != attempt.id and a not in self._ends
+            ev.AttemptEnded(
+                str(earlier), Reason.DONE, None, f"its end was not read; the slot went on to {attempt.id}", 0.0
+            )
         ]
 
     def _ended(self, source: _Source, raw: Mapping[str, Any]) -> ev.Event:
@@ -306,10 +298,7 @@ class Ingest:
         if raw["outcome"] in OUTCOMES:
             outcome = Reason(raw["outcome"])
         else:
-            outcome, detail = (
-                Reason.ERROR,
-                f"ended as {_shown(raw['outcome'])}, which is no outcome; {detail}",
-            )
+            outcome, detail = Reason.ERROR, f"ended as {_shown(raw['outcome'])}, which is no outcome; {detail}"
         seconds = clean.number(raw["seconds"])
         return ev.AttemptEnded(attempt.id, outcome, flying, detail, max(0.0, seconds or 0.0))
 
@@ -318,7 +307,3 @@ def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] 
     """A reading of worker/device/health.py, which a record may have or not."""
     reading = clean.document(raw.get("conditions"))
     return {when: reading} if reading else None
-
-
-def _encodable(name: str) -> bool:
-    return len(name) <= 80 and name.isascii()

@@ -33,80 +33,40 @@ NOT_WORTH_IT = "not_worth_it"
 
 @dataclass(frozen=True, slots=True)
 class ShapeState:
-    """A requested shape. state: pending, tuned, skipped or failed; `attempt` is the one that settled it.
+    """A requested shape with its key. state: pending, tuned, skipped or failed.
 
-    `confirmed` of a tuned one: False where candidates were left out on the evidence of one slot; None: none were.
+    `attempt` settled it; of a failed shape that none settled, it is the last that began. `confirmed` of a tuned one:
+    False where candidates were left out on the evidence of one slot; None: none were. `node`, `slot`: of the attempt.
+    `attempts` of a failed one: number of those that a worker began.
     """
 
     id: int
     key: tuple[int | str, ...]
     state: str
-    group: str | None
-    reason: str | None
-    detail: str | None
-    confirmed: bool | None
-    attempt: str | None
-    settled_at: float | None
+    reason: str | None = None
+    detail: str = ""
+    confirmed: bool | None = None
+    attempt: str = ""
+    settled_at: float | None = None
+    node: str = ""
+    slot: str = ""
+    attempts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState:
-    """A group. state: waiting, sent, running, split or done (nothing of it is pending)."""
+class Report:
+    """A worker's report on an attempt beside its records; {} and None where it sent none.
 
-    id: str
-    parent: str | None
-    cost_s: float
-    state: str
-    shapes: int
-    pending: int
-    attempts: int
-    why: str | None
+    `conditions`: readings of worker/device/health.py, `before` and `after`.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """One try of a group. `outcome` is a Reason's value, or `taken_back`; None while it has not ended."""
-
-    id: str
-    group: str
-    number: int
-    node: str
-    slot: str | None
-    seq: int
-    sent_at: float
-    started_at: float | None
-    lost_at: float | None
-    ended_at: float | None
-    outcome: str | None
-    in_flight: int | None
-    exit: int | None
-    detail: str | None
-    seconds: float | None
-    spent: dict[str, float]
     device: dict[str, Any]
-    current: int | None
+    exit: int | None
+    spent: dict[str, float]
     conditions: dict[str, dict[str, Any]]
-    """Readings of worker/device/health.py, `before` and `after`, as far as they were sent."""
-
-    @property
-    def open(self) -> bool:
-        """Sent and, as far as is known, neither over nor lost."""
-        return self.ended_at is None and self.lost_at is None
 
 
-@dataclass(frozen=True, slots=True)
-class FailedShape:
-    """A failed shape with where it was last seen; `attempts` counts those of its groups that a worker began."""
-
-    id: int
-    key: tuple[int | str, ...]
-    reason: str
-    detail: str
-    confirmed: bool
-    attempt: str | None
-    node: str
-    slot: str
-    attempts: int
+NO_REPORT = Report({}, None, {}, {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +102,6 @@ class LeftOut:
             "node": self.node, "slot": self.slot, "gpu": self.gpu, "image": self.image, "driver": self.driver,
             "t": self.t, "source": self.source, "elsewhere": self.verdict or "not tried",
         }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Unconfirmed:
-    """A tuned shape for which candidates were left out that faulted on one slot alone."""
-
-    id: int
-    key: tuple[int | str, ...]
-    attempt: str
-    node: str
-    slot: str
-    detail: str
-    withheld: tuple[LeftOut, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,15 +145,3 @@ class SlotInfo:
     slot: str
     info: dict[str, Any]
     device: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Offset:
-    """Offset up to which a slot's stream was read, and the number of lines that were no records."""
-
-    node: str
-    slot: str
-    stream: str
-    offset: int
-    bad: int
-    last_bad: str | None

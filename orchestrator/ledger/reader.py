@@ -1,14 +1,17 @@
-"""Reads of a ledger: the run's values, journal, counts, states, attempts, rows; and whether it adds up.
+"""Reads of a ledger: the run's values, its journal and the state made of it, its rows; and whether they add up.
 
 Safe while a controller writes.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -16,28 +19,45 @@ from typing import Any, Self
 from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import database
-from orchestrator.ledger.model import (
-    Attempt,
-    Counts,
-    FailedShape,
-    GroupState,
-    LeftOut,
-    Offset,
-    ProfileRow,
-    ShapeState,
-    SlotInfo,
-    Unconfirmed,
-)
+from orchestrator.ledger.model import NO_REPORT, Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
+from orchestrator.policy.apply import apply
+from orchestrator.policy.model import Attempt, SlotId, State
+from orchestrator.policy.settings import PolicySettings
 from worker.families import Family
+from worker.protocol import MAX_VERDICTS
+from worker.protocol.candidates import MAX_WITHHELD
 
 _CHUNK = 1000
+_JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
 
 
-class LedgerFile:
-    """An open ledger: queries, the run's own values, its journal. A context manager, for one thread."""
+_ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.gfx, r.cu_num, r.note, r.extra,
+    {", ".join(f"r.{f.column}" for f in database.COLUMNS)} FROM rows r JOIN shapes s ON s.id=r.shape"""
+_LEFT_OUT = """SELECT attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, entry
+    FROM withheld"""
+Skipped = tuple[str, str, float | None]
 
-    def __init__(self, conn: sqlite3.Connection, path: Path) -> None:
-        self._conn, self.path = conn, path
+
+@dataclass(slots=True)
+class Replay:
+    """A journal as far as it was replayed, for several readers of one ledger after another."""
+
+    state: State = field(default_factory=lambda: State(PolicySettings()))
+    read: int = 0
+    keys: dict[int, tuple[int | str, ...]] = field(default_factory=dict)
+
+
+class LedgerReader:
+    """An open ledger to read. Use as a context manager, in the thread that opened it."""
+
+    def __init__(self, conn: sqlite3.Connection, path: Path, replay: Replay | None = None) -> None:
+        self._conn, self.path, self._replay = conn, path, replay or Replay()
+
+    @classmethod
+    def open_readonly(cls, path: Path, *, at_rest: bool = False, replay: Replay | None = None) -> LedgerReader:
+        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in database.py. `replay`: of an
+        earlier reader of the same ledger, to go on with."""
+        return LedgerReader(database.open_reader(path, at_rest=at_rest), path, replay)
 
     def close(self) -> None:
         self._conn.close()
@@ -77,7 +97,8 @@ class LedgerFile:
         try:
             yield
         finally:
-            self._conn.execute("COMMIT")
+            with database.readable(self.path):
+                self._conn.execute("COMMIT")
 
     # --- the run --------------------------------------------------------------------------------------------
 
@@ -96,134 +117,122 @@ class LedgerFile:
         """The family whose key columns `ShapeState.key` follows."""
         return get_family(str(self.meta("family", "")))
 
-    def journal_records(self, after: int = 0, only: type[ev.Record] | None = None) -> Iterator[tuple[float, ev.Record]]:
-        """(time, record) in order, of `only` one type: what resume replays."""
-        sql = "SELECT t, type, data FROM journal WHERE id>? AND type=coalesce(?, type) ORDER BY id"
-        for t, kind, data in self._each(sql, (after, only.__name__ if only else None)):
-            yield t, ev.from_json(kind, data)
+    def journal_records(self) -> Iterator[tuple[float, ev.Record]]:
+        """(time, record) in order: what resume replays."""
+        return ((t, ev.from_json(kind, data)) for _, t, kind, data in self._each(_JOURNAL, (0,)))
 
+    # --- the state --------------------------------------------------------------------------------------------
 
-_ATTEMPT = """SELECT id, grp, number, node, slot, seq, sent_at, started_at, lost_at, ended_at, outcome, in_flight,
-    exit, detail, seconds, spent, device, current, conditions FROM attempts"""
-_ROW = f"""SELECT r.id, r.attempt, r.shape, s.key, r.node, r.slot, r.t, r.winner, r.gfx, r.cu_num, r.note, r.extra,
-    {", ".join(f"r.{f.column}" for f in database.COLUMNS)}"""
-_LEFT_OUT = """SELECT w.attempt, w.shape, w.candidate, w.node, w.slot, w.name, w.outcome, w.detail, w.source,
-    w.confirmed, w.verdict, w.entry FROM withheld w"""
-_OPEN = "a.ended_at IS NULL AND a.lost_at IS NULL"
+    @property
+    def replayed(self) -> State:
+        """The state of the run: its journal, replayed up to now."""
+        self._catch_up()
+        return self._replay.state
 
+    def _catch_up(self) -> None:
+        replay, collecting = self._replay, gc.isenabled()
+        gc.disable()  # all that is made here stays: to look for garbage in it takes a sixth of the time
+        try:
+            for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
+                apply(replay.state, ev.from_json(kind, data), t)
+                replay.read = number
+        finally:
+            if collecting:
+                gc.enable()
 
-class LedgerReader(LedgerFile):
-    """Queries of a ledger. Use as a context manager, in the thread that opened it."""
+    @property
+    def keys(self) -> dict[int, tuple[int | str, ...]]:
+        """Key columns of each requested shape, in the order of the file."""
+        if not self._replay.keys:
+            rows = self._each("SELECT id, key FROM shapes ORDER BY id")
+            self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
+        return self._replay.keys
 
-    @classmethod
-    def open_readonly(cls, path: Path, *, at_rest: bool = False) -> LedgerReader:
-        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in database.py."""
-        return LedgerReader(database.open_reader(path, at_rest=at_rest), path)
+    def key(self, shape: int) -> tuple[int | str, ...] | None:
+        """Key columns of one shape, None where there is no such shape: a large run has many that nobody names."""
+        if self._replay.keys:
+            return self._replay.keys.get(shape)
+        found = self._all("SELECT key FROM shapes WHERE id=?", (shape,))
+        return tuple(json.loads(found[0][0])) if found else None
 
-    # --- shapes and groups ----------------------------------------------------------------------------------
+    @property
+    def total(self) -> int:
+        """Number of requested shapes."""
+        return int(self._all("SELECT count(*) FROM shapes")[0][0])
+
+    def skipped(self) -> dict[int, Skipped]:
+        """(reason, detail, when) of the shapes that were left out."""
+        sql = "SELECT id, skipped, detail, skipped_at FROM shapes WHERE skipped IS NOT NULL ORDER BY id"
+        return {i: (why, detail or "", t) for i, why, detail, t in self._all(sql)}
 
     def counts(self) -> Counts:
         """Shapes by state; total = tuned + skipped + failed + running + pending."""
         with self.snapshot():
-            by = dict(self._all("SELECT state, count(*) FROM shapes GROUP BY state"))
-            running = self._all(
-                f"""SELECT count(DISTINCT a.current) FROM attempts a JOIN shapes s ON s.id = a.current
-                    WHERE {_OPEN} AND a.started_at IS NOT NULL AND s.state='pending'"""
-            )[0][0]
-        pending = by.get("pending", 0) - running
-        tuned, skipped, failed = (by.get(s, 0) for s in ("tuned", "skipped", "failed"))
-        return Counts(sum(by.values()), tuned, skipped, failed, running, pending)
+            state, total, skipped = self.replayed, self.total, len(self.skipped())
+        at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
+        flying = {a.current for a in at_work if a.current is not None}
+        running = sum(state.shapes[i].state == "pending" for i in flying)
+        pending = total - skipped - state.tuned - state.failed - running
+        return Counts(total, state.tuned, skipped, state.failed, running, pending)
 
-    def shapes(self, state: str | None = None) -> Iterator[ShapeState]:
-        """Requested shapes, in the order of the file."""
-        sql = "SELECT id, key, state, grp, reason, detail, confirmed, attempt, settled_at FROM shapes"
-        where, values = (" WHERE state=?", (state,)) if state else ("", ())
-        for id_, key, st, grp, reason, detail, sure, attempt, at in self._each(f"{sql}{where} ORDER BY id", values):
-            confirmed = None if sure is None else bool(sure)
-            yield ShapeState(id_, tuple(json.loads(key)), st, grp, reason, detail, confirmed, attempt, at)
+    def shapes(self, only: str | None = None) -> Iterator[ShapeState]:
+        """Requested shapes (of one state), in the order of the file."""
+        with self.snapshot():
+            state, skipped, keys = self.replayed, self.skipped(), self.keys
+        for i, key in keys.items():
+            if i in skipped:
+                if only in (None, "skipped"):
+                    why, detail, t = skipped[i]
+                    yield ShapeState(i, key, "skipped", why or None, detail, settled_at=t)
+                continue
+            s = state.shapes.get(i)
+            if s is None:
+                if only in (None, "pending"):
+                    yield ShapeState(i, key, "pending")
+            elif only in (None, s.state):
+                by, begun = state.attempts.get(s.attempt), list[Attempt]()
+                if s.state == "failed":
+                    begun = [a for x in s.attempts if (a := state.attempts[x]).started_at is not None]
+                    by = by or (begun[-1] if begun else None)
+                yield ShapeState(
+                    i, key, s.state, s.reason.value if s.reason else None, s.detail, s.confirmed, by.id if by else "",
+                    s.settled_at or None, by.node if by else "", by.slot if by else "", len(begun),
+                )  # fmt: skip
 
-    def key(self, shape: int) -> tuple[int | str, ...]:
-        """The key columns of a shape; KeyError where there is none of that number."""
-        found = self._all("SELECT key FROM shapes WHERE id=?", (shape,))
-        if not found:
-            raise KeyError(shape)
-        return tuple(json.loads(found[0][0]))
-
-    def group_shapes(self, group: str) -> tuple[int, ...]:
-        """The shapes that the group was made of, settled or not; () where there is no such group."""
-        return tuple(s for (s,) in self._all("SELECT shape FROM members WHERE grp=? ORDER BY shape", (group,)))
-
-    def groups(self) -> list[GroupState]:
-        """Every group, split ones too, in the order of their names."""
-        rows = self._all(
-            f"""SELECT g.id, g.parent, g.cost_s, g.split_at, g.why,
-                (SELECT count(*) FROM members m WHERE m.grp=g.id),
-                (SELECT count(*) FROM members m JOIN shapes s ON s.id=m.shape
-                    WHERE m.grp=g.id AND s.state='pending' AND (s.grp=g.id OR g.split_at IS NOT NULL)),
-                (SELECT count(*) FROM attempts a WHERE a.grp=g.id),
-                (SELECT max(CASE WHEN a.started_at IS NULL THEN 1 ELSE 2 END) FROM attempts a
-                    WHERE a.grp=g.id AND {_OPEN})
-                FROM groups g ORDER BY length(g.id), g.id"""
-        )
-        out = []
-        for id_, parent, cost, split_at, why, n, pending, tries, live in rows:
-            if split_at is not None:
-                state = "split"
-            elif live:
-                state = "running" if live == 2 else "sent"
-            else:
-                state = "waiting" if pending else "done"
-            out.append(GroupState(id_, parent, cost, state, n, pending, tries, why))
-        return out
+    def failed(self, reason: str | None = None) -> list[ShapeState]:
+        """Failed shapes (for one reason)."""
+        return [s for s in self.shapes("failed") if reason in (None, s.reason)]
 
     def failures(self) -> dict[str, int]:
         """Failed shapes by reason, the most frequent first."""
-        sql = "SELECT reason, count(*) FROM shapes WHERE state='failed' GROUP BY reason ORDER BY 2 DESC, 1"
-        return dict(self._all(sql))
+        found = Counter(s.reason.value for s in self.replayed.shapes.values() if s.state == "failed" and s.reason)
+        return dict(sorted(found.items(), key=lambda x: (-x[1], x[0])))
 
-    def failed(self, reason: str | None = None) -> list[FailedShape]:
-        """Failed shapes with where they were seen last: the attempt blamed, else the last that a worker began."""
-        rows = self._all(
-            """SELECT s.id, s.key, s.reason, s.detail, s.confirmed,
-                coalesce(s.attempt, (SELECT a.id FROM attempts a JOIN members m ON m.grp=a.grp
-                    WHERE m.shape=s.id AND a.started_at IS NOT NULL
-                    ORDER BY a.sent_at DESC, a.seq DESC LIMIT 1)),
-                (SELECT count(*) FROM attempts a JOIN members m ON m.grp=a.grp
-                    WHERE m.shape=s.id AND a.started_at IS NOT NULL)
-               FROM shapes s WHERE s.state='failed' AND s.reason=coalesce(?, s.reason) ORDER BY s.id""",
-            (reason,),
-        )
-        where = (
-            {a: (node, slot or "") for a, node, slot in self._all("SELECT id, node, slot FROM attempts")}
-            if rows
-            else {}
-        )
-        return [
-            FailedShape(id_, tuple(json.loads(key)), why, detail or "", bool(sure), a, *where.get(a, ("", "")), tries)
-            for id_, key, why, detail, sure, a, tries in rows
-        ]
+    def unconfirmed(self) -> list[tuple[ShapeState, list[LeftOut]]]:
+        """Tuned shapes for which candidates were left out on the evidence of one slot alone, with these."""
+        shapes = [s for s in self.shapes("tuned") if s.confirmed is False]
+        # it ran elsewhere, but was not compared with the winner: as open as a candidate without a second try
+        return [(s, [w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted"]) for s in shapes]
 
-    # --- attempts and nodes ---------------------------------------------------------------------------------
+    # --- workers ----------------------------------------------------------------------------------------------
 
-    def attempt(self, id_: str) -> Attempt | None:
-        """The attempt of that id, if there is one."""
-        found = self._all(f"{_ATTEMPT} WHERE id=?", (id_,))
-        return _attempt(found[0]) if found else None
+    def reports(self) -> dict[str, Report]:
+        """Reports of workers by attempt."""
+        sql = "SELECT attempt, device, exit, spent, conditions FROM reports"
+        return {a: _report(*values) for a, *values in self._each(sql)}
 
-    def attempts(self, *, group: str | None = None, node: str | None = None, open_only: bool = False) -> list[Attempt]:
-        """Attempts in the order they were sent. `open_only`: those that, as far as is known, are not over."""
-        sql = f"{_ATTEMPT} AS a WHERE grp=coalesce(?, grp) AND node=coalesce(?, node)"
-        sql += f" AND {_OPEN}" if open_only else ""
-        return [_attempt(r) for r in self._all(f"{sql} ORDER BY sent_at, seq", (group, node))]
+    def report(self, attempt: str) -> Report:
+        """The worker's report on one attempt."""
+        found = self._all("SELECT device, exit, spent, conditions FROM reports WHERE attempt=?", (attempt,))
+        return _report(*found[0]) if found else NO_REPORT
 
-    def running_on(self, node: str, slot: str) -> list[str]:
-        """Ids of the attempts that a worker of the slot began and that, as far as is known, are not over."""
-        sql = f"SELECT a.id FROM attempts a WHERE node=? AND slot=? AND started_at IS NOT NULL AND {_OPEN} ORDER BY seq"
-        return [a for (a,) in self._all(sql, (node, slot))]
-
-    def is_canary(self, attempt: str) -> bool:
-        """Return whether a canary of that id was requested; its result is in the journal."""
-        return bool(self._all("SELECT 1 FROM canaries WHERE attempt=?", (attempt,)))
+    def spent(self) -> dict[str, float]:
+        """Seconds spent by kind, over all attempts that reported them (worker clock)."""
+        out: Counter[str] = Counter()
+        for (raw,) in self._each("SELECT spent FROM reports WHERE spent IS NOT NULL"):
+            for kind, seconds in json.loads(raw).items():
+                out[kind] += seconds
+        return dict(out)
 
     def slots(self) -> list[SlotInfo]:
         """Latest information of the workers, by slot."""
@@ -239,79 +248,75 @@ class LedgerReader(LedgerFile):
         """Next byte to read of each (stream, slot) of a node; what is not there begins at 0."""
         return {(k, s): at for k, s, at in self._all("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))}
 
-    def streams(self) -> list[Offset]:
-        """Offsets of every stream, with the lines that were no records."""
-        sql = """SELECT node, slot, stream, offset, bad, last_bad FROM offsets
-                 ORDER BY node, length(slot), slot, stream"""
-        return [Offset(*r) for r in self._all(sql)]
+    # --- measurements -----------------------------------------------------------------------------------------
 
-    # --- measurements ---------------------------------------------------------------------------------------
-
-    def winners(self) -> Iterator[ProfileRow]:
+    def winners(self) -> list[ProfileRow]:
         """One row per tuned shape: the row that settled it, in the order of the shapes."""
-        sql = f"{_ROW} FROM shapes s JOIN rows r ON r.id=s.row WHERE s.state='tuned' ORDER BY s.id"
-        return map(_row, self._each(sql))
+        with self.snapshot():
+            shapes, found = self.replayed.shapes, dict[int, ProfileRow]()
+            for raw in self._each(f"{_ROW} WHERE r.winner=1 ORDER BY r.id"):
+                shape = shapes.get(raw[2])
+                if shape is not None and shape.state == "tuned" and shape.attempt == raw[1]:
+                    found.setdefault(raw[2], _row(raw))
+        return [found[i] for i in sorted(found)]
 
-    def profile_rows(self, shape: int | None = None) -> Iterator[ProfileRow]:
-        """Every measured candidate (of one shape), in the order of arrival."""
-        sql = f"{_ROW} FROM rows r JOIN shapes s ON s.id=r.shape"
-        if shape is None:
-            return map(_row, self._each(f"{sql} ORDER BY r.id"))
-        tried = "SELECT a.id FROM members m JOIN attempts a ON a.grp=m.grp WHERE m.shape=?"
-        return map(_row, self._each(f"{sql} WHERE r.attempt IN ({tried}) AND r.shape=? ORDER BY r.id", (shape, shape)))
-
-    def trials(self, attempt: str, shape: int) -> int:
-        """Candidates of the shape that came to an end in the attempt, right or wrong."""
-        sql = "SELECT count(*) FROM rows WHERE attempt=? AND shape=? AND us>0 AND winner=0 AND note IS NULL"
-        return int(self._all(sql, (attempt, shape))[0][0])
+    def profile_rows(self) -> Iterator[ProfileRow]:
+        """Every measured candidate, in the order of arrival."""
+        return map(_row, self._each(f"{_ROW} ORDER BY r.id"))
 
     def left_out(self, shape: int | None = None) -> list[LeftOut]:
         """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts."""
-        sql = f"""{_LEFT_OUT} JOIN attempts a ON a.id=w.attempt WHERE w.shape=coalesce(?, w.shape)
-                 ORDER BY w.shape, a.sent_at, a.seq, w.candidate"""
-        return [_left_out(r) for r in self._all(sql, (shape,))]
-
-    def unconfirmed(self) -> list[Unconfirmed]:
-        """Tuned shapes for which candidates were left out on the evidence of one slot alone."""
-        out = []
-        shapes = [s for s in self.shapes("tuned") if s.confirmed is False]
-        where = {a.id: a for a in self.attempts()} if shapes else {}
-        for s in shapes:
-            a = where[s.attempt or ""]
-            # it ran elsewhere, but was not compared with the winner: as open as a candidate without a second try
-            open_ = tuple(w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted")
-            out.append(Unconfirmed(s.id, s.key, a.id, a.node, a.slot or "", s.detail or "", open_))
-        return out
+        with self.snapshot():
+            return self._judged(self.replayed, self._all(f"{_LEFT_OUT} WHERE shape=coalesce(?, shape)", (shape,)))
 
     def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
         """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
-        Only those decided since the last attempt was sent that a worker of the node began.
+
+        Only those of shapes that were settled since the latest attempt was sent that is under way there.
         """
-        sql = f"""{_LEFT_OUT} WHERE w.node=? AND w.judged_at IS NOT NULL AND w.judged_at >=
-                 coalesce((SELECT max(sent_at) FROM attempts WHERE node=? AND started_at IS NOT NULL), 0)
-                 ORDER BY w.judged_at DESC LIMIT 256"""
-        found = [_left_out(r) for r in self._all(sql, (node, node))]
+        state = self.replayed
+        slots = state.nodes[node].slots.values() if node in state.nodes else ()
+        since = max((state.attempts[s.running].sent_at for s in slots if s.running), default=0.0)
+        sql = f"{_LEFT_OUT} WHERE shape IN (SELECT shape FROM withheld WHERE node=?)"
+        found = [
+            w for w in self._judged(state, self._all(sql, (node,)))
+            if w.node == node and w.verdict and state.shapes[w.shape].settled_at >= since
+        ][-MAX_VERDICTS:]  # fmt: skip
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
 
-    def spent(self) -> dict[str, float]:
-        """Seconds spent by kind, over all attempts that reported them (worker clock)."""
-        out: dict[str, float] = {}
-        for (raw,) in self._each("SELECT spent FROM attempts WHERE spent IS NOT NULL"):
-            for kind, seconds in json.loads(raw).items():
-                out[kind] = out.get(kind, 0.0) + seconds
-        return out
+    def _judged(self, state: State, rows: list[Any]) -> list[LeftOut]:
+        """The candidates with what other GPUs made of them. One that two GPUs left out faulted elsewhere, too. It ran
+        where the shape's result came from another GPU and does not leave it out."""
+        found = sorted(map(_left_out, rows), key=lambda w: (w.shape, state.order(w.attempt), w.candidate))
+        gpus: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
+        slots: dict[tuple[int, tuple[str, ...]], set[SlotId]] = defaultdict(set)
+        many = {a for a, n in Counter(w.attempt for w in found).items() if n >= MAX_WITHHELD}
+        for w in found:
+            gpus[w.shape, w.candidate].add(w.gpu)
+            slots[w.shape, w.candidate].add((w.node, w.slot))
+
+        def verdict(w: LeftOut) -> str | None:
+            if len(gpus[w.shape, w.candidate]) > 1:
+                return "faulted"
+            s = state.shapes.get(w.shape)
+            by = state.attempts.get(s.attempt if s.state == "tuned" else s.result) if s is not None else None
+            elsewhere = by is not None and by.id not in many and (by.node, by.slot) not in slots[w.shape, w.candidate]
+            return "ran" if elsewhere else None
+
+        return [replace(w, verdict=verdict(w)) for w in found]
 
 
-def _attempt(r: Any) -> Attempt:
-    args: list[Any] = [*r[:15], json.loads(r[15] or "{}"), json.loads(r[16] or "{}"), r[17], json.loads(r[18] or "{}")]
-    return Attempt(*args)
+def _report(device: str | None, exit: int | None, spent: str | None, conditions: str | None) -> Report:
+    return Report(json.loads(device or "{}"), exit, json.loads(spent or "{}"), json.loads(conditions or "{}"))
 
 
 def _left_out(r: Any) -> LeftOut:
-    entry = json.loads(r[11])
-    args: list[Any] = [*r[:11], tuple(entry["key"]), *(entry[k] for k in ("slot", "image", "driver", "t"))]
-    args[2], args[9] = tuple(json.loads(r[2])), bool(r[9])
-    return LeftOut(*args)
+    attempt, shape, candidate, node, slot, name, outcome, detail, source, confirmed, raw = r
+    entry = json.loads(raw)
+    return LeftOut(
+        attempt, shape, tuple(json.loads(candidate)), node, slot, name, outcome, detail, source, bool(confirmed),
+        None, tuple(entry["key"]), entry["slot"], entry["image"], entry["driver"], entry["t"],
+    )  # fmt: skip
 
 
 def _row(r: Any) -> ProfileRow:
@@ -323,35 +328,23 @@ def _row(r: Any) -> ProfileRow:
 
 UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
 
-_CHECKS = (
-    (
-        "shape {0} is tuned by {1} without a valid row of that attempt",
-        """SELECT s.id, s.attempt FROM shapes s LEFT JOIN rows r ON r.id=s.row WHERE s.state='tuned'
-           AND (r.id IS NULL OR r.shape<>s.id OR r.attempt<>s.attempt OR r.winner<>1)""",
-    ),
-    (
-        "shape {0} is pending but in no group that is still whole",
-        """SELECT s.id FROM shapes s LEFT JOIN groups g ON g.id=s.grp
-           WHERE s.state='pending' AND (g.id IS NULL OR g.split_at IS NOT NULL)""",
-    ),
-    (
-        "shape {0} is failed without a reason",
-        "SELECT id FROM shapes WHERE state='failed' AND coalesce(reason, '')=''",
-    ),
-    (
-        "row {0} is of shape {1}, which is not in the group of its attempt {2}",
-        """SELECT r.id, r.shape, r.attempt FROM rows r LEFT JOIN attempts a ON a.id=r.attempt
-           LEFT JOIN members m ON m.grp=a.grp AND m.shape=r.shape WHERE m.shape IS NULL""",
-    ),
-)
-
 
 def reconcile(ledger: LedgerReader) -> list[str]:
     """Sentences on what does not add up; [] where total = tuned + skipped + failed (+ pending while not
     finished)."""
-    faults = [words.format(*found) for words, sql in _CHECKS for found in ledger.query(sql)]
-    counts = ledger.counts()
-    if counts.total != counts.settled + counts.running + counts.pending:
+    state, counts = ledger.replayed, ledger.counts()
+    with_row = {w.shape for w in ledger.winners()}
+    faults = [
+        f"shape {s.id} is tuned by {s.attempt} without a valid row of that attempt"
+        for s in state.shapes.values()
+        if s.state == "tuned" and s.id not in with_row
+    ]
+    nameless = [s.id for s in state.shapes.values() if s.state == "failed" and not s.reason]
+    faults += [f"shape {i} is failed without a reason" for i in nameless]
+    for attempt, shape in ledger.query("SELECT DISTINCT attempt, shape FROM rows"):
+        if shape not in (state.attempts[attempt].shapes if attempt in state.attempts else ()):
+            faults.append(f"there are rows of shape {shape} in attempt {attempt}, which does not have it")
+    if counts.total != counts.settled + counts.running + counts.pending or counts.pending < 0:
         faults.append(f"{counts.total} shapes requested, but {counts}")
     if ledger.state not in UNFINISHED and counts.settled != counts.total:
         faults.append(f"the run is {ledger.state}, but {counts.total - counts.settled} shapes are not settled")

@@ -29,6 +29,7 @@ from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_words, 
 from orchestrator.nodes.occupancy import gpus_of, occupants, twice
 from orchestrator.nodes.plan import engine_of, login_line, node_of, transport_to
 from orchestrator.transport import Completed, Transport, connected
+from worker.device.health import HOT_C
 from worker.text import plural
 
 T = TypeVar("T")
@@ -40,7 +41,6 @@ _TURNS = threading.Semaphore(MAX_PARALLEL)
 CLOCK_S = 5.0
 # Bytes free for the workdir: below the first nothing starts, below the second there is a warning.
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
-HOT_C = 100.0
 _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs")
 _NO_AITER = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
 

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from orchestrator.planning.cost import CostModel, CostSample, units
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
-from orchestrator.planning.plan import Group, NodeShare, Plan, make_groups, make_plan, memory_note, risk_notes
+from orchestrator.planning.plan import Plan, make_plan, make_work, memory_note, risk_notes, seconds_of
 
 __all__ = [
     "CostModel",
     "CostSample",
-    "Group",
-    "NodeShare",
     "Plan",
     "Range",
     "UnderWay",
-    "make_groups",
     "make_plan",
+    "make_work",
     "memory_note",
     "risk_notes",
     "seconds_left",
+    "seconds_of",
     "units",
 ]

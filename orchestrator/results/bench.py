@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger.model import FailedShape, ProfileRow
+from orchestrator.ledger.model import ProfileRow, ShapeState
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.tables.backends import AITERS
@@ -79,7 +79,7 @@ class BenchResults:
     found: list[Result]
     stacks: Mapping[str, dict[str, Any]]
     total: int
-    failed: Sequence[FailedShape] = ()
+    failed: Sequence[ShapeState] = ()
 
     @classmethod
     def of_run(cls, ledger: LedgerReader, paths: RunPaths, options: Mapping[str, Any]) -> BenchResults:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -13,7 +14,6 @@ from typing import Any
 
 from orchestrator.configs.winners import FOLDER
 from orchestrator.configs.winners import write as write_configs
-from orchestrator.events import NodeBusy
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import BenchResults
@@ -136,9 +136,10 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
             {"gfx": gfx, "cu_num": cu_num, "node": node, "tuned": n} for gfx, cu_num, node, n in measured_on(ledger)
         ],
         "shared": [
-            {"node": r.node, "since": utc(t), "with": r.detail}
-            for t, r in ledger.journal_records()
-            if isinstance(r, NodeBusy) and r.doing == "share"
+            {"node": node.name, "since": utc(t), "with": why}
+            for node in ledger.replayed.nodes.values()
+            for t, to, why in node.history
+            if to == "shared"
         ],
         "unpromised": unpromised(ledger),
         "counts": ledger.counts().to_json(),
@@ -150,9 +151,9 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
                 "node": u.node,
                 "slot": u.slot,
                 "why": u.detail,
-                "withheld": [w.to_json() for w in u.withheld[:MOST_WITHHELD]],
+                "withheld": [w.to_json() for w in left_out[:MOST_WITHHELD]],
             }
-            for u in ledger.unconfirmed()
+            for u, left_out in ledger.unconfirmed()
         ],
         "withheld": _withheld(ledger),
         "spent_s": {k: round(v, 3) for k, v in sorted(ledger.spent().items())},
@@ -161,20 +162,15 @@ def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
 
 def measured_on(ledger: LedgerReader) -> list[tuple[str, int, str, int]]:
     """(gfx, cu_num, node, number of winners) of the devices that have some."""
-    return [
-        (gfx, cu_num, node, n)
-        for gfx, cu_num, node, n in ledger.query(
-            """SELECT r.gfx, r.cu_num, r.node, count(*) FROM shapes s JOIN rows r ON r.id=s.row
-               WHERE s.state='tuned' GROUP BY 1, 2, 3 ORDER BY 1, 2, 3"""
-        )
-    ]
+    found = Counter((w.gfx, w.cu_num or 0, w.node) for w in ledger.winners())
+    return [(*device, n) for device, n in sorted(found.items())]
 
 
 def _withheld(ledger: LedgerReader) -> list[dict[str, Any]]:
     """Candidates that no slot should measure, or that a slot lost though they run elsewhere."""
     names = ledger.family.key_names
     return [
-        {"shape": dict(zip(names, ledger.key(w.shape), strict=True)), **w.to_json()}
+        {"shape": dict(zip(names, ledger.keys[w.shape], strict=True)), **w.to_json()}
         for w in ledger.left_out()[:MOST_WITHHELD]
     ]
 

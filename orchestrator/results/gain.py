@@ -100,10 +100,6 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     return out
 
 
-_CANDIDATES = """SELECT r.shape, r.us, r.id = s.row FROM shapes s JOIN rows w ON w.id = s.row
-    JOIN rows r ON r.shape = s.id AND r.attempt = w.attempt
-    WHERE s.state = 'tuned' AND r.us > 0 AND r.status = 'ok'"""
-"""The right candidates of the attempts that settled shapes, as they were first measured, and the winners."""
 NOISY_GAIN = 0.995
 """A winner with a gain below it (1.00x as shown) is noisy: measured again, it was slower than the median candidate."""
 MOST_NAMED = 4
@@ -111,13 +107,16 @@ MOST_NAMED = 4
 
 def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
     """The gain over the median candidate of each of these shapes that has other candidates (1.0: the choice made no
-    difference)."""
-    rows = ledger.query(f"{_CANDIDATES} AND s.id IN ({', '.join(map(str, map(int, shapes)))})")
+    difference). Candidates are the right ones of the settling attempt, as they were first measured."""
+    wanted = set(shapes)
+    won = {w.shape: w for w in ledger.winners() if w.shape in wanted}
+    marks = ", ".join(map(str, map(int, won)))
+    rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({marks})")
     beside: dict[int, list[float]] = {}
-    for shape, us, winner in rows:
-        if not winner:
+    for shape, us, row, attempt in rows:
+        if attempt == won[shape].attempt and row != won[shape].id:
             beside.setdefault(shape, []).append(us)
-    return {shape: median(beside[shape]) / us for shape, us, winner in rows if winner and shape in beside}
+    return {shape: median(times) / won[shape].us for shape, times in beside.items()}
 
 
 def noise_note(shapes: Sequence[str]) -> str:

@@ -135,7 +135,7 @@ class Recheck:
 
 def slot_seconds(ledger: LedgerReader) -> float:
     """Seconds of slots of all attempts of a run, with the starts of their tuners."""
-    return sum(a.seconds or 0.0 for a in ledger.attempts()) + ledger.spent().get("start", 0.0)
+    return sum(a.seconds for a in ledger.replayed.attempts.values()) + ledger.spent().get("start", 0.0)
 
 
 def judge(ledger: LedgerReader, path: Path) -> Recheck:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.ledger.model import Attempt, ProfileRow, SlotInfo
+from orchestrator.ledger.model import NO_REPORT, ProfileRow, Report, SlotInfo
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.tables.locate import provenance_of
@@ -48,7 +48,7 @@ class RunFacts:
     def _read(self, ledger: LedgerReader) -> None:
         family, tuner = ledger.family, str(ledger.meta("tuner") or "")
         slots = {(s.node, s.slot): s for s in ledger.slots()}
-        attempts = {a.id: a for a in ledger.attempts()}
+        reports = ledger.reports()
         counts = {(a, s): (n, bad) for a, s, n, bad in ledger.query(_COUNTS)}
         for row in ledger.winners():
             cells = {name: cell(value) for name, value in tuned_columns(row, family).items()}
@@ -58,7 +58,7 @@ class RunFacts:
                 continue
             us = number_of(cells["us"])
             if us is not None:
-                facts = _facts(row, slots.get((row.node, row.slot)), attempts.get(row.attempt), tuner)
+                facts = _facts(row, slots.get((row.node, row.slot)), reports.get(row.attempt, NO_REPORT), tuner)
                 tried, failed = counts.get((row.attempt, row.shape), (None, None))
                 self._by_key[key] = (us, {**facts, "tried": tried, "failed": failed})
 
@@ -77,13 +77,12 @@ def _of_run(paths: RunPaths) -> dict[str, Any]:
     return {"run": str(known.get("run") or paths.run), "flags": known.get("options")}
 
 
-def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tuner: str) -> dict[str, Any]:
+def _facts(row: ProfileRow, slot: SlotInfo | None, report: Report, tuner: str) -> dict[str, Any]:
     info = slot.info if slot else {}
-    device = {**(slot.device if slot else {}), **(attempt.device if attempt else {})}
+    device = {**(slot.device if slot else {}), **report.device}
     aiter = _dict(device.get("aiter"))
     versions = {**info, **device, **_dict(device.get("versions"))}
-    conditions = attempt.conditions if attempt else {}
-    before = conditions.get("before", {})
+    before = report.conditions.get("before", {})
     return {
         "image": info.get("image") or aiter.get("image") or "",
         "tuner": tuner_version(tuner, {**versions, "aiter": aiter}),
@@ -98,7 +97,7 @@ def _facts(row: ProfileRow, slot: SlotInfo | None, attempt: Attempt | None, tune
         "spread": row.row.get("spread"),
         "samples": row.row.get("samples"),
         "margin": row.row.get("margin"),
-        "clocks": {when: {k: c[k] for k in CLOCKS if k in c} for when, c in conditions.items()},
+        "clocks": {when: {k: c[k] for k in CLOCKS if k in c} for when, c in report.conditions.items()},
         "time": utc(row.t),
     }
 

@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.command_hints import command
 from orchestrator.dispatch.control import run_lock
@@ -20,16 +20,7 @@ from orchestrator.dispatch.node import NodeDriver
 from orchestrator.dispatch.outbox import SpecOptions
 from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, TakenOverError
-from orchestrator.events import (
-    LeaseEnded,
-    NodeBusy,
-    NodeExpected,
-    NodeJoined,
-    NodeTroubled,
-    Record,
-    RetryAsked,
-    SlotLost,
-)
+from orchestrator.events import RetryAsked
 from orchestrator.families import get_family
 from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
@@ -50,19 +41,16 @@ from orchestrator.nodes.plan import (
     with_device_locks,
 )
 from orchestrator.paths import RunConfig
+from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.run.leased import known_leases, machines_of, node_maker, pools_of
 from orchestrator.run.limits import Limits
-from orchestrator.run.view import RunView
-from orchestrator.run.view.reading import ViewReader, costs_of
-from orchestrator.run.view.status import LiveStatus, RunHeader
-from orchestrator.scheduling import Policy
-from orchestrator.scheduling.model import PolicySettings
-from orchestrator.shapes import Shape, describe
-from orchestrator.status import RunStatus
+from orchestrator.shapes import Shape
 from orchestrator.tuners import get_tuner
+from orchestrator.view.live import LiveStatus
+from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
@@ -145,7 +133,7 @@ def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
     """Make shapes pending again that a limit left out; False where the limits are still reached."""
     if ledger.state != "finished" or (config.until_gain is None and config.gpu_hours is None):
         return True
-    if why := Limits(ledger, config, ViewReader().update(ledger).work).reached():
+    if why := Limits(ledger, config).reached():
         watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
         return False
     with ledger.transaction():
@@ -199,37 +187,17 @@ def _controller(
     epoch = int(ledger.meta("epoch", 0)) + 1
     with ledger.transaction():
         ledger.set_meta("epoch", epoch)
-        ledger.set_meta("state", "preparing")
+        ledger.set_meta("state", "running")
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
-    shapes = {s.id: Shape(s.id, s.key) for s in ledger.shapes()}
-    costs = costs_of(ledger, list(shapes.values()))
+    shapes = {i: Shape(i, key) for i, key in ledger.keys.items()}
     policy = Policy(settings.policy)
-    known: set[str] = set()
-    of_leases: list[Record] = []
-    view = RunView(costs)
-    for t, record in ledger.journal_records():
-        policy.apply(record, t)
-        view.feed(t, record)
-        if isinstance(record, NodeExpected | NodeJoined | LeaseEnded):
-            known.add(record.node)
-            if isinstance(record, NodeExpected | LeaseEnded):
-                of_leases.append(record)
+    ledger.drive(policy.state)
     inventory = load_inventory(paths.inventory)
     if config.limit is not None:
         inventory = limit(inventory, config.limit)
     machines = machines_of(inventory)
     plans = planned(paths, config, machines) if machines.nodes else []
-    counts = ledger.counts()
-    about = RunHeader(
-        config.run,
-        config.family,
-        config.tuner,
-        created=config.created,
-        total=counts.total,
-        skipped=counts.skipped,
-        nodes={p.node: p.slots for p in plans},
-        named=lambda i: describe(shapes[i].key) if i in shapes else f"shape {i}",
-    )
+    about = RunHeader.of(ledger, config, {p.node: p.slots for p in plans})
     spec = SpecOptions(
         config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options),
         kernels_to_check(paths.recheck),
@@ -241,7 +209,7 @@ def _controller(
         return [_driver(paths, config, ledger, p, epoch, controller, settings, launch=True) for p in new]
 
     pools = pools_of(inventory, config.run)
-    leases = known_leases(of_leases)
+    leases = known_leases(policy.state)
 
     def leased_driver(plan: NodePlan, transport: Transport) -> NodeDriver:
         return _driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel, transport=transport)
@@ -259,8 +227,8 @@ def _controller(
     controller = Controller(
         ledger,
         policy,
-        Ingest(ledger),
-        LiveStatus(view, about),
+        Ingest(ledger, policy.state),
+        LiveStatus(policy.state, about),
         spec,
         keys=lambda i: shapes[i].key_dict(family),
         logs=paths.logs,
@@ -270,10 +238,10 @@ def _controller(
         timeouts=replace(settings.timeouts, grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
-        known=known - {k.node for k in leases.values()},
+        known=policy.state.nodes.keys() - {k.node for k in leases.values()},
         newcomers=newcomers,
         leases=supply if pools else None,
-        limit=Limits(ledger, config, view.work).reached,
+        limit=Limits(ledger, config).reached,
     )
     for plan in plans:
         controller.add(_driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel))
@@ -363,9 +331,8 @@ def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> 
     """Mask messages that go into the ledger: there the inventory's references stand for their values."""
 
     def masked(message: Message) -> None:
-        if isinstance(message, NodeTroubled | NodeProgress | NodeBusy | SlotLost):
-            message = replace(message, detail=mask(message.detail))
-        post(message)
+        detail = getattr(message, "detail", "")
+        post(replace(cast(Any, message), detail=mask(detail)) if detail else message)
 
     return masked
 

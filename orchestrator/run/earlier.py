@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -65,12 +65,11 @@ MOST_SHAPES = 20_000
 LONGEST_START_S = 900.0
 """Longer starts are left out: they waited for something that need not happen again."""
 
-_DONE = """SELECT a.id, a.seconds, a.spent, a.device FROM attempts a
-    WHERE a.outcome='done' AND a.seconds > 0
-    AND a.grp NOT IN (SELECT json_extract(data, '$.child') FROM journal WHERE type='Confirm')
-    ORDER BY a.ended_at DESC LIMIT 2000"""
-"""Attempts but those on some candidates alone, which cost less than a shape."""
-_FIRST = "SELECT started_at, seconds, spent FROM attempts WHERE started_at IS NOT NULL ORDER BY started_at LIMIT 1"
+_DONE = """SELECT json_extract(j.data, '$.attempt'), json_extract(j.data, '$.seconds'), r.spent, r.device
+    FROM journal j LEFT JOIN reports r ON r.attempt = json_extract(j.data, '$.attempt')
+    WHERE j.type='AttemptEnded' AND json_extract(j.data, '$.outcome')='done' ORDER BY j.id DESC LIMIT 2000"""
+_FIRST = """SELECT t, json_extract(data, '$.attempt') FROM journal WHERE type='AttemptStarted' ORDER BY id LIMIT 1"""
+_LAST = "SELECT max(t) FROM journal WHERE type='AttemptEnded'"
 _MEASURED = "SELECT s.key FROM shapes s WHERE s.id IN (SELECT DISTINCT shape FROM rows WHERE attempt=?)"
 
 
@@ -120,12 +119,14 @@ def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple
             return [], 0.0
         times = float(ledger.meta("units", 1.0))
         for attempt, seconds, spent, device in ledger.query(_DONE):
+            if not seconds:
+                continue
             if gfx is not None and json.loads(device or "{}").get("gfx") != gfx:
                 continue
             keys = [
                 dict(zip(family.key_names, json.loads(k), strict=True)) for (k,) in ledger.query(_MEASURED, (attempt,))
             ]
-            measuring = float(seconds) - _importing(float(seconds), spent)
+            measuring = float(seconds) - _importing(float(seconds), json.loads(spent or "{}"))
             if keys and measuring > 0:
                 flops, elements = sum(map(family.flops, keys)), sum(weights(k, family) for k in keys)
                 out.append(CostSample(times * len(keys), times * flops, times * elements, measuring, path.parent.name))
@@ -135,9 +136,9 @@ def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple
         return out, _start_s(ledger)
 
 
-def _importing(seconds: float, spent: str | None) -> float:
+def _importing(seconds: float, spent: Mapping[str, float]) -> float:
     """Seconds of an attempt in which its process imported; 0 where it did before (it reports them all the same)."""
-    kinds = {k: float(v) for k, v in json.loads(spent or "{}").items() if k != "start"}
+    kinds = {k: float(v) for k, v in spent.items() if k != "start"}
     return kinds.get("import", 0.0) if sum(kinds.values()) <= 1.05 * seconds else 0.0
 
 
@@ -146,11 +147,9 @@ def _start_s(ledger: LedgerReader) -> float:
     created, first = ledger.meta("created"), ledger.query(_FIRST)
     if not first or created is None:
         return 0.0
-    started, seconds, spent = first[0]
-    last = ledger.query("SELECT max(ended_at) FROM attempts")[0][0] or started
-    return (
-        float(started)
-        - float(created)
-        + _importing(float(seconds or 0.0), spent)
-        + max(0.0, float(ledger.meta("ended", last)) - float(last))
-    )
+    started, attempt = first[0]
+    last = ledger.query(_LAST)[0][0] or started
+    seconds = [s for a, s, *_ in ledger.query(_DONE) if a == attempt]
+    spent = ledger.report(attempt).spent
+    importing = _importing(float(seconds[0] if seconds else 0.0), spent)
+    return float(started) - float(created) + importing + max(0.0, float(ledger.meta("ended", last)) - float(last))

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, NodeError
-from orchestrator.events import LeaseEnded, NodeExpected, Record
 from orchestrator.inventory import Inventory, Node, resolved
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.life import KnownLease, MadeNode, Pool
 from orchestrator.nodes.check import NodeReport, check_node
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, script
 from orchestrator.nodes.plan import GRANTED, plan_lease
+from orchestrator.policy.model import State
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -123,16 +123,9 @@ def machines_of(inventory: Inventory) -> Inventory:
     return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
 
 
-def known_leases(records: Iterable[Record]) -> dict[str, KnownLease]:
+def known_leases(state: State) -> dict[str, KnownLease]:
     """Leases that earlier controllers of the run had, by id."""
-    of: dict[str, tuple[str, str]] = {}
-    ended: set[str] = set()
-    for record in records:
-        if isinstance(record, NodeExpected) and record.lease:
-            of[record.node] = (record.lease, record.pool)
-        elif isinstance(record, LeaseEnded):
-            ended.add(record.node)
-    return {lease: KnownLease(node, pool, node in ended) for node, (lease, pool) in of.items()}
+    return {n.lease: KnownLease(n.name, n.pool, n.state == "gone") for n in state.nodes.values() if n.lease}
 
 
 def node_maker(

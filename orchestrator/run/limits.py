@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunConfig
 from orchestrator.planning.value import Won, Worth, won
-from orchestrator.run.view.work import Work
 
 WORTHS = "worths"
 """Key of the ledger's value with the worth of each shape by its id."""
@@ -21,32 +20,40 @@ def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
 
 def won_so_far(ledger: LedgerReader, of: Mapping[int, Worth]) -> Won:
     """Gain of the run."""
-    tuned = dict(ledger.query("SELECT s.id, r.us FROM shapes s JOIN rows r ON r.id=s.row WHERE s.state='tuned'"))
-    return won(of, tuned, [s.id for s in ledger.shapes("failed")])
+    return won(of, {w.shape: w.us for w in ledger.winners()}, [s.id for s in ledger.failed()])
+
+
+_US = "SELECT us FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
 
 
 class Limits:
     """The limits of a run; `reached` names the one that is, "" while none is."""
 
-    def __init__(self, ledger: LedgerReader, config: RunConfig, work: Work) -> None:
-        self._ledger, self._work = ledger, work
+    def __init__(self, ledger: LedgerReader, config: RunConfig) -> None:
+        self._ledger, self._state = ledger, ledger.replayed
         self._until, self._hours = config.until_gain, config.gpu_hours
         self._worths = worths_of(ledger)
+        self._us: dict[int, float] = {}
+        """Time of each winner: they are read one by one as they come."""
         self._seen = (-1, -1)
         self._share = 0.0
 
     def reached(self) -> str:
         """Read what was measured so far."""
+        state = self._state
         if self._hours is not None:
-            now = time.time()
-            begun = (a for a in self._work.attempts.values() if a.begun)
-            used = sum((now if a.end is None else a.end) - a.start for a in begun) / 3600.0
+            now, begun = time.time(), [a for a in state.attempts.values() if a.started_at is not None]
+            used = sum((now if a.ended_at is None else a.ended_at) - (a.started_at or now) for a in begun) / 3600.0
             if used >= self._hours:
                 return f"{used:.3g} of {self._hours:g} GPU hours are used (--gpu-hours)"
         if self._until is not None and self._worths:
-            seen = (self._work.tuned, self._work.failed)
-            if seen != self._seen:
-                self._seen, self._share = seen, won_so_far(self._ledger, self._worths).share
+            if (state.tuned, state.failed) != self._seen:
+                self._seen = (state.tuned, state.failed)
+                for s in state.shapes.values():
+                    if s.state == "tuned" and s.id not in self._us:
+                        self._us[s.id] = self._ledger.query(_US, (s.attempt, s.id))[0][0]
+                failed = [s.id for s in state.shapes.values() if s.state == "failed"]
+                self._share = won(self._worths, self._us, failed).share
             if self._share >= self._until:
                 return f"{self._share:.1%} of the expected gain is won (--until-gain {self._until:.4g})"
         return ""

@@ -14,7 +14,6 @@ from orchestrator import __version__
 from orchestrator.command_hints import command
 from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
-from orchestrator.events import GroupAdded
 from orchestrator.families import get_family
 from orchestrator.inventory import check_references, limit, load_inventory
 from orchestrator.inventory.load import parse_inventory, with_image
@@ -108,7 +107,7 @@ class Prepared:
     worths: dict[int, Worth] = field(default_factory=dict)
 
     def create(self) -> RunPaths:
-        """Make the run folder with run.yaml and a ledger that knows all shapes and groups. InputError, and no folder,
+        """Make the run folder with run.yaml and a ledger that knows all shapes and units. InputError, and no folder,
         where it cannot be written."""
         paths = create_run_folder(self.request.runs, self.config.run)
         try:
@@ -144,8 +143,8 @@ class Prepared:
             why = f"in {self.request.db} already" if self.request.rows is None else "no row of this chip"
             ledger.skip_shapes(self.plan.skipped, why)
             now = time.time()
-            for group in self.plan.groups:
-                ledger.journal(GroupAdded(group.id, group.shapes, group.cost_s, group.value), now)
+            for work in self.plan.work:
+                ledger.journal(work, now)
         # last: a folder without run.yaml is no run
         self.config.write(paths.config)
         return paths

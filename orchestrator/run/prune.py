@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,10 @@ from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import Counts
 from orchestrator.paths import RunConfig, RunPaths, list_runs
-from orchestrator.run.view.status import state_now
+from orchestrator.view.status import state_now
+
+UNENDED = ("planned", "running")
+"""States of a run that writes its counts later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,20 @@ def _summary(paths: RunPaths) -> ListedRun:
     try:
         config = RunConfig.read(paths.config)
         with LedgerReader.open_readonly(paths.ledger) as ledger:
-            counts, state = ledger.counts(), ledger.state
+            state = ledger.state
+            counts = (None if state in UNENDED else _counted(paths)) or ledger.counts()
     except OrchestratorError:
         return ListedRun(paths, paths.run, "unreadable", Counts(), "", "", paths.config.stat().st_mtime)
     state = state_now(state, driven=bool(holder(paths.lock)))
     return ListedRun(paths, config.run, state, counts, config.family, config.shapes, config.created)
+
+
+def _counted(paths: RunPaths) -> Counts | None:
+    """Counts that a run wrote at its end; None where there are none: a journal need not be replayed for a list."""
+    try:
+        return Counts(**json.loads(paths.provenance.read_bytes())["counts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[ListedRun]:

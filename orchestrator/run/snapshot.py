@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.dispatch.control import holder
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.inventory import limit, load_inventory
-from orchestrator.ledger import LedgerReader
-from orchestrator.nodes.check import HOT_C, LIMIT_S, NodeAnswer, poll
+from orchestrator.ledger import LedgerReader, Replay
+from orchestrator.nodes.check import LIMIT_S, NodeAnswer, poll
 from orchestrator.nodes.plan import plan_nodes
 from orchestrator.paths import RunConfig
-from orchestrator.run.view.reading import ViewReader
-from orchestrator.run.view.status import run_status, state_now
-from orchestrator.status import NodeStatus, RunStatus
+from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
+from worker.device.health import HOT_C
 from worker.text import uncoloured
 
 if TYPE_CHECKING:
@@ -43,17 +42,16 @@ class RunSnapshot:
         inventory = load_inventory(paths.inventory)
         if self._config.limit is not None:
             inventory = limit(inventory, self._config.limit)
+        self._replay = Replay()
         self.plans = plan_nodes(inventory, self._config.run, paths.root)
-        self._reader = ViewReader()
 
     def status(self) -> RunStatus:
         """Status from the ledger and the run's folder."""
         who = holder(self._paths.lock)
-        with LedgerReader.open_readonly(self._paths.ledger) as ledger, ledger.snapshot():
-            view = self._reader.update(ledger)
-            about = self._reader.about(ledger, self._config, {p.node: p.slots for p in self.plans})
-            state = state_now(ledger.state, driven=bool(who))
-            status = run_status(view, about, state, time.time(), end=None if who else ledger.meta("ended"))
+        with LedgerReader.open_readonly(self._paths.ledger, replay=self._replay) as ledger, ledger.snapshot():
+            about = RunHeader.of(ledger, self._config, {p.node: p.slots for p in self.plans})
+            word = state_now(ledger.state, driven=bool(who))
+            status = run_status(ledger.replayed, about, word, time.time(), end=None if who else ledger.meta("ended"))
             devices = {(x.node, x.slot): str(x.device.get("device", "")) for x in ledger.slots()}
         status.controller = f"process {who['pid']} on {who.get('host', '?')}" if who else ""
         for node in status.nodes:

@@ -14,8 +14,8 @@ from orchestrator.cli.output import run_end  # noqa: F401 - imported once, for a
 from orchestrator.dispatch.timeouts import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
+from orchestrator.policy import PolicySettings
 from orchestrator.run.drive import DriveSettings
-from orchestrator.scheduling.model import PolicySettings
 from tests.fleet.link import NodeLink
 
 TIMEOUTS = Timeouts(
@@ -23,7 +23,7 @@ TIMEOUTS = Timeouts(
     jitter=0.01, steady=0.2, vanished=0.3, busy=0.05, close=0.5, stop=StopLimits(2.0, 1.0, 5.0),
     cancel=StopLimits(1.0, 0.5, 2.5),
 )  # fmt: skip
-POLICY = PolicySettings(first_cool_down_s=0.05, cool_down_s=0.3, verdict_timeout_s=20.0, proof_s=5.0)
+POLICY = PolicySettings(first_cool_down_s=0.05, cool_down_s=0.3, proof_s=5.0)
 
 
 def main(request: Mapping[str, Any]) -> int:

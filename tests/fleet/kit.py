@@ -323,13 +323,13 @@ class Fleet:
     def innocent_starts(self, guilty: Collection[str]) -> Counter[int]:
         """The same of the shapes that are not among these (MxNxK)."""
         with self.ledger() as ledger:
-            names = {s.id: "x".join(str(v) for v in s.key[:3]) for s in ledger.shapes()}
+            names = {i: "x".join(str(v) for v in key[:3]) for i, key in ledger.keys.items()}
         return Counter({s: n for s, n in self.starts().items() if names[s] not in guilty})
 
     def failed(self) -> dict[str, str]:
         """Reason by shape, as MxNxK."""
         with self.ledger() as ledger:
-            return {"x".join(str(v) for v in f.key[:3]): f.reason for f in ledger.failed()}
+            return {"x".join(str(v) for v in f.key[:3]): f.reason or "" for f in ledger.failed()}
 
     def rows(self, name: str = "tuned") -> list[dict[str, str]]:
         """Rows of a CSV of the run."""

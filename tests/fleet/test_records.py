@@ -23,7 +23,7 @@ ESC = "\x1b"
 def bad_lines(fleet: Fleet) -> dict[tuple[str, str], int]:
     """Lines that are no records of ours, by node and stream."""
     with fleet.ledger() as ledger:
-        return {(o.node, o.stream): o.bad for o in ledger.streams() if o.bad}
+        return {(n, s): bad for n, s, bad in ledger.query("SELECT node, stream, bad FROM offsets WHERE bad > 0")}
 
 
 def append(path: Path, *lines: bytes) -> None:

@@ -145,8 +145,8 @@ class ChaosRun:
         assert not innocent, f"innocent shapes failed: {innocent}"
         assert {k: failed[k].reason for k in chaos.guilty if k in failed} == chaos.guilty
         for name in failed:
-            (verdict, *_) = steps(bench, name, "FailShape")
-            assert verdict["reason"] == failed[name].reason
+            (story,) = bench.run("explain", name, "--json").json()["stories"]
+            assert story["now"].startswith(f"failed ({failed[name].reason}")
         rows = read_csv(bench.root / "db.csv")
         assert len({(r["M"], r["N"], r["K"]) for r in rows}) == len(rows) == self.total - len(failed)
         self._check_measured({s.id for s in shapes.values() if s.state == "tuned"}, names)
@@ -189,7 +189,7 @@ class ChaosRun:
         kills = any(f["kind"] == "kill_worker" for f in self.chaos.faults)
         for node in self.fleet.nodes:
             done = [d for d in self.log if d.mishap.node in (node.name, "")]
-            for s in steps(self.bench, node.name, "NodeLost"):
+            for s in steps(self.bench, node.name, "away"):
                 assert any(d.began <= s["t"] for d in done), (s, done)
         guilty = set(self.chaos.guilty)
         flaky = {f"{f['match']['M']}x{f['match']['N']}x64" for f in self.chaos.faults if "M" in f["match"]}

@@ -156,25 +156,17 @@ def journal(bench: Bench, kind: type[Record]) -> list[tuple[float, Any]]:
         return [(t, r) for t, r in ledger.journal_records() if isinstance(r, kind)]
 
 
-def steps(bench: Bench, what: str, *types: str) -> list[dict[str, Any]]:
-    """Steps of `explain WHAT --json`, of some types."""
+def steps(bench: Bench, what: str, *kinds: str) -> list[dict[str, Any]]:
+    """Steps of `explain WHAT --json`, of some kinds."""
     (story,) = bench.run("explain", what, "--json").json()["stories"]
-    return [s for s in story["steps"] if not types or s["type"] in types]
-
-
-def faults_told(bench: Bench, what: str, outcome: str) -> list[tuple[float, str]]:
-    """(time, node) of the attempts that ended so, as `explain` has it."""
-    story = steps(bench, what)
-    nodes = {s["attempt"]: s["node"] for s in story if s["type"] in ("Send", "AttemptStarted")}
-    return [(s["t"], nodes[s["attempt"]]) for s in story if s["type"] == "AttemptEnded" and s["outcome"] == outcome]
+    return [s for s in story["steps"] if not kinds or s["kind"] in kinds]
 
 
 def troubled(bench: Bench, node: str, at: float) -> list[dict[str, Any]]:
     """The steps in which `explain NODE --json` says that it did not answer, since the injection."""
-    told = [s for s in steps(bench, node, "NodeTroubled") if s["t"] >= at]
+    told = [s for s in steps(bench, node, "trouble") if s["t"] >= at]
     assert told
-    assert told[0]["since"] <= told[0]["t"]
-    assert told[0]["node"] == node
+    assert told[0]["text"].startswith(f"{node} is in trouble")
     return told
 
 

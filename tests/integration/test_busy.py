@@ -115,4 +115,5 @@ def test_wait_until_they_are_done_while_the_others_work(fleet: HeavyFleet, remot
     assert all(t > free for t, r in told(remote, NodeJoined) if r.node == "h1")
     assert fleet.nodes[1].containers() == ["idler"]
     steps = remote.run("explain", "h1", "--json").json()["stories"][0]["steps"]
-    assert [s["doing"] for s in steps if s["type"] == "NodeBusy"] == ["wait", "free"]
+    (waited,) = [s for s in steps if s["kind"] == "busy"]
+    assert "h1 is occupied and waited for: container theirs" in waited["text"]

@@ -18,7 +18,6 @@ from tests.integration.fleetkit import (
     by_node,
     containers,
     docker_log,
-    faults_told,
     finish,
     finish_released,
     joined,
@@ -26,6 +25,7 @@ from tests.integration.fleetkit import (
     measured,
     release,
     settled,
+    steps,
     troubled,
     unclaimed,
     write_inventory,
@@ -75,13 +75,12 @@ def test_a_killed_container_comes_back(fleet: HeavyFleet, remote: Bench) -> None
     at = time.time()
     for name in node.containers("label=gemmfleet.slot"):
         node.kill_worker(name)
-    wait_until(lambda: faults_told(remote, "h1", "worker_died"), "the worker's end is known")
+    wait_until(lambda: steps(remote, "h1", "lost"), "the worker's end is known")
     out = finish_released(fleet, remote, run)
     assert run.returncode == 0, out
     settled(fleet, remote, n)
-    ((died, name),) = faults_told(remote, "h1", "worker_died")
-    assert name == "h1"
-    assert at <= docker_log(node, "die", at)[0] <= died
+    (died,) = steps(remote, "h1", "lost")
+    assert at <= docker_log(node, "die", at)[0] <= died["t"]
 
 
 def test_a_controller_killed_and_resumed(fleet: HeavyFleet, remote: Bench) -> None:

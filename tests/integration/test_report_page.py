@@ -11,11 +11,11 @@ from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import fit, render_page, write_report
+from orchestrator.report.collector import Collector
+from orchestrator.report.page import fit, render_page, write_report
 from tests.integration.browser import Browser, chromium, missing
 from tests.support.report_kit import empty_run, simulated_run
-from tests.unit.analysis.test_report_page import HOSTILE, spoiled
+from tests.unit.report.test_report_page import HOSTILE, spoiled
 
 pytestmark = [
     pytest.mark.xdist_group("report_page"),

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.analysis.report.live_server import PageServer
 from orchestrator.dispatch.control import run_lock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
+from orchestrator.report.live_server import PageServer
 from tests.integration.browser import chromium, missing
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
@@ -91,7 +91,7 @@ def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
 
 def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, _ = empty_run(tmp_path, 3)
-    monkeypatch.setitem(sys.modules, "orchestrator.analysis.report.live", None)
+    monkeypatch.setitem(sys.modules, "orchestrator.report.live", None)
     with pytest.raises(InputError, match=r"gemmfleet\[live\]"):
         PageServer(paths)
 

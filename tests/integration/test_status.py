@@ -14,7 +14,7 @@ from orchestrator.cli.output.node_rows import status_rows
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.nodes.check import no_answer
 from orchestrator.run.snapshot import add_answer
-from orchestrator.status import NodeStatus, RunStatus, SlotStatus
+from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.heavy.gpu import a_gpu, gpu_says
 from tests.integration.kit import Bench

@@ -20,6 +20,7 @@ class Clock(Protocol):
     """Services of the simulator to a node."""
 
     now: float
+    winners: dict[tuple[str, int], tuple[str, ...]]
 
     def later(self, seconds: float, do: Callable[[], None]) -> None: ...
     def written(self, node: SimNode) -> None: ...
@@ -35,7 +36,6 @@ class SimSpec:
     attempt: str
     slot: str | None
     shapes: tuple[int, ...]
-    only: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -180,7 +180,7 @@ class SimNode:
         seconds, end = self.seconds[shape] * self.plan.slow.get((self.name, w.slot), 1.0), None
         if shape not in faults.node_killers and shape not in faults.worker_killers:
             end = self._bad_end(w, shape, alone=len(spec.shapes) == 1)
-        lost = [] if end is not None else self._try_candidates(w, spec, shape)
+        lost = [] if end is not None else self._try_candidates(w, shape)
         if lost and len(spec.shapes) > 1:
             end = (Reason.FAULT, shape)  # one process has all of them
         w.in_flight = None if end is not None and end[1] is None else shape
@@ -221,49 +221,42 @@ class SimNode:
         """Candidates of a shape."""
         return self.plan.candidates or 2
 
-    def _left_out(self, w: SimWorker, spec: SimSpec, shape: int) -> dict[int, bool]:
+    def _left_out(self, w: SimWorker, shape: int) -> dict[int, bool]:
         """Candidates that the slot's blocklist withholds; whether each was seen on a second slot."""
-        if spec.only:
-            return {}
         return {
             c: sure for (slot, s, c), sure in self.blocked.items() if s == shape and (slot == w.slot or sure)
         }  # fmt: skip
 
-    def _try_candidates(self, w: SimWorker, spec: SimSpec, shape: int) -> list[int]:
+    def _try_candidates(self, w: SimWorker, shape: int) -> list[int]:
         """Those that fault now."""
         faults, losing = self.plan.faults, self.plan.faults.losing.get((self.name, w.slot))
         sick = losing.candidates if losing is not None and losing.since <= self.clock.now < losing.until else ()
         ill = faults.sick.get((self.name, w.slot))
         if ill is not None and ill.salvage and ill.hits(shape, self.clock.now):
             sick = tuple(range(self.rng.random() < 0.5, self._count))  # all of them, or all but the first
-        left_out = self._left_out(w, spec, shape)
+        left_out = self._left_out(w, shape)
         return [
             c
-            for c in spec.only or range(self._count)
+            for c in range(self._count)
             if c not in left_out
             and (c in sick or c in faults.cursed.get(shape, ()) or (faults.flaky and self.rng.random() < faults.flaky))
         ]
 
     def _tell_candidates(self, w: SimWorker, spec: SimSpec, shape: int, lost: list[int]) -> None:
-        left_out = self._left_out(w, spec, shape)
+        left_out = self._left_out(w, shape)
         for c in lost:
             self.blocked.setdefault((w.slot, shape, c), False)
-        ran = [c for c in spec.only or range(self._count) if c not in lost and c not in left_out]
+        ran = [c for c in range(self._count) if c not in lost and c not in left_out]
         earlier = [c for c, sure in left_out.items() if not sure]
         of_before = self.plan.faults.listed.get((self.name, w.slot), {}).get(shape, ())
-        complete = not lost and not earlier and not spec.only
         withheld = tuple((f"c{c}",) for c in (*lost, *earlier))
         old = tuple((f"c{c}",) for c in earlier if c in of_before)
-        ran_ids = tuple((f"c{c}",) for c in ran) if spec.only else ()
         if not ran:
-            no, why = Reason.NO_CANDIDATE, "none ran"
-            self.write(
-                ev.ShapeRefused(spec.attempt, shape, no, why, complete, ran_ids, withheld, old, False, len(ran))
-            )  # fmt: skip
+            self.write(ev.ShapeRefused(spec.attempt, shape, Reason.NO_CANDIDATE, "none ran", withheld, old))
             return
         best = min(ran, key=lambda c: self.plan.us((self.name, w.slot), shape, c))
-        names = (f"c{best}",), ran_ids, withheld, old
-        self.write(ev.ShapeTuned(spec.attempt, shape, complete, *names, False, len(ran)))
+        self.clock.winners[spec.attempt, shape] = (f"c{best}",)
+        self.write(ev.ShapeTuned(spec.attempt, shape, withheld, old))
 
     def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int], seconds: float) -> None:
         shape = spec.shapes[i]
@@ -272,7 +265,7 @@ class SimNode:
             self.silent[shape] -= 1
         elif shape in self.plan.faults.refused:
             self.write(ev.ShapeRefused(spec.attempt, shape, self.plan.faults.refused[shape], "it says so"))
-        elif self.plan.candidates or spec.only or lost:
+        elif self.plan.candidates or lost:
             self._tell_candidates(w, spec, shape, lost)
         else:
             self.write(ev.ShapeTuned(spec.attempt, shape))

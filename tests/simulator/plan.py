@@ -8,18 +8,20 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from orchestrator.events import Event
+from orchestrator.policy.model import SlotId
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import SlotId
 
 
 @dataclass(frozen=True, slots=True)
 class SimGroup:
-    """`seconds`: true duration of each of the shapes, in order; `estimate_s`: what the planner thinks of all."""
+    """Shapes that may share a process. `seconds`: true duration of each, in order; `estimate_s`: what the planner
+    thinks of all. `whole`: they are one unit, which is never cut."""
 
     id: str
     shapes: tuple[int, ...]
     seconds: tuple[float, ...]
     estimate_s: float
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,8 @@ class SimPlan:
     canary_s: float = 1.0
     restart_s: float = 2.0
     """Time from a worker's death to its next start."""
+    mixes: bool = False
+    """Shapes of several groups may share a process, and idle slots may measure the end of a running one."""
     setup_s: float = 0.0
     """Set-up of an attempt before its first shape."""
     cold_s: float = 0.0

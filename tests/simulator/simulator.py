@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import heapq
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
 from orchestrator import events as ev
+from orchestrator.policy import Policy, PolicySettings
+from orchestrator.policy.model import SlotId
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import PolicySettings
-from orchestrator.scheduling.policy import Policy
 from tests.simulator.node import SimNode, SimSpec, SimWorker
-from tests.simulator.plan import SimPlan
+from tests.simulator.plan import SimGroup, SimPlan
 
 
 @dataclass(slots=True)
@@ -73,29 +73,28 @@ class Result:
         return [(t, r) for t, r in self.journal if isinstance(r, kind)]
 
 
-def books(journal: list[tuple[float, ev.Record]]) -> dict[int, ShapeEnd]:
-    """Each shape's end by the journal alone, as the ledger keeps it: the first settlement counts."""
+def books(
+    journal: list[tuple[float, ev.Record]], winners: Mapping[tuple[str, int], tuple[str, ...]] | None = None
+) -> dict[int, ShapeEnd]:
+    """Each shape's end by the journal alone, as the ledger keeps it: the first settlement counts. `winners`: the best
+    candidate of an attempt and shape."""
     out: dict[int, ShapeEnd] = {}
-    best: dict[tuple[str, int], tuple[str, ...]] = {}
+    best = winners or {}
     for _, r in journal:
-        if isinstance(r, ev.ShapeTuned):
-            best[r.attempt, r.shape] = r.best
         match r:
-            case ev.GroupAdded(_, shapes, _):
-                out.update((s, ShapeEnd()) for s in shapes)
+            case ev.WorkAdded(_, units):
+                out.update((s, ShapeEnd()) for unit in units for s in unit)
             case ev.ShapeStarted(attempt, shape):
                 out[shape].attempts.append(attempt)
             case ev.ShapeTuned(attempt, shape) if r.complete and out[shape].end == "pending":
                 out[shape].end, out[shape].reason = "tuned", None
-                out[shape].winner = best[attempt, shape]
+                out[shape].winner = best.get((attempt, shape), ())
                 out[shape].settled += 1
             case ev.SettleShape(shape, attempt, confirmed, detail):
                 e = out[shape]
                 e.end, e.reason, e.detail, e.confirmed = "tuned", None, detail, confirmed
-                e.winner, e.unconfirmed = best[attempt, shape], not confirmed
+                e.winner, e.unconfirmed = best.get((attempt, shape), ()), not confirmed
                 e.settled += 1
-            case ev.Confirm(shape=shape):
-                out[shape] = ShapeEnd(attempts=out[shape].attempts)
             case ev.FailShape(shape, reason, detail, _, confirmed):
                 e = out[shape]
                 e.end, e.reason, e.detail, e.confirmed = "failed", reason, detail, confirmed
@@ -131,6 +130,8 @@ class Simulator:
     ) -> None:
         self.plan, self.settings, self._step = plan, settings, step
         self.policy = Policy(settings)
+        self.winners: dict[tuple[str, int], tuple[str, ...]] = {}
+        self._left_out: dict[int, dict[SlotId, set[int]]] = {}
         self.journal: list[tuple[float, ev.Record]] = []
         self.now = 0.0
         self._rng = random.Random(plan.seed)
@@ -172,7 +173,7 @@ class Simulator:
 
     def run(self) -> Result:
         for g in self.plan.groups:
-            self.handle(ev.GroupAdded(g.id, g.shapes, g.estimate_s))
+            self.handle(work_of(g, self.plan))
         schedule(self)
         self.controller_starts()
         end: Literal["finished", "stuck", "late"] = "late"
@@ -199,9 +200,10 @@ class Simulator:
             for w in node.workers.values():
                 node.stop(w)
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
+        shapes = books(self.journal, self.winners)
         return Result(
-            end, progress.stuck, books(self.journal), self.now, self.plan.slots, self._measured_s, deaths, self.journal
-        )
+            end, progress.stuck, shapes, self.now, self.plan.slots, self._measured_s, deaths, self.journal
+        )  # fmt: skip
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -209,6 +211,8 @@ class Simulator:
         """Journal, decide, journal, act: as dispatch does it."""
         if not isinstance(event, ev.Tick):
             self.journal.append((self.now, event))
+        if isinstance(event, ev.ShapeTuned | ev.ShapeRefused):
+            self._compare(event)
         decisions = self.policy.handle(event, self.now)
         self.journal += [(self.now, d) for d in decisions]
         for d in decisions:
@@ -369,21 +373,25 @@ class Simulator:
 
     def _act(self, d: ev.Decision) -> None:
         if isinstance(d, ev.Send):
-            only = tuple(int(name[1:]) for (name,) in d.only)
-            self._put(d.node, SimSpec(d.seq, d.attempt, d.slot, self.policy.shapes_of(d.group), only))
-        elif isinstance(d, ev.ChargeSlot):
-            node = self.nodes[d.node]
-            for (name,) in (*d.candidates, *d.earlier):
-                node.news.append(partial(node.blocked.pop, (d.slot, d.shape, int(name[1:])), None))
-        elif isinstance(d, ev.ConvictCandidates):
-            for (name,), (at, slot) in [(c, p) for c in d.candidates for p in d.places]:
-                blocked = self.nodes[at].blocked
-                self.nodes[at].news.append(partial(blocked.__setitem__, (slot, d.shape, int(name[1:])), True))
+            self._put(d.node, SimSpec(d.seq, d.attempt, d.slot, d.shapes))
         elif isinstance(d, ev.AskCanary):
             self._put(d.node, SimSpec(0, d.attempt, d.slot, ()))
         elif isinstance(d, ev.TakeBack):
             node = self.nodes[d.node]
             self.later(self.plan.lag_s, partial(self._take_back, node, node.session, d.attempt))
+
+    def _compare(self, e: ev.ShapeTuned | ev.ShapeRefused) -> None:
+        """Tell the blocklists what became of their candidates on another slot, as the ledger does."""
+        a = self.policy.state.attempts[e.attempt]
+        here, lost = (a.node, a.slot), {int(c[1:]) for (c,) in e.withheld}
+        for (name, slot), others in self._left_out.get(e.shape, {}).items():
+            for c in others if (name, slot) != here else ():
+                for node, key in ((name, slot), *([here] if c in lost else [])):
+                    blocked, entry = self.nodes[node].blocked, (key, e.shape, c)
+                    tell = partial(blocked.__setitem__, entry, True) if c in lost else partial(blocked.pop, entry, None)
+                    self.nodes[node].news.append(tell)
+        if lost:
+            self._left_out.setdefault(e.shape, {}).setdefault(here, set()).update(lost)
 
     def _put(self, name: str, spec: SimSpec) -> None:
         node = self.nodes[name]
@@ -405,6 +413,20 @@ class Simulator:
                 self.handle(ev.AttemptTaken(attempt, won))
 
         self.later(self.plan.lag_s, answer)
+
+
+def work_of(g: SimGroup, plan: SimPlan) -> ev.WorkAdded:
+    """The group's shapes as planning hands them to the policy."""
+    units = (g.shapes,) if g.whole else tuple((s,) for s in g.shapes)
+    each = g.estimate_s / sum(g.seconds) if sum(g.seconds) else 0.0
+    costs = {s: each * t for s, t in zip(g.shapes, g.seconds, strict=True)}
+    return ev.WorkAdded(
+        "" if plan.mixes else g.id,
+        units,
+        tuple(tuple(costs[s] for s in unit) for unit in units),
+        setup_s=plan.setup_s,
+        shares_end=plan.mixes,
+    )
 
 
 def schedule(sim: Simulator) -> None:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from orchestrator.policy.model import SlotId
 from orchestrator.reasons import Reason
-from orchestrator.scheduling.model import SlotId
 from tests.simulator.plan import Faults, Losing, Outage, Poison, Sickness, SimGroup, SimLease, SimPlan, Span
 
 FAULT_REASONS = (Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR)

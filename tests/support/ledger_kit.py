@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import Ingest, Ledger, LedgerReader
-from orchestrator.ledger.model import Attempt
-from orchestrator.ledger.writer import add_group
-from orchestrator.planning import Group
+from orchestrator.policy import PolicySettings
+from orchestrator.policy.apply import apply
+from orchestrator.policy.model import State
 from orchestrator.shapes import Shape
-from orchestrator.status import RunStatus
+from orchestrator.view.status import RunStatus
 from worker.families import Family
 from worker.protocol import record
 
@@ -45,12 +45,11 @@ class BadNotes:
 
 def per_node(ledger: LedgerReader) -> dict[str, tuple[int, int]]:
     """(shapes tuned, shapes failed) by node; a failed shape counts where its blamed attempt ran."""
-    where = {a.id: a.node for a in ledger.attempts()}
     out: dict[str, tuple[int, int]] = {}
     for s in ledger.shapes():
-        if s.attempt is not None and s.state in ("tuned", "failed"):
-            tuned, failed = out.get(where[s.attempt], (0, 0))
-            out[where[s.attempt]] = (tuned + (s.state == "tuned"), failed + (s.state == "failed"))
+        if s.attempt and s.state in ("tuned", "failed"):
+            tuned, failed = out.get(s.node, (0, 0))
+            out[s.node] = (tuned + (s.state == "tuned"), failed + (s.state == "failed"))
     return out
 
 
@@ -60,7 +59,10 @@ def tuned_times(ledger: LedgerReader) -> list[float]:
 
 
 class Run:
-    """A ledger with groups, and a worker on node n1 (or another) that says what a test wants."""
+    """A ledger with groups, and a worker on node n1 (or another) that says what a test wants.
+
+    An attempt is named by its group: g0001-1 has the shapes of the first group, g0002-1 those of the second.
+    """
 
     def __init__(
         self,
@@ -70,14 +72,16 @@ class Run:
         asked: Sequence[Shape] = (),
     ) -> None:
         self.ledger = Ledger.create(folder / "ledger.db")
-        self.ingest = Ingest(self.ledger)
+        self.state = State(PolicySettings())
+        self.ledger.drive(self.state)
+        self.ingest = Ingest(self.ledger, self.state)
         self.now = 1000.0
-        plan = [Group(f"g{n:04d}", tuple(ids), 5.0) for n, ids in enumerate(groups, 1)]
+        self.groups = {f"g{n:04d}": tuple(ids) for n, ids in enumerate(groups, 1)}
         with self.ledger.transaction():
             self.ledger.set_meta("tuner", "replay")
             self.ledger.add_shapes(asked or shapes(max(i for ids in groups for i in ids)), family)
-            for group in plan:
-                add_group(self.ledger._conn, group.id, None, group.shapes, group.cost_s, None)
+        units = tuple((i,) for ids in groups for i in ids)
+        self.journal(ev.WorkAdded("all", units, tuple((2.5,) for _ in units)))
 
     def __enter__(self) -> Run:
         return self
@@ -85,14 +89,22 @@ class Run:
     def __exit__(self, *exc: object) -> None:
         self.ledger.close()
 
-    def journal(self, *records: ev.Record) -> list[bool]:
+    def journal(self, *records: ev.Record) -> None:
+        """Keep records and apply them, as a controller does."""
         self.now += 1.0
         with self.ledger.transaction():
-            return [self.ledger.journal(r, self.now) for r in records]
+            self._keep(records)
 
-    def send(self, attempt: str, node: str = "n1", slot: str | None = None) -> None:
-        group = attempt.rsplit("-", 1)[0]
-        self.journal(ev.Send(attempt, group, node, slot, int(self.now)))
+    def _keep(self, records: Iterable[ev.Record]) -> None:
+        for r in records:
+            self.ledger.journal(r, self.now)
+            apply(self.state, r, self.now)
+
+    def send(self, attempt: str, node: str = "n1", slot: str = "0") -> None:
+        known = self.state.nodes.get(node)
+        if known is None or slot not in known.slots:
+            self.journal(ev.NodeExpected(node, (slot,)), ev.NodeJoined(node, (*(known.slots if known else ()), slot)))
+        self.journal(ev.Send(attempt, node, slot, int(self.now), self.groups[attempt.rsplit("-", 1)[0]]))
 
     def says(self, *lines: bytes | dict[str, Any], node: str = "n1", slot: str = "0") -> list[ev.Event]:
         """Feed lines of a slot's events file and journal the events that come of them."""
@@ -100,8 +112,7 @@ class Run:
         self.now += 1.0
         with self.ledger.transaction():
             events, consumed = self.ingest.feed(node, slot, data)
-            for e in events:
-                self.ledger.journal(e, self.now)
+            self._keep(events)
         assert consumed == len(data)
         return events
 
@@ -115,14 +126,9 @@ class Run:
                 row("shape_tuned", attempt, i, us=us), node=node, slot=slot,
             )  # fmt: skip
 
-    def attempt(self, id_: str) -> Attempt:
-        """An attempt that there is."""
-        found = self.ledger.attempt(id_)
-        assert found is not None
-        return found
-
     def bad(self) -> int:
-        return sum(s.bad for s in self.ledger.streams())
+        """Lines that were no records, or impossible ones."""
+        return int(self.ledger.query("SELECT coalesce(sum(bad), 0) FROM offsets")[0][0])
 
 
 def started(attempt: str) -> dict[str, Any]:

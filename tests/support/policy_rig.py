@@ -1,16 +1,20 @@
-"""A policy with a journal around it, and short names for the events that tests feed it."""
+"""A policy with a journal around it, and short names for the events that tests feed it.
+
+Tests speak of shapes: the rig knows the attempt that has each.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from orchestrator import events as ev
+from orchestrator.policy import Policy, PolicySettings
+from orchestrator.policy.model import Attempt, Shape
 from orchestrator.reasons import Reason
-from orchestrator.scheduling import Policy, PolicySettings
 
 
 class Rig:
-    """Each call hands one event in and returns the decisions; `now` is moved by hand."""
+    """Each call hands events in and returns the decisions; `now` is moved by hand."""
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
         self.settings = settings
@@ -53,35 +57,63 @@ class Rig:
     def ended(self, name: str, cause: str = "preempted", *, charged: bool = False) -> list[ev.Decision]:
         return self.do(ev.LeaseEnded(name, cause, cause.upper(), charged))
 
-    def group(self, name: str, shapes: Iterable[int], cost_s: float = 60.0) -> list[ev.Decision]:
-        return self.do(ev.GroupAdded(name, tuple(shapes), cost_s))
+    def work(self, *shapes: int, cost_s: float = 60.0, kind: str = "k", **more: object) -> list[ev.Decision]:
+        """Shapes of one kind, each a unit of so many seconds."""
+        units, costs = tuple((s,) for s in shapes), tuple((cost_s,) for _ in shapes)
+        return self.do(ev.WorkAdded(kind, units, costs, **more))  # type: ignore[arg-type]
+
+    def singles(self, *shapes: int, cost_s: float = 60.0) -> list[ev.Decision]:
+        """Shapes that have a process of their own each."""
+        return self.work(*shapes, cost_s=cost_s, kind="single", alone=True)
 
     def canary(self, node: str, slot: str = "0", *, ok: bool = True) -> list[ev.Decision]:
         return self.do(ev.CanaryPassed(node, slot, 100.0) if ok else ev.CanaryFailed(node, slot, "wrong answer"))
 
-    def start(self, attempt: str, node: str, slot: str = "0", shape: int | None = None) -> list[ev.Decision]:
-        out = self.do(ev.AttemptStarted(attempt, node, slot))
-        return out + (self.shape(attempt, shape) if shape is not None else [])
+    def start(self, shape: int) -> list[ev.Decision]:
+        """Its attempt, if it has not begun, and the shape itself."""
+        a = self.attempt(shape)
+        out = self.do(ev.AttemptStarted(a.id, a.node, a.slot)) if a.state == "sent" else []
+        return out + self.do(ev.ShapeStarted(a.id, shape))
 
-    def shape(self, attempt: str, shape: int) -> list[ev.Decision]:
-        return self.do(ev.ShapeStarted(attempt, shape))
+    def tune(self, *shapes: int) -> list[ev.Decision]:
+        """Start the shapes and tune them; an attempt with all its shapes tuned ends."""
+        out = []
+        for s in shapes:
+            a = self.attempt(s)
+            out += self.start(s) + self.do(ev.ShapeTuned(a.id, s))
+            if all(i in a.landed for i in a.shapes):
+                out += self.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
+        return out
 
-    def tuned(self, attempt: str, *shapes: int) -> list[ev.Decision]:
-        return [d for s in shapes for d in self.do(ev.ShapeTuned(attempt, s))]
+    def incomplete(
+        self, shape: int, *left_out: str, earlier: Iterable[str] = (), won: bool = True
+    ) -> list[ev.Decision]:
+        """A result without some candidates; its attempt ends."""
+        a = self.attempt(shape)
+        names, old = tuple((c,) for c in left_out), tuple((c,) for c in earlier)
+        refused = ev.ShapeRefused(a.id, shape, Reason.NO_CANDIDATE, "none ran", names, old)
+        out = self.start(shape) + self.do(ev.ShapeTuned(a.id, shape, names, old) if won else refused)
+        return out + self.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
 
-    def end(self, attempt: str, outcome: Reason = Reason.DONE, in_flight: int | None = None) -> list[ev.Decision]:
-        return self.do(ev.AttemptEnded(attempt, outcome, in_flight, "detail", 1.0))
+    def fault(self, shape: int, outcome: Reason = Reason.FAULT, *, known: bool = True) -> list[ev.Decision]:
+        """A bad end at the shape, and the canary of the worker after it."""
+        return self.bad_end(shape, outcome, known=known) + self.canary(*self.at(shape))
 
-    def fault(self, attempt: str, in_flight: int | None, outcome: Reason = Reason.FAULT) -> list[ev.Decision]:
-        """A bad end, and the canary of the worker after it."""
-        a = next(a for a in self.policy.outstanding() if a.id == attempt)
-        return self.end(attempt, outcome, in_flight) + self.canary(a.node, a.at or a.slot or "0")
+    def bad_end(self, shape: int, outcome: Reason = Reason.FAULT, *, known: bool = True) -> list[ev.Decision]:
+        a = self.attempt(shape)
+        self._at = (a.node, a.slot)
+        out = self.do(ev.AttemptStarted(a.id, a.node, a.slot)) if a.state == "sent" else []
+        return out + self.do(ev.AttemptEnded(a.id, outcome, shape if known else None, "detail", 1.0))
+
+    def at(self, shape: int) -> tuple[str, str]:
+        """Place where the shape just ended badly."""
+        return self._at
 
     def lost(self, node: str) -> list[ev.Decision]:
         return self.do(ev.NodeLost(node, "silent"))
 
-    def taken(self, attempt: str, *, won: bool = True) -> list[ev.Decision]:
-        return self.do(ev.AttemptTaken(attempt, won))
+    def taken(self, shape: int, *, won: bool = True) -> list[ev.Decision]:
+        return self.do(ev.AttemptTaken(self.attempt(shape).id, won))
 
     def tick(self, seconds: float = 0.0) -> list[ev.Decision]:
         self.now += seconds
@@ -89,18 +121,30 @@ class Rig:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    def outstanding(self) -> dict[str, tuple[str, str | None]]:
-        """Attempt -> (node, slot)."""
-        return {a.id: (a.node, a.at or a.slot) for a in self.policy.outstanding()}
+    def shape(self, shape: int) -> Shape:
+        return self.policy.state.shapes[shape]
+
+    def attempt(self, shape: int) -> Attempt:
+        """The latest attempt that is not over and has the shape."""
+        found = [a for a in self.policy.outstanding() if shape in a.shapes]
+        assert found, self.policy.why(shape)
+        return found[-1]
+
+    def where(self, shape: int) -> str:
+        """`n1` or `n1/2` (not slot 0) of that attempt; "" where it waits."""
+        for a in reversed(self.policy.outstanding()):
+            if shape in a.shapes:
+                return a.node if a.slot == "0" else f"{a.node}/{a.slot}"
+        return ""
 
 
 def of(kind: type[ev.Record], decisions: Iterable[ev.Record]) -> list[ev.Record]:
     return [d for d in decisions if isinstance(d, kind)]
 
 
-def sends(decisions: Iterable[ev.Record]) -> list[tuple[str, str, str | None]]:
-    """(attempt, node, slot) of each Send."""
-    return [(d.attempt, d.node, d.slot) for d in decisions if isinstance(d, ev.Send)]
+def groups(decisions: Iterable[ev.Record]) -> list[tuple[str, tuple[int, ...]]]:
+    """(node, shapes) of each Send."""
+    return [(d.node, d.shapes) for d in decisions if isinstance(d, ev.Send)]
 
 
 def fails(decisions: Iterable[ev.Record]) -> list[tuple[int, Reason, bool]]:
@@ -108,19 +152,12 @@ def fails(decisions: Iterable[ev.Record]) -> list[tuple[int, Reason, bool]]:
     return [(d.shape, d.reason, d.confirmed) for d in decisions if isinstance(d, ev.FailShape)]
 
 
-def kinds(decisions: Iterable[ev.Record]) -> list[str]:
-    return [type(d).__name__ for d in decisions]
-
-
-def proven_nodes() -> Rig:
-    """A rig whose nodes a, b and c have tuned a shape each (11, 12, 13)."""
-    rig = Rig()
-    for node in ("a", "b", "c"):
-        rig.node(node)
-    for shape in (11, 12, 13):
-        rig.group(f"g{shape}", [shape])
-    for attempt, (node, _) in rig.outstanding().items():
-        rig.start(attempt, node)
-        rig.tuned(attempt, int(attempt[1:3]))
-        rig.end(attempt)
+def proven_nodes(*names: str) -> Rig:
+    """A rig whose nodes (a, b and c by default) have each tuned a shape of its own: 101, 102, ..."""
+    rig, names = Rig(), names or ("a", "b", "c")
+    for name in names:
+        rig.node(name)
+    shapes = range(101, 101 + len(names))
+    rig.singles(*shapes)
+    rig.tune(*shapes)
     return rig

@@ -11,6 +11,7 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import row_values
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.reasons import Reason
 from orchestrator.shapes import Shape
@@ -74,17 +75,19 @@ def fill(
 ) -> None:
     """Journal and rows; `names` gives some shapes' winners another kernel name."""
     rng = random.Random(7)
-    by_id = {s.id: s for s in asked}
+    by_id, places = {s.id: s for s in asked}, {a.id: (a.node, a.slot) for a in ledger.replayed.attempts.values()}
     with ledger.transaction():
         for t, record in journal:
+            if isinstance(record, ev.Send):
+                places[record.attempt] = (record.node, record.slot)
             if isinstance(record, ev.ShapeTuned):
-                attempt = ledger.attempt(record.attempt)
-                assert attempt is not None
+                node, slot = places[record.attempt]
                 for row, wins in candidates(by_id[record.shape], rng, names.get(record.shape, "")):
-                    ledger.row(
-                        attempt=attempt.id, shape=record.shape, node=attempt.node, slot=attempt.slot or "", t=BEGAN + t,
-                        row=row, winner=wins, device=DEVICE,
+                    made = row_values(
+                        attempt=record.attempt, shape=record.shape, node=node, slot=slot, t=BEGAN + t, row=row,
+                        winner=wins, device=DEVICE,
                     )  # fmt: skip
+                    ledger.put_rows([made])
             if isinstance(record, ev.NodeJoined):
                 for slot in record.slots:
                     ledger.slot_info(record.node, slot, info={"code": "c0de", "host": record.node}, device=DEVICE)

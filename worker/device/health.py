@@ -35,6 +35,8 @@ ROOT_ENV = "GEMMFLEET_HEALTH_ROOT"
 """Variable that names a folder with a recorded sys and proc to read instead, for tests of an agent's readings."""
 TOOL_EVERY_S = 60.0
 """A vendor's tool is called at most so often; between calls its last reading is used, with its age."""
+HOT_C = 100.0
+"""Temperature from which on a GPU is said to be hot."""
 
 
 def survey(root: Path = ROOT) -> list[dict[str, Any]]:

@@ -124,6 +124,11 @@ class TunerSpec:
     risk: Callable[[str, Mapping[str, int | str]], str] | None = None
     """(family, key) -> why a kernel may fault on the shape, so that it runs in a group of its own; "" for none.
     None: on no shape."""
+    unit: Callable[[str, Mapping[str, int | str]], object] | None = None
+    """(family, key) -> what shapes that differ only in M must have in common to be one unit, which one process tunes as
+    a whole. None: each shape is one."""
+    mixes: bool = False
+    """A process may tune shapes of several (N, K), and may be ended between two shapes."""
     version: Callable[[str, Mapping[str, Any]], str] = _own_version
     """(name, device facts of a slot) -> what must be the same for two rows to come from one version; "" for unknown."""
     own_command: str = ""

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from orchestrator.cli.output.terminal import plain
-from orchestrator.status import NodeStatus, duration
+from orchestrator.view.status import NodeStatus
+from orchestrator.view.words import duration
 from worker.text import plural
 
 AWAY = ("unreachable", "slow")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 from rich.text import Text
@@ -17,9 +17,8 @@ from rich.text import Text
 from orchestrator.cli.output.terminal import MOST_ROWS, console, plain, table
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.events import CanaryTimed, NodeBusy
 from orchestrator.families import get_family
-from orchestrator.ledger import FailedShape, LedgerReader, ProfileRow, Unconfirmed
+from orchestrator.ledger import LedgerReader, LeftOut, ProfileRow, ShapeState
 from orchestrator.ledger.model import NOT_WORTH_IT
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.planning.value import Won
@@ -27,9 +26,9 @@ from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import NOISY_GAIN, gains, noise_note
 from orchestrator.run.limits import won_so_far, worths_of
-from orchestrator.run.view.run_view import ControllerSessions
-from orchestrator.run.view.slot_speeds import CanaryTimes
 from orchestrator.shapes import describe
+from orchestrator.view.status import flag_words, sessions_until
+from orchestrator.view.words import worked_words
 from worker.families import Family
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
@@ -48,9 +47,9 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
         return report_bench(paths, config, state, json_=json_)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         counts, family = ledger.counts(), ledger.family
-        winners, failed, unconfirmed = list(ledger.winners()), ledger.failed(), ledger.unconfirmed()
+        winners, failed, unconfirmed = ledger.winners(), ledger.failed(), ledger.unconfirmed()
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]]) if winners and not json_ else {}
-        outside, flags = unpromised(ledger), _standing_out(ledger)
+        outside, flags = unpromised(ledger), flag_words(ledger.replayed)
         worths = worths_of(ledger)
         value = won_so_far(ledger, worths) if worths else None
         left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
@@ -66,9 +65,9 @@ def report_end(paths: RunPaths, state: str, *, json_: bool) -> int:
             "unconfirmed": [
                 {
                     "shape": describe(u.key), "node": u.node, "slot": u.slot, "why": u.detail,
-                    "withheld": [w.to_json() for w in u.withheld],
+                    "withheld": [w.to_json() for w in left_out],
                 }
-                for u in unconfirmed
+                for u, left_out in unconfirmed
             ],
             "standing_out": flags,
             "unpromised": outside, "merge": report.to_json() if report else None,
@@ -113,14 +112,6 @@ def merge_winners(config: RunConfig, family: Family, paths: RunPaths) -> tuple[M
     return report, None
 
 
-def _standing_out(ledger: LedgerReader) -> list[str]:
-    """Sentences on slots that are slow, hot or power-capped."""
-    times = CanaryTimes()
-    for t, record in ledger.journal_records(only=CanaryTimed):
-        times.feed(t, cast(CanaryTimed, record))
-    return [f"{node} slot {slot} is {why}" for (node, slot), why in times.flags().items()]
-
-
 def _files(paths: RunPaths) -> dict[str, str]:
     """Return the path of each result file that the run has, by name."""
     return {p.name: str(p) for p in paths.results() if p.exists()}
@@ -146,7 +137,7 @@ def _print_winners(winners: Sequence[ProfileRow], gains: Mapping[int, float]) ->
         print(f"! {note}")
 
 
-def _print_failed(failed: Sequence[FailedShape]) -> None:
+def _print_failed(failed: Sequence[ShapeState]) -> None:
     for f in failed[:MOST_ROWS]:
         where = f" on {f.node} slot {f.slot}" if f.node else ""
         sure = "" if f.confirmed else " (unconfirmed)"
@@ -155,13 +146,13 @@ def _print_failed(failed: Sequence[FailedShape]) -> None:
         print(f"... and {len(failed) - MOST_ROWS} more in failed.csv")
 
 
-def _print_unconfirmed(unconfirmed: Sequence[Unconfirmed]) -> None:
+def _print_unconfirmed(unconfirmed: Sequence[tuple[ShapeState, Sequence[LeftOut]]]) -> None:
     """Print the winners that rest on one slot's evidence alone."""
     if not unconfirmed:
         return
-    names = and_more([describe(u.key) for u in unconfirmed], 4)
-    left_out = plural(sum(len(u.withheld) for u in unconfirmed), "candidate")
-    places = sorted({f"{w.node} slot {w.slot}" for u in unconfirmed for w in u.withheld})
+    names = and_more([describe(u.key) for u, _ in unconfirmed], 4)
+    left_out = plural(sum(len(ws) for _, ws in unconfirmed), "candidate")
+    places = sorted({f"{w.node} slot {w.slot}" for _, ws in unconfirmed for w in ws})
     where = f" on {' and '.join(places[:4])}" if places else ""
     n = plural(len(unconfirmed), "shape")
     print(f"! {n} unconfirmed: {names}: {left_out} faulted{where}, and no second slot could try them")
@@ -202,14 +193,12 @@ def _print_refused(paths: RunPaths, config: RunConfig, refused: InputError | Non
     print(f"nothing was merged into {config.db}; later: {command(merging)}")
 
 
-def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[FailedShape]) -> None:
+def _print_summary(paths: RunPaths, config: RunConfig, state: str, failed: Sequence[ShapeState]) -> None:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        c, ended, sessions, shared = ledger.counts(), ledger.meta("ended"), ControllerSessions(), set[str]()
-        for t, record in ledger.journal_records():
-            sessions.feed(t, record)
-            if isinstance(record, NodeBusy) and record.doing == "share":
-                shared.add(record.node)
-    took = f" in {sessions.words(ended)}" if sessions.all else ""
+        c, known = ledger.counts(), ledger.replayed
+        took = worked_words(sessions_until(known, ledger.meta("ended")))
+        shared = [n.name for n in known.nodes.values() if any(to == "shared" for _, to, _ in n.history)]
+    took = f" in {took}" if took else ""
     parts = [f"{c.tuned} tuned"]
     parts += [
         f"{n} {w}" for n, w in ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending")) if n

@@ -18,8 +18,8 @@ from orchestrator.cli.output.node_rows import (
 )
 from orchestrator.cli.output.terminal import console, plain
 from orchestrator.command_hints import command
-from orchestrator.run.view.status import left_words
-from orchestrator.status import NodeStatus, RunStatus, duration
+from orchestrator.view.status import NodeStatus, RunStatus
+from orchestrator.view.words import duration, left_words
 from worker.text import plural
 
 if TYPE_CHECKING:

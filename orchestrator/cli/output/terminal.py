@@ -6,7 +6,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from orchestrator.status import duration
 from worker.text import plural, uncoloured
 
 if TYPE_CHECKING:
@@ -50,24 +49,27 @@ def table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 
 def plan_table(plan: Plan, family: Family, shapes: Sequence[Shape]) -> None:
-    """Print the groups with shared keys and cost, then the share of each node."""
+    """Print the work by shared key with its cost, then the slots of each node."""
     keys = {s.id: s.key_dict(family) for s in shapes}
+    from orchestrator.planning import seconds_of
+
     out = console()
-    t = table("group", "shapes", family.m_column, "shared key", "cost", right=("shapes", "cost"))
-    everywhere = _constant([keys[g.shapes[0]] for g in plan.groups])
-    for g in plan.groups[:MOST_ROWS]:
-        sizes = [int(keys[i][family.m_column]) for i in g.shapes]
-        shared = " ".join(f"{k}={v}" for k, v in keys[g.shapes[0]].items() if k not in (family.m_column, *everywhere))
+    t = table("shapes", family.m_column, "shared key", "cost", "", right=("shapes", "cost"))
+    rows = [[i for unit in w.units for i in unit] for w in plan.work]
+    everywhere = _constant([keys[ids[0]] for ids in rows])
+    for w, ids in [*zip(plan.work, rows, strict=True)][:MOST_ROWS]:
+        sizes = [int(keys[i][family.m_column]) for i in ids]
+        shared = " ".join(f"{k}={v}" for k, v in keys[ids[0]].items() if k not in (family.m_column, *everywhere))
         span = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}..{max(sizes)}"
-        t.add_row(g.id, str(len(sizes)), span, shared, f"{g.cost_s:.1f} s")
+        t.add_row(str(len(sizes)), span, shared, f"{seconds_of(w):.1f} s", "each alone" if w.alone else "")
     out.print(t)
-    if len(plan.groups) > MOST_ROWS:
-        out.print(f"... and {plural(len(plan.groups) - MOST_ROWS, 'more group')} (all with --json)")
+    if len(rows) > MOST_ROWS:
+        out.print(f"... and {plural(len(rows) - MOST_ROWS, 'more row')} (all with --json)")
     if everywhere:
-        out.print(f"all groups: {' '.join(f'{k}={v}' for k, v in everywhere.items())}", highlight=False)
-    n = table("node", "slots", "groups", "shapes", "work", right=("slots", "groups", "shapes", "work"))
-    for share in plan.nodes:
-        n.add_row(share.node, str(share.slots), str(share.groups), str(share.shapes), duration(share.cost_s))
+        out.print(f"everywhere: {' '.join(f'{k}={v}' for k, v in everywhere.items())}", highlight=False)
+    n = table("node", "slots", right=("slots",))
+    for node, slots in plan.nodes.items():
+        n.add_row(node, str(slots))
     out.print(n)
     out.print(f"cost: {plan.cost_source}")
 

@@ -10,17 +10,18 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator import events as ev
-from orchestrator.analysis.report.collector import Collector
-from orchestrator.analysis.report.page import fit, render_page
 from orchestrator.cli.app import app
 from orchestrator.cli.output.run_end import report_end
 from orchestrator.cli.output.status import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import row_values
 from orchestrator.paths import RunPaths
-from orchestrator.run.explain import explain
+from orchestrator.report.collector import Collector
+from orchestrator.report.page import fit, render_page
+from orchestrator.view.explain import explain
 from tests.support import report_kit as kit
-from tests.unit.cli.test_explain import add, told
+from tests.unit.view.test_explain import add, told
 
 SLOW = "n1 slot 3 is slow (compute 20.0 %, memory 0.0 % over the median of 4 slots)"
 
@@ -30,15 +31,15 @@ def paths(tmp_path: Path) -> RunPaths:
     """Two shapes on four slots, one of them slow."""
     paths, _ = kit.empty_run(tmp_path, 2)
     slots = ("0", "1", "2", "3")
-    add(paths, ev.GroupAdded("g0001", (1, 2), 10.0), ev.Resumed(1), ev.NodeJoined("n1", slots))
+    add(paths, ev.WorkAdded("k", ((1, 2),), ((5.0, 5.0),)), ev.Resumed(1), ev.NodeJoined("n1", slots))
     add(paths, *(ev.CanaryPassed("n1", s, 10.0) for s in slots))
     add(paths, *(ev.CanaryTimed("n1", s, 120.0 if s == "3" else 100.0, 50.0, "x") for s in slots))
-    add(paths, ev.Send("g0001-1", "g0001", "n1", "0", 1), ev.AttemptStarted("g0001-1", "n1", "0"))
+    add(paths, ev.Send("g0001-1", "n1", "0", 1, (1, 2)), ev.AttemptStarted("g0001-1", "n1", "0"))
     row = {"us": 12.0, "kernelName": "a", "libtype": "asm", "status": "ok", "samples": 9, "margin": 4.5}
     won: dict[str, Any] = {"node": "n1", "slot": "0", "t": kit.BEGAN, "row": row, "winner": True, "device": kit.DEVICE}
     with Ledger.open(paths.ledger) as ledger, ledger.transaction():
         for shape in (1, 2):
-            ledger.row(attempt="g0001-1", shape=shape, **won)
+            ledger.put_rows([row_values(attempt="g0001-1", shape=shape, **won)])
     add(paths, ev.ShapeTuned("g0001-1", 1), ev.ShapeTuned("g0001-1", 2))
     with Ledger.open(paths.ledger) as ledger, ledger.transaction():
         ledger.set_meta("state", "finished")

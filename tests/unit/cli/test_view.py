@@ -17,7 +17,8 @@ from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
 from orchestrator.ledger import clean as ledger_clean
 from orchestrator.nodes.check import NodeReport
-from orchestrator.status import NodeStatus, RunStatus, SlotStatus, duration
+from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
+from orchestrator.view.words import duration
 from worker.text import clean as worker_clean
 from worker.text import plural, tail
 

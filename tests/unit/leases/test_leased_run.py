@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import NoUsableNodeError
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned, Split
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.run import leased
 from orchestrator.run.drive import drive
-from orchestrator.run.explain import explain
 from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.run.snapshot import polled_status
-from orchestrator.status import RunStatus
+from orchestrator.view.explain import explain
+from orchestrator.view.status import RunStatus
 from tests.support.processes import kill_in
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
@@ -104,7 +104,7 @@ def test_a_lease_that_the_scheduler_takes_back_costs_nobody_anything(make_run: C
     assert run.scheduler.held() == [], "nothing is left in the queue"
     tuned = [r.shape for r in run.records(ShapeTuned) if isinstance(r, ShapeTuned)]
     assert sorted(tuned) == list(range(1, 25)), "what was tuned is not measured again"
-    assert not run.records(FailShape, Split), "nobody is suspected"
+    assert not run.records(FailShape), "nobody is suspected"
 
 
 def test_cancel_of_a_run_without_a_controller_gives_its_leases_back(make_run: Callable[..., LeasedRun]) -> None:

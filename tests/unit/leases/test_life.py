@@ -33,7 +33,7 @@ from orchestrator.leases.life import (
     Pool,
     wanted,
 )
-from orchestrator.scheduling import Policy
+from orchestrator.policy import Policy
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import wait_until
 

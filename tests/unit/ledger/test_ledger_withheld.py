@@ -14,11 +14,9 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.cli.output.run_end import _print_unconfirmed
-from orchestrator.errors import LedgerError
 from orchestrator.ledger.reader import reconcile
-from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, provenance, write_profile
-from tests.support.ledger_kit import A8W8, Run, row, started
+from tests.support.ledger_kit import A8W8, Run, ended, row, started
 
 ASM, CK = ["asm", "7"], ["ck", "3"]
 
@@ -42,7 +40,7 @@ def tuned(*withheld: dict[str, Any], attempt: str = "g0002-1", **more: Any) -> d
 
 def test_a_result_with_candidates_left_out_settles_nothing(run: Run) -> None:
     (event,) = run.says(row("row", "g0002-1", 3), tuned(entry(ASM)))[:1]
-    assert event == ev.ShapeTuned("g0002-1", 3, False, ("ck", "3"), (), (("asm", "7"),), trials=1)
+    assert event == ev.ShapeTuned("g0002-1", 3, (("asm", "7"),))
     assert run.ledger.counts().tuned == 0
     (kept,) = run.ledger.left_out(3)
     assert (kept.candidate, kept.node, kept.slot, kept.gpu, kept.verdict) == (("asm", "7"), "n1", "0", "gpu-1", None)
@@ -52,7 +50,7 @@ def test_a_result_with_candidates_left_out_settles_nothing(run: Run) -> None:
 
 def test_what_two_slots_saw_before_leaves_the_attempt_complete(run: Run) -> None:
     (event,) = run.says(tuned(entry(ASM, confirmed=True, source="blocklist")))
-    assert event == ev.ShapeTuned("g0002-1", 3, best=("ck", "3"))
+    assert event == ev.ShapeTuned("g0002-1", 3)
     assert run.ledger.counts().tuned == 1
     assert run.ledger.unconfirmed() == []
 
@@ -63,17 +61,11 @@ def test_a_blocklist_s_entries_are_told_apart(run: Run) -> None:
     assert (event.complete, event.earlier, event.cut) == (False, (("asm", "7"),), True)
 
 
-def test_an_attempt_on_some_candidates_is_never_complete_by_itself(run: Run) -> None:
-    (event,) = run.says({**tuned(), "ran": [CK, ASM]})
-    assert isinstance(event, ev.ShapeTuned)
-    assert (event.complete, event.ran, event.trials) == (False, (("ck", "3"), ("asm", "7")), 2)
-
-
 @pytest.mark.parametrize(
     "odd",
     [
-        {"withheld": "all"}, {"withheld": [{"candidate": ASM}]}, {"withheld": [entry([])]}, {"ran": [[1]]},
-        {"candidate": "ck"}, {"withheld_more": -1}, {"withheld": [entry(ASM, outcome="tired")]},
+        {"withheld": "all"}, {"withheld": [{"candidate": ASM}]}, {"withheld": [entry([])]}, {"withheld_more": -1},
+        {"withheld": [entry(ASM, outcome="tired")]},
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_counted_and_settles_nothing(run: Run, odd: dict[str, Any]) -> None:
@@ -84,46 +76,37 @@ def test_what_cannot_be_is_counted_and_settles_nothing(run: Run, odd: dict[str, 
 
 def test_a_decision_settles_it_and_says_whether_it_is_confirmed(run: Run) -> None:
     run.says(tuned(entry(ASM)))
-    assert run.journal(ev.SettleShape(3, "g0002-1", False, "no second slot")) == [True]
+    run.journal(ev.SettleShape(3, "g0002-1", False, "no second slot"))
     (shape,) = run.ledger.shapes("tuned")
     assert (shape.confirmed, shape.detail, shape.attempt) == (False, "no second slot", "g0002-1")
-    (found,) = run.ledger.unconfirmed()
+    ((found, left_out),) = run.ledger.unconfirmed()
     assert (found.id, found.node, found.slot) == (3, "n1", "0")
-    assert [w.candidate for w in found.withheld] == [("asm", "7")]
+    assert [w.candidate for w in left_out] == [("asm", "7")]
     assert reconcile(run.ledger) == []
 
 
-def test_an_unconfirmed_shape_can_be_looked_at_again_and_a_confirmed_one_cannot(run: Run) -> None:
-    run.says(tuned(entry(ASM)))
-    again = ev.Confirm(3, "g0002", "g0002a", (("asm", "7"), ("ck", "3")), (("n1", "0"),), "charged")
-    run.journal(ev.SettleShape(3, "g0002-1", False, "alone"))
-    assert run.journal(again) == [True]
-    assert run.ledger.counts().pending == 3
-    assert {g.id: (g.state, g.pending) for g in run.ledger.groups()}["g0002"][1] == 0
-    assert reconcile(run.ledger) == []
-    run.send("g0002a-1", "n2")
-    run.says(started("g0002a-1"), {**tuned(attempt="g0002a-1"), "ran": [CK, ASM]}, node="n2")
-    run.journal(ev.SettleShape(3, "g0002a-1", True, "1 candidate"))
-    assert [(w.attempt, w.node) for w in run.ledger.winners()] == [("g0002a-1", "n2")]
-    run.journal(ev.Confirm(3, "g0002a", "g0002b", (), (), "again"))
-    assert next(run.ledger.shapes("tuned")).attempt == "g0002a-1"
-    with pytest.raises(LedgerError, match="there is no valid row"):
-        run.journal(ev.SettleShape(1, "g0001-9", True, ""))
-
-
-def test_verdicts_are_given_to_the_node_until_it_took_a_spec(run: Run) -> None:
+def test_other_gpus_judge_a_candidate_and_its_node_is_told_until_it_has_begun_something_else(run: Run) -> None:
     run.says(tuned(entry(ASM), entry(CK)))
     assert run.ledger.blocklist_verdicts("n1") == ([], [])
-    run.journal(ev.ChargeSlot("n1", "0", 3, (("asm", "7"),), (), ("n2", "0")))
-    run.journal(ev.ConvictCandidates(3, (("ck", "3"),), (("n1", "0"), ("n2", "0"))))
+    run.send("g0002-2", "n2")
+    run.says(started("g0002-2"), tuned(entry(CK, slot="gpu-9"), attempt="g0002-2"), node="n2")
+    run.journal(ev.SettleShape(3, "g0002-2", True, "1 candidate"))
     ran, faulted = run.ledger.blocklist_verdicts("n1")
     assert [w.candidate for w in ran] == [("asm", "7")]
     assert [w.candidate for w in faulted] == [("ck", "3")]
-    assert run.ledger.blocklist_verdicts("n2") == ([], [])
+    assert [w.candidate for w in run.ledger.blocklist_verdicts("n2")[1]] == [("ck", "3")]
+    run.says(ended("g0002-1"))
     run.send("g0001-1")
     assert run.ledger.blocklist_verdicts("n1")[0] != []  # sent, and not begun: it may yet be taken back
     run.says(started("g0001-1"))
     assert run.ledger.blocklist_verdicts("n1") == ([], [])
+
+
+def test_two_slots_of_one_gpu_are_no_two_gpus(run: Run) -> None:
+    run.says(tuned(entry(ASM)))
+    run.send("g0002-2", "n2")
+    run.says(started("g0002-2"), tuned(entry(ASM), attempt="g0002-2"), node="n2")
+    assert [w.verdict for w in run.ledger.left_out()] == [None, None]
 
 
 def test_profile_and_provenance_and_summary_say_unconfirmed_and_the_tuned_table_does_not(
@@ -150,10 +133,3 @@ def test_profile_and_provenance_and_summary_say_unconfirmed_and_the_tuned_table_
     assert out.getvalue().startswith(
         "! 1 shape unconfirmed: 3x64x128: 1 candidate faulted on n1 slot 0, and no second slot could try them\n"
     )
-
-
-def test_a_failed_shape_that_one_slot_alone_lost_can_be_looked_at_again(run: Run) -> None:
-    run.journal(ev.FailShape(3, Reason.NO_CANDIDATE, "none ran", "g0002-1", False))
-    run.journal(ev.Confirm(3, "g0002", "g0002a", (), (("n1", "0"),), "charged"))
-    assert run.ledger.counts().failed == 0
-    assert reconcile(run.ledger) == []

@@ -1,10 +1,8 @@
-"""Groups, their cutting and order, what is left out, and the plan that `--plan` shows."""
+"""Units and their order, what is left out, and the plan that `--plan` shows."""
 
 from __future__ import annotations
 
-import heapq
 import json
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,8 +11,7 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
-from orchestrator.planning import CostModel, Group, make_groups, make_plan
-from orchestrator.planning.plan import SMALLEST_CUT_S
+from orchestrator.planning import CostModel, make_plan, make_work, seconds_of
 from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape
 from tests.support.ledger_kit import A8W8
@@ -29,105 +26,60 @@ def numbered(keys: list[tuple[int, int, int]]) -> list[Shape]:
     return [Shape(i, key) for i, key in enumerate(keys, 1)]
 
 
-def seconds(cost: CostModel, shapes: Sequence[Shape]) -> float:
-    """Of one attempt at these shapes."""
-    return cost.setup_s + sum(cost.cost_s(s, A8W8) for s in shapes)
-
-
-def expected_end(groups: Sequence[Group], slots: int) -> float:
-    """Seconds until the last group is over, each taken by the slot that is free first."""
-    free = [0.0] * slots
-    for group in groups:
-        heapq.heapreplace(free, free[0] + group.cost_s)
-    return max(free)
-
-
 @settings(deadline=None)
-@given(st.lists(KEYS, unique=True, max_size=80), st.integers(1, 16), st.sampled_from([FLAT, STEEP]))
-def test_each_shape_is_in_exactly_one_group_of_its_kind(
-    keys: list[tuple[int, int, int]], slots: int, cost: CostModel
-) -> None:
+@given(st.lists(KEYS, unique=True, max_size=80), st.sampled_from([FLAT, STEEP]), st.sampled_from(["torch", "aiter"]))
+def test_each_shape_is_in_exactly_one_unit(keys: list[tuple[int, int, int]], cost: CostModel, tuner: str) -> None:
     shapes = numbered(keys)
     by_id = {s.id: s for s in shapes}
-    groups = make_groups(shapes, A8W8, cost, slots)
-    assert sorted(i for g in groups for i in g.shapes) == sorted(by_id)
-    for g in groups:
-        assert len({by_id[i].key[1:] for i in g.shapes}) == 1
-        ms = [int(by_id[i].key[0]) for i in g.shapes]
-        assert ms == sorted(ms)
-        assert g.cost_s == pytest.approx(seconds(cost, [by_id[i] for i in g.shapes]))
-    assert [g.id for g in groups] == sorted({g.id for g in groups})
-    assert [g.cost_s for g in groups] == sorted((g.cost_s for g in groups), reverse=True)
-    assert groups == make_groups(list(reversed(shapes)), A8W8, cost, slots), "whatever the order of the file"
+    work = make_work(shapes, A8W8, cost, tuner=tuner)
+    assert sorted(i for w in work for unit in w.units for i in unit) == sorted(by_id)
+    for w in work:
+        assert len({by_id[i].key[1:] for unit in w.units for i in unit}) == 1
+        assert [len(unit) for unit in w.units] == [len(costs) for costs in w.costs_s]
+        for unit, costs in zip(w.units, w.costs_s, strict=True):
+            assert sum(costs) == pytest.approx(sum(cost.cost_s(by_id[i], A8W8) for i in unit), abs=1e-3)
+    seconds = [seconds_of(w) for w in work if not w.alone]
+    assert seconds == sorted(seconds, reverse=True)
+    assert work == make_work(list(reversed(shapes)), A8W8, cost, tuner=tuner), "whatever the order of the file"
 
 
-@settings(deadline=None)
-@given(st.lists(KEYS, unique=True, min_size=1, max_size=80), st.integers(1, 16), st.sampled_from([FLAT, STEEP]))
-def test_what_is_short_is_not_cut_and_parts_are_consecutive(
-    keys: list[tuple[int, int, int]], slots: int, cost: CostModel
-) -> None:
-    shapes = numbered(keys)
-    groups = make_groups(shapes, A8W8, cost, slots)
-    by_id = {s.id: s.key for s in shapes}
-    for kind in {s.key[1:] for s in shapes}:
-        members = [s for s in shapes if s.key[1:] == kind]
-        spans = sorted(
-            (int(by_id[g.shapes[0]][0]), int(by_id[g.shapes[-1]][0])) for g in groups if by_id[g.shapes[0]][1:] == kind
-        )
-        assert all(spans[i][1] < spans[i + 1][0] for i in range(len(spans) - 1))
-        if seconds(cost, members) <= SMALLEST_CUT_S:
-            assert len(spans) == 1
+def test_the_tuner_says_what_may_share_a_process() -> None:
+    shapes = numbered([(m, n, 64) for n in (64, 128) for m in (1, 2)])
+    assert {w.kind for w in make_work(shapes, A8W8, FLAT, tuner="torch")} == {"0"}
+    assert len({w.kind for w in make_work(shapes, A8W8, FLAT, tuner="aiter")}) == 2
+    assert [w.shares_end for w in make_work(shapes, A8W8, FLAT, tuner="aiter")] == [False, False]
 
 
-def test_a_small_run_is_not_cut_and_a_large_one_is() -> None:
-    shapes = numbered([(m, 64, 64) for m in range(1, 31)])
-    cheap = CostModel(1.0, 0.1, 0.0, 0.0, "")
-    assert [len(g.shapes) for g in make_groups(shapes, A8W8, cheap, 8)] == [30]
-    parts = make_groups(numbered([(m, 64, 64) for m in range(1, 101)]), A8W8, FLAT, 2)  # 201 s on 2 slots
-    assert 4 <= len(parts) <= 16
-    assert expected_end(parts, 2) <= 1.15 * 201 / 2
-    assert min(len(g.shapes) for g in parts) >= 2, "no crumbs"
+def test_shapes_of_one_bucket_are_one_unit_of_the_tuner_aiter_triton() -> None:
+    shapes = numbered([(m, 256, 512) for m in (1, 8, 9, 16, 17, 4096, 8192)])
+    (work,) = make_work(shapes, A8W8, FLAT, tuner="aiter-triton")
+    assert work.shares_end
+    assert [len(unit) for unit in work.units] != [1] * 7
+    assert sum(map(len, work.units)) == 7
 
 
-def test_one_slot_cuts_nothing_as_nobody_waits_for_it() -> None:
-    shapes = numbered([(m, n, 64) for n in (64, 128) for m in range(1, 51)])
-    assert [len(g.shapes) for g in make_groups(shapes, A8W8, FLAT, 1)] == [50, 50]
-    assert len(make_groups(shapes[:50], A8W8, FLAT, 1)) == 1, "however large its share"
-
-
-def test_a_group_is_not_cut_into_more_set_up_than_it_saves() -> None:
-    """96 shapes over six (N, K), a set-up of 25 s and about 10 s a shape: two groups a slot, not one a shape."""
-    shapes = numbered([(16 * m, n, 8192) for n in (1280, 2048, 4096, 7168, 8192, 10240) for m in range(1, 17)])
-    aiter = CostModel(25.0, 10.0, 3e-12, 3e-8, "")
-    groups = make_groups(shapes, A8W8, aiter, 8, tuner="aiter")
-    assert 12 <= len(groups) <= 24
-    assert expected_end(groups, 8) < 230.0, "it was 400 s with a group of its own for nearly every shape"
-
-
-def test_batched_and_fmoe_group_by_all_but_their_m() -> None:
+def test_batched_and_fmoe_are_listed_by_all_but_their_m() -> None:
     batched = get_family("batched_bf16")
     shapes = [Shape(1, (16, 1, 8, 8)), Shape(2, (16, 2, 8, 8)), Shape(3, (8, 1, 8, 8))]
-    assert {g.shapes for g in make_groups(shapes, batched, FLAT, 1)} == {(1, 2), (3,)}
+    assert [w.units for w in make_work(shapes, batched, FLAT)] == [((1,), (2,)), ((3,),)]
     fmoe = get_family("fmoe")
     rest = (64, 32, 8, 2, "ActivationType.Silu", "torch.bfloat16", "torch.int8", "torch.int8", "QuantType.No", 1, 0)
     moe = [Shape(1, (16, *rest)), Shape(2, (8, *rest)), Shape(3, (8, *rest[:-1], 1))]
-    assert {g.shapes for g in make_groups(moe, fmoe, FLAT, 1)} == {(2, 1), (3,)}
+    assert [w.units for w in make_work(moe, fmoe, FLAT)] == [((2,), (1,)), ((3,),)]
 
 
-def test_the_plan_says_who_would_do_what() -> None:
+def test_the_plan_says_what_is_to_be_done_and_how_long_it_takes() -> None:
     shapes = numbered([(m, n, 64) for n in (64, 128, 256) for m in range(1, 41)])
     plan = make_plan(
         shapes[20:], A8W8, FLAT, {"a": 2, "b": 1}, tuner="replay", gfx="gfx950", cu_num=256,
         skipped=shapes[:20], notes=["n"],
     )  # fmt: skip
     assert (plan.asked, plan.todo, len(plan.skipped)) == (120, 100, 20)
-    assert sum(n.groups for n in plan.nodes) == len(plan.groups)
-    assert sum(n.shapes for n in plan.nodes) == 100
-    assert [n.slots for n in plan.nodes] == [2, 1]
-    assert plan.cost_s == pytest.approx(sum(n.cost_s for n in plan.nodes))
+    assert plan.nodes == {"a": 2, "b": 1}
+    assert plan.cost_s >= sum(map(seconds_of, plan.work)) == pytest.approx(200.0)
     assert plan.cost_s / 3 <= plan.end_s <= plan.cost_s
     document = json.loads(json.dumps(plan.to_json()))
-    assert document["groups"][0]["id"] == plan.groups[0].id
+    assert [w["cost_s"] for w in document["work"]] == [80.0, 80.0, 40.0]
     assert document["todo"] == 100
 
 

@@ -181,7 +181,8 @@ def test_seconds_before_the_first_group_and_after_the_last_are_those_of_earlier_
     assert gather(tmp_path, A8W8, "replay").starts == [], "no start is known of a run without its time"
     earlier_run(tmp_path / "two")
     with Ledger.open(tmp_path / "two" / "ledger.db") as ledger, ledger.transaction():
-        first, last = ledger.query("SELECT min(started_at), max(ended_at) FROM attempts")[0]
+        times = "SELECT min(t) FILTER (WHERE type='AttemptStarted'), max(t) FILTER (WHERE type='AttemptEnded')"
+        first, last = ledger.query(f"{times} FROM journal")[0]
         ledger.set_meta("created", first - 7.0)
         ledger.set_meta("ended", last + 2.0)
         ledger.set_meta("units", 2.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planning import CostModel, make_groups
+from orchestrator.planning import CostModel, make_work
 from orchestrator.planning.roofline import CHIPS
 from orchestrator.planning.value import EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
 from orchestrator.shapes import Shape
@@ -52,15 +52,15 @@ def test_what_was_not_measured_is_guessed_and_marked_so() -> None:
     assert found[3].value == 0, "it is not to be tuned, and no gain is expected of a time below the expected one"
 
 
-def test_groups_hold_shapes_of_one_class_of_value_and_the_most_valuable_comes_first() -> None:
+def test_only_shapes_of_about_the_same_value_share_a_process_and_the_most_valuable_come_first() -> None:
     shapes = [Shape(i, (i, 64, 128)) for i in range(1, 9)] + [Shape(9, (1, 128, 128))]
     values = {1: 1.0, 2: 100.0, 3: 90.0, 4: 1.5, 5: 0.0, 6: 30.0, 7: 0.0, 8: 24.0, 9: 50.0}
     assert tiers(values) == {1: 3, 2: 0, 3: 0, 4: 3, 5: 99, 6: 0, 7: 99, 8: 1, 9: 0}
-    groups = make_groups(shapes, A8W8, FLAT, 1, values=values)
-    assert [(g.shapes, g.value) for g in groups] == [
-        ((2, 3, 6), 100.0), ((9,), 50.0), ((8,), 24.0), ((4, 1), 1.5), ((5, 7), 0.0)
+    work = make_work(shapes, A8W8, FLAT, values=values)
+    assert [({i for unit in w.units for i in unit}, w.tier) for w in work] == [
+        ({2, 3, 6}, 0), ({9}, 0), ({8}, 1), ({1, 4}, 3), ({5, 7}, 99)
     ]  # fmt: skip
-    assert [g.id for g in groups] == ["g0001", "g0002", "g0003", "g0004", "g0005"]
+    assert len({w.kind for w in work}) == 5, "shapes of two tiers never share a process"
 
 
 def test_what_is_won_and_what_is_left_of_it() -> None:

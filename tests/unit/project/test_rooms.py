@@ -10,9 +10,9 @@ from pathlib import Path
 from tests.paths import ROOT
 
 ORDER = (
-    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "scheduling", "ledger",
-    "configs", "dispatch", "results", "nodes", "leases", "run", "bench", "analysis",
-    "image", "cli",
+    "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
+    "view", "configs", "dispatch", "results", "nodes", "leases", "run", "bench",
+    "report", "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (

@@ -12,12 +12,12 @@ import pandas as pd
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.analysis.report.measured import Measurements
 from orchestrator.cli.output.run_end import _print_winners
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
+from orchestrator.report.measured import Measurements
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.gain import gains, noise_note
 from orchestrator.shapes import Shape

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
-from orchestrator.events import GroupAdded, Send, StopAsked
+from orchestrator.events import Send, StopAsked, WorkAdded
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunConfig, RunPaths, list_runs
@@ -61,10 +61,10 @@ def test_what_wins_most_is_tuned_first_and_the_rest_is_left_out_until_the_limit_
         assert {s.key[0] for s in ledger.shapes("tuned")} >= {1}
         assert 4096 in {s.key[0] for s in left}
         records = [r for _, r in ledger.journal_records()]
-        added = {r.group: r.value for r in records if isinstance(r, GroupAdded)}
-        assert list(added.values()) == sorted(added.values(), reverse=True)
-        sent = [added[r.group] for r in records if isinstance(r, Send)]
-        assert sent == sorted(sent, reverse=True)
+        tier = {i: r.tier for r in records if isinstance(r, WorkAdded) for unit in r.units for i in unit}
+        sent = [tier[r.shapes[0]] for r in records if isinstance(r, Send)]
+        assert sent == sorted(sent), "the most valuable first"
+        assert len(set(sent)) > 1
         assert [r.why != "" for r in records if isinstance(r, StopAsked)] == [True]
         assert reconcile(ledger) == []
     again = gemmfleet("resume", paths.root.name, "--runs", fleet / "runs")
@@ -102,11 +102,11 @@ def test_rows_of_the_db_are_the_time_now_and_those_that_stay_have_no_value(fleet
     db.write_text("\n".join([header, *rows]) + "\n")
     planned = tune(fleet, "--db", db, "--plan", "--json")
     assert planned.exit_code == 0, planned.exception
-    groups = json.loads(planned.stdout)["groups"]
-    assert sorted(i for g in groups for i in g["shapes"]) == [3, 4, 5, 6, 7, 8]
-    again = json.loads(tune(fleet, "--db", db, "--retune", "--plan", "--json").stdout)["groups"]
-    assert again[0]["shapes"][0] == 1, "10,000 calls of 90 us"
-    assert again[0]["value"] > groups[0]["value"]
+    work = json.loads(planned.stdout)["work"]
+    assert sorted(i for w in work for unit in w["units"] for i in unit) == [3, 4, 5, 6, 7, 8]
+    again = json.loads(tune(fleet, "--db", db, "--retune", "--plan", "--json").stdout)["work"]
+    (first,) = (w for w in again if [1] in w["units"])
+    assert first["tier"] == 0, "10,000 calls of 90 us"
 
 
 @pytest.mark.parametrize(

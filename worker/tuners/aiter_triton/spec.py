@@ -116,6 +116,15 @@ def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(FAMILIES) if options.get("kind") else tuple(name for name in FAMILIES if name in own)
 
 
+def _unit(family: str, key: Mapping[str, int | str]) -> object:
+    """The bucket of an M, by the bounds of its family's kind: all M of a bucket get one config."""
+    from worker.triton_configs.kinds import STANDARD_BOUNDS, kinds_of
+
+    kind = next((k for k in kinds_of(family) if k.family == family), None)
+    bounds = (kind.bounds if kind is not None else ()) or STANDARD_BOUNDS
+    return next((x for x in bounds if int(key["M"]) <= x), 0)
+
+
 def _factor(options: Mapping[str, Any]) -> float:
     return 4.0 if options.get("search") == EXHAUSTIVE else 1.0
 
@@ -137,5 +146,7 @@ SPEC = TunerSpec(
     ),
     produces="configs",
     risk=risk,
+    unit=_unit,
+    mixes=True,
     version=lambda name, device: f"{tree_version(name, device)} triton {device.get('triton') or ''}".strip(),
 )

@@ -8,7 +8,7 @@ policy of buckets.py decides. Rows carry what a config file needs (`triton_confi
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
@@ -73,19 +73,28 @@ class AiterTritonTuner(SearchTuner):
                 self._refuse(context, shape, str(e))
             return
         source.enter(context.target)
-        making = TaskMaker(context, options, source, seeds)
-        buckets = making.buckets(spec.shapes, spec.family, lambda shape, why: self._refuse(context, shape, why))
         facts = {"kind": kind.name, "arch": arch, **({"default": True} if options.default else {})}
         callers = [c.function for c in kind.callers if c.given is not None and c.reads_on(arch)]
-        tasks, prior = making.tasks(buckets[0]) if buckets else [], None
-        for i, bucket in enumerate(buckets):
-            following = making.tasks(buckets[i + 1]) if i + 1 < len(buckets) else []
-            ahead, fixed = [t.task for t in following], making.default.get(bucket.name)
-            for t in tasks:
-                making.put_first(t)  # winners of the bucket before it are known by now
-            prior = BucketSearch(context, bucket.name, tasks, ahead, facts, making.won, fixed, callers).run(prior)
-            tasks = following
+        for shapes in _by_file(spec.shapes):
+            making = TaskMaker(context, options, source, seeds)
+            buckets = making.buckets(shapes, spec.family, lambda shape, why: self._refuse(context, shape, why))
+            tasks, prior = making.tasks(buckets[0]) if buckets else [], None
+            for i, bucket in enumerate(buckets):
+                following = making.tasks(buckets[i + 1]) if i + 1 < len(buckets) else []
+                ahead, fixed = [t.task for t in following], making.default.get(bucket.name)
+                for t in tasks:
+                    making.put_first(t)  # winners of the bucket before it are known by now
+                prior = BucketSearch(context, bucket.name, tasks, ahead, facts, making.won, fixed, callers).run(prior)
+                tasks = following
 
     def _refuse(self, context: SearchContext, shape: SpecShape, why: str) -> None:
         context.emit.started(shape.id)
         context.emit.failed(shape.id, "unsupported", why)
+
+
+def _by_file(shapes: Sequence[SpecShape]) -> list[list[SpecShape]]:
+    """The shapes of each config file: those that differ in M alone."""
+    out: dict[tuple[tuple[str, int | str], ...], list[SpecShape]] = {}
+    for shape in shapes:
+        out.setdefault(tuple((k, v) for k, v in shape.key.items() if k != "M"), []).append(shape)
+    return list(out.values())

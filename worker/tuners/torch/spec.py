@@ -69,4 +69,5 @@ SPEC = TunerSpec(
     cost_factor=_factor,
     flags=(Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"), AGAIN),
     produces="own",
+    mixes=True,
 )

@@ -73,12 +73,12 @@ def test_the_ledger_keeps_both_readings(tmp_path: Path) -> None:
     with Run(tmp_path) as run:
         run.send("g0001-1")
         run.says({**started("g0001-1"), "conditions": {"source": "sysfs", "power_w": 240.5}})
-        half = run.attempt("g0001-1")
+        half = run.ledger.report("g0001-1")
         run.says({**ended("g0001-1"), "conditions": {"source": "sysfs", "power_w": 900}})
-        whole = run.attempt("g0001-1")
+        whole = run.ledger.report("g0001-1")
         run.send("g0002-1")
         run.says(started("g0002-1"), ended("g0002-1"))
-        none = run.attempt("g0002-1")
+        none = run.ledger.report("g0002-1")
     assert half.conditions == {"before": {"source": "sysfs", "power_w": 240.5}}
     assert whole.conditions == {**half.conditions, "after": {"source": "sysfs", "power_w": 900}}
     assert none.conditions == {}
@@ -89,7 +89,7 @@ def test_a_repeated_reading_changes_nothing(tmp_path: Path) -> None:
         run.send("g0001-1")
         run.says({**started("g0001-1"), "conditions": {"power_w": 1}})
         run.says({**started("g0001-1"), "conditions": {"power_w": 2}})
-        attempt = run.attempt("g0001-1")
+        attempt = run.ledger.report("g0001-1")
     assert attempt.conditions == {"before": {"power_w": 1}}
 
 
@@ -98,9 +98,9 @@ def test_conditions_that_are_none_are_dropped(tmp_path: Path, hostile: Any) -> N
     with Run(tmp_path) as run:
         run.send("g0001-1")
         run.says({**started("g0001-1"), "conditions": hostile})
-        attempt = run.attempt("g0001-1")
-    assert attempt.started_at is not None
-    assert attempt.conditions == {}
+        report = run.ledger.report("g0001-1")
+    assert run.state.attempts["g0001-1"].started_at is not None
+    assert report.conditions == {}
 
 
 def test_conditions_are_cleaned_and_capped(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_conditions_are_cleaned_and_capped(tmp_path: Path) -> None:
         run.send("g0001-1")
         line = json.dumps({**started("g0001-1"), "conditions": hostile}).encode()
         run.says(line, {**ended("g0001-1"), "conditions": huge})
-        attempt = run.attempt("g0001-1")
+        attempt = run.ledger.report("g0001-1")
     assert attempt.conditions["before"]["source"] == "sysfs"
     assert attempt.conditions["before"]["power_w"] is None
     assert len(json.dumps(attempt.conditions)) < 17 * 1024

@@ -1,1 +1,0 @@
-"""Results analyzed: backends against each other, two stacks against each other, the report page."""

@@ -1,0 +1,611 @@
+"""Changes of the state by each event and decision: one function each. Nothing else interprets a record.
+
+`EVENTS` are facts from outside, `DECISIONS` what `decide` made of them. A record that the state has no use for changes
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from orchestrator import events as ev
+from orchestrator.policy import blame
+from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape, Slot, State
+from orchestrator.policy.pool import close, look, put_back, queue, set_apart, shorter, wait, withdraw, withdraw_unit
+from orchestrator.reasons import Reason
+
+RELEASED = "released"
+"""Cause of a lease's end that is ours: no process of it was killed."""
+NO_HOPE = 30
+"""Strikes of a slot whose tuner can never start: nobody waits for it."""
+TIMED = 200
+"""Timed canaries that are kept of a slot."""
+
+
+def apply(state: State, record: ev.Record, t: float) -> None:
+    """Apply a record of the journal to the state, at time `t` (epoch seconds)."""
+    kind = type(record)
+    if kind is ev.Tick:
+        return  # it is in no journal
+    if state.last_t is None or t > state.last_t:
+        state.last_t = t
+    if kind is not ev.WorkAdded:
+        state.first_t = t if state.first_t is None else state.first_t
+        if kind is ev.Resumed:
+            state.sessions.append([t, t])
+        elif state.sessions:
+            state.sessions[-1][1] = state.last_t
+    change = _CHANGES.get(kind)
+    if change is not None:
+        change(state, record, t)
+
+
+# --- the request ------------------------------------------------------------------------------------------------------
+
+
+def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
+    state.kinds.setdefault(e.kind, Kind(e.kind, e.tier, e.alone))
+    state.setup_s, state.shares_end = e.setup_s, e.shares_end
+    for unit, costs in zip(e.units, e.costs_s, strict=True):
+        for s, cost in zip(unit, costs, strict=True):
+            state.shapes[s] = Shape(s, unit[0], e.kind, cost)
+        seconds = sum(costs)
+        state.left_s += seconds
+        state.total_s += seconds
+        queue(state, unit[0], unit, seconds)
+
+
+def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
+    for shape in (state.shapes[s] for s in e.shapes if s in state.shapes):
+        if shape.state == "failed":
+            if shape.attempt in state.attempts:
+                state.nodes[state.attempts[shape.attempt].node].failed -= 1
+            shape.state, shape.reason, shape.detail, shape.confirmed, shape.attempt = "pending", None, "", None, ""
+            shape.tries, shape.faults, shape.losses, shape.ends, shape.wedged = 0, [], [], [], []
+            shape.result, shape.settled_at = "", 0.0
+            state.failed -= 1
+            state.left_s += shape.cost_s
+            wait(state, [shape.id])
+
+
+def _stop_asked(state: State, e: ev.StopAsked, t: float) -> None:
+    state.stopped, state.stop_why = True, e.why
+    state.to_recall.update((a, None) for a in state.open if _is_unclaimed(state.attempts[a]))
+
+
+def _is_unclaimed(a: Attempt) -> bool:
+    return a.state == "sent" and not a.taking
+
+
+def _resumed(state: State, e: ev.Resumed, t: float) -> None:
+    """Nodes get nothing until they join again: only then is known what of the work sent there is left."""
+    state.stopped, state.stop_why, state.epoch = False, "", e.epoch
+    state.timers.clear()
+    for n in state.nodes.values():
+        if n.state != "gone":
+            n.draining = False
+            _set_node(state, n, "away", "", t)
+        for slot in n.slots.values():
+            slot.gpu.strikes = 0  # the user expects it to work again
+
+
+# --- attempts ---------------------------------------------------------------------------------------------------------
+
+
+def _send(state: State, d: ev.Send, t: float) -> None:
+    slot, shapes = state.nodes[d.node].slots[d.slot], [state.shapes[s] for s in d.shapes]
+    cost = sum(s.cost_s for s in shapes)
+    a = state.attempts[d.attempt] = Attempt(d.attempt, d.node, d.slot, d.seq, d.shapes, cost, cost, t)
+    state.open[a.id] = None
+    state.next_seq = max(state.next_seq, d.seq + 1)
+    state.nodes[d.node].used = True
+    deciding = max(
+        state.settings.hedge * state.total_s / max(1, len(state.usable)), state.settings.hedge_least_s
+    )  # fmt: skip
+    for unit in dict.fromkeys(s.unit for s in shapes):
+        members = tuple(s.id for s in shapes if s.unit == unit)
+        is_second = unit in state.twice or any(state.shapes[s].copies or state.shapes[s].losses for s in members)
+        withdraw_unit(state, unit, members)
+        for s in members:
+            withdraw(state, state.shapes[s])
+        if not is_second and sum(state.shapes[s].cost_s for s in members) > deciding:
+            state.twice[unit] = (state.host(d.node), members)
+    for shape in shapes:
+        shape.copies += 1
+        shape.attempts.append(a.id)
+    slot.queued.append(a.id)
+    look(state, slot)
+
+
+def _take_back(state: State, d: ev.TakeBack, t: float) -> None:
+    state.to_recall.pop(d.attempt, None)
+    a = state.attempts[d.attempt]
+    if _is_unclaimed(a):
+        a.taking = True
+        state.taking += 1
+
+
+def _attempt_taken(state: State, e: ev.AttemptTaken, t: float) -> None:
+    a = state.attempts.get(e.attempt)
+    if a is None or a.state == "over":
+        return
+    state.taking -= a.taking
+    a.taking = False
+    if e.won:
+        in_flight = state.flight(a) if a.state == "started" else None
+        if in_flight is not None:  # the node no longer knows of it
+            blame.lose(state, in_flight, a, with_node=True, detail="the node no longer knows of the attempt")
+        close(state, a, t, lost=a.state == "started")
+        put_back(state, a)
+
+
+def _attempt_started(state: State, e: ev.AttemptStarted, t: float) -> None:
+    a = state.attempts.get(e.attempt)
+    if a is None or _is_over(state, a, t) or a.state == "started":
+        return
+    slot = state.slot_of(a)
+    state.taking -= a.taking
+    state.running += 1
+    a.state, a.taking, a.started_at, a.moved_at = "started", False, t, t
+    state.to_recall.pop(a.id, None)
+    slot.queued.remove(a.id)
+    slot.running, slot.adrift, slot.checking = a.id, None, False
+    look(state, slot)
+
+
+def _is_over(state: State, a: Attempt, t: float) -> bool:
+    """Return whether the attempt is over. One that was only given up is not, after this sign of life: a node that comes
+    back late loses nothing."""
+    if a.state != "over":
+        return False
+    slot, node = state.slot_of(a), state.nodes[a.node]
+    if not a.lost or node.state != "joined" or slot.state == "lost" or slot.running is not None:
+        return True
+    state.running += 1
+    state.open[a.id] = None
+    a.state, a.lost, a.ended_at, a.outcome = "started", False, None, None
+    a.started_at = t if a.started_at is None else a.started_at
+    for shape in (state.shapes[s] for s in a.shapes):
+        shape.copies += 1
+        if shape.state == "pending":
+            blame.strike_out(state, shape, a.id)
+            withdraw(state, shape)
+    slot.running, slot.adrift = a.id, None
+    look(state, slot)
+    return False
+
+
+def _shape_started(state: State, e: ev.ShapeStarted, t: float) -> None:
+    a = state.attempts.get(e.attempt)
+    if a is not None and not _is_over(state, a, t):
+        a.current, a.current_at, a.moved_at = e.shape, t, t
+
+
+def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
+    a, shape = _landed(state, e, t)
+    if a is None or shape is None:
+        return
+    slot = state.slot_of(a)
+    in_doubt = bool(slot.gpu.row or slot.gpu.strikes)
+    if a.state == "started" and e.complete:
+        slot.gpu.tuned += 1
+        blame.proved(state, slot.gpu)
+    if a.state == "started":
+        (look if in_doubt else shorter)(state, slot)
+    if shape.state != "pending":
+        return
+    if e.complete:
+        _settle_tuned(state, shape, a, t, None, "")
+    else:
+        shape.result = a.id
+        more = ((f"more of {a.id}",),) if e.cut else ()
+        _incomplete(state, shape, a, e, Reason.FAULT, "", t, frozenset((*e.withheld, *more)))
+
+
+def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
+    a, shape = _landed(state, e, t)
+    if a is not None and a.state == "started":
+        look(state, state.slot_of(a))
+    if a is None or shape is None or shape.state != "pending":
+        return
+    if e.complete:
+        state.ripe[e.shape] = ev.FailShape(e.shape, e.reason, e.detail, e.attempt, True)
+    else:
+        _incomplete(state, shape, a, e, e.reason, e.detail, t)
+
+
+def _incomplete(
+    state: State,
+    shape: Shape,
+    a: Attempt,
+    e: ev.ShapeTuned | ev.ShapeRefused,
+    reason: Reason,
+    detail: str,
+    t: float,
+    left_out: frozenset[Candidate] = frozenset(),
+) -> None:
+    """A result from which candidates were left out: only those that faulted in this run speak against the slot."""
+    here = e.cut or not set(e.withheld) <= set(e.earlier)
+    blame.fault(state, shape, a, reason, detail, t, left_out, here=here)
+
+
+def _landed(
+    state: State, e: ev.ShapeTuned | ev.ShapeRefused, t: float
+) -> tuple[Attempt | None, Shape | None]:  # fmt: skip
+    """The attempt and shape of a result."""
+    a, shape = state.attempts.get(e.attempt), state.shapes.get(e.shape)
+    if a is None or shape is None:
+        return None, None
+    _is_over(state, a, t)
+    if e.shape not in a.landed:
+        a.landed[e.shape] = None
+        a.left_s = max(0.0, a.left_s - shape.cost_s)
+    a.current, a.moved_at = None, t
+    return a, shape
+
+
+def _settle_tuned(state: State, shape: Shape, a: Attempt | None, t: float, confirmed: bool | None, detail: str) -> None:
+    _settle(state, shape, t)
+    shape.state, shape.confirmed, shape.detail = "tuned", confirmed, detail
+    shape.attempt = a.id if a is not None else ""
+    state.tuned += 1
+    state.tuned_at.append(t)
+    if a is not None:
+        state.nodes[a.node].tuned += 1
+        blame.passed(state, shape, state.slot_of(a).gpu.place)
+
+
+def _settle(state: State, shape: Shape, t: float) -> None:
+    """Take the shape out of all that waits, and attempts that have nothing else out of their inboxes."""
+    withdraw(state, shape)
+    state.held.pop(shape.id, None)
+    state.ripe.pop(shape.id, None)
+    shape.settled_at = t
+    state.left_s -= shape.cost_s
+    for a in (state.attempts[i] for i in shape.attempts if shape.copies):
+        others = (s for s in a.shapes if s != shape.id)
+        if _is_unclaimed(a) and all(state.shapes[s].state != "pending" for s in others):
+            state.to_recall[a.id] = None
+
+
+def _settle_shape(state: State, d: ev.SettleShape, t: float) -> None:
+    shape = state.shapes[d.shape]
+    if shape.state == "pending":
+        _settle_tuned(state, shape, state.attempts.get(d.attempt), t, d.confirmed, d.detail)
+
+
+def _fail_shape(state: State, d: ev.FailShape, t: float) -> None:
+    shape = state.shapes[d.shape]
+    if shape.state == "pending":
+        _settle(state, shape, t)
+        shape.state, shape.reason, shape.detail = "failed", d.reason, d.detail
+        shape.confirmed, shape.attempt = d.confirmed, d.attempt or ""
+        state.failed += 1
+        if shape.attempt in state.attempts:
+            state.nodes[state.attempts[shape.attempt].node].failed += 1
+
+
+def _attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
+    a = state.attempts.get(e.attempt)
+    if a is None:
+        return
+    slot, was_over = state.slot_of(a), a.state == "over"
+    if not was_over or a.lost:
+        a.outcome, a.detail, a.seconds, a.in_flight = e.outcome, e.detail, e.seconds, e.in_flight
+    if was_over:
+        _ended_late(state, e, a, slot, t)
+        return
+    if e.in_flight is not None:
+        a.current = e.in_flight
+    left, bad = state.unsettled(a.shapes), e.outcome.may_blame_slot
+    shape = state.shapes[left[0]] if len(left) == 1 and a.current is None else state.flight(a)
+    if bad or e.outcome.is_loss:
+        slot.checking, slot.last = True, None
+    if bad and (a.current is not None or len(left) == 1):
+        if shape is not None:
+            slot.last = (shape.id, a.id)
+            blame.fault(state, shape, a, e.outcome, e.detail, t)
+    elif e.outcome.is_loss and shape is not None:
+        blame.lose(state, shape, a, with_node=e.outcome is Reason.NODE_LOST, detail=e.detail)
+    elif e.outcome in (Reason.DONE, Reason.NOT_DELIVERED, Reason.REJECTED):
+        for s in left:
+            if all(f.attempt != a.id for f in state.shapes[s].faults):
+                reason = Reason.REJECTED if e.outcome is Reason.REJECTED else Reason.NOT_DELIVERED
+                blame.tried(state, state.shapes[s], reason, a.id)
+    elif e.outcome is Reason.DISK_FULL:
+        for other in state.nodes[a.node].slots.values():
+            blame.shut(state, other.gpu.place, f"the node's disk is full: {e.detail}")
+    halves = bad and a.current is None
+    close(state, a, t)
+    put_back(state, a, halves=halves)
+    if slot.canary:
+        state.timers[slot.id] = t + state.settings.canary_s  # only now can its worker answer
+
+
+def _ended_late(state: State, e: ev.AttemptEnded, a: Attempt, slot: Slot, t: float) -> None:
+    """The end of an attempt that was given up: the loss is that of the shape which was in flight, and of no other."""
+    if slot.adrift == a.id:
+        slot.adrift = None
+        if slot.canary:
+            state.timers[slot.id] = t + state.settings.canary_s
+    if not a.lost:
+        return
+    culprit = e.in_flight if e.outcome.is_loss else None
+    for shape in (state.shapes[s] for s in a.shapes):
+        if shape.state != "pending":
+            continue
+        if shape.id != culprit:
+            blame.strike_out(state, shape, a.id)
+        elif all(x.attempt != a.id for x in shape.losses):
+            blame.lose(state, shape, a, with_node=True, detail=e.detail)
+            if shape.unit in state.waiting and shape.id in state.waiting[shape.unit][2]:
+                set_apart(state, (shape.id,))
+
+
+# --- nodes ------------------------------------------------------------------------------------------------------------
+
+
+def _set_node(state: State, n: Node, to: Any, why: str, t: float) -> None:
+    n.state, n.why, n.since = to, why, t
+    n.history.append((t, to, why))
+    for slot in n.slots.values():
+        look(state, slot)
+
+
+def _set_slot(state: State, slot: Slot, to: Any, why: str, t: float) -> None:
+    if (to, why) != (slot.state, slot.why):
+        slot.state, slot.why, slot.since = to, why, t
+        slot.history.append((t, to, why))
+    look(state, slot)
+
+
+def _known(state: State, e: ev.NodeExpected | ev.NodeJoined, host: str, gpus: tuple[str, ...], t: float) -> Node:
+    """The node with at least these slots, none of them lost. A GPU that another lease had keeps its evidence."""
+    n = state.nodes.get(e.node)
+    if n is None:
+        n = state.nodes[e.node] = Node(e.node, host or e.node)
+    for name, gpu in zip(e.slots, gpus or ("",) * len(e.slots), strict=False):
+        slot = n.slots.get(name)
+        if slot is None:
+            place = (n.host, gpu or (name if n.host == n.name else f"{n.name}/{name}"))
+            known = state.gpus.setdefault(place, Gpu(place))
+            slot = n.slots[name] = Slot(n.name, name, known, since=t)
+            if known.shut:
+                _set_slot(state, slot, "quarantined", known.shut, t)
+        elif slot.state == "lost":
+            _set_slot(state, slot, "starting", "", t)
+    return n
+
+
+def _node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
+    """Its slots count in every share and verdict from now on, as they will be there in a moment."""
+    known = state.nodes.get(e.node)
+    if known is not None and known.state in ("joined", "gone"):
+        return
+    n = _known(state, e, e.host, e.gpus, t)
+    n.lease, n.pool, n.ends_at = e.lease or n.lease, e.pool or n.pool, e.ends_at or n.ends_at
+    _set_node(state, n, "away", "", t)
+
+
+def _node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
+    known = state.nodes.get(e.node)
+    if known is not None and known.state == "gone":
+        return
+    n = _known(state, e, "", (), t)
+    _set_node(state, n, "joined", "", t)
+    for name, slot in n.slots.items():
+        if name not in e.slots:
+            state.timers.pop(slot.id, None)
+            _set_slot(state, slot, "lost", "the node no longer has it", t)
+        # its worker may have survived, which then runs no canary; a requested one was lost with the inbox
+        elif n.owes_canaries or slot.canary:
+            state.to_ask[slot.id] = None
+        elif slot.state == "quarantined":
+            state.timers[slot.id] = slot.gpu.until
+    n.owes_canaries = False
+
+
+def _node_troubled(state: State, e: ev.NodeTroubled, t: float) -> None:
+    n = state.nodes.get(e.node)
+    if n is not None:
+        n.why = e.detail
+        n.history.append((t, "trouble", e.detail))
+
+
+def _node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
+    """A node that waits for others is not counted on: no share and no verdict waits for it."""
+    n = state.nodes.get(e.node)
+    if n is not None and e.doing == "share":
+        n.history.append((t, "shared", e.detail))
+    elif n is not None and n.state in ("away", "busy"):
+        _set_node(state, n, "busy" if e.doing == "wait" else "away", "" if e.doing == "free" else e.detail, t)
+
+
+def _node_lost(state: State, e: ev.NodeLost, t: float) -> None:
+    n = state.nodes.get(e.node)
+    if n is not None and n.state not in ("lost", "gone"):
+        was = n.state
+        _set_node(state, n, "lost", e.detail, t)
+        n.owes_canaries = True
+        for slot in n.slots.values():
+            slot.adrift = slot.running or slot.adrift
+            _give_up(state, slot, e.detail, t, with_node=True, unheard=was == "joined")
+            if slot.state != "lost":
+                _set_slot(state, slot, "starting", "", t)
+
+
+def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool, unheard: bool) -> None:
+    """Take all that the slot had as lost. News is some milliseconds old, so that with its node the next shape may have
+    been started `unheard`, too."""
+    had = [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]
+    ahead = [(a, state.shapes[s]) for a in had for s in a.ahead]
+    unheard = unheard and slot.state == "ready" and not slot.checking
+    for a, shape in ahead[: (slot.running is not None) + unheard]:
+        if shape.state == "pending":
+            blame.lose(state, shape, a, with_node=with_node, detail=detail)
+    for a in had:
+        a.detail = a.detail or detail
+        close(state, a, t, lost=True)
+        put_back(state, a)
+    _clear(state, slot)
+
+
+def _clear(state: State, slot: Slot) -> None:
+    """Nothing is awaited of the slot any more."""
+    slot.checking, slot.sick, slot.canary, slot.last = False, False, "", None
+    state.to_ask.pop(slot.id, None)
+    state.to_shut.pop(slot.id, None)
+    state.timers.pop(slot.id, None)
+
+
+def _lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
+    """Gone for good. Without a charge nobody is blamed, not even for what ended badly just before: a scheduler ends the
+    processes first."""
+    n = state.nodes.get(e.node)
+    if n is None or n.state == "gone":
+        return
+    if e.charged:
+        _node_lost(state, ev.NodeLost(e.node, e.detail), t)
+    elif e.cause != RELEASED:
+        for a in [a for a in state.attempts.values() if a.node == n.name and a.ended_at is not None]:
+            came_with = n.state == "lost" if a.lost else (a.ended_at or 0.0) >= t - state.settings.came_with_s
+            for shape in (state.shapes[s] for s in a.shapes if came_with):
+                if blame.strike_out(state, shape, a.id) and shape.state == "pending":
+                    blame.ended_under(state, shape, a, e.cause)
+    for slot in n.slots.values():
+        for a in (state.attempts[i] for i in [*([slot.running] if slot.running else []), *slot.queued]):
+            under = state.flight(a) if a.state == "started" and e.cause != RELEASED else None
+            if under is not None:
+                blame.ended_under(state, under, a, e.cause)
+            a.outcome, a.detail = Reason.LEASE_ENDED, e.detail
+            close(state, a, t)
+            put_back(state, a)
+        slot.adrift = None
+        _clear(state, slot)
+        _set_slot(state, slot, "lost", f"its lease ended: {e.detail}", t)
+    _set_node(state, n, "gone", f"{e.cause.replace('_', ' ')}: {e.detail}" if e.detail else e.cause, t)
+
+
+def _leases_queued(state: State, e: ev.LeasesQueued, t: float) -> None:
+    state.queued_leases[e.pool] = e.leases
+
+
+def _fleet_may_grow(state: State, e: ev.FleetMayGrow, t: float) -> None:
+    state.may_grow = e.more
+
+
+def _node_draining(state: State, e: ev.NodeDraining, t: float) -> None:
+    n = state.nodes.get(e.node)
+    if n is not None:
+        n.draining = True
+        n.history.append((t, "draining", ""))
+        for slot in n.slots.values():
+            look(state, slot)
+
+
+# --- slots ------------------------------------------------------------------------------------------------------------
+
+
+def _slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
+    slot = state.slot(e.node, e.slot)
+    if slot is not None and slot.state != "lost":
+        slot.adrift = None
+        _set_slot(state, slot, "lost", e.detail, t)
+        _give_up(state, slot, e.detail, t, with_node=False, unheard=False)
+
+
+def _awaited(state: State, e: ev.CanaryPassed | ev.CanaryFailed) -> Slot | None:
+    slot = state.slot(e.node, e.slot)
+    there = slot is not None and slot.state != "lost" and state.nodes[e.node].state not in ("lost", "gone")
+    return slot if there else None
+
+
+def _canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
+    slot = _awaited(state, e)
+    if slot is None:
+        return
+    slot.checking, slot.adrift, slot.last, slot.gpu.passed = False, None, None, True
+    slot.canary_us.append(e.us)
+    state.to_ask.pop(slot.id, None)
+    # a quarantine for another reason than a canary ends only with the canary that is asked for at its end
+    if slot.state != "quarantined" or slot.sick or slot.canary:
+        slot.canary, slot.gpu.shut = "", ""
+        state.timers.pop(slot.id, None)
+        _set_slot(state, slot, "ready", "", t)
+    slot.sick = False
+    look(state, slot)
+
+
+def _canary_failed(state: State, e: ev.CanaryFailed, t: float) -> None:
+    slot = _awaited(state, e)
+    if slot is None:
+        return
+    blame.wedged(state, slot)
+    slot.sick, slot.checking, slot.canary, slot.adrift, slot.last = True, False, "", None, None
+    slot.history.append((t, "canary failed", e.detail))
+    if e.final:
+        slot.gpu.strikes = max(slot.gpu.strikes, NO_HOPE)
+    state.to_shut[slot.id] = f"the canary failed: {e.detail}"
+
+
+def _canary_timed(state: State, e: ev.CanaryTimed, t: float) -> None:
+    slot = state.slot(e.node, e.slot)
+    if slot is not None:
+        slot.timed.append((t, e))
+        del slot.timed[:-TIMED]
+
+
+def _quarantine(state: State, d: ev.Quarantine, t: float) -> None:
+    slot = state.nodes[d.node].slots[d.slot]
+    state.to_shut.pop(slot.id, None)
+    state.to_ask.pop(slot.id, None)
+    slot.checking, slot.canary = False, ""
+    slot.gpu.shut, slot.gpu.until = d.why, d.until
+    slot.gpu.strikes += 1
+    slot.gpu.marks.clear()
+    state.timers[slot.id] = d.until
+    _set_slot(state, slot, "quarantined", d.why, t)
+    blame.void(state, slot.gpu)
+    look(state, slot)
+
+
+def _ask_canary(state: State, d: ev.AskCanary, t: float) -> None:
+    slot = state.nodes[d.node].slots[d.slot]
+    state.to_ask.pop(slot.id, None)
+    state.canaries[d.attempt] = slot.id
+    slot.canary = d.attempt
+    state.timers[slot.id] = t + (state.settings.adrift_s if slot.adrift else state.settings.canary_s)
+
+
+_CHANGES: dict[type[ev.Record], Callable[[State, Any, float], None]] = {
+    ev.WorkAdded: _work_added,
+    ev.RetryAsked: _retry_asked,
+    ev.StopAsked: _stop_asked,
+    ev.Resumed: _resumed,
+    ev.NodeExpected: _node_expected,
+    ev.NodeJoined: _node_joined,
+    ev.NodeTroubled: _node_troubled,
+    ev.NodeBusy: _node_busy,
+    ev.NodeLost: _node_lost,
+    ev.NodeDraining: _node_draining,
+    ev.LeaseEnded: _lease_ended,
+    ev.LeasesQueued: _leases_queued,
+    ev.FleetMayGrow: _fleet_may_grow,
+    ev.SlotLost: _slot_lost,
+    ev.CanaryPassed: _canary_passed,
+    ev.CanaryFailed: _canary_failed,
+    ev.CanaryTimed: _canary_timed,
+    ev.AttemptStarted: _attempt_started,
+    ev.ShapeStarted: _shape_started,
+    ev.ShapeTuned: _shape_tuned,
+    ev.ShapeRefused: _shape_refused,
+    ev.AttemptEnded: _attempt_ended,
+    ev.AttemptTaken: _attempt_taken,
+    ev.Send: _send,
+    ev.TakeBack: _take_back,
+    ev.FailShape: _fail_shape,
+    ev.SettleShape: _settle_shape,
+    ev.Quarantine: _quarantine,
+    ev.AskCanary: _ask_canary,
+}

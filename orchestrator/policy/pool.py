@@ -1,0 +1,153 @@
+"""Bookkeeping of what waits and of the slots that want it: the sums of the state, kept after each change."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+
+from orchestrator.policy.model import Attempt, Shape, Slot, State
+
+
+def wait(state: State, shapes: Iterable[int]) -> None:
+    """Queue the shapes, those of a unit together; but for those that are settled, under way or await a verdict."""
+    units: dict[int, list[int]] = {}
+    for s in shapes:
+        shape = state.shapes[s]
+        if shape.state == "pending" and not shape.copies and s not in state.held and shape.apart is None:
+            units.setdefault(shape.unit, []).append(s)
+    for unit, ids in units.items():
+        known = state.waiting.get(unit)
+        if known is not None:
+            ids = [*known[2], *(s for s in ids if s not in known[2])]
+            _take_out(state, unit)
+        queue(state, unit, tuple(ids), sum(state.shapes[s].cost_s for s in ids))
+
+
+def queue(state: State, unit: int, shapes: tuple[int, ...], seconds: float) -> None:
+    """Queue shapes of a unit of which none is queued."""
+    state.waiting[unit] = entry = (-seconds, unit, shapes)
+    kind = state.kinds[state.shapes[shapes[0]].kind]
+    insort(kind.waiting, entry)
+    kind.seconds += seconds
+    state.waiting_s += seconds
+
+
+def _take_out(state: State, unit: int) -> tuple[int, ...]:
+    entry = state.waiting.pop(unit)
+    kind = state.kinds[state.shapes[entry[2][0]].kind]
+    del kind.waiting[bisect_left(kind.waiting, entry)]
+    kind.seconds = kind.seconds + entry[0] if kind.waiting else 0.0
+    state.waiting_s = state.waiting_s + entry[0] if state.waiting else 0.0
+    return entry[2]
+
+
+def set_apart(state: State, shapes: tuple[int, ...]) -> None:
+    """Have the shapes run by themselves next."""
+    for s in shapes:
+        withdraw(state, state.shapes[s])
+        state.shapes[s].apart = shapes[0]
+    state.apart[shapes[0]] = shapes
+
+
+def withdraw_unit(state: State, unit: int, members: tuple[int, ...]) -> None:
+    """Take these shapes of a unit out of what waits."""
+    entry = state.waiting.get(unit)
+    if entry is not None and not set(members).isdisjoint(entry[2]):
+        rest = [s for s in _take_out(state, unit) if s not in members]
+        if rest:
+            wait(state, rest)
+
+
+def withdraw(state: State, shape: Shape) -> None:
+    """Take the shape out of all that waits."""
+    if shape.unit in state.waiting:
+        withdraw_unit(state, shape.unit, (shape.id,))
+    if shape.apart is not None:
+        rest = tuple(s for s in state.apart.pop(shape.apart) if s != shape.id)
+        shape.apart = None
+        for s in rest:
+            state.shapes[s].apart = rest[0]
+        if rest:
+            state.apart[rest[0]] = rest
+    state.twice.pop(shape.unit, None)
+
+
+def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
+    """The attempt is over, or given up; its shapes are not queued yet."""
+    slot = state.slot_of(a)
+    state.running -= a.state == "started"
+    state.taking -= a.taking
+    a.state, a.taking, a.lost, a.ended_at, a.current = "over", False, lost, t, None
+    state.open.pop(a.id, None)
+    state.to_recall.pop(a.id, None)
+    for s in a.shapes:
+        state.shapes[s].copies -= 1
+    if slot.running == a.id:
+        slot.running = None
+    if a.id in slot.queued:
+        slot.queued.remove(a.id)
+    look(state, slot)
+
+
+def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
+    """Queue what an attempt that is over left: shapes with something against them each alone, and the two `halves`
+    apart where nobody knows at which shape it ended; the rest goes back."""
+    left = tuple(s for s in state.unsettled(a.shapes) if s not in state.held)
+    if halves:
+        left = tuple(s for s in left if not state.shapes[s].copies)
+    if halves and len(left) > 1:
+        set_apart(state, left[: (len(left) + 1) // 2])
+        set_apart(state, left[(len(left) + 1) // 2 :])
+        return
+    for s in left:
+        shape = state.shapes[s]
+        # a suspect need not wait until another group comes to it, unless it may take a node down
+        most = 0 if shape.losses or shape.ends else 1
+        if (shape.faults or shape.losses or shape.ends) and shape.copies <= most and shape.apart is None:
+            set_apart(state, (s,))
+    wait(state, left)
+
+
+def shorter(state: State, slot: Slot) -> None:
+    """A shape of what runs on the slot came to a result: the same as `look`, if nothing but that has changed."""
+    slot.ahead_s = _ahead_s(state, slot)
+    if slot.ahead_s < state.settings.ahead_s and slot.id not in state.low:
+        look(state, slot)
+
+
+def _ahead_s(state: State, slot: Slot) -> float:
+    return sum(state.attempts[a].left_s for a in (slot.running, *slot.queued) if a is not None)
+
+
+def look(state: State, slot: Slot) -> None:
+    """Bring the sums up to date after a change of the slot, its GPU or its node."""
+    node, place = state.nodes[slot.node], slot.gpu.place
+    ours = node.state in ("joined", "away") and not node.draining and slot.state in ("starting", "ready")
+    known = state.usable.get(place)
+    if ours or known is slot:
+        counts = state.hosts.setdefault(place[0], [0, 0])
+        clean = ours and not slot.gpu.row
+        counts[0] += ours - (known is not None)
+        counts[1] += clean - (place in state.clean)
+        if ours:
+            state.usable[place] = slot
+        else:
+            del state.usable[place]
+        for places, there in ((state.clean, clean), (state.free, ours and slot.running is None and not slot.queued)):
+            if there:
+                places[place] = None
+            else:
+                places.pop(place, None)
+        if not counts[0]:
+            del state.hosts[place[0]]
+    slot.ahead_s = _ahead_s(state, slot)
+    able = ours and node.state == "joined" and slot.state == "ready" and not slot.checking
+    idle = able and slot.running is None and not slot.queued
+    low = able and not idle and slot.ahead_s < state.settings.ahead_s and len(slot.queued) < state.settings.most_queued
+    for slots, there in ((state.idle, idle), (state.low, low)):
+        if there:
+            slots[slot.id] = slot
+        else:
+            slots.pop(slot.id, None)
+    if not ours and node.state == "joined":
+        state.to_recall.update((q, None) for q in slot.queued if not state.attempts[q].taking)

@@ -1,0 +1,151 @@
+"""Choice of the next work: which slot gets which shapes. Pure: it reads the state and changes nothing.
+
+A group is the longest waiting unit and every k-th of the rest, so that each group has some of every kind and errors of
+the estimates even out. Its size is a share of what is left for each slot (guided self-scheduling, Polychronopoulos and
+Kuck 1987), and at least so long that its set-up costs little. At the end an idle slot gets the later half of what a
+running group has left.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import chain
+
+from orchestrator.events import Send, TakeBack
+from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, Waiting
+
+
+def next_work(state: State) -> Send | TakeBack | None:
+    """The next group to send, or to take back for an idle slot; None: every slot has what it can get."""
+    if not state.idle and not state.low:
+        return None
+    for shapes in sorted(state.apart.values(), key=lambda shapes: len(state.shapes[shapes[0]].losses)):
+        for slot in chain(state.idle.values(), state.low.values()):
+            if suits(state, state.shapes[shapes[0]], slot):
+                return _send(state, slot, shapes)
+    for host, shapes in state.twice.values():
+        for slot in state.idle.values():
+            fits = slot.gpu.place[0] != host and not slot.gpu.row and not slot.doubtful
+            if fits and suits(state, state.shapes[shapes[0]], slot):
+                return _send(state, slot, shapes)
+    if state.waiting:
+        for slot in state.idle.values():
+            return _send(state, slot, deal(state, slot))
+        per_slot = state.waiting_s / max(1, len(state.usable))
+        for slot in state.low.values():
+            if (slot.ahead_s < per_slot or len(state.usable) == 1) and not slot.doubtful:
+                return _send(state, slot, deal(state, slot))
+        return None
+    if not state.idle:
+        return None
+    return _spare(state) or (_end_of_another(state, next(iter(state.idle.values()))) if state.shares_end else None)
+
+
+def _send(state: State, slot: Slot, shapes: tuple[int, ...]) -> Send:
+    return Send(f"g{state.next_seq:04d}", slot.node, slot.name, state.next_seq, shapes)
+
+
+def suits(state: State, shape: Shape, slot: Slot) -> bool:
+    """Return whether a shape with something against it may run on the slot: on another node than before if there is
+    one, else on another slot, else again; first on a slot whose last end was good. Shapes that were lost run one a node
+    at a time, so that the next loss names its culprit; where few hosts are left, after all other work."""
+    node = state.nodes[slot.node]
+    few = len(state.hosts) < state.settings.few_hosts
+    if shape.losses and (slot.running is not None or (few and state.waiting)):
+        return False
+    if shape.losses and any(_is_suspect(state, a) for s in node.slots.values() for a in (s.running, *s.queued)):
+        return False
+    if len(shape.ends) >= state.settings.fresh_after and state.may_grow and node.lease and node.used:
+        return False
+    bad = {f.place for f in shape.faults}
+    if not bad:
+        return True
+    hosts, place = {host for host, _ in bad}, slot.gpu.place
+    if len(state.hosts) > sum(host in state.hosts for host in hosts):
+        clean = len(state.clean) - sum(state.hosts[host][1] for host in hosts if host in state.hosts)
+        return place[0] not in hosts and (not clean or not slot.gpu.row)
+    if len(state.usable) > sum(p in state.usable for p in bad):
+        return place not in bad
+    return place not in bad or not state.may_grow
+
+
+def _is_suspect(state: State, attempt: str | None) -> bool:
+    return attempt is not None and bool(state.shapes[state.attempts[attempt].shapes[0]].losses)
+
+
+def deal(state: State, slot: Slot) -> tuple[int, ...]:
+    """The next group of what waits, for the slot. One in doubt gets the shortest unit: it would cost the run most where
+    the longest faults."""
+    first = min(kind.tier for kind in state.kinds.values() if kind.waiting)
+    kinds = [kind for kind in state.kinds.values() if kind.waiting and kind.tier == first]
+    if slot.doubtful:
+        return max(kind.waiting[-1] for kind in kinds)[2]
+    s, free = state.settings, max(1, len(state.free))
+    floor = state.setup_s * (s.floor_setups if state.shares_end else s.floor_apart)
+    room = max(state.waiting_s / (s.share * max(1, len(state.usable))), min(floor, state.waiting_s / free))
+    if len(state.usable) == 1 and not state.may_grow:
+        room = state.waiting_s  # nobody waits for the end of a group
+    # first the kind that gives the longest group, of several the one with the most left
+    kind = max(kinds, key=lambda kind: (max(-kind.waiting[0][0], min(kind.seconds, room)), kind.seconds))
+    if kind.alone:
+        return kind.waiting[0][2]
+    if not state.shares_end:  # in as few groups as it takes, all about equal
+        room = kind.seconds / math.ceil(kind.seconds / max(room, 1e-9) - 1e-6)
+    return tuple(i for unit in _sample(kind, room) for i in unit[2])
+
+
+def _sample(kind: Kind, room: float) -> list[Waiting]:
+    """The longest unit of the kind, and every k-th of the rest until the seconds are filled."""
+    waiting = kind.waiting
+    out = [waiting[0]]
+    room += waiting[0][0]
+    if room <= 0 or len(waiting) == 1:
+        return out
+    step = max(1.0, (kind.seconds + waiting[0][0]) / room)
+    at = step
+    while at < len(waiting) + step - 1 and room > 0:
+        unit = waiting[min(int(at), len(waiting) - 1)]
+        if unit is not out[-1]:
+            out.append(unit)
+            room += unit[0]
+        at += step
+    return out
+
+
+def _spare(state: State) -> TakeBack | None:
+    """Take back the last group in the inbox of the slot with the most work, for an idle one."""
+    if state.taking >= len(state.idle):
+        return None
+    full = (slot for slot in state.usable.values() if slot.queued and slot.running is not None)
+    for slot in sorted(full, key=lambda slot: -slot.ahead_s):
+        a = state.attempts[slot.queued[-1]]
+        if not a.taking and not _is_picky(state.shapes[a.shapes[0]]):  # else it might go to and fro
+            return TakeBack(a.id, a.node)
+    return None
+
+
+def _end_of_another(state: State, slot: Slot) -> Send | None:
+    """The later half of the units that the running group with the most work has left, the last one first."""
+    best: Attempt | None = None
+    for other in state.usable.values():
+        if other.running is not None:
+            a = state.attempts[other.running]
+            if (best is None or a.left_s > best.left_s) and any(_may_copy(state, s) for s in a.shapes):
+                best = a
+    if best is None:
+        return None
+    units: dict[int, list[int]] = {}
+    for s in best.shapes:
+        if _may_copy(state, s):
+            units.setdefault(state.shapes[s].unit, []).append(s)
+    half = list(units.values())[len(units) // 2 :]
+    return _send(state, slot, tuple(s for unit in reversed(half) for s in unit))
+
+
+def _may_copy(state: State, s: int) -> bool:
+    shape = state.shapes[s]
+    return not _is_picky(shape) and shape.state == "pending" and shape.copies < 2 and shape.apart is None
+
+
+def _is_picky(shape: Shape) -> bool:
+    return bool(shape.faults or shape.losses or shape.ends)

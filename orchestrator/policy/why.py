@@ -1,0 +1,97 @@
+"""Sentences on what waits, and on why a run has no slot left."""
+
+from __future__ import annotations
+
+from orchestrator.policy.model import Node, State, spot
+from orchestrator.policy.supply import suits
+from worker.text import plural
+
+
+def stuck(state: State) -> str | None:
+    """Sentence on why no slot is left; None while something runs or a slot may come, or come back."""
+    if state.usable or state.may_grow or state.open or state.held:
+        return None
+    if not state.nodes:
+        return "no node came, and none is expected any more" if state.may_grow is False else None
+    reasons = []
+    gone = [n for n in state.nodes.values() if n.state == "gone"]
+    if gone:
+        reasons.append(f"{plural(len(gone), 'lease')} ended, the last one {gone[-1].name}")
+    for n in (n for n in state.nodes.values() if n.state != "gone"):
+        if n.state in ("away", "busy"):
+            return None
+        if n.state == "lost":
+            reasons.append(f"{n.name} is lost")
+        elif n.draining:
+            reasons.append(f"{n.name} is draining")
+        else:
+            for s in n.slots.values():
+                if s.state == "quarantined" and s.gpu.strikes < state.settings.max_strikes:
+                    return None
+                reasons.append(f"{n.name} slot {s.name} is {s.state}" + (f" ({s.why})" if s.why else ""))
+    return "; ".join(reasons)
+
+
+def why(state: State, what: str | int) -> str:
+    """Sentence on a shape (by number), or on a group (by its attempt)."""
+    if isinstance(what, str):
+        a = state.attempts.get(what)
+        if a is None:
+            return f"there is no group {what}"
+        pending = state.unsettled(a.shapes)
+        if a.state == "over" and not pending:
+            return f"every shape of group {what} is settled"
+        return _attempt(state, what) if a.state != "over" else "; ".join(dict.fromkeys(why(state, s) for s in pending))
+    shape = state.shapes.get(what)
+    if shape is None:
+        return f"shape {what} is not part of this run"
+    if shape.state != "pending":
+        return f"shape {what} is {shape.state}" + (f": {shape.reason.message()}" if shape.reason else "")
+    for id_ in reversed(shape.attempts):
+        if id_ in state.open:
+            return _attempt(state, id_)
+    head = f"shape {what} waits"
+    if state.stopped:
+        return f"{head}: the run is stopped"
+    if what in state.held:
+        where = " and ".join(dict.fromkeys(spot(f.place, state.nodes) for f in shape.faults))
+        return f"{head} for its verdict, until {where} tuned something else: only then are its faults evidence"
+    able = [s for n in state.nodes.values() if n.state == "joined" and not n.draining for s in n.slots.values()]
+    able = [s for s in able if s.state == "ready"]
+    if not able:
+        return f"{head}: {stuck(state) or _not_ready(state)}"
+    if shape.apart is None or any(suits(state, shape, s) for s in able):
+        return f"{head} for its turn: every slot has enough ahead"
+    if shape.losses and not shape.faults:
+        return f"{head}: a worker or node was lost with it, and one such shape runs on a node at a time"
+    if not shape.faults:
+        return f"{head} for a lease on which nothing ran yet: {plural(len(shape.ends), 'lease')} ended under it"
+    where = ", ".join(dict.fromkeys(spot(f.place, state.nodes) for f in shape.faults))
+    return f"{head} for a slot other than {where}, where it went wrong"
+
+
+def _attempt(state: State, id_: str) -> str:
+    a = state.attempts[id_]
+    if a.state == "started":
+        return f"attempt {a.id} runs on {a.node} slot {a.slot}"
+    if a.taking:
+        return f"attempt {a.id} is being taken back from {a.node}"
+    before = state.slot_of(a).queued.index(a.id)
+    return f"attempt {a.id} is in the inbox of {a.node} slot {a.slot} with {plural(before, 'other')} before it"
+
+
+def _not_ready(state: State) -> str:
+    if not state.nodes:
+        return "no node has joined yet"
+    reasons = [f"{n.name} {_state_of(n)}" for n in state.nodes.values() if n.state != "gone"]
+    if not reasons:
+        return "every lease has ended, and another is awaited"
+    return "no slot takes work now (" + ", ".join(reasons) + ")"
+
+
+def _state_of(n: Node) -> str:
+    if n.state != "joined":
+        return {"lost": "is lost", "busy": "waits for others"}.get(n.state, "is being prepared")
+    if n.draining:
+        return "is draining"
+    return "slots: " + ", ".join(f"{s.name} {s.state}" for s in n.slots.values())

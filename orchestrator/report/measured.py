@@ -1,0 +1,278 @@
+"""The measurements of each shape, and how far they can be trusted: spread, repeats, close calls, slots that differ.
+
+They are folded from the ledger's rows as they arrive (rows are only ever added).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import geometric_mean, median
+from typing import Any
+
+from orchestrator.ledger import LedgerReader, Report
+from orchestrator.policy.model import State
+from orchestrator.results.gain import NOISY_GAIN
+from orchestrator.shapes.model import Key
+from orchestrator.tables.backends import backend_name
+from worker.families import Family
+
+MOST_BACKENDS = 12
+"""The most that are kept apart, whatever nodes call theirs; the rest is `other`."""
+
+_CHUNK = 20_000
+_NEW = """SELECT id, shape, us, status, kernel_id, kernel_name, libtype, extra
+    FROM rows WHERE id>? ORDER BY id LIMIT ?"""
+_WINNERS = """SELECT id, shape, attempt, node, slot, us, bw, spread, kernel_id, kernel_name, libtype, gfx, cu_num, extra
+    FROM rows WHERE winner=1 AND id>? ORDER BY id"""
+_BESIDE = """SELECT us, kernel_name, libtype FROM rows
+    WHERE attempt=? AND shape=? AND us>0 AND status='ok' AND winner=0 ORDER BY id"""
+
+
+@dataclass(slots=True)
+class Tried:
+    """The candidates of one shape. `best`: backend to the lowest us of its right ones."""
+
+    candidates: int = 0
+    right: int = 0
+    wrong: int = 0
+    best: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The row that settled a shape.
+
+    `median_us`: of the attempt's right candidates; `runner_up_us`: the best of them with another kernel; `first_us`:
+    the winner's own time when it was first measured. Each None where there is none.
+    """
+
+    node: str
+    slot: str
+    us: float
+    tflops: float
+    bw: float | None
+    spread: float | None
+    kernel: str
+    backend: str
+    gfx: str
+    cu_num: int | None
+    median_us: float | None
+    runner_up_us: float | None
+    first_us: float | None
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether it was slower than the median candidate when it was measured again."""
+        return self.median_us is not None and self.median_us / self.us < NOISY_GAIN
+
+
+class Measurements:
+    """`update` takes in what came since the last time; call it inside a snapshot of the ledger."""
+
+    def __init__(self, family: Family) -> None:
+        self.family = family
+        self.keys: dict[int, Key] = {}
+        self.tried: dict[int, Tried] = {}
+        self.winners: dict[int, Winner] = {}
+        self.backends: set[str] = set()
+        self._row = self._won = 0
+        self._open: list[tuple[Any, ...]] = []
+        """Winners of attempts that have not settled their shape."""
+        self._flops: dict[int, float] = {}
+        self._named: dict[tuple[str, str, int | None], str] = {}
+
+    def update(self, ledger: LedgerReader) -> None:
+        if not self.keys:
+            self.keys = ledger.keys
+        while chunk := ledger.query(_NEW, (self._row, _CHUNK)):
+            for row in chunk:
+                self._take(*row[1:])
+            self._row = chunk[-1][0]
+        shapes, rows = ledger.replayed.shapes, self._open + ledger.query(_WINNERS, (self._won,))
+        self._open = [r for r in rows if shapes[r[1]].state != "tuned"]  # their attempts may settle them yet
+        for number, shape, attempt, *rest in rows:
+            s, self._won = shapes[shape], max(self._won, number)
+            if s.state == "tuned" and s.attempt == attempt and shape not in self.winners:
+                self.winners[shape] = self._winner(ledger, shape, attempt, *rest)
+
+    def flops(self, shape: int) -> float:
+        """Floating-point operations of the shape."""
+        known = self._flops.get(shape)
+        if known is None:
+            known = self.family.flops(dict(zip(self.family.key_names, self.keys[shape], strict=True)))
+            self._flops[shape] = known
+        return known
+
+    def _take(
+        self, shape: int, us: float, status: str, number: int | None, kernel: str, libtype: str, extra: str | None
+    ) -> None:
+        tried = self.tried.get(shape)
+        if tried is None:
+            tried = self.tried[shape] = Tried()
+        tried.candidates += 1
+        if status == "wrong":
+            tried.wrong += 1
+        elif us > 0 and status == "ok":
+            tried.right += 1
+            backend = self._backend(libtype, kernel or _first_stage(extra), number)
+            old = tried.best.get(backend)
+            if old is None or us < old:
+                tried.best[backend] = us
+
+    def _winner(
+        self, ledger: LedgerReader, shape: int, attempt: str, node: str, slot: str, us: float, bw: float | None,
+        spread: float | None, number: int | None, kernel: str, libtype: str, gfx: str, cu_num: int | None,
+        extra: str | None,
+    ) -> Winner:  # fmt: skip
+        others: list[float] = []
+        runner_up: float | None = None
+        first: float | None = None
+        for other_us, other, lib in ledger.query(_BESIDE, (attempt, shape)):
+            others.append(other_us)
+            if (other, lib) != (kernel, libtype):
+                runner_up = other_us if runner_up is None else min(runner_up, other_us)
+            elif first is None:
+                first = other_us
+        name = kernel or _first_stage(extra)
+        return Winner(
+            node=node, slot=slot, us=us,
+            # the tuner's column is not trusted: what counts is made of shape and time
+            tflops=self.flops(shape) / us / 1e6,
+            bw=bw, spread=spread, kernel=name,
+            backend=self._backend(libtype, name, number), gfx=gfx, cu_num=cu_num,
+            median_us=median(others) if others else None, runner_up_us=runner_up, first_us=first,
+        )  # fmt: skip
+
+    def _backend(self, libtype: str, kernel: str, number: int | None) -> str:
+        names = (libtype, kernel, number)
+        found = self._named.get(names)
+        if found is None:
+            found = backend_name(self.family.name, kernel, "" if number is None else str(number), libtype)
+            if found not in self.backends and len(self.backends) >= MOST_BACKENDS:
+                found = "other"
+            self.backends.add(found)
+            if len(self._named) > _CHUNK:
+                self._named.clear()
+            self._named[names] = found
+        return found
+
+
+def _first_stage(extra: str | None) -> str:
+    """The kernel of fmoe's first stage, whose rows have no kernelName."""
+    return str(json.loads(extra).get("kernelName1", "")) if extra else ""
+
+
+def rounded(x: float | None, digits: int = 5) -> float | None:
+    """`x` with so many digits, None where there is no finite number (JSON has no other)."""
+    if x is None or not math.isfinite(x):
+        return None
+    out = float(f"{x:.{digits}g}")
+    return int(out) if out.is_integer() and abs(out) < 1e15 else out
+
+
+def quantile(ordered: Sequence[float], q: float) -> float:
+    """The quantile of an ascending, non-empty list, linear between neighbours."""
+    at = q * (len(ordered) - 1)
+    low = math.floor(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def geomean(xs: Sequence[float]) -> float | None:
+    """The geometric mean of positive numbers, None of nothing."""
+    return geometric_mean(xs) if xs else None
+
+
+def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
+    """n, min, q1, median, q3, max, geomean; n alone of nothing."""
+    if not xs:
+        return {"n": 0}
+    s = sorted(xs)
+    at = {"min": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "max": 1.0}
+    out: dict[str, Any] = {"n": len(s), **{k: rounded(quantile(s, q)) for k, q in at.items()}}
+    out["geomean"] = rounded(geomean(s)) if s[0] > 0 else None
+    return out
+
+
+def histogram(xs: Sequence[float], edges: Sequence[float]) -> list[int]:
+    """Number of values between neighbouring edges; the last bin counts all beyond as well."""
+    found = Counter(bisect(edges, x, 1, len(edges) - 1) - 1 for x in xs)
+    return [found[i] for i in range(len(edges) - 1)]
+
+
+EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
+"""Edges of the histograms' bins, as shares."""
+
+
+def noise(winners: Iterable[Winner], state: State, reports: Mapping[str, Report]) -> dict[str, Any]:
+    """`spread`: half the interquartile range over the median, of winners. `repeat`: how far a winner's last time is
+    from its first, as a share. `close`: winners whose lead over the best other kernel is within their spread.
+    """
+    spreads: list[float] = []
+    repeats: list[float] = []
+    close = judged = 0
+    by_slot: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for w in winners:
+        if w.spread is not None and w.spread >= 0:
+            spreads.append(w.spread)
+            by_slot[w.node, w.slot].append(w.spread)
+            if w.runner_up_us is not None:
+                judged += 1
+                close += w.runner_up_us <= w.us * (1.0 + w.spread)
+        if w.first_us is not None:
+            repeats.append(abs(w.us / w.first_us - 1.0))
+    return {
+        "edges": [None if e == float("inf") else e for e in EDGES],
+        "spread": _summed(spreads),
+        "repeat": _summed(repeats),
+        "close": close,
+        "judged": judged,
+        "slots": _slots(by_slot, state, reports),
+    }
+
+
+def _summed(shares: list[float]) -> dict[str, Any]:
+    if not shares:
+        return {"n": 0}
+    ordered = sorted(shares)
+    return {
+        "n": len(ordered),
+        "median": rounded(quantile(ordered, 0.5), 3),
+        "p90": rounded(quantile(ordered, 0.9), 3),
+        "max": rounded(ordered[-1], 3),
+        "bins": histogram(ordered, EDGES),
+    }
+
+
+def _slots(by_slot: dict[tuple[str, str], list[float]], state: State, reports: Mapping[str, Report]) -> list[list[Any]]:
+    """node, slot, winners, median spread, canary's median us, its range over that, hottest C, clocks from and to."""
+    heat: dict[tuple[str, str], float] = {}
+    clocks: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for id_, report in reports.items():
+        a = state.attempts.get(id_)
+        place = (a.node, a.slot) if a is not None else ("", "")
+        for reading in report.conditions.values():
+            warm = reading.get("temperature_c")
+            degrees = [x for x in warm.values() if isinstance(x, (int, float))] if isinstance(warm, dict) else []
+            heat[place] = max([heat.get(place, float("-inf")), *degrees])
+            clock = reading.get("clock_mhz")
+            if isinstance(clock, (int, float)) and not isinstance(clock, bool):
+                clocks[place].append(float(clock))
+    out: list[list[Any]] = []
+    slots = {s.id: s for n in state.nodes.values() for s in n.slots.values()}
+    for place in sorted(slots, key=lambda p: (p[0], len(p[1]), p[1])):
+        spread = five_numbers(by_slot.get(place, []))
+        canary = five_numbers([us for us in slots[place].canary_us if us > 0])
+        usual = canary.get("median")
+        reach = (canary["max"] - canary["min"]) / usual if usual and canary["n"] > 1 else None
+        seen = clocks.get(place, [])
+        out.append(
+            [*place, spread["n"], rounded(spread.get("median"), 3), rounded(usual, 4), rounded(reach, 3),
+             rounded(heat.get(place), 3), rounded(min(seen, default=None), 4), rounded(max(seen, default=None), 4)]
+        )  # fmt: skip
+    return out

@@ -1,0 +1,196 @@
+"""The report page: one HTML file with its style, script and data inside, which loads nothing from elsewhere.
+
+Texts of the data may be hostile (they come from nodes and files). They are in the page twice: in HTML, where Jinja
+escapes them, and in a JSON block, where `embedded` leaves no character that HTML could read; the script puts them
+into the page as text, never as markup. A content security policy allows this one script and style, by their hashes.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from orchestrator.command_hints import command
+from orchestrator.errors import InputError, OrchestratorError
+from orchestrator.paths import RunPaths
+from orchestrator.report.collector import Collector
+from orchestrator.tables.faults import escaped
+from orchestrator.tables.locate import locate
+from orchestrator.templating import data_folder
+from orchestrator.userfiles import write_atomic
+
+MAX_BYTES = 6_000_000
+"""No page is larger: the longest texts go first, then rows of the table."""
+
+SCRIPTS = ("base", "figures", "table", "charts", "fleet", "prose", "page")
+"""Scripts of templates/report/, in their order."""
+GENERATOR = "gemmfleet report"
+
+_BUDGETS = ((50_000, 600), (50_000, 120), (20_000, 120), (10_000, 120), (5_000, 80), (2_000, 60), (500, 40))
+"""Rows of the table and characters of a text, tried in turn."""
+_SAMPLE = 500
+"""Rows by which the size of the table is estimated."""
+_PLAIN = frozenset((int, float, bool, type(None)))
+_FRAME = 250_000
+"""Room for all of a page but its data."""
+
+
+class PageTooLargeError(OrchestratorError):
+    """Even the shortest page would be larger than it may be."""
+
+
+def render_page(document: dict[str, Any], *, events: str = "") -> str:
+    """The page of a document that `fit` has cut. `events`: where a served page hears of changes; "" for a file.
+
+    Raises PageTooLargeError, TemplateError.
+    """
+    style, script = _part("style.css"), "\n".join(_part(f"{name}.js") for name in SCRIPTS)
+    page: str = _template().render(
+        doc=safe({k: document[k] for k in ("run", "family", "tuner", "state", "sentences", "made")}),
+        data=embedded(document), style=style, script=script, events=events, generator=GENERATOR,
+        policy=policy(style, script, live=bool(events)),
+    )  # fmt: skip
+    if len(page.encode()) > MAX_BYTES:
+        raise PageTooLargeError(
+            f"the page of run {escaped(str(document['run']))} would be larger than {MAX_BYTES:,} bytes"
+        )
+    return page
+
+
+def fit(document: dict[str, Any]) -> dict[str, Any]:
+    """The document cut so that its page is small enough."""
+    shapes, room = document["shapes"], MAX_BYTES - _FRAME
+    sample = shapes[:: len(shapes) // _SAMPLE + 1]
+    for rows, characters in _BUDGETS:
+        a_row = len(embedded(_cut(sample, characters))) / (len(sample) or 1)
+        if (rows, characters) != _BUDGETS[-1] and min(rows, len(shapes)) * a_row > 1.2 * room:
+            continue  # far too large: not worth a try
+        cut = fitted(document, rows, characters)
+        if len(embedded(cut)) <= room:
+            break
+    return cut
+
+
+def policy(style: str, script: str, *, live: bool) -> str:
+    """The content security policy: nothing but this style and script, and the own server's events where it is live."""
+    parts = [
+        "default-src 'none'", f"script-src 'sha256-{_hash(script)}'", f"style-src 'sha256-{_hash(style)}'",
+        "img-src data:", "base-uri 'none'", "form-action 'none'",
+    ]  # fmt: skip
+    return "; ".join([*parts, "connect-src 'self'"] if live else parts)
+
+
+def embedded(value: Any) -> str:
+    """JSON for a script block: ASCII, without <, > and &, so that nothing in it ends the block or begins another."""
+    text = json.dumps(safe(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def safe(value: Any) -> Any:
+    """The same with control, bidi and broken characters of every text written as \\x1b and the like."""
+    if isinstance(value, str):
+        return escaped(value)
+    if isinstance(value, dict):
+        return {escaped(str(k)): safe(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [v if type(v) in _PLAIN else safe(v) for v in value]
+    return value
+
+
+def fitted(document: dict[str, Any], rows: int, characters: int) -> dict[str, Any]:
+    """The document with at most so many rows of the table (what failed stays longest) and so many characters a text."""
+    out = dict(document)
+    shapes = document["shapes"]
+    if len(shapes) > rows:
+        state = document["columns"]["row"].index("state")
+        rank = {"failed": 0, "running": 1, "tuned": 2}
+        kept = sorted(range(len(shapes)), key=lambda i: (rank.get(shapes[i][state], 3), i))[:rows]
+        out["shapes"] = [shapes[i] for i in sorted(kept)]
+        out["left_out"] = len(shapes) - rows
+    for part in ("shapes", "fleet", "failures", "incidents", "origin"):
+        out[part] = _cut(out[part], characters)
+    return out
+
+
+def _cut(value: Any, characters: int) -> Any:
+    if isinstance(value, str):
+        return value if len(value) <= characters else value[: characters - 3] + "..."
+    if isinstance(value, dict):
+        return {k: _cut(v, characters) for k, v in value.items()}
+    if isinstance(value, list):
+        return [v if type(v) in _PLAIN else _cut(v, characters) for v in value]
+    return value
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+@cache
+def _part(name: str) -> str:
+    return (data_folder("templates") / "report" / name).read_text(encoding="utf-8").strip()
+
+
+@cache
+def _template() -> Any:
+    import jinja2
+
+    env = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(data_folder("templates")), undefined=jinja2.StrictUndefined, autoescape=True,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
+    return env.get_template("report.html.j2")
+
+
+_HEAD = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenPage:
+    """The page and what it shows."""
+
+    path: Path
+    bytes: int
+    document: dict[str, Any]
+
+
+def run_or_folder(runs: Path, run: str | None) -> RunPaths:
+    """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. Raises InputError."""
+    found = locate(run, runs)
+    if found.kind == "run":
+        return RunPaths(found.path.absolute()) if run and Path(run).is_dir() else found.paths
+    raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
+
+
+def write_report(paths: RunPaths, out: Path | None) -> WrittenPage:
+    """Write the page of a run, by default into its folder. Raises InputError, LedgerError."""
+    target = out or paths.root / "report.html"
+    if target.is_dir():
+        target = target / f"{paths.run}.html"
+    _refuse_foreign(target)
+    document = fit(Collector(paths).document())
+    page = render_page(document)
+    try:
+        write_atomic(target, page)
+    except OSError as e:
+        raise InputError(f"{target}: cannot be written: {e.strerror or e}; name another place with -o") from e
+    return WrittenPage(target, len(page.encode()), document)
+
+
+def _refuse_foreign(target: Path) -> None:
+    """Raise InputError where the target is there and is no page of ours."""
+    if not target.exists():
+        if not target.parent.is_dir():
+            raise InputError(f"{target}: there is no folder {target.parent}; make it first")
+        return
+    if not target.is_file():
+        raise InputError(f"{target} is no file; name another place with -o")
+    with target.open("rb") as f:
+        head = f.read(_HEAD)
+    if f'content="{GENERATOR}"'.encode() not in head:
+        raise InputError(f"{target} is there and is no page of ours, so it is left alone; name another place with -o")

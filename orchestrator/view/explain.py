@@ -1,0 +1,206 @@
+"""Stories of a run, for `explain`: the history of a shape, group, node or candidate, its state now, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from orchestrator.errors import InputError
+from orchestrator.ledger import LedgerReader
+from orchestrator.paths import RunPaths
+from orchestrator.policy.model import Attempt, Shape
+from orchestrator.policy.why import why
+from orchestrator.view.candidates import FaultedCandidate, faulted, reproductions, slot_warnings
+from orchestrator.view.slot_speeds import flags
+from orchestrator.view.status import names_of, node_detail, node_state
+from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
+from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
+from worker.text import and_more, plural
+
+MOST_STEPS = 14
+"""Steps of one thing: the first and the last ones are shown."""
+WIDE = 240
+"""Characters of a step on a terminal."""
+MOST_CANDIDATES = 8
+MOST_SHAPES = 5
+MOST_SCRIPTS = 3
+MOST_STORIES = 20
+"""Most stories of a kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Story of one thing: its events, its state now, and what the user can do."""
+
+    subject: str
+    kind: str
+    now: str
+    steps: list[Step] = field(default_factory=list)
+    advice: list[str] = field(default_factory=list)
+
+    def lines(self) -> list[str]:
+        out = [f"{self.kind} {self.subject}: {self.now}"]
+        skip = len(self.steps) - MOST_STEPS
+        for i, (t, text, _) in enumerate(self.steps):
+            if skip > 0 and i == MOST_STEPS // 2:
+                out.append(f"            ... and {skip} more")
+            if skip <= 0 or not MOST_STEPS // 2 <= i < MOST_STEPS // 2 + skip:
+                out.append(f"  {clock(t)}  {text if len(text) <= WIDE else text[: WIDE - 3] + '...'}")
+        return out + [f"  - {text}" for text in self.advice]
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Stories for `explain`."""
+
+    run: str
+    stories: list[Story]
+
+    def lines(self) -> list[str]:
+        if not self.stories:
+            return ["Nothing has failed. For the history of one group, shape or node, name it: explain RUN NAME"]
+        return [line for s in self.stories for line in s.lines()]
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("t", "text", "kind")
+        stories = [{**asdict(s), "steps": [dict(zip(names, x, strict=True)) for x in s.steps]} for s in self.stories]
+        return {"run": self.run, "stories": stories}
+
+
+def explain(paths: RunPaths, what: str | None) -> Explanation:
+    """The story of `what` (a group, a shape as 16x1280x8192 or its number, a node), or of all that did not go well."""
+    with LedgerReader.open_readonly(paths.ledger) as ledger, ledger.snapshot():
+        stories = _Stories(paths, ledger)
+        state, shape = ledger.replayed, None
+        if what is None:
+            return Explanation(paths.run, stories.troubles())
+        if what in state.attempts:
+            return Explanation(paths.run, [stories.group(state.attempts[what])])
+        if what in state.nodes:
+            return Explanation(paths.run, [stories.node(what)])
+        shape = int(what) if what.isdigit() else next((i for i in ledger.keys if stories.named(i) == what), -1)
+        if shape in ledger.keys:
+            return Explanation(paths.run, [stories.shape(shape)])
+        raise InputError(
+            f"run {paths.run} has no group, shape or node {what!r} (groups: {and_more(list(state.attempts), 6)}; nodes:"
+            f" {', '.join(sorted(state.nodes))})"
+        )
+
+
+class _Stories:
+    """Stories of one run."""
+
+    def __init__(self, paths: RunPaths, ledger: LedgerReader) -> None:
+        self._paths, self._ledger, self._state = paths, ledger, ledger.replayed
+        self.named = names_of(ledger)
+        self._faulted = faulted(ledger)
+        self._warnings = slot_warnings(ledger)
+
+    def troubles(self) -> list[Story]:
+        """Stories of pools, nodes, shapes and candidates with problems, at most MOST_STORIES of each."""
+        state = self._state
+        pools = [
+            Story(pool, "pool", leases_words(leases), advice=["A smaller request may be granted sooner."])
+            for pool, leases in state.queued_leases.items()
+            if leases
+        ]
+        warned = {w.node for w in self._warnings}
+        nodes = [n for n in state.nodes if n in warned or incidents_of(state, n)]
+        rank = {"failed": 0, "pending": 1, "tuned": 2}
+        shapes = [s for s in state.shapes.values() if went_wrong(state, s)]
+        shapes.sort(key=lambda s: (rank[s.state], s.confirmed is not False))
+        return [
+            *pools,
+            *(self.node(n, brief=True) for n in nodes[:MOST_STORIES]),
+            *(self.shape(s.id) for s in shapes[:MOST_STORIES]),
+            *(self.candidate(f) for f in self._faulted[:MOST_STORIES]),
+        ]
+
+    def shape(self, id_: int) -> Story:
+        s, skipped = self._state.shapes.get(id_), self._ledger.skipped().get(id_)
+        if s is None or skipped is not None:
+            reason = f" ({skipped[0]})" if skipped and skipped[0] else ""
+            now = f"skipped{reason}: {skipped[1]}" if skipped else "pending"
+            return Story(self.named(id_), "shape", now)
+        now = settled_words(s) if s.state != "pending" else f"pending: {why(self._state, id_)}"
+        found = [f for f in self._faulted if id_ in f.shapes]
+        notes = [f"Candidate {f.title} {f.words(id_)}" for f in found[:MOST_CANDIDATES]]
+        if len(found) > MOST_CANDIDATES:
+            notes.append(f"{plural(len(found) - MOST_CANDIDATES, 'more candidate')} faulted at this shape.")
+        notes += self._advice([s]) + self._again(s.attempts)
+        return Story(self.named(id_), "shape", now, shape_steps(self._state, s), notes)
+
+    def group(self, a: Attempt) -> Story:
+        """Story of the shapes of one process."""
+        where, left = f"on {a.node} slot {a.slot}", len(self._state.unsettled(a.shapes))
+        ended = "running" if a.state == "started" else a.state
+        now = f"{ended} {where}, {plural(len(a.shapes), 'shape')}, {left} of them not settled"
+        now += f": {why(self._state, a.id)}" if a.state != "over" else ""
+        names = and_more([self.named(i) for i in a.shapes], MOST_SHAPES)
+        steps = [(a.sent_at, f"sent to {a.node} slot {a.slot} with {names}, estimated {a.cost_s:.1f} s", "sent")]
+        if a.started_at is not None:
+            steps.append((a.started_at, f"begun {where}", "begun"))
+        if a.current is not None:
+            steps.append((a.current_at, f"{self.named(a.current)} in flight", "running"))
+        if a.landed:
+            done = f"{len(a.landed)} of {plural(len(a.shapes), 'shape')} came to a result"
+            steps.append((a.moved_at, done, "settled"))
+        if a.ended_at is not None:
+            steps.append((a.ended_at, end_of(self._state, a, self.named), kind_of(a)))
+        return Story(
+            a.id, "group", now, steps, self._advice(self._state.shapes[i] for i in a.shapes) + self._again([a.id])
+        )
+
+    def node(self, name: str, *, brief: bool = False) -> Story:
+        """`brief`: without the attempts that went well there."""
+        state, node = self._state, self._state.nodes[name]
+        of = f"lease {node.lease} on {node.host}; " if node.lease else ""
+        now = f"{of}{plural(node.tuned, 'shape')} tuned, {node.failed} failed there; {node_state(node)}"
+        now += f" ({detail})" if (detail := node_detail(node)) else ""
+        now += "".join(f"; slot {s.name} {s.state} ({s.why})" for s in node.slots.values() if s.why)
+        now += "".join(f"; slot {slot} is {words}" for (n, slot), words in flags(state).items() if n == name)
+        incidents = incidents_of(state, name)
+        steps = [(i.start, i.text, i.kind) for i in incidents]
+        steps += [(w.t, f"slot {w.slot} ({w.attempt}): {w.text}", "reading") for w in self._warnings if w.node == name]
+        notes = [INCIDENTS[k] for k in sorted({i.kind for i in incidents}) if k in INCIDENTS]
+        if not brief:
+            steps += [
+                (
+                    a.ended_at or a.started_at,
+                    end_of(state, a, self.named) if a.ended_at else f"attempt {a.id} is running",
+                    kind_of(a),
+                )
+                for a in state.attempts.values()
+                if a.node == name and a.started_at is not None
+            ]
+            notes = self._left_out(name) + notes
+        return Story(name, "node", now, sorted(steps), notes)
+
+    def candidate(self, f: FaultedCandidate) -> Story:
+        """Story of a candidate that faulted."""
+        names = and_more([self.named(i) for i in f.shapes], MOST_SHAPES)
+        again = self._again(x.attempt for x in f.seen)[:MOST_SCRIPTS]
+        return Story(f.title, "candidate", f"{f.words()}; at {names}", [], again)
+
+    def _left_out(self, node: str) -> list[str]:
+        """Sentences on the candidates that the node's blocklist makes later runs leave out."""
+        found = [f for f in self._faulted if any(x.node == node for x in f.seen)]
+        notes = [f"Later runs leave out candidate {f.title}: {f.words()}" for f in found[:MOST_CANDIDATES]]
+        if not notes:
+            return []
+        more = f", {len(found) - len(notes)} more than these" if len(found) > len(notes) else ""
+        again = "to try them again, delete .cache/aiter/*/blocklist.jsonl in the node's work folder"
+        return [*notes, f"A node leaves out such candidates for seven days{more}; {again}"]
+
+    def _advice(self, shapes: Iterable[Shape]) -> list[str]:
+        nodes: dict[str, str] = {}
+        for s in shapes:
+            if s.state == "failed" and s.reason is not None:
+                a = self._state.attempts.get(s.attempt)
+                nodes.setdefault(s.reason.value, a.node if a else "")
+        return [text for reason, node in nodes.items() for text in advice(reason, self._paths.named, node)]
+
+    def _again(self, attempts: Iterable[str]) -> list[str]:
+        found = reproductions(self._paths, dict.fromkeys(attempts))
+        return [f"To see the fault again, on that node in the image: {script}" for script in found]

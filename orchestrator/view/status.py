@@ -1,0 +1,362 @@
+"""Status of a run at one moment, as the live view, `status` and `status --json` show it, computed from its state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from itertools import takewhile
+from typing import Any
+
+from orchestrator.ledger import LedgerReader
+from orchestrator.paths import RunConfig
+from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
+from orchestrator.planning.plan import GROUPS
+from orchestrator.policy.model import Attempt, Node, Slot, State
+from orchestrator.shapes import describe
+from orchestrator.view.slot_speeds import flags, speeds, usual_pace
+from orchestrator.view.words import node_words, slot_words, worked_words
+from worker.tuners.catalog import recorded_tuner
+
+
+@dataclass(slots=True)
+class SlotStatus:
+    """One slot: `doing` is what it measures now (a shape) since `since` (epoch seconds)."""
+
+    slot: str
+    state: str = "starting"
+    attempt: str | None = None
+    doing: str = ""
+    since: float = 0.0
+    device: str = ""
+    gpu: dict[str, Any] | None = None
+    """Reading of its GPU from the live poll (docs/explanation/measurement.md), None where nothing is known."""
+
+
+@dataclass(slots=True)
+class NodeStatus:
+    """One node. state: preparing, ready, busy, draining, slow (it is there and has not answered in time),
+    unreachable or quarantined; of a lease also queued or ended."""
+
+    name: str
+    state: str = "preparing"
+    slots: list[SlotStatus] = field(default_factory=list)
+    tuned: int = 0
+    failed: int = 0
+    detail: str = ""
+    log: list[str] = field(default_factory=list)
+    """Its last log lines."""
+    lease: str = ""
+    """Of a node that is one: its id with the scheduler, the machine that it is on, its end by its time limit."""
+    host: str = ""
+    ends_at: float = 0.0
+    """Epoch seconds, 0 for never."""
+    live: dict[str, Any] | None = None
+    """Answer of the live poll: `at` (epoch seconds), `error`, `slow`, `load`, `containers`, `gpus`; None: not polled.
+    """
+
+    @property
+    def running(self) -> int:
+        """Slots that work on an attempt."""
+        return sum(1 for s in self.slots if s.attempt)
+
+
+@dataclass(slots=True)
+class RunStatus:
+    """One run. state: planned, preparing, running, finished, interrupted or cancelled."""
+
+    run: str
+    state: str
+    total: int = 0
+    tuned: int = 0
+    skipped: int = 0
+    failed: int = 0
+    running: int = 0
+    nodes: list[NodeStatus] = field(default_factory=list)
+    rate_per_min: float | None = None
+    """Shapes tuned a minute, over the last minutes."""
+    eta_s: float | None = None
+    eta_range_s: tuple[float, float] | None = None
+    """Nine times of ten the end comes between these."""
+    started: float | None = None
+    """Time of the request."""
+    worked_s: float | None = None
+    """Seconds in which a controller was at it; the while between two sessions is none of its time."""
+    worked: str = ""
+    """`worked_s` as text."""
+    sessions: int = 0
+    controller: str = ""
+    family: str = ""
+    tuner: str = ""
+    standing_out: list[str] = field(default_factory=list)
+    """Sentences on slots that are slow, hot or power-capped beside the others."""
+    files: list[dict[str, Any]] = field(default_factory=list)
+    """Result files: path, bytes, when written (epoch seconds)."""
+
+    @property
+    def done(self) -> str:
+        """The word for a shape that has a result: a bench tunes nothing."""
+        return "measured" if self.tuner and recorded_tuner(self.tuner).side_by_side else "tuned"
+
+    @property
+    def settled(self) -> int:
+        return self.tuned + self.skipped + self.failed
+
+    @property
+    def pending(self) -> int:
+        """Shapes neither settled nor in flight."""
+        return max(0, self.total - self.settled - self.running)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `status --json`."""
+        nodes = []
+        for n in self.nodes:
+            raw = asdict(n)
+            raw["slots"], raw["slot_states"], raw["running"] = len(n.slots), raw["slots"], n.running
+            nodes.append(raw)
+        counts = ("total", "tuned", "skipped", "failed", "running", "pending")
+        rest = ("started", "sessions", "controller", "family", "tuner", "standing_out", "files")
+        return {
+            "run": self.run, "state": self.state, "shapes": {n: getattr(self, n) for n in counts}, "nodes": nodes,
+            "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
+            "eta_range_s": None if self.eta_range_s is None else [round(x, 1) for x in self.eta_range_s],
+            "rate_per_min": None if self.rate_per_min is None else round(self.rate_per_min, 2),
+            "worked_s": None if self.worked_s is None else round(self.worked_s, 1),
+            **{n: getattr(self, n) for n in rest},
+        }  # fmt: skip
+
+
+GOING = ("planned", "preparing", "running")
+
+
+def state_now(kept: str, *, driven: bool) -> str:
+    """State of a run; one without a living controller is interrupted, whatever the ledger (`kept`) holds. `driven`: a
+    controller holds the run's lock."""
+    if kept in ("preparing", "running") and not driven:
+        return "interrupted"  # its controller died
+    return kept
+
+
+SPREAD = 5.0
+"""Spread of estimates without a model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunHeader:
+    """Facts on a run beside its state. `nodes`: slots of each node of the inventory; `named`: a shape's name.
+
+    `start_s`, `spread`: of the cost model that it was planned with.
+    """
+
+    run: str
+    family: str
+    tuner: str
+    created: float
+    total: int
+    skipped: int
+    nodes: Mapping[str, tuple[str, ...]]
+    named: Callable[[int], str]
+    start_s: float = 0.0
+    spread: float = SPREAD
+
+    @classmethod
+    def of(cls, ledger: LedgerReader, config: RunConfig, nodes: Mapping[str, tuple[str, ...]]) -> RunHeader:
+        """The header of a run in a ledger."""
+        cost = ledger.meta("cost", {})
+        return cls(
+            config.run, config.family, config.tuner, config.created, ledger.total, len(ledger.skipped()), nodes,
+            names_of(ledger), cost.get("start_s", 0.0), cost.get("spread", SPREAD),
+        )  # fmt: skip
+
+
+def names_of(ledger: LedgerReader) -> Callable[[int], str]:
+    """Names of a run's shapes as the user knows them."""
+    return lambda shape: describe(key) if (key := ledger.key(shape)) else f"shape {shape}"
+
+
+def sessions_until(state: State, end: float | None) -> list[list[float]]:
+    """[begin, end] of each controller; that of the latest is `end` (now, or when it ended), or else its last record."""
+    *before, last = state.sessions or [[]]
+    return [*before, [last[0], max(last[1], end or 0.0)]] if last else []
+
+
+# --- the time that is left --------------------------------------------------------------------------------------------
+
+
+def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Range | None:
+    """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
+    found = speeds(state)
+    pace, usual = {slot: s.pace for slot, s in found.items()}, usual_pace(found)
+    over: dict[tuple[str, str], Measured] = {}
+    for a in state.attempts.values():
+        if a.state == "over" and a.landed and a.started_at is not None:
+            took = a.moved_at - a.started_at
+            done_s = state.setup_s + a.cost_s - a.left_s
+            over.setdefault((a.node, a.slot), Measured()).add(done_s, min(took, a.seconds) if a.seconds > 0 else took)
+    at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
+    slots = _slots(state)
+    running = [
+        _under_way(state, a, now, pace.get((a.node, a.slot), 1.0))
+        for a in at_work
+        if driven and state.unsettled(a.shapes)
+    ]
+    return seconds_left(
+        _waiting(state, at_work if driven else [], usual, slots), slots, spread=about.spread, running=running,
+        over=sum((m.paced(pace.get(slot, 1.0)) for slot, m in over.items()), Measured()),
+        start=_start(state, about, now, driven),
+    )  # fmt: skip
+
+
+def _waiting(state: State, at_work: list[Attempt], usual: float, slots: int) -> list[float] | Bulk:
+    """Estimates of what nobody works on, each with its part of a set-up: of the units that may share one there will be
+    a few groups for each slot. A large run's are summed up."""
+    kinds = state.kinds.values()
+    units = sum(len(k.waiting) for k in kinds)
+    shared = units - sum(len(k.waiting) for k in kinds if k.alone)
+    part = min(shared, GROUPS * slots if slots > 1 else 1) / max(1, shared)
+    if state.pending > MOST_SCHEDULED:
+        seconds = state.left_s - sum(a.left_s for a in at_work) + state.setup_s * (units - shared + part * shared)
+        return Bulk(units, usual * seconds, usual * max((-k.waiting[0][0] for k in kinds if k.waiting), default=0.0))
+    held = {i for a in at_work for i in a.shapes}
+    left = [s for s in state.shapes.values() if s.state == "pending" and s.id not in held]
+    return [usual * (s.cost_s + state.setup_s * (1.0 if state.kinds[s.kind].alone else part)) for s in left]
+
+
+def _under_way(state: State, a: Attempt, now: float, pace: float) -> UnderWay:
+    """`pace`: time that work takes on its slot, over the usual one."""
+    begun, first = a.started_at or 0.0, 0.0 if a.landed else state.setup_s
+    current = state.shapes.get(a.current) if a.current is not None else None
+    done_s = state.setup_s + a.cost_s - a.left_s if a.landed else 0.0
+    session = state.sessions[-1][0] if state.sessions else 0.0
+    return UnderWay(
+        estimate_s=pace * (done_s + first + a.left_s),
+        done_s=pace * done_s,
+        # an attempt across an interval without a controller is no evidence: the times of its shapes are unknown
+        took_s=0.0 if begun < session or not a.landed else a.moved_at - begun,
+        since_s=max(0.0, now - max(a.moved_at, session)),
+        next_s=pace * (first + current.cost_s) if current is not None and current.state == "pending" else 0.0,
+    )
+
+
+def _slots(state: State) -> int:
+    """Those that take work, or soon will; all, where there is none."""
+    return len(state.usable) or sum(len(n.slots) for n in state.nodes.values()) or 1
+
+
+def _start(state: State, about: RunHeader, now: float, driven: bool) -> Range | None:
+    """Seconds until the first slot can begin, while none has."""
+    if driven and any(s.running or s.state == "ready" for n in state.nodes.values() for s in n.slots.values()):
+        return None
+    gone = max(0.0, now - state.sessions[-1][0]) if driven and state.sessions else 0.0
+    # an overdue start may take as long again
+    mid = max(about.start_s - gone, 0.2 * gone)
+    return Range(0.5 * mid, mid, 2.0 * mid)
+
+
+RATE_WINDOW_S = 300.0
+
+
+def rate_per_min(state: State, now: float) -> float | None:
+    """Shapes tuned per minute over the last minutes in which a controller drove the run."""
+    first = next((a.started_at for a in state.attempts.values() if a.started_at is not None), None)
+    if not state.sessions or first is None:
+        return None
+    since = max(now - RATE_WINDOW_S, state.sessions[-1][0], first)
+    if len(state.tuned_at) == state.tuned_at.maxlen:  # older ones are forgotten
+        since = max(since, state.tuned_at[0])
+    n = sum(1 for _ in takewhile(lambda t: t > since, reversed(state.tuned_at)))
+    return n * 60.0 / (now - since) if n and now > since else None
+
+
+# --- the status -------------------------------------------------------------------------------------------------------
+
+
+def run_status(
+    state: State,
+    about: RunHeader,
+    word: str,
+    now: float,
+    *,
+    end: float | None = None,
+    estimate: Callable[..., Range | None] = time_left,
+) -> RunStatus:
+    """Status of a run now. `word`: of `state_now`. `end`: when its controller ended, None where one drives it."""
+    going = word in ("preparing", "running")
+    if word == "running" and not any(n.state == "joined" for n in state.nodes.values()) and not state.running:
+        word = "preparing"
+    sessions = sessions_until(state, now if going else end)
+    s = RunStatus(
+        about.run, word, total=about.total, skipped=about.skipped, tuned=state.tuned, failed=state.failed,
+        started=about.created, family=about.family, tuner=about.tuner, sessions=len(sessions),
+        worked_s=sum(b - a for a, b in sessions) if sessions else None, worked=worked_words(sessions),
+        standing_out=flag_words(state),
+    )  # fmt: skip
+    names = dict.fromkeys((*about.nodes, *state.nodes))
+    s.nodes = [_node(state, about, name) for name in names]
+    for pool, leases in state.queued_leases.items() if going else ():
+        s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
+    s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
+    s.rate_per_min = rate_per_min(state, now) if going else None
+    left = estimate(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
+    s.eta_s, s.eta_range_s = (left.mid_s, (left.low_s, left.high_s)) if left else (0.0, None)
+    return s
+
+
+def flag_words(state: State) -> list[str]:
+    """Sentences on the slots that are slow, hot or power-capped."""
+    return [f"{slot_words(state, *slot)} is {why}" for slot, why in flags(state).items()]
+
+
+_STATES = {"away": "preparing", "joined": "ready", "busy": "preparing", "lost": "unreachable", "gone": "ended"}
+
+
+def node_state(node: Node) -> str:
+    """State of a node for people: preparing, ready, unreachable, draining or ended."""
+    if node.draining and node.state != "gone":
+        return "draining"
+    if node.state == "joined" and node.history[-1][1] == "trouble":
+        return "unreachable"
+    return _STATES[node.state]
+
+
+def node_detail(node: Node) -> str:
+    """Words on what is wrong with a node, "" for nothing."""
+    if node.state == "gone" or node.state == "busy":
+        return node_words(node, node.state, node.why)
+    return node.why
+
+
+def _node(state: State, about: RunHeader, name: str) -> NodeStatus:
+    node = state.nodes.get(name)
+    slots = {
+        x: node.slots.get(x) if node else None for x in (*about.nodes.get(name, ()), *(node.slots if node else ()))
+    }
+    out = NodeStatus(name, slots=[_slot(state, about, x, slot) for x, slot in slots.items()])
+    if node is None:
+        return out
+    out.tuned, out.failed, out.state, out.detail = node.tuned, node.failed, node_state(node), node_detail(node)
+    if out.state == "ready" and out.running:
+        out.state = "busy"
+    if out.slots and all(x.state == "quarantined" for x in out.slots):
+        out.state = "quarantined"
+    out.detail = out.detail or next((s.why for s in node.slots.values() if s.why), "")
+    if node.lease:
+        out.lease, out.host, out.ends_at = node.lease, node.host, node.ends_at
+    return out
+
+
+def slot_state(slot: Slot) -> str:
+    """State of a slot for people: starting, idle, canary failed, quarantined or lost."""
+    if slot.state == "starting" and slot.sick:
+        return "canary failed"
+    return "idle" if slot.state == "ready" else slot.state
+
+
+def _slot(state: State, about: RunHeader, name: str, slot: Slot | None) -> SlotStatus:
+    if slot is None:
+        return SlotStatus(name)
+    a = state.attempts.get(slot.running or "")
+    if a is None:
+        return SlotStatus(name, "ended" if state.nodes[slot.node].state == "gone" else slot_state(slot))
+    if a.current is None:
+        return SlotStatus(name, "busy", a.id, a.id, a.moved_at)
+    return SlotStatus(name, "busy", a.id, f"{about.named(a.current)}  ({a.id})", a.current_at)

@@ -1,0 +1,196 @@
+"""Canaries, quarantine, and what a slot says of itself."""
+
+from __future__ import annotations
+
+from orchestrator import events as ev
+from orchestrator.policy import PolicySettings
+from orchestrator.reasons import Reason
+from tests.support.policy_rig import Rig, groups, of, proven_nodes
+
+S = PolicySettings()
+
+
+def shut(rig: Rig) -> list[str]:
+    return [r.node for _, r in rig.journal if isinstance(r, ev.Quarantine)]
+
+
+def test_a_failed_canary_shuts_the_slot_until_one_passes() -> None:
+    rig = Rig()
+    rig.do(ev.NodeJoined("a", ("0",)))
+    (q,) = of(ev.Quarantine, rig.canary("a", ok=False))
+    assert isinstance(q, ev.Quarantine)
+    assert (q.node, q.slot, q.until) == ("a", "0", rig.now + S.first_cool_down_s)
+    assert groups(rig.singles(1)) == []
+    assert "slots: 0 quarantined" in rig.policy.why(1)
+    assert of(ev.AskCanary, rig.tick(1.0)) == []
+    assert of(ev.AskCanary, rig.tick(S.first_cool_down_s)) == [ev.AskCanary("a", "0", "canary-0")]
+    assert groups(rig.canary("a")) == [("a", (1,))]
+
+
+def test_the_cool_down_doubles_until_something_is_tuned_there() -> None:
+    rig = proven_nodes("a", "b")
+    waits = []
+    for _ in range(3):
+        (q,) = of(ev.Quarantine, rig.canary("a", ok=False))
+        assert isinstance(q, ev.Quarantine)
+        waits.append(q.until - rig.now)
+        rig.tick(waits[-1])
+    assert waits == [S.cool_down_s, 2 * S.cool_down_s, 4 * S.cool_down_s]
+    rig.canary("a")
+    rig.singles(1, 2)
+    rig.tune(1, 2)
+    (q,) = of(ev.Quarantine, rig.canary("a", ok=False))
+    assert isinstance(q, ev.Quarantine)
+    assert q.until - rig.now == S.cool_down_s
+
+
+def test_the_only_slot_sick_is_the_end_after_three_canaries_or_at_once_where_its_tuner_cannot_start() -> None:
+    rig = Rig()
+    rig.singles(1)
+    rig.do(ev.NodeJoined("a", ("0",)))
+    for n in range(S.max_strikes):
+        assert rig.policy.progress().stuck is None
+        rig.canary("a", ok=False)
+        rig.tick(S.max_cool_down_s if n < S.max_strikes - 1 else 0.0)
+    assert rig.policy.progress().stuck == "a slot 0 is quarantined (the canary failed: wrong answer)"
+    other = Rig()
+    other.singles(1)
+    other.do(ev.NodeJoined("a", ("0",)))
+    other.do(ev.CanaryFailed("a", "0", "no such module", final=True))
+    assert other.policy.progress().stuck is not None
+
+
+def test_a_canary_that_is_never_answered_counts_as_failed() -> None:
+    rig = proven_nodes("a", "b")
+    rig.lost("a")
+    assert of(ev.AskCanary, rig.do(ev.NodeJoined("a", ("0",)))) != []
+    assert shut(rig) == []
+    rig.tick(S.canary_s)
+    assert shut(rig) == ["a"]
+
+
+def test_a_slot_that_was_at_work_when_its_node_was_lost_may_take_long_to_answer() -> None:
+    rig = proven_nodes("a", "b")
+    rig.singles(1, 2)
+    late = rig.attempt(1)
+    rig.start(1)
+    rig.lost(late.node)
+    rig.do(ev.NodeJoined(late.node, ("0",)))
+    rig.tick(S.adrift_s - 1.0)
+    assert shut(rig) == []
+    rig.tick(1.0)
+    assert shut(rig) == [late.node]
+
+
+def test_a_requested_canary_is_awaited_from_the_end_of_what_ran() -> None:
+    rig = proven_nodes("a", "b")
+    rig.singles(1, 2)
+    late = rig.attempt(1)
+    rig.start(1)
+    rig.lost(late.node)
+    rig.do(ev.NodeJoined(late.node, ("0",)))
+    rig.tick(S.canary_s * 2)
+    rig.do(ev.ShapeTuned(late.id, 1))
+    rig.do(ev.AttemptEnded(late.id, Reason.DONE, None, "", 1.0))
+    rig.tick(S.canary_s - 1.0)
+    assert shut(rig) == []
+    rig.tick(1.0)
+    assert shut(rig) == [late.node]
+
+
+def test_what_waits_for_a_slot_that_is_shut_is_taken_back() -> None:
+    rig = proven_nodes("a", "b")
+    rig.singles(*range(1, 7), cost_s=10.0)
+    node = rig.where(1)
+    rig.start(1)
+    queued = list(rig.policy.state.nodes[node].slots["0"].queued)
+    assert queued
+    out = rig.canary(node, ok=False)
+    assert [r.attempt for r in out if isinstance(r, ev.TakeBack)] == queued
+    back = rig.policy.state.attempts[queued[0]].shapes
+    rig.do(ev.AttemptTaken(queued[0], True))
+    assert rig.where(back[0]) != node
+
+
+def test_three_faults_of_shapes_that_pass_elsewhere_shut_the_slot() -> None:
+    rig = proven_nodes("a", "b")
+    gpu = rig.policy.state.nodes["a"].slots["0"].gpu
+    for shape in range(1, 40):
+        rig.singles(shape)
+        if rig.where(shape) == "a":
+            rig.fault(shape)
+            rig.singles(shape + 100)
+            rig.tune(shape + 100) if rig.where(shape + 100) else None
+        rig.tune(shape)
+        if gpu.shut:
+            break
+    assert shut(rig) == ["a"]
+    assert "3 faults here passed elsewhere" in gpu.shut
+
+
+def test_a_row_of_bad_ends_shuts_a_slot_if_few_shapes_fault_elsewhere_and_a_later_one_at_once() -> None:
+    rig = Rig()
+    for node in "ab":
+        rig.node(node)
+    rig.singles(*range(1, 60), cost_s=100.0)
+    bad = 0
+    while not shut(rig):
+        for a in list(rig.policy.outstanding()):
+            if a.state == "sent" and a.node == "a":
+                rig.fault(a.shapes[0])
+                bad += 1
+                break
+            if a.state == "sent" and a.node == "b" and not rig.shape(a.shapes[0]).faults:
+                rig.tune(a.shapes[0])
+                break
+    assert shut(rig) == ["a"]
+    assert bad >= S.least_row
+    assert "in a row" in rig.policy.state.nodes["a"].slots["0"].why
+    rig.tick(S.cool_down_s)
+    rig.canary("a")
+    again = next(a for a in rig.policy.outstanding() if a.node == "a")
+    rig.fault(again.shapes[0])
+    assert shut(rig) == ["a", "a"]
+
+
+def test_the_last_slot_is_not_shut_for_a_bad_end() -> None:
+    rig = Rig()
+    rig.node("a")
+    for shape in range(1, 9):
+        rig.singles(shape)
+        rig.fault(shape)
+        rig.fault(shape)
+    assert shut(rig) == []
+
+
+def test_a_slot_that_was_shut_gets_the_shortest_unit_first() -> None:
+    rig = proven_nodes("a")
+    rig.canary("a", ok=False)
+    rig.work(1, cost_s=500.0)
+    rig.work(2, cost_s=5.0)
+    rig.tick(S.cool_down_s)
+    assert groups(rig.canary("a")) == [("a", (2,))]
+
+
+def test_a_lost_slot_loses_what_it_ran_and_gives_back_what_waits_there() -> None:
+    rig = proven_nodes("a", "b")
+    rig.singles(*range(1, 7), cost_s=10.0)
+    node = rig.where(1)
+    rig.start(1)
+    had = [s for a in rig.policy.outstanding() if a.node == node for s in a.shapes]
+    rig.do(ev.SlotLost(node, "0", "it died too often"))
+    assert [len(rig.shape(s).losses) for s in had] == [1] + [0] * (len(had) - 1)
+    assert all(rig.where(s) != node for s in had)
+    assert rig.policy.state.nodes[node].slots["0"].state == "lost"
+
+
+def test_events_of_strangers_are_ignored() -> None:
+    rig = proven_nodes("a")
+    before = rig.policy.digest()
+    for event in (
+        ev.CanaryPassed("x", "0", 1.0), ev.CanaryFailed("a", "9", "?"), ev.SlotLost("x", "0", ""), ev.NodeLost("x", ""),
+        ev.AttemptStarted("x", "a", "0"), ev.ShapeTuned("x", 1), ev.AttemptEnded("x", Reason.DONE, None, "", 0.0),
+        ev.AttemptTaken("x", True), ev.LeaseEnded("x", "preempted", ""), ev.NodeDraining("x"), ev.ShapeStarted("x", 1),
+    ):  # fmt: skip
+        assert rig.do(event) == []
+    assert rig.policy.digest() == before
