@@ -132,13 +132,8 @@ def flat(command: Callable[..., Page | None]) -> Callable[..., None]:
         for name, group in groups.items():
             given[name] = group(**{option: given.pop(option) for option in group._fields})
         page = command(**given)
-        if page is None:
-            return
-        page.print(as_json=as_json)
-        if page.error is not None:
-            raise page.error
-        if page.code:
-            raise typer.Exit(int(page.code))
+        if page is not None and (code := page.finish(as_json=as_json)):
+            raise typer.Exit(code)
 
     run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

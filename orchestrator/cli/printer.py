@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MOST_ROWS = 40
 PIPE_WIDTH = 10_000
 """Columns of output that is no terminal: nothing is wrapped or cut."""
+ALL = "all with --json"
 Cell = str | tuple[str, str]
 """A text, or (the text, its style)."""
 
@@ -38,7 +39,8 @@ def console() -> Console:
     """Return a console on standard output; wide where that is no terminal, so that nothing is cut in a file."""
     from rich.console import Console
 
-    return Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH, no_color=True, highlight=False)
+    wide = None if sys.stdout.isatty() else PIPE_WIDTH
+    return Console(width=wide, no_color=wide is not None or None, highlight=False, markup=False)
 
 
 def styled(columns: Sequence[str], rows: Iterable[Sequence[Cell]], right: Sequence[str] = ()) -> Table:
@@ -57,7 +59,7 @@ def styled(columns: Sequence[str], rows: Iterable[Sequence[Cell]], right: Sequen
 class Page:
     """The result of a command. --json prints `document`; a person reads the parts that are added, in their order.
 
-    `code` is the exit code; `error` is raised after the page is printed.
+    `code` is the exit code; `error` is raised once the page is printed.
     """
 
     def __init__(self, document: Mapping[str, Any] | Sequence[Any] | None = None, code: int = 0) -> None:
@@ -70,7 +72,7 @@ class Page:
         """Add sentences, a line each, or tables that are drawn already."""
         self._parts += texts
 
-    def lines(self, texts: Iterable[str], what: str = "row", *, most: int = MOST_ROWS, more: str = "--json") -> None:
+    def lines(self, texts: Iterable[str], what: str = "row", *, most: int = MOST_ROWS, more: str = ALL) -> None:
         """Add the first lines of a list, and how many more there are of `what`."""
         every = list(texts)
         self._parts += every[:most]
@@ -84,11 +86,14 @@ class Page:
         *,
         right: Sequence[str] = (),
         most: int = MOST_ROWS,
-        more: str = "--json",
+        more: str = ALL,
+        caption: str = "",
     ) -> None:
         """Add the first rows of a table, and how many more there are of `what`; nothing if there are no rows."""
         if every := list(rows):
-            self._parts.append(styled(columns, every[:most], right))
+            table = styled(columns, every[:most], right)
+            table.caption = caption or None
+            self._parts.append(table)
             self._more(len(every) - most, what, more)
 
     def aside(self, *texts: str) -> None:
@@ -108,6 +113,13 @@ class Page:
         for text in self._asides:
             print(plain(text), file=sys.stderr)
 
+    def finish(self, *, as_json: bool = False) -> int:
+        """Print the document, or the text, and return the exit code. Raises the page's error."""
+        self.print(as_json=as_json)
+        if self.error is not None:
+            raise self.error
+        return int(self.code)
+
     def _more(self, n: int, what: str, more: str) -> None:
         if n > 0:
-            self._parts.append(f"... and {plural(n, f'more {what}')} (all with {more})")
+            self._parts.append(f"... and {plural(n, f'more {what}')} ({more})")

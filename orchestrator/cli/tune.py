@@ -95,7 +95,7 @@ def tune(
     ] = None,
     drive: DriveOptions,
     **of_tuner: Any,
-) -> None:
+) -> Page:
     """Tune the shapes of a CSV on every slot of an inventory."""
     from orchestrator.cli import tuning
     from orchestrator.run.prepare import prepare
@@ -107,7 +107,7 @@ def tune(
         by_value=by_value, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours,
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio,
     )  # fmt: skip
-    raise typer.Exit(tuning.start(prepare(request), run))
+    return tuning.start(prepare(request), run)
 
 
 def bench(
@@ -170,7 +170,7 @@ def bench(
     *,
     run: RunOptions,
     drive: DriveOptions,
-) -> None:
+) -> Page:
     """Measure several backends on the same shapes, interleaved.
 
     All backends of a shape run in turn on the same device, so that drift affects each of them alike.
@@ -195,24 +195,23 @@ def bench(
     )  # fmt: skip
     prepared = prepare(asked)
     if any(s.image for s in sides):
-        raise typer.Exit(_passes(prepared, asked, sides, run))
-    raise typer.Exit(tuning.start(prepared, run))
+        return _passes(prepared, asked, sides, run)
+    return tuning.start(prepared, run)
 
 
-def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: RunOptions) -> int:
-    """Bench two or more images in turn, print how it went, return the exit code. Raises what a run raises."""
+def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: RunOptions) -> Page:
+    """Bench two or more images in turn, and return the report. Raises what a run raises."""
     from orchestrator.bench.request import refuse_other_engines, run_passes
     from orchestrator.cli import tuning
-    from orchestrator.cli.output.run_end import finish_bench
-    from orchestrator.cli.output.status import make_view
+    from orchestrator.cli.ending import bench_page
+    from orchestrator.cli.screen import make_view
     from orchestrator.run.drive import drive
 
     if run.detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")
     refuse_other_engines(prepared)
     if run.plan:
-        tuning.show_plan(prepared, json_=run.json_)
-        return 0
+        return tuning.plan_page(prepared)
     tuning.show_notes(prepared, quiet=run.json_)
 
     def drive_pass(paths: RunPaths, what: str) -> str:
@@ -222,7 +221,7 @@ def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: R
 
     found, state = run_passes(prepared, asked, sides, drive_pass)
     found.write()
-    return finish_bench(found, state, json_=run.json_)
+    return bench_page(found, state)
 
 
 def recheck(
@@ -245,13 +244,13 @@ def recheck(
     *,
     run: RunOptions,
     drive: DriveOptions,
-) -> Page | None:
+) -> Page:
     """Check a tuned table on a new build; tune what fails it.
 
     Each row's kernel and its runners-up are measured. Rows that are gone, slower or overtaken are tuned at once.
     """
     from orchestrator.cli import tuning
-    from orchestrator.cli.output.run_end import print_next
+    from orchestrator.cli.ending import EXIT, next_lines
     from orchestrator.ledger import LedgerReader
     from orchestrator.results.recheck import judge, write_rows
     from orchestrator.run.prepare import prepare
@@ -265,34 +264,34 @@ def recheck(
     )  # fmt: skip
     prepared, rows = _prepared(request, profile or [], runners_up)
     if run.plan:
-        tuning.show_plan(prepared, json_=run.json_)
-        return None
+        return tuning.plan_page(prepared)
     tuning.show_notes(prepared, quiet=run.json_)
     paths, key_names = prepared.create(), prepared.family.key_names
     write_rows(paths.recheck, str(table), rows, slower)
-    code = tuning.drive_here(paths, json_=run.json_, report=False)
+    state, error = tuning.drive_state(paths, json_=run.json_)
+    if error is not None:
+        raise error
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         found = judge(ledger, paths.recheck)
-    page = _page(found)
-    if not run.json_:
-        page.print()
-    made = [paths]
+    page, made, code = _page(found), [paths], EXIT[state]
     if code == 0 and found.to_tune and not only_check:
-        queued = paths.root / "queued.csv"
+        if not run.json_:
+            page.print()
+        queued, config = paths.root / "queued.csv", prepared.config
         write_list(queued, [r.key for r in found.to_tune], prepared.family)
-        config = prepared.config
         again = tuning.run_request(
             run, drive, shapes=queued, inventory=paths.inventory, family=config.family, tuner=config.tuner,
             options=config.options, err_ratio=config.err_ratio,
         )  # fmt: skip
         made.append(prepare(again).create())
-        code = tuning.drive_here(made[1], json_=run.json_, report=not run.json_)
-    elif code == 0 and found.to_tune:
-        code = 1
-    if not run.json_ and not only_check:
+        page = tuning.drive_here(made[1], json_=run.json_)
+        code = page.code
+    page.code = code or int(only_check and bool(found.to_tune))
+    page.document = {"runs": [p.run for p in made], "exit_code": page.code, **found.to_json(key_names)}
+    if not only_check:
         folders = " ".join(quote(str(p.root)) for p in made)
-        print_next([(f"db merge {folders} --into NEW.csv", "the table of the new build")])
-    return Page({"runs": [p.run for p in made], "exit_code": code, **found.to_json(key_names)}, code)
+        page.line(*next_lines([(f"db merge {folders} --into NEW.csv", "the table of the new build")]))
+    return page
 
 
 def _prepared(request: RunRequest, profiles: list[Path], runners: int) -> tuple[Prepared, dict[int, RowToCheck]]:
