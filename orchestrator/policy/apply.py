@@ -12,7 +12,18 @@ from typing import Any
 from orchestrator import events as ev
 from orchestrator.policy import blame
 from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape, Slot, State
-from orchestrator.policy.pool import close, look, put_back, queue, set_apart, shorter, wait, withdraw, withdraw_unit
+from orchestrator.policy.pool import (
+    close,
+    hold,
+    look,
+    put_back,
+    queue,
+    set_apart,
+    shorter,
+    wait,
+    withdraw,
+    withdraw_unit,
+)
 from orchestrator.reasons import Reason
 
 RELEASED = "released"
@@ -65,6 +76,7 @@ def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
             shape.tries, shape.faults, shape.losses, shape.ends, shape.wedged = 0, [], [], [], []
             shape.result, shape.settled_at = "", 0.0
             state.failed -= 1
+            state.single += shape.copies == 1
             state.left_s += shape.cost_s
             wait(state, [shape.id])
 
@@ -112,7 +124,7 @@ def _send(state: State, d: ev.Send, t: float) -> None:
         if not is_second and sum(state.shapes[s].cost_s for s in members) > deciding:
             state.twice[unit] = (state.host(d.node), members)
     for shape in shapes:
-        shape.copies += 1
+        hold(state, shape, 1)
         shape.attempts.append(a.id)
     slot.queued.append(a.id)
     look(state, slot)
@@ -167,7 +179,7 @@ def _is_over(state: State, a: Attempt, t: float) -> bool:
     a.state, a.lost, a.ended_at, a.outcome = "started", False, None, None
     a.started_at = t if a.started_at is None else a.started_at
     for shape in (state.shapes[s] for s in a.shapes):
-        shape.copies += 1
+        hold(state, shape, 1)
         if shape.state == "pending":
             blame.strike_out(state, shape, a.id)
             withdraw(state, shape)
@@ -259,6 +271,7 @@ def _settle_tuned(state: State, shape: Shape, a: Attempt | None, t: float, confi
 def _settle(state: State, shape: Shape, t: float) -> None:
     """Take the shape out of all that waits, and attempts that have nothing else out of their inboxes."""
     withdraw(state, shape)
+    state.single -= shape.copies == 1
     state.held.pop(shape.id, None)
     state.ripe.pop(shape.id, None)
     shape.settled_at = t
@@ -420,6 +433,9 @@ def _node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
         n.history.append((t, "shared", e.detail))
     elif n is not None and n.state in ("away", "busy"):
         _set_node(state, n, "busy" if e.doing == "wait" else "away", "" if e.doing == "free" else e.detail, t)
+    elif n is not None and n.state == "joined":  # its workers found the devices taken after it had joined
+        n.why = e.detail if e.doing == "wait" else ""
+        n.history.append((t, "busy" if e.doing == "wait" else "joined", n.why))
 
 
 def _node_lost(state: State, e: ev.NodeLost, t: float) -> None:

@@ -283,6 +283,8 @@ class State:
     """Attempts that are not over."""
     running: int = 0
     taking: int = 0
+    single: int = 0
+    """Unsettled shapes that exactly one attempt under way holds."""
     usable: dict[Place, Slot] = field(default_factory=dict)
     """Slots that take work, or soon will."""
     clean: dict[Place, None] = field(default_factory=dict)

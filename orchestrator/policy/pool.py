@@ -72,6 +72,13 @@ def withdraw(state: State, shape: Shape) -> None:
     state.twice.pop(shape.unit, None)
 
 
+def hold(state: State, shape: Shape, by: int) -> None:
+    """Count the attempts under way that hold the shape."""
+    if shape.state == "pending":
+        state.single += (shape.copies + by == 1) - (shape.copies == 1)
+    shape.copies += by
+
+
 def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
     """The attempt is over, or given up; its shapes are not queued yet."""
     slot = state.slot_of(a)
@@ -81,7 +88,7 @@ def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
     state.open.pop(a.id, None)
     state.to_recall.pop(a.id, None)
     for s in a.shapes:
-        state.shapes[s].copies -= 1
+        hold(state, state.shapes[s], -1)
     if slot.running == a.id:
         slot.running = None
     if a.id in slot.queued:

@@ -31,10 +31,11 @@ def next_work(state: State) -> Send | TakeBack | None:
     if state.waiting:
         for slot in state.idle.values():
             return _send(state, slot, deal(state, slot))
-        per_slot = state.waiting_s / max(1, len(state.usable))
-        for slot in state.low.values():
-            if (slot.ahead_s < per_slot or len(state.usable) == 1) and not slot.doubtful:
-                return _send(state, slot, deal(state, slot))
+        per_slot, alone = state.waiting_s / max(1, len(state.usable)), len(state.usable) == 1
+        if alone or per_slot > state.settings.ahead_s / 6:  # near the end what is sent ahead is only taken back
+            for slot in state.low.values():
+                if (alone or slot.ahead_s < per_slot) and not slot.doubtful:
+                    return _send(state, slot, deal(state, slot))
         return None
     if not state.idle:
         return None
@@ -126,6 +127,8 @@ def _spare(state: State) -> TakeBack | None:
 
 def _end_of_another(state: State, slot: Slot) -> Send | None:
     """The later half of the units that the running group with the most work has left, the last one first."""
+    if not state.single:
+        return None
     best: Attempt | None = None
     for other in state.usable.values():
         if other.running is not None:

@@ -151,7 +151,7 @@ def _pauses(
 
 
 Step = tuple[float, str, str]
-"""When, what in words, and its kind: of a span or an attempt, `sent`, `begun`, `taken`, `settled` or `reading`."""
+"""Time, words and kind: of a span or an attempt, `sent`, `begun`, `taken`, `settled` or `reading`."""
 
 
 def went_wrong(state: State, s: Shape) -> bool:

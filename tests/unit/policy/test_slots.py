@@ -100,7 +100,7 @@ def test_a_requested_canary_is_awaited_from_the_end_of_what_ran() -> None:
 
 def test_what_waits_for_a_slot_that_is_shut_is_taken_back() -> None:
     rig = proven_nodes("a", "b")
-    rig.singles(*range(1, 7), cost_s=10.0)
+    rig.singles(*range(1, 20), cost_s=20.0)
     node = rig.where(1)
     rig.start(1)
     queued = list(rig.policy.state.nodes[node].slots["0"].queued)
@@ -174,7 +174,7 @@ def test_a_slot_that_was_shut_gets_the_shortest_unit_first() -> None:
 
 def test_a_lost_slot_loses_what_it_ran_and_gives_back_what_waits_there() -> None:
     rig = proven_nodes("a", "b")
-    rig.singles(*range(1, 7), cost_s=10.0)
+    rig.singles(*range(1, 20), cost_s=20.0)
     node = rig.where(1)
     rig.start(1)
     had = [s for a in rig.policy.outstanding() if a.node == node for s in a.shapes]
