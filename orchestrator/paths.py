@@ -8,7 +8,7 @@ import secrets
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,16 @@ class RunConfig:
         import yaml
 
         path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
+
+    @classmethod
+    def change(cls, path: Path, **changes: Any) -> None:
+        """Set options that are not None in a file; its modification time, which is the run's age, stays."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if changes:
+            stat, aside = path.stat(), path.with_suffix(".tmp")
+            replace(cls.read(path), **changes).write(aside)
+            os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            os.rename(aside, path)
 
     @classmethod
     def read(cls, path: Path) -> RunConfig:

@@ -10,7 +10,7 @@ import typer.completion
 import typer.core
 
 from orchestrator import __version__
-from orchestrator.cli import files, fleet, judge, results, runs, shapes, tune
+from orchestrator.cli import files, fleet, results, runs, shapes, tune
 from orchestrator.cli.options import flat
 
 
@@ -116,7 +116,7 @@ _add(
 _add(app, "Look", status=runs.status, logs=runs.logs, explain=runs.explain)
 _add_group("Look", "runs", "List runs, and remove old ones.", list=runs.list_, prune=runs.prune)
 _add(
-    app, "Results", analyze=judge.analyze, compare=judge.compare, report=runs.report, gain=results.gain,
+    app, "Results", analyze=results.analyze, compare=results.compare, report=runs.report, gain=results.gain,
     verify=results.verify, publish=results.publish,
 )  # fmt: skip
 _add_group(

@@ -248,6 +248,7 @@ def export(
 
     Exit code 1 where AITER would fail, or would use none of the rows.
     """
+    from orchestrator.nodes.check import chips_of
     from orchestrator.tables import export
 
     if (gfx is None) != (cu_num is None):
@@ -255,8 +256,9 @@ def export(
     if model is not None and (env or at is not None):
         raise InputError("--model writes files for AITER's own folder; it excludes --env and --at")
     sources = export.read(tables, family)
-    only_for_image = gfx is not None and build is not None  # then -i names a node that has the image of --build
-    chips = _chips(gfx, cu_num, None if only_for_image else inventory)
+    chips = {(gfx, cu_num)} if gfx is not None and cu_num is not None else set()
+    if inventory is not None and not (chips and build):  # with both, -i names a node that has the image of --build
+        chips |= chips_of(inventory)
     with opened_build(build, inventory) as there:
         made = export.export(sources, chips, there, out=out, model=model, form=form, at=at, force=force)
     rebuild = any("AITER_REBUILD=1" in f.text for f in made.findings)
@@ -271,27 +273,6 @@ def export(
     for f in made.findings:
         page.aside(*f"{f.level}: {f.text}".splitlines())
     return page
-
-
-def _chips(gfx: str | None, cu_num: int | None, inventory: Path | None) -> set[tuple[str, int]]:
-    """Return the target chips: those given, or those of the inventory's nodes (as written there, else probed)."""
-    out = {(gfx, cu_num)} if gfx is not None and cu_num is not None else set()
-    if inventory is None:
-        return out
-    from orchestrator.errors import NoUsableNodeError
-    from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.check import check_nodes
-
-    nodes = load_inventory(inventory).nodes
-    out |= {(n.gfx, n.cu_num) for n in nodes.values() if n.gfx and n.cu_num}
-    unknown = [n for n in nodes.values() if not (n.gfx and n.cu_num)]
-    for report in check_nodes(unknown):
-        if report.facts.gfx and report.facts.cu_num:
-            out.add((report.facts.gfx, report.facts.cu_num))
-        else:
-            why = "; ".join(report.problems()) or f"{report.node}: its GPU is unknown"
-            raise NoUsableNodeError(f"{why}\ngive gfx and cu_num in the inventory, or --gfx and --cu-num")
-    return out
 
 
 def merge_configs(

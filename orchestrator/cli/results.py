@@ -1,18 +1,30 @@
-"""Commands on results: `gemmfleet gain`, `verify` and `publish`."""
+"""Commands on results: `gemmfleet analyze`, `compare`, `gain`, `verify` and `publish`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from enum import StrEnum
 from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, LimitOpt, RunArg, RunsOpt, TableFamilyOpt
-from orchestrator.cli.printer import Page
+from orchestrator.cli.options import (
+    DEFAULT_RUNS,
+    AcceptNewHostKeysOpt,
+    JsonOpt,
+    LimitOpt,
+    RunArg,
+    RunsOpt,
+    TableFamilyOpt,
+)
+from orchestrator.cli.printer import PIPE_WIDTH, Page, plain
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.paths import RunConfig, RunPaths, find_run
 from worker.text import and_more, plural
@@ -21,7 +33,196 @@ if TYPE_CHECKING:
     from orchestrator.inventory import Node
     from orchestrator.results.verify import Verified
 
+MOST_LISTED = 100
 MOST_UNPROVEN = 10
+
+
+class Format(StrEnum):
+    """Values of --format."""
+
+    TERMINAL = "terminal"
+    MARKDOWN = "markdown"
+    CSV = "csv"
+    JSON = "json"
+
+
+class Sort(StrEnum):
+    """Values of --sort."""
+
+    SHAPE = "shape"
+    TFLOPS = "tflops"
+    RATIO = "ratio"
+
+
+_BY_SUFFIX = {".md": Format.MARKDOWN, ".csv": Format.CSV, ".json": Format.JSON}
+
+
+def analyze(
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN, DIR or FILE]...", help="A run, folders or CSV files; default: the latest run."),
+    ] = None,
+    family: Annotated[
+        str | None,
+        typer.Option("--family", metavar="F", help="Read only this family; default where a file names none."),
+    ] = None,
+    err_ratio: Annotated[
+        float | None,
+        typer.Option("--err-ratio", metavar="X", min=0, help="Largest share of wrong elements (default: AITER's)."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option("--reference", metavar="CHIP", help="Compare with published FP4 figures: mi355x, mi350x."),
+    ] = None,
+    chip: Annotated[
+        str | None, typer.Option("--chip", metavar="CHIP", help="Chip whose data sheet gives the roofline.")
+    ] = None,
+    sort: Annotated[Sort, typer.Option("--sort", help="Order of the shapes; tflops and ratio: largest first.")] = (
+        Sort.SHAPE
+    ),
+    rows: Annotated[
+        int, typer.Option("--rows", min=0, metavar="N", help="Shapes listed on a terminal (0: all).")
+    ] = MOST_LISTED,
+    format_: Annotated[
+        Format | None, typer.Option("--format", help="Default: terminal, or by the suffix of OUT.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT", help="Write to this file.")] = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+    json_: JsonOpt = False,
+) -> None:
+    """Find the fastest backend of each shape, and by how much.
+
+    Prints the best TFLOPS of each backend, the speed-ups between backends, and the share of the roofline.
+    """
+    from orchestrator.families import get_family
+    from orchestrator.results.analyze import analyze as document_of
+    from orchestrator.results.measurements import find_sources
+    from orchestrator.userfiles import write_atomic
+
+    if json_ and format_ not in (None, Format.JSON):
+        raise InputError(f"--json and --format {format_} contradict each other")
+    form = Format.JSON if json_ else format_ or (_BY_SUFFIX.get(out.suffix.lower()) if out else None) or Format.TERMINAL
+    with find_sources(inputs or [], runs=runs, family=get_family(family) if family else None) as sources:
+        if out is not None and any(out.exists() and out.samefile(s.path) for s in sources.files):
+            raise InputError(f"{plain(str(out))} is one of the inputs: name another file with -o")
+        found = document_of(sources, err_ratio, chip=chip, reference=reference)
+    if sort is not Sort.SHAPE:
+        found["rows"].sort(key=lambda r: _size(r, sort), reverse=True)
+    text = StringIO()
+    _render(sys.stdout if out is None else text, form, found, rows if out is None else 0)
+    if out is not None:
+        try:
+            write_atomic(out, text.getvalue())
+        except OSError as e:
+            raise InputError(f"{plain(str(out))}: cannot be written: {e.strerror or e}") from e
+        print(f"written: {plain(str(out))}", file=sys.stderr)
+    if form in (Format.TERMINAL, Format.CSV):
+        for note in found["notes"]:
+            print(f"note: {plain(note)}", file=sys.stderr)
+
+
+def _size(row: dict[str, Any], sort: Sort) -> float:
+    """Return the figure that shapes are sorted by."""
+    if sort is Sort.RATIO:
+        return row["asm_over_best_other"] or 0.0
+    return row["backends"][row["best"]]["tflops"] if row["best"] else 0.0
+
+
+def _render(to: TextIO, form: Format, found: dict[str, Any], rows: int) -> None:
+    from orchestrator.results import output
+    from orchestrator.results.analyze import write_csv
+
+    if form is Format.JSON:
+        print(json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False), file=to)
+    elif form is Format.CSV:
+        write_csv(found, to)
+    elif form is Format.MARKDOWN:
+        print(*output.analysis_markdown(found), sep="\n", file=to)
+    else:
+        from rich.console import Console
+
+        wide = None if to.isatty() else PIPE_WIDTH
+        console = Console(file=to, width=wide, no_color=wide is not None or None, highlight=False)
+        output.show_analysis(console, found, found["rows"][: rows or None])
+
+
+def compare(
+    sides: Annotated[
+        list[str] | None, typer.Argument(metavar="[GOLDEN TOT]", help="A CSV, a folder of them, or a run, each.")
+    ] = None,
+    golden: Annotated[
+        list[str] | None, typer.Option("--golden", metavar="F", help="The golden side; several are its repeats.")
+    ] = None,
+    tot: Annotated[
+        list[str] | None, typer.Option("--tot", metavar="F", help="The side under test; several are its repeats.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="CSV", help="Write the joined table.")] = None,
+    markdown: Annotated[
+        str | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown for a pull request; - for stdout.")
+    ] = None,
+    again: Annotated[
+        Path | None, typer.Option("--again", metavar="CSV", help="Write the rows to measure again.")
+    ] = None,
+    rule: Annotated[
+        str, typer.Option("--rule", metavar="REL,ABS", help="Suspect where tot > REL * golden + ABS us.")
+    ] = "1.005,0.5",
+    rule_only: Annotated[
+        bool, typer.Option("--rule-only", help="Judge by the rule alone, which knows no noise.")
+    ] = False,
+    ignore_below: Annotated[
+        float, typer.Option("--ignore-below", metavar="US", min=0.0, help="Ignore rows whose golden time is shorter.")
+    ] = 4.0,
+    bound: Annotated[
+        float, typer.Option("--bound", metavar="X", help="Expected false regressions in an unchanged table.")
+    ] = 0.008,
+    under_test: Annotated[
+        list[str] | None,
+        typer.Option("--under-test", metavar="FIELD", help="Environment field that is meant to differ; repeatable."),
+    ] = None,
+    ignore_column: Annotated[
+        list[str] | None,
+        typer.Option("--ignore-column", metavar="NAME", help="Column that is not part of a shape; repeatable."),
+    ] = None,
+    other_gpu: Annotated[bool, typer.Option("--other-gpu", help="Compare although the GPUs differ.")] = False,
+    runs: RunsOpt = DEFAULT_RUNS,
+    json_: JsonOpt = False,
+) -> Page:
+    """Judge a new stack against a golden one, row by row.
+
+    Exit code 1 on a regression, 4 where rows could not be judged.
+    """
+    from orchestrator.results import comparison, output
+    from orchestrator.results.compare import Rule
+
+    if sides and (golden or tot):
+        raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")
+    if sides:
+        if len(sides) != 2:
+            raise InputError("give two sides, GOLDEN TOT; several files a side with --golden F --golden F --tot F")
+        golden, tot = sides[:1], sides[1:]
+    if not golden or not tot:
+        raise InputError(f"give two sides: {command('compare GOLDEN TOT')}")
+    if not 0 < bound <= 1:
+        raise InputError(f"--bound {bound:g}: is not above 0 and at most 1")
+    if json_ and markdown == "-":
+        raise InputError("--json and --markdown - both want standard output: give --markdown a file")
+    thresholds = Rule.parse(rule, ignore_below)
+    a, b = comparison.read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
+    page = Path(markdown) if markdown not in (None, "-") else None
+    comparison.refuse_overwriting([*a.files, *b.files], [p for p in (out, again, page) if p])
+    found = comparison.compare(
+        a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu, rule_only=rule_only
+    )
+    written = comparison.write(found, out, again, page, output.comparison_markdown(found))
+    report = Page(found, found["exit_code"])
+    if markdown == "-":
+        report.line(*output.comparison_markdown(found))
+    else:
+        grids = (output.environments(found), output.comparison_table(found))
+        report.line(*(output.on_terminal(g) for g in grids if g.rows))
+        report.line(*output.comparison_sentences(found, str(again or "")))
+    report.aside(*(f"warning: {text}" for text in found["warnings"]), *(f"written: {text}" for text in written))
+    return report
 
 
 def gain(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 import webbrowser
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +15,7 @@ import typer
 from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, GpuHoursOpt, JsonOpt, RunArg, RunsOpt, UntilGainOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.errors import InputError
-from orchestrator.paths import find_run, list_runs
+from orchestrator.paths import RunConfig, find_run, list_runs
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -40,8 +42,8 @@ def resume(
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
-    tuning.replace_config(
-        paths, busy=busy.value if busy else None, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours
+    RunConfig.change(
+        paths.config, busy=busy.value if busy else None, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours
     )
     return tuning.drive_or_detach(paths, detached=detach, json_=json_)
 
@@ -107,7 +109,7 @@ def logs(
     nodes = sorted(p.name for p in paths.nodes.iterdir()) if paths.nodes.is_dir() else []
     if node is not None and node not in nodes:
         raise InputError(f"no node {node!r} in run {paths.run} (there: {', '.join(nodes) or 'none yet'})")
-    for line in tail.last(lines):
+    for line in tail.more(lines):
         print(line)
     while follow:
         alive = bool(holder(paths.lock))
@@ -148,33 +150,18 @@ class LogTail:
     """Reader of growing `logs/<node>.log` files; each line begins with its node and is safe for a terminal."""
 
     def __init__(self, folder: Path, node: str | None) -> None:
-        self._folder, self._only = folder, node
-        self._at: dict[Path, int] = {}
+        self._glob, self._at = partial(folder.glob, f"{node or '*'}.log"), Counter[Path]()
 
-    def _files(self) -> list[Path]:
-        return sorted(p for p in self._folder.glob("*.log") if self._only in (None, p.stem))
-
-    def last(self, lines: int) -> Iterator[str]:
-        """Yield the last lines of each node (0: all); `more` continues from there."""
-        for path in self._files():
+    def more(self, most: int = 0) -> Iterator[str]:
+        """Yield the whole lines added since the last call, of each node the last `most` (0: all)."""
+        for path in sorted(self._glob()):
             with path.open("rb") as f:
+                f.seek(self._at[path])
                 data = f.read()
             data = data[: data.rfind(b"\n") + 1]
-            self._at[path] = len(data)
-            every = data.decode("utf-8", "replace").splitlines()
-            for line in every[-lines:] if lines else every:
-                yield f"{path.stem} {plain(line)}"
-
-    def more(self) -> Iterator[str]:
-        """Yield the whole lines added since the last call."""
-        for path in self._files():
-            with path.open("rb") as f:
-                f.seek(self._at.get(path, 0))
-                data = f.read()
-            data = data[: data.rfind(b"\n") + 1]
-            self._at[path] = self._at.get(path, 0) + len(data)
-            for line in data.decode("utf-8", "replace").splitlines():
-                yield f"{path.stem} {plain(line)}"
+            self._at[path] += len(data)
+            lines = data.decode("utf-8", "replace").splitlines()
+            yield from (f"{path.stem} {plain(line)}" for line in lines[-most:])
 
 
 def list_(runs: RunsOpt = DEFAULT_RUNS) -> Page:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.printer import console, plain
 from orchestrator.command_hints import command
@@ -39,40 +39,25 @@ MOST_NODES = 40
 _WELL = ("idle", "busy", "starting")
 
 
-class View(Protocol):
-    """Display of a run; every method is called from the controller's loop."""
-
-    def update(self, status: RunStatus) -> None:
-        """Show the new status (called a few times a second)."""
-        ...
-
-    def note(self, text: str, *, bad: bool = False) -> None:
-        """Show an event, `bad` where it needs attention."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def make_view() -> View:
-    """Return RichView where standard output is a terminal, LineView elsewhere."""
-    return RichView() if sys.stdout.isatty() else LineView()
+def make_view(*, quiet: bool = False) -> RichView | LineView:
+    """Return RichView if standard output is a terminal, else LineView. `quiet`: only notes, on standard error."""
+    return RichView() if sys.stdout.isatty() and not quiet else LineView(quiet=quiet)
 
 
 class LineView:
-    """One line per event, and a summary at most every `every` seconds."""
+    """One line per event, and a summary at most every `every` seconds. `quiet`: only notes, on standard error."""
 
-    def __init__(self, every: float = 10.0) -> None:
-        self._every, self._next, self._last = every, 0.0, ""
+    def __init__(self, every: float = 10.0, *, quiet: bool = False) -> None:
+        self._every, self._next, self._last, self._quiet = every, 0.0, "", quiet
 
     def update(self, status: RunStatus) -> None:
-        now = time.monotonic()
-        line = summary_line(status)
+        line, now = "" if self._quiet else summary_line(status), time.monotonic()
         if now >= self._next and line != self._last:
             self._next, self._last = now + self._every, line
             print(line, flush=True)
 
     def note(self, text: str, *, bad: bool = False) -> None:
-        print(("! " if bad else "") + plain(text), flush=True)
+        print(("! " if bad else "") + plain(text), file=sys.stderr if self._quiet else sys.stdout, flush=True)
 
     def close(self) -> None:
         """Nothing to close."""

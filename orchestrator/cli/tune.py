@@ -9,7 +9,6 @@ import contextlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,14 +18,13 @@ import typer
 from orchestrator.cli.options import DriveOptions, FamilyOpt, GpuHoursOpt, InventoryOpt, RunOptions, UntilGainOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.errors import InputError
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.paths import RunPaths
 from orchestrator.tuners import flags, in_words
 from worker.text import plural
 
 if TYPE_CHECKING:
-    from orchestrator.results.recheck import Recheck, RowToCheck
+    from orchestrator.results.recheck import Recheck
     from orchestrator.run.prepare import Prepared, RunRequest
-    from orchestrator.tables.tuned import Key
     from worker.protocol.bench import Side
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -216,7 +214,7 @@ def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: R
 
     def drive_pass(paths: RunPaths, what: str) -> str:
         print(f"{what}: run {paths.run}", file=sys.stderr if run.json_ else sys.stdout, flush=True)
-        with contextlib.closing(make_view()) as view:
+        with contextlib.closing(make_view(quiet=run.json_)) as view:
             return drive(paths, view).state
 
     found, state = run_passes(prepared, asked, sides, drive_pass)
@@ -253,7 +251,7 @@ def recheck(
     from orchestrator.cli.ending import EXIT, next_lines
     from orchestrator.ledger import LedgerReader
     from orchestrator.results.recheck import judge, write_rows
-    from orchestrator.run.prepare import prepare
+    from orchestrator.run.prepare import prepare, prepare_recheck
     from orchestrator.shapes.writing import write_list
 
     if run.detach:
@@ -262,7 +260,7 @@ def recheck(
         run, drive, shapes=table, inventory=inventory, image=image, family=family, tuner=tuner,
         options=tuning.parse_options(option or []),
     )  # fmt: skip
-    prepared, rows = _prepared(request, profile or [], runners_up)
+    prepared, rows = prepare_recheck(request, profile or [], runners_up)
     if run.plan:
         return tuning.plan_page(prepared)
     tuning.show_notes(prepared, quiet=run.json_)
@@ -292,40 +290,6 @@ def recheck(
         folders = " ".join(quote(str(p.root)) for p in made)
         page.line(*next_lines([(f"db merge {folders} --into NEW.csv", "the table of the new build")]))
     return page
-
-
-def _prepared(request: RunRequest, profiles: list[Path], runners: int) -> tuple[Prepared, dict[int, RowToCheck]]:
-    """The run that measures the rows, and what it measures of each shape. Raise InputError."""
-    from orchestrator.results.recheck import chip_of_rows, rows_to_check
-    from orchestrator.run.prepare import prepare
-    from orchestrator.tables.sources import open_sources
-    from orchestrator.tables.tuned import chip_name
-    from worker.tuners.catalog import recorded_tuner
-
-    table = request.shapes
-    if (table / "run.yaml").is_file():
-        of = RunConfig.read(table / "run.yaml")
-        options, err = {**of.options, **request.options}, of.err_ratio
-        request = replace(
-            request, family=request.family or of.family, tuner=request.tuner or of.tuner, options=options, err_ratio=err
-        )
-    beside = [table.with_name("profile.csv")] if table.name == "tuned.csv" else []
-    sources = open_sources([table], profiles or [p for p in beside if p.is_file()], None, request.family)
-    rows: dict[Key, RowToCheck] = rows_to_check(sources, runners)
-    share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
-    request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
-    prepared = prepare(request)
-    if recorded_tuner(prepared.config.tuner).produces == "configs":
-        raise InputError(f"the tuner {prepared.config.tuner} writes config files, no table whose rows could be checked")
-    chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
-    found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
-    if not found:
-        has = ", ".join(sorted({chip_name(*key[:2]) for key in rows})[:6])
-        raise InputError(
-            f"{table}: has no row of {chip_name(*chip)} (it has {has}); where a node cannot say what it is, "
-            "gfx and cu_num in the inventory do"
-        )
-    return prepared, found
 
 
 def _page(found: Recheck) -> Page:

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
 from orchestrator.dispatch import control
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.paths import RunPaths
 from orchestrator.view.words import left_words
 from worker.text import plural
 
@@ -123,19 +122,6 @@ def estimate(plan: Plan) -> str:
     return f"{words}; a first guess" if plan.first_guess else words
 
 
-class _Quiet:
-    """View for --json: notes on standard error, nothing else."""
-
-    def update(self, status: object) -> None:
-        """Nothing to show."""
-
-    def note(self, text: str, *, bad: bool = False) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
 def start(prepared: Prepared, options: RunOptions) -> Page:
     """Return the plan of a run, or create and drive it, and return its report."""
     if options.plan:
@@ -167,7 +153,7 @@ def drive_state(
     """Drive the run in this process, and return its state at the end, and the reason if it had no usable node."""
     from orchestrator.run.drive import drive
 
-    with contextlib.closing(_Quiet() if json_ else make_view()) as view:
+    with contextlib.closing(make_view(quiet=json_)) as view:
         try:
             return drive(paths, view, retry=retry, settings=settings).state, None
         except NoUsableNodeError as e:
@@ -205,19 +191,6 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
         aside = paths.inventory.with_suffix(".tmp")
         shutil.copyfile(inventory, aside)
         os.rename(aside, paths.inventory)
-
-
-def replace_config(paths: RunPaths, **changes: Any) -> None:
-    """Set options of a run that are not None; the modification time of run.yaml, which is the run's age, stays."""
-    changes = {name: value for name, value in changes.items() if value is not None}
-    if not changes:
-        return
-    config = RunConfig.read(paths.config)
-    stat = paths.config.stat()
-    aside = paths.config.with_suffix(".tmp")
-    replace(config, **changes).write(aside)
-    os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    os.rename(aside, paths.config)
 
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> Page:
@@ -278,7 +251,7 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
                 )
             time.sleep(0.1)
     else:
-        drive(paths, _Quiet(), cancel=True, settings=settings)
+        drive(paths, make_view(quiet=True), cancel=True, settings=settings)
         page.line(f"run {paths.root.name}: no controller was driving it")
     _add_cancelled(page, paths)
     page.print()
