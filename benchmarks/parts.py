@@ -8,14 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.figure import Figure
+from orchestrator import events as ev
 from tests.support.health_kit import unfold
-from tests.support.policy_rig import Rig, sends
+from tests.support.policy_rig import Rig
 from tests.support.workernode import node
 from tests.unit.worker.agent.test_follow import following
 from tests.waiting import wait_until
 from worker.device import health
 
-NODES, SLOTS, GROUPS = 200, 8, 20_000
+NODES, SLOTS, KINDS, SHAPES = 200, 8, 1_000, 40
 LINES = 300_000
 
 
@@ -27,29 +28,28 @@ def run(folder: Path) -> list[Figure]:
 
 
 def _policy() -> Figure:
-    """Groups are added, nodes join, and each slot tunes, ends or faults once."""
-    rig, events = Rig(), GROUPS
+    """Shapes are added, nodes join, and each slot tunes its group, or faults at its last shape."""
+    rig, events = Rig(), KINDS
 
     def work() -> None:
         nonlocal events
-        for i in range(GROUPS):
-            rig.group(f"g{i}", (2 * i + 1, 2 * i + 2), 60.0 + i % 50)
+        for i in range(KINDS):
+            shapes = range(SHAPES * i + 1, SHAPES * (i + 1) + 1)
+            rig.work(*shapes, cost_s=60.0 + i % 50, kind=f"k{i}")
         for n in range(NODES):
-            out = rig.node(f"n{n}", SLOTS)
+            sent = [d for d in rig.node(f"n{n}", SLOTS) if isinstance(d, ev.Send)]
             events += SLOTS + 1
-            for k, (attempt, at, _) in enumerate(sends(out)[:SLOTS]):
-                first, second = rig.policy.shapes_of(attempt.rsplit("-", 1)[0])
-                rig.start(attempt, at, str(k), first)
-                rig.tuned(attempt, first)
+            for k, send in enumerate(sent[:SLOTS]):
+                *first, last = send.shapes
+                rig.tune(*first)
                 if k:
-                    rig.tuned(attempt, second)
-                    rig.end(attempt)
+                    rig.tune(last)
                 else:
-                    rig.fault(attempt, second)
-                events += 5
+                    rig.fault(last)
+                events += 2 * len(send.shapes) + 2
 
     seconds = _seconds(work)
-    how = f"{NODES} nodes with {SLOTS} slots, {GROUPS:,} groups, one slot in eight faults"
+    how = f"{NODES} nodes with {SLOTS} slots, {KINDS * SHAPES:,} shapes, one slot in eight faults"
     return Figure("policy, an event", 1e6 * seconds / events, 500.0, "us", how)
 
 

@@ -6,11 +6,14 @@ Tests speak of shapes: the rig knows the attempt that has each.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeVar
 
 from orchestrator import events as ev
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.policy.model import Attempt, Shape
 from orchestrator.reasons import Reason
+
+R = TypeVar("R", bound=ev.Record)
 
 
 class Rig:
@@ -138,7 +141,7 @@ class Rig:
         return ""
 
 
-def of(kind: type[ev.Record], decisions: Iterable[ev.Record]) -> list[ev.Record]:
+def of(kind: type[R], decisions: Iterable[ev.Record]) -> list[R]:
     return [d for d in decisions if isinstance(d, kind)]
 
 

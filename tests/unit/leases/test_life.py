@@ -110,7 +110,7 @@ def made(pool: str, lease: Lease, name: str) -> MadeNode:
 def test_a_lease_on_a_quarantined_host_is_given_back_and_the_host_left_out(
     start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nodes = start(made, ev.GroupAdded("g1", (1,), 10.0), most=2)
+    nodes = start(made, ev.WorkAdded("k", ((1,),), ((10.0,),)), most=2)
     node = nodes.node()
     monkeypatch.setattr(nodes.policy, "idle_nodes", lambda: [node])
     monkeypatch.setattr(nodes.policy, "quarantined_hosts", lambda now: {"g1"})
@@ -200,7 +200,7 @@ def test_a_lease_that_ended_is_replaced_once_while_its_rows_are_brought_home(
     """The lease that ended and the one in its place are there for a while, in a pool of one."""
     home = threading.Event()
     nodes = start(made)
-    nodes.policy.handle(ev.GroupAdded("g1", (1,), 10.0), time.time())
+    nodes.policy.handle(ev.WorkAdded("k", ((1,),), ((10.0,),)), time.time())
     nodes.node()
     monkeypatch.setattr(nodes.scheduler, "leftovers", lambda _: home.wait(60) and None)
     nodes.scheduler.end("1", EndCause.FAILED)
@@ -259,7 +259,7 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
 
 
 def test_queued_leases_are_reported_once_and_those_no_longer_wanted_given_back(start: Callable[..., Nodes]) -> None:
-    nodes = start(made, ev.GroupAdded("g1", (1,), 10.0), scheduler=Scheduler(), most=3)
+    nodes = start(made, ev.WorkAdded("k", ((1,),), ((10.0,),)), scheduler=Scheduler(), most=3)
     nodes.leased._set_wanted = lambda policy: None  # type: ignore[method-assign]
     nodes.pool.want = 3
     queued = ev.LeasesQueued("pool", tuple((i, "Priority") for i in "123"))

@@ -208,7 +208,7 @@ def test_cancelled_and_a_full_disk_use_no_try() -> None:
     rig.bad_end(1, Reason.CANCELLED)
     where = rig.where(1)
     out = rig.bad_end(1, Reason.DISK_FULL)
-    assert [(q.node, "disk is full" in q.why) for q in of(ev.Quarantine, out)] == [(where, True)]  # type: ignore[attr-defined]
+    assert [(q.node, "disk is full" in q.why) for q in of(ev.Quarantine, out)] == [(where, True)]
     assert rig.shape(1).tries == 0
 
 

@@ -77,7 +77,8 @@ def test_why_is_one_sentence_at_every_turn() -> None:
     seen = set()
 
     def ask(sim: Simulator) -> None:
-        for what in (*list(sim.policy.state.shapes)[:3], *list(sim.policy.state.attempts)[-2:]):
+        asked: list[str | int] = [*list(sim.policy.state.shapes)[:3], *list(sim.policy.state.attempts)[-2:]]
+        for what in asked:
             text = sim.policy.why(what)
             assert text
             assert "\n" not in text

@@ -172,7 +172,7 @@ def test_stop_takes_back_what_waits_and_sends_nothing() -> None:
     first, *others = rig.policy.outstanding()
     rig.start(first.shapes[0])
     out = rig.do(ev.StopAsked("enough"))
-    assert [r.attempt for r in of(ev.TakeBack, out)] == [a.id for a in others]  # type: ignore[attr-defined]
+    assert [r.attempt for r in of(ev.TakeBack, out)] == [a.id for a in others]
     assert all(not rig.do(ev.AttemptTaken(a.id, True)) for a in others)
     assert rig.policy.backlog_s() == 0.0
     assert "the run is stopped" in rig.policy.why(others[0].shapes[0])
