@@ -21,7 +21,7 @@ from worker.text import and_more, plural
 MOST_STEPS = 14
 """Steps of one thing: the first and the last ones are shown."""
 WIDE = 240
-"""Characters of a step on a terminal."""
+"""Characters of a step of a shape, group or candidate on a terminal."""
 MOST_CANDIDATES = 8
 MOST_SHAPES = 5
 MOST_SCRIPTS = 3
@@ -42,11 +42,12 @@ class Story:
     def lines(self) -> list[str]:
         out = [f"{self.kind} {self.subject}: {self.now}"]
         skip = len(self.steps) - MOST_STEPS
+        wide = None if self.kind == "node" else WIDE  # what happened to a node may end with a command to type
         for i, (t, text, _) in enumerate(self.steps):
             if skip > 0 and i == MOST_STEPS // 2:
                 out.append(f"            ... and {skip} more")
             if skip <= 0 or not MOST_STEPS // 2 <= i < MOST_STEPS // 2 + skip:
-                out.append(f"  {clock(t)}  {text if len(text) <= WIDE else text[: WIDE - 3] + '...'}")
+                out.append(f"  {clock(t)}  {text if wide is None or len(text) <= wide else text[: wide - 3] + '...'}")
         return out + [f"  - {text}" for text in self.advice]
 
 
