@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shlex
 import time
 from collections.abc import Sequence
@@ -161,7 +160,7 @@ def create_run_folder(runs: Path, run: str) -> RunPaths:
 
 def new_run_id(now: float) -> str:
     """`20260131-154500-3f9a`: local time, so that names sort by age, and something that makes it unique."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
 
 
 def list_runs(runs: Path) -> list[RunPaths]:

@@ -83,7 +83,7 @@ def export(
 ) -> Exported:
     """Make AITER use tables: write files, if `out` or `model` is given, and return the environment lines.
 
-    There are no lines if AITER would fail. Raises InputError for names that are taken, or that AITER would not find.
+    If AITER would fail, the lines are empty. Raises InputError for a name that is taken or that AITER would not find.
     """
     made, checked = Exported(), [f for some in sources.values() for s in some for f in in_build(s, build)]
     cannot = build is not None and any(f.level == "error" for f in checked)
@@ -115,7 +115,7 @@ def _write(some: Sequence[Table], folder: Path, model: str | None, form: str | N
     of, (header, rows) = some[0].family, best_rows(some)
     chosen = next((f for f in FORMS if f == form), None)
     if model is not None and form is not None and chosen is None:
-        raise InputError(f"--form {form[:40]!r}: is none of {', '.join(FORMS)}")
+        raise InputError(f"--form {form[:40]!r}: give {' or '.join(FORMS)}")
     names = [of.tuned_csv] if model is None else model_names(model, of, chosen or usual_form(of), rows)
     shapes = list({tuple(r.get(n, "") for n in of.key_names): r for r in rows}.values())
     paths = [folder / name for name in names]
