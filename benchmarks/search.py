@@ -26,7 +26,7 @@ from worker.protocol import Spec, SpecShape
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
-from worker.tuners.search.measuring_process import NoDeviceError
+from worker.tuners.search.measuring import NoDeviceError
 
 SHAPES = ((16, 1280, 8192), (256, 2112, 7168), (64, 7168, 2048), (512, 4096, 4096))
 """(M, N, K): projections of Llama-3-70B, DeepSeek-V3 and Qwen at decode and at a middle batch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from orchestrator import __version__
 from orchestrator.command_hints import command
 from orchestrator.errors import EngineError, InputError
 from orchestrator.inventory import Node, resolved
-from orchestrator.ledger import clean
+from orchestrator.nodes.command import lines
 from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import read_bytes
@@ -20,13 +19,11 @@ from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
-HOME = "/opt/aiter"
-"""The place of the tree in the image."""
+HOME = "/opt/aiter"  # the place of the tree in the image
 TABLES = "/opt/aiter-tables"
-MARKER = "gemmfleet-image "
-"""Begins the last line of a build that went well; the image's id follows."""
+MARKER = "gemmfleet-image "  # begins the last line of a build that went well; the image's id follows
+# PREBUILD_KERNELS: 0 compiles at first use, 1 GEMM and attention modules now, 2 and 3 attention alone.
 PREBUILD = (0, 1, 2, 3)
-"""PREBUILD_KERNELS: 0 compiles at first use, 1 GEMM and attention modules now, 2 and 3 attention alone."""
 MAX_TABLE = 64 * 2**20
 
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,255}\Z")
@@ -114,7 +111,6 @@ class Recipe:
 
 HERE = "this machine"
 LAST_WORDS = 15
-MAX_LINE = 2000
 Say = Callable[[str], None]
 
 
@@ -145,32 +141,17 @@ def _run(transport: Transport, folder: str, say: Say) -> str:
     channel = transport.open(["sh", f"{folder}/build.sh"])
     last: list[str] = []
     found = ""
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    rest = ""
     try:
-        while data := channel.read(1 << 16):
-            *lines, rest = (rest + decoder.decode(data)).split("\n")
-            rest = rest[-MAX_LINE:]
-            for line in lines:
-                found = _take(line, found, last, say)
-        if rest:
-            found = _take(rest, found, last, say)
+        for line in map(str.rstrip, lines(channel.read)):
+            if line.startswith(MARKER):
+                found = line.removeprefix(MARKER).strip()
+            elif line:
+                last = [*last[1 - LAST_WORDS :], line]
+                say(line)
         why = channel.error()
     finally:
         channel.close()
     if found:
         return found
-    output = "\n".join(f"  {line}" for line in last[-LAST_WORDS:])
+    output = "\n".join(f"  {line}" for line in last)
     raise EngineError(transport.node, f"the build failed ({folder}/build.sh repeats it):\n{output or '  ' + why}")
-
-
-def _take(raw: str, found: str, last: list[str], say: Say) -> str:
-    """Say a line; the image's id where it is the last."""
-    line = clean.text(raw.rstrip("\r"), MAX_LINE)
-    if line.startswith(MARKER):
-        return line.removeprefix(MARKER).strip()
-    if line:
-        last.append(line)
-        del last[: -4 * LAST_WORDS]
-        say(line)
-    return found

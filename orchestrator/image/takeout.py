@@ -25,10 +25,9 @@ _PACKAGE = (
 )  # fmt: skip
 _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
 EVERYTHING = (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META)
+# Parts that its Triton operators and their configs are made of.
 TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
-"""Parts that its Triton operators and their configs are made of."""
-_FLYDSL = "flydsl/__init__.py"
-"""Of a package that AITER's dispatch imports: that it is there."""
+_FLYDSL = "flydsl/__init__.py"  # of a package that AITER's dispatch imports: that it is there
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
@@ -79,7 +78,7 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
     try:
         details = client.ask(lambda c: c.inspect_image(image))
         roots = list(_roots(details))
-        root = _root(client, made["Id"], roots, folder)
+        root = next((r for r in roots if _fetch(client, made["Id"], f"{r}/aiter/jit/core.py", folder, r)), None)
         if root is None:
             raise EngineError(HERE, f"no AITER lies where images keep it ({', '.join(PLACES)}, site-packages)")
         for part in parts:
@@ -89,11 +88,6 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
     finally:
         with contextlib.suppress(NodeError):
             client.ask(lambda c: c.remove_container(made["Id"], force=True, v=True))
-
-
-def _root(client: Docker, container: str, roots: Iterable[str], folder: Path) -> str | None:
-    """The first of them with a package of AITER."""
-    return next((r for r in roots if _fetch(client, container, f"{r}/aiter/jit/core.py", folder, r)), None)
 
 
 def _roots(details: dict[str, Any]) -> Iterator[str]:

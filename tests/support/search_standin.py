@@ -23,13 +23,12 @@ from worker.protocol import SpecShape
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompileFacts, CompilePool, compile_candidate
-from worker.tuners.search.measuring_process import MeasuringProcess, Ranked
-from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer, Ranked
 from worker.tuners.search.model import CandidateRanker, StopRules
 from worker.tuners.search.search import Search, SearchContext, ShapeTask
 from worker.tuners.search.source import KernelSource, SearchOptions, TimeAccount
 from worker.tuners.search.store import KernelStore
-from worker.tuners.search.target import GpuClock, Target, UnknownClock, known
+from worker.tuners.search.target import Clock, Target, known
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
 SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}
@@ -63,11 +62,6 @@ class Tile:
         sizes = (self.m, self.n, self.k, self.warps)
         return (*(math.log2(s) for s in sizes), 0.5 * self.stages, 0.5 * self.waves)
 
-    @property
-    def compile_key(self) -> str:
-        """A tile is its own job: M is not in it."""
-        return self.name
-
 
 def true_us(c: Tile) -> float:
     """Microseconds of a candidate: least at 64x64x64 with 4 warps and 3 stages."""
@@ -88,6 +82,7 @@ class StandInSource:
         return 20.0
 
     def job(self, problem: Problem, candidate: Tile) -> Tile:
+        """A tile is its own job: M is not in it."""
         return candidate
 
     def compile(self, job: Tile, target: Target) -> CompileFacts:
@@ -133,12 +128,12 @@ class Held:
 
 
 class StandIn:
-    """A bench (worker/tuners/search/measuring_server.py) whose candidates behave as planned."""
+    """A bench (worker/tuners/search/measuring.py) whose candidates behave as planned."""
 
     def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
         self._behave, self._once = dict(behave), once
         self.target: Target = known(90)
-        self.clock: GpuClock = UnknownClock("a stand-in")
+        self.clock = Clock("a stand-in")
         self._checks: dict[str, int] = {}
 
     def info(self) -> dict[str, Any]:
@@ -220,7 +215,7 @@ class Kit:
         args = (dict(behave), str(folder) if once else "")
         self.measurer = MeasuringProcess(serve, {}, self.options.hang_s, args)
         self.measurer.restart()
-        self.pool = CompilePool(2, partial(compile_candidate, SOURCE, known(90)), {}, 60.0)
+        self.pool = CompilePool(2, partial(compile_candidate, SOURCE, known(90)), {})
         self.store = KernelStore(tmp, {"device": "stand-in"})
         self.messages: list[dict[str, Any]] = []
         self.context = SearchContext(

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# `STANDARD_M_BOUNDS` of utils/gemm_config_utils.py since 2025-12; a tree's own are read by `resolve.Loader`.
 STANDARD_BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""`STANDARD_M_BOUNDS` of utils/gemm_config_utils.py since 2025-12; a tree's own are read by `resolve.Loader`."""
+# Keys of every bucket, by configs/CLAUDE.md.
 REQUIRED = (
     "BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M", "num_warps", "num_stages", "waves_per_eu",
     "matrix_instr_nonkdim", "cache_modifier", "NUM_KSPLIT",
 )  # fmt: skip
-"""Keys of every bucket, by configs/CLAUDE.md."""
+# Compiler options that Triton's other backends refuse.
 AMD_ONLY = frozenset({"waves_per_eu", "matrix_instr_nonkdim", "kpack"})
-"""Compiler options that Triton's other backends refuse."""
+# Values that `add_default_gemm_config_params` of the loader takes for a missing key.
 FILLED_IN: dict[str, int | None] = {"NUM_KSPLIT": 1, "cache_modifier": None}
-"""Values that `add_default_gemm_config_params` of the loader takes for a missing key."""
+# Keys by which a bucket is known to be read by a Gluon kernel, which has keys of its own.
 GLUON_KEYS = frozenset({"NUM_BUFFERS", "kernel_type"})
-"""Keys by which a bucket is known to be read by a Gluon kernel, which has keys of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +109,8 @@ def _fused(module: str, function: str = "", **rest: object) -> Caller:
     return Caller(f"aiter.ops.triton.gemm.fused.{module}", function or module, **rest)  # type: ignore[arg-type]
 
 
+# a * b + Y of the fused multiply-add; on gfx950 only this type reads the shared files of blockscale.
 _MUL_ADD = (("a", 1.0), ("b", 0.0), ("fuse_type", 1))
-"""a * b + Y of the fused multiply-add; on gfx950 only this type reads the shared files of blockscale."""
 
 
 # fmt: off

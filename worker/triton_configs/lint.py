@@ -27,13 +27,12 @@ from worker.triton_configs.resolve import (
     ranges,
 )
 
-KPACK_CHIP = "gfx942"
-"""The one chip whose configs may have `kpack`; from gfx950 on Triton warns and takes 1."""
+KPACK_CHIP = "gfx942"  # the one chip whose configs may have `kpack`; from gfx950 on Triton warns and takes 1
 ODD_STEPS = 2
+# Required keys without a default in loader or compiler.
 _HARD = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-"""Required keys without a default in loader or compiler."""
+# Rules of a kind's Triton wrapper, which say nothing of Gluon's.
 _OF_WRAPPER = ("required", "refused", "block_k", "block_m")
-"""Rules of a kind's Triton wrapper, which say nothing of Gluon's."""
 _NAMED = re.compile(r"(?:B=(\d+)-)?N=(\d+)-K=(\d+)\Z")
 Served = Sequence[tuple[int, int | None]]
 

@@ -29,8 +29,7 @@ from worker.text import clean
 from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind, loader_calls, numbers, parsed
 
 Bucket = dict[str, Any]
-MAX_BYTES = 1 << 20
-"""The largest shipped file has 6 KB."""
+MAX_BYTES = 1 << 20  # the largest shipped file has 6 KB
 _SHORT = {
     "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
     "matrix_instr_nonkdim": "mfma",
@@ -156,8 +155,8 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 FACTOR = 1.005
 SLACK_US = 0.5
 IGNORED_US = 4.0
+# LDS of a compute unit; source: `_LDS_CAP_BYTES` in aiter/ops/triton/utils/_triton/arch_info.py at e4048607a5.
 LDS_BYTES = {"gfx942": 65536, "gfx950": 163840, "gfx1250": 327680}
-"""LDS of a compute unit; source: `_LDS_CAP_BYTES` in aiter/ops/triton/utils/_triton/arch_info.py at e4048607a5."""
 
 
 def slower(old_us: float, new_us: float) -> bool:
@@ -169,8 +168,7 @@ def slower(old_us: float, new_us: float) -> bool:
 TRITON = Path("aiter", "ops", "triton")
 LOADER = TRITON / "utils" / "gemm_config_utils.py"
 CONFIGS = TRITON / "configs"
-GEMMS = ("gemm", "*/*/gemm")
-"""Folders below CONFIGS in which configs of GEMMs lie, in any layout."""
+GEMMS = ("gemm", "*/*/gemm")  # folders below CONFIGS in which configs of GEMMs lie, in any layout
 Layout = Literal["flat", "nested", "folders"]
 
 

@@ -100,7 +100,7 @@ def prepare(
     del out, call
     calls = _copies(bound, first, device, options, alive)
     pairs: Any = [(c,) for c in calls]
-    return answer, Prepared(calls, device.timer(_call, pairs, [()], device.modes()[0]))
+    return answer, Prepared(calls, device.timer(_call, pairs, [()]))
 
 
 def _call(x: Any, _: Any) -> torch.Tensor:

@@ -12,10 +12,9 @@ OF_BENCH = {
     "batched_a4w4": "aiter-bmm-afp4wfp4",
     "batched_a16w4": "aiter-bmm-a16wfp4",
     "batched_a8w8_prequant": "aiter-bmm-a8w8-prequant",
-}
-"""Kinds with a format of their own, by the backend of a bench that has it (worker/bench/case.py)."""
+}  # kinds with a format of their own, by the backend of a bench that has it (worker/bench/case.py)
+# Family whose key columns the shapes of a kind have, where no family of tables is the kind's own.
 ALIKE = {"a4w4_preshuffle": "a4w4_blockscale", **dict.fromkeys(OF_BENCH, "batched_bf16")}
-"""Family whose key columns the shapes of a kind have, where no family of tables is the kind's own."""
 _SCALES = {ROW8: "row", BLOCK8: "block", MX4: "mx", PRE8: "row", PRE4: "mx"}
 
 

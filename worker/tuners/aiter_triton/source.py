@@ -1,14 +1,18 @@
 """AITER's Triton GEMMs of one kind as a kernel source of the search (worker/tuners/search/source.py).
 
-Which kernels a config compiles, and how they are specialised, is decided by AITER's own wrapper (see wrapper.py).
-Imports torch and triton.
+AITER's own public wrapper, imported from a tree, decides which kernels a config compiles, and how they are specialised:
+with a GPU, or for a target without one. AITER asks Triton's driver for the chip when it is imported, and keeps the
+answer; where no kernel is to run, a driver that only names the target stands there. Imports torch and triton.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,17 +20,140 @@ from typing import Any
 import torch
 
 from worker.bench.backends.inputs import Inputs, needed_bytes
-from worker.bench.case import Case
+from worker.bench.backends.with_aiter import plain
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.problem import KindProblem, case_of, family_of
 from worker.tuners.aiter_triton.space import AiterConfig, Values
-from worker.tuners.aiter_triton.wrapper import Wrapper, enter, hollow
+from worker.tuners.common.calls import arguments_of, find_function
+from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
-from worker.tuners.common.problem import UnavailableError, UnsupportedError
-from worker.tuners.search.compiling import CompileFacts, compiling, facts_of
+from worker.tuners.search.compiling import CompileFacts, compile_for, compiling, facts_of
 from worker.tuners.search.source import Call
 from worker.tuners.search.target import Target, known
+
+# Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise.
+ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
+SHUFFLE = (("aiter.ops.triton.utils.shuffle", "shuffle_weight"), ("aiter.ops.shuffle", "shuffle_weight"))
+SHUFFLE_SCALE = (("aiter.ops.triton.utils.shuffle", "shuffle_scale_gemm"),)
+FIRST_SHUFFLED_M = 32  # from so many rows on the scales of X are shuffled as well (gemm_afp4wfp4_preshuffle)
+
+
+def enter(root: str | Path, target: Target | None) -> None:
+    """Have `import aiter` mean this tree. With a target nothing can run in this process from now on, only be compiled
+    for it; None: the GPU's own driver answers."""
+    os.environ.update(ENV)
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    if target is not None:
+        compile_for(target)
+
+
+class Wrapper:
+    """The wrapper of a kind, or another operator that reads the same files, in the tree that was entered."""
+
+    def __init__(self, kind: ConfigKind, caller: str = "") -> None:
+        """Import it; `caller`: the operator's name. Raises UnavailableError."""
+        at = next((c for c in kind.callers if c.function == caller), kind)
+        old = re.sub(r"\.gemm\.\w+\.", ".", at.module)  # before 2026-01-07
+        self.kind = kind
+        self._given = dict(getattr(at, "given", None) or ())
+        self._function, _ = find_function([(at.module, at.function), (old, at.function)])
+        wrapping = sys.modules[self._function.__module__]
+        names = ("_get_triton_config", "_get_config")
+        self._completed: Callable[..., Any] | None = next(
+            (f for f in (getattr(wrapping, n, None) for n in names) if f is not None), None
+        )
+
+    def completed(self, values: Values, case: Case) -> dict[str, Any]:
+        """A bucket's values as the wrapper's callers hand them on: with SPLITK_BLOCK_SIZE and split-K made to fit, by
+        AITER's own code (compute_splitk_params and its like)."""
+        get = self._completed
+        module = sys.modules.get(get.__module__) if get else None
+        if get is None or not hasattr(module, "get_gemm_config"):
+            return dict(values)
+        k = case.k // 2 if self.kind.packed_k else case.k  # two values a byte where both operands are packed, or W is
+        sizes = {"M": case.m, "N": case.n, "K": k, "B": case.b, "shuffle": self.kind.shuffled_w}
+        there = inspect.signature(get).parameters
+        asked = module.get_gemm_config  # type: ignore[union-attr]
+        module.get_gemm_config = lambda *_, **__: (dict(values), True)  # type: ignore[union-attr]
+        try:
+            found: dict[str, Any] = get(**{k: v for k, v in sizes.items() if k in there})[0]
+        finally:
+            module.get_gemm_config = asked  # type: ignore[union-attr]
+        return found
+
+    def operands(self, inputs: Inputs, *, drawn: bool = True) -> dict[str, Any]:
+        """Operands in the order that the wrapper wants; shuffled ones by the tree's own functions. `drawn` False: they
+        hold nothing, so that only their form is made. Raises UnsupportedError, UnavailableError."""
+        made = plain(inputs)
+        if inputs.case.format in (PRE8, PRE4):
+            made["xs"] = None
+        if not self.kind.shuffled_w:
+            return made
+        n, width = inputs.w.shape
+        if n % 16:
+            raise UnsupportedError(f"N is {n}; AITER shuffles W in tiles of 16 rows")
+        w = find_function(SHUFFLE)[0](inputs.w, layout=(16, 16)) if drawn else inputs.w
+        made["w"] = w.reshape(n // 16, width * 16)
+        if inputs.case.format == BLOCK8 and inputs.xs is not None:
+            made["xs"] = inputs.xs.t().contiguous().view(*inputs.xs.shape)
+        if inputs.case.format == MX4:
+            if inputs.case.m >= FIRST_SHUFFLED_M:
+                made["xs"] = _mx_shuffled(inputs.xs, drawn=drawn)
+            made["ws"] = _mx_shuffled(inputs.ws, drawn=drawn)
+        return made
+
+    def call(self, operands: Mapping[str, Any], out: torch.Tensor, config: dict[str, Any]) -> Callable[[], None]:
+        """One call with a completed config, which writes `out`. Raises UnsupportedError."""
+        given = {**operands, "dtype": out.dtype, "out": out, "config": config, "backend": "triton"}
+        arguments = arguments_of(self._function, given) | self._given
+        name = next((n for n, value in arguments.items() if value is config), "")
+        if not name:
+            raise UnsupportedError(f"{self._function.__name__} takes no config in this tree")
+        function = self._function
+
+        def run() -> None:
+            function(**{**arguments, name: dict(config)})  # some wrappers change it
+
+        return run
+
+
+def _mx_shuffled(scales: torch.Tensor | None, *, drawn: bool) -> torch.Tensor:
+    """e8m0 scales [R, K/32] in the order of the preshuffled kernel, rows padded to 32. Raises UnsupportedError."""
+    assert scales is not None
+    rows, columns = scales.shape
+    if columns % 8:
+        raise UnsupportedError(f"K is {columns * MX_GROUP}; shuffled scales need a multiple of 256")
+    if not drawn:
+        return scales.new_empty(-(-rows // 32), 32 * columns)
+    padded = torch.nn.functional.pad(scales, (0, 0, 0, -rows % 32))
+    shuffle = find_function(SHUFFLE_SCALE)[0]
+    made: torch.Tensor = shuffle(padded, arch="gfx950", preshuffle_factor=32, scale_kwidth=8)
+    return made
+
+
+def hollow(case: Case) -> tuple[Inputs, torch.Tensor]:
+    """(operands, output) in a case's forms on the CPU, of memory that is never touched: to compile with."""
+    with _forms():
+        made = Inputs.make(case, torch.device("cpu"), 0, 0)
+        out = made.output()
+    forms = ((n, getattr(made, n)) for n in ("x", "w", "xs", "ws", "bias"))
+    real: dict[str, Any] = {n: _untouched(t) for n, t in forms if t is not None}
+    return replace(made, **real), _untouched(out)
+
+
+def _untouched(form: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(form.shape, form.stride(), dtype=form.dtype)
+
+
+@cache
+def _forms() -> Any:
+    """Mode in which tensors have forms and no memory; one, as tables that are kept between calls belong to it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +163,6 @@ class CompileJob:
     case: Case
     values: tuple[tuple[str, Any], ...]
     caller: str = ""
-
-    @property
-    def compile_key(self) -> str:
-        """By all of it: which M share a kernel only the compiler can tell, from its cache."""
-        return hashlib.sha256(repr((self.case, self.values, self.caller)).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,8 +84,8 @@ def portable(values: Values, kind: ConfigKind, arch: str) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k in REQUIRED and kind.takes(k, arch)}
 
 
+# Values as AITER rewrites them for the problem (source.Wrapper.completed).
 Completed = Callable[[dict[str, Any]], dict[str, Any]]
-"""Values as AITER rewrites them for the problem (wrapper.Wrapper.completed)."""
 
 TILES_M = (4, 8, 16, 32, 64, 128, 256)
 TILES_N = (16, 32, 64, 128, 256)
@@ -97,12 +97,11 @@ GROUPS = (1, 2, 4, 8, 16)
 WAVES = (0, 1, 2, 4, 6, 8)
 INSTRUCTIONS = (16, 32)
 MODIFIERS = (None, ".cg")
+# NVIDIA's loads are further from its multiprocessors than AMD's; its files are nobody's but the user's.
 CUDA_STAGES = (2, 3, 4, 5)
-"""NVIDIA's loads are further from its multiprocessors than AMD's; its files are nobody's but the user's."""
 CUDA_STEPS_K = (32, *STEPS_K[:4])
 LEAST_CUDA_TILE = 16
-MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}
-"""Registers of a lane for the sums; beyond them everything else spills."""
+MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}  # registers of a lane for the sums; beyond them everything else spills
 MOST_PARTS = 256 << 20
 WEIGHTS: dict[str, tuple[float, ...]] = {
     "hip": (0.151, 0.229, 0.801, 0.365, 0.18, 0.022, -0.04, 0.233, 0.611),
@@ -110,8 +109,7 @@ WEIGHTS: dict[str, tuple[float, ...]] = {
 }
 """Weights of `traits`. Those of AMD were fitted to half of AITER's files of gfx950 (benchmarks/aiter_configs.py); for
 NVIDIA there are none."""
-ROOTS = 16
-"""So many combinations, the best by the model, have their other knobs varied."""
+ROOTS = 16  # so many combinations, the best by the model, have their other knobs varied
 DEFAULT_GROUP = 8
 
 

@@ -48,18 +48,15 @@ _BUCKETS = _mapping(
 class Options(SearchOptions):
     """Those of the search, and further ones; docs/reference/tuners.md explains them."""
 
-    family: str = option("", _text)
-    """The run's family, set by gemmfleet."""
-    kind: str = option("", _text)
-    """Kind of config (worker/triton_configs/kinds.py), where it is not the family's own."""
-    root: str = option("", _text)
-    """AITER's tree or package, where it is not found by itself."""
+    family: str = option("", _text)  # the run's family, set by gemmfleet
+    kind: str = option("", _text)  # kind of config (worker/triton_configs/kinds.py), where it is not the family's own
+    root: str = option("", _text)  # AITER's tree or package, where it is not found by itself
+    # Buckets meant for the default file: nothing is searched, they and today's configs are measured.
     default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _BUCKETS)
-    """Buckets meant for the default file: nothing is searched, they and today's configs are measured."""
+    # Instead of the model's best, so many legal candidates drawn by `seed`; 0: none.
     sample: int = option(0, whole(0, 1_000_000))
-    """Instead of the model's best, so many legal candidates drawn by `seed`; 0: none."""
+    # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.
     counts: tuple[tuple[str, float], ...] = option((), _COUNTS)
-    """Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`."""
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:

@@ -16,10 +16,9 @@ from worker.protocol import Spec, SpecShape
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.kinds import ConfigKind
 from worker.triton_configs.resolve import ConfigFileError, ResolveError
-from worker.tuners.aiter_triton.bucket_search import BucketSearch
-from worker.tuners.aiter_triton.buckets import Seeds
+from worker.tuners.aiter_triton.buckets import BucketSearch, Seeds, TaskMaker
 from worker.tuners.aiter_triton.spec import Options, kind_of, source_of
-from worker.tuners.search.measuring_process import NoDeviceError
+from worker.tuners.search.measuring import NoDeviceError
 from worker.tuners.search.search import SearchContext
 from worker.tuners.search.tuner import SearchTuner
 
@@ -59,7 +58,6 @@ class AiterTritonTuner(SearchTuner):
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the buckets of a group's shapes, and settle every shape."""
-        from worker.tuners.aiter_triton.bucket_search import TaskMaker
         from worker.tuners.aiter_triton.source import AiterSource
 
         options, source, kind = context.options, context.source, self._kind

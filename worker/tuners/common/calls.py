@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from worker.tuners.common.problem import NotImportableError, UnavailableError, UnsupportedError
+from worker.tuners.common.rows import short
 
 ROLES = {
     **dict.fromkeys(("x", "xq", "a", "inp", "x_fp4"), "x"),
@@ -24,8 +25,7 @@ ROLES = {
     "bpreshuffle": "bpreshuffle",
     "config": "config",
     "backend": "backend",
-}
-"""Meaning of AITER's parameters, by their names in lower case."""
+}  # meaning of AITER's parameters, by their names in lower case
 
 
 def find_function(places: Sequence[tuple[str, str]]) -> tuple[Callable[..., Any], str]:
@@ -44,9 +44,9 @@ def find_function(places: Sequence[tuple[str, str]]) -> tuple[Callable[..., Any]
             of_tree = (e.name or "").partition(".")[0] == module.partition(".")[0]
             (why if of_tree else here).append(f"no module {e.name}")
         except (ImportError, AttributeError) as e:
-            why.append(f"{module}: {type(e).__name__}: {_short(e)}")
+            why.append(f"{module}: {type(e).__name__}: {short(str(e))}")
         except Exception as e:  # noqa: BLE001 - AITER runs code of its own when it is imported
-            here.append(f"{module} cannot be imported: {type(e).__name__}: {_short(e)}")
+            here.append(f"{module} cannot be imported: {type(e).__name__}: {short(str(e))}")
         else:
             return found, f"{module}.{name}"
     if here:
@@ -74,7 +74,3 @@ def arguments_of(function: Callable[..., Any], values: Mapping[str, Any]) -> dic
         if values.get(role) is not None and role not in served:
             raise UnsupportedError(f"{function.__name__} takes no {role}")
     return out
-
-
-def _short(e: BaseException) -> str:
-    return str(e).strip().split("\n", 1)[0][:200]

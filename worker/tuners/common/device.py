@@ -1,4 +1,4 @@
-"""The device under test: its name, memory, modes (threads, BLAS library) and clock, and its canaries.
+"""The device under test: its name, memory, CPU threads and clock, and its canaries.
 
 The canary is a GEMM that proves the device. The timed canary is two known kernels, timed alike on every GPU, by which
 slots are compared: one is compute-bound, one memory-bound. Each runs at the clock that the GPU can sustain. The times
@@ -7,45 +7,34 @@ say which GPU is slow; no candidate's time is ever scaled by them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from worker.device.probe import cpu_gfx, cpu_model, usable_cores
+from worker.device.sensors import numbers
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 
+# Bytes that the copies of an operand span: more than any cache (last level on MI300 and MI355X: 256 MB).
 CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20
-"""Bytes that the copies of an operand span: more than any cache (last level on MI300 and MI355X: 256 MB)."""
 CGROUP = Path("/sys/fs/cgroup")
-QUEUE = 400
-"""Calls queued behind a sleeping GPU at most: its queue holds about a thousand launches."""
+QUEUE = 400  # calls queued behind a sleeping GPU at most: its queue holds about a thousand launches
 
 CANARY_SIZE, CANARY_SHIFT = 256, 3
-SIZE, CPU_SIZE = 4096, 512
-"""M, N and K of the timed product: bfloat16 on a GPU, float32 on a CPU."""
+SIZE, CPU_SIZE = 4096, 512  # M, N and K of the timed product: bfloat16 on a GPU, float32 on a CPU
+# Bytes of the copy's source: more than four times the last-level cache (MI300 and MI355X: 256 MB).
 COPIED, CPU_COPIED = 1 << 30, 64 << 20
-"""Bytes of the copy's source: more than four times the last-level cache (MI300 and MI355X: 256 MB)."""
 TIMED_POLICY = SamplingPolicy(min_sample_s=0.01, min_samples=5, max_samples=5, settle_s=0.05)
 TIMED_CAP_S = 2.0
 
 Operand = tuple[torch.Tensor, ...]
-Run = Callable[[Operand, Operand], torch.Tensor]
-"""(X operand, W operand) -> output [M, N]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mode:
-    """Settings of the device while a candidate runs. `number` is the thread count on a CPU, an index on a GPU."""
-
-    number: int
-    suffix: str
-    threads: int | None = None
-    blas: str | None = None
+Run = Callable[[Operand, Operand], torch.Tensor]  # (X operand, W operand) -> output [M, N]
 
 
 class Device:
@@ -55,7 +44,7 @@ class Device:
         kind = prefer or ("cuda" if torch.cuda.is_available() else "cpu")
         self.torch = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device("cpu")
         self.cores = usable_cores()
-        self._mode: Mode | None = None
+        self._threads = 0
         torch.set_num_threads(self.cores)
         torch.set_float32_matmul_precision("highest")  # the reference must be float32, not TF32
 
@@ -85,80 +74,66 @@ class Device:
         free = torch.cuda.mem_get_info(self.torch)[0]
         return int(free) + torch.cuda.memory_reserved(self.torch) - torch.cuda.memory_allocated(self.torch)
 
-    def modes(self, threads: Sequence[int] = ()) -> list[Mode]:
-        """The modes to try; the first is the device's usual one."""
-        if not self.gpu:
-            counts = list(threads) or sorted({self.cores, max(1, self.cores // 2), 1}, reverse=True)
-            return [Mode(t, f"_t{t}", threads=t) for t in counts]
-        lt, plain = ("hipblaslt", "hipblas") if torch.version.hip else ("cublaslt", "cublas")
-        return [Mode(0, ""), Mode(1, f"_{plain}", blas="cublas"), Mode(2, f"_{lt}", blas="cublaslt")]
+    def thread_counts(self, given: Sequence[int] = ()) -> Sequence[int]:
+        """The counts of CPU threads to try, those that are given or the usual ones; 0 alone on a GPU."""
+        return [0] if self.gpu else given or sorted({self.cores, max(1, self.cores // 2), 1}, reverse=True)
 
-    def enter(self, mode: Mode) -> bool:
-        """Set the device to a mode; True if it was in another one."""
-        if mode == self._mode:
+    def enter(self, threads: int) -> bool:
+        """Use that many CPU threads (0: as many as before); True if it was another number."""
+        if threads in (0, self._threads):
             return False
-        if mode.threads is not None:
-            torch.set_num_threads(mode.threads)
-        if self.gpu:
-            torch.backends.cuda.preferred_blas_library(mode.blas or "default")
-        self._mode = mode
+        torch.set_num_threads(threads)
+        self._threads = threads
         return True
 
     def leave(self) -> None:
-        """Back to the device's usual mode."""
+        """Use all cores again."""
         torch.set_num_threads(self.cores)
-        if self.gpu and self._mode is not None and self._mode.blas:
-            torch.backends.cuda.preferred_blas_library("default")
-        self._mode = None
+        self._threads = 0
 
     def sync(self) -> None:
         if self.gpu:
             torch.cuda.synchronize(self.torch)
 
-    def timer(self, run: Run, xs: Sequence[Operand], ws: Sequence[Operand], mode: Mode) -> Timer:
-        """A timer that rotates over the copies of both operands; the first call in another mode is not timed."""
+    def timer(self, run: Run, xs: Sequence[Operand], ws: Sequence[Operand], threads: int | None = None) -> Timer:
+        """A timer that rotates over the copies of both operands. `threads`: of a CPU (None: the usual count); the
+        first call with another count is not timed."""
         turns = max(len(xs), len(ws))
         pairs = [(xs[i % len(xs)], ws[i % len(ws)]) for i in range(turns)]
-        return GpuTimer(self, run, pairs, mode) if self.gpu else CpuTimer(self, run, pairs, mode)
+        threads = self.thread_counts()[0] if threads is None else threads
+        return GpuTimer(run, pairs) if self.gpu else CpuTimer(self, run, pairs, threads)
 
 
 class CpuTimer:
     """Wall time of calls back to back."""
 
-    def __init__(self, device: Device, run: Run, pairs: Sequence[tuple[Operand, Operand]], mode: Mode) -> None:
-        self._device, self._run, self._pairs, self._mode = device, run, pairs, mode
-        self._next = 0
+    def __init__(self, device: Device, run: Run, pairs: Sequence[tuple[Operand, Operand]], threads: int) -> None:
+        self._device, self._run, self._pairs, self._threads = device, run, cycle(pairs), threads
 
     def __call__(self, calls: int) -> float:
         run = self._run
-        if self._device.enter(self._mode):
-            run(*self._pairs[self._next])
-        turn = self._turn(calls)
+        turn = list(islice(self._pairs, calls))
+        if self._device.enter(self._threads):
+            run(*turn[0])
         start = time.perf_counter_ns()
         for x, w in turn:
             run(x, w)
         return (time.perf_counter_ns() - start) / 1e9
 
-    def _turn(self, calls: int) -> list[tuple[Operand, Operand]]:
-        """The operands of the next calls, going on where the last sample ended."""
-        size, start = len(self._pairs), self._next
-        self._next = (start + calls) % size
-        return [self._pairs[(start + i) % size] for i in range(calls)]
 
-
-class GpuTimer(CpuTimer):
+class GpuTimer:
     """Device time between two events. The GPU sleeps while the calls are queued, so launching them costs nothing."""
 
     _host_s = 20e-6
 
+    def __init__(self, run: Run, pairs: Sequence[tuple[Operand, Operand]]) -> None:
+        self._run, self._pairs = run, cycle(pairs)
+
     def __call__(self, calls: int) -> float:
         run, left, total = self._run, calls, 0.0
-        if self._device.enter(self._mode):
-            run(*self._pairs[self._next])
-            self._device.sync()
         while left:
             now, left = min(left, QUEUE), max(0, left - QUEUE)
-            turn = self._turn(now)
+            turn = list(islice(self._pairs, now))
             event: Any = torch.cuda.Event
             start, end = event(enable_timing=True), event(enable_timing=True)
             keep_asleep(now * self._host_s * 1.5 + 20e-6)
@@ -175,7 +150,9 @@ class GpuTimer(CpuTimer):
 
 def host_available() -> int:
     """Bytes a process may still take: MemAvailable, less where a cgroup limits it."""
-    free = _meminfo("MemAvailable")
+    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+    with contextlib.suppress(OSError, KeyError):
+        free = numbers(Path("/proc/meminfo").read_text().replace(":", " "))["MemAvailable"] * 1024
     try:
         limit = (CGROUP / "memory.max").read_text().strip()
         if limit != "max":
@@ -185,16 +162,6 @@ def host_available() -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2 here
     return free
-
-
-def _meminfo(field: str) -> int:
-    try:
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith(field + ":"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
 
 
 def keep_asleep(seconds: float) -> None:
@@ -232,7 +199,7 @@ def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:
         wrong = int((out.float().cpu() != want).sum())
         if wrong:
             return False, -1.0, f"{wrong} of {size * size} elements of a {size}x{size}x{size} {dtype} product are wrong"
-        us = measure(device.timer(run, [(a,)], [(b,)], device.modes()[0]), SamplingPolicy(), 0.2).us
+        us = measure(device.timer(run, [(a,)], [(b,)]), SamplingPolicy(), 0.2).us
     device.leave()
     return True, round(us, 4), f"{size}x{size}x{size} product exact in float32 and bfloat16"
 
@@ -263,5 +230,4 @@ def timed_canary(device: Device) -> tuple[float, float]:
 
 
 def _us(device: Device, run: Run, x: Operand, w: Operand) -> float:
-    timer = device.timer(run, [x], [w], device.modes()[0])
-    return round(measure(timer, TIMED_POLICY, TIMED_CAP_S).us, 4)
+    return round(measure(device.timer(run, [x], [w]), TIMED_POLICY, TIMED_CAP_S).us, 4)

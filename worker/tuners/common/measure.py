@@ -31,48 +31,37 @@ from worker import without_gc
 Timer = Callable[[int], float]
 Clock = Callable[[], float]
 
-MIN_US = 1e-3
-"""No call takes less than a nanosecond: anything below is a broken clock, not a winner."""
+MIN_US = 1e-3  # no call takes less than a nanosecond: anything below is a broken clock, not a winner
 
-TIE_FLOOR, TIE_CEILING = 0.002, 0.005
-"""Differences below the floor are always a tie, above the ceiling never."""
+TIE_FLOOR, TIE_CEILING = 0.002, 0.005  # differences below the floor are always a tie, above the ceiling never
 
-RUNNER_UP = 1.5
-"""A candidate that takes longer than so many times the best is no runner-up."""
-SMALL_MARGIN = 3.0
-"""A margin below it, in standard errors, may be luck."""
-LEAST_ERROR = 1e-4
-"""No ratio of two times is known better than that."""
-ROUNDS = 5
-"""Rounds of a ranking at least."""
+RUNNER_UP = 1.5  # A candidate that takes longer than so many times the best is no runner-up
+SMALL_MARGIN = 3.0  # A margin below it, in standard errors, may be luck
+LEAST_ERROR = 1e-4  # no ratio of two times is known better than that
+ROUNDS, MOST_ROUNDS = 5, 41  # rounds of a ranking at least, and of each repeat at most
 SETTLE_S, SUSTAINED_S, SUSTAINED_ROUNDS, CLEAR_ROUNDS = 0.2, 0.1, 12, 3
 """Sustained: seconds that a candidate runs before its samples and before each sample of a ranking, seconds of such a
 sample, rounds at least, and rounds before any contender drops out: one sample may be far off."""
+# Standard deviation of the ratio of two sustained samples of a round, seen on an H200 at its power cap.
 SUSTAINED_NOISE = 0.015
-"""Standard deviation of the ratio of two sustained samples of a round, seen on an H200 at its power cap."""
 
-WIDE, FEW = 0.15, 5
-"""A spread from, and a sample count below which a median may owe more to the machine's other work."""
+WIDE, FEW = 0.15, 5  # A spread from, and a sample count below which a median may owe more to the machine's other work
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
     """Rule for when a candidate has been measured enough."""
 
-    min_sample_s: float = 200e-6
-    """A sample makes as many calls as it takes to last so long."""
+    min_sample_s: float = 200e-6  # A sample makes as many calls as it takes to last so long
     max_calls: int = 1000
     min_samples: int = 7
     max_samples: int = 101
-    target: float = 0.01
-    """Relative uncertainty of the median (see `uncertainty`) to stop at."""
+    target: float = 0.01  # relative uncertainty of the median (see `uncertainty`) to stop at
+    # Ratio to the best so far beyond which a candidate gets no more than `hopeless_after` samples.
     hopeless: float = 3.0
-    """Ratio to the best so far beyond which a candidate gets no more than `hopeless_after` samples."""
     hopeless_after: int = 5
-    far: float = 10.0
-    """Ratio beyond which it gets no more than two samples."""
-    settle_s: float = 0.0
-    """Seconds that a candidate within `far` runs before its samples."""
+    far: float = 10.0  # ratio beyond which it gets no more than two samples
+    settle_s: float = 0.0  # seconds that a candidate within `far` runs before its samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +72,13 @@ class Measurement:
     spread: float
     samples: int
     calls: int
-    why: str
-    """Reason for the end of sampling: `steady`, `enough`, `time` or `hopeless`."""
-    low_us: float = 0.0
-    """The least of the samples."""
+    why: str  # reason for the end of sampling: `steady`, `enough`, `time` or `hopeless`
+    low_us: float = 0.0  # the least of the samples
 
     @property
     def valid(self) -> bool:
-        return valid_us(self.us)
+        """True if it can be the time of a call: finite and not below a nanosecond (nor -1, 0, NaN, denormal)."""
+        return math.isfinite(self.us) and self.us >= MIN_US
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +88,11 @@ class Ranking:
     winner: int
     us: tuple[float, ...]
     spread: tuple[float, ...]
-    lag: tuple[float, ...]
-    """Median of the ratio to the fastest within a round, less 1."""
+    lag: tuple[float, ...]  # median of the ratio to the fastest within a round, less 1
     tied: tuple[int, ...]
     rounds: int
+    # Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up.
     margin: float | None = None
-    """Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up."""
-
-
-def valid_us(us: float) -> bool:
-    """True where `us` can be the time of a call: finite and not below a nanosecond (nor -1, 0, NaN, denormal)."""
-    return math.isfinite(us) and us >= MIN_US
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -173,12 +155,10 @@ def calls_of(seconds: float, each: float) -> int:
     return max(1, math.ceil(seconds / max(each, 1e-9)))
 
 
-def leaders(
-    found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2, runner_up: float = 1.0
-) -> list[int]:
+def leaders(found: Sequence[Measurement], within: float = 0.10, most: int = 4, suspects: int = 2) -> list[int]:
     """Indexes of the candidates to measure again: the fastest and those within `within` of it, at most `most`.
 
-    Where that is one alone, the next best as well, so that the winner has a margin, if it takes at most `runner_up`
+    Where that is one alone, the next best as well, so that the winner has a margin, if it takes at most RUNNER_UP
     times as long. And up to `suspects` of those that were probably disturbed: a wide spread or few samples, the least
     of which is below the best median. The re-rank costs little and shows whether they are fast.
     """
@@ -188,46 +168,49 @@ def leaders(
     best = found[order[0]].us
     near = [i for i in order if found[i].us <= best * (1 + within)][:most]
     if len(near) == 1:
-        near += [i for i in order[1:2] if found[i].us <= best * runner_up]
-    odd = [i for i in order if i not in near and _disturbed(found[i]) and found[i].low_us <= best]
+        near += [i for i in order[1:2] if found[i].us <= best * RUNNER_UP]
+    disturbed = (i for i in order if found[i].spread >= WIDE or found[i].samples < FEW)
+    odd = [i for i in disturbed if i not in near and found[i].low_us <= best]
     return near + sorted(odd, key=lambda i: found[i].low_us)[:suspects]
 
 
 def rerank(
     timers: Sequence[Timer],
-    calls: Sequence[int],
+    found: Sequence[Measurement],
     simplicity: Sequence[tuple[int, ...]],
     rng: random.Random,
     cap_s: float,
-    min_rounds: int = ROUNDS,
-    max_rounds: int = 41,
     now: Clock = time.perf_counter,
     tick: Callable[[], None] = lambda: None,
-    before: Sequence[int] = (),
+    *,
+    sustained: bool = False,
     again: int = 0,
 ) -> Ranking:
-    """Measure the contenders again, interleaved, and pick (see `pick`).
+    """Measure the contenders again, interleaved, and pick (see `pick`). `found`: their first measurements.
 
     Each round takes one sample of every contender, in an order drawn anew, after one call of it (the previous run had
-    other threads and other data in the cache). Ends at `max_rounds`, when no more rounds can change the choice, or at
-    `cap_s` once `min_rounds` are in. While the margin is small that is repeated, up to `again` times; all rounds count.
-    Sustained: `before` has the calls before each sample, and who is clearly behind takes no further part.
+    other threads and other data in the cache). Ends at MOST_ROUNDS, when no more rounds can change the choice, or at
+    `cap_s` once ROUNDS are in. While the margin is small that is repeated, up to `again` times; all rounds count.
+    Sustained: each contender runs SETTLE_S before each sample, and who is clearly behind takes no further part.
     """
     rounds: list[list[float | None]] = []
     order = list(range(len(timers)))
-    least = max(min_rounds, SUSTAINED_ROUNDS) if before else min_rounds
+    calls, before, least = [m.calls for m in found], [1] * len(found), ROUNDS
+    if sustained:
+        calls, before = ([calls_of(s, m.us / 1e6) for m in found] for s in (SUSTAINED_S, SETTLE_S))
+        least = SUSTAINED_ROUNDS
     for repeat in range(again + 1):
         start, first = now(), len(rounds)
         with without_gc():
-            while len(rounds) - first < max_rounds:
+            while len(rounds) - first < MOST_ROUNDS:
                 rng.shuffle(order)
                 taken: list[float | None] = [None] * len(timers)
                 for i in order:
-                    timers[i](before[i] if before else 1)
+                    timers[i](before[i])
                     taken[i] = timers[i](calls[i]) / calls[i]
                     tick()
                 rounds.append(taken)
-                if before and len(rounds) >= CLEAR_ROUNDS:
+                if sustained and len(rounds) >= CLEAR_ROUNDS:
                     order = _in_the_race(rounds)
                 over = now() - start >= cap_s or (repeat == 0 and _decided(rounds))
                 if over and len(rounds) - first >= least:
@@ -236,11 +219,6 @@ def rerank(
         if ranking.margin is None or abs(ranking.margin) >= SMALL_MARGIN:
             break
     return ranking
-
-
-def sustained(us: Sequence[float]) -> tuple[list[int], list[int]]:
-    """(calls of a sample, calls before it) of contenders of these times, for sustained rounds."""
-    return [calls_of(SUSTAINED_S, t / 1e6) for t in us], [calls_of(SETTLE_S, t / 1e6) for t in us]
 
 
 def pick(rounds: Sequence[Sequence[float | None]], simplicity: Sequence[tuple[int, ...]]) -> Ranking:
@@ -286,10 +264,6 @@ def _calls(each: float, policy: SamplingPolicy) -> int:
 def _slow(samples: Sequence[float], best_us: float, times: float) -> bool:
     """Compare the least of the samples: a disturbed one is no evidence about the candidate."""
     return min(samples) * 1e6 > times * best_us
-
-
-def _disturbed(m: Measurement) -> bool:
-    return m.spread >= WIDE or m.samples < FEW
 
 
 def _measurement(samples: Sequence[float], calls: int, why: str) -> Measurement:

@@ -30,16 +30,13 @@ from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem, Unsuppo
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 ATOL = RTOL = 1e-2
-CHUNK = 1 << 24
-"""Elements compared at a time."""
+CHUNK = 1 << 24  # elements compared at a time
 MAX_COPIES = 64
-CHUNK_BYTES = 256 << 20
-"""float32 W is made in blocks of about so much for the reference."""
-UNIFORM = 0.577
-"""Standard deviation of a uniform variable on -1..1."""
+CHUNK_BYTES = 256 << 20  # float32 W is made in blocks of about so much for the reference
+UNIFORM = 0.577  # standard deviation of a uniform variable on -1..1
 E2M1_RMS = math.sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
+# Exponents of the e8m0 scales, drawn evenly; `MX_RMS` is their root mean square as factors.
 MX_EXPONENTS = (-2, -1, 0, 1)
-"""Exponents of the e8m0 scales, drawn evenly; `MX_RMS` is their root mean square as factors."""
 MX_RMS = math.sqrt(sum(4.0**e for e in MX_EXPONENTS) / 4)
 
 
@@ -50,9 +47,11 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 
 @cache
-def e2m1_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[16] values of the sixteen codes."""
-    return torch.tensor(E2M1, dtype=dtype, device=device)
+def e2m1_pairs(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[256] both values of a byte as one integer, of twice the size of `dtype` (bfloat16 or float32)."""
+    codes, values = torch.arange(256), torch.tensor(E2M1)
+    pairs = torch.stack([values[codes & 15], values[codes >> 4]], dim=1).to(dtype)
+    return pairs.view(torch.int32 if dtype.itemsize == 2 else torch.int64).view(256).to(device)
 
 
 @cache
@@ -70,11 +69,10 @@ def scales(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def unpack_codes(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """codes [R, K/2] bytes, scale [R, K/32] e8m0 bytes -> [R, K]; each half of a byte is looked up alone."""
+    """codes [R, K/2] bytes, scale [R, K/32] e8m0 bytes -> [R, K], by one look-up a byte."""
     rows, half = codes.shape
-    table = e2m1_table(dtype, codes.device)
-    nibbles = torch.stack([codes & 15, codes >> 4], dim=2).view(-1).int()
-    groups = table.index_select(0, nibbles).view(rows, 2 * half // MX_GROUP, MX_GROUP)
+    pairs = e2m1_pairs(dtype, codes.device).index_select(0, codes.reshape(-1).int())
+    groups = pairs.view(dtype).view(rows, 2 * half // MX_GROUP, MX_GROUP)
     return groups.mul_(scales(scale, dtype)[:, :, None]).view(rows, 2 * half)
 
 

@@ -11,14 +11,12 @@ from dataclasses import dataclass
 
 from worker.families import FAMILIES, computed_by
 
-MX_GROUP = 32
-"""Elements along K that share one e8m0 scale (OCP Microscaling Formats 1.0)."""
-SCALE_BLOCK = 128
-"""a8w8_blockscale: one float32 scale per 1 x 128 elements of X and per 128 x 128 of W."""
+MX_GROUP = 32  # elements along K that share one e8m0 scale (OCP Microscaling Formats 1.0)
+SCALE_BLOCK = 128  # a8w8_blockscale: one float32 scale per 1 x 128 elements of X and per 128 x 128 of W
 
 FLOATS = ("bfloat16", "float16", "float32")
+# Operations of a call from which on candidates are measured sustained: there the power cap sets the clock.
 SUSTAINED_FLOPS = 1e11
-"""Operations of a call from which on candidates are measured sustained: there the power cap sets the clock."""
 _BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "int8": 1, "float8_e4m3fn": 1, "float8_e4m3fnuz": 1}
 _EIGHT_BITS = ("int8", "float8_e4m3fn", "float8_e4m3fnuz")
 _FP4 = "float4_e2m1fn_x2"

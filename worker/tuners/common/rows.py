@@ -85,8 +85,7 @@ def status_of(e: BaseException) -> str:
     return "unsupported" if any(words in text for words in _UNSUPPORTED) else "error"
 
 
-DETAIL = 300
-"""Characters of a detail at most."""
+DETAIL = 300  # characters of a detail at most
 
 
 def row_of(
@@ -109,11 +108,6 @@ def row_of(
         samples=samples,
         detail=short(detail),
     )
-
-
-def ranked_row(row: Row, margin: float | None) -> Row:
-    """A winner's row with its margin (worker/tuners/common/measure.py), where it has one."""
-    return row if margin is None else {**row, "margin": round(margin, 2)}
 
 
 def ended(rows: Sequence[Row]) -> list[tuple[str]]:

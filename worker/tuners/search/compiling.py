@@ -28,6 +28,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from types import SimpleNamespace
 from typing import Any
 
 from worker.process import exit_words
@@ -76,25 +77,6 @@ def compile_candidate(source: KernelSource, target: Target, job: Any) -> tuple[s
     return "ok", "", facts
 
 
-class _NamedTarget:
-    """A driver of Triton's that names a target and has no device."""
-
-    def __init__(self, target: Any) -> None:
-        self._target = target
-
-    def get_current_target(self) -> Any:
-        return self._target
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int = 0) -> int:
-        return 0
-
-    def is_active(self) -> bool:
-        return True
-
-
 def gpu_target(target: Target) -> Any:
     """Triton's GPUTarget of a target."""
     from triton.backends.compiler import GPUTarget
@@ -107,7 +89,15 @@ def compile_for(target: Target) -> None:
     import triton
 
     driver: Any = triton.runtime.driver
-    driver.set_active(_NamedTarget(gpu_target(target)))
+    named = gpu_target(target)
+    driver.set_active(
+        SimpleNamespace(  # a driver that names a target and has no device
+            get_current_target=lambda: named,
+            get_current_device=lambda: 0,
+            get_current_stream=lambda device=0: 0,
+            is_active=lambda: True,
+        )
+    )
 
 
 @contextlib.contextmanager
@@ -180,6 +170,7 @@ def number_after(data: bytes, key: bytes) -> int | None:
 
 PRELOAD = ["worker.tuners.search.preload"]
 GRACE_S = 2.0
+COMPILE_S = 90.0  # limit of one compile
 
 Serve = Callable[..., None]
 
@@ -235,9 +226,7 @@ def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[A
     os._exit(0)  # exit handlers of libraries may hang
 
 
-def now() -> float:
-    """CLOCK_MONOTONIC: the same in all processes of a machine."""
-    return time.monotonic()
+now = time.monotonic  # the same clock in all processes of a machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +256,8 @@ class _Process:
 class CompilePool:
     """`size` processes. Call `collect` often: it takes in results and hands out jobs."""
 
-    def __init__(self, size: int, work: Work, env: dict[str, str], timeout_s: float) -> None:
-        self._work, self._env, self._timeout_s = work, env, timeout_s
+    def __init__(self, size: int, work: Work, env: dict[str, str]) -> None:
+        self._work, self._env = work, env
         self._queue: list[tuple[str, Any]] = []
         self._processes = [_Process(self._start()) for _ in range(max(1, size))]
 
@@ -319,9 +308,9 @@ class CompilePool:
         except (EOFError, OSError):
             p.helper.ended_by_itself()
             return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
-        if now() - p.since > self._timeout_s:
+        if now() - p.since > COMPILE_S:
             self._replace(p)
-            return CompileResult(job, "timeout", f"not compiled within {self._timeout_s:g} s", p.since, now())
+            return CompileResult(job, "timeout", f"not compiled within {COMPILE_S:g} s", p.since, now())
         return None
 
     def _hand_out(self) -> None:

@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import cycle, islice
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -18,17 +19,14 @@ from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
 from worker.tuners.search import target
 from worker.tuners.search.compiling import compiling, gpu_target
-from worker.tuners.search.measuring_server import MeasuringServer
+from worker.tuners.search.measuring import MeasuringServer
 from worker.tuners.search.source import Call, Candidate, KernelSource
-from worker.tuners.search.target import GpuClock, UnknownClock, clock_of
+from worker.tuners.search.target import Clock, clock_of
 
-SAMPLE_S = 300e-6
-"""A graph holds as many rounds over the copies as take so long."""
+SAMPLE_S = 300e-6  # a graph holds as many rounds over the copies as take so long
 MAX_CALLS = 512
-LAUNCH_S = 60e-6
-"""Seconds of queueing a replay on the host at most; for that long the GPU is kept asleep."""
-ROOM = 0.9
-"""Share of the free memory that the operands may take."""
+LAUNCH_S = 60e-6  # queueing a replay on the host takes at most so long; until then the GPU is kept asleep
+ROOM = 0.9  # share of the free memory that the operands may take
 
 
 @dataclass(slots=True)
@@ -50,12 +48,9 @@ class DeviceBench:
         self._source, self._interpreted = source, interpreted
         self._device = Device("cpu" if interpreted else "cuda")
         self.target = target.known(90) if interpreted else target.of_device()
-        self.clock: GpuClock = (
-            UnknownClock("the interpreter has no clock") if interpreted else _clock(self.target.backend)
-        )
+        self.clock = Clock("unknown: the interpreter has no clock") if interpreted else _clock(self.target.backend)
         self._problem: Problem | None = None
-        self._operands: list[Any] = []
-        """Those that are checked, then the copies that are timed."""
+        self._operands: list[Any] = []  # those that are checked, then the copies that are timed
         self._right = self._out = torch.empty(0)
         if not interpreted:
             torch.zeros(1, device=self._device.torch)  # the context, before a thread needs it
@@ -153,12 +148,12 @@ class DeviceBench:
         self._right = self._out = torch.empty(0)
 
 
-def _clock(backend: str) -> GpuClock:
+def _clock(backend: str) -> Clock:
     p: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
     try:
         pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
     except AttributeError:  # an older torch
-        return UnknownClock(f"torch {torch.__version__} has no PCI address of a device")
+        return Clock(f"unknown: torch {torch.__version__} has no PCI address of a device")
     return clock_of(backend, pci)
 
 
@@ -212,13 +207,12 @@ class WallTimer:
     size = 1
 
     def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls, self._next = calls, 0
+        self._calls = cycle(calls)
 
     def __call__(self, calls: int) -> float:
         start = time.perf_counter_ns()
-        for _ in range(calls):
-            self._calls[self._next]()
-            self._next = (self._next + 1) % len(self._calls)
+        for call in islice(self._calls, calls):
+            call()
         return (time.perf_counter_ns() - start) / 1e9
 
 

@@ -44,29 +44,20 @@ from dataclasses import dataclass
 from worker.tuners.common.problem import MX_GROUP, Problem
 from worker.tuners.search.target import Target
 
-LAUNCH = 1.7
-"""us between two nodes of a graph."""
-LATENCY = 1.3
-"""us from asking for a step to multiplying it, under load."""
-MMA_SYNC = 0.21
-"""Share of the bfloat16 peak that tiles below wgmma's 64 rows reach; 8 bits are widened to 16 there."""
-PORT = 60
-"""Bytes a clock from the second-level cache into a multiprocessor (64 at best)."""
-MEMORY = 0.89
-"""Share of the stated bandwidth that is reached."""
-FLIGHT = 0.26
-"""us that a byte is in flight where too few are to fill the bandwidth."""
-END = 2.6
-"""Time of writing a tile over that of its bytes at a multiprocessor's share of the bandwidth."""
+LAUNCH = 1.7  # us between two nodes of a graph
+LATENCY = 1.3  # us from asking for a step to multiplying it, under load
+MMA_SYNC = 0.21  # share of the bfloat16 peak that tiles below wgmma's 64 rows reach; 8 bits are widened to 16 there
+PORT = 60  # bytes a clock from the second-level cache into a multiprocessor (64 at best)
+MEMORY = 0.89  # share of the stated bandwidth that is reached
+FLIGHT = 0.26  # us that a byte is in flight where too few are to fill the bandwidth
+END = 2.6  # time of writing a tile over that of its bytes at a multiprocessor's share of the bandwidth
+# us of the counter's round trip, us a part, and the share of the bandwidth that parts are moved at.
 SPLIT, PART, PARTS = 0.75, 0.13, 0.47
-"""us of the counter's round trip, us a part, and the share of the bandwidth that parts are moved at."""
 MAX_REGISTERS = {"cuda": 255, "hip": 512}
 """32-bit registers one lane can address (CUDA C Programming Guide, table 'Technical Specifications'; on CDNA 256
 vector and 256 accumulation registers)."""
-OTHER_REGISTERS = 40
-"""Registers of addresses and loop state beside the accumulator, seen on sm_90."""
-BARRIERS = 1024
-"""Bytes for mbarriers and alignment between buffers."""
+OTHER_REGISTERS = 40  # registers of addresses and loop state beside the accumulator, seen on sm_90
+BARRIERS = 1024  # bytes for mbarriers and alignment between buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,26 +188,21 @@ def occupancy(p: Problem, c: Knobs, target: Target) -> int:
     return max(1, min(by_shared, by_registers, 2048 // lanes, 16))
 
 
-PULL = 0.5
-"""Weight of the median residual against one measured candidate of the same features."""
+PULL = 0.5  # weight of the median residual against one measured candidate of the same features
 KAPPA = 1.0
 SPREAD_AT_LEAST = 0.05
-PRIOR = 0.5
-"""Weight of a residual that a neighbouring shape measured."""
-GAIN = 0.01
-"""An improvement below this is none."""
+PRIOR = 0.5  # weight of a residual that a neighbouring shape measured
+GAIN = 0.01  # an improvement below this is none
 
 
 @dataclass(frozen=True, slots=True)
 class StopRules:
     """Rule for when a search stops."""
 
-    at_least: int = 24
-    """Candidates measured before it may stop."""
+    at_least: int = 24  # candidates measured before it may stop
     patience: int = 16
     at_most: int = 64
-    all: bool = False
-    """Exhaustive: stop only when every candidate was tried."""
+    all: bool = False  # exhaustive: stop only when every candidate was tried
 
 
 class CandidateRanker:

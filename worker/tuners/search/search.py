@@ -10,7 +10,7 @@ results of one to the others, and writes rows. The tuner settles its shapes by `
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.common.measure import RUNNER_UP, Measurement, leaders
+from worker.tuners.common.measure import Measurement, leaders
 from worker.tuners.common.problem import Problem
 from worker.tuners.common.rows import row_of, why_no_winner
 from worker.tuners.search.compiling import CompilePool, CompileResult, now
-from worker.tuners.search.measuring_process import (
+from worker.tuners.search.measuring import (
     Began,
     MeasuringProcess,
     NoDeviceError,
@@ -35,20 +35,18 @@ from worker.tuners.search.measuring_process import (
     Try,
 )
 from worker.tuners.search.model import CandidateRanker, StopRules
-from worker.tuners.search.source import EXHAUSTIVE, Candidate, CompileJob, KernelSource, SearchOptions, TimeAccount
+from worker.tuners.search.source import EXHAUSTIVE, Candidate, KernelSource, SearchOptions, TimeAccount
 from worker.tuners.search.store import FAULTS_TO_BLOCK, KernelStore
 
 if TYPE_CHECKING:
     from worker.tuners.search.target import Target
 
-AHEAD = 3
-"""Candidates sent to the measuring process at a time: one is measured, the next are loaded meanwhile."""
+AHEAD = 3  # candidates sent to the measuring process: one is measured, the next are loaded meanwhile
 TICK_S = 0.1
 LEADERS, WITHIN = 6, 0.06
 SUSTAINED_LEADERS, SUSTAINED_WITHIN = 8, 0.08
 RANK_S = 1.0
-DEATHS = 6
-"""Deaths of the measuring process over one shape after which the slot has to be checked."""
+DEATHS = 6  # of the measuring process over one shape; after that the slot has to be checked
 
 
 @dataclass(slots=True)
@@ -62,20 +60,22 @@ class ShapeTask:
     shape: SpecShape
     problem: Problem
     candidates: Sequence[Candidate]
-    jobs: Sequence[CompileJob]
+    jobs: Sequence[Any]
     ranker: CandidateRanker
     always: frozenset[int] = frozenset()
     quiet: bool = False
     keys: list[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.keys = [job.compile_key for job in self.jobs]
+        self.keys = [repr(job) for job in self.jobs]
 
 
 @dataclass(slots=True)
 class SearchContext:
-    """Source, processes, store and options of a search, shared by the shapes of a spec; `compiled` by all of the
-    tuner."""
+    """Source, processes, store and options of a search, shared by the shapes of a spec.
+
+    `compiled`: the result of each compiled kernel by its key. All shapes of the tuner share it, as they share kernels.
+    """
 
     source: KernelSource
     target: Target
@@ -87,7 +87,6 @@ class SearchContext:
     err_limit: float
     account: TimeAccount
     compiled: dict[str, CompileResult] = field(default_factory=dict)
-    """Result of each compiled kernel by its key: candidates and shapes share kernels."""
 
     def task(
         self, shape: SpecShape, problem: Problem, candidates: Sequence[Candidate], always: frozenset[int] = frozenset(),
@@ -124,17 +123,13 @@ class Search:
         """`following`: tasks whose candidates are compiled when this one has no more to compile."""
         self._context, self._task, self._following, self._account = context, task, following, context.account
         self._p, self._ranker = task.problem, task.ranker
-        self._ready: dict[int, float] = {}
-        """Candidates compiled and not yet sent, and since when."""
+        self.found: dict[int, Measurement] = {}  # right candidates by their index
+        self.errs: dict[int, float] = {}  # errRatio of those that were checked
+        self._ready: dict[int, float] = {}  # candidates compiled and not yet sent, and since when
         self._sent: dict[int, float] = {}
-        self._waiting = set(range(len(task.candidates)))
-        """Candidates whose kernel is not compiled."""
-        self._found: dict[int, Measurement] = {}
-        self._errs: dict[int, float] = {}
-        self._same: dict[Hashable, int] = {}
-        """The candidate that stands for all of the same machine code."""
-        self._rankable: set[int] = set()
-        """Candidates whose timers the present measuring process has."""
+        self._waiting = set(range(len(task.candidates)))  # candidates whose kernel is not compiled
+        self._same: dict[Hashable, int] = {}  # the candidate that stands for all of the same machine code
+        self._rankable: set[int] = set()  # candidates whose timers the present measuring process has
         self._rows: list[Row] = []
         self._prepared = False
         self._refused = ""
@@ -142,16 +137,6 @@ class Search:
         self._deaths = 0
         self._order: list[int] = []
         self._started = now()
-
-    @property
-    def found(self) -> Mapping[int, Measurement]:
-        """Right candidates by their index."""
-        return self._found
-
-    @property
-    def errs(self) -> Mapping[int, float]:
-        """errRatio of those that were checked."""
-        return self._errs
 
     @property
     def failures(self) -> list[str]:
@@ -170,7 +155,7 @@ class Search:
         self._order = self._ranker.order()
         self._take_compiled()
         self._prepare()
-        while not self._refused and not self._over():
+        while not self._refused and (self._sent or not self._closing()):
             self._feed(self._next_ready)
             self._compile_ahead()
             self._turn()
@@ -178,14 +163,10 @@ class Search:
 
     # --- the loop's parts
 
-    def _over(self) -> bool:
-        """True where nothing is left to measure and no result is outstanding."""
-        return not self._sent and self._closing()
-
     def _closing(self) -> bool:
         """True where no further candidate is to be begun. A budget never ends a search without a result."""
         used, budget = now() - self._started, self._context.options.budget_s_per_shape
-        return bool(self._ranker.stop_reason()) or bool(budget and used > budget and self._found)
+        return bool(self._ranker.stop_reason()) or bool(budget and used > budget and self.found)
 
     def _compile_ahead(self) -> None:
         """Have the pool compile the ranker's next candidates, then the first ones of the shapes after this one."""
@@ -268,17 +249,17 @@ class Search:
         self._account.measuring.append((t.start, t.end))
         for kind, seconds in t.spent.items():
             self._account.add(kind, seconds)
-        again = t.index in self._found
+        again = t.index in self.found
         if t.status != "ok":
             if again:
-                self._found.pop(t.index)
+                self.found.pop(t.index)
             self._fail(t.index, t.status, t.detail, t.err)
             return
         self._rankable.add(t.index)
         if again:
             return
-        self._found[t.index] = Measurement(t.us, t.spread, t.samples, 1, "", t.us * (1 - t.spread))
-        self._errs[t.index] = t.err
+        self.found[t.index] = Measurement(t.us, t.spread, t.samples, 1, "", t.us * (1 - t.spread))
+        self.errs[t.index] = t.err
         self._ranker.measured(t.index, t.us)
         self._order = self._ranker.order()
         c = self._task.candidates[t.index]
@@ -309,7 +290,7 @@ class Search:
         self._rankable.clear()
         self._prepared = False
         for i, since in back.items():
-            if i != died.index and i not in self._found:
+            if i != died.index and i not in self.found:
                 self._ready[i] = since
         if died.index is not None:
             self._charge(died.index, died)
@@ -327,10 +308,10 @@ class Search:
     def _charge(self, i: int, died: ProcessDied) -> None:
         name = self._task.candidates[i].name
         count = self._context.store.faulted(self._p.family, name, died.detail)
-        if count < FAULTS_TO_BLOCK and i not in self._found:
+        if count < FAULTS_TO_BLOCK and i not in self.found:
             self._ready[i] = now()  # once more
             return
-        self._found.pop(i, None)
+        self.found.pop(i, None)
         times = (
             f"{plural(count, 'time')}, and is blocked from now on"
             if count >= FAULTS_TO_BLOCK
@@ -349,20 +330,20 @@ class Search:
 
     def leaders(self) -> list[int]:
         """Candidates that may be the fastest, by their index."""
-        indexes = sorted(self._found)
+        indexes = sorted(self.found)
         within, most = (SUSTAINED_WITHIN, SUSTAINED_LEADERS) if self._p.is_sustained else (WITHIN, LEADERS)
-        return [indexes[k] for k in leaders([self._found[i] for i in indexes], within, most, runner_up=RUNNER_UP)]
+        return [indexes[k] for k in leaders([self.found[i] for i in indexes], within, most)]
 
     def ranked(self, indexes: Sequence[int]) -> Ranked | None:
         """These measured again, interleaved, and the fastest checked once more; None where none of them is right."""
-        while left := [i for i in indexes if i in self._found]:
+        while left := [i for i in indexes if i in self.found]:
             ranked = self._rank(left)
             if ranked is None:  # the process died
                 continue
             if not is_wrong(ranked.err, self._context.err_limit):
                 return ranked
             i = ranked.indexes[ranked.ranking.winner]
-            self._found.pop(i)
+            self.found.pop(i)
             self._fail(i, "wrong", f"wrong after being measured: {ranked.err:.4f} of the elements are off", ranked.err)
         return None
 
@@ -373,7 +354,7 @@ class Search:
             self._turn()
             if self._refused:
                 raise TunerFault("error", f"the operands could not be made again: {self._refused}")
-        indexes = [i for i in indexes if i in self._rankable and i in self._found]
+        indexes = [i for i in indexes if i in self._rankable and i in self.found]
         if not indexes:
             return None
         seed = f"{self._context.options.seed}:{self._task.shape.key}"

@@ -41,14 +41,6 @@ class Candidate(Protocol):
         """The candidate as a point: a step of one knob is a distance of about 1."""
 
 
-class CompileJob(Protocol):
-    """The work of a compile process for one candidate. Plain data."""
-
-    @property
-    def compile_key(self) -> str:
-        """Jobs with the same key compile the same kernel."""
-
-
 class Facts(Protocol):
     """Facts of a compiled kernel."""
 
@@ -106,8 +98,8 @@ class KernelSource(Protocol):
     def estimate_us(self, problem: Any, candidate: Any, target: Target) -> float:
         """The estimated microseconds of a call. It only decides the order, and measurements correct it."""
 
-    def job(self, problem: Any, candidate: Any) -> CompileJob:
-        """The candidate's compile job."""
+    def job(self, problem: Any, candidate: Any) -> Any:
+        """The candidate's compile job: plain data. Jobs of the same `repr` compile the same kernel."""
 
     def compile(self, job: Any, target: Target) -> Facts:
         """Compile into Triton's disk cache. Raises UnsupportedError, and what the compiler raises."""
@@ -134,39 +126,26 @@ def _search(value: Any) -> str:
     return str(value)
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-        raise ValueError("not a list of names of candidates")
-    return tuple(value)
-
-
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """Each option with its default; docs/reference/tuners.md explains them."""
 
     search: str = option(FAST, _search)
+    # Seconds from a shape's start until no further candidate is begun; 0 means as long as the search takes.
     budget_s_per_shape: float = option(0.0, seconds(0, 86400))
-    """Seconds from a shape's start until no further candidate is begun; 0 means as long as the search takes."""
+    # Most candidates of a shape, the best by the model; 0 means all legal ones.
     max_candidates: int = option(0, whole(0, 1_000_000))
-    """Most candidates of a shape, the best by the model; 0 means all legal ones."""
+    # Compile processes; 0 means the slot's share of the usable cores less one, at least one.
     compilers: int = option(0, whole(0, 1024))
-    """Compile processes; 0 means the slot's share of the usable cores less one, at least one."""
     min_samples: int = option(5, whole(1, 100_000))
     max_samples: int = option(31, whole(1, 100_000))
     seed: int = option(0, whole(0, 2**63))
+    # Memory that the copies of the operands span: more than the last-level cache of MI300 and MI355X (256 MB).
     rotate_mb: int = option(512, whole(0, 65536))
-    """Memory that the copies of the operands span: more than the last-level cache of MI300 and MI355X (256 MB)."""
-    compile_timeout_s: float = option(90.0, seconds(1, 3600))
+    # The measuring process is ended when it sends nothing for so long while it has work.
     hang_s: float = option(30.0, seconds(0.5, 3600))
-    """The measuring process is ended when it sends nothing for so long while it has work."""
-    cache_mb: int = option(2048, whole(1, 1_048_576))
-    """Megabytes that compiled kernels may take on the disk, for one source, version and device."""
-    only: tuple[str, ...] = option((), _names)
-    """Names of the only candidates to try; empty means all legal ones."""
-    hints: bool = option(default=True, rule=boolean)
-    """Winners of earlier runs and of neighbouring shapes come first."""
-    again: int = option(0, whole(0, 100))
-    """Times that a ranking is repeated whose winner has a small margin."""
+    hints: bool = option(default=True, rule=boolean)  # winners of earlier runs and of neighbouring shapes come first
+    again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
 
 
 Span = tuple[float, float]
@@ -178,14 +157,12 @@ class TimeAccount:
 
     start: float
     end: float = 0.0
-    compiled: list[Span] = field(default_factory=list)
-    """Intervals of the compile jobs in their processes."""
-    measuring: list[Span] = field(default_factory=list)
-    """Intervals in which the GPU's process checked, timed or ranked."""
+    compiled: list[Span] = field(default_factory=list)  # intervals of the compile jobs in their processes
+    measuring: list[Span] = field(default_factory=list)  # intervals in which the GPU's process checked, timed or ranked
+    # Intervals from the end of a candidate's compile to the begin of its measuring.
     ready: list[Span] = field(default_factory=list)
-    """Intervals from the end of a candidate's compile to the begin of its measuring."""
+    # Seconds of the GPU's process by kind (inputs, load, check, measure).
     seconds: dict[str, float] = field(default_factory=dict)
-    """Seconds of the GPU's process by kind (inputs, load, check, measure)."""
 
     def add(self, kind: str, seconds: float) -> None:
         self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
@@ -202,7 +179,8 @@ class TimeAccount:
     @property
     def starved_s(self) -> float:
         """Seconds in which it did nothing because nothing was compiled."""
-        return max(0.0, self.wall_s - length(clip([*self.ready, *self.measuring], (self.start, self.end))))
+        spans = [(max(a, self.start), min(b, self.end)) for a, b in (*self.ready, *self.measuring)]
+        return max(0.0, self.wall_s - length(spans))
 
     def spent(self) -> dict[str, float]:
         """Wall seconds by kind: inputs, check, measure, compile (the GPU had nothing to measure), wait."""
@@ -220,17 +198,11 @@ class TimeAccount:
         )
 
 
-def clip(spans: Iterable[Span], to: Span) -> list[Span]:
-    """The parts of the spans within one."""
-    cut = [(max(a, to[0]), min(b, to[1])) for a, b in spans]
-    return [(a, b) for a, b in cut if b > a]
-
-
 def length(spans: Iterable[Span]) -> float:
     """Seconds of the union."""
     total, until = 0.0, float("-inf")
     for a, b in sorted(spans):
-        if b > until:
+        if b > max(a, until):
             total += b - max(a, until)
             until = b
     return total

@@ -25,6 +25,7 @@ from worker.protocol.paths import CACHE_ENV
 MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
 FAULTS_TO_BLOCK = 2
+CACHE_BYTES = 2 << 30  # of compiled kernels, for one source, version and device
 
 
 class KernelStore:

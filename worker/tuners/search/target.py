@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,8 @@ class Target:
     tflops: Mapping[str, float] = field(hash=False)
     clock_ghz: float
     name: str = ""
+    # The compiler pipelines loads straight into LDS (AMD), so that every stage takes its bytes there.
     async_copy: bool = False
-    """The compiler pipelines loads straight into LDS (AMD), so that every stage takes its bytes there."""
 
     @property
     def gfx(self) -> str:
@@ -160,135 +160,100 @@ THROTTLE_BITS = {
     0x20: "software thermal slowdown",
     0x40: "hardware thermal slowdown",
     0x80: "power brake",
-}
-"""nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown."""
-AMD_THROTTLE_BITS = ~0xFFFF
-"""All of SMU_THROTTLER_* but the power limits."""
+}  # nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
+AMD_THROTTLE_BITS = ~0xFFFF  # all of SMU_THROTTLER_* but the power limits
 TRIES, PAUSE_S = 5, 0.05
-_NVML = ("libnvidia-ml.so.1", "libnvidia-ml.so")
 
 
-class GpuClock(Protocol):
-    """One GPU's clock: whether it is throttled."""
+class Clock(NamedTuple):
+    """A GPU's clock. `source`: who says whether it is throttled, or why that is unknown. `throttled`: the reason for
+    which it is throttled now, "" if it is not."""
 
     source: str
-
-    def throttle_reason(self) -> str:
-        """Reason of the throttling, "" where there is none."""
+    throttled: Callable[[], str] = lambda: ""
 
 
-class UnknownClock:
-    """A clock that cannot be read: never throttled; `source` has the reason for the device record."""
-
-    def __init__(self, why: str) -> None:
-        self.source = f"unknown: {why}"
-
-    def throttle_reason(self) -> str:
-        return ""
-
-
-class NvmlClock:
-    """One NVIDIA GPU by its PCI address. Raises OSError where NVML or the device is not there."""
-
-    source = "nvml"
-
-    def __init__(self, pci: str) -> None:
-        self._lib = _load()
-        if self._lib.nvmlInit_v2() != 0:
-            raise OSError("nvmlInit failed")
-        self._device = ctypes.c_void_p()
-        if self._lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(self._device)) != 0:
-            raise OSError(f"NVML knows no device {pci}")
-        if self._reasons() is None:
-            raise OSError("NVML reports no throttle reasons")
-
-    def throttle_reason(self) -> str:
-        reasons = self._reasons() or 0
-        return ", ".join(word for bit, word in THROTTLE_BITS.items() if reasons & bit)
-
-    def _reasons(self) -> int | None:
-        reasons = ctypes.c_ulonglong()
-        status = self._lib.nvmlDeviceGetCurrentClocksThrottleReasons(self._device, ctypes.byref(reasons))
-        return reasons.value if status == 0 else None
+def clock_of(backend: str, pci: str) -> Clock:
+    """The clock of the GPU at a PCI address (`0000:1b:00.0`), `backend` being cuda or hip."""
+    try:
+        if backend == "cuda":
+            return Clock("nvml", _nvml(pci))
+        if backend == "hip":
+            return Clock("amdsmi", _amdsmi(pci, importlib.import_module("amdsmi")))
+    except (OSError, ImportError, AttributeError) as e:
+        return Clock(f"unknown: {e}")
+    return Clock(f"unknown: no GPU ({backend})")
 
 
-class AmdSmiClock:
-    """One AMD GPU by its PCI address through ROCm's `amdsmi`. Raises OSError where it reports no throttle status."""
+def _nvml(pci: str) -> Callable[[], str]:
+    """Throttling of an NVIDIA GPU. Raises OSError if NVML or the device is not there."""
+    try:
+        lib = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        lib = ctypes.CDLL("libnvidia-ml.so")
+    if lib.nvmlInit_v2() != 0:
+        raise OSError("nvmlInit failed")
+    device, reasons = ctypes.c_void_p(), ctypes.c_ulonglong()
+    if lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(device)) != 0:
+        raise OSError(f"NVML knows no device {pci}")
 
-    source = "amdsmi"
+    def status() -> int:
+        return int(lib.nvmlDeviceGetCurrentClocksThrottleReasons(device, ctypes.byref(reasons)))
 
-    def __init__(self, pci: str, module: Any) -> None:
-        self._smi = module
+    if status() != 0:
+        raise OSError("NVML reports no throttle reasons")
+
+    def throttled() -> str:
+        bits = reasons.value if status() == 0 else 0
+        return ", ".join(words for bit, words in THROTTLE_BITS.items() if bits & bit)
+
+    return throttled
+
+
+def _amdsmi(pci: str, smi: Any) -> Callable[[], str]:
+    """Throttling of an AMD GPU through ROCm's `amdsmi`. Raises OSError if it reports no throttle status."""
+    try:
+        smi.amdsmi_init()
+        found = {str(smi.amdsmi_get_gpu_device_bdf(h)).lower(): h for h in smi.amdsmi_get_processor_handles()}
+    except Exception as e:  # the module has exceptions of its own
+        raise OSError(f"amdsmi: {e}") from e
+    if pci.lower() not in found:
+        raise OSError(f"amdsmi knows no device {pci}")
+
+    def status() -> int | None:
         try:
-            module.amdsmi_init()
-            found = {str(module.amdsmi_get_gpu_device_bdf(h)).lower(): h for h in module.amdsmi_get_processor_handles()}
-        except Exception as e:  # the module has exceptions of its own
-            raise OSError(f"amdsmi: {e}") from e
-        handle = found.get(pci.lower())
-        if handle is None:
-            raise OSError(f"amdsmi knows no device {pci}")
-        self._handle = handle
-        if self._status() is None:
-            raise OSError("amdsmi reports no throttle status")
-
-    def throttle_reason(self) -> str:
-        status = (self._status() or 0) & AMD_THROTTLE_BITS
-        return f"throttle status {status:#x}" if status else ""
-
-    def _status(self) -> int | None:
-        try:
-            status = self._smi.amdsmi_get_gpu_metrics_info(self._handle).get("throttle_status")
+            status = smi.amdsmi_get_gpu_metrics_info(found[pci.lower()]).get("throttle_status")
         except Exception:  # noqa: BLE001 - as above
             return None
         return status if isinstance(status, int) else None
 
-
-def _load() -> ctypes.CDLL:
-    for name in _NVML:
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    raise OSError("no NVML library")
-
-
-def clock_of(backend: str, pci: str) -> GpuClock:
-    """The clock of the GPU at a PCI address (`0000:1b:00.0`), `backend` being cuda or hip."""
-    try:
-        if backend == "cuda":
-            return NvmlClock(pci)
-        if backend == "hip":
-            return AmdSmiClock(pci, importlib.import_module("amdsmi"))
-    except (OSError, ImportError, AttributeError) as e:
-        return UnknownClock(str(e))
-    return UnknownClock(f"no GPU ({backend})")
+    if status() is None:
+        raise OSError("amdsmi reports no throttle status")
+    return lambda: f"throttle status {bits:#x}" if (bits := (status() or 0) & AMD_THROTTLE_BITS) else ""
 
 
 class Unthrottled:
     """A timer that drops a sample taken while the clock was throttled and takes another, up to TRIES times in a row.
 
-    After that the sample counts as it is, `kept` counts those, `dropped` the samples that were dropped.
+    After that the sample counts as it is; `kept` counts those, `why` has the last reason.
     """
 
-    def __init__(self, clock: GpuClock, pause: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, clock: Clock, pause: Callable[[float], None] = time.sleep) -> None:
         self._clock, self._pause = clock, pause
-        self.dropped = self.kept = 0
-        self.why = ""
+        self.kept, self.why = 0, ""
 
     def around(self, timer: Callable[[int], float]) -> Callable[[int], float]:
         """`timer` with throttled samples taken again."""
 
         def timed(calls: int) -> float:
             for _ in range(TRIES):
-                before = self._clock.throttle_reason()
+                before = self._clock.throttled()
                 seconds = timer(calls)
-                why = before or self._clock.throttle_reason()
+                why = before or self._clock.throttled()
                 if not why:
                     return seconds
-                self.dropped += 1
                 self.why = why
                 self._pause(PAUSE_S)
-            self.dropped -= 1
             self.kept += 1
             return seconds
 

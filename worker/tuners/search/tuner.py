@@ -16,17 +16,10 @@ from worker.device.probe import own_cores
 from worker.protocol import Spec
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.search.compiling import CompilePool, CompileResult, compile_candidate
-from worker.tuners.search.measuring_process import (
-    Alive,
-    Canary,
-    CanaryResult,
-    CanaryTimes,
-    MeasuringProcess,
-    TimeCanary,
-)
+from worker.tuners.search.measuring import Alive, Answer, Ask, MeasuringProcess
 from worker.tuners.search.search import SearchContext
 from worker.tuners.search.source import KernelSource, SearchOptions, TimeAccount
-from worker.tuners.search.store import KernelStore
+from worker.tuners.search.store import CACHE_BYTES, KernelStore
 
 CANARY_S = 120.0
 
@@ -77,7 +70,7 @@ class SearchTuner(ABC):
         facts = ("device", "gfx", "cu_num", "triton", "torch", "cuda", "hip")
         about = {k: str(opened.info[k]) for k in facts if opened.info.get(k)}
         self._store = KernelStore(cache, {**about, "source": digest})
-        self._store.prune(options.cache_mb << 20)
+        self._store.prune(CACHE_BYTES)
         scratch = self._scratch
         scratch.mkdir(parents=True, exist_ok=True)
         env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(scratch)}
@@ -85,7 +78,7 @@ class SearchTuner(ABC):
         self._measurer.settle(env)
         compilers = options.compilers or max(1, own_cores() - 1)
         work = partial(compile_candidate, self._source, opened.target)
-        self._pool = CompilePool(compilers, work, env, options.compile_timeout_s)
+        self._pool = CompilePool(compilers, work, env)
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
@@ -97,17 +90,16 @@ class SearchTuner(ABC):
 
     def canary(self) -> tuple[bool, float, str]:
         """A product of Hadamard matrices, whose answer is known, by the measuring process."""
-        answer = self._ask(Canary())
-        if isinstance(answer, CanaryResult):
-            return answer.ok, answer.us, answer.detail
-        return False, -1.0, getattr(answer, "detail", f"unexpected answer {answer!r}")
+        try:
+            ok, us, detail = self._ask("canary")
+        except TunerFault as e:
+            return False, -1.0, str(e)
+        return ok, us, detail
 
     def time_canary(self) -> tuple[float, float]:
         """Times of a product and of a copy, to compare GPUs, by the measuring process. Raises TunerFault."""
-        answer = self._ask(TimeCanary())
-        if isinstance(answer, CanaryTimes):
-            return answer.compute_us, answer.memory_us
-        raise TunerFault("fault", getattr(answer, "detail", f"unexpected answer {answer!r}"))
+        compute_us, memory_us = self._ask("time_canary")
+        return compute_us, memory_us
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
@@ -136,17 +128,19 @@ class SearchTuner(ABC):
         spent["import"], self._import_s = self._import_s, 0.0
         return {k: round(v, 6) for k, v in spent.items()}
 
-    def _ask(self, command: Canary | TimeCanary) -> Any:
-        """The measuring process's answer, or its end."""
+    def _ask(self, what: str) -> Any:
+        """The measuring process's answer. Raises TunerFault if it ends, or gives none."""
         if not self._measurer.alive:
             self._measurer.restart()
-        self._measurer.send(command)
+        self._measurer.send(Ask(what))
         until = time.monotonic() + CANARY_S
         while time.monotonic() < until:
             for message in self._measurer.receive(0.2):
+                if isinstance(message, Answer):
+                    return message.value
                 if not isinstance(message, Alive):
-                    return message
-        return TimeoutError(f"no answer within {CANARY_S:g} s")
+                    raise TunerFault("fault", getattr(message, "detail", f"unexpected answer {message!r}"))
+        raise TunerFault("fault", f"no answer within {CANARY_S:g} s")
 
     @property
     def _scratch(self) -> Path:

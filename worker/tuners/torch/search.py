@@ -1,4 +1,7 @@
-"""The search over the candidates of one shape: check, measure, re-rank.
+"""The operands of a shape for torch's candidates, and the search over these: check, measure, re-rank.
+
+W is stored in the layouts in use, each in copies that timing rotates over. The X that is checked is used in no timed
+call: what a candidate leaves unwritten cannot hold an earlier right answer.
 
 The budget is wall time for all of a shape. Each candidate's share of it is the rest of it over the candidates left; a
 candidate may use less (it is steady, or hopeless), which the later ones get. RERANK of it is kept for the end.
@@ -9,17 +12,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
-from worker.protocol import Choice, Row, SpecShape, is_wrong
+from worker.protocol import Choice, Row, Spec, SpecShape, is_wrong
 from worker.tuners.base import Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
-    RUNNER_UP,
     SETTLE_S,
     Measurement,
     Ranking,
@@ -28,21 +30,170 @@ from worker.tuners.common.measure import (
     leaders,
     measure,
     rerank,
-    sustained,
 )
-from worker.tuners.common.operands import error_ratio, poison
-from worker.tuners.common.rows import ended, is_fatal, ranked_row, row_of, status_of, why_no_winner
-from worker.tuners.torch.operands import Operands
+from worker.tuners.common.operands import (
+    CHUNK_BYTES,
+    copies,
+    draw_bias,
+    draw_w,
+    draw_x,
+    error_ratio,
+    generator,
+    poison,
+    unpack_codes,
+    widen,
+)
+from worker.tuners.common.problem import Problem, UnsupportedError, parse
+from worker.tuners.common.rows import ended, is_fatal, row_of, status_of, why_no_winner
 from worker.tuners.torch.spec import Options
-from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, variants
+from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, op, variants
 
 RERANK = 0.15
-MEASURE_AT_LEAST = 0.4
-"""Share of the budget for measuring even where making the inputs took long."""
+MEASURE_AT_LEAST = 0.4  # share of the budget for measuring even if making the inputs took long
 HARD_LIMIT = 3
 LEADERS, WITHIN = 4, 0.10
-TRIES, SLOWER = 3, 1.3
-"""A re-rank in which the winner is so many times slower than at first met the machine at other work: try again."""
+TRIES, SLOWER = 3, 1.3  # a re-rank whose winner is so many times slower than at first was disturbed: try again
+
+
+@dataclass(slots=True)
+class Weights:
+    """W of a group of shapes, in the layouts in use, each as rotated copies; shared by the group."""
+
+    problem: Problem
+    device: torch.device
+    master: Operand
+    rotate_bytes: int
+    available: Callable[[], int]
+    _layouts: dict[str, list[Operand]]
+
+    @classmethod
+    def make(cls, p: Problem, device: torch.device, rotate_bytes: int, available: Callable[[], int]) -> Weights:
+        """Draw W by its weight_key: the same for every M."""
+        master = _operand(draw_w(p, generator(device, "W", weight_key(p))))
+        return cls(p, device, master, rotate_bytes, available, {})
+
+    def layout(self, name: str) -> list[Operand]:
+        """The copies of a layout, made on first use. Raises TooLargeError."""
+        if name not in self._layouts:
+            size = layout_bytes(self.problem, name)
+            free = self.available()
+            if size * 1.1 > free:
+                self._layouts.clear()  # those of slower candidates may go; a contender holds its own
+                free = self.available()
+                if size * 1.1 > free:
+                    raise TooLargeError(f"layout {name} of W", size, free)
+            count = max(1, min(copies(size, self.rotate_bytes), free // 4 // size))
+            first = _stored(self.problem, self.master, name)
+            self._layouts[name] = [first] + [tuple(t.clone() for t in first) for _ in range(count - 1)]
+        return self._layouts[name]
+
+    def wide_rows(self) -> Iterator[tuple[int, torch.Tensor]]:
+        """(first row, float32 rows [r, K]) of the dequantised W, for the reference."""
+        step = max(1, CHUNK_BYTES // (4 * self.problem.k))
+        for n in range(0, self.problem.n, step):
+            yield n, widen(self.problem, *(t[n : n + step] for t in self.master))
+
+
+@dataclass(slots=True)
+class Operands:
+    """All that the candidates of one shape are run on."""
+
+    problem: Problem
+    weights: Weights
+    checked: Operand  # X for the check, never timed
+    timed: list[Operand]  # X for timing, rotated
+    bias: torch.Tensor | None
+
+    @classmethod
+    def make(cls, p: Problem, weights: Weights) -> Operands:
+        """Draw X (and the bias) by the whole problem."""
+        draw = generator(weights.device, "X", p)
+        size = max(1, p.x_bytes + p.scale_bytes)
+        count = min(copies(size + p.w_bytes, weights.rotate_bytes), max(1, weights.available() // 8 // size))
+        xs = [_operand(draw_x(p, draw)) for _ in range(1 + count)]
+        return cls(p, weights, xs[0], xs[1:], draw_bias(p, draw))
+
+    def reference(self, tick: Callable[[], None]) -> torch.Tensor:
+        """[M, N] in float32: both operands dequantised to float32, float32 product, scales, bias."""
+        p = self.problem
+        out = torch.empty(p.m, p.n, dtype=torch.float32, device=self.weights.device)
+        x = widen(p, *self.checked)
+        for n, rows in self.weights.wide_rows():
+            out[:, n : n + rows.shape[0]] = x @ rows.t()
+            tick()
+        return out if self.bias is None else out.add_(self.bias.float())
+
+
+def weight_key(p: Problem) -> tuple[object, ...]:
+    """Problems of one weight_key can share W."""
+    return (p.family, p.n, p.k, p.dtype)
+
+
+def needed_bytes(p: Problem) -> int:
+    """Least memory of a shape: both operands, output, reference, and a float32 block of W."""
+    block = min(4 * p.n * p.k, CHUNK_BYTES + 4 * p.k)
+    return p.w_bytes + 2 * p.x_bytes + p.scale_bytes + 4 * p.m * p.k + p.out_bytes + 4 * p.m * p.n + block
+
+
+def layout_bytes(p: Problem, name: str) -> int:
+    """Memory of one copy of a layout of W."""
+    dequantised = p.scale != "none" and name in ("bf16", "packed")
+    return (2 * p.n * p.k if dequantised else p.w_bytes) + p.scale_bytes
+
+
+def _operand(drawn: tuple[torch.Tensor, torch.Tensor | None]) -> Operand:
+    return tuple(t for t in drawn if t is not None)
+
+
+def _stored(p: Problem, master: Operand, name: str) -> Operand:
+    """W in a layout: `nk` as given (N rows of K), `kn` transposed, `bf16` dequantised, `packed` in oneDNN's own
+    blocked order (dequantised too)."""
+    if name == "nk":
+        return tuple(t.clone() for t in master)
+    w, *scale = master
+    if p.scale == "row" and name != "kn":
+        w = w.to(torch.bfloat16)
+    elif p.scale == "mx":  # in blocks, so that the steps between stay small
+        pairs = zip(torch.split(w, 512), torch.split(scale[0], 512), strict=True)
+        w = torch.cat([unpack_codes(c, s, torch.bfloat16) for c, s in pairs])
+    if name == "packed":
+        return (op("ops.mkldnn._reorder_linear_weight")(w, None), *scale)
+    return (w.t().contiguous() if name == "kn" else w, *scale)
+
+
+def tune(spec: Spec, options: Options, device: Device, emit: Emit) -> dict[str, float]:
+    """Tune the shapes of a spec; seconds by kind. W is kept for the next shape as long as it is the same."""
+    start, spent = time.perf_counter(), StageTimes()
+    weights: Weights | None = None
+    try:
+        with torch.inference_mode():
+            for shape in spec.shapes:
+                started = time.perf_counter()
+                emit.started(shape.id)
+                try:
+                    p = parse(spec.family, shape.key)
+                    if weights is not None and weight_key(weights.problem) != weight_key(p):
+                        weights = None
+                    with spent.on("inputs"):
+                        need, free = needed_bytes(p) - (p.w_bytes if weights else 0), device.available()
+                        if need > 0.9 * free:
+                            raise UnsupportedError(
+                                f"operands, output and reference need {needed_bytes(p)} bytes, {free} are available"
+                            )
+                        rotate = options.rotate_mb << 20 or device.rotate_bytes
+                        weights = weights or Weights.make(p, device.torch, rotate, device.available)
+                        operands = Operands.make(p, weights)
+                except (UnsupportedError, TooLargeError) as e:
+                    emit.failed(shape.id, "unsupported", str(e))
+                    continue
+                emit.alive()
+                only = spec.only_of(shape.id)
+                Search(shape, operands, device, options, spec.err_ratio, emit, spent, started, only=only).run()
+                del operands
+    finally:
+        device.leave()
+    seconds = {k: spent.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
+    return {**seconds, "other": max(0.0, time.perf_counter() - start - sum(seconds.values()))}
 
 
 class StageTimes:
@@ -88,7 +239,7 @@ class Search:
         self._sustained = device.gpu and self._p.is_sustained
         self._policy = SamplingPolicy(settle_s=SETTLE_S if self._sustained else 0.0)
         if candidates is None:
-            candidates = expand(variants(self._p, device.gpu), device.modes(options.threads))
+            candidates = expand(variants(self._p, device.gpu), device.thread_counts(options.threads))
         self._named = only is not None
         self._candidates = [c for c in candidates if only is None or only.has((c.name,), c.name)]
         self._best = float("inf")
@@ -128,7 +279,7 @@ class Search:
         with self._spent.on("check"):
             workspace = Workspace(self._p, self._device.torch, self._operands.bias, self._device.available())
             run = c.variant.make(workspace)
-            self._device.enter(c.mode)
+            self._device.enter(c.threads)
             err, cold = self._check(run, workspace, weights[0], reference)
         if is_wrong(err, self._err_limit):
             return self._row(c, "wrong", f"{err:.4f} of the elements are off; {self._err_limit:g} may be", err)
@@ -137,7 +288,7 @@ class Search:
         if cold > share and cold * 1e6 > 10 * self._best:
             remark = "one call, the checked one: more than ten times the best so far"
             return self._row(c, "ok", remark, err, Measurement(cold * 1e6, 0.0, 1, 1, "hopeless"))
-        timer = self._device.timer(run, self._operands.timed, weights, c.mode)
+        timer = self._device.timer(run, self._operands.timed, weights, c.threads)
         with self._spent.on("measure"):
             m = measure(timer, self._policy, share, self._best, tick=self._emit.alive)
         if not m.valid:
@@ -148,7 +299,7 @@ class Search:
         self._contenders.append(Contender(c, err, timer, m))
         if self._named:
             return row
-        kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS, RUNNER_UP)
+        kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS)
         self._contenders = [self._contenders[k] for k in kept]  # the rest may free their buffers
         return row
 
@@ -167,19 +318,18 @@ class Search:
     def _conclude(self) -> None:
         """Rank the leaders and report the winner, with its time of the re-rank."""
         found = [x.measurement for x in self._contenders]
-        kept = range(len(found)) if self._named else leaders(found, WITHIN, LEADERS, runner_up=RUNNER_UP)
+        kept = range(len(found)) if self._named else leaders(found, WITHIN, LEADERS)
         best = [self._contenders[k] for k in kept]
-        calls, before = [b.measurement.calls for b in best], list[int]()
-        if self._sustained:
-            calls, before = sustained([b.measurement.us for b in best])
+        measured = [b.measurement for b in best]
         rng = random.Random(repr(self._shape.key))
         tries: list[Ranking] = []
         with self._spent.on("measure"):
             while len(tries) < TRIES:
                 left = self._started + self._budget - time.perf_counter()
                 v = rerank(
-                    [b.timer for b in best], calls, [b.candidate.simplicity for b in best], rng,
-                    max(left, RERANK * self._budget), tick=self._emit.alive, before=before, again=self._options.again,
+                    [b.timer for b in best], measured, [b.candidate.simplicity for b in best], rng,
+                    max(left, RERANK * self._budget), tick=self._emit.alive, sustained=self._sustained,
+                    again=self._options.again,
                 )  # fmt: skip
                 tries.append(v)
                 if v.us[v.winner] <= SLOWER * best[v.winner].measurement.us:
@@ -195,8 +345,9 @@ class Search:
         others = sorted((i for i in range(len(best)) if i != v.winner), key=lambda i: v.us[i])
         for i in others if self._named else ():
             self._emit.row(self._shape.id, rows[i])
+        won = rows[v.winner] if v.margin is None else {**rows[v.winner], "margin": round(v.margin, 2)}
         self._emit.tuned(
-            self._shape.id, ranked_row(rows[v.winner], v.margin), candidate=(best[v.winner].candidate.name,),
+            self._shape.id, won, candidate=(best[v.winner].candidate.name,),
             ran=ended(self._rows) if self._named else (),
         )  # fmt: skip
 

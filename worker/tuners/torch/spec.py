@@ -28,14 +28,13 @@ def _threads(value: Any) -> tuple[int, ...]:
 class Options:
     """Each option with its default; docs/reference/tuners.md explains them."""
 
+    # Seconds for all of a shape: inputs, checks, measuring, re-rank.
     budget_s_per_shape: float = option(DEFAULT_BUDGET_S, seconds(0.05, 3600))
-    """Seconds for all of a shape: inputs, checks, measuring, re-rank."""
+    # CPU thread counts to try; empty means all cores, half of them, and one.
     threads: tuple[int, ...] = option((), _threads)
-    """CPU thread counts to try; empty means all cores, half of them, and one."""
+    # Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU.
     rotate_mb: int = option(0, whole(0))
-    """Memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU."""
-    again: int = option(0, whole(0, 100))
-    """Times that a ranking is repeated whose winner has a small margin."""
+    again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:

@@ -6,31 +6,30 @@
 - a4w4_blockscale: MXFP4 operands (two e2m1 a byte, an e8m0 scale per 32 along K). They are exact in bfloat16 too.
 
 Most variants do the same three steps: bring X into the type that the library multiplies, multiply it by W as it is
-stored, finish the output. All three are timed. Bringing the constant W into its layout (operands.py) is not; a variant
-with `predequant` in its name keeps W as bfloat16, which takes more memory.
+stored, finish the output. All three are timed. Bringing the constant W into its layout (search.py) is not; a variant
+with `predequant` in its name keeps W as bfloat16, which takes more memory. Variants that never won where we measured
+are gone (benchmarks/results/torch-tuner.md).
 
-A candidate is a variant in a mode of the device, with an id that never changes. `expand` makes those of a machine: each
-variant in the device's first mode (all cores; torch's default BLAS), then those marked `every_mode` in the other modes.
+A candidate is a variant with a number of CPU threads, and has an id that never changes. `expand` makes those of a
+machine: each variant with all cores, then those marked `every_count` with the other counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 
 from worker.families.backends import TORCH
-from worker.tuners.common.device import Mode, Operand, Run
-from worker.tuners.common.operands import E2M1, dtype_of, float_of, scales
-from worker.tuners.common.problem import MX_GROUP, Problem, UnsupportedError
+from worker.tuners.common.device import Operand, Run
+from worker.tuners.common.operands import dtype_of, float_of, unpack_codes
+from worker.tuners.common.problem import Problem, UnsupportedError
 
-MODES = 10_000
-"""kernelId = number of the variant * MODES + number of the mode."""
-ROOM = 0.9
-"""Share of the free memory that a candidate's buffers may take."""
+COUNTS = 10_000  # kernelId = number of the variant * COUNTS + threads
+ROOM = 0.9  # share of the free memory that a candidate's buffers may take
 
 
 class TooLargeError(Exception):
@@ -47,8 +46,7 @@ class Workspace:
     problem: Problem
     device: torch.device
     bias: torch.Tensor | None
-    free: int
-    """Bytes that could be allocated when the candidate began."""
+    free: int  # bytes that could be allocated when the candidate began
     buffers: list[torch.Tensor] = field(default_factory=list)
 
     @property
@@ -80,42 +78,41 @@ class Workspace:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One way to compute. `layout` names the form in which W is stored for it (operands.py)."""
+    """One way to compute. `layout` names the form in which W is stored for it (search.py). `split_k`: the number of
+    parts of K, 0 if K is not split."""
 
     number: int
     stem: str
     layout: str
     make: Callable[[Workspace], Run]
-    every_mode: bool = False
+    every_count: bool = False
     split_k: int = 0
-    """The number of parts of K; 0 if K is not split."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A variant in a mode."""
+    """A variant with a number of CPU threads (0 on a GPU)."""
 
     variant: Variant
-    mode: Mode
+    threads: int
 
     @property
     def kernel_id(self) -> int:
-        return self.variant.number * MODES + self.mode.number
+        return self.variant.number * COUNTS + self.threads
 
     @property
     def name(self) -> str:
-        return f"{TORCH}{self.variant.stem}{self.mode.suffix}"
+        return TORCH + self.variant.stem + (f"_t{self.threads}" if self.threads else "")
 
     @property
     def simplicity(self) -> tuple[int, ...]:
         """Order of candidates that are equally fast; the lowest wins: fewer threads, then lower id."""
-        return (self.mode.threads or 0, self.kernel_id)
+        return (self.threads, self.kernel_id)
 
 
-def expand(variants: Sequence[Variant], modes: Sequence[Mode]) -> list[Candidate]:
-    """All candidates, the first mode's before the others' (the budget may end before the list does)."""
-    first = [Candidate(v, modes[0]) for v in variants]
-    return first + [Candidate(v, mode) for mode in modes[1:] for v in variants if v.every_mode]
+def expand(variants: Sequence[Variant], threads: Sequence[int]) -> list[Candidate]:
+    """All candidates, the first count's before the others' (the budget may end before the list does)."""
+    return [Candidate(v, t) for i, t in enumerate(threads) for v in variants if v.every_count or i == 0]
 
 
 def op(path: str) -> Any:
@@ -139,14 +136,9 @@ def mx_types(*, gpu: bool) -> tuple[torch.dtype, torch.dtype]:
     return fp4, e8
 
 
-BLOCK = 256
-"""Rows of W that the `nchunk` variants dequantise at a time: a block fits a core's L2 cache."""
-CHAIN, SPLIT = 2, 4
-"""Parts of K on a CPU, which adds one after the other, and on a GPU, which computes them side by side."""
-LEAST_K = 64
-"""Elements of K in a part at least."""
-INT_MM_MIN_ROWS = 17
-"""torch._int_mm on CUDA takes M > 16 only."""
+CHAIN = 2  # parts of K, which a CPU adds one after the other
+LEAST_K = 64  # elements of K in a part at least
+INT_MM_MIN_ROWS = 17  # torch._int_mm on CUDA takes M > 16 only
 BF16 = torch.bfloat16
 
 Widen = Callable[[Operand], torch.Tensor]
@@ -157,37 +149,31 @@ Finish = Callable[[torch.Tensor, Operand, Operand], torch.Tensor]
 def variants(p: Problem, gpu: bool) -> list[Variant]:
     """The table of a problem, the most promising first. Numbers are part of kernelId: never use one again."""
     with_bias = partial(product, packed, biased=True)
-    wide = Variant(30, "predequant_bf16_wnk", "bf16", partial(product, mm_nk), every_mode=True)
+    wide = Variant(30, "predequant_bf16_wnk", "bf16", partial(product, mm_nk), every_count=True)
     if p.scale == "none":
         table = [
-            (True, Variant(1, "linear_wnk", "nk", partial(product, linear, biased=True), every_mode=True)),
-            (not gpu, Variant(4, "linear_wpacked", "packed", with_bias, every_mode=True)),
-            (True, Variant(2, "mm_wnk", "nk", partial(product, mm_nk), every_mode=gpu)),
-            (True, Variant(3, "mm_wkn", "kn", partial(product, mm_kn), every_mode=True)),
+            (True, Variant(1, "linear_wnk", "nk", partial(product, linear, biased=True), every_count=True)),
+            (not gpu, Variant(4, "linear_wpacked", "packed", with_bias, every_count=True)),
+            (True, Variant(2, "mm_wnk", "nk", partial(product, mm_nk))),
+            (True, Variant(3, "mm_wkn", "kn", partial(product, mm_kn), every_count=True)),
             (not gpu and p.m == 1, Variant(5, "mv_wnk", "nk", partial(product, mv))),
             (not gpu and p.k >= LEAST_K * CHAIN,
-             Variant(12, f"addmm_wnk_chain{CHAIN}", "nk", partial(product, chain), every_mode=True, split_k=CHAIN)),
-            (gpu and p.k >= LEAST_K * SPLIT and p.k % SPLIT == 0,
-             Variant(34, f"bmm_wkn_splitk{SPLIT}", "kn", partial(product, split), split_k=SPLIT)),
+             Variant(12, f"addmm_wnk_chain{CHAIN}", "nk", partial(product, chain), every_count=True, split_k=CHAIN)),
         ]  # fmt: skip
     elif p.scale == "row":
         int8 = p.dtype == "int8"
         table = [
-            (int8, Variant(1, "int_mm_wnk", "nk", partial(product, int_mm, raw=True), every_mode=True)),
-            (int8 and not gpu, Variant(4, "weight_int8pack_wnk", "nk", weight_int8, every_mode=True)),
+            (int8, Variant(1, "int_mm_wnk", "nk", partial(product, int_mm, raw=True), every_count=True)),
+            (int8 and not gpu, Variant(4, "weight_int8pack_wnk", "nk", weight_int8, every_count=True)),
             (not int8, Variant(20, "scaled_mm_rowwise_wnk", "nk", scaled_mm)),
             (not int8 and gpu, Variant(21, "scaled_mm_rowwise_fastacc_wnk", "nk", partial(scaled_mm, fast=True))),
             (True, wide),
-            (not gpu, Variant(35, "predequant_bf16_wpacked", "packed", with_bias, every_mode=True)),
-            (True, Variant(31, "deq_bf16_wnk", "nk", partial(blocks, p.n))),
-            (p.n > BLOCK, Variant(32, "deq_bf16_wnk_nchunk", "nk", partial(blocks, BLOCK))),
+            (not gpu, Variant(35, "predequant_bf16_wpacked", "packed", with_bias, every_count=True)),
         ]
     else:
         table = [
             (True, wide),
-            (not gpu, Variant(31, "predequant_bf16_wpacked", "packed", with_bias, every_mode=True)),
-            (True, Variant(1, "lut256_bf16_wnk", "nk", partial(blocks, p.n))),
-            (p.n > BLOCK, Variant(11, f"lut256_bf16_wnk_nchunk{BLOCK}", "nk", partial(blocks, BLOCK))),
+            (not gpu, Variant(31, "predequant_bf16_wpacked", "packed", with_bias, every_count=True)),
             (True, Variant(50, "scaled_mm_mxfp4_wnk", "nk", scaled_mm_mx)),
         ]
     return [variant for fits, variant in table if fits]
@@ -198,26 +184,10 @@ def product(
 ) -> Run:
     """One product of the library. `biased`: it adds the bias itself. `raw`: it takes X in its stored type."""
     multiply, last = of(workspace), finishing(workspace, biased=biased)
-    x_of = as_stored if raw else widening(workspace, workspace.problem.m)
+    x_of = as_stored if raw else widening(workspace)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         return last(multiply(x_of(x), w[0]), x, w)
-
-    return run
-
-
-def blocks(rows: int, workspace: Workspace) -> Run:
-    """W dequantised a block of rows at a time; a small block is still in the cache when it is multiplied."""
-    p = workspace.problem
-    x_of, w_of = widening(workspace, p.m), widening(workspace, rows)
-    low, last = workspace.output(workspace.wide), finishing(workspace)
-
-    def run(x: Operand, w: Operand) -> torch.Tensor:
-        left = x_of(x)
-        for n in range(0, p.n, rows):
-            part = tuple(t[n : n + rows] for t in w)
-            torch.mm(left, w_of(part).t(), out=low[:, n : n + rows])
-        return last(low, x, w)
 
     return run
 
@@ -226,29 +196,15 @@ def as_stored(x: Operand) -> torch.Tensor:
     return x[0]
 
 
-def widening(workspace: Workspace, rows: int) -> Widen:
-    """A step that brings up to `rows` rows of an operand into the type `Workspace.wide`, in a buffer of its own.
-
-    MXFP4 takes one look-up a byte: the table holds both values of each byte, as one integer.
-    """
-    kind, k = workspace.problem.scale, workspace.problem.k
-    if kind == "none":
+def widening(workspace: Workspace) -> Widen:
+    """A step that brings X into the type `Workspace.wide`."""
+    p = workspace.problem
+    if p.scale == "none":
         return as_stored
-    buffer = workspace.empty(rows, k, dtype=BF16)
-    if kind == "row":
-        return lambda x: buffer[: x[0].shape[0]].copy_(x[0])
-    index = workspace.empty(rows, k // 2, dtype=torch.int32)
-    pairs = e2m1_pairs(workspace.device)
-
-    def unpack(x: Operand) -> torch.Tensor:
-        codes, scale = x
-        found, at = buffer[: codes.shape[0]], index[: codes.shape[0]]
-        at.copy_(codes)
-        torch.index_select(pairs, 0, at.view(-1), out=found.view(torch.int32).view(-1))
-        found.view(*scale.shape, MX_GROUP).mul_(scales(scale, BF16)[:, :, None])
-        return found
-
-    return unpack
+    if p.scale == "mx":
+        return lambda x: unpack_codes(x[0], x[1], BF16)
+    buffer = workspace.empty(p.m, p.k, dtype=BF16)
+    return lambda x: buffer.copy_(x[0])
 
 
 def finishing(workspace: Workspace, *, biased: bool = False) -> Finish:
@@ -315,19 +271,6 @@ def chain(workspace: Workspace) -> Multiply:
     return multiply
 
 
-def split(workspace: Workspace) -> Multiply:
-    """K in equal parts as one batched product, then a sum."""
-    p = workspace.problem
-    low = workspace.output(workspace.wide)
-    sums = workspace.empty(SPLIT, p.m, p.n, dtype=workspace.wide)
-
-    def multiply(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        torch.bmm(x.view(p.m, SPLIT, -1).transpose(0, 1), w.view(SPLIT, -1, p.n), out=sums)
-        return torch.sum(sums, 0, out=low)
-
-    return multiply
-
-
 def int_mm(workspace: Workspace) -> Multiply:
     """The library's integer product; the sums are exact."""
     if workspace.gpu and workspace.problem.m < INT_MM_MIN_ROWS:
@@ -341,7 +284,7 @@ def weight_int8(workspace: Workspace) -> Run:
     p, call = workspace.problem, op("_weight_int8pack_mm")
     if p.k % 32 or p.n % 16:  # it reads past the end of ragged rows (seen: a segmentation fault with N 7, K 33)
         raise UnsupportedError(f"torch._weight_int8pack_mm is safe for K % 32 = 0 and N % 16 = 0 only, not {p.n}x{p.k}")
-    x_of = widening(workspace, p.m)
+    x_of = widening(workspace)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         out: torch.Tensor = call(x_of(x), w[0], w[1].bfloat16())
@@ -371,11 +314,3 @@ def scaled_mm_mx(workspace: Workspace) -> Run:
         return out
 
     return run
-
-
-@cache
-def e2m1_pairs(device: torch.device) -> torch.Tensor:
-    """[256] both bfloat16 values of a byte as one int32."""
-    codes, values = torch.arange(256), torch.tensor(E2M1)
-    pairs = torch.stack([values[codes & 15], values[codes >> 4]], dim=1).to(BF16)
-    return pairs.view(torch.int32).view(256).to(device)

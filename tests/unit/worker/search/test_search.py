@@ -14,7 +14,7 @@ from tests.waiting import wait_until
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompileResult
-from worker.tuners.search.measuring_process import CanaryTimes, MeasuringProcess, NoDeviceError, TimeCanary
+from worker.tuners.search.measuring import Answer, Ask, MeasuringProcess, NoDeviceError
 
 Make = Callable[..., Kit]
 
@@ -223,6 +223,6 @@ def test_large_shapes_are_measured_sustained(kit: Make) -> None:
 
 def test_the_measuring_process_times_the_two_kernels(kit: Make) -> None:
     k = kit()
-    k.measurer.send(TimeCanary())
-    (answer,) = wait_until(lambda: [m for m in k.measurer.receive(0.1) if isinstance(m, CanaryTimes)], "its times")
-    assert (answer.compute_us, answer.memory_us) == (2.0, 3.0)
+    k.measurer.send(Ask("time_canary"))
+    (answer,) = wait_until(lambda: [m for m in k.measurer.receive(0.1) if isinstance(m, Answer)], "its times")
+    assert answer.value == (2.0, 3.0)

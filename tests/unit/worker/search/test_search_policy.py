@@ -20,7 +20,7 @@ from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.search.model import CandidateRanker, Knobs, StopRules, estimate_us
 from worker.tuners.search.source import SearchOptions, TimeAccount, length
 from worker.tuners.search.store import KernelStore
-from worker.tuners.search.target import Unthrottled, clock_of, known
+from worker.tuners.search.target import Clock, Unthrottled, clock_of, known
 
 H200 = known(90)
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096)]
@@ -166,44 +166,26 @@ def parse(raw: dict[str, Any]) -> SearchOptions:
 
 def test_options_name_every_fault() -> None:
     with pytest.raises(ValueError, match="unknown option 'serach'") as e:
-        parse({"serach": "fast", "search": "quick", "budget_s_per_shape": -1, "seed": 1.5, "only": "x"})
-    for word in ("neither fast nor exhaustive", "budget_s_per_shape", "seed is 1.5", "only is 'x'"):
+        parse({"serach": "fast", "search": "quick", "budget_s_per_shape": -1, "seed": 1.5, "hints": 1})
+    for word in ("neither fast nor exhaustive", "budget_s_per_shape", "seed is 1.5", "hints is 1"):
         assert word in str(e.value)
     with pytest.raises(ValueError, match="max_samples is less"):
         parse({"max_samples": 1})
-    assert parse({"only": ["a"], "budget_s_per_shape": 3}).only == ("a",)
+    assert parse({"budget_s_per_shape": 3}).budget_s_per_shape == 3.0
 
 
-class Flicker:
-    """A clock that is throttled for the first so many looks."""
-
-    source = "test"
-
-    def __init__(self, looks: int) -> None:
-        self.looks = looks
-
-    def throttle_reason(self) -> str:
-        self.looks -= 1
-        return "heat" if self.looks >= 0 else ""
-
-
-def test_samples_under_a_throttled_clock_are_taken_again() -> None:
-    samples = iter([1.0, 2.0, 3.0])
-    guard = Unthrottled(Flicker(2), lambda _: None)
-    assert guard.around(lambda calls: next(samples))(4) == 3.0
-    assert (guard.dropped, guard.kept, guard.why) == (2, 0, "heat")
-
-
-def test_a_clock_that_stays_throttled_is_reported() -> None:
-    guard = Unthrottled(Flicker(1000), lambda _: None)
-    assert guard.around(lambda calls: 1.0)(1) == 1.0
-    assert guard.kept == 1
+@pytest.mark.parametrize(("looks", "taken", "kept"), [(2, 3, 0), (1000, 5, 1)])
+def test_samples_under_a_throttled_clock_are_taken_again_a_few_times(looks: int, taken: int, kept: int) -> None:
+    samples, told = iter(range(1, 9)), iter(["heat"] * looks)
+    guard = Unthrottled(Clock("test", lambda: next(told, "")), lambda _: None)
+    assert guard.around(lambda calls: next(samples))(4) == taken
+    assert (guard.kept, guard.why) == (kept, "heat")
 
 
 def test_no_library_is_said() -> None:
     assert clock_of("cpu", "").source.startswith("unknown: ")
     assert clock_of("hip", "0000:00:00.0").source.startswith("unknown: ")
-    assert clock_of("hip", "").throttle_reason() == ""
+    assert clock_of("hip", "").throttled() == ""
 
 
 @pytest.mark.parametrize(

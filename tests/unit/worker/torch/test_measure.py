@@ -27,9 +27,7 @@ from worker.tuners.common.measure import (
     pick,
     rerank,
     spread,
-    sustained,
     uncertainty,
-    valid_us,
 )
 
 
@@ -121,20 +119,19 @@ def test_every_timing_is_followed_by_a_sign_of_life_and_gc_rests() -> None:
 
 @pytest.mark.parametrize("us", [-1.0, 0.0, math.nan, math.inf, 5e-324, 1e-9])
 def test_what_is_no_time_is_never_a_leader(us: float) -> None:
-    assert not valid_us(us)
+    assert not found(us).valid
     assert leaders([found(us), found(7.0)]) == [1]
     assert leaders([found(us)]) == []
 
 
 def test_leaders_are_the_nearest_few_a_runner_up_and_the_disturbed() -> None:
     assert leaders([found(u) for u in (110.5, 100, 109, 105, 101, 102, 300)]) == [1, 4, 5, 3]
-    assert leaders([found(u) for u in (100, 111)]) == [0]
-    assert leaders([found(130), found(100), found(140)], runner_up=1.5) == [1, 0], "one alone takes the next along"
-    assert leaders([found(151), found(100)], runner_up=1.5) == [1]
-    assert leaders([found(105), found(100), found(140)], runner_up=1.5) == [1, 0]
+    assert leaders([found(130), found(100), found(140)]) == [1, 0], "one alone takes the next along"
+    assert leaders([found(151), found(100)]) == [1]
+    assert leaders([found(105), found(100), found(140)]) == [1, 0]
     disturbed = found(400, spread=0.8, low=95)
     assert leaders([found(100), disturbed, found(400, low=395), found(300, samples=2, low=99)]) == [0, 1, 3]
-    assert leaders([found(100), found(400, spread=0.01, low=95)]) == [0]
+    assert leaders([found(100), found(400, spread=0.01, low=95)]) == [0], "steady, whatever its least"
 
 
 def test_spread_and_uncertainty() -> None:
@@ -149,8 +146,8 @@ def test_spread_and_uncertainty() -> None:
 def contest(times: Sequence[float], seed: int, **noise: float) -> int:
     m = Machine(seed=seed, **noise)
     verdict = rerank(
-        [m.timer(t) for t in times], [1] * len(times), [(i,) for i in reversed(range(len(times)))], random.Random(seed),
-        cap_s=1.0, now=m.clock,
+        [m.timer(t) for t in times], [found(1e6 * t) for t in times], [(i,) for i in reversed(range(len(times)))],
+        random.Random(seed), cap_s=1.0, now=m.clock,
     )  # fmt: skip
     return verdict.winner
 
@@ -174,11 +171,11 @@ def test_a_tie_goes_to_the_simpler() -> None:
 
 def test_the_rerank_ends_when_it_is_decided_or_its_time_is_up() -> None:
     m = Machine(seed=9, noise=0.3)
-    late = rerank([m.timer(1e-3)] * 3, [1] * 3, [(0,), (1,), (2,)], random.Random(0), cap_s=0.0, now=m.clock)
+    late = rerank([m.timer(1e-3)] * 3, [found(1e3)] * 3, [(0,), (1,), (2,)], random.Random(0), cap_s=0.0, now=m.clock)
     assert late.rounds == 5
     m = Machine(seed=4, noise=0.005)
     timers = [m.timer(1e-3), m.timer(1.5e-3)]
-    clear = rerank(timers, [1, 1], [(0,), (1,)], random.Random(0), cap_s=100, now=m.clock)
+    clear = rerank(timers, [found(1e3)] * 2, [(0,), (1,)], random.Random(0), cap_s=100, now=m.clock)
     assert (clear.winner, clear.rounds) == (0, 5)
 
 
@@ -212,9 +209,7 @@ def test_a_small_margin_is_ranked_again_as_often_as_asked_and_all_rounds_count()
     def ranked(apart: float, again: int) -> tuple[int, float | None]:
         m = Machine(seed=3, noise=0.02)
         timers = [m.timer(1e-3), m.timer(1e-3 * (1 + apart))]
-        v = rerank(
-            timers, [1, 1], [(0,), (1,)], random.Random(0), 0.0, min_rounds=5, max_rounds=7, now=m.clock, again=again
-        )
+        v = rerank(timers, [found(1e3)] * 2, [(0,), (1,)], random.Random(0), 0.0, now=m.clock, again=again)
         return v.rounds, v.margin
 
     assert ranked(0.0001, 0)[0] == 5
@@ -236,14 +231,10 @@ def test_a_sustained_ranking_runs_each_contender_before_its_sample() -> None:
         return run
 
     us = [1000.0, 2000.0]
-    calls, before = sustained(us)
-    assert (calls, before) == ([100, 50], [200, 100])
-    assert [c * t / 1e6 for c, t in zip(calls, us, strict=True)] == pytest.approx([SUSTAINED_S] * 2)
-    assert [c * t / 1e6 for c, t in zip(before, us, strict=True)] == pytest.approx([SETTLE_S] * 2)
-    verdict = rerank([timer(i, t) for i, t in enumerate(us)], calls, [(0,), (1,)], random.Random(0), 0.0, before=before)
-    assert verdict.winner == 0
-    assert {(i, c) for i, c in said[::2]} == {(0, 200), (1, 100)}
-    assert {(i, c) for i, c in said[1::2]} == {(0, 100), (1, 50)}
+    timers, first = [timer(i, t) for i, t in enumerate(us)], [found(t) for t in us]
+    assert rerank(timers, first, [(0,), (1,)], random.Random(0), 0.0, sustained=True).winner == 0
+    assert set(said[::2]) == {(i, round(SETTLE_S / t * 1e6)) for i, t in enumerate(us)} == {(0, 200), (1, 100)}
+    assert set(said[1::2]) == {(i, round(SUSTAINED_S / t * 1e6)) for i, t in enumerate(us)} == {(0, 100), (1, 50)}
 
 
 def test_sustained_the_clearly_slower_drop_out_and_the_nearest_are_told_apart() -> None:
@@ -261,7 +252,7 @@ def test_sustained_the_clearly_slower_drop_out_and_the_nearest_are_told_apart() 
             return run
 
         timers = [counted(i, m.timer(t / 1e6)) for i, t in enumerate(us)]
-        v = rerank(timers, [1] * 8, [(0,)] * 8, random.Random(seed), 0.0, now=m.clock, before=[1] * 8)
+        v = rerank(timers, [found(t) for t in us], [(0,)] * 8, random.Random(seed), 0.0, now=m.clock, sustained=True)
         assert taken[7] < taken[0] == 2 * v.rounds
         assert v.rounds == SUSTAINED_ROUNDS
         near += v.winner <= 1

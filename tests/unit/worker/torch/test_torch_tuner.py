@@ -16,7 +16,7 @@ from worker.tuners.catalog import find_tuner
 from worker.tuners.common.device import Device
 from worker.tuners.common.operands import error_ratio
 from worker.tuners.common.problem import UnsupportedError, parse
-from worker.tuners.torch.operands import Operands, Weights
+from worker.tuners.torch.search import Operands, Weights
 from worker.tuners.torch.tuner import TorchTuner
 from worker.tuners.torch.variants import Workspace, variants
 
@@ -123,20 +123,20 @@ def test_every_candidate_is_right_on_ragged_shapes(tuner: TorchTuner, family: st
 def test_numbers_of_variants_are_unique_and_never_used_again() -> None:
     """kernelId is made of them, and tables of earlier versions name those that are gone."""
     gone = {
-        "a16w16": {6, 14, 22, 24, 28, 32, 38, 42, 44, 48, 50, 51, 52},
-        "a8w8": {2, 3, 12, 14, 22, 33, 34, 36, 37},
-        "a4w4_blockscale": {2, 10, 20, 32, 40, 41},
+        "a16w16": {6, 14, 22, 24, 28, 32, 34, 38, 42, 44, 48, 50, 51, 52},
+        "a8w8": {2, 3, 12, 14, 22, 31, 32, 33, 34, 36, 37},
+        "a4w4_blockscale": {1, 2, 10, 11, 20, 32, 40, 41},
     }
     for family, numbers in gone.items():
         for m, q, gpu in itertools.product((1, 8), ("int8", "float8_e4m3fn"), (True, False)):
             used = [v.number for v in variants(parse(family, mnk(m, 512, 1024, q_dtype_w=q)), gpu)]
-            assert len(set(used)) == len(used) >= 4
+            assert len(set(used)) == len(used) >= 2
             assert not numbers & set(used)
 
 
 @pytest.mark.parametrize("family", ["a16w16", "a8w8", "a4w4_blockscale"])
 def test_what_a_gpu_gets_computes_the_same_on_a_cpu(family: str) -> None:
-    """Those of a GPU that a CPU can run as well: the split over K as a batch is one."""
+    """Those of a GPU that a CPU can run as well."""
     p, cpu = parse(family, mnk(20, 272, 512)), torch.device("cpu")
     operands = Operands.make(p, Weights.make(p, cpu, 0, lambda: 1 << 34))
     reference = operands.reference(lambda: None)
@@ -149,8 +149,7 @@ def test_what_a_gpu_gets_computes_the_same_on_a_cpu(family: str) -> None:
         out = run(operands.checked, operands.weights.layout(v.layout)[0])
         assert error_ratio(out, reference) == 0, v.stem
         ran.add(v.stem)
-    assert len(ran) >= 3
-    assert family != "a16w16" or "bmm_wkn_splitk4" in ran
+    assert len(ran) == {"a16w16": 3, "a8w8": 2, "a4w4_blockscale": 1}[family]
 
 
 def test_one_verdict_a_shape_in_order_and_import_is_counted_once() -> None:

@@ -10,12 +10,11 @@ import torch
 
 from tests.unit.worker.torch.test_torch_tuner import Log
 from worker.protocol import FIELDS, Choice, SpecShape
-from worker.tuners.common.device import Device, Mode, Operand, Run
+from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.common.rows import is_fatal, status_of
-from worker.tuners.torch.operands import Operands, Weights
-from worker.tuners.torch.search import Search, StageTimes
+from worker.tuners.torch.search import Operands, Search, StageTimes, Weights
 from worker.tuners.torch.spec import Options
 from worker.tuners.torch.variants import Candidate, TooLargeError, Variant, Workspace, op
 
@@ -30,8 +29,7 @@ def search(
     """Run the search over candidates of our own, on the CPU."""
     device = Device("cpu")
     operands = Operands.make(P, Weights.make(P, device.torch, 1 << 16, lambda: available))
-    mode = Mode(1, "_t1", threads=1)
-    candidates = [Candidate(Variant(i + 1, f"c{i}", "nk", m), mode) for i, m in enumerate(makes)]
+    candidates = [Candidate(Variant(i + 1, f"c{i}", "nk", m), 1) for i, m in enumerate(makes)]
     log = log or Log()
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
     options, began = Options(budget_s_per_shape=budget), time.perf_counter()
@@ -246,7 +244,7 @@ def test_an_operator_that_this_torch_lacks_is_unsupported() -> None:
         op("_never_was")
 
 
-def test_the_timer_goes_round_all_copies_and_keeps_a_mode() -> None:
+def test_the_timer_goes_round_all_copies_and_keeps_a_number_of_threads() -> None:
     device = Device("cpu")
     seen: list[tuple[int, int]] = []
 
@@ -256,7 +254,7 @@ def test_the_timer_goes_round_all_copies_and_keeps_a_mode() -> None:
 
     xs: list[Operand] = [(torch.tensor(i),) for i in range(2)]
     ws: list[Operand] = [(torch.tensor(i),) for i in range(3)]
-    timer = device.timer(run, xs, ws, Mode(1, "_t1", threads=1))
+    timer = device.timer(run, xs, ws, 1)
     timer(1)
     seen.clear()
     assert timer(4) > 0

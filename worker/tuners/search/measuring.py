@@ -1,0 +1,481 @@
+"""The measuring process, the only one that owns the GPU: its messages, the handle on it, and what it does.
+
+The tuner holds a `MeasuringProcess`. If the process dies, or sends nothing for too long while it has work, it is ended;
+`ProcessDied` names the candidate that it had begun. The caller decides whether it is restarted (`restart`).
+
+In the process a `MeasuringServer` prepares a problem, checks and times candidates, and ranks. Commands come in order. A
+thread takes them in and loads the compiled kernels of the candidates that were sent ahead (a hit in the disk cache:
+milliseconds), while the main thread measures, so that the GPU does not wait for the loading. An error that leaves the
+device in doubt ends the process, with `Fatal` as its last message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import random
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import Connection
+from typing import Any, Protocol
+
+from worker.protocol import is_wrong
+from worker.text import plural
+from worker.tuners.base import ALIVE_EVERY_S
+from worker.tuners.common.measure import (
+    RUNNER_UP,
+    SETTLE_S,
+    Measurement,
+    Ranking,
+    SamplingPolicy,
+    Timer,
+    measure,
+    rerank,
+)
+from worker.tuners.common.problem import Problem, UnavailableError
+from worker.tuners.common.rows import is_fatal, status_of
+from worker.tuners.search.compiling import ChildProcess, Serve, now
+from worker.tuners.search.source import Candidate
+from worker.tuners.search.target import Clock, Target, Unthrottled
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """Environment from now on; answered when all is done that is paid once."""
+
+    env: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call a method of the bench without arguments: `canary` or `time_canary`."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Make operands, copies and the reference of a problem; those of the last one are freed."""
+
+    problem: Problem
+    seed: int
+    rotate_bytes: int
+    min_samples: int
+    max_samples: int
+    err_limit: float
+
+
+@dataclass(frozen=True, slots=True)
+class Try:
+    """Check a compiled candidate and time it. Several may be sent ahead."""
+
+    index: int
+    candidate: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Measure these candidates again, interleaved, for at most `cap_s` seconds, and check the winner once more."""
+
+    indexes: tuple[int, ...]
+    cap_s: float
+    seed: str
+    again: int = 0  # repeats while the margin is small
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The device is there."""
+
+    info: dict[str, Any]
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to `Ask`, and to `Settle`: the environment is in force."""
+
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """The problem is ready, or `refused` has the reason why it cannot be."""
+
+    refused: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """A candidate is being measured from now on: the death of the process is charged to it."""
+
+    index: int
+    start: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A candidate's end: `status` as in a row."""
+
+    index: int
+    status: str
+    us: float
+    spread: float
+    samples: int
+    err: float
+    detail: str
+    start: float
+    end: float
+    spent: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """Second measurement of the leaders `indexes`; `err` is the winner's errRatio after all of it."""
+
+    indexes: tuple[int, ...]
+    ranking: Ranking
+    err: float
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """Something moved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fatal:
+    """The device or the process is no longer to be trusted; the process ends itself after this."""
+
+    detail: str
+
+
+OPEN_S = 240.0  # a driver that was never loaded may take its time
+
+
+class NoDeviceError(Exception):
+    """The measuring process does not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessDied:
+    """The process is gone. `index` is the candidate that it had begun, if any; `kind` is fault, hang or oom."""
+
+    index: int | None
+    kind: str
+    detail: str
+
+
+class MeasuringProcess:
+    """One measuring process, and its successors."""
+
+    def __init__(self, serve: Serve, env: dict[str, str], hang_s: float, args: tuple[Any, ...] = ()) -> None:
+        self._serve, self._env, self._args = serve, env, args
+        self.hang_s = hang_s
+        self._helper: ChildProcess | None = None
+        self._begun: int | None = None
+        self._heard = 0.0
+        self._up = False
+        self.owed = 0  # answers that are to come
+        self.opened: Opened | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self._helper is not None
+
+    @property
+    def connections(self) -> list[Connection]:
+        """Connections to wait on."""
+        return [] if self._helper is None else [self._helper.conn]
+
+    def restart(self, tick: Callable[[], None] = lambda: None) -> Opened:
+        """Replace the process by a new one. Raises NoDeviceError with the reason."""
+        self.end()
+        self._helper = ChildProcess(self._serve, self._env, *self._args)
+        self._begun, self.owed, self._up = None, 1, False
+        until = now() + OPEN_S
+        while now() < until:
+            tick()
+            for message in self._receive(0.2):
+                if isinstance(message, Opened):
+                    self.opened, self.owed, self._up = message, 0, True
+                    return message
+                why = message.detail if isinstance(message, (Fatal, ProcessDied)) else f"unexpected {message!r}"
+                self.end()
+                raise NoDeviceError(why)
+        self.end()
+        raise NoDeviceError(f"it did not open the device within {OPEN_S:g} s")
+
+    def settle(self, env: dict[str, str]) -> None:
+        """Environment for this process and its successors. Waits until the process is warm."""
+        assert self._helper is not None
+        self._env = {**self._env, **env}
+        self._helper.conn.send(Settle(env))
+        until = now() + OPEN_S
+        while now() < until and self.alive:
+            if any(isinstance(message, Answer) for message in self._receive(0.2)):
+                return
+
+    def send(self, command: Ask | Prepare | Try | Rank) -> None:
+        """One command; one answer is owed for it."""
+        assert self._helper is not None
+        if not self.owed:
+            self._heard = now()
+        self.owed += 1
+        try:
+            self._helper.conn.send(command)
+        except OSError:
+            pass  # it is gone: `receive` returns its death
+
+    def receive(self, timeout: float = 0.0) -> list[Any]:
+        """Messages since the last call, in order; a `ProcessDied` comes last and once."""
+        return self._receive(timeout) if self._helper is not None else []
+
+    def end(self) -> str:
+        """End the process; a text of how it ended."""
+        if self._helper is None:
+            return "it is gone"
+        how = self._helper.end()
+        self._helper, self._begun, self.owed = None, None, 0
+        return how
+
+    def _receive(self, timeout: float) -> list[Any]:
+        assert self._helper is not None
+        out: list[Any] = []
+        try:
+            while self._helper.conn.poll(timeout):
+                timeout = 0.0
+                message = self._helper.conn.recv()
+                self._heard = now()
+                if isinstance(message, Fatal):
+                    return [*out, self._dead("fault", message.detail)] if self._up else [*out, message]
+                if isinstance(message, Began):
+                    self._begun = message.index
+                elif not isinstance(message, Alive):
+                    self.owed = max(0, self.owed - 1)
+                    self._begun = None if isinstance(message, Tried) else self._begun
+                out.append(message)
+        except (EOFError, OSError):
+            return [*out, self._dead("fault", "")]
+        if self.owed and self._up and now() - self._heard > self.hang_s:
+            return [*out, self._dead("hang", f"no sign of life for {self.hang_s:g} s")]
+        return out
+
+    def _dead(self, kind: str, detail: str) -> ProcessDied:
+        """End it; its death with the candidate that it had begun."""
+        assert self._helper is not None
+        index = self._begun
+        if not detail:
+            self._helper.ended_by_itself()
+        how = self.end()
+        return ProcessDied(index, kind, detail or f"the measuring process died: {how}")
+
+
+KEPT = RUNNER_UP  # timers of candidates up to so many times slower than the best are kept for the ranking
+# The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes).
+SWITCH_S = 0.0005
+CANDIDATE_S = 2.0  # no candidate is measured for longer, however it spreads
+
+
+class Bench(Protocol):
+    """A device with the operands of one problem on it."""
+
+    target: Target
+    clock: Clock
+
+    def info(self) -> dict[str, Any]:
+        """gfx, cu_num, device, and the versions that a result depends on."""
+
+    def enter_thread(self) -> None:
+        """Make the device current in this thread."""
+
+    def warm(self) -> None:
+        """Do the one-time work of a first load, and forget loaded kernels; the environment is settled."""
+
+    def canary(self) -> tuple[bool, float, str]:
+        """A small problem with a known answer: (ok, microseconds, detail)."""
+
+    def time_canary(self) -> tuple[float, float]:
+        """Times of two known kernels (worker.tuners.common.device.py); frees the last problem."""
+
+    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
+        """Make operands, copies and reference; why that cannot be, "" where it was done."""
+
+    def load(self, candidate: Any) -> Any:
+        """Load and bind a candidate, which the result holds as `candidate`. Called from the loading thread."""
+
+    def check(self, loaded: Any) -> float:
+        """errRatio of one call on a poisoned output and the X that no timed call uses."""
+
+    def timer(self, loaded: Any) -> Any:
+        """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once."""
+
+
+@dataclass(slots=True)
+class Contender:
+    """A candidate that may be ranked."""
+
+    loaded: Any
+    timer: Timer
+    m: Measurement
+    simplicity: tuple[int, ...]
+
+
+class MeasuringServer:
+    """One device, one problem at a time."""
+
+    def __init__(self, conn: Connection, make: Callable[[], Bench]) -> None:
+        self._conn, self._make = conn, make
+        self._lock = threading.Lock()
+        self._sent_at = 0.0
+        self._policy, self._err_limit, self._sustained = SamplingPolicy(), 0.0, False
+        self._contenders: dict[int, Contender] = {}
+        self._todo: queue.Queue[tuple[Any, Any]] = queue.Queue()
+        self._prepared = threading.Event()
+        self._load_s: dict[int, float] = {}
+
+    def serve(self) -> None:
+        """Serve until the pipe closes. An exception of `make` is the first message, and the end."""
+        try:
+            self._bench = self._make()
+        except Exception as e:  # noqa: BLE001 - a driver may raise anything
+            self._send(Fatal(str(e) if isinstance(e, UnavailableError) else f"{type(e).__name__}: {e}"))
+            return
+        self._send(Opened(self._bench.info(), self._bench.target))
+        threading.Thread(target=self._load, daemon=True).start()
+        while True:
+            command, loaded = self._todo.get()
+            if command is None:
+                return
+            try:
+                self._obey(command, loaded)
+            except Exception as e:  # noqa: BLE001 - as above
+                self._send(Fatal(f"{type(e).__name__}: {e}"))
+                return
+
+    def _load(self) -> None:
+        """Loading thread: take commands in, and load the candidates that they name."""
+        self._bench.enter_thread()
+        sys.setswitchinterval(SWITCH_S)
+        while True:
+            try:
+                command = self._conn.recv()
+            except (EOFError, OSError):
+                self._todo.put((None, None))
+                return
+            loaded: Any = None
+            if isinstance(command, Settle):
+                os.environ.update(command.env)
+                with contextlib.suppress(Exception):  # a fault shows when a kernel is loaded
+                    self._bench.warm()
+                self._send(Answer())
+                continue
+            if isinstance(command, Prepare):
+                self._prepared.clear()
+            elif isinstance(command, Try):
+                self._prepared.wait()
+                start = now()
+                try:
+                    loaded = self._bench.load(command.candidate)
+                except Exception as e:  # noqa: BLE001 - reported with the candidate
+                    loaded = e
+                self._load_s[command.index] = now() - start
+            self._todo.put((command, loaded))
+
+    def _obey(self, command: Any, loaded: Any) -> None:
+        if isinstance(command, Prepare):
+            self._prepare(command)
+        elif isinstance(command, Try):
+            self._try(command, loaded)
+        elif isinstance(command, Rank):
+            self._rank(command)
+        elif isinstance(command, Ask):
+            self._contenders.clear()
+            self._send(Answer(getattr(self._bench, command.what)()))
+
+    def _prepare(self, command: Prepare) -> None:
+        start = now()
+        self._contenders.clear()
+        self._sustained = command.problem.is_sustained
+        self._policy = SamplingPolicy(
+            min_sample_s=1.0, min_samples=command.min_samples, max_samples=command.max_samples, target=0.004,
+            hopeless=1.2, hopeless_after=3, far=1.6, settle_s=SETTLE_S if self._sustained else 0.0,
+        )  # fmt: skip
+        self._err_limit = command.err_limit
+        refused = self._bench.prepare(command.problem, command.seed, command.rotate_bytes, self._tick)
+        self._send(Prepared(refused, start, now()))
+        self._prepared.set()
+
+    def _try(self, command: Try, loaded: Any) -> None:
+        start = now()
+        self._send(Began(command.index, start))
+        try:
+            if isinstance(loaded, Exception):
+                raise loaded
+            self._send(replace(self._check_and_time(command, loaded, start), start=start, end=now()))
+        except Exception as e:  # a candidate may raise anything: it is the detail of its row
+            if is_fatal(e):
+                raise
+            failed = Tried(command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now())
+            self._send(failed)
+
+    def _check_and_time(self, command: Try, loaded: Any, start: float) -> Tried:
+        index = command.index
+        err = self._bench.check(loaded)
+        checked = now()
+        spent = {"check": checked - start, "load": self._load_s.pop(index, 0.0)}
+        if is_wrong(err, self._err_limit):
+            detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
+            return Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
+        best = min((c.m.us for c in self._contenders.values()), default=float("inf"))
+        plain = self._bench.timer(loaded)
+        guard = Unthrottled(self._bench.clock)
+        timer = guard.around(plain)
+        policy = replace(self._policy, max_calls=plain.size)  # a sample is one replay
+        m = measure(timer, policy, CANDIDATE_S, best, tick=self._tick)
+        spent["measure"] = now() - checked
+        if not m.valid:
+            return Tried(index, "error", -1.0, 0.0, 0, err, f"the clock says {m.us} us for a call", start, 0, spent)
+        remark = "early stop: clearly slower than the best so far" if m.why == "hopeless" else ""
+        if guard.kept:
+            remark = f"{plural(guard.kept, 'sample')} while the clock was throttled ({guard.why})"
+        if m.us <= KEPT * best:
+            simple = (*loaded.candidate.simplicity, index)
+            self._contenders[index] = Contender(loaded, plain, m, simple)
+            for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
+                del self._contenders[other]
+        return Tried(index, "ok", m.us, m.spread, m.samples, err, remark, start, 0, spent)
+
+    def _rank(self, command: Rank) -> None:
+        start = now()
+        indexes = tuple(i for i in command.indexes if i in self._contenders)
+        found = [self._contenders[i] for i in indexes]
+        guard = Unthrottled(self._bench.clock)
+        ranking = rerank(
+            [guard.around(c.timer) for c in found],
+            [c.m for c in found],
+            [c.simplicity for c in found],
+            random.Random(command.seed),
+            command.cap_s,
+            tick=self._tick,
+            sustained=self._sustained,
+            again=command.again,
+        )
+        err = self._bench.check(found[ranking.winner].loaded)  # also after thousands of calls it is right
+        self._send(Ranked(indexes, ranking, err, start, now()))
+
+    def _tick(self) -> None:
+        if now() - self._sent_at >= ALIVE_EVERY_S:
+            self._send(Alive())
+
+    def _send(self, message: Any) -> None:
+        with self._lock:
+            self._sent_at = now()
+            self._conn.send(message)
