@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +120,16 @@ class RunConfig:
         path.write_text(yaml.safe_dump(asdict(self), sort_keys=False, allow_unicode=True))
 
     @classmethod
+    def change(cls, path: Path, **changes: Any) -> None:
+        """Set options that are not None in a file; its modification time, which is the run's age, stays."""
+        changes = {name: value for name, value in changes.items() if value is not None}
+        if changes:
+            stat, aside = path.stat(), path.with_suffix(".tmp")
+            replace(cls.read(path), **changes).write(aside)
+            os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+            os.rename(aside, path)
+
+    @classmethod
     def read(cls, path: Path) -> RunConfig:
         import yaml
 
@@ -151,7 +160,7 @@ def create_run_folder(runs: Path, run: str) -> RunPaths:
 
 def new_run_id(now: float) -> str:
     """`20260131-154500-3f9a`: local time, so that names sort by age, and something that makes it unique."""
-    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{secrets.token_hex(2)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
 
 
 def list_runs(runs: Path) -> list[RunPaths]:

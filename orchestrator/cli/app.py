@@ -10,25 +10,7 @@ import typer.completion
 import typer.core
 
 from orchestrator import __version__
-from orchestrator.cli import (
-    analyze,
-    bench,
-    compare,
-    configs,
-    db,
-    db_check,
-    db_export,
-    gain,
-    image,
-    inventory,
-    nodes,
-    publish,
-    recheck,
-    runs,
-    shapes,
-    tune,
-    verify,
-)
+from orchestrator.cli import files, fleet, results, runs, shapes, tune
 from orchestrator.cli.options import flat
 
 
@@ -115,45 +97,43 @@ def root(
     """Exit codes: 0 all tuned or skipped; 1 some failed; 2 bad input or usage; 3 no usable node; 130 interrupted."""
 
 
-def _add(heading: str, *commands: Callable[..., Any]) -> None:
-    for command in commands:
-        app.command(cls=Command, rich_help_panel=heading)(flat(command))
+def _add(to: typer.Typer, heading: str | None, /, **commands: Callable[..., Any]) -> None:
+    """Add commands to a group, each by the name that is typed."""
+    for name, command in commands.items():
+        to.command(name.rstrip("_").replace("_", "-"), cls=Command, rich_help_panel=heading)(flat(command))
 
 
-def _add_group(heading: str, name: str, summary: str, *commands: Callable[..., Any]) -> None:
+def _add_group(heading: str, name: str, summary: str, **commands: Callable[..., Any]) -> None:
     group = _typer(name, summary)
-    for command in commands:
-        group.command(cls=Command)(flat(command))
+    _add(group, None, **commands)
     app.add_typer(group, rich_help_panel=heading)
 
 
-_add("Tune", tune.tune, recheck.recheck, bench.bench, runs.resume, runs.retry, runs.cancel)
-_add("Look", runs.status, runs.logs, runs.explain)
-_add_group("Look", "runs", "List runs, and remove old ones.", runs.list_, runs.prune)
-_add("Results", analyze.analyze, compare.compare, runs.report, gain.gain, verify.verify, publish.publish)
+_add(
+    app, "Tune", tune=tune.tune, recheck=tune.recheck, bench=tune.bench, resume=runs.resume, retry=runs.retry,
+    cancel=runs.cancel,
+)  # fmt: skip
+_add(app, "Look", status=runs.status, logs=runs.logs, explain=runs.explain)
+_add_group("Look", "runs", "List runs, and remove old ones.", list=runs.list_, prune=runs.prune)
+_add(
+    app, "Results", analyze=results.analyze, compare=results.compare, report=runs.report, gain=results.gain,
+    verify=results.verify, publish=results.publish,
+)  # fmt: skip
 _add_group(
-    "Fleet", "nodes", "Check nodes; add them to a running run, or drain them.", nodes.check, nodes.add, nodes.drain
-)
-_add_group("Fleet", "inventory", "Check an inventory, or print its JSON schema.", inventory.check)
-_add_group("Fleet", "image", "Build an image with AITER on your own base.", image.build)
+    "Fleet", "nodes", "Check nodes; add them to a running run, or drain them.", check=fleet.check_nodes, add=fleet.add,
+    drain=fleet.drain,
+)  # fmt: skip
+_add_group("Fleet", "inventory", "Check an inventory, or print its JSON schema.", check=fleet.check_inventory)
+_add_group("Fleet", "image", "Build an image with AITER on your own base.", build=fleet.build_image)
 _add_group(
-    "Files", "shapes", "Make and check shape lists.", shapes.check, shapes.from_model, shapes.from_log, shapes.capture
-)
+    "Files", "shapes", "Make and check shape lists.", check=shapes.check, from_model=shapes.from_model,
+    from_log=shapes.from_log, capture=shapes.capture,
+)  # fmt: skip
 _add_group(
-    "Files",
-    "db",
-    "Merge, check, compare, export and restore tuned tables.",
-    db.merge,
-    db_check.check,
-    db.diff,
-    db.undo,
-    db_export.export,
-)
+    "Files", "db", "Merge, check, compare, export and restore tuned tables.", merge=files.merge, check=files.check,
+    diff=files.diff, undo=files.undo, export=files.export,
+)  # fmt: skip
 _add_group(
-    "Files",
-    "configs",
-    "Merge, check and restore AITER's Triton configs.",
-    configs.merge,
-    configs.undo,
-    configs.check,
-)
+    "Files", "configs", "Merge, check and restore AITER's Triton configs.", merge=files.merge_configs,
+    undo=files.undo_configs, check=files.check_configs,
+)  # fmt: skip

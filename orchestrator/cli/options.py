@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import typer
 
-if TYPE_CHECKING:
-    from orchestrator.tables.build import Build
+from orchestrator.cli.printer import Page
 
 DEFAULT_RUNS = Path("runs")
 
@@ -109,26 +107,35 @@ class DriveOptions(NamedTuple):
     grace: GraceOpt = 30.0
 
 
-def flat(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the command with each parameter whose type is a named tuple, a group, replaced by an option a field.
+def flat(command: Callable[..., Page | None]) -> Callable[..., None]:
+    """Return the command as typer needs it: it prints its page, and has an option for each field of a group.
 
-    The options stand where the parameter stands; a field's annotation and default are those of its option.
+    A parameter whose type is a named tuple is a group; its options stand where the parameter stands. A command that
+    returns a page has --json. Raises typer.Exit with the page's exit code, or the page's error.
     """
-    groups: dict[str, Any] = {}
+    signature, groups = inspect.signature(command, eval_str=True), dict[str, Any]()
     parameters: list[inspect.Parameter] = []
-    for p in inspect.signature(command, eval_str=True).parameters.values():
+    for p in signature.parameters.values():
         if hasattr(p.annotation, "_fields"):
             groups[p.name] = p.annotation
             parameters += _options(p.annotation)
         else:
             parameters.append(p.replace(kind=p.KEYWORD_ONLY))
+    own_json = any(p.name == "json_" for p in parameters)
+    if not own_json and signature.return_annotation is not None:
+        parameters.append(inspect.Parameter("json_", p.KEYWORD_ONLY, default=False, annotation=JsonOpt))
 
-    def run(**given: Any) -> Any:
+    def run(**given: Any) -> None:
+        as_json = given.get("json_", False)
+        if not own_json:
+            given.pop("json_", None)
         for name, group in groups.items():
             given[name] = group(**{option: given.pop(option) for option in group._fields})
-        return command(**given)
+        page = command(**given)
+        if page is not None and (code := page.finish(as_json=as_json)):
+            raise typer.Exit(code)
 
-    run.__name__, run.__doc__ = command.__name__.rstrip("_"), command.__doc__
+    run.__name__, run.__doc__ = command.__name__, command.__doc__
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 
@@ -137,41 +144,3 @@ def _options(group: Any) -> Iterator[inspect.Parameter]:
     for name, annotation in get_type_hints(group, include_extras=True).items():
         default = group._field_defaults.get(name, inspect.Parameter.empty)
         yield inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-@contextmanager
-def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
-    """Yield the build of `--build TREE|IMAGE`, None without one. Raises as `opened_tree`."""
-    from orchestrator.tables.build import Build
-
-    if build is None:
-        yield None
-        return
-    with opened_tree(build, inventory) as path:
-        yield Build(path, build, whole=not Path(build).expanduser().is_dir())
-
-
-@contextmanager
-def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> Iterator[Path]:
-    """Yield the folder of `--build TREE|IMAGE`, which holds `aiter/`; `triton`: an image's Triton operators suffice.
-
-    The files of an image are copied out of a container that is created and never started, by the Docker of this
-    machine, or of the first node of the inventory that has the image. Raises InputError, NodeError.
-    """
-    import tempfile
-
-    from orchestrator.errors import InputError
-
-    path = Path(build).expanduser()
-    if path.is_dir():
-        yield path
-        return
-    if path.exists() or build.startswith(("/", "./", "../", "~")) or not build:
-        raise InputError(
-            f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
-        )
-    from orchestrator.image.takeout import EVERYTHING, TRITON, take_out
-
-    with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
-        take_out(build, Path(scratch), inventory, TRITON if triton else EVERYTHING)
-        yield Path(scratch)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import time
+import webbrowser
+from collections import Counter
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, GpuHoursOpt, JsonOpt, RunArg, RunsOpt, UntilGainOpt
+from orchestrator.cli.printer import Page, plain
+from orchestrator.errors import InputError
+from orchestrator.paths import RunConfig, find_run, list_runs
+from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.paths import RunPaths
@@ -27,20 +33,19 @@ def resume(
     gpu_hours: GpuHoursOpt = None,
     json_: JsonOpt = False,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the controller in the background.")] = False,
-) -> None:
+) -> Page:
     """Continue a run whose controller died or was interrupted.
 
     Repeats at most what was in flight.
     """
     from orchestrator.cli import tuning
-    from orchestrator.paths import find_run
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
-    tuning.replace_config(
-        paths, busy=busy.value if busy else None, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours
+    RunConfig.change(
+        paths.config, busy=busy.value if busy else None, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours
     )
-    raise typer.Exit(tuning.drive_or_detach(paths, detached=detach, json_=json_))
+    return tuning.drive_or_detach(paths, detached=detach, json_=json_)
 
 
 def retry(
@@ -49,20 +54,16 @@ def retry(
     reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
     group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
     json_: JsonOpt = False,
-) -> None:
+) -> Page:
     """Queue the failed shapes of a run again, with fresh tries."""
     from orchestrator.cli import tuning
-    from orchestrator.paths import find_run
 
-    paths = find_run(runs, run)
-    code = tuning.retry(paths, reason=reason, group=group, json_=json_)
-    raise typer.Exit(code)
+    return tuning.retry(find_run(runs, run), reason=reason, group=group, json_=json_)
 
 
 def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
     """Stop a run and its workers; what was measured stays."""
     from orchestrator.cli import tuning
-    from orchestrator.paths import find_run
 
     tuning.cancel(find_run(runs, run))
 
@@ -73,24 +74,19 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Update until the run ends or Ctrl-C.")] = False,
     timeout: Annotated[float, typer.Option(min=0.5, help="Longest time to wait for a node.", metavar="SECONDS")] = 4.5,
     json_: JsonOpt = False,
-) -> None:
+) -> Page | None:
     """Show shapes, nodes, progress and expected end of a run.
 
     Polls every node: what each slot measures now, GPU use and health, the last log lines, the result files.
     """
-    from orchestrator.paths import find_run
+    from orchestrator.cli import screen
     from orchestrator.run.snapshot import polled_status
 
     paths = find_run(runs, run)
     if json_:
-        print(json.dumps(polled_status(paths, timeout).to_json(), indent=1))
-        return
-    from orchestrator.cli.output.status import show_status, watch_status
-
-    if watch:
-        watch_status(paths, timeout)
-    else:
-        show_status(paths, timeout)
+        return Page(polled_status(paths, timeout).to_json())
+    (screen.watch_status if watch else screen.show_status)(paths, timeout)
+    return None
 
 
 def logs(
@@ -107,15 +103,13 @@ def logs(
     Each line begins with its node and slot.
     """
     from orchestrator.dispatch.control import holder
-    from orchestrator.errors import InputError
-    from orchestrator.paths import find_run
 
     paths = find_run(runs, run)
     tail = LogTail(paths.logs, node)
     nodes = sorted(p.name for p in paths.nodes.iterdir()) if paths.nodes.is_dir() else []
     if node is not None and node not in nodes:
         raise InputError(f"no node {node!r} in run {paths.run} (there: {', '.join(nodes) or 'none yet'})")
-    for line in tail.last(lines):
+    for line in tail.more(lines):
         print(line)
     while follow:
         alive = bool(holder(paths.lock))
@@ -136,93 +130,54 @@ def explain(
         ),
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
-    json_: JsonOpt = False,
-) -> None:
+) -> Page:
     """Explain why a group waits, failed, moved or was split.
 
     Prints the history of a group, shape or node in sentences with times.
     """
-    from orchestrator.cli.output.terminal import plain
-    from orchestrator.paths import find_run, list_runs
     from orchestrator.view.explain import explain as history_of
 
     # `explain g0001`: a single word that matches no run is a group of the latest run
     if run is not None and what is None and not any(p.run.startswith(run) for p in list_runs(Path(runs))):
         run, what = None, run
     history = history_of(find_run(runs, run), what)
-    if json_:
-        print(json.dumps(history.to_json(), indent=1))
-        return
-    for line in history.lines():
-        print(plain(line))
+    page = Page(history.to_json())
+    page.line(*history.lines())
+    return page
 
 
 class LogTail:
     """Reader of growing `logs/<node>.log` files; each line begins with its node and is safe for a terminal."""
 
     def __init__(self, folder: Path, node: str | None) -> None:
-        self._folder, self._only = folder, node
-        self._at: dict[Path, int] = {}
+        self._glob, self._at = partial(folder.glob, f"{node or '*'}.log"), Counter[Path]()
 
-    def _files(self) -> list[Path]:
-        return sorted(p for p in self._folder.glob("*.log") if self._only in (None, p.stem))
-
-    def last(self, lines: int) -> Iterator[str]:
-        """Yield the last lines of each node (0: all); `more` continues from there."""
-        for path in self._files():
+    def more(self, most: int = 0) -> Iterator[str]:
+        """Yield the whole lines added since the last call, of each node the last `most` (0: all)."""
+        for path in sorted(self._glob()):
             with path.open("rb") as f:
+                f.seek(self._at[path])
                 data = f.read()
             data = data[: data.rfind(b"\n") + 1]
-            self._at[path] = len(data)
-            every = data.decode("utf-8", "replace").splitlines()
-            for line in every[-lines:] if lines else every:
-                yield _line(path, line)
-
-    def more(self) -> Iterator[str]:
-        """Yield the whole lines added since the last call."""
-        for path in self._files():
-            with path.open("rb") as f:
-                f.seek(self._at.get(path, 0))
-                data = f.read()
-            data = data[: data.rfind(b"\n") + 1]
-            self._at[path] = self._at.get(path, 0) + len(data)
-            for line in data.decode("utf-8", "replace").splitlines():
-                yield _line(path, line)
+            self._at[path] += len(data)
+            lines = data.decode("utf-8", "replace").splitlines()
+            yield from (f"{path.stem} {plain(line)}" for line in lines[-most:])
 
 
-def _line(path: Path, line: str) -> str:
-    from orchestrator.cli.output.terminal import plain
-
-    return f"{path.stem} {plain(line)}"
-
-
-def list_(runs: RunsOpt = DEFAULT_RUNS, json_: JsonOpt = False) -> None:
+def list_(runs: RunsOpt = DEFAULT_RUNS) -> Page:
     """List the runs, oldest first."""
-    from orchestrator.cli.output.terminal import console, table
     from orchestrator.run.prune import summaries
 
     found = summaries(runs)
-    if json_:
-        print(json.dumps([s.to_json() for s in found], indent=1))
-        return
-    if not found:
-        print(f"no runs in {runs}/")
-        return
-    t = table(
-        "run",
-        "state",
-        "tuned",
-        "skipped",
-        "failed",
-        "of",
-        "family",
-        "shapes",
-        right=("tuned", "skipped", "failed", "of"),
-    )
-    for s in found:
-        c = s.counts
-        t.add_row(s.run, s.state, str(c.tuned), str(c.skipped), str(c.failed), str(c.total), s.family, s.shapes)
-    console().print(t)
+    page = Page([s.to_json() for s in found])
+    heads = ("run", "state", "done", "skipped", "failed", "of", "family", "shapes")
+    counts = [(s, s.counts) for s in found]
+    page.table(heads, (
+        (s.run, s.state, str(c.tuned), str(c.skipped), str(c.failed), str(c.total), s.family, s.shapes)
+        for s, c in counts
+    ), "run", right=heads[2:6], most=len(found))  # fmt: skip
+    page.line(*[f"no runs in {runs}/"] * (not found))
+    return page
 
 
 def prune(
@@ -240,16 +195,13 @@ def prune(
     """
     from orchestrator.run.prune import prunable, remove_run
 
-    old = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time())
+    old, page = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time()), Page()
     for s in old:
-        if yes:
-            for trouble in remove_run(s.paths):
-                print(f"! {trouble}")
-        print(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {s.counts.tuned} tuned)")
-    if not old:
-        print("nothing to remove")
-    elif not yes:
-        print("run it again with --yes to remove them")
+        page.line(*(f"! {trouble}" for trouble in (remove_run(s.paths) if yes else ())))
+        page.line(f"{'removed' if yes else 'would remove'} {s.run} ({s.state}, {plural(s.counts.tuned, 'shape')} done)")
+    if not (old and yes):
+        page.line("run it again with --yes to remove them" if old else "nothing to remove")
+    page.print()
 
 
 def report(
@@ -266,7 +218,7 @@ def report(
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="With --live: port; 0: any free one.")] = 0,
     open_: Annotated[bool, typer.Option("--open", help="Open it in the browser of this machine.")] = False,
     json_: JsonOpt = False,
-) -> None:
+) -> Page | None:
     """Write the page of a run: one HTML file, no server needed.
 
     With --live: the same page from a server, read-only, updated as the run goes on.
@@ -274,26 +226,19 @@ def report(
     from orchestrator.report.page import run_or_folder, write_report
 
     paths = run_or_folder(runs, run)
+    if live and (out is not None or json_):
+        raise InputError("--live writes no file: leave --out and --json out")
     if live:
-        if out is not None or json_:
-            from orchestrator.errors import InputError
-
-            raise InputError("--live writes no file: leave --out and --json out")
         _serve(paths, port, open_=open_)
-        return
-    from orchestrator.cli.output.terminal import plain
-
+        return None
     written = write_report(paths, out)
-    if json_:
-        document = written.document
-        about = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}
-        print(json.dumps({**about, "file": str(written.path), "bytes": written.bytes}, indent=1))
-    else:
-        for sentence in written.document["sentences"]:
-            print(plain(sentence))
-        print(written.path)
+    document = written.document
+    about = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}
+    page = Page({**about, "file": str(written.path), "bytes": written.bytes})
+    page.line(*document["sentences"], str(written.path))
     if open_:
-        _open(written.path.absolute().as_uri())
+        webbrowser.open(written.path.absolute().as_uri())
+    return page
 
 
 def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
@@ -307,14 +252,8 @@ def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
         "for the browser of this machine only; from elsewhere: ssh -L PORT:127.0.0.1:PORT; Ctrl-C ends it", flush=True
     )
     if open_:
-        _open(server.url)
+        webbrowser.open(server.url)
     try:
         server.run()
     except KeyboardInterrupt:
         print("server ended; the run is not affected")
-
-
-def _open(url: str) -> None:
-    import webbrowser
-
-    webbrowser.open(url)

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
+from orchestrator.cli.printer import Page
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.families import PadLevel
-    from orchestrator.shapes import ShapeList
     from orchestrator.shapes.aiter_log import Misses
-    from worker.families import Family
+    from orchestrator.shapes.model import Key
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv if it exists.")]
@@ -27,63 +29,45 @@ PadOpt = Annotated[bool, typer.Option("--pad-m", help="Round M up to AITER's fin
 CoarseOpt = Annotated[bool, typer.Option("--pad-m-coarse", help="Round M up to AITER's coarse grid: powers of two.")]
 TopOpt = Annotated[int | None, typer.Option("--top", min=1, metavar="N", help="Only the N most frequent.")]
 LeastOpt = Annotated[int, typer.Option("--min-count", min=1, metavar="N", help="Only shapes with at least N lines.")]
-SHOWN = 10
+OneFamilyOpt = Annotated[
+    str | None, typer.Option("--family", metavar="F", help="Only this family; default for lines that name none.")
+]
+ListJsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")]
+MOST_SHOWN = 10
 
 
 def check(
     file: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The shape list to check.")],
     family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
-    as_json: JsonOpt = False,
-) -> None:
+    json_: JsonOpt = False,
+) -> Page:
     """Check a shape list as `tune` reads it.
 
     Prints its counts and what was cleaned, or all that is wrong (exit code 2).
     """
-    from orchestrator.errors import InputError
-    from orchestrator.families import get_family
+    from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes import read_shapes
-    from worker.families import DEFAULT_FAMILY
 
     name = family or DEFAULT_FAMILY
     try:
         of = get_family(name)
-        summary = summarise(read_shapes(file, of), of)
+        found = read_shapes(file, of)
     except InputError as e:
-        if as_json:
-            typer.echo(json.dumps({"ok": False, "file": str(file), "family": name, "faults": e.faults}))
+        if json_:
+            Page({"ok": False, "file": str(file), "family": name, "faults": e.faults}).print(as_json=True)
         raise
-    typer.echo(json.dumps(summary) if as_json else "\n".join(_lines(summary)))
-
-
-def summarise(found: ShapeList, family: Family) -> dict[str, Any]:
-    """Counts of a shape list: shapes, groups (same key columns but M) and the range of M."""
-    from orchestrator.planning.plan import risk_notes
-
-    at = family.key_names.index(family.m_column)
+    at = of.key_names.index(of.m_column)
     m = [int(s.key[at]) for s in found.shapes]
-    return {
-        "ok": True,
-        "file": found.source,
-        "sha256": found.sha256,
-        "family": family.name,
-        "shapes": len(found.shapes),
-        "groups": len({s.key[:at] + s.key[at + 1 :] for s in found.shapes}),
-        "m": {"column": family.m_column, "min": min(m), "max": max(m)},
-        "notes": [*found.notes, *risk_notes(family, (s.key for s in found.shapes))],
-    }
-
-
-def _lines(summary: dict[str, Any]) -> list[str]:
-    from orchestrator.tables.faults import escaped
-
-    m, low, high = summary["m"].values()
-    return [
-        f"{escaped(summary['file'])}: good, family {summary['family']}",
-        *(f"  {note}" for note in summary["notes"]),
-        f"  shapes: {summary['shapes']}",
-        f"  groups: {summary['groups']} (same key columns but {m})",
-        f"  {m}: {low}" + (f" to {high}" if high != low else ""),
-    ]
+    groups = len({s.key[:at] + s.key[at + 1 :] for s in found.shapes})
+    notes = [*found.notes, *risk_notes(of, (s.key for s in found.shapes))]
+    page = Page({
+        "ok": True, "file": found.source, "sha256": found.sha256, "family": of.name, "shapes": len(found.shapes),
+        "groups": groups, "m": {"column": of.m_column, "min": min(m), "max": max(m)}, "notes": notes,
+    })  # fmt: skip
+    page.line(f"{found.source}: good, family {of.name}", *(f"  {note}" for note in notes))
+    page.line(f"  shapes: {len(found.shapes)}", f"  groups: {groups} (same key columns but {of.m_column})")
+    page.line(f"  {of.m_column}: {min(m)}" + (f" to {max(m)}" if max(m) != min(m) else ""))
+    return page
 
 
 def from_model(
@@ -106,22 +90,18 @@ def from_model(
     pad_m: PadOpt = False,
     coarse: CoarseOpt = False,
     force: ForceOpt = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")] = False,
-) -> None:
+    json_: ListJsonOpt = False,
+) -> Page:
     """List the GEMMs of one rank of a model for `tune`.
 
     The model may be dense, GQA, MoE or MLA.
     """
-    from orchestrator.errors import InputError
-    from orchestrator.families import get_family
     from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes.from_model import model_shapes, parse_m, read_model
     from orchestrator.shapes.writing import finished
-    from worker.families import DEFAULT_FAMILY
 
     of = get_family(family or DEFAULT_FAMILY)
-    if as_json and out is None:
-        raise InputError("--json needs -o: standard output is the shape list without it")
+    _refuse_two_documents(json_, out)
     columns = {}
     for word in set_ or []:
         name, sep, value = word.partition("=")
@@ -132,48 +112,40 @@ def from_model(
     found = model_shapes(
         read_model(config), of, parse_m(m), tp=tp, ep=ep, fuse_shared=fuse_shared, only=only, columns=columns
     )
-    keys, notes = finished(found.keys, of, level_of(pad_m, coarse))
-    notes += risk_notes(of, keys)
-    head = f"{plural(len(keys), 'shape')} of family {of.name} for one rank of {tp}"
-    rows = [f"  {name:14} {what}" for name, what in found.layers]
-    write_keys(out, keys, of.name, force)
-    summary = {"family": of.name, "tp": tp, "shapes": len(keys), "layers": dict(found.layers)}
-    print_summary(
-        [head, *rows, *(f"  {n}" for n in (*found.notes, *notes))],
-        out,
-        {**summary, "notes": [*found.notes, *notes]},
-        as_json,
-    )
+    keys, notes = finished(found.keys, of, _level(pad_m, coarse))
+    notes = [*found.notes, *notes, *risk_notes(of, keys)]
+    _write(out, keys, of, force)
+    layer_names = dict(found.layers)
+    page = Page({"family": of.name, "tp": tp, "shapes": len(keys), "layers": layer_names, "notes": notes})
+    say = page.line if out else page.aside
+    say(f"{plural(len(keys), 'shape')} of family {of.name} for one rank of {tp}")
+    say(*(f"  {name:14} {what}" for name, what in found.layers), *(f"  {n}" for n in notes))
+    page.line(*[f"written: {out}"] * bool(out))
+    return page
 
 
 def from_log(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of a workload, also gzip; - for stdin.")],
-    family: Annotated[
-        str | None,
-        typer.Option("--family", metavar="F", help="Only this family; default for lines that name none."),
-    ] = None,
+    family: OneFamilyOpt = None,
     out: OutOpt = None,
     top: TopOpt = None,
     least: LeastOpt = 1,
     pad_m: PadOpt = False,
     coarse: CoarseOpt = False,
     force: ForceOpt = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")] = False,
-) -> None:
+    json_: ListJsonOpt = False,
+) -> Page:
     """List the shapes of a log without a tuned row.
 
     Most frequent first, as a shape list for `tune`.
     """
-    from orchestrator.errors import InputError
-    from orchestrator.families import get_family
     from orchestrator.shapes.aiter_log import count_misses
 
-    if as_json and out is None:
-        raise InputError("--json needs -o: standard output is the shape list without it")
+    _refuse_two_documents(json_, out)
     name = get_family(family).name if family else None
     found = count_misses(logs, name)
     lines = f"{plural(found.lines, 'line')} of {plural(len(logs), 'log')}"
-    write_misses(found, name, out, level_of(pad_m, coarse), force, as_json, lines, top, least)
+    return _misses(found, name, out, _level(pad_m, coarse), force, lines, top, least)
 
 
 def capture(
@@ -184,10 +156,7 @@ def capture(
     inventory: Annotated[
         Path | None, typer.Option("-i", "--inventory", metavar="INV", help="The inventory with that node.")
     ] = None,
-    family: Annotated[
-        str | None,
-        typer.Option("--family", metavar="F", help="Only this family; default for lines that name none."),
-    ] = None,
+    family: OneFamilyOpt = None,
     out: Annotated[Path, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: captured.csv.")] = Path(
         "captured.csv"
     ),
@@ -197,14 +166,11 @@ def capture(
     coarse: CoarseOpt = False,
     force: ForceOpt = False,
     accept_new_host_keys: AcceptNewHostKeysOpt = False,
-    as_json: JsonOpt = False,
-) -> None:
+) -> Page:
     """Run a workload and list its shapes without a tuned row.
 
     Exit code 1 where the workload failed.
     """
-    from orchestrator.errors import InputError
-    from orchestrator.families import get_family
     from orchestrator.inventory import load_inventory
     from orchestrator.nodes.command import WorkloadLog, capture_here, capture_on
 
@@ -222,28 +188,26 @@ def capture(
         found, code = capture_here(command, log)
     ended = "" if code == 0 else f", which ended with code {code}"
     source = f"{plural(found.lines, 'line')} of {command[0]}{ended}"
-    write_misses(found, name, out, level_of(pad_m, coarse), force, as_json, source, top, least)
-    if code != 0:
-        raise typer.Exit(1)
+    page = _misses(found, name, out, _level(pad_m, coarse), force, source, top, least)
+    page.code = int(code != 0)
+    return page
 
 
-def write_misses(
+def _misses(
     found: Misses,
     family: str | None,
     out: Path | None,
     level: PadLevel | None,
     force: bool,
-    as_json: bool,
     source: str,
-    top: int | None = None,
-    least: int = 1,
-) -> None:
-    """Write the missed shapes, one list per family, and print a summary. Raises InputError."""
-    from orchestrator.errors import InputError
+    top: int | None,
+    least: int,
+) -> Page:
+    """Write the missed shapes, one list per family, and return what they are. Raises InputError."""
     from orchestrator.families import grid_point
     from orchestrator.planning.plan import risk_notes
+    from orchestrator.shapes import describe
     from orchestrator.shapes.writing import finished
-    from worker.families import FAMILIES
 
     families = [f for f in found.families if family in (None, f)]
     notes = _miss_notes(found, family)
@@ -253,7 +217,7 @@ def write_misses(
         raise InputError(
             f"misses of {', '.join(families)}: name one with --family, or give -o OUT.csv for a list of each"
         )
-    documents, texts = [], [source]
+    documents, texts, risks = [], [source], list[str]()
     for name in families:
         of = FAMILIES[name]
         ranked = found.ranked(name, top, least)
@@ -262,19 +226,19 @@ def write_misses(
         calls = Counter[tuple[int | str, ...]]()
         for key, n in ranked:
             calls[grid_point(key, of, level) if level else key] += n
-        write_keys(file, keys, name, force, calls)
-        lines = found.counts[name].total()
-        texts.append(
-            f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}" + (f" -> {file}" if file else "")
-        )
-        texts += [f"  {n:8} {_words(of.key_names, k)}" for k, n in ranked[:SHOWN]]
-        texts += [f"  ... and {len(ranked) - SHOWN} more"] if len(ranked) > SHOWN else []
-        risks = risk_notes(of, keys)
-        notes += risks if as_json else []
-        texts += [f"  {s}" for s in (*saving, *risks)]
+        _write(file, keys, of, force, calls)
+        lines, to = found.counts[name].total(), f" -> {file}" if file else ""
+        texts.append(f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}{to}")
+        texts += [f"  {n:8} {describe(k)}" for k, n in ranked[:MOST_SHOWN]]
+        texts += [f"  ... and {len(ranked) - MOST_SHOWN} more"] if len(ranked) > MOST_SHOWN else []
+        risks += risk_notes(of, keys)
+        texts += [f"  {s}" for s in (*saving, *risk_notes(of, keys))]
         counts = [{**dict(zip(of.key_names, k, strict=True)), "count": n} for k, n in ranked]
         documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": lines, "counts": counts})
-    print_summary([*texts, *notes], out, {"families": documents, "notes": notes}, as_json)
+    page = Page({"families": documents, "notes": [*notes, *risks]})
+    (page.line if out else page.aside)(*texts, *notes)
+    page.line(*[f"written: {out}" if len(families) == 1 else "written: one list per family"] * bool(out))
+    return page
 
 
 def _miss_notes(found: Misses, family: str | None) -> list[str]:
@@ -289,46 +253,23 @@ def _miss_notes(found: Misses, family: str | None) -> list[str]:
     return out + [f"{plural(n, 'line')} could not be read: {text(why, 200)}" for why, n in found.odd.most_common(5)]
 
 
-def _words(names: tuple[str, ...], key: tuple[int | str, ...]) -> str:
-    return " ".join(f"{n}={v}" for n, v in zip(names, key, strict=True))
-
-
-def level_of(pad_m: bool, coarse: bool) -> PadLevel | None:
-    """Return the grid of M that the options select, None for none."""
+def _level(pad_m: bool, coarse: bool) -> PadLevel | None:
     return "coarse" if coarse else "fine" if pad_m else None
 
 
-def write_keys(
-    out: Path | None,
-    keys: list[tuple[int | str, ...]],
-    family: str,
-    force: bool,
-    calls: Mapping[tuple[int | str, ...], int] | None = None,
+def _refuse_two_documents(json_: bool, out: Path | None) -> None:
+    if json_ and out is None:
+        raise InputError("--json needs -o: standard output is the shape list without it")
+
+
+def _write(
+    out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int] | None = None
 ) -> None:
     """Write a list to its file, or to standard output; with a column `count` where the calls are known."""
     from orchestrator.shapes import Shape, render_shapes
     from orchestrator.shapes.writing import write_list
-    from worker.families import FAMILIES
 
-    of = FAMILIES[family]
     if out is not None:
         write_list(out, keys, of, force=force, calls=calls)
     else:
         sys.stdout.write(render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), of, calls))
-
-
-def print_summary(lines: list[str], out: Path | None, document: dict[str, Any], as_json: bool) -> None:
-    """Print the summary: on standard error where the list itself is on standard output."""
-    from orchestrator.tables.faults import escaped
-
-    if as_json:
-        print(json.dumps(document))
-        return
-    for line in lines:
-        print(escaped(line), file=sys.stdout if out else sys.stderr)
-    if out:
-        print(
-            f"written: {escaped(str(out))}"
-            if len(document.get("families", [0])) == 1
-            else "written: one list per family"
-        )

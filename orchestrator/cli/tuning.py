@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.cli.output.status import View, make_view
+from orchestrator.cli.printer import Page, plain
+from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
+from orchestrator.dispatch import control
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.paths import RunPaths
+from orchestrator.view.words import left_words
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -71,29 +72,35 @@ def share_of(text: str | None) -> float | None:
 
 
 def show_notes(prepared: Prepared, *, quiet: bool) -> None:
-    """Print what was cleaned, which defaults apply, and the run to come."""
-    stream = sys.stderr if quiet else sys.stdout
-    for note in prepared.plan.notes:
-        print(f"note: {note}", file=stream)
-    plan = prepared.plan
-    print(headline(plan), file=stream)
-    print(f"run {prepared.config.run}", file=stream, flush=True)
+    """Print what was cleaned, which defaults apply, and the run to come; `quiet`: on standard error."""
+    lines = [*(f"note: {note}" for note in prepared.plan.notes), headline(prepared.plan), f"run {prepared.config.run}"]
+    print(*map(plain, lines), sep="\n", file=sys.stderr if quiet else sys.stdout, flush=True)
 
 
-def show_plan(prepared: Prepared, *, json_: bool) -> None:
-    """Print a plan, for `--plan`."""
-    if json_:
-        print(json.dumps(prepared.plan.to_json(), indent=1))
-        return
-    from orchestrator.cli.output.terminal import plan_table
+def plan_page(prepared: Prepared) -> Page:
+    """Return a plan, for `--plan`: the work by shared key with its cost, and the slots of each node."""
+    from orchestrator.planning import seconds_of
 
-    for note in prepared.plan.notes:
-        print(f"note: {note}")
-    plan_table(prepared.plan, prepared.family, prepared.listed.shapes)
-    print(headline(prepared.plan))
-    n = len(prepared.reports)
-    probed = plural(n, "node was probed", "nodes were probed") if n else "no node was probed"
-    print(f"{probed}; nothing was started or written (--plan)")
+    plan, family = prepared.plan, prepared.family
+    page = Page(plan.to_json())
+    page.line(*(f"note: {note}" for note in plan.notes))
+    keys = {s.id: s.key_dict(family) for s in prepared.listed.shapes}
+    work = [(w, [keys[i] for unit in w.units for i in unit]) for w in plan.work]
+    shared_by_all = set.intersection(*(set(of[0].items()) for _, of in work)) if work else set()
+    everywhere = {k: v for k, v in shared_by_all if isinstance(v, str)}
+    rows = []
+    for w, of in work:
+        sizes = [int(key[family.m_column]) for key in of]
+        shared = " ".join(f"{k}={v}" for k, v in of[0].items() if k not in (family.m_column, *everywhere))
+        span = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}..{max(sizes)}"
+        rows.append((str(len(sizes)), span, shared, f"{seconds_of(w):.1f} s", "each alone" if w.alone else ""))
+    page.table(("shapes", family.m_column, "shared key", "cost", ""), rows, right=("shapes", "cost"))
+    if everywhere:
+        page.line(f"everywhere: {' '.join(f'{k}={everywhere[k]}' for k in family.key_names if k in everywhere)}")
+    page.table(("node", "slots"), ((node, str(n)) for node, n in plan.nodes.items()), "node", right=("slots",))
+    probed = plural(n, "node was probed", "nodes were probed") if (n := len(prepared.reports)) else "no node was probed"
+    page.line(f"cost: {plan.cost_source}", headline(plan), f"{probed}; nothing was started or written (--plan)")
+    return page
 
 
 def headline(plan: Plan) -> str:
@@ -110,81 +117,57 @@ def headline(plan: Plan) -> str:
 
 def estimate(plan: Plan) -> str:
     """Return `about 2 min 05 s`, or with little known `about 20 s to 3 min 00 s; a first guess`."""
-    from orchestrator.view.words import left_words
-
     words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     words = words if words.startswith("about") else f"about {words}"
     return f"{words}; a first guess" if plan.first_guess else words
 
 
-class _Quiet:
-    """View for --json: notes on standard error, nothing else."""
-
-    def update(self, status: object) -> None:
-        """Nothing to show."""
-
-    def note(self, text: str, *, bad: bool = False) -> None:
-        print(text, file=sys.stderr, flush=True)
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-
-def start(prepared: Prepared, options: RunOptions) -> int:
-    """Print the plan of a run, or create and drive it, and return the exit code."""
+def start(prepared: Prepared, options: RunOptions) -> Page:
+    """Return the plan of a run, or create and drive it, and return its report."""
     if options.plan:
-        show_plan(prepared, json_=options.json_)
-        return 0
+        return plan_page(prepared)
     show_notes(prepared, quiet=options.json_ or options.detach)
     return drive_or_detach(prepared.create(), detached=options.detach, json_=options.json_)
 
 
-def drive_or_detach(paths: RunPaths, *, detached: bool, json_: bool) -> int:
-    """Drive the run here, or leave it to a controller in the background, and return the exit code."""
-    if detached:
-        detach(paths, json_=json_)
-        return 0
-    return drive_here(paths, json_=json_)
+def drive_or_detach(paths: RunPaths, *, detached: bool, json_: bool) -> Page:
+    """Drive the run here, or leave it to a controller in the background."""
+    return detach(paths) if detached else drive_here(paths, json_=json_)
 
 
 def drive_here(
-    paths: RunPaths,
-    *,
-    json_: bool,
-    retry: tuple[int, ...] = (),
-    report: bool = True,
-    settings: DriveSettings | None = None,
-) -> int:
-    """Drive the run in this process, print the report at its end, and return the exit code (without a report, of its
-    state alone)."""
-    from orchestrator.cli.output.run_end import EXIT, report_end
+    paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = (), settings: DriveSettings | None = None
+) -> Page:
+    """Drive the run in this process, and return the report of its end."""
+    from orchestrator.cli.ending import end_page
+
+    state, error = drive_state(paths, json_=json_, retry=retry, settings=settings)
+    page = end_page(paths, state)
+    page.error = error
+    return page
+
+
+def drive_state(
+    paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = (), settings: DriveSettings | None = None
+) -> tuple[str, NoUsableNodeError | None]:
+    """Drive the run in this process, and return its state at the end, and the reason if it had no usable node."""
     from orchestrator.run.drive import drive
 
-    view: View = _Quiet() if json_ else make_view()
-    unusable: NoUsableNodeError | None = None
-    state = "interrupted"
-    try:
-        with contextlib.closing(view):
-            state = drive(paths, view, retry=retry, settings=settings).state
-    except NoUsableNodeError as e:
-        unusable = e
-    code = report_end(paths, state, json_=json_) if report else EXIT[state]
-    if unusable is not None:
-        raise unusable
-    return code
+    with contextlib.closing(make_view(quiet=json_)) as view:
+        try:
+            return drive(paths, view, retry=retry, settings=settings).state, None
+        except NoUsableNodeError as e:
+            return "interrupted", e
 
 
-def detach(paths: RunPaths, *, json_: bool) -> None:
+def detach(paths: RunPaths) -> Page:
     """Start the controller in a session of its own, with its output in controller.log."""
-    from orchestrator.dispatch.control import holder
-
-    log = paths.controller_log
-    runs = str(paths.root.absolute().parent)
+    log, runs = paths.controller_log, str(paths.root.absolute().parent)
     argv = [sys.executable, "-m", "orchestrator", "resume", paths.run, "--runs", runs]
     with log.open("ab") as out:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     until = time.monotonic() + 20.0
-    while time.monotonic() < until and not holder(paths.lock):
+    while time.monotonic() < until and not control.holder(paths.lock):
         if child.poll() is not None:
             tail = log.read_text(errors="replace")[-2000:]
             if child.returncode not in (0, 1):
@@ -192,14 +175,10 @@ def detach(paths: RunPaths, *, json_: bool) -> None:
             break
         time.sleep(0.05)
     child.returncode = child.returncode or 0  # it outlives this process, which does not wait for it
-    if json_:
-        print(json.dumps({"run": paths.root.name, "pid": child.pid, "folder": str(paths.root)}))
-    else:
-        print(paths.root.name)
-        print(
-            f"the controller is process {child.pid}; watch it: {command(f'status {paths.named} --watch')}",
-            file=sys.stderr,
-        )
+    page = Page({"run": paths.root.name, "pid": child.pid, "folder": str(paths.root)})
+    page.line(paths.root.name)
+    page.aside(f"the controller is process {child.pid}; watch it: {command(f'status {paths.named} --watch')}")
+    return page
 
 
 def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
@@ -214,44 +193,29 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
         os.rename(aside, paths.inventory)
 
 
-def replace_config(paths: RunPaths, **changes: Any) -> None:
-    """Set options of a run that are not None; the modification time of run.yaml, which is the run's age, stays."""
-    changes = {name: value for name, value in changes.items() if value is not None}
-    if not changes:
-        return
-    config = RunConfig.read(paths.config)
-    stat = paths.config.stat()
-    aside = paths.config.with_suffix(".tmp")
-    replace(config, **changes).write(aside)
-    os.utime(aside, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    os.rename(aside, paths.config)
-
-
-def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> int:
-    """Queue failed shapes again, through the run's controller or by driving the run here; return the exit code."""
-    from orchestrator.dispatch import control
-    from orchestrator.dispatch.control import holder
+def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> Page:
+    """Queue failed shapes again, through the run's controller or by driving the run here."""
     from orchestrator.ledger import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
         members = set(ledger.replayed.attempts[group].shapes) if group else None
-        failed = [f for f in ledger.failed(reason) if members is None or f.id in members]
+        failed = [f.id for f in ledger.failed(reason) if members is None or f.id in members]
         reasons = list(ledger.failures())
+    page = Page({"run": paths.run, "queued": len(failed)})
     if not failed:
-        which = " ".join(f"with {w}" for w in (reason and f"reason {reason!r}", group and f"group {group!r}") if w)
-        there = f" (failed shapes have: {', '.join(reasons)})" if reasons else " (no shape failed)"
-        print(f"nothing to retry: no failed shape {which}{there}".replace("  ", " "))
-        return 0
-    ids = tuple(f.id for f in failed)
-    if holder(paths.lock):
+        which = "".join(f" with {w}" for w in (reason and f"reason {reason!r}", group and f"group {group!r}") if w)
+        there = f"failed shapes have: {', '.join(reasons)}" if reasons else "no shape failed"
+        page.line(f"nothing to retry: no failed shape{which} ({there})")
+        return page
+    if control.holder(paths.lock):
         with contextlib.suppress(RunBusyError):
-            control.ask(paths.requests, "retry", shapes=list(ids))
-        print(f"{plural(len(ids), 'failed shape')} queued again; watch: {command(f'status {paths.named} --watch')}")
-        return 0
-    if not json_:
-        print(f"trying {plural(len(ids), 'failed shape')} again")
-    return drive_here(paths, json_=json_, retry=ids)
+            control.ask(paths.requests, "retry", shapes=failed)
+        watch = command(f"status {paths.named} --watch")
+        page.line(f"{plural(len(failed), 'failed shape')} queued again; watch: {watch}")
+        return page
+    print(f"trying {plural(len(failed), 'failed shape')} again", file=sys.stderr if json_ else sys.stdout)
+    return drive_here(paths, json_=json_, retry=tuple(failed))
 
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
@@ -273,47 +237,44 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
 
 def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
     """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
-    from orchestrator.dispatch import control
-    from orchestrator.dispatch.control import holder
     from orchestrator.run.drive import drive
 
-    controller = holder(paths.lock)
-    if not controller:
-        drive(paths, _Quiet(), cancel=True, settings=settings)
-        print(f"run {paths.root.name}: no controller was driving it")
-        _print_cancelled(paths)
-        return
-    control.ask(paths.requests, "cancel")
-    until = time.monotonic() + 60.0
-    while time.monotonic() < until:
-        if not holder(paths.lock):
-            _print_cancelled(paths)
-            return
-        time.sleep(0.1)
-    raise InputError(
-        f"the controller (process {controller.get('pid')}) did not end within 60 s; end it and run cancel again"
-    )
+    controller, page = control.holder(paths.lock), Page()
+    if controller:
+        control.ask(paths.requests, "cancel")
+        until = time.monotonic() + 60.0
+        while control.holder(paths.lock):
+            if time.monotonic() > until:
+                raise InputError(
+                    f"the controller (process {controller.get('pid')}) did not end within 60 s; end it and run cancel"
+                    " again"
+                )
+            time.sleep(0.1)
+    else:
+        drive(paths, make_view(quiet=True), cancel=True, settings=settings)
+        page.line(f"run {paths.root.name}: no controller was driving it")
+    _add_cancelled(page, paths)
+    page.print()
 
 
-def _print_cancelled(paths: RunPaths) -> None:
-    """Print how the run ended, and what its last controller found on each node."""
+def _add_cancelled(page: Page, paths: RunPaths) -> None:
+    """Add how the run ended, and what its last controller found on each node."""
     from orchestrator.ledger import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         seen, epoch, state = ledger.meta("farewell", {}), ledger.meta("epoch", 0), ledger.state
-    print(f"run {paths.root.name} is {state}")
+    page.line(f"run {paths.root.name} is {state}")
     if seen.get("epoch") != epoch:
-        print("its last controller ended without checking the nodes: run cancel again")
+        page.line("its last controller ended without checking the nodes: run cancel again")
         return
     nodes: dict[str, dict[str, Any]] = seen["nodes"]
-    stopped = {n: s["ran"] for n, s in nodes.items() if s["ran"] and not s["left"]}
+    well = {n: s["ran"] for n, s in sorted(nodes.items()) if not s["left"]}
     for words, there in (
-        ("stopped " + plural(sum(stopped.values()), "worker") + " on", list(stopped)),
-        ("no worker ran on", [n for n, s in nodes.items() if s["ran"] == 0 and not s["left"]]),
-        ("nothing was started on", [n for n, s in nodes.items() if s["ran"] is None]),
+        (f"stopped {plural(sum(n or 0 for n in well.values()), 'worker')} on", [n for n, ran in well.items() if ran]),
+        ("no worker ran on", [n for n, ran in well.items() if ran == 0]),
+        ("nothing was started on", sorted(n for n, s in nodes.items() if s["ran"] is None)),
     ):
-        if there:
-            print(f"{words} {', '.join(sorted(there))}")
-    for node in sorted(n for n, s in nodes.items() if s["left"]):
+        page.line(*[f"{words} {', '.join(there)}"] * bool(there))
+    for node in sorted(nodes.keys() - well.keys()):
         left = nodes[node]["left"]
-        print(f"! {node}: workers may be left; they end after 15 minutes without work: {left}")
+        page.line(f"! {node}: workers may be left; they end after 15 minutes without work: {left}")

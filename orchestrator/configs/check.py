@@ -86,6 +86,14 @@ def check(
     return out
 
 
+def size_of(text: str | None) -> Size:
+    """Return N and K of `N=..,K=..`, None for the one that is not given. Raises InputError."""
+    parts = dict(p.strip().partition("=")[::2] for p in text.split(",")) if text else {}
+    if not parts.keys() <= {"N", "K"} or not all(v.isascii() and v.isdigit() and int(v) for v in parts.values()):
+        raise InputError(f"--shape {text}: give N=1280,K=8192 (K the logical one), or one of the two")
+    return tuple(int(parts[name]) if name in parts else None for name in "NK")  # type: ignore[return-value]
+
+
 def _to_compile(resolver: Resolver, files: Sequence[Shipped], size: Size) -> Iterator[Compiled]:
     for file in files:
         if file.gluon or file.kind.custom_suffix:

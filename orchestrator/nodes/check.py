@@ -17,13 +17,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.command_hints import command
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, WorkerState, find_engine
-from orchestrator.errors import OrchestratorError, SlowError, UnreachableError
-from orchestrator.inventory import Node, check_references, resolved
+from orchestrator.errors import NoUsableNodeError, OrchestratorError, SlowError, UnreachableError
+from orchestrator.inventory import Node, check_references, load_inventory, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE
 from orchestrator.nodes.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_words, read_facts, script
 from orchestrator.nodes.occupancy import gpus_of, occupants, twice
@@ -383,6 +384,18 @@ def check_nodes(
     for name, why in dict(twice(wanted, {n: r.facts for n, r in reports.items()})).items():
         reports[name] = reports[name].with_finding(UNUSABLE, "gpus", why)
     return compare([reports[name] for name in wanted])
+
+
+def chips_of(inventory: Path) -> set[tuple[str, int]]:
+    """Return (gfx, cu_num) of each node, as the inventory says or else as probed. Raises NoUsableNodeError."""
+    nodes = load_inventory(inventory).nodes.values()
+    out = {(n.gfx, n.cu_num) for n in nodes if n.gfx and n.cu_num}
+    for report in check_nodes([n for n in nodes if not (n.gfx and n.cu_num)]):
+        if not (report.facts.gfx and report.facts.cu_num):
+            why = "; ".join(report.problems()) or f"{report.node}: its GPU is unknown"
+            raise NoUsableNodeError(f"{why}\ngive gfx and cu_num in the inventory, or --gfx and --cu-num")
+        out.add((report.facts.gfx, report.facts.cu_num))
+    return out
 
 
 def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:

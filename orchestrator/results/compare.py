@@ -12,11 +12,14 @@ rows: a benchmark judges thousands of tables at once.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import erfc, sqrt
+from math import erfc, isfinite, sqrt
 from statistics import NormalDist
 
 import numpy as np
 import numpy.typing as npt
+
+from orchestrator.errors import InputError
+from orchestrator.tables.faults import shown
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -62,6 +65,19 @@ class Rule:
     rel: float = 1.005
     abs_us: float = 0.5
     ignore_below: float = 4.0
+
+    @classmethod
+    def parse(cls, text: str, ignore_below: float) -> Rule:
+        """Return the rule of `REL,ABS`. Raises InputError."""
+        try:
+            rel, abs_us = (float(x) for x in text.split(","))
+        except ValueError:
+            raise InputError(f"--rule {shown(text)}: must be two numbers, as 1.005,0.5") from None
+        if not (isfinite(rel) and isfinite(abs_us) and rel >= 1 and abs_us >= 0):
+            raise InputError(f"--rule {shown(text)}: REL must be at least 1 and ABS at least 0")
+        if not isfinite(ignore_below):
+            raise InputError("--ignore-below: is not a number")
+        return cls(rel, abs_us, ignore_below)
 
     def limit(self, us: Floats) -> Floats:
         """The time from which on a row is suspected."""

@@ -8,7 +8,7 @@ Every fault is named with file and line. A record of an environment is `NAME.env
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import expm1
@@ -28,6 +28,7 @@ from orchestrator.tables.locate import locate
 from orchestrator.tables.open import csv_records, read_bytes, read_head
 from orchestrator.tables.tuned import NULLS
 from orchestrator.tables.write import cell, no_formula, write_csv
+from orchestrator.userfiles import write_atomic
 from worker.families import FAMILIES
 from worker.text import plural
 
@@ -453,15 +454,40 @@ def key_text(key: Mapping[str, str]) -> str:
     return " ".join(v if n == "kernel" else f"{n}={v}" for n, v in key.items())
 
 
-def write_rows(of: Mapping[str, Any], path: Path) -> None:
-    """Writes all rows as CSV, the worst first. Raises OSError."""
+def refuse_overwriting(read: Sequence[Path], write: Sequence[Path]) -> None:
+    """Raise InputError where an output is one of the inputs, a folder, or named twice."""
+    inputs = {p.resolve() for p in read}
+    for path in write:
+        if path.resolve() in inputs:
+            raise InputError(f"{path}: is one of the inputs: name another file")
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
+    if len({p.resolve() for p in write}) < len(write):
+        raise InputError("two of --out, --again and --markdown name the same file")
+
+
+def write(
+    of: Mapping[str, Any], out: Path | None, again: Path | None, page: Path | None, markdown: Iterable[str]
+) -> list[str]:
+    """Write all rows, those that could not be judged, and a page of Markdown; return what was written in words.
+
+    All rows come with the worst first. Raises InputError.
+    """
     keys, *figures = of["rows"][0]
-    rows = ([*r[keys].values(), *(r[n] for n in figures)] for r in of["rows"])
-    cells = ([no_formula(v) if isinstance(v, str) else cell(v) for v in row] for row in rows)
-    write_csv(path, [*of["rows"][0][keys], *figures], cells)
-
-
-def write_again(of: Mapping[str, Any], path: Path) -> None:
-    """Writes the kernels and shapes that could not be judged, for a benchmark. Raises OSError."""
-    rows = [map(no_formula, r["key"].values()) for r in of["rows"] if r["verdict"] in OPEN]
-    write_csv(path, list(of["rows"][0]["key"]), rows)
+    written = []
+    try:
+        if out:
+            rows = ([*r[keys].values(), *(r[n] for n in figures)] for r in of["rows"])
+            cells = ([no_formula(v) if isinstance(v, str) else cell(v) for v in row] for row in rows)
+            write_csv(out, [*of["rows"][0][keys], *figures], cells)
+            written.append(str(out))
+        if again:
+            left = [map(no_formula, r["key"].values()) for r in of["rows"] if r["verdict"] in OPEN]
+            write_csv(again, list(of["rows"][0]["key"]), left)
+            written.append(f"{again} ({plural(of['open'], 'row')} to measure again)")
+        if page:
+            write_atomic(page, "\n".join(markdown) + "\n")
+            written.append(str(page))
+    except OSError as e:
+        raise InputError(f"{e.filename or out or again or page}: cannot be written: {e.strerror}") from e
+    return written

@@ -70,6 +70,12 @@ class Verified:
     code: int | None = None
     last: list[str] = field(default_factory=list)
 
+    def to_json(self) -> dict[str, Any]:
+        """The answer as it stands in the document of `verify`."""
+        names = ("kernel", "selected", "verdict", "us", "tuned_us", "why")
+        rows = [{**r.key, **{n: getattr(r, n) for n in names}} for r in self.rows]
+        return {"node": self.node, "why": self.why, "aiter": self.aiter, "code": self.code, "rows": rows}
+
 
 class Reading:
     """Reader of the lines of one node, as they arrive."""

@@ -33,7 +33,7 @@ from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
 from orchestrator.planning.roofline import Device, chip_of
 from orchestrator.planning.value import Forecast, Worth, worths
-from orchestrator.results.recheck import chip_of_rows
+from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
 from orchestrator.run.earlier import Dropped, drop_tuned, gather, tuned_times
 from orchestrator.run.leased import check_pools, machines_of, pool_note, slots_of
 from orchestrator.run.limits import WORTHS
@@ -245,6 +245,40 @@ def prepare(request: RunRequest) -> Prepared:
         gpu_hours=request.gpu_hours,
     )
     return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, inventory_text, reports, worth)
+
+
+def prepare_recheck(
+    request: RunRequest, profiles: Sequence[Path], runners: int
+) -> tuple[Prepared, dict[int, RowToCheck]]:
+    """Return the run that measures a table's rows, and what it measures of each shape. Raises InputError."""
+    from orchestrator.tables.sources import open_sources
+    from orchestrator.tables.tuned import chip_name
+    from worker.tuners.catalog import recorded_tuner
+
+    table = request.shapes
+    if (table / "run.yaml").is_file():
+        of = RunConfig.read(table / "run.yaml")
+        options, err = {**of.options, **request.options}, of.err_ratio
+        request = replace(
+            request, family=request.family or of.family, tuner=request.tuner or of.tuner, options=options, err_ratio=err
+        )
+    beside = [table.with_name("profile.csv")] if table.name == "tuned.csv" else []
+    sources = open_sources([table], profiles or [p for p in beside if p.is_file()], None, request.family)
+    rows: dict[TableKey, RowToCheck] = rows_to_check(sources, runners)
+    share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
+    request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
+    prepared = prepare(request)
+    if recorded_tuner(prepared.config.tuner).produces == "configs":
+        raise InputError(f"the tuner {prepared.config.tuner} writes config files, no table whose rows could be checked")
+    chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
+    found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
+    if not found:
+        has = ", ".join(sorted({chip_name(*key[:2]) for key in rows})[:6])
+        raise InputError(
+            f"{table}: has no row of {chip_name(*chip)} (it has {has}); where a node cannot say what it is, "
+            "gfx and cu_num in the inventory do"
+        )
+    return prepared, found
 
 
 def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:

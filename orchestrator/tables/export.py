@@ -11,9 +11,12 @@ kernels of bf16 are compiled for the first form alone. Each has a twin that list
 
 from __future__ import annotations
 
+import os
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -21,9 +24,11 @@ from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.build import Answer
 from orchestrator.tables.faults import listed
 from orchestrator.tables.kinds import kind_of_table, own_rows
+from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.records import current_records, read_records
 from orchestrator.tables.rules import REBUILD
-from orchestrator.tables.tuned import Table, best, kernel_of, twice
+from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
+from orchestrator.tables.write import write_csv
 from worker.families import FAMILIES, Family, backend_of
 from worker.text import Finding, plural
 
@@ -33,6 +38,112 @@ if TYPE_CHECKING:
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""
 SHOWN = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """Environment lines that make AITER read the tables, files written, and what AITER would do with the rows."""
+
+    env: list[str] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Return whether AITER would fail, or would use none of the rows."""
+        return any(f.level == "error" for f in self.findings)
+
+
+def read(tables: Iterable[Path], family: str | None) -> dict[Family, list[Table]]:
+    """Return the tables, or those of runs' folders, by family. Raises InputError with all faults."""
+    out: dict[Family, list[Table]] = {}
+    faults: list[str] = []
+    for path in dict.fromkeys(p / "tuned.csv" if p.is_dir() else p for p in tables):
+        try:
+            of = family_of(path, family)
+            out.setdefault(of, []).append(read_table(path, of, doubled=True))
+        except InputError as e:
+            faults += e.faults
+    if faults:
+        raise InputError(faults)
+    refuse_own(s for some in out.values() for s in some)
+    return out
+
+
+def export(
+    sources: Mapping[Family, Sequence[Table]],
+    chips: Iterable[tuple[str, int]],
+    build: Build | None,
+    *,
+    out: Path | None,
+    model: str | None,
+    form: str | None,
+    at: str | None,
+    force: bool,
+) -> Exported:
+    """Make AITER use tables: write files, if `out` or `model` is given, and return the environment lines.
+
+    If AITER would fail, the lines are empty. Raises InputError for a name that is taken or that AITER would not find.
+    """
+    made, checked = Exported(), [f for some in sources.values() for s in some for f in in_build(s, build)]
+    cannot = build is not None and any(f.level == "error" for f in checked)
+    for of, some in sources.items() if not cannot else ():
+        made.findings.extend(f for s in some for f in never_selected(s, chips))
+        paths = [s.path for s in some]
+        if out is None and model is None:
+            made.findings.extend(duplicates(some))
+        else:
+            paths = _write(some, out or Path("model_configs"), model, form, force)
+            made.files.extend(map(str, paths))
+            made.findings.extend(_neighbours(paths[0], of) if model else ())
+        if model is None:
+            made.env.append(_env_line(of, paths, at))
+            text = (
+                f"{of.name}: with {of.env} set, AITER reads the listed tables only, none of its own;"
+                " name its tables too (with -o DIR) to keep their rows"
+            )
+            its = f": {build.configs / of.tuned_csv}, ..." if build else ""
+            made.findings.append(Finding("note", "tables", "", 0, text + its))
+    made.findings.extend(checked)
+    if made.failed:
+        made.env.clear()
+    return made
+
+
+def _write(some: Sequence[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
+    """Write one table with the fastest row of each key, and for a model the list of its shapes beside it."""
+    of, (header, rows) = some[0].family, best_rows(some)
+    chosen = next((f for f in FORMS if f == form), None)
+    if model is not None and form is not None and chosen is None:
+        raise InputError(f"--form {form[:40]!r}: give {' or '.join(FORMS)}")
+    names = [of.tuned_csv] if model is None else model_names(model, of, chosen or usual_form(of), rows)
+    shapes = list({tuple(r.get(n, "") for n in of.key_names): r for r in rows}.values())
+    paths = [folder / name for name in names]
+    folder.mkdir(parents=True, exist_ok=True)
+    there = [str(p) for p in paths if p.exists()]
+    if there and not force:
+        raise InputError(f"{', '.join(there)}: exists; name another folder with -o, or --force to replace")
+    for path, (columns, table) in zip(paths, ((header, rows), (of.key_names, shapes)), strict=False):
+        write_csv(path, of.to_aiter(columns), ([row.get(c, "") for c in columns] for row in table))
+    return paths
+
+
+def _neighbours(written: Path, of: Family) -> list[Finding]:
+    """Return duplicates of keys in the same model_configs folder, and in the configs folder above it."""
+    folder, above = written.parent, written.parent.parent / of.tuned_csv
+    files = [*([above] if above.is_file() and folder.name == "model_configs" else []), *shipped_tables(folder, of)]
+    return duplicates([read_table(p, of, lenient=True) for p in files])
+
+
+def _env_line(of: Family, paths: Iterable[Path], at: str | None) -> str:
+    words = [f"{at.rstrip('/')}/{p.name}" if at is not None else str(p.absolute()) for p in paths]
+    bad = [w for w in words if os.pathsep in w]
+    if bad:
+        raise InputError(f"{bad[0]}: AITER splits the variable at {os.pathsep!r}; give the table another name or place")
+    doubled = {w for w in words if words.count(w) > 1}
+    if doubled:
+        raise InputError(f"--at {at}: two tables would be {min(doubled)}; write one with -o DIR")
+    return f"export {of.env}={shlex.quote(os.pathsep.join(words))}"
 
 
 def duplicates(sources: Sequence[Table]) -> list[Finding]:

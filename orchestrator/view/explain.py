@@ -8,12 +8,12 @@ from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.ledger import LedgerReader
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.policy.model import Attempt, Shape
 from orchestrator.policy.why import why
 from orchestrator.view.candidates import FaultedCandidate, faulted, reproductions, slot_warnings
 from orchestrator.view.slot_speeds import flags
-from orchestrator.view.status import names_of, node_detail, node_state
+from orchestrator.view.status import done_word, names_of, node_detail, node_state
 from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
 from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
 from worker.text import and_more, plural
@@ -21,7 +21,7 @@ from worker.text import and_more, plural
 MOST_STEPS = 14
 """Steps of one thing: the first and the last ones are shown."""
 WIDE = 240
-"""Characters of a step on a terminal."""
+"""Characters of a step of a shape, group or candidate on a terminal."""
 MOST_CANDIDATES = 8
 MOST_SHAPES = 5
 MOST_SCRIPTS = 3
@@ -42,11 +42,12 @@ class Story:
     def lines(self) -> list[str]:
         out = [f"{self.kind} {self.subject}: {self.now}"]
         skip = len(self.steps) - MOST_STEPS
+        wide = None if self.kind == "node" else WIDE  # what happened to a node may end with a command to type
         for i, (t, text, _) in enumerate(self.steps):
             if skip > 0 and i == MOST_STEPS // 2:
                 out.append(f"            ... and {skip} more")
             if skip <= 0 or not MOST_STEPS // 2 <= i < MOST_STEPS // 2 + skip:
-                out.append(f"  {clock(t)}  {text if len(text) <= WIDE else text[: WIDE - 3] + '...'}")
+                out.append(f"  {clock(t)}  {text if wide is None or len(text) <= wide else text[: wide - 3] + '...'}")
         return out + [f"  - {text}" for text in self.advice]
 
 
@@ -93,6 +94,7 @@ class _Stories:
 
     def __init__(self, paths: RunPaths, ledger: LedgerReader) -> None:
         self._paths, self._ledger, self._state = paths, ledger, ledger.replayed
+        self._done = done_word(RunConfig.read(paths.config).tuner)
         self.named = names_of(ledger)
         self._faulted = faulted(ledger)
         self._warnings = slot_warnings(ledger)
@@ -123,7 +125,7 @@ class _Stories:
             reason = f" ({skipped[0]})" if skipped and skipped[0] else ""
             now = f"skipped{reason}: {skipped[1]}" if skipped else "pending"
             return Story(self.named(id_), "shape", now)
-        now = settled_words(s) if s.state != "pending" else f"pending: {why(self._state, id_)}"
+        now = settled_words(s, self._done) if s.state != "pending" else f"pending: {why(self._state, id_)}"
         found = [f for f in self._faulted if id_ in f.shapes]
         notes = [f"Candidate {f.title} {f.words(id_)}" for f in found[:MOST_CANDIDATES]]
         if len(found) > MOST_CANDIDATES:
@@ -156,7 +158,7 @@ class _Stories:
         """`brief`: without the attempts that went well there."""
         state, node = self._state, self._state.nodes[name]
         of = f"lease {node.lease} on {node.host}; " if node.lease else ""
-        now = f"{of}{plural(node.tuned, 'shape')} tuned, {node.failed} failed there; {node_state(node)}"
+        now = f"{of}{plural(node.tuned, 'shape')} {self._done}, {node.failed} failed there; {node_state(node)}"
         now += f" ({detail})" if (detail := node_detail(node)) else ""
         now += "".join(f"; slot {s.name} {s.state} ({s.why})" for s in node.slots.values() if s.why)
         now += "".join(f"; slot {slot} is {words}" for (n, slot), words in flags(state).items() if n == name)

@@ -60,6 +60,11 @@ class NodeStatus:
         return sum(1 for s in self.slots if s.attempt)
 
 
+def done_word(tuner: str) -> str:
+    """The word for a shape that has a result: a bench measures and tunes nothing."""
+    return "measured" if tuner and recorded_tuner(tuner).side_by_side else "tuned"
+
+
 @dataclass(slots=True)
 class RunStatus:
     """One run. state: planned, preparing, running, finished, interrupted or cancelled."""
@@ -95,7 +100,7 @@ class RunStatus:
     @property
     def done(self) -> str:
         """The word for a shape that has a result: a bench tunes nothing."""
-        return "measured" if self.tuner and recorded_tuner(self.tuner).side_by_side else "tuned"
+        return done_word(self.tuner)
 
     @property
     def settled(self) -> int:

@@ -119,11 +119,11 @@ def _because(detail: str) -> str:
     return f": {detail}" if detail else ""
 
 
-def settled_words(shape: Shape) -> str:
-    """State of a shape, and why."""
+def settled_words(shape: Shape, done: str = "tuned") -> str:
+    """State of a shape, and why; `done`: the word for a shape that has a result."""
     if shape.state == "tuned":
         sure = ", unconfirmed" if shape.confirmed is False else ""
-        return f"tuned{sure}" + _because(shape.detail)
+        return f"{done}{sure}" + _because(shape.detail)
     if shape.state == "failed" and shape.reason is not None:
         sure = "" if shape.confirmed or shape.reason.is_verdict else ", unconfirmed"
         return f"failed ({shape.reason.value}{sure})" + _because(shape.detail)

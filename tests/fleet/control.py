@@ -9,8 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli import tuning
-from orchestrator.cli.output import run_end  # noqa: F401 - imported once, for all that are forked
+from orchestrator.cli import (
+    ending,  # noqa: F401 - imported once, for all that are forked
+    tuning,
+)
 from orchestrator.dispatch.timeouts import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
@@ -36,7 +38,7 @@ def main(request: Mapping[str, Any]) -> int:
         if request["what"] == "cancel":
             tuning.cancel(paths, settings)
             return 0
-        return tuning.drive_here(paths, json_=False, retry=tuple(request["retry"]), settings=settings)
+        return tuning.drive_here(paths, json_=False, retry=tuple(request["retry"]), settings=settings).finish()
     except OrchestratorError as e:
         print(f"error: {e}", file=sys.stderr)
         return e.exit_code

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.cli.tuning import replace_config
 from orchestrator.dispatch import control
 from orchestrator.dispatch.timeouts import Timeouts
 from orchestrator.ledger import reconcile
+from orchestrator.paths import RunConfig
 from tests.fleet.kit import Controller, Fleet
 from tests.support.marks import full_but
 from tests.waiting import wait_until
@@ -299,7 +299,7 @@ def test_a_run_that_only_waits_ends_at_once(make_fleet: Callable[..., Fleet], ho
     else:
         assert fleet.drive("cancel").wait() == 0
     assert run.wait() == 130, run.out
-    replace_config(fleet.paths, busy="share")
+    RunConfig.change(fleet.paths.config, busy="share")
     done = fleet.resume()
     assert done.code == 0, done.out
     assert "h1 ran beside other jobs" in done.out

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.cli.output.node_rows import status_rows
+from orchestrator.cli.screen import status_rows
 from orchestrator.dispatch.deploy import NodePlan
 from orchestrator.nodes.check import no_answer
 from orchestrator.run.snapshot import add_answer

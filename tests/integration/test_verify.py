@@ -101,7 +101,7 @@ def test_rows_of_another_chip_are_not_used(bench: Bench) -> None:
     done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, cu_num=80)))
     assert done.code == 1
     assert "0 of 1 row proven" in done.out
-    assert "M=64 N=512 K=1024: not used by the lookup, not run" in done.out
+    assert "64x512x1024: not used by the lookup, not run" in done.out
     assert "No shapes to benchmark" in done.out
 
 

@@ -232,9 +232,9 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/worker/protocol/test_protocol.py::test_a_bad_record_is_refused",),
     ),
     Bug(
-        "control-characters-shown", 12, "orchestrator/cli/output/terminal.py",
-        '"".join(c if c.isprintable() else "\\N{REPLACEMENT CHARACTER}" for c in line)',
-        "line",
+        "control-characters-shown", 12, "orchestrator/cli/printer.py",
+        'escaped(uncoloured(text).replace("\\t", " ").rstrip())',
+        "text",
         "Text of a node moves the cursor of the user's terminal.",
         ("tests/unit/cli/test_view.py::test_plain_lines_where_there_is_no_terminal",),
     ),
@@ -260,7 +260,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/worker/device/test_worker_probe.py::test_a_cpu_is_named_as_one",),
     ),
     Bug(
-        "cpu-bench-unmarked", 13, "orchestrator/cli/output/run_end.py",
+        "cpu-bench-unmarked", 13, "orchestrator/cli/ending.py",
         "{'the CPU ' if on_cpu else ''}",
         "",
         "The end of a bench on a CPU does not say so.",

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.cli.output.run_end import bench_table, missing_results
+from orchestrator.cli.ending import add_results, missing_results
+from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import ProfileRow
@@ -46,7 +47,7 @@ def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:
     assert [(r["kernel"], r["M"], r["run"]) for r in side] == [("torch/mm", 16, i) for i in (1, 2, 3)]
 
 
-def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none() -> None:
+def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     ok, absent = result("torch", 20.0), result("aiter", 0.0, detail="no module aiter")
     of = BenchResults(RunPaths(Path()), FP4, [ok, absent], {}, 1)
     assert not of.at_fault
@@ -54,7 +55,11 @@ def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none() -> None:
     (told,) = missing_results([ok, absent, result("aiter", 0.0, shape=2, detail="no module aiter")])
     assert (told["backend"], told["status"], told["shapes"]) == ("aiter", "unavailable", 2)
     assert fastest([ok, result("triton", 30.0)])[1, ""].backend == "torch"
-    assert bench_table([ok, absent]).row_count == 1
+    add_results(page := Page(), [ok, absent])
+    page.print()
+    heads, line, caption = (" ".join(text.split()) for text in capsys.readouterr().out.splitlines())
+    assert (heads, line[-5:], caption) == ("shape torch aiter fastest", "torch", "TFLOPS")
+    assert " - " in line
 
 
 def row(run: int, **more: Any) -> ProfileRow:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.cli.output.run_end import report_end
+from orchestrator.cli.ending import end_page
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults
@@ -39,7 +39,7 @@ def test_the_compare_line_and_the_records_have_the_order_of_env(
                     more = {"env": env, "run": number, "op": "mm", "libtype": "torch"}
                     run.says(row("row", "g0001-1", shape, us=us * (1 + number / 1000), **more))
         BenchResults.of_run(run.ledger, paths, options).write()
-    report_end(paths, "finished", json_=False)
+    end_page(paths, "finished").finish()
     (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("next:")]
     words = shlex.split(line)
     sides = words[words.index("compare") + 1 :]

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from orchestrator import events as ev
 from orchestrator.cli.app import app
-from orchestrator.cli.output.run_end import report_end
-from orchestrator.cli.output.status import show_status
+from orchestrator.cli.ending import end_page
+from orchestrator.cli.screen import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.ledger.writer import row_values
@@ -47,10 +47,10 @@ def paths(tmp_path: Path) -> RunPaths:
 
 
 def test_the_end_of_a_run_names_the_slot(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
-    report_end(paths, "finished", json_=False)
+    end_page(paths, "finished").finish()
     out = capsys.readouterr().out
     assert f"! {SLOW}\n" in out
-    report_end(paths, "finished", json_=True)
+    end_page(paths, "finished").finish(as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["standing_out"] == [SLOW]
     assert document["shapes"]["tuned"] == 2
@@ -79,7 +79,7 @@ def test_the_page_names_the_slot_and_draws_the_canaries(paths: RunPaths) -> None
 
 def test_without_timed_canaries_nothing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths, _ = kit.empty_run(tmp_path, 1)
-    report_end(paths, "finished", json_=True)
+    end_page(paths, "finished").finish(as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert document["standing_out"] == []
     assert Collector(paths).document()["gpus"] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.output.run_end import next_steps, print_next
+from orchestrator.cli.ending import next_lines, next_steps
 from orchestrator.command_hints import called, command, program
 from orchestrator.paths import RunConfig, RunPaths
 from tests.paths import ROOT
@@ -81,12 +81,11 @@ def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, bool]
     assert [w for w, _ in steps] == words
 
 
-def test_failures_come_first(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failures_come_first() -> None:
     for tuned in (3, 0):
         steps = next_steps(PATHS, CONFIG, tuned=tuned, failed=1, unsettled=False)
         assert [w.split()[0] for w, _ in steps][:2] == ["explain", "retry"]
-    print_next([("report r", "the page"), ("status run", "how it stands")])
-    assert capsys.readouterr().out.splitlines() == [
+    assert next_lines([("report r", "the page"), ("status run", "how it stands")]) == [
         f"next: {program()} report r    # the page", f"      {command('status run')}  # how it stands",
     ]  # fmt: skip
 

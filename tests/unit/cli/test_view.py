@@ -10,9 +10,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.cli.output.node_rows import node_row, status_rows
-from orchestrator.cli.output.status import LineView, picture, summary_line
-from orchestrator.cli.output.terminal import plain
+from orchestrator.cli.printer import plain
+from orchestrator.cli.screen import LineView, node_row, picture, status_rows, summary_line
 from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
 from orchestrator.ledger import clean as ledger_clean

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.cli.output.run_end import _print_unconfirmed
+from orchestrator.cli.ending import add_unconfirmed
+from orchestrator.cli.printer import Page
 from orchestrator.ledger.reader import reconcile
 from orchestrator.results.export import Request, provenance, write_profile
 from tests.support.ledger_kit import A8W8, Run, ended, row, started
@@ -128,8 +129,10 @@ def test_profile_and_provenance_and_summary_say_unconfirmed_and_the_tuned_table_
     assert [w["name"] for w in document["withheld"]] == ["asm kernel"]
     out = io.StringIO()
     with redirect_stdout(out):
-        _print_unconfirmed(run.ledger.unconfirmed())
-        _print_unconfirmed([])
+        page = Page()
+        add_unconfirmed(page, run.ledger.unconfirmed())
+        add_unconfirmed(page, [])
+        page.print()
     assert out.getvalue().startswith(
         "! 1 shape unconfirmed: 3x64x128: 1 candidate faulted on n1 slot 0, and no second slot could try them\n"
     )

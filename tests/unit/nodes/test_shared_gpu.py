@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.inventory import check
+from orchestrator.cli.fleet import check_inventory
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import Inventory, load_inventory
 from orchestrator.nodes import check as node_check
@@ -131,10 +131,10 @@ def test_one_gpu_under_two_names_of_one_host_is_seen_without_contact(tmp_path: P
     text = path.read_text().replace("{host", f"{{ssh_config: {names}, host")
     path.write_text(text)
     if not says:
-        check(path)
+        check_inventory(path)
         return
     with pytest.raises(InventoryError) as told:
-        check(path)
+        check_inventory(path)
     (fault,) = told.value.faults
     assert fault.startswith(f"{path}:4: node b: ")
     assert says in fault

@@ -12,7 +12,8 @@ import pandas as pd
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.cli.output.run_end import _print_winners
+from orchestrator.cli.ending import add_winners
+from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
@@ -168,7 +169,8 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
         times = gains(run.ledger, [1, 2])
         assert times == {1: pytest.approx(0.25), 2: pytest.approx(1.1)}
         winners_ = list(run.ledger.winners())
-        _print_winners(winners_, times)
+        add_winners(page := Page(), winners_, times)
+        page.print()
         out = capsys.readouterr().out
         measured = Measurements(run.ledger.family)
         measured.update(run.ledger)
@@ -178,7 +180,8 @@ def test_a_winner_slower_than_the_median_candidate_when_measured_again_is_noisy(
     assert first.split()[-2:] == ["0.25x", "noisy"]
     assert second.split()[-1] == "1.10x"
     assert note.startswith("! 1 winner is noisy, not to be trusted: measured again, slower than the median candidate")
-    _print_winners(winners_[1:], times)
+    add_winners(page := Page(), winners_[1:], times)
+    page.print()
     assert "note" not in capsys.readouterr().out
     many = noise_note([f"s{i}" for i in range(6)])
     assert many.startswith("6 winners are noisy")

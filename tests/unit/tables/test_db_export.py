@@ -237,7 +237,7 @@ def test_model_files_and_their_neighbours(tmp_path: Path) -> None:
     assert "2 rows have the key of another row" in err
     with pytest.raises(InputError, match="excludes --env and --at"):
         export(mine, "--model", "x", "--env")
-    with pytest.raises(InputError, match="is none of"):
+    with pytest.raises(InputError, match="give model-first or table-first"):
         export(mine, "--model", "x", "--form", "upside-down", "--family", A4W4.name)
 
 

@@ -6,7 +6,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from orchestrator.cli.db import shape_of
+from orchestrator.cli.files import shape_of
 from orchestrator.families import get_family
 from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape

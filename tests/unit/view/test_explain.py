@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.cli.output.run_end import report_end
-from orchestrator.cli.output.status import show_status
+from orchestrator.cli.ending import end_page
+from orchestrator.cli.screen import show_status
 from orchestrator.errors import InputError
 from orchestrator.ledger import Ledger
 from orchestrator.ledger.writer import row_values
@@ -207,7 +207,7 @@ def test_a_run_s_time_in_summary_status_and_page_leaves_the_night_out(
         ledger.set_meta("ended", night + 60.0)
     took = duration(ended - began + 60.0)
     words = f"{took} (over 2 sessions from "
-    report_end(paths, "interrupted", json_=False)
+    end_page(paths, "interrupted").finish()
     assert f"run {paths.run} interrupted in {words}" in capsys.readouterr().out
     paths.inventory.write_text("nodes: {n1: {transport: local, gpus: 0}}\n")
     show_status(paths, 0.01)

@@ -1,0 +1,308 @@
+"""`gemmfleet nodes`, `inventory` and `image`: check nodes, inventories and images, and change the nodes of a run."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
+from orchestrator.cli.printer import Page, plain
+from orchestrator.command_hints import command
+from orchestrator.errors import InputError
+from orchestrator.paths import find_run
+from worker.text import plural
+
+if TYPE_CHECKING:
+    from orchestrator.image.build import Recipe
+    from orchestrator.inventory import Inventory, Node
+
+RunOpt = Annotated[str | None, typer.Option("--run", help="The run; default: the latest.", metavar="RUN")]
+
+
+def check_nodes(
+    inventory: Annotated[
+        Path | None, typer.Option("-i", "--inventory", help="Nodes to check; default: this machine.", metavar="INV")
+    ] = None,
+    limit: LimitOpt = None,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    lease: Annotated[
+        bool, typer.Option("--lease", help="Take one lease of each pool for a moment, and check its machine, too.")
+    ] = False,
+) -> Page:
+    """Check what every node has and what it lacks.
+
+    Exit code 3 if one cannot be used.
+    """
+    from orchestrator import inventory as inventories
+    from orchestrator.nodes import check
+    from orchestrator.paths import new_run_id
+    from orchestrator.run.leased import check_pools, probe_pools
+    from orchestrator.templating import data_folder
+
+    known = inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml")
+    known = inventories.limit(known, limit) if limit is not None else known
+    machines = [n for n in known.nodes.values() if n.lease is None]
+    reports = check.check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
+    pools = check_pools(known, "check")
+    if lease and all(r.usable for r in pools):
+        run = f"check-{new_run_id(time.time())}"
+        pools += probe_pools(known, run, lambda words: print(words, file=sys.stderr, flush=True))
+    reports += pools
+    page = Page({"nodes": [r.to_json() for r in reports]}, 0 if all(r.usable for r in reports) else 3)
+    page.table(check.COLUMNS[:-1], ([plain(cell, 60) for cell in r.row()[:-1]] for r in reports), most=len(reports))
+    for words in dict.fromkeys(r.devices() for r in reports if r.usable and r.devices()):
+        page.line(f"{', '.join(r.node for r in reports if r.devices() == words)}: {words}")
+    page.line(*(("" if r.usable else "! ") + text for r in reports for text in r.problems()))
+    return page
+
+
+def drain(
+    node: Annotated[str, typer.Argument(metavar="NODE", help="Name of the node.")],
+    run: RunOpt = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> None:
+    """Give a node no more groups; those it runs may end."""
+    _request(runs, run, "drain", node)
+    print(f"{node} ends its running groups and gets no more")
+
+
+def add(
+    inventory: Annotated[
+        Path, typer.Option("-i", "--inventory", help="The inventory with the new nodes.", metavar="INV")
+    ],
+    run: RunOpt = None,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> None:
+    """Add the new nodes of an inventory to a running run."""
+    from orchestrator.cli.tuning import replace_inventory
+    from orchestrator.inventory import load_inventory
+
+    paths = find_run(runs, run)
+    old = set(load_inventory(paths.inventory).nodes)
+    new = [n for n in load_inventory(inventory).nodes if n not in old]
+    replace_inventory(paths, inventory)
+    _request(runs, run, "join", "")
+    print(f"joining run {paths.run}: {', '.join(new) or 'no new node'}")
+
+
+def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
+    from orchestrator.dispatch import control
+    from orchestrator.inventory import load_inventory
+
+    paths = find_run(runs, run)
+    if node and node not in (there := load_inventory(paths.inventory).nodes):
+        raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
+    if not control.holder(paths.lock):
+        raise InputError(
+            f"no controller drives run {paths.run}; change its nodes with: {command(f'resume {paths.named} -i INV')}"
+        )
+    control.ask(paths.requests, kind, node=node)
+
+
+def check_inventory(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[INVENTORY.yaml]", help="Default: inventories/local.yaml.")
+    ] = None,
+    env: Annotated[
+        bool, typer.Option("--env", help="Also check the values of all ${env:NAME}, as they are now.")
+    ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of inventories instead, for editors.")
+    ] = False,
+    json_: JsonOpt = False,
+) -> Page | None:
+    """Check an inventory as `tune` reads it; contacts no node.
+
+    Prints what it means, or all that is wrong (exit code 2).
+    """
+    from orchestrator import inventory as inventories
+    from orchestrator.inventory.model import dumps
+    from orchestrator.nodes.occupancy import refuse_one_gpu_twice
+    from orchestrator.templating import data_folder
+
+    if schema:
+        print(dumps(), end="")
+        return None
+    path = file or data_folder("inventories") / "local.yaml"
+    try:
+        found = inventories.load_inventory(path)
+        refuse_one_gpu_twice(found.nodes, {})
+        if env:
+            inventories.check_references(found.nodes.values())
+    except InputError as e:
+        if json_:
+            Page({"ok": False, "file": str(path), "faults": e.faults}).print(as_json=True)
+        raise
+    nodes = [_about(node) for node in found.nodes.values()]
+    document = {"ok": True, "file": found.source, "family": found.family, "tuner": found.tuner, "nodes": nodes}
+    page = Page(document)
+    page.line(f"{found.source}: good, {plural(len(found.nodes), 'node')}")
+    for node in nodes:
+        page.line(*_node_lines(node))
+    return page
+
+
+def _about(node: Node) -> dict[str, Any]:
+    from orchestrator.engines import find_engine
+    from orchestrator.inventory.values import missing, names, texts
+
+    options, kubernetes = node.options(), node.lease == "kubernetes"
+    used = dict.fromkeys(n for _, text in texts(options) for n in names(text))
+    lacking = {name for _, name in missing(options)}
+    return {
+        "name": node.name,
+        "transport": node.transport,
+        "host": (node.host or node.name) if node.transport == "ssh" else None,
+        "lease": node.lease,
+        "pool": node.pool_words() if node.lease else None,
+        "via": node.via,
+        "engine": node.engine,
+        "image": node.image if (e := find_engine(node.engine)).runs_images or e.enter or kubernetes else None,
+        "gpus": node.gpus,
+        "labels": list(node.labels),
+        "references": {name: name not in lacking for name in used},
+    }
+
+
+def _node_lines(node: dict[str, Any]) -> list[str]:
+    where = node["pool"] or (f"ssh to {node['host']}" if node["host"] else "this machine")
+    where += f", asked for on {node['via']}" if node["via"] else ""
+    engine = "pods" if node["lease"] == "kubernetes" else node["engine"]
+    how = f"{engine} with {node['image']}" if node["image"] else "processes"
+    gpus = node["gpus"] if isinstance(node["gpus"], (str, int)) else ", ".join(map(str, node["gpus"]))
+    labels = f"; labels {', '.join(node['labels'])}" if node["labels"] else ""
+    lacking = [name for name, there in node["references"].items() if not there]
+    lines = [f"  {node['name']}: {where}, {how}, gpus {gpus}{labels}"]
+    return lines + [f"    not set in your environment now: {', '.join(lacking)}"] * bool(lacking)
+
+
+class RecipeOptions(NamedTuple):
+    """Group: the image to make."""
+
+    base: Annotated[str, typer.Option("--base", metavar="IMAGE", help="Your image with ROCm, torch and git.")]
+    inventory: Annotated[
+        Path | None,
+        typer.Option("-i", "--inventory", metavar="INV", help="Nodes that will use it: their image and gfx."),
+    ] = None
+    tag: Annotated[
+        str | None,
+        typer.Option("--tag", metavar="IMAGE", help="Name of the new image (default: the inventory's image)."),
+    ] = None
+    ref: Annotated[str, typer.Option("--ref", metavar="REF", help="Tag, branch or commit of AITER.")] = "main"
+    repo: Annotated[
+        str | None, typer.Option("--repo", metavar="URL", help="AITER's git repository (default: the public one).")
+    ] = None
+    gfx: Annotated[
+        list[str] | None, typer.Option("--gfx", metavar="GFX", help="Chip to compile for; repeatable (GPU_ARCHS).")
+    ] = None
+    prebuild: Annotated[
+        int,
+        typer.Option("--prebuild", metavar="N", help="PREBUILD_KERNELS: 0 at first use, 1 GEMMs and attention now."),
+    ] = 0
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, metavar="N", help="Compilers at once (MAX_JOBS).")] = None
+    table: Annotated[
+        list[Path] | None,
+        typer.Option("--table", metavar="CSV", help="Tuned table to compile with and use; repeatable."),
+    ] = None
+    no_requirements: Annotated[
+        bool, typer.Option("--no-requirements", help="Skip AITER's requirements.txt: the base image has them.")
+    ] = False
+
+
+def build_image(
+    image: RecipeOptions,
+    render: Annotated[
+        bool, typer.Option("--render", help="Build nothing: print the Dockerfile, or write the build folder to --out.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", metavar="DIR", help="With --render: folder for Dockerfile, build.sh, tables."),
+    ] = None,
+    node: Annotated[
+        list[str] | None, typer.Option("--node", metavar="N", help="Build on this node; repeatable (default: here).")
+    ] = None,
+    network: Annotated[
+        str | None, typer.Option("--network", metavar="NET", help="Network of the build, such as host.")
+    ] = None,
+    no_cache: Annotated[
+        bool, typer.Option("--no-cache", help="Build every step again, so that a branch is fresh.")
+    ] = False,
+    accept_new_host_keys: AcceptNewHostKeysOpt = False,
+    json_: JsonOpt = False,
+) -> Page | None:
+    """Build the image with Docker, here or on nodes.
+
+    Several nodes build one after the other.
+    """
+    from orchestrator.image.build import HERE
+    from orchestrator.image.build import build as run
+    from orchestrator.inventory import load_inventory
+
+    known = load_inventory(image.inventory) if image.inventory is not None else None
+    if render:
+        _render(_recipe(known, image), out)
+        return None
+    if out is not None:
+        raise InputError("--out is the folder that --render writes: add --render")
+    if node and known is None:
+        raise InputError("--node needs the inventory that has it: -i INV")
+    strange = [n for n in node or () if known is not None and n not in known.nodes]
+    if strange:
+        raise InputError(
+            f"the inventory has no node {strange[0][:60]!r} (there: {', '.join(known.nodes) if known else ''})"
+        )
+    recipe = _recipe(known, image)
+    flags = [*(["--network", network] if network else []), *(["--no-cache"] if no_cache else [])]
+    built = {}
+    for where in node or [HERE]:
+
+        def log(line: str, where: str = where) -> None:
+            print(f"[{where}] {plain(line)}", file=sys.stderr if json_ else sys.stdout, flush=True)
+
+        of = known.nodes[where] if known is not None and node else None
+        built[where] = run(recipe, of, flags, log, accept_new_host_keys=accept_new_host_keys)
+        log(f"built {recipe.tag}: {built[where]}")
+    return Page({"image": recipe.tag, "built": built})
+
+
+def _render(recipe: Recipe, out: Path | None) -> None:
+    if out is None:
+        sys.stdout.write(recipe.dockerfile())
+        return
+    from orchestrator.transport import LocalTransport
+
+    LocalTransport("this machine").put(str(out), recipe.files(("docker",), ()))
+    print(f"written: {out}; build it with: sh {out}/build.sh")
+
+
+def _recipe(known: Inventory | None, image: RecipeOptions) -> Recipe:
+    from orchestrator.engines import find_engine
+    from orchestrator.image.build import AITER_REPO, Recipe
+    from orchestrator.inventory.values import has_reference
+
+    nodes = list(known.nodes.values()) if known else []
+    tag = image.tag
+    if tag is None:
+        images = {
+            n.image for n in nodes if find_engine(n.engine).runs_images and n.image and not has_reference(n.image)
+        }
+        if len(images) != 1:
+            why = f"the nodes have {', '.join(sorted(images))}" if images else "no node names an image"
+            raise InputError(f"the name of the new image is ambiguous ({why}): give --tag")
+        tag = images.pop()
+    chips = image.gfx or list(dict.fromkeys(n.gfx for n in nodes if n.gfx))
+    return Recipe(
+        base=image.base,
+        tag=tag,
+        gfx=tuple(chips),
+        repo=image.repo or AITER_REPO,
+        ref=image.ref,
+        prebuild=image.prebuild,
+        jobs=image.jobs,
+        requirements=not image.no_requirements,
+        tables=tuple(image.table or ()),
+    )
