@@ -20,8 +20,8 @@ class Rig:
     """Each call hands events in and returns the decisions; `now` is moved by hand."""
 
     def __init__(self, settings: PolicySettings | None = None) -> None:
-        self.settings = settings
-        self.policy = Policy(settings)
+        self.settings = settings or PolicySettings(ahead_s=60.0)  # the shapes of tests take 20 to 60 s
+        self.policy = Policy(self.settings)
         self.now = 1000.0
         self.journal: list[tuple[float, ev.Record]] = []
 
