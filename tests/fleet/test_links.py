@@ -54,7 +54,6 @@ def test_a_cut_connection_costs_nothing(fleet: Fleet) -> None:
 @pytest.mark.parametrize("state", ["down", "stalled"])
 def test_what_a_node_measures_while_nobody_hears_it_counts(fleet: Fleet, state: str) -> None:
     n = fleet.shapes(groups=24)
-    fleet.policy = {"ahead_s": 0.3}  # its shapes take a few hundredths
     run = fleet.begun(4)
     wait_until(lambda: len(list(fleet.folder("h3").glob("inbox/*.json"))) >= 1, "it has work for itself")
     before = troubles(fleet, "h3")
