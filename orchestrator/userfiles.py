@@ -31,8 +31,10 @@ def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | Non
                 _take_over(f.fileno(), like)
             os.fsync(f.fileno())
         os.rename(aside, target)
-    except BaseException:
+    except BaseException as e:
         aside.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            e.filename = e.filename or str(path)  # a write to a full disk names no file
         raise
     sync_folder(target.parent)
 

@@ -89,7 +89,7 @@ def test_a_family_is_one_entry(tree: Path) -> None:
     found = FAMILY.search(PAGE.read_text())
     assert found
     entry = textwrap.dedent(found["code"]).removeprefix("```python\n")
-    table = tree / "worker" / "families" / "table.py"
+    table = tree / "worker" / "families.py"
     text = table.read_text()
     end = text.index(")\n# fmt: on")
     table.write_text(text[:end] + textwrap.indent(entry.rstrip() + ",\n", "    ") + text[end:])

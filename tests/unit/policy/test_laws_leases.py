@@ -125,7 +125,7 @@ def test_the_laws_hold_where_candidates_fault_on_leases() -> None:
             plan, faults=replace(plan.faults, sick={p: s for p, s in plan.faults.sick.items() if not s.canary})
         )
         result = simulate(plan)
-        found = leases_in_the_books(plan, result) + winners_in_the_books(plan, result)
+        found = winners_in_the_books(plan, result) + leases_in_the_books(plan, result)
         if found or result.end != "finished":
             broken[seed] = (result.end, result.stuck, found)
     assert broken == {}
