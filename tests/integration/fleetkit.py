@@ -173,7 +173,7 @@ def busy_slots(bench: Bench, node: str) -> int:
     return len(begun - over)
 
 
-def unclaimed(bench: Bench, node: HeavyNode, workdir: str = "") -> int:
-    """Groups that wait in the node's inbox."""
-    folder = f"{workdir}/{bench.paths.run}/{node.name}" if workdir else node_folder(bench, node)
-    return int(node.sh(f"find {folder}/inbox -type f | wc -l"))
+def claimed(bench: Bench, node: HeavyNode) -> int:
+    """Groups that workers of the node are at."""
+    folder = node_folder(bench, node)
+    return int(node.sh(f"find {folder}/claimed -type f | wc -l"))

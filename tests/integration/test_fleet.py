@@ -16,6 +16,7 @@ from tests.integration.fleetkit import (
     begun,
     busy_slots,
     by_node,
+    claimed,
     containers,
     docker_log,
     finish,
@@ -27,7 +28,6 @@ from tests.integration.fleetkit import (
     settled,
     steps,
     troubled,
-    unclaimed,
     write_inventory,
 )
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet
@@ -86,7 +86,7 @@ def test_a_killed_container_comes_back(fleet: HeavyFleet, remote: Bench) -> None
 def test_a_controller_killed_and_resumed(fleet: HeavyFleet, remote: Bench) -> None:
     n = remote.shapes(groups=18)
     run = begun(remote, 4, seconds=0.1)
-    wait_until(lambda: unclaimed(remote, fleet.nodes[0]), "there is work for a node that is alone")
+    wait_until(lambda: claimed(remote, fleet.nodes[0]), "a worker is at work")
     run.kill()
     run.wait()
     at, known = time.time(), remote.tuned()
