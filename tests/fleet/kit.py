@@ -72,8 +72,9 @@ class Controller:
         os.kill(self.pid, number)
 
     def kill(self) -> None:
-        """Kill it, and wait until it is gone."""
-        self.signal(signal.SIGKILL)
+        """Kill it, if it has not ended by itself, and wait until it is gone."""
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
         wait_until(lambda: self.poll() is not None, "it is gone")
 
 
