@@ -314,8 +314,9 @@ class Fleet:
 
     def tuned_by(self) -> Counter[str]:
         """Shapes tuned, by node."""
+        tuned = self.journal(ev.ShapeTuned)  # before what was sent, which grows
         sent = self.sent()
-        return Counter(sent[r.attempt] for r in self.journal(ev.ShapeTuned))
+        return Counter(sent[r.attempt] for r in tuned)
 
     def starts(self) -> Counter[int]:
         """Number of times that each shape was begun."""
