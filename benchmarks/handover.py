@@ -71,8 +71,8 @@ def _in_turn(node_folder: Path) -> Iterator[tuple[str, float, str, float]]:
 def main() -> None:
     """The command line, with a policy that keeps nothing ahead."""
     from orchestrator.cli.main import main as command
+    from orchestrator.controller import drive
     from orchestrator.policy import Policy, PolicySettings
-    from orchestrator.run import drive
 
     settings = PolicySettings(ahead_s=0.0)
     vars(drive)["Policy"] = functools.partial(Policy, settings)

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
+from orchestrator.controller.snapshot import RunSnapshot
 from orchestrator.report.page import MAX_BYTES, write_report
-from orchestrator.run.snapshot import RunSnapshot
 from tests.integration.browser import chromium, missing
 from tests.support.report_kit import simulated_run
 

@@ -35,12 +35,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from benchmarks.figure import Figure, show
-from orchestrator.dispatch.messages import FromStream, Message, NodeUp
-from orchestrator.dispatch.node import NodeDriver
-from orchestrator.dispatch.stream import Chunk
+from orchestrator.controller.messages import FromStream, Message, NodeUp
+from orchestrator.controller.node import NodeDriver
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LedgerError
 from orchestrator.events import NodeTroubled
+from orchestrator.ledger import Chunk
 from tests.integration.kit import Bench
 from worker.agent.inbox import Inbox
 from worker.agent.locks import lock_slot
@@ -275,10 +275,10 @@ class StandInEngine:
 def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     """The command line `argv` with stand-in workers; what was measured goes to `seen`."""
     from orchestrator.cli.main import main as command
-    from orchestrator.dispatch.timeouts import Timeouts
+    from orchestrator.controller import drive
+    from orchestrator.controller.timeouts import Timeouts
     from orchestrator.engine import process
     from orchestrator.policy import Policy, PolicySettings
-    from orchestrator.run import drive
 
     vars(sqlite3)["connect"] = functools.partial(sqlite3.connect, factory=TimedConnection)
     vars(process)["SPEC"] = replace(process.SPEC, create=StandInEngine)

@@ -106,7 +106,7 @@ class EngineSpec:
     """An engine as the registry knows it.
 
     `node` in a signature is the inventory's node (orchestrator/inventory/model.py), `facts` its facts
-    (orchestrator/nodes/facts.py), `plan` its NodePlan (orchestrator/dispatch/deploy.py): rooms above this one.
+    (orchestrator/controller/facts.py), `plan` its NodePlan (orchestrator/controller/deploy.py): rooms above this one.
     """
 
     name: str
@@ -144,7 +144,13 @@ class EngineSpec:
 
 
 _ENGINES = Registry(
-    "engine", EngineSpec, "orchestrator.engine", Path(__file__).parent / "engine", GROUP, (), EngineNotFoundError
+    "engine",
+    EngineSpec,
+    "orchestrator.engine",
+    Path(__file__).parent / "engine",
+    GROUP,
+    ("docker-containers",),
+    EngineNotFoundError,
 )
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.printer import MOST_ROWS, Cell, Page, plain
 from orchestrator.command_hints import command
+from orchestrator.controller.limits import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger import LedgerReader, LeftOut, ProfileRow, ShapeState
@@ -20,7 +21,6 @@ from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import NOISY_GAIN, gains, noise_note
-from orchestrator.run.limits import won_so_far, worths_of
 from orchestrator.shapes import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words

@@ -38,9 +38,9 @@ def check_nodes(
     Exit code 3 if one cannot be used.
     """
     from orchestrator import inventory as inventories
-    from orchestrator.nodes import check
+    from orchestrator.controller import node_check as check
+    from orchestrator.controller.leased import check_pools, probe_pools
     from orchestrator.paths import new_run_id
-    from orchestrator.run.leased import check_pools, probe_pools
     from orchestrator.templating import data_folder
 
     known = inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml")
@@ -90,7 +90,7 @@ def add(
 
 
 def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
-    from orchestrator.dispatch import control
+    from orchestrator import control
     from orchestrator.inventory import load_inventory
 
     paths = find_run(runs, run)
@@ -120,8 +120,8 @@ def check_inventory(
     Prints what it means, or all that is wrong (exit code 2).
     """
     from orchestrator import inventory as inventories
+    from orchestrator.controller.occupancy import refuse_one_gpu_twice
     from orchestrator.inventory.model import dumps
-    from orchestrator.nodes.occupancy import refuse_one_gpu_twice
     from orchestrator.templating import data_folder
 
     if schema:

@@ -23,7 +23,7 @@ JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document o
 
 
 class Busy(StrEnum):
-    """Values of --busy (orchestrator/nodes/occupancy.py)."""
+    """Values of --busy (orchestrator/controller/occupancy.py)."""
 
     WAIT = "wait"
     SKIP = "skip"

@@ -300,7 +300,7 @@ def verify(
     Runs AITER's operators with the tuned rows; exit code 1 where a row is not used, or its result is wrong.
     """
     from orchestrator import inventory as inventories
-    from orchestrator.nodes.command import deployed_on
+    from orchestrator.controller.node_command import deployed_on
     from orchestrator.results.verify import verify_on
     from orchestrator.tables import export
 

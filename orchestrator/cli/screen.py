@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.printer import console, plain
 from orchestrator.command_hints import command
-from orchestrator.dispatch.control import holder
+from orchestrator.control import holder
 from orchestrator.paths import RunPaths
 from orchestrator.view.status import NodeStatus, RunStatus
 from orchestrator.view.words import duration, left_words
@@ -23,8 +23,8 @@ from worker.text import plural
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from orchestrator.nodes.check import Watch
-    from orchestrator.run.snapshot import RunSnapshot
+    from orchestrator.controller.node_check import Watch
+    from orchestrator.controller.snapshot import RunSnapshot
 
 MAX_LINES = 24
 """Lines of the live view."""
@@ -218,8 +218,8 @@ def lease_words(node: NodeStatus, now: float) -> str:
 
 def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
-    from orchestrator.nodes.check import poll
-    from orchestrator.run.snapshot import RunSnapshot
+    from orchestrator.controller.node_check import poll
+    from orchestrator.controller.snapshot import RunSnapshot
 
     snapshot, out = RunSnapshot(paths), console()
     status = snapshot.status()
@@ -270,8 +270,8 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     """Redraw the status twice a second until the run ends or Ctrl-C, polling the nodes all the while."""
     from rich.live import Live
 
-    from orchestrator.nodes.check import Watch
-    from orchestrator.run.snapshot import RunSnapshot
+    from orchestrator.controller.node_check import Watch
+    from orchestrator.controller.snapshot import RunSnapshot
 
     snapshot = RunSnapshot(paths)
     with closing(Watch(snapshot.plans, limit_s)) as watch:

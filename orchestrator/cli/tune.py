@@ -23,8 +23,8 @@ from orchestrator.tuners import flags, in_words
 from worker.text import plural
 
 if TYPE_CHECKING:
+    from orchestrator.controller.prepare import Prepared, RunRequest
     from orchestrator.results.recheck import Recheck
-    from orchestrator.run.prepare import Prepared, RunRequest
     from worker.protocol.bench import Side
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -96,7 +96,7 @@ def tune(
 ) -> Page:
     """Tune the shapes of a CSV on every slot of an inventory."""
     from orchestrator.cli import tuning
-    from orchestrator.run.prepare import prepare
+    from orchestrator.controller.prepare import prepare
 
     if not by_value and (until_gain is not None or gpu_hours is not None):
         raise InputError("--until-gain and --gpu-hours belong to --by-value")
@@ -175,7 +175,7 @@ def bench(
     """
     from orchestrator.bench import request
     from orchestrator.cli import tuning
-    from orchestrator.run.prepare import prepare
+    from orchestrator.controller.prepare import prepare
     from worker.protocol.bench import lodge
 
     sides = request.sides(env or [], config_set or [])
@@ -203,7 +203,7 @@ def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: R
     from orchestrator.cli import tuning
     from orchestrator.cli.ending import bench_page
     from orchestrator.cli.screen import make_view
-    from orchestrator.run.drive import drive
+    from orchestrator.controller.drive import drive
 
     if run.detach:
         raise InputError("--detach: with images the controller has several runs to drive; leave it out")
@@ -249,9 +249,9 @@ def recheck(
     """
     from orchestrator.cli import tuning
     from orchestrator.cli.ending import EXIT, next_lines
+    from orchestrator.controller.prepare import prepare, prepare_recheck
     from orchestrator.ledger import LedgerReader
     from orchestrator.results.recheck import judge, write_rows
-    from orchestrator.run.prepare import prepare, prepare_recheck
     from orchestrator.shapes.writing import write_list
 
     if run.detach:

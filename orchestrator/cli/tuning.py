@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import control
 from orchestrator.cli.printer import Page, plain
 from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
-from orchestrator.dispatch import control
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
 from orchestrator.paths import RunPaths
 from orchestrator.view.words import left_words
@@ -22,15 +22,15 @@ from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
+    from orchestrator.controller.drive import DriveSettings
+    from orchestrator.controller.prepare import Prepared, RunRequest
     from orchestrator.ledger import LedgerReader
     from orchestrator.planning import Plan
-    from orchestrator.run.drive import DriveSettings
-    from orchestrator.run.prepare import Prepared, RunRequest
 
 
 def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
     """Return the request of a command that starts a run; `own`: fields that its common options do not give."""
-    from orchestrator.run.prepare import RunRequest
+    from orchestrator.controller.prepare import RunRequest
 
     return RunRequest(
         runs=run.runs, limit=run.limit, accept_new_host_keys=drive.accept_new_host_keys,
@@ -151,7 +151,7 @@ def drive_state(
     paths: RunPaths, *, json_: bool, retry: tuple[int, ...] = (), settings: DriveSettings | None = None
 ) -> tuple[str, NoUsableNodeError | None]:
     """Drive the run in this process, and return its state at the end, and the reason if it had no usable node."""
-    from orchestrator.run.drive import drive
+    from orchestrator.controller.drive import drive
 
     with contextlib.closing(make_view(quiet=json_)) as view:
         try:
@@ -183,8 +183,8 @@ def detach(paths: RunPaths) -> Page:
 
 def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
     """Check an inventory and make it the run's."""
+    from orchestrator.controller.occupancy import refuse_one_gpu_twice
     from orchestrator.inventory import load_inventory
-    from orchestrator.nodes.occupancy import refuse_one_gpu_twice
 
     if inventory is not None:
         refuse_one_gpu_twice(load_inventory(inventory).nodes, {})
@@ -237,7 +237,7 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
 
 def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
     """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
-    from orchestrator.run.drive import drive
+    from orchestrator.controller.drive import drive
 
     controller, page = control.holder(paths.lock), Page()
     if controller:

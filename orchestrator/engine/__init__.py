@@ -1,1 +1,0 @@
-"""Engines: how workers are started, listed and stopped on a node (interface and registry: orchestrator/engines.py)."""

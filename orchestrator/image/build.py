@@ -9,10 +9,10 @@ from pathlib import Path
 
 from orchestrator import __version__
 from orchestrator.command_hints import command
+from orchestrator.controller.facts import DEFAULT_WORKDIR, from_home
+from orchestrator.controller.node_command import lines
 from orchestrator.errors import EngineError, InputError
 from orchestrator.inventory import Node, resolved
-from orchestrator.nodes.command import lines
-from orchestrator.nodes.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.tables.locate import family_of
 from orchestrator.tables.open import read_bytes
 from orchestrator.templating import render
@@ -119,7 +119,7 @@ def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, 
 
     Raises EngineError with the last words of a build that failed, TransportError, InputError.
     """
-    from orchestrator.nodes.plan import transport_to
+    from orchestrator.controller.node_plan import transport_to
 
     command: tuple[str, ...] = ("docker",)
     transport: Transport = LocalTransport(HERE)

@@ -10,8 +10,8 @@ from typing import IO, Any, cast
 
 import docker.errors
 
-from orchestrator.engine.docker.engine import Docker
-from orchestrator.engine.docker.spec import DockerOptions
+from orchestrator.engine.docker import DockerOptions
+from orchestrator.engine.docker_containers import Docker
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
@@ -64,7 +64,7 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
 
 def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...]]]:
     """This machine's Docker, then those of the inventory's nodes."""
-    from orchestrator.nodes.plan import transport_to
+    from orchestrator.controller.node_plan import transport_to
 
     yield LocalTransport(HERE), ("docker",)
     nodes: Iterable[Node] = load_inventory(inventory).nodes.values() if inventory else ()

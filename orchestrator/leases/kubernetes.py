@@ -18,8 +18,8 @@ from orchestrator.errors import TransportError
 from orchestrator.leases import holder
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Transport
-from orchestrator.transport.exec.pod import CALL_S, PodOpener, call, connect, status_of
-from orchestrator.transport.exec.transport import ExecTransport
+from orchestrator.transport.exec import ExecTransport
+from orchestrator.transport.pod import CALL_S, PodOpener, call, connect, status_of
 
 CONTAINER = "gemmfleet"
 """The container of a pod that is the lease; others are the user's own."""

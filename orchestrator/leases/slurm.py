@@ -19,7 +19,7 @@ from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.leases import holder
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Completed
-from orchestrator.transport.exec.transport import ExecTransport, SrunOpener
+from orchestrator.transport.exec import ExecTransport, SrunOpener
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.quoting import quote
 from orchestrator.transport.ssh import SshTransport

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from orchestrator.ledger.ingest import Ingest, split_lines
+from orchestrator.ledger.ingest import Chunk, Ingest, split_lines
 from orchestrator.ledger.model import Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
 from orchestrator.ledger.reader import LedgerReader, Replay, reconcile
 from orchestrator.ledger.writer import Ledger
 
 __all__ = [
+    "Chunk",
     "Counts",
     "Ingest",
     "Ledger",

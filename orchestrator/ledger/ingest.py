@@ -33,6 +33,16 @@ _GFX = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:+-]{0,63}\Z")
 _MAX_T = 1e11
 
 
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Bytes of a slot's events (`E`) or log (`L`) file, from `offset` on."""
+
+    stream: str
+    slot: str
+    offset: int
+    data: bytes
+
+
 def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
     """(whole lines without their ends, bytes consumed): a torn last line waits for its rest.
 

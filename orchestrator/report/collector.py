@@ -7,7 +7,7 @@ from statistics import median
 from typing import Any
 
 from orchestrator.command_hints import program
-from orchestrator.dispatch.control import holder
+from orchestrator.control import holder
 from orchestrator.ledger import LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.policy.model import State

@@ -1,1 +1,0 @@
-"""The result files of a run: tuned table, profile, failures, provenance (docs/reference/files.md)."""

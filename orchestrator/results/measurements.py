@@ -24,7 +24,7 @@ from typing import NoReturn, TextIO
 
 import pandas as pd
 
-from orchestrator.dispatch.control import holder
+from orchestrator.control import holder
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.ledger.clean import text as clean
 from orchestrator.ledger.reader import LedgerReader

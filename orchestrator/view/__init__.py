@@ -1,1 +1,0 @@
-"""Views of a run for people: status, live view, explanations and parts of the page, read from its state."""

@@ -13,11 +13,11 @@ from orchestrator.cli import (
     ending,  # noqa: F401 - imported once, for all that are forked
     tuning,
 )
-from orchestrator.dispatch.timeouts import StopLimits, Timeouts
+from orchestrator.controller.drive import DriveSettings
+from orchestrator.controller.timeouts import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.policy import PolicySettings
-from orchestrator.run.drive import DriveSettings
 from tests.fleet.link import NodeLink
 
 TIMEOUTS = Timeouts(

@@ -25,13 +25,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from orchestrator import events as ev
+from orchestrator.controller.node_plan import plan_nodes
+from orchestrator.controller.prepare import Prepared, RunRequest
 from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
 from orchestrator.ledger import LedgerReader, reconcile
-from orchestrator.nodes.plan import plan_nodes
 from orchestrator.paths import RunConfig, RunPaths, list_runs, new_run_id
 from orchestrator.planning import CostModel, make_plan
-from orchestrator.run.prepare import Prepared, RunRequest
 from orchestrator.shapes import read_shapes
 from tests.fleet.server import ask
 from tests.support.command import Done, command

@@ -27,9 +27,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.dispatch.deploy import CODE_MARKER, NodePlan
+from orchestrator.controller.deploy import CODE_MARKER, NodePlan
+from orchestrator.controller.facts import ARGV
 from orchestrator.errors import HostKeyError, LoginError, SlowError, TransportError
-from orchestrator.nodes.facts import ARGV
 from orchestrator.transport import LocalTransport, RemoteFile
 from orchestrator.transport.base import Channel, Completed
 from tests.fleet.server import ask

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import control
 from orchestrator import events as ev
-from orchestrator.dispatch import control
-from orchestrator.dispatch.timeouts import Timeouts
+from orchestrator.controller.timeouts import Timeouts
 from orchestrator.ledger import reconcile
 from orchestrator.paths import RunConfig
 from tests.fleet.kit import Controller, Fleet

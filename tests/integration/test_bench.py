@@ -175,8 +175,8 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
     from orchestrator.bench import request
     from orchestrator.bench.request import TUNER, options, sides
     from orchestrator.cli.screen import LineView
-    from orchestrator.run.drive import drive
-    from orchestrator.run.prepare import Prepared, RunRequest, prepare
+    from orchestrator.controller.drive import drive
+    from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 
     local(bench)
     compared = sides(["golden=image:1", "tot=image:2,TRITON_X=1"], ())

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.deploy import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import EngineError
 from orchestrator.leases import holder
 from orchestrator.transport import LocalTransport
-from orchestrator.transport.exec.transport import ExecTransport
+from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.local import ProcessChannel
 from tests.waiting import wait_until
 

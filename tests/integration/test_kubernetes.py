@@ -19,7 +19,7 @@ from orchestrator.leases import holder
 from orchestrator.leases import kubernetes as leases
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.kubernetes import CONTAINER, PodRequest
-from orchestrator.transport.exec.pod import PodOpener, connect
+from orchestrator.transport.pod import PodOpener, connect
 from tests.support.kube import NAMESPACE, Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.control import run_lock
+from orchestrator.control import run_lock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.deploy import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from orchestrator.transport import RemoteFile, SshTransport
-from orchestrator.transport.exec.transport import ExecTransport
+from orchestrator.transport.exec import ExecTransport
 from tests.integration.slurm import GPUS, PARTITION, SlurmCluster
 from tests.integration.sshd import NO_BASHRC, light_fleet
 from tests.waiting import wait_until

@@ -103,11 +103,11 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
-        "resume-repeats", 4, "orchestrator/dispatch/reports.py",
+        "resume-repeats", 4, "orchestrator/controller/reports.py",
         "if a.node == node and a.id not in present",
         "if a.node == node",
         "A new controller sends again what the workers of a node still have.",
-        ("tests/unit/dispatch/test_reports.py::test_only_what_a_node_does_not_have_is_sent_again",),
+        ("tests/unit/controller/test_reports.py::test_only_what_a_node_does_not_have_is_sent_again",),
     ),
     Bug(
         "node-loss-is-a-try", 5, "orchestrator/policy/blame.py",
@@ -194,7 +194,7 @@ BUGS: tuple[Bug, ...] = (
         "return shlex.quote(text)",
         "return text",
         "A value of the inventory is pasted into a script, where the shell runs what is in it.",
-        ("tests/unit/dispatch/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
+        ("tests/unit/controller/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
     ),
     Bug(
         "command-line-unquoted", 10, "orchestrator/transport/quoting.py",
@@ -218,11 +218,11 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/transport/test_ssh_connection.py::test_an_unknown_key_of_any_hop_is_refused_or_kept_once",),
     ),
     Bug(
-        "secret-in-a-file", 11, "orchestrator/nodes/plan.py",
+        "secret-in-a-file", 11, "orchestrator/controller/node_plan.py",
         "{name: value for name, value in whole_env.items() if not has_reference(value)}",
         "resolve(whole_env, node.name, node.origin)",
         "A value of the environment is written into the scripts of a node.",
-        ("tests/unit/nodes/test_fleet.py::test_no_value_is_in_what_is_kept",),
+        ("tests/unit/controller/test_fleet.py::test_no_value_is_in_what_is_kept",),
     ),
     Bug(
         "oversized-record-accepted", 12, "worker/protocol/records.py",

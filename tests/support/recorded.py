@@ -26,6 +26,7 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.command_hints import program
+from orchestrator.controller.snapshot import RunSnapshot
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.ledger.database import COLUMNS
@@ -33,7 +34,6 @@ from orchestrator.ledger.writer import row_values
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.run.snapshot import RunSnapshot
 from orchestrator.shapes import Shape
 from orchestrator.view.explain import explain
 from tests.fleet.kit import Fleet

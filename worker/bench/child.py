@@ -32,7 +32,7 @@ from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
 
 if TYPE_CHECKING:
-    from worker.bench.backends.measuring import Backend, Prepared
+    from worker.bench.measuring import Backend, Prepared
     from worker.tuners.common.device import Device
 
 Answer = dict[str, Any]
@@ -108,7 +108,7 @@ class BackendServer:
         return {"is": "refused", "status": status, "detail": clean(text.strip().split("\n", 1)[0], 500)}
 
     def _prepare(self, family: str, key: dict[str, int | str], err_ratio: float) -> Answer:
-        from worker.bench.backends.measuring import prepare
+        from worker.bench.measuring import prepare
 
         self._drop()
         assert self._backend is not None
@@ -149,10 +149,10 @@ class BackendServer:
 def make_backend(name: str, options: Options, device: Device) -> Backend:
     """The backend of that name (worker.families.BENCHED)."""
     if name == "torch":
-        from worker.bench.backends.with_torch import TorchBackend
+        from worker.bench.with_torch import TorchBackend
 
         return TorchBackend()
-    from worker.bench.backends.with_aiter import AiterTriton, Dispatch, Gluon
+    from worker.bench.with_aiter import AiterTriton, Dispatch, Gluon
 
     if name == "aiter":
         return Dispatch()

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.cli.printer import plain
 from orchestrator.cli.screen import LineView, node_row, picture, status_rows, summary_line
+from orchestrator.controller.node_check import NodeReport
 from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
 from orchestrator.ledger import clean as ledger_clean
-from orchestrator.nodes.check import NodeReport
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from orchestrator.view.words import duration
 from worker.text import clean as worker_clean
@@ -81,7 +81,7 @@ UNKNOWN_KEY = f"the key that gpu01:2222 shows is not known; add it: {COMMAND}"
 
 def test_nodes_check_cuts_no_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = NodeReport("gpu01", (Finding(UNUSABLE, "connection", UNKNOWN_KEY),))
-    monkeypatch.setattr("orchestrator.nodes.check.check_nodes", lambda *_, **__: [report])
+    monkeypatch.setattr("orchestrator.controller.node_check.check_nodes", lambda *_, **__: [report])
     (tmp_path / "inv.yaml").write_text("nodes: {gpu01: {transport: ssh}}\n")
     done = CliRunner().invoke(app, ["nodes", "check", "-i", str(tmp_path / "inv.yaml")])
     assert done.exit_code == 3

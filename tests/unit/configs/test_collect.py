@@ -91,7 +91,7 @@ def test_no_table_takes_the_winners(tmp_path: Path) -> None:
 
 
 def test_calls_of_the_workload_come_from_the_column_count() -> None:
-    from orchestrator.run.prepare import _counts
+    from orchestrator.controller.prepare import _counts
 
     shapes = [Shape(1, (16, 512, 1024)), Shape(2, (32, 512, 1024))]
     assert _counts(ShapeList(shapes, annotations={"model": ["a", "b"]})) == {}

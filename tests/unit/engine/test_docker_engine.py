@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.engine.docker.engine import Docker, follow_pull, worker_state
-from orchestrator.engine.docker.spec import DockerOptions, engine_error
+from orchestrator.controller.deploy import NodePlan, node_files
+from orchestrator.engine.docker import DockerOptions, engine_error
+from orchestrator.engine.docker_containers import Docker, follow_pull, worker_state
 from orchestrator.engines import WorkerState
 from orchestrator.errors import EngineError
 from orchestrator.transport import LocalTransport

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import engines
-from orchestrator.dispatch.deploy import node_files
+from orchestrator.controller.deploy import node_files
+from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import load_inventory
-from orchestrator.nodes.plan import engine_of, plan_nodes, transport_of
 
 SPEC = """from pathlib import Path
 from orchestrator.engine.process import SPEC as PROCESS, ProcessEngine

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.deploy import node_files
+from orchestrator.controller.deploy import node_files
+from orchestrator.controller.facts import NodeFacts
+from orchestrator.controller.node_plan import plan_lease
 from orchestrator.errors import InventoryError
 from orchestrator.inventory import load_inventory
-from orchestrator.nodes.facts import NodeFacts
-from orchestrator.nodes.plan import plan_lease
 
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--no-container-mount-home"}
 """Of github.com/NVIDIA/pyxis, README."""

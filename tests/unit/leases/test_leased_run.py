@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.controller import leased
+from orchestrator.controller.drive import drive
+from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.controller.snapshot import polled_status
 from orchestrator.errors import NoUsableNodeError
 from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
-from orchestrator.run import leased
-from orchestrator.run.drive import drive
-from orchestrator.run.prepare import RunRequest, prepare
-from orchestrator.run.snapshot import polled_status
 from orchestrator.view.explain import explain
 from orchestrator.view.status import RunStatus
 from tests.support.processes import kill_in

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.controller.drive import report_faults
 from orchestrator.errors import LedgerError
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
-from orchestrator.run.drive import report_faults
 from tests.support.ledger_kit import A8W8, BadNotes, Run, ended, per_node, row, shapes, started
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.controller.drive import warn_without_wal
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import Ledger, LedgerReader, database
 from orchestrator.ledger.database import VERSION, checkpoints
-from orchestrator.run.drive import warn_without_wal
 from tests.support.ledger_kit import BadNotes, Run
 from tests.waiting import wait_until
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from orchestrator.controller.node_plan import device_memory, plan_nodes
 from orchestrator.families import get_family
 from orchestrator.inventory import load_inventory
-from orchestrator.nodes.plan import device_memory, plan_nodes
 from orchestrator.planning import memory_note
 from orchestrator.shapes import Shape
 from orchestrator.shapes.model import operand_bytes

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from orchestrator.controller.earlier import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning import CostModel, make_plan, make_work, seconds_of
-from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape
 from tests.support.ledger_kit import A8W8
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from orchestrator.controller.earlier import gather
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
 from orchestrator.planning import CostModel, CostSample, make_plan, units
-from orchestrator.run.earlier import gather
 from orchestrator.shapes import Shape
 from tests.support.ledger_kit import A8W8, Run, ended
 from tests.support.marks import drawn

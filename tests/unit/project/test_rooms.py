@@ -11,8 +11,7 @@ from tests.paths import ROOT
 
 ORDER = (
     "ground", "transport", "tables", "shapes", "inventory", "engine", "planning", "policy", "ledger",
-    "view", "configs", "dispatch", "results", "nodes", "leases", "run", "bench",
-    "report", "image", "cli",
+    "view", "configs", "results", "leases", "controller", "bench", "report", "image", "cli",
 )  # fmt: skip
 """Rooms of the controller from the bottom to the top; `ground`: the modules beside them."""
 SHARED = (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.dispatch.control import run_lock
+from orchestrator.control import run_lock
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.policy import PolicySettings

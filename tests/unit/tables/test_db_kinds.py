@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.run.prepare import RunRequest, prepare
 from orchestrator.tables.kinds import kind_of, other_name
 from orchestrator.tables.merge import check_db, merge, not_for_aiter
 from orchestrator.tables.records import read_records

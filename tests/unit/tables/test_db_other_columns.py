@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.files import shape_of
+from orchestrator.controller.earlier import drop_tuned
 from orchestrator.families import get_family
-from orchestrator.run.earlier import drop_tuned
 from orchestrator.shapes import Shape
 from orchestrator.tables.check import check
 from orchestrator.tables.export import never_selected

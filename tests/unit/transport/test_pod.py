@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
-from orchestrator.transport.exec import pod
-from orchestrator.transport.exec.pod import PodChannel, PodOpener, refusal, unreached
+from orchestrator.transport import pod
+from orchestrator.transport.pod import PodChannel, PodOpener, refusal, unreached
 from tests.waiting import PATIENCE_S
 
 client = pytest.importorskip("kubernetes.client")

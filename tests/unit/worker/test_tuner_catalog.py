@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch import deploy
+from orchestrator.controller import deploy
 from orchestrator.errors import InputError
 from orchestrator.tuners import flags, get_tuner
 from tests.paths import ROOT

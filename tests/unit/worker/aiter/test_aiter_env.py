@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.dispatch.deploy import NodePlan, node_files
+from orchestrator.controller.deploy import NodePlan, node_files
+from orchestrator.controller.node_plan import plan_nodes
 from orchestrator.inventory import load_inventory
-from orchestrator.nodes.plan import plan_nodes
 from worker.bench.tuner import _variables
 from worker.protocol.bench import Options, Side
 from worker.tuners.aiter.launch import (

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.dispatch.deploy import NodePlan, node_files
-from orchestrator.engine.docker.spec import DockerOptions
+from orchestrator.controller.deploy import NodePlan, node_files
+from orchestrator.engine.docker import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
 from worker.agent.attempt import MessageCheck

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.dispatch.deploy import node_files
+from orchestrator.controller.deploy import node_files
+from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.families import get_family
 from orchestrator.paths import RunConfig
 from orchestrator.results.bench import redacted
-from orchestrator.run.prepare import RunRequest, prepare
 from worker.protocol.bench import fetch, lodge
 
 FP4 = get_family("a4w4_blockscale")

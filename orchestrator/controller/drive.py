@@ -1,0 +1,350 @@
+"""Driving of a run from its folder to its end: the same code starts, resumes and retries."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, cast
+
+from orchestrator.command_hints import command
+from orchestrator.control import run_lock
+from orchestrator.controller.deploy import NodePlan, node_files, node_folders, worker_code
+from orchestrator.controller.facts import load_facts, save_facts, script
+from orchestrator.controller.leased import known_leases, machines_of, node_maker, pools_of
+from orchestrator.controller.leases import LeasedNodes
+from orchestrator.controller.limits import Limits
+from orchestrator.controller.loop import Controller
+from orchestrator.controller.messages import Interrupts, Message, NodeProgress, Watcher
+from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.node_check import check_nodes
+from orchestrator.controller.node_plan import (
+    engine_of,
+    node_of,
+    plan_nodes,
+    private_env,
+    results_folder,
+    transport_of,
+    with_device_locks,
+)
+from orchestrator.controller.occupancy import NodeAdmission, gpus_of, mode_of, refuse_one_gpu_twice
+from orchestrator.controller.outbox import SpecOptions
+from orchestrator.controller.timeouts import Timeouts
+from orchestrator.errors import NoUsableNodeError, TakenOverError
+from orchestrator.events import RetryAsked
+from orchestrator.families import get_family
+from orchestrator.inventory import limit, load_inventory, resolved
+from orchestrator.inventory.values import masker
+from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
+from orchestrator.ledger.database import checkpoints
+from orchestrator.ledger.model import NOT_WORTH_IT
+from orchestrator.paths import RunConfig
+from orchestrator.policy import Policy, PolicySettings
+from orchestrator.results.bench import redacted
+from orchestrator.results.export import Request, export, provenance
+from orchestrator.results.recheck import kernels_to_check
+from orchestrator.shapes import Shape
+from orchestrator.tuners import get_tuner
+from orchestrator.view.live import LiveStatus
+from orchestrator.view.status import RunHeader, RunStatus
+from worker.tuners.catalog import recorded_tuner
+
+if TYPE_CHECKING:
+    from orchestrator.inventory import Inventory
+    from orchestrator.paths import RunPaths
+    from orchestrator.transport import Transport
+
+IDLE_EXIT_S = 900.0
+"""A worker without work and without a controller ends after so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class DriveSettings:
+    """Settings of a controller that are no options of the user."""
+
+    reach: Callable[[NodePlan], Transport] | None = None
+    """Makes the transport of a planned node; None: the one that its inventory names."""
+    timeouts: Timeouts = field(default_factory=Timeouts)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Outcome of driving. state: finished, interrupted or cancelled."""
+
+    state: str
+    seconds: float
+
+
+def drive(
+    paths: RunPaths,
+    watcher: Watcher,
+    *,
+    retry: Sequence[int] = (),
+    cancel: bool = False,
+    handle_signals: bool = True,
+    settings: DriveSettings | None = None,
+) -> Outcome:
+    """Drive the run until it is finished, interrupted or cancelled.
+
+    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last records.
+
+    Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError, and InputError for the run's own files.
+    """
+    began = time.monotonic()
+    config = RunConfig.read(paths.config)
+    with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
+        warn_without_wal(ledger, watcher)
+        if not cancel and not _goes_on(ledger, config, watcher):
+            return Outcome("finished", time.monotonic() - began)
+        interrupts = Interrupts()
+        caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
+        previous = {number: signal.signal(number, interrupts) for number in caught}
+        state, limited = "interrupted", ""
+        try:
+            controller = _controller(
+                paths, config, ledger, watcher, interrupts, settings or DriveSettings(), cancel=cancel
+            )
+            state = controller.run([RetryAsked(tuple(retry))] if retry else [])
+            limited = controller.limited
+        except TakenOverError:
+            state = ""  # another controller has the run now
+            raise
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            if state:
+                with ledger.transaction():
+                    if state == "finished" and limited:
+                        left = [s.id for s in ledger.shapes("pending")]
+                        ledger.skip_shapes(left, limited, time.time(), reason=NOT_WORTH_IT)
+                    ledger.set_meta("state", state)
+                    ledger.set_meta("ended", time.time())
+                export(ledger, paths, provenance(ledger, _request(paths, config)))
+                report_faults(ledger, watcher)
+    return Outcome(state, time.monotonic() - began)
+
+
+def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
+    """Make shapes pending again that a limit left out; False where the limits are still reached."""
+    if ledger.state != "finished" or (config.until_gain is None and config.gpu_hours is None):
+        return True
+    if why := Limits(ledger, config).reached():
+        watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
+        return False
+    with ledger.transaction():
+        ledger.reopen_skipped()
+    return True
+
+
+def warn_without_wal(ledger: LedgerReader, watcher: Watcher) -> None:
+    """Tell the watcher if SQLite has no write-ahead log on the file system of the run, as on some network disks."""
+    mode = ledger.query("PRAGMA journal_mode")[0][0]
+    if mode != "wal":
+        watcher.note(
+            f"{ledger.path}: SQLite's write-ahead log does not work on this file system (journal mode {mode}), so that"
+            " `status` and the page may hold up the run; keep runs on a local disk: --runs DIR",
+            bad=True,
+        )
+
+
+def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
+    """Note everything in the ledger that does not add up: a fault of this program, never of the user's."""
+    for fault in reconcile(ledger):
+        watcher.note(f"the ledger does not add up: {fault}", bad=True)
+
+
+def _request(paths: RunPaths, config: RunConfig) -> Request:
+    inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
+    return Request(
+        run=config.run,
+        created=config.created,
+        argv=config.argv,
+        options=redacted(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
+        shapes=config.shapes,
+        shapes_sha256=config.shapes_sha256,
+        inventory=config.inventory,
+        inventory_sha256=inventory,
+        code_sha=worker_code(recorded_tuner(config.tuner).worker_package)[0],
+    )
+
+
+def _controller(
+    paths: RunPaths,
+    config: RunConfig,
+    ledger: Ledger,
+    watcher: Watcher,
+    interrupts: Interrupts,
+    settings: DriveSettings,
+    *,
+    cancel: bool,
+) -> Controller:
+    family = get_family(config.family)
+    epoch = int(ledger.meta("epoch", 0)) + 1
+    with ledger.transaction():
+        ledger.set_meta("epoch", epoch)
+        ledger.set_meta("state", "running")
+        ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
+    shapes = {i: Shape(i, key) for i, key in ledger.keys.items()}
+    policy = Policy(settings.policy)
+    ledger.drive(policy.state)
+    inventory = load_inventory(paths.inventory)
+    if config.limit is not None:
+        inventory = limit(inventory, config.limit)
+    machines = machines_of(inventory)
+    plans = planned(paths, config, machines) if machines.nodes else []
+    about = RunHeader.of(ledger, config, {p.node: p.slots for p in plans})
+    spec = SpecOptions(
+        config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options),
+        kernels_to_check(paths.recheck),
+    )  # fmt: skip
+
+    def newcomers(there: Collection[str]) -> list[NodeDriver]:
+        edited = load_inventory(paths.inventory)
+        new = [p for p in planned(paths, config, machines_of(edited)) if p.node not in there]
+        return [_driver(paths, config, ledger, p, epoch, controller, settings, launch=True) for p in new]
+
+    pools = pools_of(inventory, config.run)
+    leases = known_leases(policy.state)
+
+    def leased_driver(plan: NodePlan, transport: Transport) -> NodeDriver:
+        return _driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel, transport=transport)
+
+    supply = LeasedNodes(
+        pools,
+        node_maker(inventory, {p.name: p.source for p in pools}, config.run, leased_driver),
+        known=leases,
+        other_slots=lambda: sum(len(p.slots) for p in plans),
+        hold=config.hold,
+        grow=not cancel,
+        wake=lambda: controller.wake(),
+    )
+
+    controller = Controller(
+        ledger,
+        policy,
+        Ingest(ledger, policy.state),
+        LiveStatus(policy.state, about),
+        spec,
+        keys=lambda i: shapes[i].key_dict(family),
+        logs=paths.logs,
+        requests_folder=paths.requests,
+        watcher=_Unresolved(watcher, masker([n.options() for n in inventory.nodes.values()])),
+        epoch=epoch,
+        timeouts=replace(settings.timeouts, grace=config.grace_s, lost=config.lost_after_s),
+        interrupts=interrupts,
+        cancel=cancel,
+        known=policy.state.nodes.keys() - {k.node for k in leases.values()},
+        newcomers=newcomers,
+        leases=supply if pools else None,
+        limit=Limits(ledger, config).reached,
+    )
+    for plan in plans:
+        controller.add(_driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel))
+    return controller
+
+
+def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[NodePlan]:
+    """Plans of the nodes to drive; a node without facts is checked again. Raise NoUsableNodeError where none has a
+    slot."""
+    plans = plan_nodes(inventory, config.run, paths.root)
+    dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
+    if dumb:
+        reports = check_nodes(dumb, accept_new_host_keys=config.accept_new_host_keys)
+        save_facts(paths.root, {r.node: r.facts for r in reports})
+        plans = plan_nodes(inventory, config.run, paths.root)
+    refuse_one_gpu_twice(inventory.nodes, load_facts(paths.root, inventory.nodes))
+    if not any(p.slots for p in plans):
+        raise NoUsableNodeError(f"no node is known to have a slot; see: {command('nodes check')}")
+    return [p for p in plans if p.slots]
+
+
+def _driver(
+    paths: RunPaths,
+    config: RunConfig,
+    ledger: Ledger,
+    plan: NodePlan,
+    epoch: int,
+    controller: Controller,
+    settings: DriveSettings,
+    *,
+    launch: bool,
+    transport: Transport | None = None,
+) -> NodeDriver:
+    """Driver of a planned node. `transport`: the one to a leased node, connected; by default the inventory's."""
+    leased, node = transport is not None, node_of(plan)
+    busy = mode_of(node, config.busy)
+    if not leased:  # a scheduler lends each GPU to one run alone
+        plan = with_device_locks(plan, shared=busy == "share")
+    # the same files here and on the node, with the inventory's references unresolved
+    tuner = get_tuner(config.tuner, for_tune=False)
+    options = {**config.options, "family": config.family} if tuner.wants_family else config.options
+    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)
+    kept = paths.node(plan.node)
+    for name, file in files.items():
+        if not name.startswith("code/"):
+            kept.mkdir(mode=0o700, exist_ok=True)
+            (kept / name).write_bytes(file.data)
+            (kept / name).chmod(file.mode)
+    if transport is None and settings.reach is not None:
+        transport = settings.reach(plan)
+    elif transport is None:
+        transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
+    offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
+    post = _unresolved(masker(node.options()), controller.post)
+    engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
+    admission = NodeAdmission(
+        transport,
+        engine,
+        busy,
+        script(resolved(node), brief=True),
+        lambda facts: gpus_of(node, facts),
+        config.run,
+        first_s=settings.timeouts.busy,
+        locks=not leased,
+    )
+    return NodeDriver(
+        transport,
+        engine,
+        plan.folder,
+        files,
+        node_folders(plan.slots),
+        plan.slots,
+        private_env(plan),
+        epoch,
+        offsets,
+        post,
+        launch=launch,
+        admission=admission,
+        results=results_folder(plan),
+        home=paths.attempts if tuner.keeps_reproductions else None,
+        connected=leased,
+        timeouts=settings.timeouts,
+    )
+
+
+def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
+    """Mask messages that go into the ledger: there the inventory's references stand for their values."""
+
+    def masked(message: Message) -> None:
+        detail = getattr(message, "detail", "")
+        post(replace(cast(Any, message), detail=mask(detail)) if detail else message)
+
+    return masked
+
+
+class _Unresolved:
+    """A watcher that gets the inventory's references in place of their values: its output may be kept."""
+
+    def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
+        self._watcher, self._mask = watcher, mask
+
+    def update(self, status: RunStatus) -> None:
+        self._watcher.update(status)
+
+    def note(self, text: str, *, bad: bool = False) -> None:
+        self._watcher.note(self._mask(text), bad=bad)

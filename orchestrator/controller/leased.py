@@ -1,0 +1,194 @@
+"""Pools of a run: sources of leases made of its inventory, and leases made into nodes."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from orchestrator.controller.facts import ARGV, TIMEOUT_S, script
+from orchestrator.controller.leases import KnownLease, MadeNode, Pool
+from orchestrator.controller.node_check import NodeReport, check_node
+from orchestrator.controller.node_plan import GRANTED, plan_lease
+from orchestrator.engines import OK, UNUSABLE, Finding
+from orchestrator.errors import EngineError, NodeError
+from orchestrator.inventory import Inventory, Node, resolved
+from orchestrator.leases.base import Lease, LeaseSource, LeaseState
+from orchestrator.policy.model import State
+from worker.text import plural
+
+if TYPE_CHECKING:
+    from orchestrator.controller.deploy import NodePlan
+    from orchestrator.controller.node import NodeDriver
+    from orchestrator.transport import Transport
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import InventoryError
+from orchestrator.inventory.model import LoginHost
+
+if TYPE_CHECKING:
+    from orchestrator.transport.ssh import SshTransport
+
+
+AUTO_GPUS = 8
+"""GPUs that a lease of a whole machine is taken to have before one is there."""
+_SHOW_GRANTED = "; ".join(f'echo "{name}=${{{name}-}}"' for name in GRANTED)
+
+
+def slots_of(node: Node) -> int:
+    """Slots that a lease of the pool will have, as far as is known beforehand."""
+    return max(1, node.gpus) if isinstance(node.gpus, int) else AUTO_GPUS
+
+
+def pool_note(node: Node, asked: NodeReport) -> str:
+    """Sentence on what a pool may bring, of which the estimate counts on all, and on what its scheduler would do."""
+    words = "".join(f"; {f.what}" for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes"))
+    pool = node.pool_words(f" of {plural(slots_of(node), 'slot')}")
+    return f"{node.name}: {pool}; the estimate counts on {node.count[1]}{words}"
+
+
+def pools_of(inventory: Inventory, run: str) -> list[Pool]:
+    """The pools of an inventory, in its order. Raises InventoryError, InputError."""
+    nodes = [n for n in inventory.nodes.values() if n.lease is not None]
+    return [Pool(n.name, *n.count, slots_of(n), source_of(resolved(n), run), n.time_s) for n in nodes]
+
+
+def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
+    """Reports on the pools, of what their schedulers show without a lease. Raises InventoryError, InputError."""
+    reports = []
+    for pool in pools_of(inventory, run):
+        with contextlib.closing(pool.source) as source:
+            reports.append(NodeReport(pool.name, tuple(source.check())))
+    return reports
+
+
+def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None]) -> list[NodeReport]:
+    """Reports on one lease of each pool, which is requested, checked like a machine and given back.
+
+    `run`: a name of its own. `progress` is called with the scheduler's words while a lease waits. Raises InputError.
+    """
+    reports = []
+    for pool in pools_of(inventory, run):
+        name = pool.name
+        with contextlib.closing(pool.source) as source:
+            try:
+                source.ask(1)
+                lease = _granted(source, lambda words, name=name: progress(f"{name}: {words}"))  # type: ignore[misc]
+                report, transport = _looked_at(inventory.nodes[name], source, lease, run)
+                transport.close()
+                reports.append(report)
+            except NodeError as e:
+                reports.append(NodeReport(name, (Finding(UNUSABLE, "lease", e.reason),)))
+            finally:
+                with contextlib.suppress(NodeError):
+                    source.release(source.list())
+    return reports
+
+
+def _granted(source: LeaseSource, progress: Callable[[str], None]) -> Lease:
+    """The only lease of a source, once it is ready. Raises NodeError where it ended."""
+    shown = ""
+    while True:
+        for lease in source.list():
+            if lease.state is LeaseState.READY:
+                return lease
+            if lease.state is LeaseState.ENDED:
+                raise EngineError(lease.id, f"the lease ended before it was ready: {lease.why}")
+            if lease.why != shown:
+                shown = lease.why
+                progress(f"lease {lease.id} is queued: {shown}")
+        time.sleep(0.5)
+
+
+def _looked_at(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple[NodeReport, Transport]:
+    """Report on a lease's machine, and the transport to it, connected. Raises NodeError."""
+    transport = source.transport(lease, node.name)
+    try:
+        transport.connect()
+        began = time.time()
+        done = transport.run(ARGV, stdin=script(resolved(node)), timeout=TIMEOUT_S)
+    except BaseException:
+        transport.close()
+        raise
+    # how many GPUs it has was granted, and is not looked for
+    return check_node(node.model_copy(update={"gpus": "auto"}), done, began, run), transport
+
+
+def machines_of(inventory: Inventory) -> Inventory:
+    """The inventory without its pools."""
+    return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
+
+
+def known_leases(state: State) -> dict[str, KnownLease]:
+    """Leases that earlier controllers of the run had, by id."""
+    return {n.lease: KnownLease(n.name, n.pool, n.state == "gone") for n in state.nodes.values() if n.lease}
+
+
+def node_maker(
+    inventory: Inventory,
+    sources: Mapping[str, LeaseSource],
+    run: str,
+    driver: Callable[[NodePlan, Transport], NodeDriver],
+) -> Callable[[str, Lease, str], MadeNode]:
+    """Function that checks a lease's machine and makes its node (leases.life.MakeNode)."""
+
+    def make(pool: str, lease: Lease, name: str) -> MadeNode:
+        node = inventory.nodes[pool].model_copy(update={"name": name})
+        report, transport = _looked_at(node, sources[pool], lease, run)
+        try:
+            if not report.usable:
+                raise EngineError(name, "; ".join(t.removeprefix(f"{name}: ") for t in report.problems()))
+            shown = transport.run(["sh", "-c", _SHOW_GRANTED], timeout=TIMEOUT_S).out.decode("utf-8", "replace")
+        except BaseException:
+            transport.close()
+            raise
+        granted = dict(line.partition("=")[::2] for line in shown.splitlines())
+        plan, gpus = plan_lease(node, run, report.facts, granted)
+        return MadeNode(lambda: driver(plan, transport), lease.host, gpus)
+
+    return make
+
+
+OUT = "~/.gemmfleet/leases"
+"""Folder for what holders print, where Slurm's commands run."""
+
+
+def source_of(node: Node, run: str) -> LeaseSource:
+    """The source of a pool whose references are resolved. Raises InputError where its client is missing here."""
+    assert node.lease is not None
+    if node.lease == "kubernetes":
+        from orchestrator.leases.kubernetes import KubernetesSource, PodRequest, template_faults
+
+        assert node.image is not None
+        assert isinstance(node.gpus, int)
+        if wrong := template_faults(node.pod, node.resource):
+            raise InventoryError([f"{node.source}: node {node.name}: pod.{fault}" for fault in wrong])
+        request = PodRequest(node.image, node.gpus, node.resource, node.time_s, node.workdir or "", node.pod)
+        return KubernetesSource(run, node.name, request, context=node.context, namespace=node.namespace)
+    from orchestrator.leases.slurm import SlurmPool, SlurmSource
+
+    pool = SlurmPool(
+        run, node.name, node.partition or "", node.account or "", node.time_s,
+        node.gpus if isinstance(node.gpus, int) else None, node.extra, node.workdir or "",
+    )  # fmt: skip
+    login = partial(_login, node.login or LoginHost(), node.via) if node.via else None
+    return SlurmSource(pool, OUT, login)
+
+
+def _login(host: LoginHost, via: str, name: str) -> SshTransport:
+    """Transport to a login node; `name`: what messages call it."""
+    from orchestrator.transport.ssh import SshTransport
+
+    return SshTransport(
+        name,
+        host.host or via,
+        user=host.user,
+        port=host.port,
+        identity=os.path.expanduser(host.identity) if host.identity else None,
+        proxy_jump=host.proxy_jump,
+        config=Path(host.ssh_config).expanduser() if host.ssh_config else None,
+    )

@@ -1,0 +1,360 @@
+"""Driver of one node: two threads that deploy, launch, follow and write, and report as messages.
+
+The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTroubled`, a pause and a new
+beginning: start and rescue are the same code. The writer carries specs and control files. A *session* counts
+the preparations: a write that was meant for an earlier session is dropped, because the preparation between has
+already reported to the controller that it never arrived.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import tenacity
+
+from orchestrator.controller.deploy import attempts_in, bring_home, missing_files, take_back_all
+from orchestrator.controller.messages import (
+    FromStream,
+    Message,
+    NodeTakenOver,
+    NodeUp,
+    Taken,
+    Vanished,
+)
+from orchestrator.controller.stream import Beat, GivenAttempts, read_frames
+from orchestrator.controller.timeouts import Timeouts
+from orchestrator.controller.workers import NodeWorkers
+from orchestrator.engines import Engine
+from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
+from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
+from orchestrator.ledger import Chunk
+from orchestrator.transport import RemoteFile, Transport
+from worker.protocol import InboxName, ProtocolError
+
+EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
+CUT_OFF_S = 1.0
+"""A thread whose calls were ended may take so long to notice."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Put:
+    session: int
+    files: dict[str, RemoteFile]
+
+
+@dataclass(frozen=True, slots=True)
+class _TakeBack:
+    session: int
+    name: InboxName
+
+
+@dataclass(frozen=True, slots=True)
+class _Revive:
+    slot: str
+
+
+class NodeDriver:
+    """Connection to one node folder, and the threads that use it."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        engine: Engine,
+        folder: str,
+        files: Mapping[str, RemoteFile],
+        folders: Sequence[str],
+        slots: Sequence[str],
+        env: Mapping[str, str],
+        epoch: int,
+        offsets: Mapping[tuple[str, str], int],
+        post: Callable[[Message], None],
+        *,
+        launch: bool = True,
+        admission: Callable[[threading.Event, Callable[[str, str], None]], AbstractContextManager[object]]
+        | None = None,
+        results: str | None = None,
+        home: Path | None = None,
+        connected: bool = False,
+        timeouts: Timeouts | None = None,
+    ) -> None:
+        """`connected`: the transport is, and was just used."""
+        self.node = transport.node
+        self.folder = folder
+        self.slots = tuple(slots)
+        self.workers = NodeWorkers(engine, self.slots, env, launch=launch, may_have_started=bool(offsets))
+        self._transport = transport
+        self._files, self._folders, self._epoch = files, folders, epoch
+        self._offsets = dict(offsets)
+        """Next byte of each (stream, slot) that has not been posted yet."""
+        self._post = post
+        self._admission = admission
+        """Waited for before workers are started: the node may be occupied (orchestrator/controller/occupancy.py)."""
+        self._results = results
+        """Folder on the node for results that stay there after the run."""
+        self._home = home
+        """Local folder for the reproductions of its attempts, if its tuner writes any."""
+        self._connected = connected
+        self._closing = threading.Event()
+        self._io = threading.Lock()
+        self._session = 0
+        self._writes: queue.SimpleQueue[_Put | _TakeBack | _Revive | None] = queue.SimpleQueue()
+        self._channel_lock = threading.Lock()
+        self._close_channel: Callable[[], None] = lambda: None
+        self._heard = time.monotonic()
+        self._spoke = 0.0
+        """Time of its last message, epoch seconds."""
+        self._silence = ""
+        self._timeouts = timeouts or Timeouts()
+        self._patience_s = self._timeouts.first_word
+        self._claims = GivenAttempts(self._timeouts.vanished)
+        self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
+        self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
+
+    # --- called by the controller ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        self._reader.start()
+        self._writer.start()
+
+    def put(self, session: int, files: dict[str, bytes]) -> None:
+        """Write files into the node folder (paths relative to it), soon."""
+        self._writes.put(_Put(session, {n: RemoteFile(d) for n, d in files.items()}))
+
+    def take_back(self, session: int, name: InboxName) -> None:
+        self._writes.put(_TakeBack(session, name))
+
+    def check_pulse(self) -> None:
+        """Break a stream that has been silent for too long; the reader then starts anew."""
+        silent = time.monotonic() - self._heard
+        if silent > self._patience_s:
+            self._heard = time.monotonic()
+            self._silence = f"no word for {silent:.0f} s"
+            self._break_stream()
+
+    def call_again(self, seconds: float) -> None:
+        """Connect to a node that is not up, to stop what runs there; its stream is not read. A start that is under way
+        gets `seconds` to end. Raise NodeError."""
+        self._closing.set()
+        self.workers.settle(seconds)
+        self._transport.close()  # ends the threads' calls
+        if not self._io.acquire(timeout=seconds):
+            raise TransportError(self.node, "it is still busy with something else")
+        try:
+            self._transport.connect()
+            if self.workers.cut_off:  # a worker that it still starts ends at once
+                self._transport.put(self.folder, {"control/stop": RemoteFile(b"now\n")})
+        finally:
+            self._io.release()
+
+    def hang_up(self) -> None:
+        """End every call that is under way."""
+        self._transport.close()
+
+    def keep_results(self) -> None:
+        """Copy the node's rows and logs into its folder of results, where it has one. Raise NodeError."""
+        if self._results is not None:
+            parts = [f"{self.folder}/events", f"{self.folder}/logs"]
+            done = self._transport.run(["cp", "-R", "-p", *parts, f"{self._results}/"], timeout=300.0)
+            if done.code != 0:
+                raise TransportError(self.node, f"its results could not be kept in {self._results}: {done.text}")
+
+    def bring_home(self) -> None:
+        """Copy reproductions of faults into the run's folder. Raises NodeError, OSError."""
+        if self._home is not None:
+            bring_home(self._transport, self.folder, self._home)
+
+    def tidy(self) -> None:
+        """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
+        self._closing.set()  # the stream may end with it, and that must not begin a new session
+        self.workers.engine.tidy()
+
+    def leave(self) -> None:
+        """Ask both threads to end, without waiting."""
+        self._closing.set()
+        self._writes.put(None)
+        self._break_stream()
+
+    def close(self, until: float) -> None:
+        """End both threads, which have until then (time.monotonic()) to finish; the workers go on."""
+        self.leave()
+        for thread in (self._reader, self._writer):
+            thread.join(max(0.0, until - time.monotonic()))
+        self._transport.close()  # ends every call
+        for thread in (self._reader, self._writer):
+            thread.join(CUT_OFF_S)
+        self.workers.engine.close()
+
+    # --- reader ---------------------------------------------------------------------------------------------------
+
+    def _read_loop(self) -> None:
+        t = self._timeouts
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((NodeError, ProtocolError)),
+            wait=tenacity.wait_exponential(multiplier=t.backoff, max=t.longest_backoff)
+            + tenacity.wait_random(0, t.jitter),
+            stop=tenacity.stop_when_event_set(self._closing),
+            sleep=tenacity.sleep_using_event(self._closing),
+            reraise=True,
+        )
+        while not self._closing.is_set():
+            try:
+                retrying(self._session_once)
+            except (TakenOverError, LeftOutError):
+                return
+            except (NodeError, ProtocolError):
+                if not self._closing.is_set():
+                    raise
+
+    def _session_once(self) -> None:
+        """Prepare the node and read its stream to the end. A stream that worked for a while resets the backoff."""
+        try:
+            present = self._prepare()
+            if self._closing.is_set():
+                return
+            began = time.monotonic()
+            why = self._follow(present)
+        except (NodeError, ProtocolError) as e:
+            self._trouble(str(e))
+            raise
+        if self._closing.is_set():
+            return
+        self._trouble(self._silence or f"the stream ended: {why}")
+        if time.monotonic() - began < self._timeouts.steady:
+            raise TransportError(self.node, f"the stream ended at once: {why}")
+
+    def _prepare(self) -> frozenset[str]:
+        """Deploy, take the node over, take back what nobody claimed, launch; returns what is claimed or ended."""
+        with self._io:
+            if self._closing.is_set():
+                raise TransportError(self.node, "the run ends")
+            self._session += 1
+            if not self._connected:
+                self._transport.connect()
+            self._connected = False
+            self._transport.put(self.folder, missing_files(self._transport, self.folder, self._files), self._folders)
+            if self._results is not None:  # ours, before Docker makes it root's
+                self._transport.put(self._results, {})
+            there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
+            if there.isdigit() and int(there) > self._epoch:
+                self._post(NodeTakenOver(self.node, int(there)))
+                raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")
+            # before and after the epoch rises: neither an old spec nor an old controller's last one is left
+            take_back_all(self._transport, self.folder)
+            self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
+            take_back_all(self._transport, self.folder)
+            present = attempts_in(self._transport, self.folder, "claimed", "attempts")
+            self._claims.arrived(present)
+            self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
+            if self.workers.launch:
+                self.workers.engine.prepare()
+                with self._await_admission():
+                    if not self._closing.is_set():
+                        self.workers.start()
+            self._heard = time.monotonic()
+        return frozenset(present)
+
+    def _await_admission(self) -> AbstractContextManager[object]:
+        """Wait until the node is free; while the context lasts, no other run starts workers there."""
+        if self._admission is None:
+            return nullcontext()
+        return self._admission(self._closing, lambda doing, why: self._post(NodeBusy(self.node, doing, why)))
+
+    def _follow(self, present: frozenset[str]) -> str:
+        """Read the stream to its end; return why it ended. The node counts as up from its first frame on,
+        but while its workers wait for devices that another run holds it is occupied."""
+        offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
+        for (stream, slot), offset in self._offsets.items():
+            offsets[stream][slot] = offset
+        self._silence, self._patience_s = "", self._timeouts.first_word
+        channel = self._transport.open(
+            ["sh", f"{self.folder}/follow.sh", "--from", json.dumps(offsets, separators=(",", ":"))]
+        )
+        with self._channel_lock:
+            self._close_channel = channel.close
+        if self._closing.is_set():
+            channel.close()
+        try:
+            up, waits = False, ""
+            for frame in read_frames(channel.read):
+                self._heard, self._spoke = math.inf, time.time()  # while the loop is behind, the silence is ours
+                if isinstance(frame, Beat) and (broken := _results_broken(frame)):
+                    # its results are not read any more: without this the node would count as working for ever
+                    raise ProtocolError(f"{self.node}: {broken}")
+                if isinstance(frame, Beat) and frame.waits != waits:
+                    if up:  # the next preparation takes back its specs
+                        raise TransportError(self.node, f"its devices are held by {frame.waits}")
+                    waits = frame.waits
+                    self._post(NodeBusy(self.node, "wait" if waits else "free", waits or "its devices are ours now"))
+                self._patience_s = self._timeouts.silence
+                if not up and not waits:
+                    up = True
+                    self._post(NodeUp(self.node, self._session, present))
+                if isinstance(frame, Chunk):
+                    key = (frame.stream, frame.slot)
+                    if frame.offset != self._offsets.get(key, 0):
+                        raise ProtocolError(
+                            f"{self.node}: {key} continues at {frame.offset}, not {self._offsets.get(key, 0)}"
+                        )
+                    self._offsets[key] = frame.offset + len(frame.data)
+                else:
+                    for slot in self.workers.dead(frame):
+                        self._writes.put(_Revive(slot))
+                self._post(FromStream(self.node, frame))
+                if isinstance(frame, Beat) and frame.held is not None and (gone := self._claims.compare(frame.held)):
+                    self._post(Vanished(self.node, gone))
+                self._heard = time.monotonic()
+        finally:
+            channel.close()
+            why = channel.error()
+        return why
+
+    def _break_stream(self) -> None:
+        with self._channel_lock:
+            close = self._close_channel
+        close()
+
+    def _trouble(self, detail: str) -> None:
+        self._post(NodeTroubled(self.node, detail, self._spoke or time.time()))
+
+    # --- writer ---------------------------------------------------------------------------------------------------
+
+    def _write_loop(self) -> None:
+        while True:
+            op = self._writes.get()
+            if op is None:
+                return
+            try:
+                with self._io:
+                    self._write(op)
+            except NodeError as e:
+                self._trouble(str(e))
+                self._break_stream()  # the preparation that follows finds out what arrived
+
+    def _write(self, op: _Put | _TakeBack | _Revive) -> None:
+        if isinstance(op, _Revive):
+            if not self._closing.is_set() and (given_up := self.workers.revive(op.slot)):
+                self._post(SlotLost(self.node, op.slot, given_up))
+        elif op.session != self._session:
+            return
+        elif isinstance(op, _Put):
+            self._transport.put(self.folder, op.files)
+            self._claims.arrived([n.attempt for path in op.files if (n := InboxName.parse(path.rpartition("/")[2]))])
+        else:
+            won = self._transport.rename(f"{self.folder}/inbox/{op.name}", f"{self.folder}/taken/{op.name}")
+            if won:
+                self._claims.taken(op.name.attempt)
+            self._post(Taken(self.node, op.name.attempt, won))
+
+
+def _results_broken(beat: Beat) -> str:
+    """Error of a slot's results file (see worker.agent.follow), "" for none; a log that cannot be read is no error."""
+    return "; ".join(part for part in beat.error.split("; ") if EVENTS_FILE.match(part))

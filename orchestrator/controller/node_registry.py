@@ -1,0 +1,245 @@
+"""Registry of a run's nodes: which are up, in trouble or given up; and the shutdown of their workers, all at once.
+
+The shutdown reaches nodes that were given up or were only being prepared, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from orchestrator.controller.node import NodeDriver
+from orchestrator.controller.timeouts import StopLimits, Timeouts
+from orchestrator.errors import NodeError
+
+
+class NodeRegistry:
+    """Drivers of a run's nodes with their states; owned by the controller's loop."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.timeouts = timeouts
+        self.drivers: dict[str, NodeDriver] = {}
+        self.sessions: dict[str, int] = {}
+        """The session that writes to a node must name; a node that never was up has none."""
+        self.up: set[str] = set()
+        self.lost: set[str] = set()
+        self._trouble: dict[str, tuple[float, str]] = {}
+        """Node -> (since when, what)."""
+        self._reported: set[str] = set()
+        """Nodes whose trouble was reported."""
+        self._waiting: dict[str, str] = {}
+        """Occupied nodes, and by whom; no timeout runs while they wait."""
+
+    def start(self, driver: NodeDriver) -> None:
+        """Start a node's driver; the node is expected from now on."""
+        self.drivers[driver.node] = driver
+        self._trouble[driver.node] = (time.time(), "not up yet")
+        driver.start()
+
+    def remove(self, node: str) -> None:
+        """Forget a node that is gone for good; its driver ends by itself."""
+        driver = self.drivers.pop(node, None)
+        for states in (self.up, self.lost, self._reported):
+            states.discard(node)
+        for of in (self.sessions, self._trouble, self._waiting):
+            of.pop(node, None)
+        if driver is not None:
+            threading.Thread(target=driver.close, args=(time.monotonic() + self.timeouts.close,), daemon=True).start()
+
+    def arrived(self, node: str, session: int) -> None:
+        """Record that the node was prepared and its stream began."""
+        self.sessions[node] = session
+        self.up.add(node)
+        self.lost.discard(node)
+        self._trouble.pop(node, None)
+        self._reported.discard(node)
+        self._waiting.pop(node, None)
+
+    def node_occupied(self, node: str, doing: str, detail: str) -> bool:
+        """Record that the node is occupied: it is waited for, left out, or shared. Return whether its work is lost: it
+        is left out, or had worked before and none of its workers is left.
+        """
+        again = self._waiting.pop(node, None) is not None
+        gone = node not in self.lost and (doing == "skip" or (doing == "wait" and node in self.sessions and not again))
+        self._trouble[node] = (time.time(), f"occupied: {detail}" if doing != "free" else "not up yet")
+        if doing == "wait":
+            self._waiting[node] = detail
+            self.lost.discard(node)
+        elif doing == "skip":
+            self.lost.add(node)
+        return gone
+
+    def in_trouble(self, node: str, detail: str) -> bool:
+        """Record trouble; its timeout runs from the first report. Return whether this is the first."""
+        waited = self._waiting.pop(node, None) is not None
+        first = node not in self._reported
+        since = time.time() if first or waited else self._trouble[node][0]
+        self.up.discard(node)
+        self._trouble[node] = (since, detail)
+        self._reported.add(node)
+        return first
+
+    def goes_on(self, node: str, detail: str) -> None:
+        """Record progress of its preparation: its timeout begins anew."""
+        if node not in self.up:
+            self._trouble[node] = (time.time(), detail)
+
+    def give_up(self) -> Iterator[tuple[str, str]]:
+        """(node, why) of those whose timeout has run out by now, each once."""
+        now = time.time()
+        for node, (since, detail) in self._trouble.items():
+            if node in self.sessions:
+                limit_s = self.timeouts.lost
+            else:
+                limit_s = self.timeouts.never_up if node in self._reported else self.timeouts.starting
+            if node not in self.lost and node not in self._waiting and now - since > limit_s:
+                self.lost.add(node)
+                yield node, detail
+
+    @property
+    def coming(self) -> set[str]:
+        """Nodes neither up nor given up."""
+        return self.drivers.keys() - self.up - self.lost
+
+    @property
+    def troubled(self) -> set[str]:
+        """Nodes not up that have reported trouble."""
+        return self._reported - self.up
+
+    def why(self, node: str) -> str:
+        """Its trouble, "" for none."""
+        return self._trouble.get(node, (0.0, ""))[1]
+
+    @property
+    def hopeless(self) -> bool:
+        """Return whether every node was given up."""
+        return bool(self.drivers) and self.lost >= self.drivers.keys()
+
+    def details(self) -> list[str]:
+        """Trouble of each node, a line each."""
+        return [f"  {node}: {detail}" for node, (_, detail) in self._trouble.items()]
+
+    def reached(self) -> list[NodeDriver]:
+        """The drivers of the nodes that are up, by name."""
+        return [self.drivers[n] for n in sorted(self.up)]
+
+    def workers_left(self) -> bool:
+        """Return whether a worker runs on a node that is up (or that is unknown)."""
+        try:
+            return any(d.workers.alive() for d in self.reached())
+        except NodeError:
+            return True
+
+    def check_pulses(self) -> None:
+        """Break streams that have been silent for too long."""
+        for driver in self.drivers.values():
+            driver.check_pulse()
+
+    def close(self) -> None:
+        """End all threads; the workers go on. All nodes together get `Timeouts.close` to end what they do."""
+        for driver in self.drivers.values():
+            driver.leave()
+        until = time.monotonic() + self.timeouts.close
+        for driver in self.drivers.values():
+            driver.close(until)
+
+
+POLL_S = 0.1
+MAX_PARALLEL = 32
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedNode:
+    """Result on one node. `ran`: number of workers that ran and were stopped; None: none was ever started there.
+    `left`: why some may run on, "" where none does."""
+
+    ran: int | None
+    left: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Shutdown:
+    """Shutdown of nodes, one by one or all at once; `tidy` removes what is left in the engines."""
+
+    def __init__(self, registry: NodeRegistry, pace: StopLimits, *, tidy: bool) -> None:
+        self._registry, self._pace, self._tidy = registry, pace, tidy
+        self._pool = ThreadPoolExecutor(MAX_PARALLEL, "shutdown")
+        self._ends: dict[str, Future[StoppedNode]] = {}
+        self._seen: dict[str, StoppedNode] = {}
+
+    def begin(self, drivers: Iterable[NodeDriver]) -> None:
+        """Begin to stop these nodes, each once. Those not up are reconnected if workers may have been started there."""
+        for d in drivers:
+            if d.node in self._ends or d.node in self._seen:
+                continue
+            started = d.workers.start_no_more()
+            if d.node in self._registry.up:
+                self._ends[d.node] = self._pool.submit(self._end, d)
+            elif started:
+                self._ends[d.node] = self._pool.submit(self._call_and_end, d)
+            else:
+                self._seen[d.node] = StoppedNode(None)
+
+    def done(self) -> bool:
+        return all(e.done() for e in self._ends.values())
+
+    def close(self) -> dict[str, StoppedNode]:
+        """Results by node; calls still under way are cut off."""
+        for node, end in self._ends.items():
+            if not end.done():
+                self._registry.drivers[node].hang_up()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        silent = StoppedNode(0, "it does not answer")
+        return {**self._seen, **{n: e.result() if e.done() else silent for n, e in self._ends.items()}}
+
+    def _call_and_end(self, driver: NodeDriver) -> StoppedNode:
+        try:
+            driver.call_again(self._pace.limit_s / 2)
+        except NodeError as e:
+            return StoppedNode(0, str(e))
+        return self._end(driver)
+
+    def _end(self, driver: NodeDriver) -> StoppedNode:
+        ran = 0
+        try:
+            driver.workers.settle(self._pace.stop_s)
+            for kill, patience in ((False, self._pace.stop_s), (True, self._pace.kill_s)):
+                alive = len(driver.workers.alive())
+                ran = max(ran, alive)
+                if not alive:
+                    break
+                driver.workers.stop(kill=kill)
+                until = time.monotonic() + patience
+                while driver.workers.alive() and time.monotonic() < until:
+                    time.sleep(min(POLL_S, patience / 20))
+            with contextlib.suppress(NodeError, OSError):  # they stay on the node then
+                driver.bring_home()
+            driver.keep_results()
+            if self._tidy:
+                driver.tidy()
+        except NodeError as e:
+            return StoppedNode(ran, str(e))
+        return StoppedNode(ran)
+
+
+def stop_workers(
+    registry: NodeRegistry,
+    listen: Callable[[float, Callable[[], bool]], None],
+    *,
+    tidy: bool,
+    pace: StopLimits | None = None,
+    only: Iterable[NodeDriver] | None = None,
+) -> Mapping[str, StoppedNode]:
+    """Stop all workers on these nodes, by default on all. `listen(seconds, over)` reads what nodes still send."""
+    pace = pace or registry.timeouts.stop
+    shutdown = Shutdown(registry, pace, tidy=tidy)
+    shutdown.begin(registry.drivers.values() if only is None else only)
+    listen(pace.limit_s, shutdown.done)
+    return shutdown.close()

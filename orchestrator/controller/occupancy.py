@@ -1,0 +1,291 @@
+"""Occupied nodes (docs/explanation/scheduling.md): who else computes there, and whether a run's workers may start: an
+occupied node is waited for, left out, or shared (`--busy`). Also finds one GPU under two node names.
+
+Of several runs only one at a time checks a node and starts its workers: it holds the folder of the node's device locks
+(LOCKS) meanwhile, which ends with its connection. So the other runs see the devices that its workers locked.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from pathlib import Path
+from typing import Literal, NamedTuple, get_args
+
+from orchestrator.controller.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
+from orchestrator.engines import Engine
+from orchestrator.errors import EngineError, InventoryError, LeftOutError, TransportError
+from orchestrator.inventory import Node, resolved
+from orchestrator.inventory.values import MAX_GPU, Gpus
+from orchestrator.transport import Transport
+from worker.protocol import LOCKS
+
+Mode = Literal["wait", "skip", "share"]
+MODES: tuple[str, ...] = get_args(Mode)
+# A shared GPU gives wrong numbers, and a node left out is lost for the whole run: waiting loses only time.
+DEFAULT: Mode = "wait"
+# A GPU that is busier, or whose memory is fuller (share), is in use.
+BUSY_PCT, BUSY_MEMORY = 20.0, 0.1
+_RENDER, _NVIDIA = re.compile(r"/dev/dri/(renderD\d+)\Z"), re.compile(r"/dev/nvidia(\d+)\Z")
+
+
+class Occupant(NamedTuple):
+    """One who computes on a node. `id` stays the same meanwhile; `words` may change."""
+
+    id: str
+    words: str
+
+
+def mode_of(node: Node, requested: str | None) -> str:
+    """Mode of `--busy`, else of the inventory, else DEFAULT."""
+    return requested or node.busy or DEFAULT
+
+
+def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
+    """The numbers of the GPUs that the inventory gives to us; none on a node that computes on its cores."""
+    return tuple(range(len(facts.gpus))) if node.gpus == "auto" else tuple(_numbers(node.gpus))
+
+
+def _numbers(gpus: Gpus) -> Sequence[int]:
+    if isinstance(gpus, int):
+        return range(gpus)
+    return range(MAX_GPU + 1) if isinstance(gpus, str) else gpus
+
+
+def device_lock(gpu: int | None) -> str:
+    """The name of the lock on a GPU of a host, or on its cores."""
+    return "cores" if gpu is None else f"gpu-{gpu}"
+
+
+def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant, ...]:
+    """Occupants of these GPUs (of the cores, where there are none), by the node's facts at a moment without workers of
+    the run there. `run`: our own run, whose workers do not count; "" before there is one.
+    """
+    return tuple({o.id: o for o in _occupants(facts, gpus, run)}.values())
+
+
+def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occupant]:
+    theirs = [c for c in facts.containers if not (run and c.run == run) and _takes(c, facts, gpus)]
+    for c in theirs:
+        yield Occupant(f"container {c.name}", f"container {c.name} ({f'worker of run {c.run}' if c.run else c.image})")
+    ours, known = set(map(device_lock, gpus or (None,))), {run, *(c.run for c in theirs)}
+    for path in facts.locks.get("held", ()):
+        other, device = path.partition("/")[0], path.rpartition("/")[2]
+        if other not in known and device in ours:
+            yield Occupant(f"run {other}", f"workers of run {other}")
+    for number in gpus:
+        if number < len(facts.gpus) and (use := _use(facts.gpus[number])):
+            yield Occupant(f"GPU {number}", f"GPU {number} is {use}")
+
+
+def _takes(c: Container, facts: NodeFacts, gpus: Sequence[int]) -> bool:
+    """Return whether a running container computes where we would; one that only exists (a database) does not."""
+    if not gpus:
+        return bool(c.run and c.slot)
+    if c.run and c.slot.isdigit():  # a slot has its GPU's number, whatever devices it was given
+        return bool(c.devices) and int(c.slot) in gpus
+    renders = {m[1] for d in c.devices if (m := _RENDER.match(d))}
+    numbers = {int(m[1]) for d in c.devices if (m := _NVIDIA.match(d))}
+    ours = {facts.gpus[g].render for g in gpus if g < len(facts.gpus)} - {""}
+    if renders and ours:
+        return bool(renders & ours)
+    whole = any(d in ("/dev/kfd", "/dev/dri") or d.startswith("gpu:") for d in c.devices)
+    return bool(numbers.intersection(gpus)) if numbers else whole or bool(renders)
+
+
+def _use(gpu: Gpu) -> str:
+    held = [f"process {pid} ({n / 2**20:.0f} MiB)" for pid, n in gpu.processes.items() if n > 0]
+    full = (gpu.memory_used or 0) / gpu.memory_total if gpu.memory_total else 0.0
+    busy = (gpu.use_pct or 0) >= BUSY_PCT or full >= BUSY_MEMORY
+    used = f"in use (busy {gpu.use_pct or 0:.0f} %, memory {100 * full:.0f} %)" if busy else ""
+    return f"held by {', '.join(held[:3])}" if held else used
+
+
+def occupants_text(found: Sequence[Occupant]) -> str:
+    """`container x (image); GPU 3 is held by process 12 (900 MiB)`."""
+    more = f"; and {len(found) - 4} more" if len(found) > 4 else ""
+    return "; ".join(o.words for o in found[:4]) + more
+
+
+_DONE = {"wait": "is occupied and waited for", "free": "is free now", "skip": "is occupied and left out"}
+
+
+def busy_sentence(node: str, doing: str, detail: str) -> str:
+    """Sentence on what was done about an occupied node."""
+    return f"{node} {_DONE.get(doing, 'is occupied and shared, its times may be too long')}: {detail}"
+
+
+# --- one GPU under two names --------------------------------------------------------------------------------------
+
+
+def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
+    """Raise InventoryError where two slots of these nodes are one GPU. The inventory shows it for nodes that name one
+    host, the facts of the nodes for others."""
+    if faults := [why for _, why in twice(nodes, facts)]:
+        raise InventoryError(faults)
+
+
+def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, str]]:
+    """(node, what is wrong and the way out) of each node that has a GPU which one before it has."""
+    found = {(name, other): [what] for name, other, what in _named_twice(nodes)}
+    told = set(found)
+    owner: dict[tuple[str, int], tuple[str, int]] = {}
+    for name in (n for n in nodes if n in facts):
+        for number, id_ in _ids(nodes[name], facts[name]):
+            other, its = owner.setdefault(id_, (name, number))
+            if other != name and (name, other) not in told:
+                what = f"its GPU {number} is GPU {its} of {other} (id {id_[0]})"
+                found.setdefault((name, other), []).append(what)
+    for (name, other), why in found.items():
+        node, before = nodes[name], nodes[other]
+        more = f", and {len(why) - 1} more" if len(why) > 1 else ""
+        line = f" ({before.origin('name')})" if "name" in before.origins else ""
+        yield (
+            name,
+            (
+                f"{node.origin('name')}: node {name}: {why[0]}{more}: two workers there spoil each other's times; drop"
+                f" {name} or {other}{line}, or give each a list of its own in gpus:"
+            ),
+        )
+
+
+def _named_twice(nodes: Mapping[str, Node]) -> Iterator[tuple[str, str, str]]:
+    """(node, one before it, what both take) where the inventory itself gives two nodes one device of one host."""
+    hosts: dict[Hashable, list[Node]] = {}
+    for node in nodes.values():
+        if node.lease is None:
+            before = hosts.setdefault(_host(node), [])
+            where = "this machine" if node.is_here else f"its host {node.host or node.name}"
+            for other in before:
+                if both := _both(other.gpus, node.gpus):
+                    yield node.name, other.name, f"{other.name} is {where}, too, and both take {both}"
+            before.append(node)
+
+
+def _host(node: Node) -> Hashable:
+    """The machine of a node as SSH would reach it, asked without contact: two nodes of one value are one machine."""
+    if node.is_here:
+        return "here"
+    from orchestrator.transport.ssh.connection import hops
+    from orchestrator.transport.ssh.link import HostRequest
+
+    try:
+        real = resolved(node)
+        config = Path(real.ssh_config).expanduser() if real.ssh_config else None
+        ask = HostRequest(real.host or node.name, real.user, real.port, None, real.proxy_jump, config)
+        route = [hop.connection for hop in hops(node.name, ask)]
+    except (InventoryError, TransportError):  # told where it is used
+        return node.host or node.name, node.port
+    first = route[0].gateway or None
+    places = tuple((c.host.rstrip("."), c.port, first if c is route[0] else None) for c in route)
+    return "here" if places in {((name, 22, None),) for name in ("localhost", "127.0.0.1", "::1")} else places
+
+
+def _both(a: Gpus, b: Gpus) -> str:
+    """The devices that both options `gpus:` take on one host, in words; "" for none."""
+    if a == 0 or b == 0:
+        return "its cores" if a == b else ""
+    shared = sorted(set(_numbers(a)) & set(_numbers(b)))
+    return "all its GPUs" if len(shared) > MAX_GPU else f"GPU {', '.join(map(str, shared))}" if shared else ""
+
+
+def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
+    """(number, identity) of the node's GPUs: partitions of one GPU share its id and differ by their order."""
+    seen: Counter[str] = Counter()
+    for number, gpu in enumerate(facts.gpus):
+        if number in gpus_of(node, facts) and gpu.id.strip("0x- "):
+            yield number, (gpu.id, seen[gpu.id])
+        seen[gpu.id] += 1
+
+
+# --- admission ----------------------------------------------------------------------------------------------------
+
+# Pause before an occupied node is checked again; each is half as long again as the one before.
+FIRST_S, LONGEST_S = 2.0, 30.0
+# Time that the lock is waited for at once, and the longest time that it is held, in seconds.
+TURN_S, LONGEST_TURN_S = 10, 330
+TURN = """\
+command -v flock >/dev/null 2>&1 || { echo none; exit; }
+folder=${GEMMFLEET_LOCKS:-$1}
+(umask 0 && mkdir -m 1777 -- "$folder") 2>/dev/null
+hold='echo ours; command -v timeout >/dev/null 2>&1 && exec timeout "$1" cat; exec cat'
+flock -w "$2" "$folder" sh -c "$hold" sh "$3"
+[ $? -eq 1 ] && echo theirs || echo none
+"""
+"""Prints `ours` and holds the lock until its input ends; `theirs`: another run holds it; `none`: no locks there."""
+ANOTHER_START = Occupant("start", "another run is starting its workers there")
+
+# Called with what is done (wait, free, skip, share), and why.
+Report = Callable[[str, str], None]
+
+
+@contextmanager
+def start_turn(transport: Transport, place: str) -> Iterator[str]:
+    """Turn to start workers on a node, while the context lasts; yields what TURN answers."""
+    channel, answer = transport.open(["sh", "-c", TURN, "sh", place, str(TURN_S), str(LONGEST_TURN_S)]), b""
+    try:
+        while not answer.endswith(b"\n") and (more := channel.read(64)):
+            answer += more
+        yield answer.decode("ascii", "replace").strip()
+    finally:
+        channel.close()
+        channel.error()
+
+
+class NodeAdmission:
+    """Admission to one node of a run. `gpus`: from the node's facts to the numbers of its GPUs that are ours. `locks`:
+    False where a scheduler lends each GPU to one run alone."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        engine: Engine,
+        mode: str,
+        script: bytes,
+        gpus: Callable[[NodeFacts], tuple[int, ...]],
+        run: str,
+        *,
+        first_s: float = FIRST_S,
+        place: str = LOCKS,
+        locks: bool = True,
+    ) -> None:
+        self._transport, self._engine, self._mode, self._script = transport, engine, mode, script
+        self._gpus, self._run, self._pause_s, self._place = gpus, run, first_s, place
+        self._locks = locks and mode != "share"
+
+    def __call__(self, ended: threading.Event, report: Report) -> AbstractContextManager[object]:
+        """Wait until the workers may start, or `ended` is set; while the context lasts no other run starts. Raise
+        LeftOutError, NodeError."""
+        began, waiting, pause = time.monotonic(), frozenset[str](), self._pause_s
+        while not self._ours_run():  # a node that already runs our workers is not given up for others
+            with ExitStack() as turn:
+                theirs = self._locks and turn.enter_context(start_turn(self._transport, self._place)) == "theirs"
+                found = (ANOTHER_START,) if theirs else self._look()
+                if not found:
+                    if waiting:
+                        report("free", f"it was occupied for {time.monotonic() - began:.0f} s")
+                    return turn.pop_all()
+            doing, names = "wait" if theirs else self._mode, frozenset(o.id for o in found)
+            if doing != "wait" or names != waiting:
+                report(doing, occupants_text(found))
+            if doing == "skip":
+                raise LeftOutError(f"{self._transport.node}: left out (--busy skip): {occupants_text(found)}")
+            waiting = names
+            if doing == "share" or ended.wait(pause):
+                break
+            pause = min(pause * 1.5, LONGEST_S)
+        return nullcontext()
+
+    def _look(self) -> tuple[Occupant, ...]:
+        facts = read_facts(self._transport.run(ARGV, stdin=self._script, timeout=TIMEOUT_S))
+        return occupants(facts, self._gpus(facts), self._run)
+
+    def _ours_run(self) -> bool:
+        try:
+            return any(w.state == "running" for w in self._engine.list())
+        except EngineError:
+            return False  # the start raises what is wrong with it

@@ -1,0 +1,319 @@
+"""Preparation of a run from the user's request: read, check, dedupe, drop, group, cost, order."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from orchestrator import __version__
+from orchestrator.command_hints import command
+from orchestrator.controller.earlier import Dropped, drop_tuned, gather, tuned_times
+from orchestrator.controller.facts import save_facts
+from orchestrator.controller.leased import check_pools, machines_of, pool_note, slots_of
+from orchestrator.controller.limits import WORTHS
+from orchestrator.controller.node_check import NodeReport, check_nodes
+from orchestrator.controller.node_plan import device_memory, plan_nodes
+from orchestrator.controller.occupancy import (
+    busy_sentence,
+    gpus_of,
+    mode_of,
+    occupants,
+    occupants_text,
+    refuse_one_gpu_twice,
+)
+from orchestrator.engines import UNUSABLE, WARNING, Finding
+from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
+from orchestrator.families import get_family
+from orchestrator.inventory import check_references, limit, load_inventory
+from orchestrator.inventory.load import parse_inventory, with_image
+from orchestrator.ledger import Ledger
+from orchestrator.paths import RunConfig, create_run_folder, new_run_id
+from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
+from orchestrator.planning.roofline import Device, chip_of
+from orchestrator.planning.value import Forecast, Worth, worths
+from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
+from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
+from orchestrator.shapes.model import Key
+from orchestrator.shapes.writing import COUNT, NOW, numbers
+from orchestrator.tables.merge import check_db, not_for_aiter
+from orchestrator.tables.tuned import Key as TableKey
+from orchestrator.templating import data_folder
+from orchestrator.tuners import check_family, check_tuner_options, get_tuner
+from worker.families import Family
+
+if TYPE_CHECKING:
+    from orchestrator.controller.deploy import NodePlan
+    from orchestrator.inventory import Inventory, Node
+    from orchestrator.paths import RunPaths
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """Request of the user: the options of `tune`."""
+
+    shapes: Path
+    runs: Path
+    inventory: Path | None = None
+    family: str | None = None
+    tuner: str | None = None
+    db: Path | None = None
+    retune: bool = False
+    limit: str | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    err_ratio: float | None = None
+    watchdog_s: float = 300.0
+    grace_s: float = 30.0
+    accept_new_host_keys: bool = False
+    lost_after_s: float = 90.0
+    busy: str | None = None
+    hold: bool = False
+    """Idle leases are kept."""
+    argv: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
+    """Long texts that the options refer to, by their hash."""
+    bench: bool = False
+    """A request of `bench`, whose tuner serves nothing else."""
+    by_value: bool = False
+    """Shapes go by calls x (time now - expected time), as far as these limits allow."""
+    until_gain: float | None = None
+    gpu_hours: float | None = None
+    image: str | None = None
+    """Image of every node that has one, in place of the inventory's."""
+    rows: Mapping[TableKey, object] | None = None
+    """Keys of a table's rows (gfx, cu_num, key), where only these are to be measured; the other shapes are skipped."""
+    share: float = 1.0
+    """Share of a shape's candidates that are measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A checked and planned job; nothing is on disk before `create`."""
+
+    request: RunRequest
+    config: RunConfig
+    family: Family
+    listed: ShapeList
+    plan: Plan
+    cost: CostModel
+    nodes: list[NodePlan]
+    inventory_path: Path
+    inventory_text: bytes
+    reports: list[NodeReport]
+    worths: dict[int, Worth] = field(default_factory=dict)
+
+    def create(self) -> RunPaths:
+        """Make the run folder with run.yaml and a ledger that knows all shapes and units. InputError, and no folder,
+        where it cannot be written."""
+        paths = create_run_folder(self.request.runs, self.config.run)
+        try:
+            return self._fill(paths)
+        except (OSError, sqlite3.Error, LedgerError) as e:
+            shutil.rmtree(paths.root, ignore_errors=True)
+            cause = e.__cause__ if isinstance(e, LedgerError) else e
+            if cause is None:
+                raise  # no fault of the disk
+            why = cause.strerror if isinstance(cause, OSError) else str(cause)
+            raise InputError(
+                f"cannot write the run folder {paths.root}: {why}; free some space, or choose another with --runs DIR"
+            ) from e
+
+    def _fill(self, paths: RunPaths) -> RunPaths:
+        paths.inventory.write_bytes(self.inventory_text)
+        save_facts(paths.root, {r.node: r.facts for r in self.reports})
+        if self.listed.annotations:
+            paths.annotations.write_text(annotations_csv(self.listed, self.family))
+        for digest, text in self.request.texts.items():
+            paths.texts.mkdir(exist_ok=True)
+            (paths.texts / digest).write_bytes(text.encode())
+        with Ledger.create(paths.ledger) as ledger, ledger.transaction():
+            for key in ("run", "family", "tuner"):
+                ledger.set_meta(key, getattr(self.config, key))
+            ledger.set_meta("cost", asdict(self.cost))
+            ledger.set_meta("units", self.request.share * units(self.config.tuner, self.config.options))
+            if self.worths:
+                ledger.set_meta(WORTHS, {i: astuple(w) for i, w in self.worths.items()})
+            ledger.set_meta("created", self.config.created)
+            ledger.set_meta("state", "planned")
+            ledger.add_shapes(self.listed.shapes, self.family)
+            why = f"in {self.request.db} already" if self.request.rows is None else "no row of this chip"
+            ledger.skip_shapes(self.plan.skipped, why)
+            now = time.time()
+            for work in self.plan.work:
+                ledger.journal(work, now)
+        # last: a folder without run.yaml is no run
+        self.config.write(paths.config)
+        return paths
+
+
+def prepare(request: RunRequest) -> Prepared:
+    """Check and plan a run; every fault of the user's input is raised here, before anything is written."""
+    inventory_path = request.inventory or data_folder("inventories") / "local.yaml"
+    inventory = load_inventory(inventory_path)
+    inventory_text = inventory_path.read_bytes()
+    if request.image is not None:
+        inventory_text = with_image(inventory_text, request.image, inventory.source)
+        inventory = parse_inventory(inventory_text, inventory.source)
+    if request.limit is not None:
+        inventory = limit(inventory, request.limit)
+    check_references(inventory.nodes.values())
+    family = get_family(request.family or inventory.defaults.family)
+    tuner = request.tuner or inventory.defaults.tuner
+    spec = get_tuner(tuner, for_tune=not request.bench)
+    options = dict(request.options)
+    check_tuner_options(spec, options)
+    check_family(spec, family.name, options)
+    if request.db is not None and not request.bench:
+        check_db(request.db, family, tuner)
+    listed = read_shapes(request.shapes, family)
+    options |= _counts(listed) if spec.wants_counts else {}
+    created = time.time()
+    run = new_run_id(created)
+    machines = machines_of(inventory)
+    remote = [n for n in machines.nodes.values() if not n.is_here]
+    reports = check_nodes(remote, accept_new_host_keys=request.accept_new_host_keys)
+    _no_gpu_twice(machines, reports)
+    reports = [_with_occupants(r, machines.nodes[r.node], request.busy) for r in reports]
+    facts = {r.node: r.facts for r in reports if r.usable}
+    nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
+    bad = {r.node: r for r in reports if not r.usable}
+    usable = [n for n in nodes if n.slots and n.node not in bad]
+    of_pools = check_pools(inventory, run)
+    reports = [*reports, *of_pools]
+    pools = [inventory.nodes[r.node] for r in of_pools if r.usable]
+    if not usable and not pools:
+        raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
+    chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
+    gfx, cu_num = chips[0][0] or "", chips[0][1] or 0
+    if request.rows is not None:
+        rows, chip = request.rows, chip_of_rows(request.rows, *family.chip(gfx, cu_num))
+        there, others = ([s for s in listed.shapes if ((*chip, *s.key) in rows) is here] for here in (True, False))
+        dropped = Dropped(there, others, [])
+    else:
+        dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
+    tuned = tuned_times(request.db, family, gfx, cu_num) if request.by_value else {}
+    worth = _worths(listed, dropped.skipped, tuned, family, (gfx, cu_num or None)) if request.by_value else {}
+    earlier = gather(request.runs, family, tuner, gfx)
+    cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)
+    cost = cost.scaled(request.share * units(tuner, request.options))
+    plan = make_plan(
+        dropped.todo,
+        family,
+        cost,
+        {**{n.node: len(n.slots) for n in usable}, **{n.name: n.count[1] * slots_of(n) for n in pools}},
+        tuner=tuner,
+        gfx=gfx,
+        cu_num=cu_num,
+        skipped=dropped.skipped,
+        notes=[
+            *listed.notes,
+            *dropped.notes,
+            *risk_notes(family, (s.key for s in dropped.todo), tuner),
+            *(memory_note(dropped.todo, family, device_memory(usable, facts)) if not pools else ()),
+            *(t for r in reports for t in r.problems()),
+            *(pool_note(inventory.nodes[r.node], r) for r in of_pools if r.usable),
+            *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
+        ],
+        values={i: w.value for i, w in worth.items()},
+    )
+    config = RunConfig(
+        run=run,
+        created=created,
+        argv=request.argv,
+        version=__version__,
+        family=family.name,
+        tuner=tuner,
+        shapes=str(request.shapes),
+        shapes_sha256=listed.sha256,
+        inventory=str(inventory_path),
+        limit=request.limit,
+        db=str(request.db.absolute()) if request.db else None,
+        retune=request.retune,
+        watchdog_s=request.watchdog_s,
+        grace_s=request.grace_s,
+        err_ratio=spec.err_ratio(family.name) if request.err_ratio is None else request.err_ratio,
+        options=options,
+        accept_new_host_keys=request.accept_new_host_keys,
+        lost_after_s=request.lost_after_s,
+        busy=request.busy,
+        hold=request.hold,
+        until_gain=request.until_gain,
+        gpu_hours=request.gpu_hours,
+    )
+    return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, inventory_text, reports, worth)
+
+
+def prepare_recheck(
+    request: RunRequest, profiles: Sequence[Path], runners: int
+) -> tuple[Prepared, dict[int, RowToCheck]]:
+    """Return the run that measures a table's rows, and what it measures of each shape. Raises InputError."""
+    from orchestrator.tables.sources import open_sources
+    from orchestrator.tables.tuned import chip_name
+    from worker.tuners.catalog import recorded_tuner
+
+    table = request.shapes
+    if (table / "run.yaml").is_file():
+        of = RunConfig.read(table / "run.yaml")
+        options, err = {**of.options, **request.options}, of.err_ratio
+        request = replace(
+            request, family=request.family or of.family, tuner=request.tuner or of.tuner, options=options, err_ratio=err
+        )
+    beside = [table.with_name("profile.csv")] if table.name == "tuned.csv" else []
+    sources = open_sources([table], profiles or [p for p in beside if p.is_file()], None, request.family)
+    rows: dict[TableKey, RowToCheck] = rows_to_check(sources, runners)
+    share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
+    request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
+    prepared = prepare(request)
+    if recorded_tuner(prepared.config.tuner).produces == "configs":
+        raise InputError(f"the tuner {prepared.config.tuner} writes config files, no table whose rows could be checked")
+    chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
+    found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
+    if not found:
+        has = ", ".join(sorted({chip_name(*key[:2]) for key in rows})[:6])
+        raise InputError(
+            f"{table}: has no row of {chip_name(*chip)} (it has {has}); where a node cannot say what it is, "
+            "gfx and cu_num in the inventory do"
+        )
+    return prepared, found
+
+
+def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:
+    """The option `counts`: numbers of the column `count` by shape, where the file has one. Raises InputError."""
+    found = numbers(listed, COUNT)
+    return {"counts": {"x".join(map(str, key)): n for key, n in found.items()}} if found else {}
+
+
+def _worths(
+    listed: ShapeList, skipped: Sequence[Shape], tuned: Mapping[Key, float], family: Family, device: Device
+) -> dict[int, Worth]:
+    """The worth of every listed shape; `tuned`: times in the DB. Raises InputError where the list has no calls."""
+    calls = numbers(listed, COUNT)
+    if not calls:
+        raise InputError(
+            f"{listed.source}: --by-value needs a column {COUNT}, the calls of each shape in the workload;"
+            f" {command('shapes from-log')} and {command('shapes capture')} write it"
+        )
+    forecast = Forecast(family, tuned, chip_of(device)[0])
+    return worths(listed.shapes, calls, {**numbers(listed, NOW), **tuned}, forecast, {s.id for s in skipped})
+
+
+def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
+    """Raise InventoryError where two slots are one GPU; this machine is checked as well where it is not alone."""
+    here = [n for n in inventory.nodes.values() if n.is_here and n.gpus != 0]
+    reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
+    refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
+
+
+def _with_occupants(report: NodeReport, node: Node, request: str | None) -> NodeReport:
+    """Report with what is done about the node's occupants; with `skip` it counts as unusable."""
+    found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
+    if not found:
+        return report
+    mode = mode_of(node, request)
+    text = busy_sentence("it", mode, occupants_text(found))
+    finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", text)
+    return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))

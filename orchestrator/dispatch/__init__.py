@@ -1,1 +1,0 @@
-"""Dispatch of the policy's decisions: deploys, launches, streams, records."""

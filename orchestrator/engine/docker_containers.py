@@ -1,0 +1,322 @@
+"""Engine `docker`: workers are started by launch.sh, and listed, stopped, removed and pulled for by the docker package.
+
+Its client speaks over channels of the connection that is open anyway, to `docker system dial-stdio` on the node; what
+fails there becomes an EngineError with the way out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import docker
+import docker.errors
+import requests
+import requests.adapters
+import urllib3
+from urllib3.connection import HTTPConnection
+
+from orchestrator.engine.docker import DockerOptions, container_name, engine_error, labels
+from orchestrator.engines import WorkerState
+from orchestrator.errors import EngineError, NodeError
+from orchestrator.transport import Transport
+
+LIMIT_S = 10.0
+"""Longest silence of one request to Docker; of a pull PULL_SILENCE_S."""
+PULL_SILENCE_S = 300.0
+START_TIMEOUT_S = 300.0
+"""Limit of launch.sh start: several docker commands a slot, each with a limit of its own there."""
+PIECE = 65536
+MAX_CHANNELS = 2
+"""At most so many dial-stdio channels a node: one may be busy with a pull."""
+EVERY_S = 1.0
+ALIVE = ("running", "restarting", "paused")
+_DONE = ("Download complete", "Pull complete", "Already exists")
+
+T = TypeVar("T")
+
+
+# --- the client -------------------------------------------------------------------------------------------------------
+
+
+def _socket(channel: Any) -> socket.socket:
+    """A socket that is a channel: two threads carry the bytes, so time limits are the socket's own."""
+    near, far = socket.socketpair()
+
+    def carry(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> None:
+        with contextlib.suppress(OSError, NodeError):
+            while data := read(PIECE):
+                write(data)
+        with contextlib.suppress(OSError):
+            far.shutdown(socket.SHUT_RDWR)  # the other thread wakes up
+        channel.close()
+        far.close()
+
+    for way in ((channel.read, far.sendall), (far.recv, channel.write)):
+        threading.Thread(target=carry, args=way, name="docker channel", daemon=True).start()
+    return near
+
+
+class _Connection(HTTPConnection):
+    def __init__(self, open_channel: Callable[[], Any], host: str, **options: Any) -> None:
+        super().__init__(host, **options)
+        self._open_channel = open_channel
+
+    def connect(self) -> None:
+        self.sock = _socket(self._open_channel())
+        self.sock.settimeout(self.timeout if isinstance(self.timeout, (int, float)) else None)
+
+
+class ChannelAdapter(requests.adapters.HTTPAdapter):
+    """Sends requests for any URL to the one node, over channels."""
+
+    def __init__(self, open_channel: Callable[[], Any]) -> None:
+        super().__init__()
+        self._pool = urllib3.HTTPConnectionPool("localhost", maxsize=MAX_CHANNELS, block=True)
+        self._pool.ConnectionCls = partial(_Connection, open_channel)  # type: ignore[assignment]
+
+    def get_connection_with_tls_context(
+        self, request: Any, verify: Any, proxies: Any = None, cert: Any = None
+    ) -> urllib3.HTTPConnectionPool:
+        return self._pool
+
+    def request_url(self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None) -> str:
+        return request.path_url  # no proxy is ever between us and the channel
+
+    def close(self) -> None:
+        super().close()
+        self._pool.close()
+
+
+class NodeClient(docker.APIClient):  # type: ignore[misc]
+    """An APIClient whose requests all go through one adapter."""
+
+    def __init__(self, adapter: ChannelAdapter, timeout: float) -> None:
+        self._adapter = adapter
+        super().__init__(base_url="http://docker:80", version="auto", timeout=timeout)
+        self.mount("http://", adapter)  # which closes it with the client
+
+    def get_adapter(self, url: str) -> ChannelAdapter:
+        return self._adapter
+
+
+class Docker:
+    """A node's Docker, dialled at the first use. Every method raises EngineError or TransportError only."""
+
+    def __init__(self, transport: Transport, options: DockerOptions, limit_s: float = LIMIT_S) -> None:
+        self._transport, self._options, self._limit_s = transport, options, limit_s
+        self._lock = threading.Lock()
+        self._youngest: Any = None
+        """The channel that was opened last."""
+        self._client: NodeClient | None = None
+
+    def ask(self, question: Callable[[NodeClient], T], *, again: bool = True) -> T:
+        """The answer to `question(client)`. One that is safe to repeat is repeated once where the channel had died."""
+        try:
+            try:
+                return question(self._dialled())
+            except requests.exceptions.ConnectionError as e:
+                if not again or _is_timeout(e):
+                    raise
+                self.close()
+                return question(self._dialled())
+        except docker.errors.APIError as e:
+            raise engine_error(self._transport.node, self._options, str(e.explanation or e)) from e
+        except (docker.errors.DockerException, requests.exceptions.RequestException) as e:
+            raise self._broken(e) from e
+
+    def close(self) -> None:
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def _dialled(self) -> NodeClient:
+        with self._lock:
+            if self._client is None:
+                self._client = NodeClient(ChannelAdapter(self._open), self._limit_s)
+            return self._client
+
+    def _open(self) -> Any:
+        self._youngest = self._transport.open([*self._options.docker_command, "system", "dial-stdio"])
+        return self._youngest
+
+    def _broken(self, e: BaseException) -> NodeError:
+        """Error for a missing answer: too slow, or the channel ended with a message."""
+        causes = [e]
+        while (cause := causes[-1].__cause__ or causes[-1].__context__) is not None:
+            causes.append(cause)
+        for cause in causes:
+            if isinstance(cause, NodeError):
+                return cause
+        if any(map(_is_timeout, causes)):
+            return EngineError(
+                self._transport.node,
+                f"Docker does not answer within {self._limit_s:g} s: it hangs or is overloaded"
+                " (sudo systemctl restart docker ends the node's containers and may help)",
+            )
+        self._youngest.close()
+        return engine_error(self._transport.node, self._options, self._youngest.error())
+
+
+def _is_timeout(e: BaseException) -> bool:
+    return isinstance(e, requests.exceptions.Timeout) or "Read timed out" in str(e)
+
+
+# --- the engine -------------------------------------------------------------------------------------------------------
+
+
+def worker_state(slot: str, inspected: Mapping[str, Any]) -> WorkerState:
+    """The state of a slot's container. `restarting` counts as running: Docker is about to start it again."""
+    state = inspected.get("State") or {}
+    alive = str(state.get("Status", "")) in ALIVE
+    code = None if alive or not isinstance(state.get("ExitCode"), int) else int(state["ExitCode"])
+    return WorkerState(
+        slot,
+        "running" if alive else "ended",
+        code,
+        oom_killed=bool(state.get("OOMKilled")),
+        signal=code - 128 if code is not None and 128 < code <= 192 else None,
+    )
+
+
+def follow_pull(image: str, lines: Iterable[Mapping[str, Any]], progress: Callable[[str], None]) -> str:
+    """Read a pull to its end, calling `progress` once a second; return Docker's error, or an empty text."""
+    layers: dict[str, tuple[int, int]] = {}
+    """Bytes that are there, and all, of each layer."""
+    reported = 0.0
+    for line in lines:
+        if "error" in line:
+            return str(line["error"])
+        layer, status, detail = str(line.get("id", "")), line.get("status"), line.get("progressDetail") or {}
+        if status == "Downloading":
+            layers[layer] = int(detail.get("current") or 0), int(detail.get("total") or 0)
+        elif status in _DONE and layer in layers:
+            layers[layer] = layers[layer][1], layers[layer][1]
+        if layers and time.monotonic() - reported >= EVERY_S:
+            reported = time.monotonic()
+            got, size = (sum(pair[i] for pair in layers.values()) / 1e6 for i in (0, 1))
+            progress(f"pulling {image}: {got:.0f} of {size:.0f} MB")
+    progress(f"pulled {image}")
+    return ""
+
+
+class DockerEngine:
+    """Containers of one run on one node, one a slot."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        folder: str,
+        run: str,
+        slots: Sequence[str],
+        options: DockerOptions,
+        *,
+        progress: Callable[[str], None] = lambda text: None,
+        limit_s: float = LIMIT_S,
+    ) -> None:
+        """`progress` is called with the progress of a pull."""
+        self.node, self._transport, self._folder, self._run = transport.node, transport, folder, run
+        self._slots, self._options, self._progress = tuple(slots), options, progress
+        self._docker = Docker(transport, options, limit_s)
+        self._pulled = False
+
+    def prepare(self) -> None:
+        """Pull the image as configured (`always`: once by this object). Raise EngineError where it stays missing."""
+        if self._pulled:
+            return
+        there = self._docker.ask(lambda c: _found(lambda: c.inspect_image(self._options.image))) is not None
+        if not there and self._options.pull == "never":
+            raise engine_error(self.node, self._options, f"No such image: {self._options.image}")
+        if not there or self._options.pull == "always":
+            self._pull()
+        self._pulled = True
+
+    def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
+        self.prepare()
+        given = [*self._options.private_lines(), *(f"{k}={v}" for k, v in (env or {}).items())]
+        if any("\n" in line for line in given):
+            raise EngineError(self.node, "a value from the environment has more than one line")
+        lines = "".join(f"{line}\n" for line in given).encode()
+        argv = ["sh", f"{self._folder}/launch.sh", "start", *slots]
+        done = self._transport.run(argv, stdin=lines, timeout=START_TIMEOUT_S)
+        if done.code != 0:
+            message = "it took too long: Docker hangs or is overloaded" if done.code == 124 else done.text
+            raise engine_error(self.node, self._options, message)
+
+    def list(self) -> list[WorkerState]:
+        return self._docker.ask(lambda c: [self._state(c, slot) for slot in self._slots])
+
+    def stop(self, *, kill: bool = False) -> None:
+        signal = "SIGKILL" if kill else "SIGTERM"
+        for name in map(self._name, self._slots):
+            self._unless_gone(lambda c, name=name: c.kill(name, signal))  # type: ignore[misc]
+
+    def hold(self) -> None:
+        """Create a container that is never started, from which tune.sh reads image and mounts that are in no file."""
+        if self._options.written is None:
+            return
+        self.prepare()
+        self._docker.ask(
+            lambda c: c.create_container(
+                self._options.image,
+                command=["true"],
+                name=f"{self._name(self._slots[0])}-held",
+                labels=labels(self._run, self.node) | {"gemmfleet.slot": self._slots[0]},
+                host_config=c.create_host_config(binds=list(self._options.volumes)),
+            ),
+            again=False,
+        )
+
+    def tidy(self) -> None:
+        """Remove every container of this run on this node, running or not, and of no other."""
+        wanted = [f"{k}={v}" for k, v in labels(self._run, self.node).items()]
+        for one in self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted})):
+            self._unless_gone(lambda c, one=one: c.remove_container(one["Id"], force=True, v=True))  # type: ignore[misc]
+
+    def _pull(self) -> None:
+        """Pull the image; no other limit than PULL_SILENCE_S of silence."""
+        image = (self._options.written or self._options).image
+        with contextlib.closing(Docker(self._transport, self._options, PULL_SILENCE_S)) as patient:
+            fault = patient.ask(
+                lambda c: follow_pull(image, c.pull(self._options.image, stream=True, decode=True), self._progress),
+                again=False,
+            )
+        if fault:
+            raise engine_error(self.node, self._options, fault)
+
+    def close(self) -> None:
+        """Close the channels; the containers go on."""
+        self._docker.close()
+
+    def _name(self, slot: str) -> str:
+        return container_name(self._run, self.node, slot)
+
+    def _state(self, client: NodeClient, slot: str) -> WorkerState:
+        found = _found(lambda: client.inspect_container(self._name(slot)))
+        return worker_state(slot, found) if found is not None else WorkerState(slot, "absent")
+
+    def _unless_gone(self, call: Callable[[NodeClient], object]) -> None:
+        """A container that has ended or is gone (404, 409) needs no stopping and no removing."""
+
+        def ask(client: NodeClient) -> None:
+            try:
+                call(client)
+            except docker.errors.APIError as e:
+                if e.status_code not in (404, 409):
+                    raise
+
+        self._docker.ask(ask)
+
+
+def _found(call: Callable[[], Any]) -> Any:
+    """Answer of Docker; None where the thing is missing."""
+    try:
+        return call()
+    except docker.errors.NotFound:
+        return None
