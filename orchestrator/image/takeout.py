@@ -17,7 +17,7 @@ from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
 from orchestrator.inventory import Node, load_inventory, resolved
 from orchestrator.transport import LocalTransport, Transport
-from worker.aiter_tree.kernel_lists import MODULES
+from worker.aiter_tree.kernels import MODULES
 from worker.aiter_tree.locate import PLACES
 
 _PACKAGE = (
