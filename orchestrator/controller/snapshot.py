@@ -14,7 +14,7 @@ from orchestrator.inventory import limit, load_inventory
 from orchestrator.ledger import LedgerReader, Replay
 from orchestrator.paths import RunConfig
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
-from worker.device.health import HOT_C
+from worker.device import HOT_C
 from worker.text import uncoloured
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from orchestrator.inventory import load_inventory
 from orchestrator.planning import memory_note
 from orchestrator.shapes import Shape
 from orchestrator.shapes.model import operand_bytes
-from worker.device.probe import memory_bytes
+from worker.device import memory_bytes
 
 BF16 = ("False", "torch.bfloat16", "torch.bfloat16", "False", "False")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.kernel_lists import PLACES, KernelLists
-from worker.device.health import Gauge
+from worker.device import Gauge
 from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
 from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity, current_entries, read_lines
 from worker.tuners.base import Place
