@@ -379,7 +379,7 @@ def _listing(folder: Path) -> list[Path]:
 
 
 def _nvidia_smi(fields: Sequence[str]) -> str:
-    """What nvidia-smi prints of these fields, "" if it is missing, fails, or takes too long."""
+    """Output of nvidia-smi on these fields, "" if it is missing, fails, or takes too long."""
     argv = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
     try:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, stdin=subprocess.DEVNULL)
