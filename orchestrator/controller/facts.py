@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.engines import find_engine
-from orchestrator.inventory import Node
+from orchestrator.inventory.model import Node
 from orchestrator.ledger import clean
 from orchestrator.templating import render
 from orchestrator.transport import Completed

@@ -19,7 +19,7 @@ from orchestrator.policy.model import State
 from worker.families import Family
 
 if TYPE_CHECKING:
-    from orchestrator.shapes import Shape
+    from orchestrator.shapes.model import Shape
 
 
 STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancelled")

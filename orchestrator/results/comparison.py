@@ -27,8 +27,7 @@ from orchestrator.tables.faults import Faults, escaped, shown
 from orchestrator.tables.locate import locate
 from orchestrator.tables.open import csv_records, read_bytes, read_head
 from orchestrator.tables.tuned import NULLS
-from orchestrator.tables.write import cell, no_formula, write_csv
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.write import cell, no_formula, write_atomic, write_csv
 from worker.families import FAMILIES
 from worker.text import plural
 

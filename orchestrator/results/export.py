@@ -19,8 +19,7 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.bench import BenchResults
 from orchestrator.results.run_facts import tuned_columns
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN
-from orchestrator.tables.write import cell, no_formula, utc, write_csv
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.write import cell, no_formula, utc, write_atomic, write_csv
 from worker.tuners.catalog import recorded_tuner
 
 

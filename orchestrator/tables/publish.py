@@ -29,9 +29,8 @@ from orchestrator.tables.records import Facts
 from orchestrator.tables.rules import REBUILD, RowRules
 from orchestrator.tables.sources import open_sources
 from orchestrator.tables.tuned import Key, Place, Table, best, file_order, read_table
-from orchestrator.tables.write import write_csv
+from orchestrator.tables.write import write_atomic, write_csv
 from orchestrator.templating import render
-from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner

@@ -18,7 +18,8 @@ from orchestrator.engine.docker import engine_error
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import Inventory, load_inventory
+from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.values import masker
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.controller.facts import ARGV, load_facts, read_facts, save_facts, script
 from orchestrator.controller.node_check import COLUMNS, NodeReport, check_node, compare, unreachable
-from orchestrator.inventory import Node
+from orchestrator.inventory.model import Node
 from orchestrator.transport import Completed, LocalTransport
 from tests.support.health_kit import unfold
 from worker.agent.inbox import DeviceLock
