@@ -106,7 +106,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """A measured candidate (worker/protocol/row.py) and its shape's key. `note`: why a winner was not accepted."""
+    """A measured candidate (worker/protocol/records.py) and its shape's key. `note`: why a winner was not accepted."""
 
     id: int
     attempt: str

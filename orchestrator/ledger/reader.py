@@ -25,7 +25,7 @@ from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS
-from worker.protocol.candidates import MAX_WITHHELD
+from worker.protocol.spec import MAX_WITHHELD
 
 _CHUNK = 1000
 _JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
