@@ -14,10 +14,8 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.faults import Faults, shown
-from orchestrator.tables.open import csv_records
+from orchestrator.tables.textfiles import Faults, csv_records, shown, write_csv
 from orchestrator.tables.tuned import best, number_of
-from orchestrator.tables.write import write_csv
 from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.triton_configs.kinds import BY_NAME, ConfigKind

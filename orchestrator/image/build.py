@@ -14,7 +14,7 @@ from orchestrator.controller.node_command import lines
 from orchestrator.errors import EngineError, InputError
 from orchestrator.inventory import Node, resolved
 from orchestrator.tables.locate import family_of
-from orchestrator.tables.open import read_bytes
+from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 

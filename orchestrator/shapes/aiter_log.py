@@ -27,7 +27,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.reader import CellError, CellReader, Notes
-from orchestrator.tables.faults import escaped
+from orchestrator.tables.textfiles import escaped
 from worker.families import FAMILIES, Family
 from worker.text import plural
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from orchestrator.families import ELEMENT_TYPES, family_type
-from orchestrator.tables.write import write_csv
+from orchestrator.tables.textfiles import write_csv
 from worker.families import Family
 
 Key = tuple[int | str, ...]

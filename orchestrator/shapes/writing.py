@@ -10,7 +10,7 @@ from orchestrator.families import PadLevel, grid_point
 from orchestrator.shapes.aiter_log import count_misses
 from orchestrator.shapes.model import Key, Shape, ShapeList, describe, render_shapes
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.tables.open import read_head
+from orchestrator.tables.textfiles import read_head
 from worker.families import Family
 from worker.text import plural
 
