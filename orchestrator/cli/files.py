@@ -122,7 +122,7 @@ def merge(
 
 def shape_of(key: dict[str, int | str]) -> str:
     """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
-    from orchestrator.shapes import describe
+    from orchestrator.shapes.model import describe
     from orchestrator.tables.tuned import chip_name
 
     return f"{chip_name(key['gfx'], key['cu_num'])} {describe(v for k, v in key.items() if k != 'cu_num')}"

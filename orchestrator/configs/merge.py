@@ -19,7 +19,7 @@ from orchestrator.errors import InputError
 from orchestrator.tables.journal import TakenBack
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
-from orchestrator.tables.textfiles import utc
+from orchestrator.tables.write import utc
 from worker.triton_configs.resolve import Bucket, slower
 
 _FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")

@@ -24,19 +24,9 @@ from orchestrator.errors import InputError
 from orchestrator.ledger import clean
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Judged, Rule, judge
 from orchestrator.tables.locate import locate
-from orchestrator.tables.textfiles import (
-    Faults,
-    cell,
-    csv_records,
-    escaped,
-    no_formula,
-    read_bytes,
-    read_head,
-    shown,
-    write_csv,
-)
+from orchestrator.tables.textfiles import Faults, csv_records, escaped, read_bytes, read_head, shown
 from orchestrator.tables.tuned import NULLS
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.write import cell, no_formula, write_atomic, write_csv
 from worker.families import FAMILIES
 from worker.text import plural
 

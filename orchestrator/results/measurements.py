@@ -24,11 +24,10 @@ from typing import NoReturn, TextIO
 
 import pandas as pd
 
-from orchestrator.control import holder
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.ledger.clean import text as clean
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
 from orchestrator.tables.kinds import legal_name, owned

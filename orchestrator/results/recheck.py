@@ -20,7 +20,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
 from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.write import write_atomic
 from worker.families import Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.candidates import MAX_WORD

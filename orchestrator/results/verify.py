@@ -18,8 +18,8 @@ from typing import Any, Literal, Protocol
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import clean
-from orchestrator.tables.textfiles import write_csv
 from orchestrator.tables.tuned import kernel_of, number_of
+from orchestrator.tables.write import write_csv
 from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "

@@ -25,8 +25,9 @@ from orchestrator.tables.check import Answer
 from orchestrator.tables.kinds import current_records, kind_of_table, own_rows, read_records
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import REBUILD
-from orchestrator.tables.textfiles import listed, write_csv
+from orchestrator.tables.textfiles import listed
 from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
+from orchestrator.tables.write import write_csv
 from worker.families import FAMILIES, Family, backend_of
 from worker.text import Finding, plural
 

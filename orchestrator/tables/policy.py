@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.tables.textfiles import cell
 from orchestrator.tables.tuned import (
     NULLS,
     TAG,
@@ -28,6 +27,7 @@ from orchestrator.tables.tuned import (
     number_of,
     place_of,
 )
+from orchestrator.tables.write import cell
 from worker.families import Family, backend_of
 from worker.text import plural
 

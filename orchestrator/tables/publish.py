@@ -26,10 +26,9 @@ from orchestrator.tables.locate import family_of, open_sources, provenance_of
 from orchestrator.tables.merge import csv_line, line_of
 from orchestrator.tables.policy import Action, Incumbent, Judged, Newcomer, NewcomerPool, incumbent
 from orchestrator.tables.rules import REBUILD, RowRules
-from orchestrator.tables.textfiles import write_csv
 from orchestrator.tables.tuned import Key, Place, Table, best, file_order, read_table
+from orchestrator.tables.write import write_atomic, write_csv
 from orchestrator.templating import render
-from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner

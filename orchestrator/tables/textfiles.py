@@ -1,4 +1,4 @@
-"""Users' files: read with limits, their faults collected, their text shown safely; CSV files that are written whole.
+"""Users' files: read with limits, their faults collected, their text shown safely.
 
 Only regular files of UTF-8 are opened, and every fault names the file, and the line where it has one.
 
@@ -10,18 +10,15 @@ from __future__ import annotations
 
 import csv
 import difflib
-import math
 import os
 import stat
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, tee
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.userfiles import write_atomic
 
 MAX_FAULTS = 50
 """Faults that are spelled out; the rest is counted."""
@@ -283,38 +280,3 @@ def split_cells(line: str) -> list[str]:
     except (csv.Error, ValueError):
         return line.split(",")
     return cells
-
-
-def write_csv(to: Path | TextIO, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
-    """Write a CSV with LF line ends, to an open file or atomically to a path. Raises OSError."""
-
-    def fill(f: TextIO) -> None:
-        out = csv.writer(f, lineterminator="\n")
-        out.writerow(header)
-        out.writerows(rows)
-
-    if isinstance(to, Path):
-        write_atomic(to, fill)
-    else:
-        fill(to)
-
-
-def utc(t: float) -> str:
-    """A time in epoch seconds as files have it: `2026-04-01T12:00:00Z`."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))
-
-
-def cell(value: Any) -> str:
-    """A value as AITER writes it: numbers above 1 with 4 decimals, below with 4 digits; "" for what is missing."""
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            return ""
-        return repr(round(float(value), 4) if abs(value) >= 1 else float(f"{value:.4g}"))
-    return str(value).strip()
-
-
-def no_formula(text: str) -> str:
-    """Text of a node or a file for a cell that no program reads: a `'` before what a spreadsheet would run."""
-    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") and text else text

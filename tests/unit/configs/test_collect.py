@@ -11,7 +11,7 @@ import pytest
 from orchestrator.configs.winners import FIELD, FOLDER, decisions, read_winners, write
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.shapes import Shape, ShapeList
+from orchestrator.shapes.model import Shape, ShapeList
 from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import check_db
 from tests.support.config_tree import values

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import ShapesError
 from orchestrator.families import get_family
-from orchestrator.shapes import MAX_BYTES, read_shapes
+from orchestrator.shapes.reader import MAX_BYTES, read_shapes
 from orchestrator.tables.textfiles import MAX_FAULTS
 
 

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from orchestrator.errors import TunedDBError
 from orchestrator.tables import merge as merge_module
 from orchestrator.tables.merge import merge
-from orchestrator.tables.textfiles import cell
 from orchestrator.tables.tuned import read_table
+from orchestrator.tables.write import cell
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
