@@ -34,7 +34,7 @@ def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
 
     return RunRequest(
         runs=run.runs, limit=run.limit, accept_new_host_keys=drive.accept_new_host_keys,
-        lost_after_s=drive.lost_after, busy=drive.busy.value if drive.busy else None, hold=drive.hold,
+        lost_after_s=drive.lost_after, busy=drive.busy, hold=drive.hold,
         watchdog_s=drive.watchdog, grace_s=drive.grace, argv=sys.argv[1:], **own,
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ from orchestrator.inventory import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
-from orchestrator.ledger.model import NOT_WORTH_IT
+from orchestrator.ledger.reader import NOT_WORTH_IT
 from orchestrator.paths import RunConfig
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.bench import redacted

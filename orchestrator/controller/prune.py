@@ -14,7 +14,7 @@ from orchestrator.control import holder
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.model import Counts
+from orchestrator.ledger.reader import Counts
 from orchestrator.paths import RunConfig, RunPaths, list_runs
 from orchestrator.view.status import state_now
 

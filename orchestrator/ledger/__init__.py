@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from orchestrator.ledger.ingest import Chunk, Ingest, split_lines
-from orchestrator.ledger.model import Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
-from orchestrator.ledger.reader import LedgerReader, Replay, reconcile
+from orchestrator.ledger.reader import (
+    Counts,
+    LedgerReader,
+    LeftOut,
+    ProfileRow,
+    Replay,
+    Report,
+    ShapeState,
+    SlotInfo,
+    reconcile,
+)
 from orchestrator.ledger.writer import Ledger
 
 __all__ = [

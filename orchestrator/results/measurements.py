@@ -24,9 +24,9 @@ from typing import NoReturn, TextIO
 
 import pandas as pd
 
+from orchestrator.clean import text as clean
 from orchestrator.control import holder
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.ledger.clean import text as clean
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
 from orchestrator.results.export import write_profile

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.ledger.model import NO_REPORT, ProfileRow, Report, SlotInfo
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
 from orchestrator.paths import RunPaths
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.policy import Newcomer

@@ -18,7 +18,7 @@ from orchestrator.control import run_lock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
 from orchestrator.paths import RunPaths
-from orchestrator.report.live_server import PageServer
+from orchestrator.report.live import PageServer
 from tests.integration.browser import chromium, missing
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit

@@ -9,13 +9,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from orchestrator import clean as ledger_clean
 from orchestrator.cli.app import app
 from orchestrator.cli.printer import plain
 from orchestrator.cli.screen import LineView, node_row, picture, status_rows, summary_line
 from orchestrator.controller.node_check import NodeReport
 from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
-from orchestrator.ledger import clean as ledger_clean
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from orchestrator.view.words import duration
 from worker.text import clean as worker_clean

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic_core import from_json
 
+from orchestrator import clean
 from orchestrator import events as ev
-from orchestrator.ledger import Ingest, clean, split_lines
+from orchestrator.ledger import Ingest, split_lines
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from tests.support.ledger_kit import DEVICE, Run, ended, row, started

@@ -12,8 +12,7 @@ import pytest
 
 from orchestrator.ledger import Ledger
 from orchestrator.report.collector import Collector
-from orchestrator.report.live import changes
-from orchestrator.report.live_server import Guard, Message, Receive, Send
+from orchestrator.report.live import Guard, Message, Receive, Send, changes
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run

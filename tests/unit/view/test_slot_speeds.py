@@ -10,8 +10,7 @@ from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
-from orchestrator.view.slot_speeds import SlotSpeed, flags, outliers, speeds, usual_pace
-from orchestrator.view.status import flag_words, run_status, time_left
+from orchestrator.view.status import SlotSpeed, flag_words, flags, outliers, run_status, speeds, time_left, usual_pace
 from tests.unit.view.test_status import ABOUT
 
 SLOTS = [("n1", str(i)) for i in range(4)] + [("n2", str(i)) for i in range(4)]
