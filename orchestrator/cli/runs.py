@@ -23,6 +23,7 @@ from orchestrator.cli.options import (
     UntilGainOpt,
 )
 from orchestrator.cli.printer import Page, plain
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, find_run, list_runs
 from worker.text import plural
@@ -250,8 +251,14 @@ def report(
 
 def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
     from orchestrator.ledger import LedgerReader
-    from orchestrator.report.live import PageServer
 
+    try:
+        from orchestrator.report.live import PageServer
+    except ModuleNotFoundError as e:
+        raise InputError(
+            f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
+            f" pip install 'gemmfleet[live]'; {command('report')} without --live does not need it"
+        ) from e
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)
     print(f"run {paths.run}: {server.url}", flush=True)

@@ -10,18 +10,18 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.cookies import CookieError, SimpleCookie
-from typing import Any, TypeVar, cast
-from urllib.parse import parse_qs
+from typing import Any, TypeVar
 
+import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.command_hints import command
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
@@ -110,17 +110,15 @@ class DocumentWatch:
 
 def changes(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     """Return the change from `old` to `new`: {"full": new}, or {"parts": {name: value}, "rows": [[number, row]]}."""
-    if old is None or old.keys() != new.keys() or old["columns"] != new["columns"] or not _aligned(old, new):
+    if old is None or _frame(old) != _frame(new):
         return {"full": new}
     rows = [[i, row] for i, (was, row) in enumerate(zip(old["shapes"], new["shapes"], strict=True)) if was != row]
     return {"parts": {k: v for k, v in new.items() if k != "shapes" and old[k] != v}, "rows": rows}
 
 
-def _aligned(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether both have the same shapes in the same order, and the same backends."""
-    if [b["name"] for b in old["backends"]] != [b["name"] for b in new["backends"]]:
-        return False
-    return [r[0] for r in old["shapes"]] == [r[0] for r in new["shapes"]]
+def _frame(d: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what the page is built around: its parts, columns and backends, and the shapes in their order."""
+    return (d.keys(), d["columns"], [b["name"] for b in d["backends"]], [r[0] for r in d["shapes"]])
 
 
 MOST_STREAMS = 16
@@ -199,19 +197,16 @@ async def _stream(watch: DocumentWatch, seen: int, ending: Callable[[], bool]) -
             quiet = time.monotonic()
 
 
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Message, Receive, Send], Awaitable[None]]
-
-HEADERS = (
-    (b"cache-control", b"no-store"),
-    (b"x-content-type-options", b"nosniff"),
-    (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cross-origin-resource-policy", b"same-origin"),
-    (b"cross-origin-opener-policy", b"same-origin"),
-)
+HOST = "127.0.0.1"
+GRACE_S = 3
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
 """Headers of every response."""
 
 
@@ -223,105 +218,59 @@ class Guard:
     - The cookie is HttpOnly and SameSite=Strict; requests from other origins are refused as well.
     """
 
-    def __init__(self, app: App, port: int) -> None:
+    def __init__(self, app: ASGIApp, port: int) -> None:
         self._app = app
-        self._hosts = {f"127.0.0.1:{port}", f"localhost:{port}"}
+        self._hosts = ([f"{HOST}:{port}"], [f"localhost:{port}"])
         self._cookie = f"gemmfleet_{port}"  # cookies belong to a host, not to a port
         self.token = secrets.token_urlsafe(24)
         self._session = secrets.token_urlsafe(24)
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
 
-        async def guarded(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*message.get("headers", ()), *HEADERS]
-            await send(message)
+            async def guarded(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message).update(HEADERS)
+                await send(message)
 
-        refusal = self._refusal(scope)
-        if refusal is not None:
-            await _answer(guarded, *refusal)
-        elif self._brings_token(scope):
-            header = f"{self._cookie}={self._session}; HttpOnly; SameSite=Strict; Path=/"
-            away = [(b"location", b"/"), (b"set-cookie", header.encode())]
-            await _answer(guarded, 303, "", away)
-        elif self._known(scope):
-            await self._app(scope, receive, guarded)
-        else:
-            await _answer(guarded, 403, "Open the address that the command printed: it holds the key to this page.")
+            await (self._answer(Request(scope)) or self._app)(scope, receive, guarded)
 
-    def _refusal(self, scope: Message) -> tuple[int, str] | None:
-        if _header(scope, b"host") not in self._hosts:
-            return 421, "This server answers as 127.0.0.1 and localhost only."
-        if scope["method"] not in ("GET", "HEAD"):
-            return 405, "This server is read-only: it answers GET."
-        if _header(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
-            return 403, "Another site began this request. Open the printed address yourself."
-        return None
-
-    def _brings_token(self, scope: Message) -> bool:
-        if scope["path"] != "/":
-            return False
-        given = parse_qs(scope.get("query_string", b"").decode("latin-1")).get("token", [""])[-1]
-        return _same(given, self.token)
-
-    def _known(self, scope: Message) -> bool:
-        try:
-            cookies = SimpleCookie(_header(scope, b"cookie"))
-        except CookieError:
-            return False
-        cookie = cookies.get(self._cookie)
-        return cookie is not None and _same(cookie.value, self._session)
+    def _answer(self, request: Request) -> Response | None:
+        """Return what the guard itself answers, None for a request that may pass."""
+        if request.headers.getlist("host") not in self._hosts:
+            return PlainTextResponse("This server answers as 127.0.0.1 and localhost only.\n", 421)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("This server is read-only: it answers GET.\n", 405)
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return PlainTextResponse("Another site began this request. Open the printed address yourself.\n", 403)
+        if request.scope["path"] == "/" and _same(request.query_params.get("token", ""), self.token):
+            away = RedirectResponse("/", 303)
+            away.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
+            return away
+        if _same(request.cookies.get(self._cookie, ""), self._session):
+            return None
+        return PlainTextResponse("Open the address that the command printed: it holds the key to this page.\n", 403)
 
 
 def _same(given: str, kept: str) -> bool:
     return secrets.compare_digest(given.encode("utf-8", "replace"), kept.encode())
 
 
-def _header(scope: Message, name: bytes) -> str:
-    """Return a header that occurs exactly once, else ""."""
-    found = [value for key, value in scope["headers"] if key == name]
-    return found[0].decode("latin-1") if len(found) == 1 else ""
-
-
-async def _answer(send: Send, status: int, text: str, headers: list[tuple[bytes, bytes]] | None = None) -> None:
-    kind = [(b"content-type", b"text/plain; charset=utf-8"), *(headers or [])]
-    await send({"type": "http.response.start", "status": status, "headers": kind})
-    await send({"type": "http.response.body", "body": f"{text}\n".encode() if text else b""})
-
-
-HOST = "127.0.0.1"
-GRACE_S = 3
-
-
 class PageServer:
     """The live page of a run. `url` holds the token; `run` blocks until `stop`, Ctrl-C or SIGTERM."""
 
     def __init__(self, paths: RunPaths, port: int = 0) -> None:
-        """Listen on `port`, 0 for any free one.
-
-        Raises InputError where it is in use, or the extra `live` is not installed.
-        """
-        try:
-            import uvicorn
-
-            from orchestrator.report.live import make_app
-        except ModuleNotFoundError as e:
-            raise InputError(
-                f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
-                f" pip install 'gemmfleet[live]'; {command('report')} without --live does not need it"
-            ) from e
+        """Listen on `port`, 0 for any free one. Raises InputError where it is in use."""
         self._socket = _listen(port)
         number = int(self._socket.getsockname()[1])
         self._failed: list[OrchestratorError] = []
         app = make_app(paths, ending=lambda: self._server.should_exit, failed=self._failed.append)
-        guard = Guard(cast(App, app), number)
+        guard = Guard(app, number)
         self.url = f"http://{HOST}:{number}/?token={guard.token}"
         config = uvicorn.Config(
-            cast(Any, guard), log_level="critical", access_log=False, server_header=False, ws="none", lifespan="on",
+            guard, log_level="critical", access_log=False, server_header=False, ws="none", lifespan="on",
             timeout_graceful_shutdown=GRACE_S, limit_concurrency=64,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
