@@ -13,12 +13,11 @@ from typing import Any
 
 from orchestrator import __version__
 from orchestrator.command_hints import command, program
-from orchestrator.control import holder
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import LedgerReader, Replay
 from orchestrator.ledger.reader import Counts
-from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.planning import Range
+from orchestrator.paths import RunConfig, RunPaths, holder
+from orchestrator.planning.estimate import Range
 from orchestrator.policy.model import SlotId, State
 from orchestrator.report.measured import (
     Measurements,

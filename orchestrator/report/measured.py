@@ -19,7 +19,7 @@ from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.policy.model import State
 from orchestrator.results.gain import NOISY_GAIN
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.backends import backend_name, label
+from orchestrator.tables.kinds import backend_name, label
 from worker.families import Family
 
 MOST_BACKENDS = 12

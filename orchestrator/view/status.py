@@ -15,7 +15,7 @@ from orchestrator.paths import RunConfig
 from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import GROUPS
 from orchestrator.policy.model import Attempt, Node, Slot, SlotId, State
-from orchestrator.shapes import describe
+from orchestrator.shapes.model import describe
 from orchestrator.view.words import node_words, slot_words, worked_words
 from worker.tuners.catalog import recorded_tuner
 

@@ -30,7 +30,7 @@ from orchestrator.ledger.database import COLUMNS
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from orchestrator.view.explain import explain
 from tests.paths import ROOT
 
