@@ -250,7 +250,7 @@ def report(
 
 
 def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
 
     try:
         from orchestrator.report.live import PageServer

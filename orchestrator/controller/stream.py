@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator import clean
-from orchestrator.ledger import Chunk, Ledger
+from orchestrator.ledger.ingest import Chunk
+from orchestrator.ledger.writer import Ledger
 from worker.protocol import SLOT_RE, ProtocolError
 
 MAX_CHUNK = 256 * 1024

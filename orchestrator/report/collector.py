@@ -14,8 +14,7 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.command_hints import command, program
 from orchestrator.errors import OrchestratorError
-from orchestrator.ledger import LedgerReader, Replay
-from orchestrator.ledger.reader import Counts
+from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder
 from orchestrator.planning.estimate import Range
 from orchestrator.policy.model import SlotId, State
@@ -93,7 +92,7 @@ def _key(raw: Mapping[str, Any], family: Family) -> Key | None:
 def _request(
     config: RunConfig, total: int, places: Collection[SlotId], devices: Sequence[str], *, bench: bool
 ) -> str:  # fmt: skip
-    """What was asked for, and where it is measured."""
+    """Sentence on the request, and on the place of the measurements."""
     nodes = len({node for node, _ in places})
     where = f"{plural(len(places), 'slot')} on {plural(nodes, 'node')}" if nodes else "nodes that are not up yet"
     what = f" ({', '.join(devices)})" if devices else ""
@@ -105,7 +104,7 @@ def _request(
 def _outcome(
     state: str, c: Counts, worked: str, winners: Collection[Winner], unconfirmed: int, *, bench: bool
 ) -> str:  # fmt: skip
-    """How far the run is, and how fast its winners are. `worked`: "" before it began."""
+    """Sentence on the progress of the run and the speed of its winners. `worked`: "" before it began."""
     parts = [
         f"{c.tuned:,} {'measured' if bench else 'tuned'}"
         + (f" ({unconfirmed:,} of them unconfirmed)" if unconfirmed else "")
@@ -143,7 +142,7 @@ def digits(x: float) -> str:
 def _next(
     state: str, c: Counts, left: Range | None, name: str, failures: Mapping[str, int], e: PreviousTable, *, bench: bool
 ) -> str:
-    """What comes next, or what the user can do. `name`: of the run on a command line."""
+    """Sentence on what comes next, or what the user can do. `name`: of the run on a command line."""
     if state in GOING:
         if c.tuned == 0:
             return "Nothing is measured yet." if bench else "Nothing is tuned yet."

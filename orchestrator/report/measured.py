@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean, median
 from typing import Any
 
-from orchestrator.ledger import LedgerReader, Report
+from orchestrator.ledger.reader import LedgerReader, Report
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.policy.model import State
 from orchestrator.results.gain import NOISY_GAIN

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.policy.model import Attempt, Shape
 from orchestrator.policy.why import why

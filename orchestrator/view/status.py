@@ -10,7 +10,7 @@ from statistics import harmonic_mean, median
 from typing import Any
 
 from orchestrator.events import CanaryTimed
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig
 from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import GROUPS

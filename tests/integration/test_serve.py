@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import LedgerError
-from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths, run_lock
 from orchestrator.report.live import PageServer
 from tests.integration.browser import chromium, missing

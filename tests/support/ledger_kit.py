@@ -10,7 +10,9 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
-from orchestrator.ledger import Ingest, Ledger, LedgerReader
+from orchestrator.ledger.ingest import Ingest
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State

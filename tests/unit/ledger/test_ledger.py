@@ -14,9 +14,8 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.controller.drive import report_faults
 from orchestrator.errors import LedgerError
-from orchestrator.ledger import Ledger, LedgerReader
-from orchestrator.ledger.reader import reconcile
-from orchestrator.ledger.writer import row_values
+from orchestrator.ledger.reader import LedgerReader, reconcile
+from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.reasons import Reason
 from orchestrator.results.export import Request, provenance, write_profile
 from tests.simulator.simulator import Simulator

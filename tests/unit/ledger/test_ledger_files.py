@@ -15,8 +15,10 @@ import pytest
 
 from orchestrator.controller.drive import warn_without_wal
 from orchestrator.errors import LedgerError, RunBusyError
-from orchestrator.ledger import Ledger, LedgerReader, database
+from orchestrator.ledger import database
 from orchestrator.ledger.database import VERSION, checkpoints
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from tests.support.ledger_kit import BadNotes, Run
 from tests.waiting import wait_until
 
@@ -158,7 +160,7 @@ def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path: Path) -> Non
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import Ledger
 ledger = Ledger.open(Path(sys.argv[1]))
 with ledger.transaction():
     ledger.set_offset("n1", "0", "E", 100)

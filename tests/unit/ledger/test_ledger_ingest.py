@@ -15,7 +15,7 @@ from pydantic_core import from_json
 
 from orchestrator import clean
 from orchestrator import events as ev
-from orchestrator.ledger import Ingest, split_lines
+from orchestrator.ledger.ingest import Ingest, split_lines
 from orchestrator.ledger.reader import reconcile
 from orchestrator.reasons import Reason
 from tests.support.ledger_kit import DEVICE, Run, ended, left_out, row, started

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.ledger import Ledger, LedgerReader
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths, run_lock
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply

@@ -12,8 +12,7 @@ from orchestrator import events as ev
 from orchestrator.cli.ending import end_page
 from orchestrator.cli.screen import show_status
 from orchestrator.errors import InputError
-from orchestrator.ledger import Ledger
-from orchestrator.ledger.writer import row_values
+from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.report.collector import Collector

@@ -25,8 +25,9 @@ from orchestrator import events as ev
 from orchestrator.command_hints import program
 from orchestrator.controller.snapshot import RunSnapshot
 from orchestrator.families import get_family
-from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.ledger.database import COLUMNS
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
 from orchestrator.results.export import Request, export, provenance
