@@ -27,8 +27,8 @@ from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer, Ra
 from worker.tuners.search.model import CandidateRanker, StopRules
 from worker.tuners.search.search import Search, SearchContext, ShapeTask
 from worker.tuners.search.source import KernelSource, SearchOptions, TimeAccount
-from worker.tuners.search.store import KernelStore
 from worker.tuners.search.target import Clock, Target, known
+from worker.tuners.search.tuner import KernelStore
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
 SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}

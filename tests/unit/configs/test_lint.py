@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from orchestrator.configs.check import lint, lint_content, outliers
 from tests.support.config_tree import tree, values
 from worker.text import Finding
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.lint import lint, lint_content, outliers
 from worker.triton_configs.resolve import Resolver, parse, written
 
 BOUNDS = (16, 64, 256)

@@ -17,8 +17,7 @@ from orchestrator.configs.merge import merge, undo
 from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.errors import InputError
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
-from worker.triton_configs.layout import laid_out
-from worker.triton_configs.resolve import CONFIGS, bucket_for, parse
+from worker.triton_configs.resolve import CONFIGS, bucket_for, laid_out, parse
 
 NAME = "gemmfleet-merges.jsonl"
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"

@@ -24,8 +24,7 @@ from worker.bench.inputs import Inputs, needed_bytes
 from worker.bench.with_aiter import plain
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.problem import KindProblem, case_of, family_of
-from worker.tuners.aiter_triton.space import AiterConfig, Values
+from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, Values, case_of, family_of
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches

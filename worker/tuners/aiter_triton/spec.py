@@ -70,7 +70,7 @@ class Options(SearchOptions):
 def tuned_kinds() -> tuple[str, ...]:
     """Names of the kinds that this tuner has inputs for."""
     from worker.triton_configs.kinds import BY_NAME  # here, as below: a command's help reads the specs
-    from worker.tuners.aiter_triton.problem import family_of
+    from worker.tuners.aiter_triton.space import family_of
 
     return tuple(k.name for k in BY_NAME.values() if family_of(k))
 

@@ -32,8 +32,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from worker.process import exit_words
-from worker.tuners.common.problem import UnavailableError, UnsupportedError
-from worker.tuners.common.rows import status_of
+from worker.tuners.common.problem import UnavailableError, UnsupportedError, status_of
 from worker.tuners.search.source import Facts, KernelSource
 from worker.tuners.search.target import Target
 

@@ -35,8 +35,7 @@ from worker.tuners.common.measure import (
     measure,
     rerank,
 )
-from worker.tuners.common.problem import Problem, UnavailableError
-from worker.tuners.common.rows import is_fatal, status_of
+from worker.tuners.common.problem import Problem, UnavailableError, is_fatal, status_of
 from worker.tuners.search.compiling import ChildProcess, Serve, now
 from worker.tuners.search.source import Candidate
 from worker.tuners.search.target import Clock, Target, Unthrottled

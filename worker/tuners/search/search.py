@@ -19,8 +19,7 @@ from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
-from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import row_of, why_no_winner
+from worker.tuners.common.problem import Problem, row_of, why_no_winner
 from worker.tuners.search.compiling import CompilePool, CompileResult, now
 from worker.tuners.search.measuring import (
     Began,
@@ -36,7 +35,7 @@ from worker.tuners.search.measuring import (
 )
 from worker.tuners.search.model import CandidateRanker, StopRules
 from worker.tuners.search.source import EXHAUSTIVE, Candidate, KernelSource, SearchOptions, TimeAccount
-from worker.tuners.search.store import FAULTS_TO_BLOCK, KernelStore
+from worker.tuners.search.tuner import FAULTS_TO_BLOCK, KernelStore
 
 if TYPE_CHECKING:
     from worker.tuners.search.target import Target

@@ -43,8 +43,16 @@ from worker.tuners.common.operands import (
     unpack_codes,
     widen,
 )
-from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.common.rows import ended, is_fatal, row_of, status_of, why_no_winner
+from worker.tuners.common.problem import (
+    Problem,
+    UnsupportedError,
+    ended,
+    is_fatal,
+    parse,
+    row_of,
+    status_of,
+    why_no_winner,
+)
 from worker.tuners.torch.spec import Options
 from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, op, variants
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.standins.triton_tree import make, values
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, slower
-from worker.tuners.aiter_triton.buckets import Point, Seeds, best, bucket_of, plan
+from worker.tuners.aiter_triton.tuner import Point, Seeds, best, bucket_of, plan
 
 BOUNDS = (16, 64, 256)
 OLD = "today"

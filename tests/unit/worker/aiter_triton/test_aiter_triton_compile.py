@@ -20,7 +20,7 @@ import json, sys
 from dataclasses import replace
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.space import config_of
-from worker.tuners.aiter_triton.problem import problem_of
+from worker.tuners.aiter_triton.space import problem_of
 from worker.tuners.aiter_triton.source import AiterSource, CompileJob
 from worker.tuners.aiter_triton.space import least_shared_bytes
 from worker.tuners.search.compiling import compile_candidate

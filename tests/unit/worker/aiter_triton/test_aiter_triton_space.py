@@ -11,8 +11,7 @@ import pytest
 from tests.standins.triton_tree import values
 from worker.triton_configs.kinds import AMD_ONLY, BY_NAME
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.problem import KindProblem, problem_of
-from worker.tuners.aiter_triton.space import config_of, portable
+from worker.tuners.aiter_triton.space import KindProblem, config_of, portable, problem_of
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.compiling import number_after, sections
 from worker.tuners.search.model import Knobs

@@ -15,12 +15,11 @@ from worker.options import parse_options
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.space import AiterConfig
-from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import is_fatal, status_of
+from worker.tuners.common.problem import Problem, is_fatal, status_of
 from worker.tuners.search.model import CandidateRanker, Knobs, StopRules, estimate_us
 from worker.tuners.search.source import SearchOptions, TimeAccount, length
-from worker.tuners.search.store import KernelStore
 from worker.tuners.search.target import Clock, Unthrottled, clock_of, known
+from worker.tuners.search.tuner import KernelStore
 
 H200 = known(90)
 SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096)]

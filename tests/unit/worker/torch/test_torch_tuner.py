@@ -17,7 +17,7 @@ from worker.tuners.common.device import Device
 from worker.tuners.common.operands import error_ratio
 from worker.tuners.common.problem import UnsupportedError, parse
 from worker.tuners.torch.search import Operands, Weights
-from worker.tuners.torch.tuner import TorchTuner
+from worker.tuners.torch.spec import TorchTuner
 from worker.tuners.torch.variants import Workspace, variants
 
 # the budget is ample so that a busy machine changes nothing

@@ -12,8 +12,7 @@ from tests.unit.worker.torch.test_torch_tuner import Log
 from worker.protocol import FIELDS, Choice, SpecShape
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.operands import error_ratio, poison
-from worker.tuners.common.problem import Problem, UnsupportedError
-from worker.tuners.common.rows import is_fatal, status_of
+from worker.tuners.common.problem import Problem, UnsupportedError, is_fatal, status_of
 from worker.tuners.torch.search import Operands, Search, StageTimes, Weights
 from worker.tuners.torch.spec import Options
 from worker.tuners.torch.variants import Candidate, TooLargeError, Variant, Workspace, op
