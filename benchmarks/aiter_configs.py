@@ -31,7 +31,7 @@ from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, config_of
 from worker.tuners.aiter_triton.spec import tuned_kinds
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.model import estimate_us
-from worker.tuners.search.target import Target, known
+from worker.tuners.search.source import Target, known
 
 DRAWN, TRIES = 100, 3000
 FIRST = 0.08

@@ -28,9 +28,8 @@ from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, Values, c
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
-from worker.tuners.search.compiling import CompileFacts, compile_for, compiling, facts_of
-from worker.tuners.search.source import Call
-from worker.tuners.search.target import Target, known
+from worker.tuners.search.compiling import compile_for, compiling, facts_of
+from worker.tuners.search.source import Call, CompileFacts, Target, known
 
 # Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise.
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}

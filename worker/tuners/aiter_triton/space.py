@@ -1,4 +1,8 @@
-"""Legal configs of a kind for a problem: values of shipped files, what AITER rewrites them to, doubles dropped.
+"""The problems of a kind, and its configs: seeds of a search, and legal configs without doubles.
+
+The seeds are what a shape gets today, what lies beside it, and what similar shapes got. On AITER's own tables the
+winner of a held-out shape is among the first eight configs of its nearest neighbours in 82 to 96 % of the cases; so
+these come before the model's.
 
 The values are those of the 171 files of gfx950 at e4048607a5 (1,277 buckets). Knobs that shape the kernel (tile, K
 step, warps, stages, split-K) are combined; the others (order of tiles, waves, instruction, cache modifier) are varied
@@ -10,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +34,7 @@ from worker.triton_configs.resolve import (
 )
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.model import MAX_REGISTERS, Knobs, accumulators, estimate_us
-from worker.tuners.search.target import Target
+from worker.tuners.search.source import Target
 
 OF_BENCH = {
     "batched_a4w4": "aiter-bmm-afp4wfp4",
@@ -248,22 +251,6 @@ def candidates(
     rest = ordered[: max(most // 2, most - len(varied))] if most else ordered
     found = distinct([*rest, *varied], p, completed)
     return order(p, target, found[:most] if most else found)
-
-
-def drawn(
-    kind: ConfigKind, p: Problem, target: Target, completed: Completed, count: int, seed: str
-) -> list[AiterConfig]:
-    """So many different legal configs, drawn evenly from the whole product of all knobs (fewer where there are not)."""
-    rng, names = random.Random(seed), list(knobs(kind, target))
-    product = list(knobs(kind, target).values())
-    found: dict[object, AiterConfig] = {}
-    for _ in range(200 * count):
-        c = config_of(dict(zip(names, map(rng.choice, product), strict=True)))
-        if why_illegal(kind, p, c, target) is None:
-            found.setdefault(identity(c, p, completed), c)
-            if len(found) == count:
-                break
-    return list(found.values())
 
 
 def knobs(kind: ConfigKind, target: Target) -> dict[str, tuple[Any, ...]]:

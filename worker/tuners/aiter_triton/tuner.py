@@ -1,13 +1,9 @@
-"""Buckets of M: which one an M of the workload belongs to, which configs a search begins with, and which config a
-bucket gets.
+"""The tuner `aiter-triton` as the worker sees it: the search over configs of AITER's wrappers, bucket by bucket.
 
-The seeds are what a shape gets today, what lies beside it, and what similar shapes got. On AITER's own tables the
-winner of a held-out shape is among the first eight configs of its nearest neighbours in 82 to 96 % of the cases; so
-these come before the model's.
-
-One bucket's config: a search at each of its M, then the leaders of all and today's config at every M, interleaved. The
-first M's search teaches the others (their estimates, and what compiles). A shape is parked while the others of its
-bucket are measured; the bucket's verdict settles them all.
+The shapes of a group fall into buckets of M; a bucket gets one config. Each of its M (the workload's and the bucket's
+bound) is searched, then the leaders of all and today's config are measured at every M, interleaved. The first M's
+search teaches the others (their estimates, and what compiles). A shape is parked while the others of its bucket are
+measured; the bucket's verdict settles them all. Rows carry what a config file needs (`triton_config`).
 """
 
 from __future__ import annotations
@@ -15,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +26,7 @@ from worker.triton_configs.resolve import (
     slower,
 )
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, config_of, problem_of
+from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, Seeds, config_of, problem_of
 from worker.tuners.aiter_triton.spec import Options
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.model import CandidateRanker
@@ -65,22 +61,15 @@ class Point:
     weight: float
 
 
-@dataclass(frozen=True, slots=True)
-class BucketWork:
-    """A bucket with the M that are measured for it, the most weighty first."""
-
-    name: str
-    points: tuple[Point, ...]
-
-
 def bucket_of(m: int, bounds: Sequence[int], today: str) -> str:
     """The bucket that an M is tuned for: of the smallest bound that is not below it, also where the file has no such
     bucket; above the last bound today's."""
     return next((f"M_LEQ_{x}" for x in bounds if m <= x), today)
 
 
-def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> list[BucketWork]:
-    """Buckets of a workload (M -> weight, M -> bucket), by their M ascending. Each is measured at its bound as well."""
+def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> dict[str, list[Point]]:
+    """The points of each bucket of a workload (M -> weight, M -> bucket), the most weighty first; buckets by their M
+    ascending. Each is measured at its bound as well."""
     found: dict[str, dict[int, float]] = {}
     for m in sorted(weights):
         members = found.setdefault(names[m], {})
@@ -88,10 +77,10 @@ def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> list[BucketW
         side, bound = bound_of(names[m])
         if side != "any":
             members.setdefault(bound, weights.get(bound, 0.0))
-    return [
-        BucketWork(name, tuple(Point(m, w) for m, w in sorted(members.items(), key=lambda e: (-e[1], -e[0]))))
+    return {
+        name: [Point(m, w) for m, w in sorted(members.items(), key=lambda e: (-e[1], -e[0]))]
         for name, members in found.items()
-    ]
+    }
 
 
 def best(
@@ -123,98 +112,106 @@ def best(
 FAST_LIST = 600  # the fast search looks at so many candidates at most, beside the seeds
 
 
-class TaskMaker:
-    """Makes the tasks of one group of shapes, which differ in M only."""
+class FileSearch:
+    """The search for one config file: its shapes differ in M only."""
 
-    def __init__(self, context: SearchContext, options: Options, source: AiterSource, seeds: Seeds) -> None:
-        self._context, self.options, self._source, self.seeds = context, options, source, seeds
-        self.shapes: dict[int, SpecShape] = {}  # shapes by their M
-        self._family = ""
-        # Configs by bucket that are measured instead of a search.
+    def __init__(
+        self, context: SearchContext, options: Options, source: AiterSource, seeds: Seeds, family: str
+    ) -> None:
+        """`default`: configs by bucket that are measured instead of a search, by the wrapper and through `callers`.
+        `facts` go into the rows."""
+        self.context, self._options, self._source, self._seeds, self._family = context, options, source, seeds, family
+        self._shapes: dict[int, SpecShape] = {}  # shapes by their M
+        kind, arch = source.kind, str(context.target.arch)
         self.default = {name: config_of(values) for name, values in options.default}
+        self.callers = [c.function for c in kind.callers if self.default and c.given is not None and c.reads_on(arch)]
+        self.facts = {"kind": kind.name, "arch": arch, **({"default": True} if self.default else {})}
 
-    def buckets(
-        self, shapes: Sequence[SpecShape], family: str, refuse: Callable[[SpecShape, str], None]
-    ) -> list[BucketWork]:
-        """The buckets of the shapes that can be searched; `refuse` gets the others with the reason."""
+    def run(self, shapes: Sequence[SpecShape]) -> None:
+        """Search the buckets of these shapes, and settle every shape."""
         names: dict[int, str] = {}
         for shape in shapes:
-            self._context.emit.alive()
+            self.context.emit.alive()
             try:
-                m, bucket = self._add(shape, family)
+                m, bucket = self._add(shape)
                 names[m] = bucket
             except (UnsupportedError, ResolveError, ConfigFileError, OSError) as e:
-                refuse(shape, str(e))
-        counts = dict(self.options.counts)
-        return plan({m: counts.get(shape_name(self.shapes[m].key), 1.0) for m in names}, names)
-
-    def _add(self, shape: SpecShape, family: str) -> tuple[int, str]:
-        """(M, the bucket that it is tuned for) of a shape of the group. Raises UnsupportedError, ResolveError,
-        ConfigFileError, OSError."""
-        self._family = family
-        p = self._problem(shape)
-        today = self.seeds.today(p.m, p.n, p.k, p.batch)
-        bucket = bucket_of(p.m, self.seeds.bounds, today.bucket)
-        if self.default:
-            bucket = self.seeds.bucket_with(self.default, p.m)
-            if today.specialised or bucket not in self.default:
-                where = f"{today.bucket} of {today.path.name}"
-                raise UnsupportedError(f"M={p.m} reads {where}, which the option `default` leaves as it is")
-        self.shapes[p.m] = shape
-        return p.m, bucket
+                refuse(self.context, shape, str(e))
+        counts = dict(self._options.counts)
+        works = list(plan({m: counts.get(shape_name(self._shapes[m].key), 1.0) for m in names}, names).items())
+        tasks, prior = self._tasks(*works[0]) if works else [], None
+        for i, (bucket, _) in enumerate(works):
+            following = self._tasks(*works[i + 1]) if i + 1 < len(works) else []
+            for t in tasks:
+                self._put_first(t)  # winners of the bucket before it are known by now
+            prior = BucketSearch(self, bucket, tasks, [t.task for t in following]).run(prior)
+            tasks = following
 
     def won(self, p: KindProblem, config: AiterConfig, us: float) -> None:
         """Keep a winner for shapes like it, of this run and of later ones."""
-        self.seeds.won(p.m, p.n, p.k, p.batch, config)
-        self._context.store.won(p.family, p.group_name, p.m, config.name, us)
+        self._seeds.won(p.m, p.n, p.k, p.batch, config)
+        self.context.store.won(p.family, p.group_name, p.m, config.name, us)
 
-    def put_first(self, t: PointTask) -> None:
+    def _add(self, shape: SpecShape) -> tuple[int, str]:
+        """(M, the bucket that it is tuned for) of a shape of the group. Raises UnsupportedError, ResolveError,
+        ConfigFileError, OSError."""
+        p = self._problem(shape)
+        today = self._seeds.today(p.m, p.n, p.k, p.batch)
+        bucket = bucket_of(p.m, self._seeds.bounds, today.bucket)
+        if self.default:
+            bucket = self._seeds.bucket_with(self.default, p.m)
+            if today.specialised or bucket not in self.default:
+                where = f"{today.bucket} of {today.path.name}"
+                raise UnsupportedError(f"M={p.m} reads {where}, which the option `default` leaves as it is")
+        self._shapes[p.m] = shape
+        return p.m, bucket
+
+    def _put_first(self, t: PointTask) -> None:
         """Have today's config begin, then earlier winners and the seeds."""
         at = {c: i for i, c in enumerate(t.task.candidates)}
         first = [at[c] for c in self._first(t.problem, t.config_today) if c in at]
-        known = self._context.winners(t.task) if self.options.hints else []
+        known = self.context.winners(t.task) if self._options.hints else []
         t.task.ranker.first(list(dict.fromkeys([*first[:1], *known, *first[1:]])))
 
-    def tasks(self, bucket: BucketWork) -> list[PointTask]:
+    def _tasks(self, bucket: str, points: Sequence[Point]) -> list[PointTask]:
         """A task for each M, those of the workload's shapes first."""
-        points = sorted(bucket.points, key=lambda p: p.m not in self.shapes)
-        like = self.shapes[next(p.m for p in points if p.m in self.shapes)]
-        return [self._task(point, like, self.default.get(bucket.name)) for point in points]
+        ordered = sorted(points, key=lambda p: p.m not in self._shapes)
+        like = self._shapes[ordered[0].m]
+        return [self._task(point, like, self.default.get(bucket)) for point in ordered]
 
     def _task(self, point: Point, like: SpecShape, fixed: AiterConfig | None) -> PointTask:
         """`like`: a shape of the bucket, in whose name a bound is measured that is no shape."""
-        self._context.emit.alive()
-        shape = self.shapes.get(point.m)
-        measured = shape or SpecShape(like.id, {**like.key, "M": point.m})
-        p = self._problem(measured)
-        today = self.seeds.today(p.m, p.n, p.k, p.batch)
+        self.context.emit.alive()
+        shape = self._shapes.get(point.m)
+        p = self._problem(shape or SpecShape(like.id, {**like.key, "M": point.m}))
+        today = self._seeds.today(p.m, p.n, p.k, p.batch)
         config = config_of(today.values)
         candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
-        always = frozenset([candidates.index(config), *([candidates.index(fixed)] if fixed else [])])
-        task = self._context.task(shape or like, p, candidates, always, quiet=shape is None)
+        always = frozenset(candidates.index(c) for c in (config, fixed) if c)
+        task = self.context.task(shape or like, p, candidates, always, quiet=shape is None)
         made = PointTask(point, shape, p, today, config, task)
-        self.put_first(made)
+        self._put_first(made)
         return made
 
     def _problem(self, shape: SpecShape) -> KindProblem:
-        return problem_of(self._source.name, self._family, dict(shape.key), self._context.target.gfx)
+        return problem_of(self._source.name, self._family, dict(shape.key), self.context.target.gfx)
 
     def _first(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
         """Today's config, then the seeds."""
-        return list(dict.fromkeys([today, *self.seeds.of(p.m, p.n, p.k, p.batch)]))
+        return list(dict.fromkeys([today, *self._seeds.of(p.m, p.n, p.k, p.batch)]))
 
     def _candidates(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
-        """Today's config and the seeds, then legal ones by the model, or drawn."""
-        o, source, target = self.options, self._source, self._context.target
+        """Today's config and the seeds, then legal ones by the model."""
         first = self._first(p, today)
-        if o.sample:
-            seed = f"{o.seed}:{p.group_name}:{p.m}"
-            rest = space.drawn(source.kind, p, target, source.completed(p), o.sample, seed)
-            first = [today]  # exactly what was drawn, and what it is compared with
-        else:
-            most = o.max_candidates or (FAST_LIST if o.search != EXHAUSTIVE else 0)
-            rest = source.candidates(p, target, first, most)
-        return space.distinct([*first, *rest], p, source.completed(p))
+        most = self._options.max_candidates or (FAST_LIST if self._options.search != EXHAUSTIVE else 0)
+        rest = self._source.candidates(p, self.context.target, first, most)
+        return space.distinct([*first, *rest], p, self._source.completed(p))
+
+
+def refuse(context: SearchContext, shape: SpecShape, why: str) -> None:
+    """Settle a shape that cannot be searched."""
+    context.emit.started(shape.id)
+    context.emit.failed(shape.id, "unsupported", why)
 
 
 def shape_name(key: Mapping[str, int | str]) -> str:
@@ -260,18 +257,12 @@ class PointTask:
 class BucketSearch:
     """One bucket. `run` settles each of its shapes."""
 
-    def __init__(
-        self, context: SearchContext, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask],
-        facts: Mapping[str, Any], won: Callable[[KindProblem, AiterConfig, float], None],
-        fixed: AiterConfig | None = None, callers: Sequence[str] = (),
-    ) -> None:  # fmt: skip
-        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. `facts` go into rows, `won`
-        gets the winners. `fixed`: the config that the bucket gets whatever is measured, by the wrapper and through
-        `callers`; who merges it decides."""
-        self._context, self._name, self._facts, self._won = context, name, facts, won
-        self._tasks, self._following, self._fixed = list(tasks), list(following), fixed
-        self._callers = callers if fixed is not None else ()
-        self._alone = len(self._tasks) == 1 and fixed is None
+    def __init__(self, file: FileSearch, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask]) -> None:
+        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. A bucket of `file.default`
+        gets that config whatever is measured; who merges it decides."""
+        self._file, self._context, self._name, self._following = file, file.context, name, following
+        self._tasks, self._fixed = list(tasks), file.default.get(name)
+        self._alone = len(self._tasks) == 1 and self._fixed is None
         self._configs: dict[str, AiterConfig] = {}
         self._in_flight: SpecShape | None = None
 
@@ -317,7 +308,7 @@ class BucketSearch:
         mine: list[Any] = [*(t.task.candidates[i] for i in finalists), t.config_today]
         if self._fixed is not None:
             both = (t.config_today, self._fixed)
-            mine = [replace(c, caller=caller) for caller in ("", *self._callers) for c in both]
+            mine = [replace(c, caller=caller) for caller in ("", *self._file.callers) for c in both]
         for c in mine:
             self._configs.setdefault(c.name, c)
         if self._alone:
@@ -372,7 +363,7 @@ class BucketSearch:
             old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
             detail = f"{self._name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
             won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
-            self._won(t.problem, c, timed.us)
+            self._file.won(t.problem, c, timed.us)
             self._context.emit.tuned(t.shape.id, dict(won, triton_config=self._document(winner, t, there)))
         self._in_flight = None
 
@@ -386,14 +377,14 @@ class BucketSearch:
         distinct = [v for i, v in enumerate(old) if v not in old[:i]]
         values = self._configs[winner].values if winner else None
         points = []
-        for o, caller in itertools.product(mine, ("", *self._callers)):
+        for o, caller in itertools.product(mine, ("", *self._file.callers)):
             new = o.times.get(replace(self._configs[winner], caller=caller).name) if winner else None
             if new or not caller:
                 points.append([
                     o.point.m, o.point.weight, round(o.us(replace(o.config_today, caller=caller).name), 4),
                     round(new.us if new else -1.0, 4), new.err if new else 1.0, distinct.index(o.today.values), caller,
                 ])  # fmt: skip
-        document = {**self._facts, "bucket": self._name, "values": values, "old": distinct, "points": points}
+        document = {**self._file.facts, "bucket": self._name, "values": values, "old": distinct, "points": points}
         return json.dumps(document, separators=(",", ":"))
 
 
@@ -431,34 +422,18 @@ class AiterTritonTuner(SearchTuner):
         """Search the buckets of a group's shapes, and settle every shape."""
         from worker.tuners.aiter_triton.source import AiterSource
 
-        options, source, kind = context.options, context.source, self._kind
+        options, source = context.options, context.source
         assert isinstance(options, Options)
         assert isinstance(source, AiterSource)
-        arch = str(context.target.arch)
         try:
-            self._seeds = seeds = self._seeds or Seeds(self._tree.root, arch, kind)
+            self._seeds = seeds = self._seeds or Seeds(self._tree.root, str(context.target.arch), self._kind)
         except (ResolveError, ConfigFileError, OSError) as e:
             for shape in spec.shapes:
-                self._refuse(context, shape, str(e))
+                refuse(context, shape, str(e))
             return
         source.enter(context.target)
-        facts = {"kind": kind.name, "arch": arch, **({"default": True} if options.default else {})}
-        callers = [c.function for c in kind.callers if c.given is not None and c.reads_on(arch)]
         for shapes in _by_file(spec.shapes):
-            making = TaskMaker(context, options, source, seeds)
-            buckets = making.buckets(shapes, spec.family, lambda shape, why: self._refuse(context, shape, why))
-            tasks, prior = making.tasks(buckets[0]) if buckets else [], None
-            for i, bucket in enumerate(buckets):
-                following = making.tasks(buckets[i + 1]) if i + 1 < len(buckets) else []
-                ahead, fixed = [t.task for t in following], making.default.get(bucket.name)
-                for t in tasks:
-                    making.put_first(t)  # winners of the bucket before it are known by now
-                prior = BucketSearch(context, bucket.name, tasks, ahead, facts, making.won, fixed, callers).run(prior)
-                tasks = following
-
-    def _refuse(self, context: SearchContext, shape: SpecShape, why: str) -> None:
-        context.emit.started(shape.id)
-        context.emit.failed(shape.id, "unsupported", why)
+            FileSearch(context, options, source, seeds, spec.family).run(shapes)
 
 
 def _by_file(shapes: Sequence[SpecShape]) -> list[list[SpecShape]]:

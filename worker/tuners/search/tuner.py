@@ -1,5 +1,19 @@
-"""A tuner of Triton kernels as the worker sees it. It owns a pool of compile processes and the process that owns the
-GPU; what it searches, and how shapes are settled, is for its subclass to say."""
+"""A tuner of Triton kernels as the worker sees it: the base of those that use the search engine.
+
+The engine compiles candidates of a GEMM ahead, measures them on one GPU, and ranks the fastest. It knows no kernels:
+these come from a kernel source (`source.py`), and `aiter-triton` is one. `SearchTuner` owns a pool of compile
+processes and the process that owns the GPU; what it searches, and how shapes are settled, is for its subclass to say.
+
+What outlives a run on a node is in its `KernelStore`:
+
+    <cache>/triton/<key>/compiled/      Triton's own disk cache (TRITON_CACHE_DIR), kept below a size
+    <cache>/triton/<key>/winners.jsonl  one line a tuned shape: family, group, m, candidate, us
+    <cache>/triton/<key>/blocked.jsonl  one line a fault: family, candidate, what
+    <cache>/triton/<key>/about.json     the fields that are hashed to the key
+
+`key` is a hash of the kernels' source, Triton's version and the device. Files are appended to under a lock, so that
+the slots of a node share them; a torn or foreign line is skipped.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +25,6 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +32,13 @@ from worker.device.probe import own_cores
 from worker.protocol import Spec
 from worker.protocol.paths import CACHE_ENV
 from worker.tuners.base import Emit, Place, TunerFault
-from worker.tuners.search.compiling import CompilePool, CompileResult, compile_candidate
-from worker.tuners.search.measuring import Alive, Answer, Ask, MeasuringProcess
-from worker.tuners.search.search import SearchContext
-from worker.tuners.search.source import KernelSource, SearchOptions, TimeAccount
+from worker.tuners.search.compiling import CompilePool, CompileResult
+from worker.tuners.search.measuring import Answer, Ask, MeasuringProcess, serve
+from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext, TimeAccount
+from worker.tuners.search.source import KernelSource, SearchOptions
 
 MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
-FAULTS_TO_BLOCK = 2
 CACHE_BYTES = 2 << 30  # of compiled kernels, for one source, version and device
 
 
@@ -170,8 +182,6 @@ class SearchTuner(ABC):
     def open(self) -> dict[str, Any]:
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
-        from worker.tuners.search.device_bench import serve  # it imports torch
-
         options = self.parsed(self._raw)
         cache = KernelStore.cache_of(self._place.node_dir).absolute()
         self._source, digest = self.source()
@@ -188,8 +198,7 @@ class SearchTuner(ABC):
         env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
         self._measurer.settle(env)
         compilers = options.compilers or max(1, own_cores() - 1)
-        work = partial(compile_candidate, self._source, opened.target)
-        self._pool = CompilePool(compilers, work, env)
+        self._pool = CompilePool(compilers, self._source, opened.target, env)
         self._import_s = time.perf_counter() - start
         return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
 
@@ -244,14 +253,10 @@ class SearchTuner(ABC):
         if not self._measurer.alive:
             self._measurer.restart()
         self._measurer.send(Ask(what))
-        until = time.monotonic() + CANARY_S
-        while time.monotonic() < until:
-            for message in self._measurer.receive(0.2):
-                if isinstance(message, Answer):
-                    return message.value
-                if not isinstance(message, Alive):
-                    raise TunerFault("fault", getattr(message, "detail", f"unexpected answer {message!r}"))
-        raise TunerFault("fault", f"no answer within {CANARY_S:g} s")
+        said = self._measurer.wait(CANARY_S)
+        if not isinstance(said, Answer):
+            raise TunerFault("fault", getattr(said, "detail", f"unexpected answer {said!r}"))
+        return said.value
 
     @property
     def _scratch(self) -> Path:

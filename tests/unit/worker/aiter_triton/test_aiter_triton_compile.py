@@ -24,7 +24,7 @@ from worker.tuners.aiter_triton.space import problem_of
 from worker.tuners.aiter_triton.source import AiterSource, CompileJob
 from worker.tuners.aiter_triton.space import least_shared_bytes
 from worker.tuners.search.compiling import compile_candidate
-from worker.tuners.search.target import copies_async, known
+from worker.tuners.search.source import copies_async, known
 root, arch = sys.argv[1], sys.argv[2]
 target = known(int(arch) if arch.isdigit() else arch)
 target = replace(target, async_copy=target.backend == "hip" and copies_async(arch))

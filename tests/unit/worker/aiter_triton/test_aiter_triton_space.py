@@ -15,7 +15,7 @@ from worker.tuners.aiter_triton.space import KindProblem, config_of, portable, p
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.compiling import number_after, sections
 from worker.tuners.search.model import Knobs
-from worker.tuners.search.target import Target, known
+from worker.tuners.search.source import Target, known
 
 KEY: dict[str, int | str] = {"M": 64, "N": 512, "K": 1024, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
 MI355X, H200 = known("gfx950"), known(90)
