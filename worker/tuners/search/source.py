@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.options import boolean, option, seconds, whole
+from worker.registry import boolean, option, seconds, whole
 
 if TYPE_CHECKING:
     import torch

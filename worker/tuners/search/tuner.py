@@ -28,7 +28,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.device.probe import own_cores
+from worker.device import own_cores
 from worker.protocol import Spec
 from worker.protocol.paths import CACHE_ENV
 from worker.tuners.base import Emit, Place, TunerFault

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from worker.options import parse_options
+from worker.registry import parse_options
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.space import AiterConfig
@@ -161,7 +161,7 @@ def test_samples_under_a_throttled_clock_are_taken_again_a_few_times(looks: int,
     bench = pytest.importorskip("worker.tuners.search.device_bench", reason="there is no torch, or no Triton")
     samples, told = iter(range(1, 9)), iter(["heat"] * looks)
 
-    class Counted(bench.WallTimer):  # type: ignore[name-defined]
+    class Counted(bench.WallTimer):  # type: ignore[misc, name-defined]
         def __call__(self, calls: int) -> float:
             return next(samples)
 
