@@ -128,7 +128,7 @@ def test_what_cannot_run_is_dropped_before_it_is_compiled(config: dict[str, Any]
         ("a8w8_blockscale", {"NUM_KSPLIT": 4}, 20480, 40960),
     ],
 )
-def test_shared_memory_is_never_overestimated(kind: str, more: dict[str, int], kept: int, copied: int) -> None:
+def test_shared_memory_is_never_overestimated(kind: str, more: dict[str, Any], kept: int, copied: int) -> None:
     """`kept`: a stage is in registers; `copied`: asynchronous copies. As Triton 3.6 and 3.9 take at least."""
     p = problem(kind, {"batched_a16w4": "batched_bf16"}.get(kind, kind), B=2)
     c = config_of(values(32, 128, 128, amd=True, **more))
