@@ -92,7 +92,7 @@ def test_what_the_wrapper_makes_equal_is_one_candidate() -> None:
     names = {tuple(sorted((k, str(v)) for k, v in c.values.items() if k != "NUM_KSPLIT")) for c in found}
     assert len(names) == len(found)
     for rows, equal in ((64, True), (16, False)):  # one row of tiles has no order
-        pair = [config_of(values(rows, **more)) for more in ({}, {"GROUP_SIZE_M": 8})]
+        pair = [config_of({**values(rows), "GROUP_SIZE_M": group}) for group in (1, 8)]
         assert (len(space.distinct(pair, p, as_given)) == 1) is equal
 
 
