@@ -33,8 +33,7 @@ from worker.protocol.bench import Options
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import clean
 from worker.tuners.base import ALIVE_EVERY_S
-from worker.tuners.common.problem import UnavailableError, UnsupportedError
-from worker.tuners.common.rows import is_fatal, status_of
+from worker.tuners.common.problem import UnavailableError, UnsupportedError, is_fatal, status_of
 
 if TYPE_CHECKING:
     from worker.bench.measuring import Backend, Prepared

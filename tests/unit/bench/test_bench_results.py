@@ -16,7 +16,7 @@ from orchestrator.cli.ending import add_results, end_page, missing_results
 from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger.model import ProfileRow
+from orchestrator.ledger.reader import ProfileRow
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, Result, compared, fastest, long, record, results
 from orchestrator.results.comparison import differences
