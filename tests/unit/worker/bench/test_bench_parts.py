@@ -35,7 +35,7 @@ GEMM, REDUCE = "_gemm_afp4wfp4_kernel_BLOCK_SIZE_M_256.kd", "_gemm_afp4wfp4_redu
 )
 def test_runs_that_agree_are_their_mean(runs: list[float], rule: Rule, us: float, status: str, more: bool) -> None:
     found = mean_of_runs(runs, rule)
-    assert (found.us, found.status, found.taken) == (pytest.approx(us), status, len(runs))
+    assert (round(found.us, 6), found.status, found.taken) == (us, status, len(runs))
     assert wants_more(runs, rule) is more
 
 
@@ -66,8 +66,8 @@ def trace(folder: Path, text: str = "") -> Path:
 
 def test_a_trace_leaves_the_warm_up_out_and_kernels_are_selected_by_name(tmp_path: Path) -> None:
     folder = trace(tmp_path)
-    assert per_call_us(folder, "", 1, 2) == (pytest.approx((10 + 12 + 2 + 4) / 2), f"{GEMM} + {REDUCE}")
-    assert per_call_us(folder, "reduce", 1, 2) == (pytest.approx(3.0), REDUCE)
+    assert per_call_us(folder, "", 1, 2) == ((10 + 12 + 2 + 4) / 2, f"{GEMM} + {REDUCE}")
+    assert per_call_us(folder, "reduce", 1, 2) == (3.0, REDUCE)
     fills = trace(tmp_path / "fills", "k,0,5\nk,5,10\n__amd_rocclr_fill,0,800\n__amd_rocclr_fill,800,1600\n")
     assert per_call_us(fills, "", 1, 1) == (0.005, "k"), "the runtime's own kernels count only if asked for"
     assert per_call_us(fills, "__amd_rocclr", 1, 1)[0] == pytest.approx(0.8)
