@@ -429,7 +429,7 @@ class KernelReader:
             return _THERE if numbered == name else _cannot(why)
         if name not in found.names:
             ends = ": a build with this row in the table stops with an error" if found.refuses else ""
-            return _cannot(f"{found.file or 'the tree'} lists no {backend} kernel {name[:120]}{ends}")
+            return _cannot(f"{found.file or 'the tree'} lists no kernel {name[:120]}{ends}")
         opus = backend == "opus"
         if not (opus or found.by_name) and number.isdigit() and numbered != name:
             return _cannot(f"AITER compiles the kernel of kernelId {number} here, which is {numbered[:120]}")

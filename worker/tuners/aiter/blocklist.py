@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.kernels import PLACES, KernelLists
-from worker.device.health import Gauge
+from worker.device import Gauge
 from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
-from worker.protocol.candidates import BAD_ENDS
+from worker.protocol.spec import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
 

@@ -24,7 +24,7 @@ from typing import Any
 
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
-from worker.device.probe import identify
+from worker.device import identify
 from worker.families import FAMILIES, Family
 from worker.process import run_in_foreground
 from worker.protocol.paths import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV

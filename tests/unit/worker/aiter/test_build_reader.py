@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.tables.build import Answer, Build
+from orchestrator.tables.check import Answer, Build
 from orchestrator.tables.tuned import key_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from tests.support.aitercheckout import A4W4 as FAMILY
