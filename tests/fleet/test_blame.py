@@ -153,7 +153,7 @@ def test_where_the_only_canary_fails_no_shape_is_blamed(make_fleet: Callable[...
 
 
 def test_a_shape_that_takes_its_node_down_wherever_it_lands(make_fleet: Callable[..., Fleet]) -> None:
-    """At most four nodes are lost to it, and every other shape is tuned (law 6)."""
+    """At most three nodes are lost to it, and every other shape is tuned (law 6)."""
     fleet = make_fleet(nodes={"h1": 1, "h2": 1, "h3": 1, "h4": 1})
     n = fleet.shapes(groups=10, per_group=2)
     run = fleet.start({"kind": "hang", "match": POISON, "times": 99}, lost_after_s=0.3)
@@ -166,7 +166,7 @@ def test_a_shape_that_takes_its_node_down_wherever_it_lands(make_fleet: Callable
         time.sleep(0.01)
     assert run.wait() == 1, run.out
     fleet.check_books(n - 1, {NAME: "kills_nodes"})
-    assert 2 <= len(felled) <= 4  # two may have it at the end of a run, when idle slots help
+    assert 2 <= len(felled) <= 3
     assert {r.node for r in fleet.journal(ev.NodeLost)} == set(felled)
     (verdict,) = fleet.journal(ev.FailShape)
     assert verdict.confirmed
