@@ -15,6 +15,7 @@ from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape
 from orchestrator.policy.pool import (
     close,
     hold,
+    is_deciding,
     look,
     put_back,
     queue,
@@ -112,16 +113,13 @@ def _send(state: State, d: ev.Send, t: float) -> None:
     state.open[a.id] = None
     state.next_seq = max(state.next_seq, d.seq + 1)
     state.nodes[d.node].used = True
-    deciding = max(
-        state.settings.hedge * state.total_s / max(1, len(state.usable)), state.settings.hedge_least_s
-    )  # fmt: skip
     for unit in dict.fromkeys(s.unit for s in shapes):
         members = tuple(s.id for s in shapes if s.unit == unit)
         is_second = unit in state.twice or any(state.shapes[s].copies or state.shapes[s].losses for s in members)
         withdraw_unit(state, unit, members)
         for s in members:
             withdraw(state, state.shapes[s])
-        if not is_second and sum(state.shapes[s].cost_s for s in members) > deciding:
+        if not is_second and is_deciding(state, sum(state.shapes[s].cost_s for s in members)):
             state.twice[unit] = (state.host(d.node), members)
     for shape in shapes:
         hold(state, shape, 1)
