@@ -162,8 +162,8 @@ def test_a_shape_that_takes_its_node_down_wherever_it_lands(make_fleet: Callable
     felled: list[str] = []
 
     def heard() -> set[str]:
-        """Nodes of which the controller knows that the shape is in flight there. Shapes here take a millisecond: several
-        begin and end before it hears of one."""
+        """Nodes of which the controller knows that the shape is in flight there. Shapes here take a millisecond, so
+        several begin and end before it hears of one."""
         sent = {r.attempt: r.node for r in fleet.journal(ev.Send)}
         return {sent[r.attempt] for r in fleet.journal(ev.ShapeStarted) if r.shape == POISON_ID}
 
