@@ -410,7 +410,7 @@ def publish(
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
     from orchestrator.configs.merge import to_publish
-    from orchestrator.results.run_facts import RunFacts
+    from orchestrator.results.export import RunFacts
     from orchestrator.tables.publish import publish as make
 
     paths = [Path(s) if Path(s).exists() else find_run(runs, s).root for s in sources]

@@ -220,7 +220,7 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
     """Raise InputError where no shape can fail for the reason, or the run has no such group."""
     from orchestrator.reasons import Reason
-    from orchestrator.tables.faults import did_you_mean
+    from orchestrator.tables.textfiles import did_you_mean
 
     legal = [r.value for r in Reason if r.fails_shapes]
     if reason is not None and reason not in legal:

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.faults import Faults, shown
-from orchestrator.tables.open import csv_records
+from orchestrator.tables.textfiles import Faults, csv_records, shown
 from orchestrator.tables.tuned import best, number_of
 from orchestrator.tables.write import write_atomic, write_csv
 from worker.families import Family

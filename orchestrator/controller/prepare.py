@@ -248,7 +248,7 @@ def prepare_recheck(
     request: RunRequest, profiles: Sequence[Path], runners: int
 ) -> tuple[Prepared, dict[int, RowToCheck]]:
     """Return the run that measures a table's rows, and what it measures of each shape. Raises InputError."""
-    from orchestrator.tables.sources import open_sources
+    from orchestrator.tables.locate import open_sources
     from orchestrator.tables.tuned import chip_name
     from worker.tuners.catalog import recorded_tuner
 

@@ -13,7 +13,7 @@ from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.ledger import LedgerReader, Replay
 from orchestrator.paths import RunConfig, holder
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
-from worker.device.health import HOT_C
+from worker.device import HOT_C
 from worker.text import uncoloured
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from orchestrator.errors import EngineError, InputError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Node
 from orchestrator.tables.locate import family_of
-from orchestrator.tables.open import read_bytes
+from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 

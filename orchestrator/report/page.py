@@ -19,8 +19,8 @@ from orchestrator.command_hints import command
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
-from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import locate
+from orchestrator.tables.textfiles import escaped
 from orchestrator.tables.write import write_atomic
 from orchestrator.templating import data_folder
 

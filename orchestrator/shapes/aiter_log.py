@@ -27,8 +27,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import COUNT, Key, numbers
 from orchestrator.shapes.reader import CellError, CellReader, Notes, read_shapes
-from orchestrator.tables.faults import escaped
-from orchestrator.tables.open import read_head
+from orchestrator.tables.textfiles import escaped, read_head
 from worker.families import FAMILIES, Family
 from worker.text import plural
 

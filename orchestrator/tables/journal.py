@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.records import records_path
+from orchestrator.tables.kinds import records_path
 from orchestrator.tables.write import sync_folder, write_atomic
 
 LOCK_WAIT_S = 30.0

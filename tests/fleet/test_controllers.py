@@ -21,7 +21,7 @@ from orchestrator.paths import RunConfig, leave_request
 from tests.fleet.kit import Controller, Fleet
 from tests.support.marks import full_but
 from tests.waiting import wait_until
-from worker.agent.locks import DeviceLock
+from worker.agent.inbox import DeviceLock
 from worker.protocol import LOCKS_ENV
 
 

@@ -253,11 +253,11 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/report/test_report_page.py::test_embedded_data_is_ascii_without_markup",),
     ),
     Bug(
-        "cpu-chip-unmarked", 13, "worker/device/probe.py",
+        "cpu-chip-unmarked", 13, "worker/device.py",
         'for p in ("cpu", machine, best) if p',
         "for p in (machine, best) if p",
         "Rows that were measured on a CPU name a chip like any other.",
-        ("tests/unit/worker/device/test_worker_probe.py::test_a_cpu_is_named_as_one",),
+        ("tests/unit/worker/test_device.py::test_a_cpu_is_named_as_one",),
     ),
     Bug(
         "cpu-bench-unmarked", 13, "orchestrator/cli/ending.py",

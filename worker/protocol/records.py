@@ -69,7 +69,7 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
 }
 
-# Fields that a record may have beside its own. conditions: a reading of worker/device/health.py, taken before the
+# Fields that a record may have beside its own. conditions: a reading of worker/device.py, taken before the
 # first and after the last shape of an attempt, and after a timed canary. Of a shape's end
 # (see worker/protocol/candidates.py):
 #   candidate      the winner's identity

@@ -127,7 +127,7 @@ class ReplayTuner:
         self.options = self.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
-        from worker.device.probe import identify
+        from worker.device import identify
 
         time.sleep(self.options.start_seconds)
         self._load(self.options)

@@ -24,7 +24,7 @@ from orchestrator.inventory.values import masker
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.support.workernode import node as worker_node
-from worker.device.probe import SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
+from worker.device import SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
 from worker.protocol import CPUS
 
 RUN = "20260101-000000-abcd"

@@ -14,7 +14,7 @@ from orchestrator.errors import ShapesError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape, ShapeList, annotations_csv, render_shapes
 from orchestrator.shapes.reader import MAX_BYTES, read_shapes
-from orchestrator.tables.faults import MAX_FAULTS
+from orchestrator.tables.textfiles import MAX_FAULTS
 from tests.paths import ROOT
 from tests.support.marks import drawn
 from tests.unit.worker.test_families import TABLES

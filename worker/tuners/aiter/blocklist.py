@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.kernel_lists import PLACES, KernelLists
-from worker.device.health import Gauge
+from worker.device import Gauge
 from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
 from worker.protocol.candidates import BAD_ENDS
 from worker.text import clean
