@@ -26,7 +26,7 @@ from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
-from orchestrator.ledger import LedgerReader, ProfileRow
+from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes

@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
-from orchestrator.ledger import database
 from worker.protocol import FIELDS
 
 APPLICATION_ID = 0x674D4C67
@@ -243,7 +242,7 @@ def checkpoints(path: Path, every_s: float = EVERY_S) -> Iterator[None]:
 
     def work() -> None:
         # without it the writer copies by itself, as before
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(database.connect(path)) as conn:
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path)) as conn:
             while not over.wait(every_s):
                 conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 

@@ -15,8 +15,7 @@ from statistics import median
 from typing import Any, Literal
 
 from orchestrator.errors import InputError
-from orchestrator.ledger.model import ProfileRow, ShapeState
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
 from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of

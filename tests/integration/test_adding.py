@@ -1,4 +1,4 @@
-"""The page for contributors, done: its tuner, engine, family, option, column and reason in a copy of the tree, which runs."""
+"""The page for contributors, done: what it adds is put into a copy of the tree, which runs."""
 
 from __future__ import annotations
 
@@ -158,8 +158,9 @@ def test_a_reason_is_a_member_and_its_words(tree: Path) -> None:
     change(tree, "orchestrator/reasons.py", "    # a decision of ours", f"    {member}    # a decision of ours")
     change(tree, "orchestrator/reasons.py", "    Reason.KILLS_NODES: (", f"    {entry}    Reason.KILLS_NODES: (")
     change(tree, "worker/protocol/records.py", '"unsupported")', '"unsupported", "too_wide")')
-    wide = "            if n > 16:\n                emit.failed(shape.id, 'too_wide', f'N is {n}')\n                continue\n"
-    change(tree, TUNER, "            rows: list[Row] = []\n", wide + "            rows: list[Row] = []\n")
+    begins = "            rows: list[Row] = []\n"
+    verdict = "if n > 16:\n    emit.failed(shape.id, 'too_wide', f'N is {n}')\n    continue\n"
+    change(tree, TUNER, begins, textwrap.indent(verdict, " " * 12) + begins)
     folder = tuned(tree, "M,N,K\n1,16,64\n2,32,64\n", code=1)
     (failed,) = read_csv(folder / "failed.csv")
     assert (failed["N"], failed["reason"], failed["detail"]) == ("32", "too_wide", "N is 32")

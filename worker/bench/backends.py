@@ -28,8 +28,7 @@ from worker.bench.software import installed
 from worker.families import FAMILIES
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.kinds import BY_NAME, KINDS
-from worker.triton_configs.layout import lay_out
-from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, spelled
+from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, lay_out, spelled
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnavailableError, UnsupportedError

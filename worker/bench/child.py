@@ -70,7 +70,7 @@ class BackendServer:
 
     def execute(self, command: Answer) -> Answer:
         """Execute one command; its answer. An exception of the backend is an answer too."""
-        from worker.tuners.common.rows import is_fatal
+        from worker.tuners.common.problem import is_fatal
 
         do: dict[str, Callable[..., Answer]] = {
             "prepare": self._prepare, "sample": self._sample, "calls": self._calls, "drop": self._drop,
@@ -90,7 +90,7 @@ class BackendServer:
             return self._refusal(e)
 
     def _refusal(self, e: Exception) -> Answer:
-        from worker.tuners.common.rows import status_of
+        from worker.tuners.common.problem import status_of
 
         if isinstance(e, (UnavailableError, UnsupportedError)):
             status = "unavailable" if isinstance(e, UnavailableError) else "unsupported"

@@ -14,7 +14,7 @@ from orchestrator.cli.ending import add_results, missing_results
 from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger import ProfileRow
+from orchestrator.ledger.reader import ProfileRow
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import BenchResults, Result, compared, fastest, long, redacted, results
 from worker.families import BATCHED

@@ -15,7 +15,7 @@ from orchestrator import events as ev
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory, parse_inventory, with_image
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, kernels_to_check, rows_to_check, write_rows
