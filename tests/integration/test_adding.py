@@ -143,7 +143,7 @@ def test_an_option_of_the_inventory_is_one_field(tree: Path) -> None:
 def test_a_column_is_one_entry(tree: Path) -> None:
     """With the tuner, its test, the page of files and the ledger's version, a column is five files."""
     end = "\n)  # fmt: skip\n\n_BY_NAME"
-    change(tree, "worker/protocol/row.py", end, f"\n    {block('At the end of `FIELDS`').strip()}{end}")
+    change(tree, "worker/protocol/records.py", end, f"\n    {block('At the end of `FIELDS`').strip()}{end}")
     change(tree, TUNER, '"status": "ok",', '"status": "ok", "rounds": self._rounds,')
     folder = tuned(tree, "M,N,K\n1,16,64\n", "--rounds", "2")
     assert [r["rounds"] for r in read_csv(folder / "profile.csv")] == ["2", "2", "2"]
