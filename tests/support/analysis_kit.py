@@ -51,11 +51,6 @@ def only(document: dict[str, Any]) -> dict[str, Any]:
     return shape
 
 
-def asm_us(document: dict[str, Any]) -> float:
-    """The time of ASM on the document's only shape."""
-    return float(only(document)["backends"]["asm"]["us"])
-
-
 def times(document: dict[str, Any]) -> list[dict[str, float]]:
     """The times of each shape by backend."""
     return [{b: x["us"] for b, x in row["backends"].items()} for row in document["rows"]]
