@@ -8,7 +8,7 @@ Every fault is named with file and line. A record of an environment is `NAME.env
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import expm1
@@ -464,9 +464,7 @@ def refuse_overwriting(read: Sequence[Path], write: Sequence[Path]) -> None:
         raise InputError("two of --out, --again and --markdown name the same file")
 
 
-def write(
-    of: Mapping[str, Any], out: Path | None, again: Path | None, page: Path | None, markdown: Iterable[str]
-) -> list[str]:
+def write(of: Mapping[str, Any], out: Path | None, again: Path | None, page: Path | None, markdown: str) -> list[str]:
     """Write all rows, those that could not be judged, and a page of Markdown; return what was written in words.
 
     All rows come with the worst first. Raises InputError.
@@ -484,7 +482,7 @@ def write(
             write_csv(again, list(of["rows"][0]["key"]), left)
             written.append(f"{again} ({plural(of['open'], 'row')} to measure again)")
         if page:
-            write_atomic(page, "\n".join(markdown) + "\n")
+            write_atomic(page, markdown)
             written.append(str(page))
     except OSError as e:
         raise InputError(f"{e.filename or out or again or page}: cannot be written: {e.strerror}") from e
