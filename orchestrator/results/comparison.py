@@ -453,15 +453,10 @@ def key_text(key: Mapping[str, str]) -> str:
 
 
 def refuse_overwriting(read: Sequence[Path], write: Sequence[Path]) -> None:
-    """Raise InputError where an output is one of the inputs, a folder, or named twice."""
-    inputs = {p.resolve() for p in read}
-    for path in write:
-        if path.resolve() in inputs:
-            raise InputError(f"{path}: is one of the inputs: name another file")
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
-    if len({p.resolve() for p in write}) < len(write):
-        raise InputError("two of --out, --again and --markdown name the same file")
+    """Raise InputError where an output is one of the inputs, or named twice."""
+    paths = [p.resolve() for p in (*dict.fromkeys(read), *write)]
+    if twice := next((p for p in write if paths.count(p.resolve()) > 1), None):
+        raise InputError(f"{twice}: is one of the inputs, or named twice: name another file")
 
 
 def write(of: Mapping[str, Any], out: Path | None, again: Path | None, page: Path | None, markdown: str) -> list[str]:

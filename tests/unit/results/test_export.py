@@ -18,11 +18,14 @@ from orchestrator.families import get_family
 from orchestrator.paths import RunPaths, find_run, list_runs, new_run_id
 from orchestrator.reasons import Reason
 from orchestrator.report.measured import Measurements
-from orchestrator.results.export import Request, export, provenance
+from orchestrator.results.export import Request, RunFacts, candidates, export, provenance, winners
 from orchestrator.results.gain import gains
 from orchestrator.shapes.model import Shape
+from orchestrator.tables.kinds import read_records
+from orchestrator.tables.locate import open_sources
+from orchestrator.tables.merge import merge
 from orchestrator.tables.write import write_atomic
-from tests.support.ledger_kit import DEVICE, Run, ended, row, started
+from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from worker.protocol import FIELDS, record
 
 
@@ -90,6 +93,17 @@ def test_the_files_of_a_run(run: Run, tmp_path: Path) -> None:
     assert len(rows(write(run, tmp_path).tuned)) == 3
     there = {p.name for p in tmp_path.iterdir() if not p.name.startswith("ledger.db")}
     assert there == {"tuned.csv", "profile.csv", "failed.csv", "provenance.json"}
+
+
+def test_a_merge_takes_the_same_from_the_ledger_as_from_the_files(run: Run, tmp_path: Path) -> None:
+    paths, ours, theirs = write(run, tmp_path), tmp_path / "ledger.csv", tmp_path / "files.csv"
+    report = merge(winners(run.ledger), ours, A8W8, profile=candidates(run.ledger), facts=RunFacts(tmp_path))
+    read = open_sources([tmp_path], [], None, None, RunFacts)
+    assert report.rows == merge(read.newcomers(), theirs, A8W8, profile=read.beside(), facts=read.facts).rows
+    assert (report.count("added"), ours.read_text()) == (2, paths.tuned.read_text())
+    records = [[r.document for r in read_records(path).values()] for path in (ours, theirs)]
+    assert records[0] == records[1]
+    assert (records[0][0]["attempt"], records[0][0]["spread"], records[0][0]["tried"]) == ("g0001-1", 0.01, 2)
 
 
 def test_an_empty_run_leaves_headers(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
 def test_a_name_of_no_known_pattern_is_whose_its_record_says(tmp_path: Path) -> None:
     own, aiter = tmp_path / "t.csv", tmp_path / "a.csv"
     merge([row(1, "some_kernel")], own, A4W4, facts=lambda new: {"tuner": "torch 2.13"})
-    assert [r.document()["kind"] for r in read_records(own).values()] == ["own"]
+    assert [r.document["kind"] for r in read_records(own).values()] == ["own"]
     with pytest.raises(TunedDBError):
         merge([row(2, CK)], own, A4W4)
     merge([row(1, "some_kernel")], aiter, A4W4, facts=lambda new: {"kind": "aiter"})

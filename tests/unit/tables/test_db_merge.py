@@ -162,7 +162,7 @@ def test_records_follow_their_rows(tmp_path: Path) -> None:
         ("gfx950,256,3,64,128", 7.0, 'a "name" \\ é', "n1"),
     ]
     path.write_text("\n" + "".join(json.dumps(dict(reversed(d.items()))) + "\n" for d in documents))
-    assert [r.document() for r in read_records(db).values()] == documents, "in another order of its fields"
+    assert [r.document for r in read_records(db).values()] == documents, "in another order of its fields"
     db.write_text(db.read_text().replace(",10.0,", ",11.0,"))
     report = merge([new(9, 1.0)], db, A8W8, facts=of("sha256:a"))
     assert any("1 record without a row" in n for n in report.notes)

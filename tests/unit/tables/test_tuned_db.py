@@ -294,7 +294,7 @@ def test_a_family_whose_columns_aiter_calls_otherwise_and_which_has_no_cu_num(tm
     family = get_family("batched_gemm_a8w8_blockscale_mxscale")
     path = tmp_path / f"dsv4_{family.tuned_csv}"
     kernel = "opus_bmm_a8w8_mxscale_flatmm_splitk_256x16x32x512_1x2_16x16x128_1x128x128_wgpcu2"
-    row = {"B": 2, "N": 1024, "K": 4096, "libtype": "opus", "kernelName": kernel, "errRatio": 0.001}
+    row: dict[str, Any] = {"B": 2, "N": 1024, "K": 4096, "libtype": "opus", "kernelName": kernel, "errRatio": 0.001}
     rows = [new(m, 9.0, **row, tflops=2 * 2 * m * 1024 * 4096 / 9e6) for m in (1, 4)]
     assert merge(rows, path, family).count("added") == 2
     assert path.read_text().splitlines()[0] == "gfx,b,m,n,k,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
