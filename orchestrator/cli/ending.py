@@ -15,8 +15,7 @@ from orchestrator.command_hints import command
 from orchestrator.controller.limits import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger import LedgerReader, LeftOut, ProfileRow, ShapeState
-from orchestrator.ledger.model import NOT_WORTH_IT
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
 from orchestrator.results.export import unpromised

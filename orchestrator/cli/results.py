@@ -230,7 +230,7 @@ def gain(
 
     GEMM time before and after, with its spread: the bound of what can be won end to end.
     """
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
     from orchestrator.results import gain
     from orchestrator.shapes.aiter_log import read_calls
     from orchestrator.shapes.model import describe

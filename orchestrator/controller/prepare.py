@@ -30,7 +30,7 @@ from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
 from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
 from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
-from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, create_run_folder, new_run_id
 from orchestrator.planning.cost import CostModel, units
 from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes

@@ -12,8 +12,7 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
-from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.model import Counts
+from orchestrator.ledger.reader import Counts, LedgerReader
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.view.status import state_now
 

@@ -10,7 +10,7 @@ from orchestrator.controller.deploy import NodePlan
 from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, poll
 from orchestrator.controller.node_plan import plan_nodes
 from orchestrator.inventory.load import limit, load_inventory
-from orchestrator.ledger import LedgerReader, Replay
+from orchestrator.ledger.reader import LedgerReader, Replay
 from orchestrator.paths import RunConfig, holder
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
 from worker.device import HOT_C

@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from orchestrator import clean
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.ledger import clean
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Judged, Rule, judge
 from orchestrator.tables.locate import locate
 from orchestrator.tables.textfiles import Faults, csv_records, escaped, read_bytes, read_head, shown

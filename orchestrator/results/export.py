@@ -18,8 +18,7 @@ from typing import Any
 from orchestrator.configs.winners import FOLDER
 from orchestrator.configs.winners import write as write_configs
 from orchestrator.errors import OrchestratorError
-from orchestrator.ledger.model import NO_REPORT, ProfileRow, Report, SlotInfo
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import BenchResults
 from orchestrator.tables.locate import provenance_of

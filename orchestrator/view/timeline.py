@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.policy.model import Attempt, Shape, SlotId, State
 from orchestrator.reasons import Reason
 from orchestrator.view.words import INCIDENTS, advice, node_words, slot_change

@@ -185,17 +185,15 @@ _ADVICE: dict[Reason, tuple[str, ...]] = {
     ),
 }
 
-_INCIDENTS = {
+INCIDENTS = {
     "trouble": "What it measured meanwhile was kept. If it comes often, look at the link and at sshd.",
-    "away": "Its work went elsewhere. Check it with: {check}",
+    "away": f"Its work went elsewhere. Check it with: {command('nodes check')}",
     "ended": "Its work went elsewhere; nothing of it is needed any more.",
     "busy": "It is waited for until it is free; --busy share or skip does otherwise.",
-    "quarantine": "Its work went elsewhere. Look at the GPU's health ({status}) before you trust it again.",
+    "quarantine": f"Its work went elsewhere. Look at the GPU's health ({command('status')}) before you trust it again.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
-_COMMANDS = {"check": command("nodes check"), "status": command("status")}
-INCIDENTS = {kind: text.format_map(_COMMANDS) for kind, text in _INCIDENTS.items()}
 """Advice on an incident of a node or slot, by its kind in the time line."""
 
 

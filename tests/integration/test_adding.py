@@ -160,7 +160,7 @@ def test_a_column_is_one_entry(tree: Path) -> None:
     assert found
     for name, before, after in (
         (
-            "worker/protocol/row.py",
+            "worker/protocol/records.py",
             "\n)  # fmt: skip\n\n_BY_NAME",
             f"\n    {found['code']}\n)  # fmt: skip\n\n_BY_NAME",
         ),

@@ -318,7 +318,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "import-upward", 17, "orchestrator/shapes/model.py",
         "from __future__ import annotations\n",
-        "from __future__ import annotations\n\nimport orchestrator.ledger.clean\n",
+        "from __future__ import annotations\n\nimport orchestrator.ledger.database\n",
         "A lower room imports a higher one.",
         ("tests/unit/project/test_rooms.py::test_every_room_imports_only_the_rooms_below_it",),
     ),

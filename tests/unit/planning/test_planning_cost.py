@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from orchestrator.controller.earlier import gather
 from orchestrator.families import get_family
-from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import Ledger
 from orchestrator.planning.cost import CostModel, CostSample, units
 from orchestrator.planning.plan import make_plan
 from orchestrator.shapes.model import Shape
