@@ -13,7 +13,6 @@ from orchestrator.results.comparison import percent
 from orchestrator.tables.kinds import label
 from worker.text import and_more, plural
 
-MISSING = ("-", "dim")
 _STYLES = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green",
            "ignored": "dim"}  # fmt: skip
 Cell = str | tuple[str, str]
@@ -145,7 +144,7 @@ def _wrong(of: Mapping[str, Any]) -> Iterator[Sequence[str]]:
 
 
 def _here(r: Mapping[str, Any]) -> tuple[Cell, ...]:
-    """What was measured beside a published figure. What deviates by more than OFF is marked with a `!`."""
+    """The cells beside a published figure. A deviation of more than OFF is marked with a `!`."""
     if not (m := r["measured"]):
         return "", "not measured", ""
     deviation = f"{r['deviation']:+.1%}"
