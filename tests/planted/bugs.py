@@ -327,6 +327,6 @@ BUGS: tuple[Bug, ...] = (
         "Field(ge=1, le=65535)",
         "Field(ge=0, le=65535)",
         "The schema that editors use says something else than the inventory's reader.",
-        ("tests/unit/inventory/test_inventory_fleet.py::test_the_schema_in_the_repository_is_up_to_date",),
+        ("tests/unit/inventory/test_inventory.py::test_the_schema_in_the_repository_is_up_to_date",),
     ),
 )  # fmt: skip
