@@ -169,7 +169,7 @@ def test_without_a_tree_a_default_of_the_chip_or_a_gpu_the_reason_is_told(tmp_pa
     assert "no default file for 90" in failed["detail"]
     code, output, _ = run(tmp_path / "none", [5], root=str(tmp_path / "nothing"))
     assert code != 0
-    assert "nothing does not exist" in output
+    assert "nothing cannot be read" in output
     import torch
 
     if not torch.cuda.is_available():
