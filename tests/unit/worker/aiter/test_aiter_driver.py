@@ -275,36 +275,12 @@ def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: P
     assert list(at.folder.glob("cache/aiter/*/repro/*/reproduce.sh"))
 
 
-def test_a_spoilt_process_is_noticed_though_aiter_goes_on(tmp_path: Path) -> None:
-    """An illegal access makes all later candidates fail too; AITER takes that for a verdict."""
-    done = bench(tmp_path, "newest", fault("accelerator_error")).run(THREE, options={"batch": 3})
-    assert (done.ended["outcome"], done.ended["in_flight"], 2 in done.failed) == ("fault", 1, False)
-
-
 def test_a_tuner_that_stops_as_a_whole_and_hears_no_signal_is_ended(tmp_path: Path) -> None:
     at = bench(tmp_path, "newest", fault("deaf", "parent"))
     done = at.run(ONE, watchdog_s=6, grace_s=0.5)
     assert (done.ended["outcome"], done.ended["in_flight"]) == ("hang", 0)
     assert "no sign of progress" in done.ended["detail"]
     assert at.survivors() == []
-
-
-@pytest.mark.parametrize(
-    ("do", "reason", "words"),
-    full_but(
-        [("wrong", "wrong_result", "none is right: the least error is 0.37, the limit 0.05"), ("oom", "", ""),
-         ("unsupported", "no_candidate", "10 cannot take the shape")],
-        ("oom", "", ""),
-    ),
-)  # fmt: skip
-def test_verdicts_have_evidence(tmp_path: Path, do: str, reason: str, words: str) -> None:
-    """And are of one shape. Too little memory gives no verdict, for there may be more elsewhere."""
-    done = bench(tmp_path, "newest", fault(do, "all")).run(THREE)
-    assert set(done.tuned) == {0, 2}, "the shape's batch mates are not spoilt"
-    if do == "oom":
-        assert (done.ended["outcome"], done.ended["in_flight"], done.failed) == ("oom", 1, {})
-    else:
-        assert (done.failed[1][0], words in done.failed[1][1]) == (reason, True)
 
 
 def test_a_batch_on_an_image_with_the_topk_fault_has_its_winners_made(tmp_path: Path) -> None:
