@@ -39,7 +39,7 @@ def check_nodes(
     """
     from orchestrator import inventory as inventories
     from orchestrator.controller import node_check as check
-    from orchestrator.controller.leased import check_pools, probe_pools
+    from orchestrator.controller.pools import check_pools, probe_pools
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
 

@@ -16,7 +16,7 @@ import pytest
 
 from orchestrator import control
 from orchestrator import events as ev
-from orchestrator.controller.timeouts import Timeouts
+from orchestrator.controller.messages import Timeouts
 from orchestrator.ledger import reconcile
 from orchestrator.paths import RunConfig
 from tests.fleet.kit import Controller, Fleet

@@ -26,7 +26,7 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.command_hints import program
-from orchestrator.controller.snapshot import RunSnapshot
+from orchestrator.controller.runs import RunSnapshot
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger, LedgerReader
 from orchestrator.ledger.database import COLUMNS

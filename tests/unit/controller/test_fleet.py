@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller import node_plan
-from orchestrator.controller.deploy import NodePlan, node_files
 from orchestrator.controller.facts import Gpu, NodeFacts, load_facts, save_facts
 from orchestrator.controller.node_check import check_nodes
+from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.engine.docker import engine_error
 from orchestrator.engine.docker_containers import DockerEngine

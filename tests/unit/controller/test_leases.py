@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.controller import leases as life
+from orchestrator.controller.exchange import LeaseTurn
 from orchestrator.controller.leases import (
     AWAY_S,
     IDLE_S,
@@ -28,9 +29,8 @@ from orchestrator.controller.leases import (
     Pool,
     wanted,
 )
+from orchestrator.controller.messages import Timeouts
 from orchestrator.controller.node_registry import NodeRegistry
-from orchestrator.controller.reports import LeaseTurn
-from orchestrator.controller.timeouts import Timeouts
 from orchestrator.errors import EngineError, UnreachableError
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause, Lease, LeaseState

@@ -11,10 +11,9 @@ import pytest
 
 from orchestrator.controller import loop as controller
 from orchestrator.controller.drive import drive
-from orchestrator.controller.messages import FromStream, Message
+from orchestrator.controller.messages import FromStream, Message, Timeouts
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.controller.timeouts import Timeouts
 from orchestrator.engines import Engine
 from orchestrator.ledger import LedgerReader, reconcile
 from orchestrator.transport import Transport

@@ -7,9 +7,9 @@ from typing import cast
 import pytest
 
 from orchestrator.controller import node_registry as module
+from orchestrator.controller.messages import Timeouts
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_registry import NodeRegistry
-from orchestrator.controller.timeouts import Timeouts
 
 
 class Driver:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from orchestrator import events as ev
+from orchestrator.controller.exchange import NodeReports
 from orchestrator.controller.messages import NodeUp
-from orchestrator.controller.reports import NodeReports
 from tests.support.policy_rig import Rig
 
 

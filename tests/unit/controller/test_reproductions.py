@@ -6,7 +6,7 @@ import io
 import tarfile
 from pathlib import Path
 
-from orchestrator.controller.deploy import MAX_FILE, bring_home, unpack
+from orchestrator.controller.node_plan import MAX_FILE, bring_home, unpack
 from orchestrator.transport import LocalTransport
 
 GOOD = "attempts/g0001-1/repro/a4w4-32-512-1024-2-0/reproduce.sh"

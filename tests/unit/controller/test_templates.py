@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, worker_code
 from orchestrator.controller.facts import Gpu, NodeFacts, script
-from orchestrator.controller.node_plan import node_of, plan_lease, plan_nodes
+from orchestrator.controller.node_plan import NodePlan, node_files, node_of, plan_lease, plan_nodes, worker_code
 from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
 from orchestrator.inventory import load_inventory, resolved

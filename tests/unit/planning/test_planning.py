@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.controller.earlier import drop_tuned
+from orchestrator.controller.prepare import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning import CostModel, make_plan, make_work, seconds_of

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.earlier import gather
+from orchestrator.controller.prepare import gather
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
 from orchestrator.planning import CostModel, CostSample, make_plan, units

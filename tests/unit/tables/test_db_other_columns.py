@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.cli.files import shape_of
-from orchestrator.controller.earlier import drop_tuned
+from orchestrator.controller.prepare import drop_tuned
 from orchestrator.families import get_family
 from orchestrator.shapes import Shape
 from orchestrator.tables.check import check

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import deploy
+from orchestrator.controller import node_plan
 from orchestrator.errors import InputError
 from orchestrator.tuners import flags, get_tuner
 from tests.paths import ROOT
@@ -23,7 +23,7 @@ Installer = Callable[..., None]
 
 
 def forget() -> None:
-    for cached in (catalog.find_tuner, catalog.recorded_tuner, deploy.worker_code):
+    for cached in (catalog.find_tuner, catalog.recorded_tuner, node_plan.worker_code):
         cached.cache_clear()
 
 
@@ -114,21 +114,21 @@ def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path) -
     (package / "kernel.cl").write_text("one")
     (package / "__pycache__").mkdir()
     (package / "__pycache__" / "x.pyc").write_text("")
-    plain, first = deploy.worker_code()[0], deploy.worker_code("their_tuner")
+    plain, first = node_plan.worker_code()[0], node_plan.worker_code("their_tuner")
     assert {n for n in first[1] if not n.startswith("worker/")} == {
         "their_tuner/__init__.py", "their_tuner/kernel.cl",
         "their_tuner-0.dist-info/METADATA", "their_tuner-0.dist-info/entry_points.txt",
     }  # fmt: skip
     (package / "kernel.cl").write_text("two")
     forget()
-    assert len({plain, first[0], deploy.worker_code("their_tuner")[0]}) == 3
+    assert len({plain, first[0], node_plan.worker_code("their_tuner")[0]}) == 3
 
 
 def test_what_cannot_be_shipped_is_refused(put: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put()
-    monkeypatch.setattr(deploy, "LARGEST_PACKAGE", 10)
+    monkeypatch.setattr(node_plan, "LARGEST_PACKAGE", 10)
     with pytest.raises(InputError, match="has more than 0 MiB"):
-        deploy.worker_code("their_tuner")
+        node_plan.worker_code("their_tuner")
     (tmp_path / "one_file.py").write_text("")
     with pytest.raises(InputError, match="one_file of the tuner is no folder"):
-        deploy.worker_code("one_file")
+        node_plan.worker_code("one_file")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.controller.deploy import node_files
+from orchestrator.controller.node_plan import node_files
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.families import get_family
 from orchestrator.paths import RunConfig
