@@ -222,7 +222,7 @@ BUGS: tuple[Bug, ...] = (
         "{name: value for name, value in whole_env.items() if not has_reference(value)}",
         "resolve(whole_env, node.name, node.origin)",
         "A value of the environment is written into the scripts of a node.",
-        ("tests/unit/controller/test_fleet.py::test_no_value_is_in_what_is_kept",),
+        ("tests/unit/controller/test_node_plan.py::test_no_value_is_in_what_is_kept",),
     ),
     Bug(
         "oversized-record-accepted", 12, "worker/protocol/records.py",
