@@ -234,7 +234,7 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
     nodes.scheduler.silent = True
     wait_until(lambda: nodes.pool.keeper.silent_s > 0.0, "its scheduler is missed")
     for away_s, given_up in ((1.0, []), (1.0, []), (1.0, []), (life.AWAY_S + 1, [(node, "the stream ended")])):
-        monkeypatch.setattr(keeper.Keeper, "silent_s", property(lambda _, s=away_s: s))
+        monkeypatch.setattr(keeper.Keeper, "silent_s", property(lambda _, s=away_s: s))  # type: ignore[misc]
         clock.now += 80.0
         nodes.turn()
         clock.now += 80.0 if given_up else 0.0

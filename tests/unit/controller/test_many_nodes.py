@@ -91,7 +91,7 @@ def test_while_the_loop_is_behind_a_node_is_not_silent() -> None:
         driver.check_pulse()
         assert not deaf.ended.is_set(), "it is the loop that says nothing"
         goes_on.set()
-        wait_until(lambda: driver.check_pulse() or deaf.ended.is_set(), "now it is the node")
+        wait_until(lambda: (driver.check_pulse(), deaf.ended.is_set())[1], "now it is the node")
     finally:
         goes_on.set()
         driver.leave()
