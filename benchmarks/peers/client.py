@@ -29,7 +29,7 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
         plan_nodes,
         transport_of,
     )
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
     from orchestrator.transport import Transport
 
     began = time.perf_counter()

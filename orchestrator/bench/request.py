@@ -25,12 +25,12 @@ from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 from orchestrator.ledger import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
-from orchestrator.tables.open import read_text
+from orchestrator.tables.textfiles import read_text
 from worker.families import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side
 from worker.text import plural

@@ -21,7 +21,7 @@ from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
 from orchestrator.results.gain import NOISY_GAIN, gains, noise_note
-from orchestrator.shapes import describe
+from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words
 from worker.families import Family
@@ -110,13 +110,13 @@ def _merge(config: RunConfig, family: Family, paths: RunPaths) -> tuple[MergeRep
 
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
-    from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables import merge, sources
-    from orchestrator.userfiles import write_atomic
+    from orchestrator.results.export import RunFacts
+    from orchestrator.tables import locate, merge
+    from orchestrator.tables.write import write_atomic
 
     into = Path(str(config.db))
     try:
-        opened = sources.open_sources([paths.root], [], into, family.name, RunFacts)
+        opened = locate.open_sources([paths.root], [], into, family.name, RunFacts)
         report = merge.merge(
             opened.newcomers(), into, family, profile=opened.beside(), facts=opened.facts, err_ratio=config.err_ratio
         )

@@ -22,8 +22,7 @@ from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.configs.check import Checked as CheckedConfigs
-    from orchestrator.tables.build import Build
-    from orchestrator.tables.check import Checked
+    from orchestrator.tables.check import Build, Checked
     from orchestrator.tables.policy import MergeRow
 
 MOST_FINDINGS = 60
@@ -39,9 +38,9 @@ def diff(
 
     Lists the rows added, gone and changed from A to B, with the speed-up of each.
     """
-    from orchestrator.tables import merge, sources
+    from orchestrator.tables import locate, merge
 
-    found = merge.diff(a, b, sources.one_family([a, b], family))
+    found = merge.diff(a, b, locate.one_family([a, b], family))
     page = Page(found)
     page.lines(map(_diff_line, found["rows"]))
     page.line(*(f"columns {w}: {', '.join(found[f'columns_{w}'])}" for w in ("gone", "added") if found[f"columns_{w}"]))
@@ -100,10 +99,10 @@ def merge(
 
     The old table is kept; `db undo` restores it.
     """
-    from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables import merge, sources
+    from orchestrator.results.export import RunFacts
+    from orchestrator.tables import locate, merge
 
-    opened = sources.open_sources(new, profile or [], into, family, RunFacts)
+    opened = locate.open_sources(new, profile or [], into, family, RunFacts)
     report = merge.merge(
         opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy.value,
         err_ratio=err_ratio, allow_mixed=allow_mixed,
@@ -123,7 +122,7 @@ def merge(
 
 def shape_of(key: dict[str, int | str]) -> str:
     """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
-    from orchestrator.shapes import describe
+    from orchestrator.shapes.model import describe
     from orchestrator.tables.tuned import chip_name
 
     return f"{chip_name(key['gfx'], key['cu_num'])} {describe(v for k, v in key.items() if k != 'cu_num')}"
@@ -201,7 +200,7 @@ def check(
 
 
 def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
-    from orchestrator.tables import check, faults
+    from orchestrator.tables import check, textfiles
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     page.line(f"{c.path}: {c.family or 'unknown family'}, {plural(c.rows, 'row')}" + (f" ({chips})" if chips else ""))
@@ -216,7 +215,7 @@ def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
         page.line("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
     for (rule, level), some in sorted(c.by_rule().items() if findings else (), key=lambda f: f[0][::-1]):
         page.line(f"  {level}: {rule}, {plural(len(some), 'time')}")
-        page.line(*faults.listed((f"{f.path}:{f.line}: {f.text}" for f in some), check.SHOWN, "    "))
+        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), check.SHOWN, "    "))
 
 
 def export(
@@ -392,7 +391,7 @@ def _add_chip(page: Page, c: CheckedConfigs) -> None:
 @contextmanager
 def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
     """Yield the build of `--build TREE|IMAGE`, None without one. Raises as `opened_tree`."""
-    from orchestrator.tables.build import Build
+    from orchestrator.tables.check import Build
 
     if build is None:
         yield None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.tables.faults import escaped
+from orchestrator.tables.textfiles import escaped
 from worker.text import plural, uncoloured
 
 if TYPE_CHECKING:

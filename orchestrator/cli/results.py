@@ -30,7 +30,7 @@ from orchestrator.paths import RunConfig, RunPaths, find_run
 from worker.text import and_more, plural
 
 if TYPE_CHECKING:
-    from orchestrator.inventory import Node
+    from orchestrator.inventory.model import Node
     from orchestrator.results.verify import Verified
 
 MOST_LISTED = 100
@@ -97,7 +97,7 @@ def analyze(
     from orchestrator.families import get_family
     from orchestrator.results.analyze import analyze as document_of
     from orchestrator.results.measurements import find_sources
-    from orchestrator.userfiles import write_atomic
+    from orchestrator.tables.write import write_atomic
 
     if json_ and format_ not in (None, Format.JSON):
         raise InputError(f"--json and --format {format_} contradict each other")
@@ -244,8 +244,8 @@ def gain(
     """
     from orchestrator.ledger import LedgerReader
     from orchestrator.results import gain
-    from orchestrator.shapes import describe
-    from orchestrator.shapes.writing import read_calls
+    from orchestrator.shapes.aiter_log import read_calls
+    from orchestrator.shapes.model import describe
 
     paths = RunPaths(Path(run)) if Path(run).is_dir() else find_run(runs, run)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
@@ -299,8 +299,8 @@ def verify(
 
     Runs AITER's operators with the tuned rows; exit code 1 where a row is not used, or its result is wrong.
     """
-    from orchestrator import inventory as inventories
     from orchestrator.controller.node_command import deployed_on
+    from orchestrator.inventory import load as inventories
     from orchestrator.results.verify import verify_on
     from orchestrator.tables import export
 
@@ -343,7 +343,7 @@ def verify(
 
 
 def _add_node(page: Page, a: Verified) -> None:
-    from orchestrator.shapes import describe
+    from orchestrator.shapes.model import describe
 
     if a.why:
         page.line(f"{a.node}: not verified: {a.why}")
@@ -410,7 +410,7 @@ def publish(
     Writes the text of a pull request; exit code 1 where a check finds what the base has not.
     """
     from orchestrator.configs.merge import to_publish
-    from orchestrator.results.run_facts import RunFacts
+    from orchestrator.results.export import RunFacts
     from orchestrator.tables.publish import publish as make
 
     paths = [Path(s) if Path(s).exists() else find_run(runs, s).root for s in sources]

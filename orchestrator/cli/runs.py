@@ -102,7 +102,7 @@ def logs(
 
     Each line begins with its node and slot.
     """
-    from orchestrator.control import holder
+    from orchestrator.paths import holder
 
     paths = find_run(runs, run)
     tail = LogTail(paths.logs, node)

@@ -23,7 +23,7 @@ from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
 from orchestrator.tables.journal import Journal
 from orchestrator.tables.locate import shipped_tables
-from orchestrator.tables.open import csv_records
+from orchestrator.tables.textfiles import csv_records
 from orchestrator.tables.write import write_csv
 from worker.families import FAMILIES
 from worker.text import Finding, and_more, clean, plural

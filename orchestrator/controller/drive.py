@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from orchestrator.command_hints import command
-from orchestrator.control import run_lock
 from orchestrator.controller.facts import load_facts, save_facts, script
 from orchestrator.controller.leases import LeasedNodes
 from orchestrator.controller.loop import Controller
@@ -36,21 +35,21 @@ from orchestrator.controller.occupancy import NodeAdmission, gpus_of, mode_of, r
 from orchestrator.controller.pools import machines_of, node_maker, pools_of
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import RetryAsked
-from orchestrator.families import get_family
-from orchestrator.inventory import Inventory, limit, load_inventory, resolved
+from orchestrator.families import get_family, get_tuner
+from orchestrator.inventory.load import limit, load_inventory, resolved
+from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.values import masker
 from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
 from orchestrator.ledger.model import NOT_WORTH_IT
-from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.planning.value import Won, Worth, won
+from orchestrator.paths import RunConfig, RunPaths, run_lock
+from orchestrator.planning.roofline import Won, Worth, won
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from orchestrator.transport import Transport
-from orchestrator.tuners import get_tuner
 from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner

@@ -1,4 +1,4 @@
-"""What the loop takes from nodes and sends to them: reports as events of the policy, decisions as files.
+"""Exchange of the loop with the nodes: reports become events of the policy, decisions become files.
 
 Reports are messages of the nodes' threads, and rows that no stream brought. What is sent are specs into inboxes,
 take-backs of unclaimed ones, and the drain at the end.

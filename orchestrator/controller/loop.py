@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator import control
 from orchestrator.controller.exchange import NodeReports, Outbox
 from orchestrator.controller.leases import LeasedNodes, LeaseTurn
 from orchestrator.controller.messages import FromStream, Message, Taken, Timeouts, Watcher
@@ -34,7 +33,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.ledger import Chunk, Ingest, Ledger
-from orchestrator.paths import RunConfig
+from orchestrator.paths import RunConfig, take_requests
 from orchestrator.policy import Policy
 from orchestrator.view.live import LiveStatus
 from worker.protocol import TableKernel
@@ -248,7 +247,7 @@ class Controller:
 
     def _requested(self) -> list[Event]:
         events: list[Event] = []
-        for request in control.take(self._requests):
+        for request in take_requests(self._requests):
             if request["kind"] == "cancel":
                 self._cancelled = True
                 self._watcher.note("cancelled by request: stopping the workers")

@@ -1,4 +1,4 @@
-"""What the threads of a run share: messages of nodes to the loop, the display that it feeds, and all waits."""
+"""Things that the threads of a run share: messages of nodes to the loop, the display that it feeds, and all waits."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ from orchestrator.controller.occupancy import device_lock
 from orchestrator.engine.docker import RESTARTS, DockerOptions
 from orchestrator.engines import Engine, find_engine
 from orchestrator.errors import InputError
-from orchestrator.inventory import Inventory, Node, resolved
-from orchestrator.inventory.model import LoginHost
+from orchestrator.inventory.load import resolved
+from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.inventory.values import REFERENCE_RE, has_reference, resolve
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport

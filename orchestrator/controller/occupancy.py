@@ -13,13 +13,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from orchestrator.controller.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
 from orchestrator.engines import Engine
-from orchestrator.errors import EngineError, InventoryError, LeftOutError, TransportError
-from orchestrator.inventory import Node, resolved
+from orchestrator.errors import EngineError, InventoryError, LeftOutError
+from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import MAX_GPU, Gpus
 from orchestrator.transport import Transport
 from worker.protocol import LOCKS

@@ -14,8 +14,8 @@ from orchestrator.controller.node_check import NodeReport, check_node
 from orchestrator.controller.node_plan import GRANTED, NodePlan, plan_lease, ssh_transport
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, InventoryError, NodeError
-from orchestrator.inventory import Inventory, Node, resolved
-from orchestrator.inventory.model import LoginHost
+from orchestrator.inventory.load import resolved
+from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.transport import Transport
 from worker.text import plural

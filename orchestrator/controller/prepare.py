@@ -28,25 +28,22 @@ from orchestrator.controller.occupancy import (
 from orchestrator.controller.pools import check_pools, machines_of, pool_note, slots_of
 from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError, OrchestratorError
-from orchestrator.families import get_family
-from orchestrator.inventory import Inventory, Node, check_references, limit, load_inventory
-from orchestrator.inventory.load import parse_inventory, with_image
+from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
+from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.ledger import Ledger
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder, new_run_id
-from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
-from orchestrator.planning.cost import CostSample, weights
-from orchestrator.planning.roofline import Device, chip_of
-from orchestrator.planning.value import Forecast, Worth, worths
+from orchestrator.planning.cost import CostModel, CostSample, units, weights
+from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes
+from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
-from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
-from orchestrator.shapes.model import Key
-from orchestrator.shapes.writing import COUNT, NOW, numbers
+from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
+from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.merge import check_db, not_for_aiter
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.tables.tuned import Table, chip_name, read_table
 from orchestrator.templating import data_folder
-from orchestrator.tuners import check_family, check_tuner_options, get_tuner
 from worker.families import Family
 
 
@@ -388,7 +385,7 @@ def prepare_recheck(
     request: RunRequest, profiles: Sequence[Path], runners: int
 ) -> tuple[Prepared, dict[int, RowToCheck]]:
     """Return the run that measures a table's rows, and what it measures of each shape. Raises InputError."""
-    from orchestrator.tables.sources import open_sources
+    from orchestrator.tables.locate import open_sources
     from orchestrator.tables.tuned import chip_name
     from worker.tuners.catalog import recorded_tuner
 

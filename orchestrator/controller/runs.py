@@ -11,19 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.control import holder
 from orchestrator.controller.facts import Gpu
 from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, poll
 from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, transport_of
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
-from orchestrator.inventory import limit, load_inventory
+from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.ledger import LedgerReader, Replay
 from orchestrator.ledger.model import Counts
-from orchestrator.paths import RunConfig, RunPaths, list_runs
+from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport import connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
-from worker.device.health import HOT_C
+from worker.device import HOT_C
 from worker.text import uncoloured
 
 UNENDED = ("planned", "running")

@@ -12,9 +12,10 @@ from orchestrator.command_hints import command
 from orchestrator.controller.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.controller.node_command import lines
 from orchestrator.errors import EngineError, InputError
-from orchestrator.inventory import Node, resolved
+from orchestrator.inventory.load import resolved
+from orchestrator.inventory.model import Node
 from orchestrator.tables.locate import family_of
-from orchestrator.tables.open import read_bytes
+from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 

@@ -15,7 +15,8 @@ from orchestrator.engine.docker_containers import Docker
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.image.build import HERE
-from orchestrator.inventory import Node, load_inventory, resolved
+from orchestrator.inventory.load import load_inventory, resolved
+from orchestrator.inventory.model import Node
 from orchestrator.transport import LocalTransport, Transport
 from worker.aiter_tree.kernel_lists import MODULES
 from worker.aiter_tree.locate import PLACES

@@ -31,8 +31,7 @@ from orchestrator.inventory.model import (
     Strict,
 )
 from orchestrator.inventory.values import NAME_RE, NAME_RULE, has_reference, resolve, texts
-from orchestrator.tables.faults import MAX_TEXT, Faults, did_you_mean, escaped, shown
-from orchestrator.tables.open import read_bytes
+from orchestrator.tables.textfiles import MAX_TEXT, Faults, did_you_mean, escaped, read_bytes, shown
 
 Loc = tuple[str | int, ...]
 MAX_BYTES = 2**20

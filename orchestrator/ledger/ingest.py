@@ -314,6 +314,6 @@ class Ingest:
 
 
 def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """A reading of worker/device/health.py, which a record may have or not."""
+    """A reading of worker/device.py, which a record may have or not."""
     reading = clean.document(raw.get("conditions"))
     return {when: reading} if reading else None

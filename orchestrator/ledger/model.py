@@ -57,7 +57,7 @@ class ShapeState:
 class Report:
     """A worker's report on an attempt beside its records; {} and None where it sent none.
 
-    `conditions`: readings of worker/device/health.py, `before` and `after`.
+    `conditions`: readings of worker/device.py, `before` and `after`.
     """
 
     device: dict[str, Any]

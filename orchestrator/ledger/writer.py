@@ -19,7 +19,7 @@ from orchestrator.policy.model import State
 from worker.families import Family
 
 if TYPE_CHECKING:
-    from orchestrator.shapes import Shape
+    from orchestrator.shapes.model import Shape
 
 
 STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancelled")
@@ -125,7 +125,7 @@ class Ledger(LedgerReader):
     ) -> None:
         """Keep a worker's report on its attempt beside the events; existing values stay.
 
-        `conditions`: readings of worker/device/health.py as `before` or `after`.
+        `conditions`: readings of worker/device.py as `before` or `after`.
         """
         if conditions:
             conditions = {**conditions, **self.report(attempt).conditions}

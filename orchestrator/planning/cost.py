@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 

@@ -14,9 +14,8 @@ from typing import Any
 from orchestrator.events import WorkAdded
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.estimate import Range, seconds_left
-from orchestrator.planning.value import tiers
-from orchestrator.shapes import Shape, describe
-from orchestrator.shapes.model import operand_bytes
+from orchestrator.planning.roofline import tiers
+from orchestrator.shapes.model import Shape, describe, operand_bytes
 from worker.families import Family
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner

@@ -7,9 +7,8 @@ from statistics import median
 from typing import Any
 
 from orchestrator.command_hints import program
-from orchestrator.control import holder
 from orchestrator.ledger import LedgerReader, Replay
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.paths import RunConfig, RunPaths, holder
 from orchestrator.policy.model import State
 from orchestrator.report.measured import Measurements, noise, rounded
 from orchestrator.report.shapes import Roofs, by_backend, columns, shape_rows

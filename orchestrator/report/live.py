@@ -21,7 +21,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
 from orchestrator.report.page import fit, render_page, safe
-from orchestrator.tables.faults import escaped
+from orchestrator.tables.textfiles import escaped
 
 EVERY_S = 0.5
 STALE_S = 10.0

@@ -18,7 +18,7 @@ from orchestrator.ledger import LedgerReader, Report
 from orchestrator.policy.model import State
 from orchestrator.results.gain import NOISY_GAIN
 from orchestrator.shapes.model import Key
-from orchestrator.tables.backends import backend_name
+from orchestrator.tables.kinds import backend_name
 from worker.families import Family
 
 MOST_BACKENDS = 12

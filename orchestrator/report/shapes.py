@@ -11,7 +11,7 @@ from orchestrator.ledger import LedgerReader
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.report.measured import Measurements, Tried, Winner, five_numbers, rounded
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.backends import label
+from orchestrator.tables.kinds import label
 from worker.families import Family
 
 

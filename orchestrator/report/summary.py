@@ -17,7 +17,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.ledger import LedgerReader
 from orchestrator.ledger.model import Counts
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.planning import Range
+from orchestrator.planning.estimate import Range
 from orchestrator.report.measured import Winner, geomean
 from orchestrator.results.export import measured_on
 from orchestrator.tables.tuned import Key, read_table

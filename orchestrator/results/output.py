@@ -16,8 +16,8 @@ from orchestrator.command_hints import command
 from orchestrator.results.analyze import LEAD, OFF, Row, device_text, spread_of
 from orchestrator.results.compare import AGAIN_BOUND, OPEN
 from orchestrator.results.comparison import percent
-from orchestrator.tables.backends import label
-from orchestrator.tables.faults import escaped
+from orchestrator.tables.kinds import label
+from orchestrator.tables.textfiles import escaped
 from worker.text import and_more, plural
 
 MISSING = "-"

@@ -38,8 +38,7 @@ from typing import Any
 from orchestrator.errors import InputError
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.reader import MAX_INT, default_of, fixed_columns
-from orchestrator.tables.faults import Faults, did_you_mean, shown
-from orchestrator.tables.open import read_bytes
+from orchestrator.tables.textfiles import Faults, did_you_mean, read_bytes, shown
 from worker.families import Family
 
 MAX_BYTES = 4 * 2**20

@@ -16,8 +16,17 @@ from pathlib import Path
 
 from orchestrator.errors import ShapesError
 from orchestrator.shapes.model import Key, Shape, ShapeList
-from orchestrator.tables.faults import Faults, did_you_mean, escaped, shown
-from orchestrator.tables.open import Text, decode, has_content, read_bytes, split_cells
+from orchestrator.tables.textfiles import (
+    Faults,
+    Text,
+    decode,
+    did_you_mean,
+    escaped,
+    has_content,
+    read_bytes,
+    shown,
+    split_cells,
+)
 from worker.families import BOOLEANS, FAMILIES, Column, Family, Limit
 
 _SENTENCES = {

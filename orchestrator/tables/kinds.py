@@ -1,28 +1,107 @@
-"""Rows that may stand in one tuned table: of one kind, of chips that it tells apart, of one image and tuner version.
+"""The backend and the kind of a row's kernel, the rows that may stand in one tuned table, and the record of each row.
+
+A backend is named by its owner (`aiter-triton`, `aiter-gluon`): in the FP4 guide and in AITER's tables, Triton and
+Gluon mean AITER's.
 
 AITER stops at a kernel that it does not have. So a table holds rows of AITER's kernels or of our own tuners', never
 both. The kernel's name says which; if it is of no known pattern, the row's record of provenance does. A row of unknown
-kind goes with either.
+kind goes with either. Rows of chips that the table does not tell apart, of several images or tuner versions do not mix.
+
+The records lie in `<table>.provenance.jsonl`, one JSON object a line, one line a row. Each line begins with `key, us,
+kernel, split, image, tuner`, so that a hundred thousand of them are looked through without being parsed. A record is
+current as long as time and kernel of its row are the same; it is stale otherwise.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.faults import listed
-from orchestrator.tables.policy import Newcomer
-from orchestrator.tables.tuned import GFX_OF_CU_NUM, KERNEL_NAMES, NULLS, Place, Table, TableRow
-from worker.families import backend_of, kernel_of_aiter, tuner_of
+from orchestrator.tables.policy import NUMBERS, Newcomer, identity, split_of
+from orchestrator.tables.textfiles import listed, text_lines
+from orchestrator.tables.tuned import (
+    GFX_OF_CU_NUM,
+    KERNEL_NAMES,
+    NULLS,
+    Place,
+    Table,
+    TableRow,
+    kernel_of_stages,
+    number_of,
+)
+from worker.families import BACKENDS as AITER_BACKENDS
+from worker.families import BENCHED, TRITON, Family, backend_of, kernel_of_aiter, tuner_of
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
-if TYPE_CHECKING:
-    from orchestrator.tables.records import Record
+AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
+"""Names of the guide's columns and of AITER's libtype, by owner."""
+LABELS = {
+    "asm": "ASM",
+    "ck": "CK",
+    "cktile": "CK-Tile",
+    "aiter-gluon": "aiter-gluon",
+    "aiter-triton": "aiter-triton",
+    "triton": "Triton",
+    "hipblaslt": "hipBLASLt",
+    "flydsl": "FlyDSL",
+    "opus": "opus",
+    "torch": "torch",
+    "skinny": "skinny",
+    "cublaslt": "cuBLASLt",
+    "unknown": "unknown",
+}
+"""Known backends in the order of the columns; others come before `unknown`, by name."""
+
+KNOWN = tuple(dict.fromkeys((*AITER_BACKENDS, "gluon", "cublaslt", *BENCHED)))
+"""The values of a libtype cell. Beyond AITER's: those of benchmarks of ours."""
+
+UNKNOWN = "unknown"
+_ORDER = {name: i for i, name in enumerate(LABELS)}
+_LEGAL = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,23}\Z")
+
+
+def owned(name: str) -> str:
+    """The backend of a column or a libtype, named by its owner."""
+    return AITERS.get(name, name)
+
+
+def label(backend: str) -> str:
+    """The backend as people write it."""
+    return LABELS.get(backend, backend)
+
+
+def order(backend: str) -> tuple[float, str]:
+    """A key that sorts backends as they are shown."""
+    return _ORDER.get(backend, len(_ORDER) - 1.5), backend
+
+
+def legal_name(text: str) -> str | None:
+    """The backend that a column such as `triton_us` is named after, None where that is no name."""
+    name = text.strip().lower()
+    return name if _LEGAL.match(name) else None
+
+
+def backend_name(family: str, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
+    """The backend of a row by the worker's rule, named by its owner.
+
+    A libtype calls AITER's Gluon triton; here it has its own name. Rows of our tuner triton, which is gone, are
+    nobody's.
+    """
+    libtype, kernel = libtype.strip().lower(), kernel.strip()
+    if libtype in ("", "triton") and kernel.startswith(TRITON):
+        return UNKNOWN
+    cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
+    found = libtype if libtype in KNOWN else backend_of(family, cells)
+    return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN
+
 
 Kind = Literal["aiter", "own", ""]
 FIELD = "kind"
@@ -180,3 +259,124 @@ def _versions(place: Place, record: Record | None) -> tuple[str, str, str, str]:
 
 def _named(values: Iterable[str]) -> str:
     return and_more([v[:80] for v in sorted(values)], 3)
+
+
+Facts = Callable[[Newcomer], Mapping[str, Any]]
+"""The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
+SUFFIX = ".provenance.jsonl"
+VERSIONS = ("image", "tuner")
+"""Fields that must not differ silently between rows of a table, where they are known."""
+_FIRST = ("key", "us", "kernel", "split", *VERSIONS)
+_BEGIN = re.compile(
+    "{" + ",".join(f'"{name}":' + ("([^,]*)" if name == "us" else r'"([^"\\]*)"') for name in _FIRST) + "[,}]"
+)
+"""The beginning of a line that we wrote, where none of these texts has an escape."""
+
+
+class Record(NamedTuple):
+    """The beginning of a line, and the whole of it."""
+
+    place: str
+    us: float | None
+    kernel: str
+    split: str
+    image: str
+    tuner: str
+    line: str
+
+    def document(self) -> dict[str, Any]:
+        """All of it."""
+        return dict(json.loads(self.line))
+
+
+def records_path(table: Path) -> Path:
+    """The file beside a table."""
+    return table.with_name(table.name + SUFFIX)
+
+
+def read_records(table: Path) -> dict[Place, Record]:
+    """The records beside a table; none where there is no file. Raises TunedDBError for a file that is none of ours."""
+    path, out = records_path(table), dict[Place, Record]()
+    for n, line in enumerate(text_lines(path) if path.exists() else (), 1):
+        if line := line.strip():
+            if found := _BEGIN.match(line):
+                place, us, kernel, split, image, tuner = found.groups()
+                out[place] = Record(place, number_of(us), kernel, split, image, tuner, line)
+            else:
+                record = _parsed(path, n, line)
+                out[record.place] = record
+    return out
+
+
+def current_records(table: Table, records: Mapping[Place, Record]) -> dict[Place, Record]:
+    """The records that say what their rows are now. The others are stale."""
+    if not records:
+        return {}
+    at, out = {name: i for i, name in enumerate(table.header)}, dict[Place, Record]()
+    texts: Callable[[tuple[str, ...]], tuple[str, ...]] = itemgetter(
+        *(at.get(n, len(table.header)) for n in (*KERNEL_NAMES, *NUMBERS))
+    )
+    for row in table.rows:
+        record = records.get(row.place)
+        if record is not None and record.us == row.us:
+            kernel, split = _kernel(texts((*row.cells, "")))
+            if record.kernel == kernel and (record.split == split or not kernel):
+                out[row.place] = record
+    return out
+
+
+@lru_cache(10_000)
+def _kernel(texts: tuple[str, ...]) -> tuple[str, str]:
+    """Name and split of a kernel by the cells of KERNEL_NAMES and NUMBERS."""
+    return kernel_of_stages(texts[: len(KERNEL_NAMES)]), split_of(texts[len(KERNEL_NAMES) :])
+
+
+def stale(table: Path, records: Mapping[Place, Record], known: Mapping[Place, Record]) -> str:
+    """A sentence on the records whose row has changed or gone; "" if all are current."""
+    n, name = len(records) - len(known), records_path(table).name
+    return f"{name}: {plural(n, 'record')} without a row: it is gone or was changed by hand" if n else ""
+
+
+def spread_of(record: Record | None) -> float:
+    """The relative spread in a record, 0 where none is known."""
+    if record is None or '"spread":' not in record.line:
+        return 0.0
+    return max(0.0, number_of(str(record.document().get("spread"))) or 0.0)
+
+
+def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
+    """The record of a newcomer that is now a row. Unknown facts are left out."""
+    kernel = identity(new.cells, family.name)
+    first = {
+        "key": new.place,
+        "us": number_of(new.cells.get("us", "")),
+        "kernel": kernel[1] if kernel else "",
+        "split": kernel[2] if kernel else "",
+        **{name: str(facts.get(name) or "") for name in VERSIONS},
+    }
+    rest = {k: v for k, v in facts.items() if k not in _FIRST and v not in (None, "", {}, [])}
+    rest |= {FIELD: kind} if (kind := kind_of(new.cells) or kind_in(facts)) else {}
+    return _record(first | rest)
+
+
+def _parsed(path: Path, n: int, line: str) -> Record:
+    """A line that something else has written in another order of its fields."""
+    try:
+        raw = json.loads(line)
+        place = raw["key"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        place = None
+    if not isinstance(place, str):
+        raise TunedDBError(
+            f"{path}:{n}: is not a record of a tuned row; mend the line, or move the file away and lose its records"
+        )
+    us = raw.get("us")
+    usable = isinstance(us, (int, float)) and not isinstance(us, bool)
+    first = {"key": place, "us": us if usable else None} | {k: str(raw.get(k) or "") for k in _FIRST[2:]}
+    return _record(first | {k: v for k, v in raw.items() if k not in _FIRST})
+
+
+def _record(document: Mapping[str, Any]) -> Record:
+    line = json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str)
+    place, us, kernel, split, image, tuner = (document[k] for k in _FIRST)
+    return Record(place, us, kernel, split, image, tuner, line)

@@ -17,7 +17,7 @@ from worker.families import Column, Family, backend_of
 from worker.text import Level
 
 if TYPE_CHECKING:
-    from orchestrator.tables.build import Build
+    from orchestrator.tables.check import Build
 
 Broken = tuple[str, Level, str]
 """(rule, level, what is wrong with the row)."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.open import MAX_BYTES, csv_records
+from orchestrator.tables.textfiles import MAX_BYTES, csv_records
 from worker.families import Column, Family
 from worker.protocol import FIELDS
 from worker.text import plural

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.ledger import LedgerReader
 from orchestrator.paths import RunPaths
-from worker.device.health import HOT_C, evidence
+from worker.device import HOT_C, evidence
 from worker.families import backend_of
 from worker.text import and_more
 

@@ -12,7 +12,7 @@ from orchestrator.paths import RunConfig
 from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import GROUPS
 from orchestrator.policy.model import Attempt, Node, Slot, State
-from orchestrator.shapes import describe
+from orchestrator.shapes.model import describe
 from orchestrator.view.slot_speeds import flags, speeds, usual_pace
 from orchestrator.view.words import node_words, slot_words, worked_words
 from worker.tuners.catalog import recorded_tuner

@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.control import run_lock
 from orchestrator.errors import InputError, LedgerError
 from orchestrator.ledger import Ledger
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunPaths, run_lock
 from orchestrator.report.live_server import PageServer
 from tests.integration.browser import chromium, missing
 from tests.simulator.simulator import Simulator

@@ -13,7 +13,7 @@ from orchestrator.ledger import Ingest, Ledger, LedgerReader
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from orchestrator.view.status import RunStatus
 from worker.families import Family
 from worker.protocol import record

@@ -34,7 +34,7 @@ from orchestrator.ledger.writer import row_values
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from orchestrator.view.explain import explain
 from tests.fleet.kit import Fleet
 from tests.paths import ROOT

@@ -18,8 +18,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from worker.options import parse_options
 from worker.protocol import SpecShape
+from worker.registry import parse_options
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompileFacts, CompilePool, compile_candidate

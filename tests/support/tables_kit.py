@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.results.run_facts import tuned_columns
+from orchestrator.results.export import tuned_columns
 from orchestrator.tables.tuned import NULLS, read_table
 from worker.families import Cell, Family
 

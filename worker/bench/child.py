@@ -149,10 +149,10 @@ class BackendServer:
 def make_backend(name: str, options: Options, device: Device) -> Backend:
     """The backend of that name (worker.families.BENCHED)."""
     if name == "torch":
-        from worker.bench.with_torch import TorchBackend
+        from worker.bench.backends import TorchBackend
 
         return TorchBackend()
-    from worker.bench.with_aiter import AiterTriton, Dispatch, Gluon
+    from worker.bench.backends import AiterTriton, Dispatch, Gluon
 
     if name == "aiter":
         return Dispatch()

@@ -19,7 +19,7 @@ from typing import Any
 
 from worker.aiter_tree.locate import imported_package
 from worker.bench.runner import BackendRunner, Refused
-from worker.device.probe import identify
+from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import Options, Side, fetch, mean_of_runs, rounds

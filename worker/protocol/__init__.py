@@ -4,15 +4,13 @@ Standard library only. The controller imports this package; the worker imports n
 """
 
 from worker.protocol.candidates import (
-    MAX_ONLY,
     MAX_VERDICTS,
     MAX_WITHHELD,
     BlocklistVerdict,
-    Choice,
     TableKernel,
     Withheld,
-    identities,
     identity,
+    is_wanted,
     withheld_list,
 )
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
@@ -42,7 +40,6 @@ __all__ = [
     "LOCKS",
     "LOCKS_ENV",
     "LOST_BEATS",
-    "MAX_ONLY",
     "MAX_RECORD_BYTES",
     "MAX_SPEC_BYTES",
     "MAX_VERDICTS",
@@ -53,7 +50,6 @@ __all__ = [
     "SHAPE_VERDICTS",
     "SLOT_RE",
     "BlocklistVerdict",
-    "Choice",
     "InboxName",
     "NodeConfig",
     "NodePaths",
@@ -64,8 +60,8 @@ __all__ = [
     "TableKernel",
     "Withheld",
     "checked_row",
-    "identities",
     "identity",
+    "is_wanted",
     "is_wrong",
     "parse_record",
     "record",

@@ -1,4 +1,4 @@
-"""Candidates in specs and records: those to be measured (`only`), those that ran, those left out (`withheld`).
+"""Candidates in specs and records: those to be measured (`only`), those left out (`withheld`).
 
 A candidate's identity is a list of strings that only the tuner understands; equal lists are the same candidate in every
 process of an image. Across images a candidate is the kernel of a table (TableKernel). `key` is the shape as the tuner
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, TypedDict
 
 from worker.protocol.records import ProtocolError, type_faults
@@ -18,7 +17,6 @@ Identity = tuple[str, ...]
 
 MAX_WITHHELD = 64  # withheld candidates that a record lists; how many more there are is `withheld_more`
 MAX_WITHHELD_BYTES = 40 * 1024
-MAX_ONLY = 128  # candidates of one shape that a spec may choose
 MAX_VERDICTS = 256  # entries of `refuted` and of `confirmed` in one spec
 MAX_WORDS, MAX_WORD = 64, 400  # limits of one identity or key: strings, and characters of each
 BAD_ENDS = ("fault", "hang", "oom", "error")
@@ -52,17 +50,9 @@ class TableKernel(NamedTuple):
     split: str  # splitK; `0` where the table has none
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The only candidates of a shape to be measured: by identity, or as a table names their kernels."""
-
-    identities: tuple[Identity, ...] = ()
-    kernels: tuple[TableKernel, ...] = ()
-
-    def has(self, candidate: Identity, name: str, split: str | None = None) -> bool:
-        """True for a candidate of this identity, or with this kernel name and splitK (None: any) in a table."""
-        found = (k for k in self.kernels if k.name == name)
-        return candidate in self.identities or any(split in (None, k.split) for k in found)
+def is_wanted(only: Sequence[TableKernel] | None, name: str, split: str | None = None) -> bool:
+    """True if `only` has a kernel of this name and splitK (None: any), or if it is None and every one is wanted."""
+    return only is None or any(k.name == name and split in (None, k.split) for k in only)
 
 
 class BlocklistVerdict(TypedDict, total=False):
@@ -82,13 +72,6 @@ def identity(raw: Any, what: str = "candidate") -> Identity:
     if not all(isinstance(word, str) and len(word) <= MAX_WORD for word in raw):
         raise ProtocolError(f"{what} holds more than strings of at most {MAX_WORD} characters")
     return tuple(raw)
-
-
-def identities(raw: Any, most: int, what: str) -> list[Identity]:
-    """A list of identities, each once. Raises ProtocolError."""
-    if not isinstance(raw, (list, tuple)) or len(raw) > most:
-        raise ProtocolError(f"{what} is not a list of at most {most} candidates")
-    return list(dict.fromkeys(identity(one, what) for one in raw))
 
 
 def withheld_entry(raw: Any) -> Withheld:
@@ -134,33 +117,18 @@ def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
     return kept, more + len(known) - len(kept)
 
 
-def choice(raw: Any, what: str = "only") -> Choice:
-    """A shape's entry of a spec's `only`: a list of identities, and of kernels as mappings. Raises ProtocolError."""
-    if not isinstance(raw, (list, tuple)) or len(raw) > MAX_ONLY:
-        raise ProtocolError(f"{what} is not a list of at most {MAX_ONLY} candidates")
-    if not raw:
-        raise ProtocolError(f"{what} is empty")
-    kernels = [k for k in raw if isinstance(k, Mapping)]
-    for kernel in kernels:
-        if set(kernel) != set(TableKernel._fields):
-            raise ProtocolError(f"{what} has a kernel that is not {{{', '.join(TableKernel._fields)}}}")
-        identity(tuple(kernel.values()), f"a kernel of {what}")
-    others = identities([c for c in raw if not isinstance(c, Mapping)], MAX_ONLY, what)
-    return Choice(tuple(others), tuple(TableKernel(**k) for k in kernels))
-
-
 def only_faults(raw: Mapping[str, Any], shapes: Iterable[int]) -> list[str]:
-    """Faults of a spec's `only`."""
+    """Faults of a spec's `only`: shape id (as text) -> a list of TableKernels as mappings."""
     ids = {str(s) for s in shapes}
-    out = []
-    for shape, candidates in raw.items():
-        if shape not in ids:
-            out.append(f"only[{shape!r}] is no shape of the spec")
-            continue
-        try:
-            choice(candidates, f"only[{shape!r}]")
-        except ProtocolError as e:
-            out.append(str(e))
+    out = [f"only[{shape!r}] is no shape of the spec" for shape in raw if shape not in ids]
+    for shape, kernels in raw.items():
+        what = f"only[{shape!r}]"
+        if not isinstance(kernels, list) or not kernels:
+            out.append(f"{what} is not a list of kernels")
+        elif not all(isinstance(k, Mapping) and set(k) == set(TableKernel._fields) for k in kernels):
+            out.append(f"{what} has a kernel that is not {{{', '.join(TableKernel._fields)}}}")
+        else:
+            out += [fault for k in kernels if (fault := _identity_fault(tuple(k.values()), f"a kernel of {what}"))]
     return out
 
 

@@ -69,13 +69,12 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
 }
 
-# Fields that a record may have beside its own. conditions: a reading of worker/device/health.py, taken before the
+# Fields that a record may have beside its own. conditions: a reading of worker/device.py, taken before the
 # first and after the last shape of an attempt, and after a timed canary. Of a shape's end
 # (see worker/protocol/candidates.py):
 #   candidate      the winner's identity
-#   ran            where the spec had `only` for the shape: which of these came to an end without a fault
 #   withheld       candidates that were left out because they faulted, here or before; withheld_more: and so many more
-_OF_CANDIDATES = ("candidate", "ran", "withheld", "withheld_more")
+_OF_CANDIDATES = ("candidate", "withheld", "withheld_more")
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "shape_tuned": _OF_CANDIDATES,
     "shape_failed": _OF_CANDIDATES[1:],

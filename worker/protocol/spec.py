@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from worker.protocol.candidates import BlocklistVerdict, Choice, choice, only_faults, verdict_faults
+from worker.protocol.candidates import BlocklistVerdict, TableKernel, only_faults, verdict_faults
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
 
@@ -45,10 +45,9 @@ class Spec:
     err_ratio: float = 0.05
     options: dict[str, Any] = field(default_factory=dict)  # the tuner's own options
     protocol: int = PROTOCOL
-    # Shape id (as text) -> the only candidates to be measured; a shape that is absent: every one. A list of strings
-    # is an identity (of a confirmation): it is tried although the blocklist names it, so that a fault costs only
-    # itself. A mapping is a TableKernel (of a recheck). A tuner that cannot choose measures all.
-    only: Mapping[str, Sequence[Sequence[str] | Mapping[str, str]]] = field(default_factory=dict)
+    # Shape id (as text) -> the only kernels to be measured (of a recheck), each a TableKernel as a mapping; a shape
+    # that is absent: every one. A tuner that cannot choose measures all.
+    only: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
     # entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back
     refuted: list[BlocklistVerdict] = field(default_factory=list)
     # entries of this node's blocklist whose candidates faulted on a second slot too
@@ -59,10 +58,10 @@ class Spec:
         raw = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) or f.name not in _YOUNGER}
         return json.dumps(raw, separators=(",", ":"), default=_fields).encode()
 
-    def only_of(self, shape: int) -> Choice | None:
-        """The only candidates to be measured of a shape; None: every one."""
+    def only_of(self, shape: int) -> list[TableKernel] | None:
+        """The only kernels to be measured of a shape; None: every one."""
         found = self.only.get(str(shape))
-        return None if found is None else choice(found)
+        return None if found is None else [TableKernel(**k) for k in found]
 
     @classmethod
     def loads(cls, data: bytes) -> Spec:

@@ -12,7 +12,7 @@ from orchestrator.bench import request
 from orchestrator.bench.request import config_sets, one_slot, sides
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import Result, compared, record, redacted
 from orchestrator.results.comparison import differences

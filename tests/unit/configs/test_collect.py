@@ -11,9 +11,9 @@ import pytest
 from orchestrator.configs.winners import FIELD, FOLDER, decisions, read_winners, write
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.shapes import Shape, ShapeList
+from orchestrator.shapes.model import Shape, ShapeList
+from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import check_db
-from orchestrator.tables.sources import open_sources
 from tests.support.config_tree import values
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said

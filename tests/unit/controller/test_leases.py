@@ -44,7 +44,7 @@ class Nodes:
     def __init__(self, scheduler: Scheduler, most: int, known: Sequence[Node]) -> None:
         self.scheduler, self.policy, self.all = scheduler, Policy(), LeaseTurn()
         self.troubles: list[NodeError] = []
-        """What goes wrong with the next machines that are checked."""
+        """Errors of the next machines that are checked."""
         self.checked: list[str] = []
         """Leases whose machine was checked."""
         self.pool = Pool("pool", 1, most, 1, scheduler)

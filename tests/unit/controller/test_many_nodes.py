@@ -85,13 +85,17 @@ def test_while_the_loop_is_behind_a_node_is_not_silent() -> None:
     driver = NodeDriver(
         deaf, deaf, "f", {}, (), ("0",), {}, 1, {}, post, launch=False, timeouts=Timeouts(silence=-1.0)
     )  # fmt: skip
+
+    def is_noticed() -> bool:
+        driver.check_pulse()
+        return deaf.ended.is_set()
+
     driver.start()
     try:
         wait_until(waits.is_set, "the loop is behind")
-        driver.check_pulse()
-        assert not deaf.ended.is_set(), "it is the loop that says nothing"
+        assert not is_noticed(), "it is the loop that says nothing"
         goes_on.set()
-        wait_until(lambda: (driver.check_pulse(), deaf.ended.is_set())[1], "now it is the node")
+        wait_until(is_noticed, "now it is the node")
     finally:
         goes_on.set()
         driver.leave()

@@ -1,4 +1,4 @@
-"""Who else computes on a node, the admission of workers to it, and one GPU under two names."""
+"""Occupants of a node, the admission of workers to it, and one GPU under two names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from orchestrator.controller.occupancy import (
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.engines import WorkerState
 from orchestrator.errors import InventoryError, LeftOutError
-from orchestrator.inventory import Inventory, Node, load_inventory
+from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.transport import Completed, LocalTransport
 from orchestrator.transport.local import ProcessChannel
 from tests.support.health_kit import put, unfold

@@ -12,7 +12,7 @@ from orchestrator.controller.facts import Gpu, NodeFacts, script
 from orchestrator.controller.node_plan import NodePlan, node_files, node_of, plan_lease, plan_nodes, worker_code
 from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
-from orchestrator.inventory import load_inventory, resolved
+from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.values import names
 from orchestrator.templating import data_folder, quote, render
 
@@ -98,7 +98,7 @@ def test_the_scripts_of_every_inventory_here_pass_the_shell_and_shellcheck(
 
 
 def run_probe(folder: Path, p: NodePlan, code: str, *words: str, **env: str) -> str:
-    """What `tune.sh WORDS` prints, with `code` in place of the worker."""
+    """Output of `tune.sh WORDS`, with `code` in place of the worker."""
     scripts(folder, p)
     (folder / "code" / worker_code()[0] / "worker" / "__main__.py").write_text(f"import os, sys\nprint({code})\n")
     argv, env = ["sh", str(folder / "tune.sh"), *words], {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **env}

@@ -13,7 +13,7 @@ from orchestrator import engines
 from orchestrator.controller.node_plan import engine_of, node_files, plan_nodes, transport_of
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 
 SPEC = """from pathlib import Path
 from orchestrator.engine.process import SPEC as PROCESS, ProcessEngine

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.controller.facts import NodeFacts
 from orchestrator.controller.node_plan import node_files, plan_lease
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--no-container-mount-home"}
 """Of github.com/NVIDIA/pyxis, README."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import MAX_BYTES, Inventory, limit, load_inventory
+from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory
+from orchestrator.inventory.model import Inventory
 from tests.support.inventory_page import PAGE, with_tables
 from worker import registry
 

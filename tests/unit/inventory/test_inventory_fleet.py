@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import Node, load_inventory, resolved
-from orchestrator.inventory.model import dumps
+from orchestrator.inventory.load import load_inventory, resolved
+from orchestrator.inventory.model import Node, dumps
 from tests.paths import ROOT
 
 EXAMPLE = ROOT / "inventories" / "mi355x.example.yaml"

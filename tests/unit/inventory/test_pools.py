@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import Inventory, load_inventory
+from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.model import Inventory
 
 SLURM = """\
 hosts:

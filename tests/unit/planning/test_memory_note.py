@@ -6,11 +6,10 @@ from pathlib import Path
 
 from orchestrator.controller.node_plan import device_memory, plan_nodes
 from orchestrator.families import get_family
-from orchestrator.inventory import load_inventory
-from orchestrator.planning import memory_note
-from orchestrator.shapes import Shape
-from orchestrator.shapes.model import operand_bytes
-from worker.device.probe import memory_bytes
+from orchestrator.inventory.load import load_inventory
+from orchestrator.planning.plan import memory_note
+from orchestrator.shapes.model import Shape, operand_bytes
+from worker.device import memory_bytes
 
 BF16 = ("False", "torch.bfloat16", "torch.bfloat16", "False", "False")
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from orchestrator.controller.prepare import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
-from orchestrator.planning import CostModel, make_plan, make_work, seconds_of
-from orchestrator.shapes import Shape
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.plan import make_plan, make_work, seconds_of
+from orchestrator.shapes.model import Shape
 from tests.support.ledger_kit import A8W8
 
 FLAT = CostModel(setup_s=1.0, shape_s=2.0, flop_s=0.0, weight_s=0.0, source="test")

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from orchestrator.controller.prepare import gather
 from orchestrator.families import get_family
 from orchestrator.ledger import Ledger
-from orchestrator.planning import CostModel, CostSample, make_plan, units
-from orchestrator.shapes import Shape
+from orchestrator.planning.cost import CostModel, CostSample, units
+from orchestrator.planning.plan import make_plan
+from orchestrator.shapes.model import Shape
 from tests.support.ledger_kit import A8W8, Run, ended
 from tests.support.marks import drawn
 from worker.families import FAMILIES

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
-from orchestrator.planning import risk_notes
+from orchestrator.planning.plan import risk_notes
 
 FP4 = get_family("a4w4_blockscale")
 N576 = "2 shapes (1x576x7168, 16x576x7168): N is no multiple of 128"

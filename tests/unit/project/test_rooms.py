@@ -23,7 +23,7 @@ SHARED = (
 `tuners.aiter_triton`: its compile stage needs no GPU, and checks a tree's configs on the controller's cores."""
 
 BASE = (
-    "worker.families", "worker.options", "worker.protocol", "worker.text", "worker.tuners.base",
+    "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
     "worker.tuners.catalog",
 )  # fmt: skip
 ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
@@ -31,9 +31,8 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
     "worker.registry": (),
-    "worker.options": (),
     "worker.families": ("worker.text",),
-    "worker.protocol": ("worker.families", "worker.options", "worker.text"),
+    "worker.protocol": ("worker.families", "worker.registry", "worker.text"),
     "worker.aiter_tree": ("worker.families", "worker.text"),
     "worker.triton_configs": ("worker.text",),
     "worker.device": ("worker.text", "worker.protocol", "worker.aiter_tree"),

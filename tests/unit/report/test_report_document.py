@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.control import run_lock
 from orchestrator.ledger import Ledger, LedgerReader
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunPaths, run_lock
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State

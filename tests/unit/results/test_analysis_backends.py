@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.results.measurements import layout
-from orchestrator.tables.backends import backend_name, legal_name
+from orchestrator.tables.kinds import backend_name, legal_name
 from worker.families import FAMILIES
 
 A4W4, A8W8 = FAMILIES["a4w4_blockscale"], FAMILIES["a8w8"]

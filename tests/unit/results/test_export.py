@@ -21,9 +21,9 @@ from orchestrator.reasons import Reason
 from orchestrator.report.measured import Measurements
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.gain import gains, noise_note
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from orchestrator.tables.merge import merge
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.write import write_atomic
 from tests.support.ledger_kit import A8W8, DEVICE, Run, ended, row, started
 from tests.support.tables_kit import read_newcomers, winners
 from worker.protocol import FIELDS, record

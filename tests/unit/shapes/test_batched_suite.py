@@ -7,7 +7,7 @@ import re
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.shapes import read_shapes
+from orchestrator.shapes.reader import read_shapes
 from tests.paths import ROOT
 from worker.bench.case import parse
 from worker.families import BATCHED

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.shapes import ShapeList, annotations_csv, read_shapes
+from orchestrator.shapes.model import ShapeList, annotations_csv
+from orchestrator.shapes.reader import read_shapes
 from tests.paths import ROOT
 from tests.unit.worker.test_families import TABLES
 from worker.families import FAMILIES, Family

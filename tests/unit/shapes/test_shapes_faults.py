@@ -9,8 +9,8 @@ import pytest
 
 from orchestrator.errors import ShapesError
 from orchestrator.families import get_family
-from orchestrator.shapes import MAX_BYTES, read_shapes
-from orchestrator.tables.faults import MAX_FAULTS
+from orchestrator.shapes.reader import MAX_BYTES, read_shapes
+from orchestrator.tables.textfiles import MAX_FAULTS
 
 
 def faults(path: Path, family: str = "a16w16") -> list[str]:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.errors import ShapesError
-from orchestrator.shapes import Shape, ShapeList, read_shapes, render_shapes
-from orchestrator.shapes.model import Key
+from orchestrator.shapes.model import Key, Shape, ShapeList, render_shapes
+from orchestrator.shapes.reader import read_shapes
 from tests.support.marks import drawn
 from worker.families import FAMILIES, Column, Family
 

@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family, grid_point, padded
-from orchestrator.shapes import read_shapes
-from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses
-from orchestrator.shapes.writing import finished, read_calls
+from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses, read_calls
+from orchestrator.shapes.model import finished
+from orchestrator.shapes.reader import read_shapes
 from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes import read_shapes
 from orchestrator.shapes.from_model import ModelConfig, model_shapes, parse_m, read_model
+from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
 from worker.families import FAMILIES
 

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
-from orchestrator.tables.build import Build
-from orchestrator.tables.check import check, verdict_of
+from orchestrator.tables.check import Build, check, verdict_of
 from orchestrator.tables.tuned import file_order
 from tests.support.aiterbuild import ASM, CK, CK2, CORE, OLD_CORE, tree
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, line, text, untuned

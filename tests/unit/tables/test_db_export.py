@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
-from orchestrator.shapes import read_shapes
+from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.export import FORMS, Form, model_names, usual_form
 from orchestrator.tables.locate import family_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree

@@ -13,9 +13,8 @@ from orchestrator.cli.app import app
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.tables.kinds import kind_of, other_name
+from orchestrator.tables.kinds import kind_of, other_name, read_records
 from orchestrator.tables.merge import check_db, merge, not_for_aiter
-from orchestrator.tables.records import read_records
 from tests.support.aiterbuild import ASM, CK
 from tests.unit.tables.test_db_export import table
 

@@ -23,10 +23,10 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables import journal as versions
+from orchestrator.tables.kinds import read_records, records_path
+from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import MergeReport, merge
 from orchestrator.tables.policy import Newcomer, Policy, Time, decide
-from orchestrator.tables.records import read_records, records_path
-from orchestrator.tables.sources import open_sources
 from tests.paths import ROOT
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn

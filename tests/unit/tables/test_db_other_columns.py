@@ -9,7 +9,7 @@ from typing import Any
 from orchestrator.cli.files import shape_of
 from orchestrator.controller.prepare import drop_tuned
 from orchestrator.families import get_family
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from orchestrator.tables.check import check
 from orchestrator.tables.export import never_selected
 from orchestrator.tables.merge import merge

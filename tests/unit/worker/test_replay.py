@@ -9,7 +9,7 @@ import pytest
 from gemmfleet_faulty.tuner import error_ratio
 
 from orchestrator.errors import InputError
-from orchestrator.tuners import check_tuner_options, get_tuner
+from orchestrator.families import check_tuner_options, get_tuner
 from worker.agent.attempt import MessageCheck
 from worker.protocol import Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit, Place

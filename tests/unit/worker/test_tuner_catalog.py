@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.controller import node_plan
 from orchestrator.errors import InputError
-from orchestrator.tuners import flags, get_tuner
+from orchestrator.families import flags, get_tuner
 from tests.paths import ROOT
 from worker.tuners import catalog
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
+from worker.bench.backends import plain
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
-from worker.bench.inputs import Inputs, needed_bytes
-from worker.bench.with_aiter import plain
+from worker.bench.measuring import Inputs, needed_bytes
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.problem import KindProblem, case_of, family_of

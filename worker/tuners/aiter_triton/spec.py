@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.options import Rule, option, parse_options, whole
+from worker.registry import Rule, option, parse_options, whole
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec

@@ -110,11 +110,6 @@ def row_of(
     )
 
 
-def ended(rows: Sequence[Row]) -> list[tuple[str]]:
-    """Identities of the candidates that came to an end without a fault, right or not."""
-    return list(dict.fromkeys((r["kernelName"],) for r in rows if r["status"] not in ("error", "timeout")))
-
-
 def figure(value: float) -> float:
     """Two decimals, as AITER has them, from 10 up; four significant digits below."""
     return round(value, 2) if value >= 10 else float(f"{value:.4g}")

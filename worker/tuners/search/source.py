@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from worker.options import boolean, option, seconds, whole
+from worker.registry import boolean, option, seconds, whole
 
 Call = Callable[[], None]
 

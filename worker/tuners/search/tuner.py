@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from worker.device.probe import own_cores
+from worker.device import own_cores
 from worker.protocol import Spec
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.search.compiling import CompilePool, CompileResult, compile_candidate

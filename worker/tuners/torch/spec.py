@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.options import is_whole, option, parse_options, seconds, whole
+from worker.registry import is_whole, option, parse_options, seconds, whole
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller.node_plan import NodePlan, node_files, plan_nodes
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 from worker.bench.tuner import _variables
 from worker.protocol.bench import Options, Side
 from worker.tuners.aiter.launch import (

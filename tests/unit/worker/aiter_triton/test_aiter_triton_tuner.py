@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InputError
-from orchestrator.tuners import check_tuner_options, get_tuner
+from orchestrator.families import check_tuner_options, get_tuner
 from tests.standins.triton_tree import make, values
 from worker.tuners.aiter_triton.space import config_of
 

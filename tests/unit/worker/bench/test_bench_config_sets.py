@@ -14,7 +14,7 @@ from tests.standins.triton_tree import make
 from tests.standins.triton_tree import values as small
 from tests.support.config_tree import text_of, tree, values, winners
 from worker.aiter_tree.locate import Tree, tree_at
-from worker.bench import with_aiter as on_node
+from worker.bench import backends as on_node
 from worker.bench.case import parse
 from worker.bench.tuner import PROBE, BenchTuner
 from worker.protocol.bench import Options, Side

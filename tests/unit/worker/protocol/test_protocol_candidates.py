@@ -1,4 +1,4 @@
-"""Candidates on the wire: specs that ask for some of them, records that say which ran and which were left out."""
+"""Candidates on the wire: specs that ask for some of them, records that say which were left out."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from worker.protocol import (
     MAX_RECORD_BYTES,
     MAX_VERDICTS,
     MAX_WITHHELD,
-    Choice,
     ProtocolError,
     Spec,
     SpecShape,
     TableKernel,
+    is_wanted,
     parse_record,
     record,
     withheld_list,
@@ -43,32 +43,23 @@ def test_an_older_worker_can_read_a_spec_that_needs_none_of_it() -> None:
     assert not {"only", "refuted", "confirmed"} & set(GOOD)
 
 
-@given(st.lists(words, min_size=1, max_size=4, unique_by=tuple), st.lists(words, max_size=3))
-def test_a_spec_with_candidates_survives_the_way(only: list[list[str]], lost: list[list[str]]) -> None:
+@given(st.lists(st.builds(TableKernel, *[st.text(max_size=20)] * 4), min_size=1), st.lists(words, max_size=3))
+def test_a_spec_with_candidates_survives_the_way(only: list[TableKernel], lost: list[list[str]]) -> None:
     refuted = [{"family": "f", "key": ["k"], "candidate": c} for c in lost]
-    spec = Spec("a", "r", 1, shapes=SHAPES, only={"2": only}, refuted=refuted, confirmed=refuted)  # type: ignore[arg-type]
+    kernels = {"2": [k._asdict() for k in only]}
+    spec = Spec("a", "r", 1, shapes=SHAPES, only=kernels, refuted=refuted, confirmed=refuted)  # type: ignore[arg-type]
     again = Spec.loads(spec.dumps())
     assert again == spec
-    assert again.only_of(2) == Choice(tuple(tuple(c) for c in only))
+    assert again.only_of(2) == only
     assert again.only_of(1) is None
 
 
-def test_a_spec_names_candidates_by_identity_or_as_kernels_of_a_table() -> None:
-    kernel = TableKernel("ck", "3", "a4w4_blockscale_3", "0")
-    spec = Spec("a", "r", 1, shapes=SHAPES, only={"1": [kernel._asdict()], "2": [ASM]})
-    again = Spec.loads(spec.dumps())
-    assert again == spec
-    assert again.only_of(1) == Choice(kernels=(kernel,))
-    assert again.only_of(2) == Choice((tuple(ASM),))
-
-
-def test_a_kernel_of_a_table_is_found_by_name_and_split_an_identity_as_a_whole() -> None:
-    only = Choice((("asm", "7", ""),), (TableKernel("ck", "3", "ck_a", "2"),))
-    assert only.has(("asm", "7", ""), "")
-    assert only.has(("ck", "99", "2"), "ck_a", "2")
-    assert only.has(("ck_a",), "ck_a"), "a tuner without split-K beside the name"
-    assert not only.has(("ck", "3", "0"), "ck_a", "0")
-    assert not only.has(("asm", "8", ""), "asm")
+def test_a_kernel_of_a_table_is_found_by_name_and_split() -> None:
+    only = [TableKernel("ck", "3", "ck_a", "2")]
+    assert is_wanted(only, "ck_a", "2")
+    assert is_wanted(only, "ck_a"), "a tuner without split-K beside the name"
+    assert is_wanted(None, "any")
+    assert not is_wanted(only, "ck_a", "0")
 
 
 @pytest.mark.parametrize(
@@ -80,15 +71,9 @@ def test_a_kernel_of_a_table_is_found_by_name_and_split_an_identity_as_a_whole()
             "only['1'] has a kernel that is not {libtype, number, name, split}",
         ),
         ({"only": {"1": [{**KERNEL, "number": 3}]}}, "a kernel of only['1'] holds more than strings"),
-        ({"only": {"1": [KERNEL] * 129}}, "only['1'] is not a list of at most 128 candidates"),
         ({"only": []}, "only is list, not dict"),
-        ({"only": {"3": [ASM]}}, "only['3'] is no shape of the spec"),
-        ({"only": {"1": []}}, "only['1'] is empty"),
-        ({"only": {"1": ASM}}, "only['1'] is not a list of 1 to 64 strings"),
-        ({"only": {"1": [[]]}}, "only['1'] is not a list of 1 to 64 strings"),
-        ({"only": {"1": [["a", 7]]}}, "only['1'] holds more than strings of at most 400 characters"),
-        ({"only": {"1": [["a" * 401]]}}, "only['1'] holds more than strings"),
-        ({"only": {"1": [[str(i)] for i in range(129)]}}, "only['1'] is not a list of at most 128 candidates"),
+        ({"only": {"1": []}}, "only['1'] is not a list of kernels"),
+        ({"only": {"1": [{**KERNEL, "name": "a" * 401}]}}, "a kernel of only['1'] holds more than strings"),
         ({"refuted": {}}, "refuted is dict, not list"),
         ({"refuted": [VERDICT] * (MAX_VERDICTS + 1)}, "refuted has more than 256 entries"),
         ({"refuted": [{**VERDICT, "more": 1}]}, "refuted[0]: unknown field 'more'"),
@@ -146,27 +131,4 @@ def test_an_attempt_tells_what_it_left_out() -> None:
     assert failed is not None
     assert tuned["candidate"] == CK
     assert tuned["withheld"] == [{**entry(*ASM), "source": "attempt", "confirmed": False}]
-    assert "ran" not in tuned  # it was not asked for some of them only
     assert [e["candidate"] for e in failed["withheld"]] == [ASM, CK]
-
-
-def test_an_attempt_on_some_candidates_says_which_of_them_ran() -> None:
-    course = MessageCheck(Spec("a", "r", 1, shapes=SHAPES, only={"1": [ASM, CK]}))
-    course.take({"type": "shape_started", "shape": 1}, 1.0)
-    message = {"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}, "candidate": ASM, "ran": [ASM, ["other"]]}
-    made = course.take(message, 1.0)
-    assert made is not None
-    assert made["ran"] == [ASM]
-    course.take({"type": "shape_started", "shape": 2}, 1.0)
-    made = course.take({"type": "shape_failed", "shape": 2, "reason": "no_candidate", "detail": ""}, 1.0)
-    assert made is not None
-    assert "ran" not in made
-
-
-def test_which_kernels_of_a_table_ran_is_not_recorded() -> None:
-    """They are in no image's words, so they complete no confirmation."""
-    course = MessageCheck(Spec("a", "r", 1, shapes=SHAPES, only={"1": [KERNEL]}))
-    course.take({"type": "shape_started", "shape": 1}, 1.0)
-    made = course.take({"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}, "candidate": CK, "ran": [CK]}, 1.0)
-    assert made is not None
-    assert "ran" not in made

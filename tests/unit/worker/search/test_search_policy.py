@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from worker.options import parse_options
+from worker.registry import parse_options
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.space import AiterConfig

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.unit.worker.torch.test_torch_tuner import Log
-from worker.protocol import FIELDS, Choice, SpecShape
+from worker.protocol import FIELDS, SpecShape
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnsupportedError
@@ -23,9 +23,7 @@ BF16 = torch.bfloat16
 Make = Callable[[Workspace], Run]
 
 
-def search(
-    *makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None, only: Choice | None = None
-) -> Log:
+def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None) -> Log:
     """Run the search over candidates of our own, on the CPU."""
     device = Device("cpu")
     operands = Operands.make(P, Weights.make(P, device.torch, 1 << 16, lambda: available))
@@ -33,7 +31,7 @@ def search(
     log = log or Log()
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
     options, began = Options(budget_s_per_shape=budget), time.perf_counter()
-    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), began, candidates, only).run()
+    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), began, candidates).run()
     device.leave()
     return log
 
@@ -271,16 +269,3 @@ def test_a_winner_is_named_and_has_a_margin() -> None:
     assert won["candidate"] == ["torch_c0_t1"]
     assert set(won["row"]) == {f.name for f in FIELDS if f.column} | {"margin"}
     assert won["row"]["margin"] > 0
-    assert "ran" not in won
-
-
-def test_named_candidates_are_all_ranked_and_nothing_else_is_tried() -> None:
-    only = Choice((("torch_c2_t1",), ("torch_c0_t1",), ("torch_c3_t1",)))
-    log = search(good, slow(5e-4), slow(1e-3), lossy, only=only)
-    (won,) = log.of("shape_tuned")
-    assert won["row"]["kernelName"] == "torch_c0_t1"
-    assert won["row"]["margin"] > 3
-    assert sorted(won["ran"]) == [["torch_c0_t1"], ["torch_c2_t1"], ["torch_c3_t1"]]
-    told = [(r["kernelName"], r["detail"]) for r in log.rows if r["kernelName"] == "torch_c2_t1"]
-    assert told[-1] == ("torch_c2_t1", "ranked again")
-    assert {r["kernelName"] for r in log.rows} == {"torch_c0_t1", "torch_c2_t1", "torch_c3_t1"}

@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,8 @@ import torch
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.aiter_tree.scratch import ScratchTree
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
-from worker.bench.inputs import Inputs
-from worker.bench.measuring import BoundCase, Call
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
+from worker.bench.measuring import BoundCase, Call, Inputs
 from worker.bench.software import installed
 from worker.families import FAMILIES
 from worker.protocol.paths import AITER_ROOT_ENV
@@ -33,6 +33,7 @@ from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, spelled
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
+from worker.tuners.torch.variants import mx_types, op
 
 BATCHED_OPS = {
     "aiter-bmm-bf16": ("batched_gemm_bf16",),
@@ -287,3 +288,70 @@ def enter(tree: Tree) -> dict[str, Any]:
         os.environ.setdefault("AITER_TRITON_ONLY", "1")  # without ROCm nothing else of it can be imported
     sys.path.insert(0, str(tree.root))
     return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
+
+
+class TorchBackend:
+    """One operator per format; what this torch or device lacks is `unsupported`."""
+
+    def load(self) -> dict[str, Any]:
+        return {}
+
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
+        if case.format not in (ROW16, ROW8, BLOCK8, MX4) or (case.b and case.format != ROW16):
+            raise UnsupportedError(f"torch has no library product for {case.family}")
+        if case.format == ROW16:
+            name, make = "bmm" if case.b else "addmm" if case.bias else "mm", _sixteen
+        elif case.dtype == "int8":
+            name, make = "int_mm", _int8
+        else:
+            name = {ROW8: "scaled_mm_rowwise", BLOCK8: "scaled_mm_blockwise", MX4: "scaled_mm_mxfp4"}[case.format]
+            make = _scaled
+        op("_scaled_mm" if make is _scaled else "_int_mm")
+        if case.format == MX4:
+            mx_types(gpu=torch.cuda.is_available())
+        return BoundCase(name, f"torch_{name}", make)
+
+
+def _sixteen(inputs: Inputs, out: torch.Tensor) -> Call:
+    x, w = inputs.x, inputs.w.transpose(-1, -2)
+    low = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
+    product = partial(torch.bmm if inputs.case.b else torch.mm, x, w, out=low)
+    if inputs.bias is not None:
+        product = partial(torch.addmm, inputs.bias, x, w, out=low)
+    return product if low is out else lambda: out.copy_(product())
+
+
+def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
+    """The integer product and the scaling of its result."""
+    assert inputs.xs is not None
+    assert inputs.ws is not None
+    x, w, xs, ws, call = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t(), op("_int_mm")
+    sums = torch.empty(out.shape, dtype=torch.int32, device=out.device)
+    half = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+
+    def whole() -> torch.Tensor:
+        call(x, w, out=sums)
+        torch.mul(sums, xs, out=half)
+        return torch.mul(half, ws, out=out)
+
+    return whole
+
+
+def _scaled(inputs: Inputs, out: torch.Tensor) -> Call:
+    """The scales are in the library's epilogue: by rows, by blocks of 128x128 (torch from 2.8 on, GPUs of sm_90 and
+    later), or those of MXFP4 as they are (hipBLASLt on gfx950)."""
+    assert inputs.xs is not None
+    assert inputs.ws is not None
+    x, w, xs, ws = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t()
+    if inputs.case.format == BLOCK8:
+        xs = xs.t().contiguous().t()  # the library wants the scales of a column side by side
+    elif inputs.case.format == MX4:
+        fp4, e8 = mx_types(gpu=torch.cuda.is_available())
+        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), inputs.ws.view(e8)
+    product = partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
+
+    def scaled() -> torch.Tensor:
+        product()
+        return out
+
+    return scaled
