@@ -39,9 +39,10 @@ from orchestrator.families import get_family, get_tuner
 from orchestrator.inventory.load import limit, load_inventory, resolved
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.values import masker
-from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
-from orchestrator.ledger.model import NOT_WORTH_IT
+from orchestrator.ledger.ingest import Ingest
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.planning.roofline import Won, Worth, won
 from orchestrator.policy import Policy, PolicySettings

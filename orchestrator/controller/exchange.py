@@ -30,7 +30,9 @@ from orchestrator.events import (
     SlotLost,
     TakeBack,
 )
-from orchestrator.ledger import Chunk, Ingest, Ledger, LeftOut
+from orchestrator.ledger.ingest import Chunk, Ingest
+from orchestrator.ledger.reader import LeftOut
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig
 from orchestrator.policy import Policy
 from orchestrator.reasons import Reason

@@ -28,7 +28,7 @@ from orchestrator.events import Event, FleetMayGrow, LeaseEnded, LeasesQueued, N
 from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.keeper import USUAL_S, Keeper, Look, Order
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
 

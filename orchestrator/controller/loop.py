@@ -32,7 +32,8 @@ from orchestrator.events import (
     StopAsked,
     Tick,
 )
-from orchestrator.ledger import Chunk, Ingest, Ledger
+from orchestrator.ledger.ingest import Chunk, Ingest
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, take_requests
 from orchestrator.policy import Policy
 from orchestrator.view.live import LiveStatus

@@ -27,7 +27,7 @@ from orchestrator.controller.stream import Beat, read_frames
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
 

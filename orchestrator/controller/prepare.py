@@ -31,8 +31,8 @@ from orchestrator.errors import InputError, LedgerError, NoUsableNodeError, Orch
 from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
 from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.ledger import Ledger
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder, new_run_id
 from orchestrator.planning.cost import CostModel, CostSample, units, weights
 from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes

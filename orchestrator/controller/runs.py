@@ -17,8 +17,7 @@ from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, t
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
-from orchestrator.ledger import LedgerReader, Replay
-from orchestrator.ledger.model import Counts
+from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport import connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now

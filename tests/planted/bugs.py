@@ -318,7 +318,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "import-upward", 17, "orchestrator/shapes/model.py",
         "from __future__ import annotations\n",
-        "from __future__ import annotations\n\nimport orchestrator.ledger.clean\n",
+        "from __future__ import annotations\n\nimport orchestrator.ledger.database\n",
         "A lower room imports a higher one.",
         ("tests/unit/project/test_rooms.py::test_every_room_imports_only_the_rooms_below_it",),
     ),
@@ -327,6 +327,6 @@ BUGS: tuple[Bug, ...] = (
         "Field(ge=1, le=65535)",
         "Field(ge=0, le=65535)",
         "The schema that editors use says something else than the inventory's reader.",
-        ("tests/unit/inventory/test_inventory_fleet.py::test_the_schema_in_the_repository_is_up_to_date",),
+        ("tests/unit/inventory/test_inventory.py::test_the_schema_in_the_repository_is_up_to_date",),
     ),
 )  # fmt: skip

@@ -26,7 +26,7 @@ from worker.protocol.bench import Options, Side, fetch, mean_of_runs, rounds
 from worker.tuners.aiter.launch import Chip, chip_of, inventory_switches
 from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
-from worker.tuners.common.rows import figure
+from worker.tuners.common.problem import figure
 
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""

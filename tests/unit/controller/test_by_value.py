@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from orchestrator.events import Send, StopAsked, WorkAdded
-from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.reader import reconcile
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.paths import RunConfig, RunPaths, list_runs
 from tests.support.command import Done, command
 

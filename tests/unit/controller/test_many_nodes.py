@@ -13,7 +13,7 @@ from orchestrator.controller.drive import drive
 from orchestrator.controller.messages import FromStream, Message, Timeouts
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.ledger import LedgerReader, reconcile
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.transport.base import Completed
 from orchestrator.view.status import RunStatus
 from tests.waiting import wait_until
@@ -88,7 +88,7 @@ def test_while_the_loop_is_behind_a_node_is_not_silent() -> None:
 
     def is_noticed() -> bool:
         driver.check_pulse()
-        return deaf.ended.is_set()
+        return bool(deaf.ended.is_set())
 
     driver.start()
     try:

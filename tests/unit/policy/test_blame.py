@@ -29,7 +29,7 @@ def test_two_nodes_convict(reason: Reason) -> None:
     places = {f.place for f in rig.shape(1).faults}
     assert len(places) == 2
     assert all(rig.policy.state.gpus[p].tuned > 1 for p in places)
-    assert rig.policy.why(1) == f"shape 1 is failed: {reason.message()}"
+    assert rig.policy.why(1) == f"shape 1 is failed: {reason.message}"
 
 
 def test_the_reason_is_that_of_the_last_fault() -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from worker.aiter_tree.kernel_lists import PLACES, KernelLists
 from worker.device import Gauge
 from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
-from worker.protocol.candidates import BAD_ENDS
+from worker.protocol.spec import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
 

@@ -21,7 +21,7 @@ from worker.tuners.aiter.launch import JOURNAL, PROFILE, TUNED
 from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, Tables, shape_verdict, step_row
 from worker.tuners.aiter.session import Job
 from worker.tuners.base import Emit
-from worker.tuners.common.rows import is_fatal
+from worker.tuners.common.problem import is_fatal
 
 UNSOUND_K = (
     "K is not a multiple of 256, and this AITER lays out the scales of such K wrongly past 32 rows, also for its "

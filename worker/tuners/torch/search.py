@@ -43,8 +43,15 @@ from worker.tuners.common.operands import (
     unpack_codes,
     widen,
 )
-from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.common.rows import is_fatal, row_of, status_of, why_no_winner
+from worker.tuners.common.problem import (
+    Problem,
+    UnsupportedError,
+    is_fatal,
+    parse,
+    row_of,
+    status_of,
+    why_no_winner,
+)
 from worker.tuners.torch.spec import Options
 from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, op, variants
 
