@@ -155,11 +155,11 @@ class Tried:
         if not self._alone:
             raise TunerFault("fault", f"candidate {row.get('kernelName')}: {how}")
         ok, _, words = canary()
-        lost = Lost(self._key, identity(row))
-        entry = BlocklistEntry(self._list.where, self._family, lost, "fault", how, ok, time.time())
-        self._list.note(entry)
         if not ok:
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
+        lost = Lost(self._key, identity(row))
+        entry = BlocklistEntry(self._list.where, self._family, lost, "fault", how, time.time())
+        self._list.note(entry)
         self.withheld.append(entry.withheld("attempt"))
 
 
