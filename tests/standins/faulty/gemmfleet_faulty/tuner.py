@@ -127,10 +127,10 @@ class FaultyTuner(ReplayTuner):
         if len(spec.shapes) > 1:
             raise TunerFault("fault", f"candidate {lost.ident[0]}: {how}")
         (ok, _, words), blocklist = self.canary(), self._blocklist()
-        entry = BlocklistEntry(blocklist.where, spec.family, lost, "fault", how, ok, time.time())
-        blocklist.note(entry)
         if not ok:
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
+        entry = BlocklistEntry(blocklist.where, spec.family, lost, "fault", how, time.time())
+        blocklist.note(entry)
         return entry.withheld("attempt")
 
 
