@@ -60,7 +60,7 @@ def test_the_verdict_does_not_wait_for_ever_nor_for_slots_that_get_nothing() -> 
 
 def test_the_shape_in_flight_runs_alone_next_and_the_rest_goes_back_unblamed() -> None:
     rig = proven_nodes("a", "b")
-    rig.work(1, 2, 3, 4, cost_s=20.0)
+    rig.work(*range(1, 7), cost_s=20.0)
     mine = rig.attempt(1).shapes
     flying = mine[1]
     rig.tune(mine[0])
