@@ -12,10 +12,8 @@ from tests.support.kube import Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 
 pytestmark = [
-    pytest.mark.system,
-    pytest.mark.xdist_group("kubernetes"),
-    pytest.mark.skipif(bool(why_not()), reason=why_not()),
-]
+    pytest.mark.system, pytest.mark.xdist_group("kubernetes"), pytest.mark.skipif(bool(why_not()), reason=why_not()),
+]  # fmt: skip
 
 
 class PodBench(LeaseBench):
@@ -25,11 +23,14 @@ class PodBench(LeaseBench):
         super().__init__(bench, lease="kubernetes", image="rocm/pytorch", count="1-2")
         self.cluster = cluster
 
-    def pods(self) -> list[str]:
+    def left(self) -> list[str]:
         return [pod["metadata"]["name"] for pod in self.cluster.pods()]
 
-    def left(self) -> list[str]:
-        return self.pods()
+    def patched(self, text: str) -> None:
+        """Let commands of the bench run Python text when they start."""
+        self.bench.site.append(self.bench.root / "site")
+        self.bench.site[-1].mkdir()
+        (self.bench.site[-1] / "sitecustomize.py").write_text(text)
 
 
 @pytest.fixture
@@ -37,21 +38,7 @@ def pool(cluster: Cluster, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
     yield PodBench(bench, cluster)
     bench.close()  # a run that goes on asks for more pods
-    cluster.quota()
-    for node in cluster.nodes:
-        cluster.fault("revive", node)
-    for pod in cluster.pods():
-        cluster.delete_pod(pod["metadata"]["name"])
-    wait_until(lambda: not cluster.pods(), "no pod is left")
-    wait_until(lambda: all(map(cluster.is_ready, cluster.nodes)), "the nodes are ready")
-
-
-def patched(pool: PodBench, text: str) -> None:
-    """Let commands of the bench run Python text when they start."""
-    site = pool.bench.root / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(text)
-    pool.bench.site.append(site)
+    cluster.mend()
 
 
 def test_a_run_takes_a_pod_and_deletes_it(pool: PodBench) -> None:
@@ -59,12 +46,12 @@ def test_a_run_takes_a_pod_and_deletes_it(pool: PodBench) -> None:
     done = pool.bench.tune()
     assert done.code == 0, done.out + done.err
     pool.bench.check_books(tuned=n, failed={})
-    wait_until(lambda: pool.pods() == [], "no pod is left")
+    wait_until(lambda: pool.left() == [], "no pod is left")
 
 
 def test_a_pod_that_is_evicted_costs_nobody_anything(pool: PodBench) -> None:
     run = pool.at_work()
-    (pod,) = pool.pods()
+    (pod,) = pool.left()
     pool.fault(pod, "preempted")
     pool.cluster.fault("evict", pod)
     wait_until(pool.ends, "its end is noticed")
@@ -73,7 +60,7 @@ def test_a_pod_that_is_evicted_costs_nobody_anything(pool: PodBench) -> None:
 
 
 def test_a_node_that_dies_is_a_lost_node(pool: PodBench) -> None:
-    patched(pool, "from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 1.0\n")
+    pool.patched("from orchestrator.leases import kubernetes\nkubernetes.NOT_READY_S = 1.0\n")
     run = pool.at_work()
     (first,) = pool.expected()
     pool.fault(first.lease, "failed")
@@ -101,11 +88,11 @@ client.CoreV1Api.create_namespaced_pod = killed
 def test_a_controller_that_dies_between_asking_and_hearing_the_answer(pool: PodBench) -> None:
     """The pod is found by its labels: `resume` works on it, and no second one is requested."""
     pool.bench.shapes(4)
-    patched(pool, KILLED)
+    pool.patched(KILLED)
     run = pool.bench.start("tune", *pool.bench.tune_args())
     assert run.wait(PATIENCE_S) == -9
     pool.bench.site.clear()
-    (pod,) = pool.pods()
+    (pod,) = pool.left()
     done = pool.bench.run("resume")
     assert done.code == 0, done.out + done.err
     assert [e.lease for e in pool.expected()] == [pod]

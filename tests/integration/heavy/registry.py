@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import gzip
 import hashlib
-import http.server
 import io
 import json
 import tarfile
-import threading
 from collections.abc import Iterator
+
+from tests.support.httpd import Answer, served
 
 MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 
@@ -44,36 +44,14 @@ def _image(size: int) -> tuple[bytes, dict[str, bytes]]:
 def registry(address: str, size: int = 4_000_000) -> Iterator[str]:
     """Serves `ADDRESS:PORT/test/small:1`; yields that name."""
     manifest, blobs = _image(size)
+    there = {"1": manifest, _digest(manifest): manifest, **blobs}
+    none = b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str) -> Answer:
+        found = there.get(path.rpartition("/")[2])
+        if found is None:
+            return (200, b"{}", "application/json") if path == "/v2/" else (404, none, "application/json")
+        return 200, found, MANIFEST if found is manifest else "application/octet-stream"
 
-        def do_GET(self) -> None:
-            kind, body = "application/octet-stream", blobs.get(self.path.rpartition("/")[2])
-            if self.path == "/v2/":
-                kind, body = "application/json", b"{}"
-            elif self.path in ("/v2/test/small/manifests/1", f"/v2/test/small/manifests/{_digest(manifest)}"):
-                kind, body = MANIFEST, manifest
-            found = body is not None
-            data = body or b'{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown"}]}'
-            self.send_response(200 if found else 404)
-            self.send_header("Content-Type", kind if found else "application/json")
-            self.send_header("Content-Length", str(len(data)))
-            self.send_header("Docker-Content-Digest", _digest(data))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data)
-
-        do_HEAD = do_GET
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer((address, 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"{address}:{server.server_address[1]}/test/small:1"
-        finally:
-            server.shutdown()
-            thread.join()
+    with served(answer, address) as port:
+        yield f"{address}:{port}/test/small:1"

@@ -6,7 +6,6 @@ import contextlib
 import os
 import select
 import socket
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -123,22 +122,21 @@ def way(tmp_path: Path) -> Iterator[Way]:
 def test_a_wrong_key_of_any_hop_is_refused_before_a_login(way: Way, wrong: str, accept_new: bool) -> None:
     way.connect()
     server: Server = getattr(way, wrong)
-    other = paramiko.ECDSAKey.generate()
-    for marker, why in (
+    right = way.node.line() if wrong == "jump" else way.jump.line()
+    place = rf"127\.0\.0\.1:{server.port} shows"
+    for lines, why in (
         (
-            "",
-            rf"has changed: the key that 127\.0\.0\.1:{server.port} shows .*{way.known_hosts}:2 holds .*ssh-keygen -R",
+            server.line(paramiko.ECDSAKey.generate()),
+            rf"has changed: the key that {place} .*{way.known_hosts}:2 holds .*ssh-keygen -R",
         ),
-        ("@revoked", rf"127\.0\.0\.1:{server.port} shows .* is revoked in .*{way.known_hosts}"),
+        (server.line(marker="@revoked") + server.line(), rf"{place} .* is revoked in .*{way.known_hosts}"),
     ):
-        right = way.node.line() if wrong == "jump" else way.jump.line()
-        text = right + (server.line(server.key, "@revoked") + server.line() if marker else server.line(other))
-        way.known_hosts.write_text(text)
+        way.known_hosts.write_text(right + lines)
         before = server.logins
         with pytest.raises(HostKeyError, match=why):
             way.connect(accept_new_host_keys=accept_new)
         assert server.logins == before
-        assert way.known_hosts.read_text() == text
+        assert way.known_hosts.read_text() == right + lines
 
 
 @pytest.mark.parametrize("unknown", ["jump", "node"])
@@ -170,24 +168,19 @@ def test_a_refused_login_says_what_was_tried_and_the_way_out(way: Way, tmp_path:
     locked, none = tmp_path / "locked", tmp_path / "none"
     way.key.write_private_key_file(str(locked), password="sesame")
     none.write_text("no key\n")
-    for identity, says in (
-        (str(locked), rf"{locked} cannot be read here.*encrypted.*ssh-add"),
-        (str(none), rf"{none} cannot be read here"),
-        ("/nonexistent", "the identity /nonexistent does not exist"),
+    other = paramiko.ECDSAKey.generate()
+    for identity, wanted, methods, says in (
+        (locked, way.key, "publickey", rf"{locked} cannot be read here.*encrypted.*ssh-add"),
+        (none, way.key, "publickey", rf"{none} cannot be read here"),
+        ("/nonexistent", way.key, "publickey", "the identity /nonexistent does not exist"),
+        (None, other, "publickey", rf"not taken: {tmp_path}/id; .*not followed: pkcs11provider.*ssh-agent"),
+        (None, other, "password", r"Passwords are never asked for"),
+        (None, way.key, "publickey,password", r"the host asks for more \(publickey, password\)"),
     ):
-        with pytest.raises(LoginError, match=says):
-            way.connect(identity=identity)
-    way.write_config("PKCS11Provider /lib/token.so")
-    way.node.wanted = paramiko.ECDSAKey.generate()
-    with pytest.raises(LoginError, match=rf"not taken: {tmp_path}/id; .*not followed: pkcs11provider.*ssh-agent") as e:
-        way.connect()
-    assert f"me@127.0.0.1:{way.node.port} did not let us in" in str(e.value)
-    way.node.methods = "password"
-    with pytest.raises(LoginError, match=r"Passwords are never asked for"):
-        way.connect()
-    way.node.wanted, way.node.methods = way.key, "publickey,password"
-    with pytest.raises(LoginError, match=r"is taken, but the host asks for more \(publickey, password\)"):
-        way.connect()
+        way.write_config("" if identity else "PKCS11Provider /lib/token.so")
+        way.node.wanted, way.node.methods = wanted, methods
+        with pytest.raises(LoginError, match=f"me@127.0.0.1:{way.node.port} did not let us in: .*{says}"):
+            way.connect(identity=identity and str(identity))
 
 
 def test_the_inventory_wins_over_the_ssh_config(way: Way) -> None:
@@ -201,8 +194,6 @@ def test_the_inventory_wins_over_the_ssh_config(way: Way) -> None:
     assert hop.connection.gateway == "nc -X tuner 127.0.0.1 2222"
     (hop,) = hops("n1", HostRequest("node", proxy_jump="none", config=way.config))
     assert hop.connection.gateway is False
-    with pytest.raises(TransportError, match=r"/nonexistent cannot be used: .*No such file"):
-        hops("n1", HostRequest("node", config=Path("/nonexistent")))
 
 
 @pytest.mark.parametrize(
@@ -212,27 +203,21 @@ def test_the_inventory_wins_over_the_ssh_config(way: Way) -> None:
         ("Host a\n  ProxyJump b\nHost b\n  ProxyJump a", "a", "in a circle"),
         ("NoValue", "a", "cannot be used: Unparsable line NoValue; correct it"),
         ("Port many", "a", "cannot be used: invalid literal"),
+        (None, "a", "config cannot be used: .*No such file"),
         *(("", host, "is not a host name") for host in ("-oProxyCommand=true", "a b", "", "a\nb")),
     ],
 )
-def test_a_configuration_that_leads_nowhere(tmp_path: Path, text: str, host: str, says: str) -> None:
+def test_a_configuration_that_leads_nowhere(tmp_path: Path, text: str | None, host: str, says: str) -> None:
     config = tmp_path / "config"
-    config.write_text(text)
+    if text is not None:
+        config.write_text(text)
     expected = pytest.raises(TransportError, match=says) if says else contextlib.nullcontext()
     with expected:
         assert len(hops("n1", HostRequest(host, config=config))) == 1
 
 
 def test_a_proxy_command_carries_the_connection_or_is_named(way: Way) -> None:
-    relay = way.config.parent / "relay.py"
-    relay.write_text(
-        "import os, socket, sys, threading\n"
-        "s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
-        "def up():\n    while d := os.read(0, 65536): s.sendall(d)\n    s.shutdown(1)\n"
-        "threading.Thread(target=up, daemon=True).start()\n"
-        "while d := s.recv(65536): os.write(1, d)\n"
-    )
-    way.write_config(f"ProxyCommand {sys.executable} {relay} %h %p")
+    way.write_config("ProxyCommand bash -c 'exec 3<>/dev/tcp/%h/%p; cat <&3 & exec cat >&3'")
     way.connect()
     way.write_config("ProxyCommand false")
     transport = SshTransport("n1", "node", config=way.config, connect_timeout=1.0)
@@ -241,16 +226,17 @@ def test_a_proxy_command_carries_the_connection_or_is_named(way: Way) -> None:
 
 
 def test_who_is_not_there_is_named() -> None:
-    def connect(seconds: float, host: str, port: int | None = None) -> None:
-        SshTransport("n1", host, port=port, config=Path(os.devnull), connect_timeout=seconds, patient=False).connect()
+    def fault(seconds: float, host: str, port: int | None = None) -> UnreachableError:
+        with pytest.raises(UnreachableError) as e:
+            SshTransport(
+                "n1", host, port=port, config=Path(os.devnull), connect_timeout=seconds, patient=False
+            ).connect()
+        return e.value
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(UnreachableError, match=rf"127.0.0.1:{port} did not answer within \d+ s") as e:
-            connect(1.0, "127.0.0.1", port)
-        assert (e.value.silent, e.value.greeted) == (True, False)
-    with pytest.raises(UnreachableError, match=f"127.0.0.1:{port} refused the connection") as e:
-        connect(PATIENCE_S, "127.0.0.1", port)
-    assert e.value.refused
-    with pytest.raises(UnreachableError, match=r"the name no-such-host\.invalid cannot be resolved|did not answer"):
-        connect(1.0, "no-such-host.invalid")
+        silent = fault(1.0, "127.0.0.1", port)
+        assert f"127.0.0.1:{port} did not answer within" in str(silent)
+        assert (silent.silent, silent.greeted) == (True, False)
+    assert fault(PATIENCE_S, "127.0.0.1", port).refused
+    assert any(x in str(fault(1.0, "no-such-host.invalid")) for x in ("invalid cannot be resolved", "did not answer"))
