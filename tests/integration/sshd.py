@@ -103,6 +103,10 @@ class Sshd:
         (self.folder / "sshd_config").write_text("\n".join(lines) + "\n")
 
     @property
+    def place(self) -> str:
+        return f"{self.address}:{self.port}"
+
+    @property
     def known_name(self) -> str:
         return f"[{self.address}]:{self.port}"
 

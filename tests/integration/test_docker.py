@@ -6,7 +6,7 @@ import json
 import secrets
 import shlex
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,7 +17,6 @@ from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
-from tests.integration.heavy.registry import registry
 from tests.waiting import wait_until
 from worker.protocol import Spec, SpecShape
 
@@ -47,11 +46,6 @@ class Site:
     slots: tuple[str, ...]
     options: DockerOptions
     engine: DockerEngine
-
-    def another(self, **changed: Any) -> DockerEngine:
-        """An engine of the same folder, with other values."""
-        options = changed.pop("options", self.options)
-        return DockerEngine(self.transport, self.folder, self.run, self.slots, options, **changed)
 
     def name(self, slot: str = "0") -> str:
         return f"gemmfleet-{self.run}-{self.node.name}-{slot}"
@@ -204,7 +198,7 @@ def test_tidy_takes_only_what_is_ours(site: Deploy) -> None:
 def test_a_docker_that_stalls_or_restarts_is_reported_and_found_again(site: Deploy) -> None:
     s = site()
     s.engine.start()
-    impatient = s.another(limit_s=1.0)
+    impatient = DockerEngine(s.transport, s.folder, s.run, s.slots, s.options, limit_s=1.0)
     s.node.stall_dockerd()
     try:
         for _ in range(2):
@@ -238,23 +232,6 @@ def test_a_docker_that_stalls_or_restarts_is_reported_and_found_again(site: Depl
 def test_what_is_missing_is_named_with_the_way_out(site: Deploy, i: int, options: dict[str, Any], says: str) -> None:
     with pytest.raises(EngineError, match=says):
         site(i, **options).engine.start()
-
-
-def test_a_pull_tells_how_it_goes(site: Deploy, fleet: HeavyFleet) -> None:
-    told: list[str] = []
-    with registry(fleet.gateway) as image:
-        s = site(image=image)
-        engine = s.another(progress=told.append)
-        engine.prepare()
-        assert image in s.node.sh("docker image ls --format '{{.Repository}}:{{.Tag}}'")
-        assert told[-1] == f"pulled {image}"
-        assert told[0].startswith(f"pulling {image}: ")
-        wrong = s.another(options=replace(s.options, image=image[:-1] + "2"))
-        with pytest.raises(EngineError, match=r"the image .*:2 is not there"):
-            wrong.prepare()
-        wrong.close()
-        engine.close()
-        s.node.sh(f"docker image rm {image}")
 
 
 def test_a_person_gets_the_same_by_hand(site: Deploy) -> None:

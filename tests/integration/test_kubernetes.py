@@ -18,6 +18,7 @@ from orchestrator.errors import HostKeyError, InputError, TransportError, Unreac
 from orchestrator.leases import holder
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource, PodRequest
+from orchestrator.transport import pod
 from orchestrator.transport.pod import PodOpener, connect
 from tests.support.kube import NAMESPACE, Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
@@ -61,10 +62,13 @@ def says(source: KubernetesSource, *words: str) -> Lease:
     return found[0]
 
 
+def opener(source: KubernetesSource, lease: Lease) -> PodOpener:
+    return PodOpener("pool-1", source._api, NAMESPACE, lease.id, CONTAINER)
+
+
 def echo(source: KubernetesSource, lease: Lease) -> tuple[bytes, str]:
     """All that `echo in` in a lease prints, and how it ended."""
-    opener = PodOpener("pool-1", source._api, NAMESPACE, lease.id, CONTAINER)
-    channel = opener.start("echo in", time.monotonic() + PATIENCE_S)
+    channel = opener(source, lease).start("echo in", time.monotonic() + PATIENCE_S)
     out = bytearray()
     while more := channel.read(1 << 20):
         out += more
@@ -104,6 +108,20 @@ def test_what_a_lease_left_is_in_its_log(make: Make) -> None:
     assert source.leftovers(Lease("never-was", LeaseState.ENDED)) is None
     with pytest.raises(UnreachableError, match='pods "never-was" not found'):
         echo(source, Lease("never-was", LeaseState.READY))
+
+
+def test_a_stream_on_which_nothing_comes_for_a_minute_ends(
+    make: Make, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make()
+    source.ask(1)
+    (lease,) = ready(source)
+    channel = opener(source, lease).start("echo up; cat", time.monotonic() + PATIENCE_S)
+    assert channel.read(10) == b"up\n"
+    cluster.fault("freeze", lease.id)
+    monkeypatch.setattr(pod, "SILENCE_S", 0.0)
+    assert channel.read(10) == b""
+    assert "broke (nothing was heard for" in channel.error()
 
 
 # --- the API server ---------------------------------------------------------------------------------------------------

@@ -208,14 +208,14 @@ BUGS: tuple[Bug, ...] = (
         "        raise hop.host_keys.changed(e) from e\n",
         "        hop.connection.client.get_host_keys().clear()\n        tried = hop.connection.open()\n",
         "A host whose key has changed is trusted under --accept-new-host-keys.",
-        ("tests/unit/transport/test_ssh_connection.py::test_a_wrong_key_of_any_hop_is_refused_before_a_login",),
+        ("tests/integration/test_ssh.py::test_a_wrong_key_of_any_hop_is_refused_before_a_login",),
     ),
     Bug(
         "hop-not-checked", 11, "orchestrator/transport/ssh/connection.py",
         "KnownOnly(node, made, found, accept_new)",
         "KnownOnly(node, made, found, accept_new or bool(gateways))",
         "The host behind a jump host is trusted whatever key it shows.",
-        ("tests/unit/transport/test_ssh_connection.py::test_an_unknown_key_of_any_hop_is_refused_or_kept_once",),
+        ("tests/integration/test_ssh.py::test_an_unknown_key_of_any_hop_is_refused_or_kept_once",),
     ),
     Bug(
         "secret-in-a-file", 11, "orchestrator/controller/node_plan.py",

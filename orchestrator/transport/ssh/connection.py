@@ -314,7 +314,9 @@ def hang_up(route: Sequence[Hop]) -> None:
         if isinstance(proxy := getattr(transport, "sock", None), paramiko.ProxyCommand):
             transport.join(TCP_GIVE_UP_S)  # its thread signals the process, which must be there until then
             proxy.process.kill()
-            proxy.process.communicate()
+            proxy.process.wait()
+            for pipe in (proxy.process.stdin, proxy.process.stdout, proxy.process.stderr):
+                pipe.close()  # not read to their ends: what the command started may hold them open
 
 
 def _open(node: str, hop: Hop) -> None:

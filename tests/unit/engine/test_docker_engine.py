@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import shutil
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -15,7 +18,7 @@ import pytest
 
 from orchestrator.controller.deploy import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions, engine_error
-from orchestrator.engine.docker_containers import Docker, worker_state
+from orchestrator.engine.docker_containers import Docker, DockerEngine, worker_state
 from orchestrator.engines import WorkerState
 from orchestrator.errors import EngineError
 from orchestrator.transport import LocalTransport
@@ -200,6 +203,37 @@ def test_requests_over_a_channel_keep_their_time_limits() -> None:
         if thread.name == "docker channel":
             thread.join(PATIENCE_S)
             assert not thread.is_alive()
+
+
+def test_a_pull_tells_how_it_goes() -> None:
+    """A stand-in for the daemon: no image, then a pull, or one that is denied."""
+    lines = [
+        {"status": "Pulling from a/b", "id": "1"},
+        {"status": "Downloading", "id": "aa", "progressDetail": {"current": 5_000_000, "total": 10_000_000}},
+        {"status": "Pull complete", "id": "aa"},
+    ]
+    script = """
+import json, sys
+answers = {"/version": [{"ApiVersion": "1.44"}], "/v1.44/images/create": LINES}
+for line in sys.stdin:
+    if " HTTP/" in line:
+        found = answers.get(line.split()[1].partition("?")[0])
+    elif line == "\\r\\n":
+        body = "".join(json.dumps(x) + "\\n" for x in found or [{"message": "No such image"}])
+        print("HTTP/1.1", 200 if found else 404, "is\\r\\nTransfer-Encoding: chunked\\r\\n\\r", flush=True)
+        print(f"{len(body):x}\\r\\n{body}\\r\\n0\\r\\n\\r", flush=True)
+"""
+    for said, fails in ((lines, False), ([{"error": "denied"}], True)):
+        told: list[str] = []
+        command = (sys.executable, "-c", script.replace("LINES", json.dumps(said)))
+        options = DockerOptions("a/b:1", docker_command=command)
+        engine = DockerEngine(LocalTransport("here"), "/f", "r", ("0",), options, progress=told.append)
+        with (
+            contextlib.closing(engine),
+            pytest.raises(EngineError, match="here: Docker: denied") if fails else contextlib.nullcontext(),
+        ):
+            engine.prepare()
+        assert told == ([] if fails else ["pulling a/b:1: 5 of 10 MB", "pulled a/b:1"])
 
 
 def test_the_words_of_a_channel_that_ends_are_in_the_error() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from urllib3 import HTTPResponse
 
-from orchestrator.errors import InputError, TransportError, UnreachableError
+from orchestrator.errors import InputError, LoginError, TransportError, UnreachableError
 from orchestrator.leases import kubernetes
 from orchestrator.leases.base import EndCause, LeaseState
 from orchestrator.leases.kubernetes import (
@@ -27,8 +27,7 @@ from orchestrator.leases.kubernetes import (
     template_faults,
     trouble,
 )  # fmt: skip
-from orchestrator.transport.pod import connect
-from tests.support.httpd import served
+from orchestrator.transport.pod import connect, refusal
 
 pytest.importorskip("kubernetes")
 
@@ -207,56 +206,56 @@ def test_trouble_of_a_pod_that_may_pass() -> None:
     assert trouble(lost) == ("", 0.0)
 
 
-# --- the list of a small server; tests/integration/test_kubernetes.py has the real API server -------------------------
+# --- answers of the API server; tests/integration/test_kubernetes.py has a real one ------------------------------------
 
 
 class Listed:
-    """An API server that has one answer, and a source that asks it."""
+    """A source whose API server has one answer."""
 
-    def __init__(self, source: KubernetesSource) -> None:
-        self.source, self.answer = source, (200, b"")
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer = (200, b"")
+        (folder / "kubeconfig").write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        }))  # fmt: skip
+        monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+        self.source = KubernetesSource("r1", "pool", PodRequest("any"))
+        pool = self.source._api.rest_client.pool_manager
+        monkeypatch.setattr(pool, "request", lambda *args, **_: HTTPResponse(self.answer[1], status=self.answer[0]))
+        self.list = self.source.list
 
     def pods(self, *pods: Json) -> None:
         self.answer = (200, json.dumps({"kind": "PodList", "apiVersion": "v1", "items": pods}).encode())
 
 
 @pytest.fixture
-def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Listed]:
-    with served(lambda path: (*made.answer, "application/json")) as port:
-        (tmp_path / "kubeconfig").write_text(yaml.safe_dump({
-            "apiVersion": "v1", "kind": "Config", "current-context": "x",
-            "clusters": [{"name": "c", "cluster": {"server": f"http://127.0.0.1:{port}"}}],
-            "users": [{"name": "u", "user": {"token": "t"}}],
-            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
-        }))  # fmt: skip
-        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-        made = Listed(KubernetesSource("r1", "pool", PodRequest("any")))
-        yield made
-        made.source.close()
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Listed:
+    return Listed(tmp_path, monkeypatch)
 
 
 def test_a_refusal_is_one_and_an_answer_that_is_no_list_of_pods_is_none(listed: Listed) -> None:
     """A proxy in front of a server that is away answers like this; the client raises errors of many kinds then."""
     listed.answer = (403, b'{"kind": "Status", "message": "cannot list resource", "code": 403}')
     with pytest.raises(TransportError, match="cannot list resource") as refused:
-        listed.source.list()
+        listed.list()
     assert not isinstance(refused.value, UnreachableError)
     for body in (b"<html>maintenance</html>", b'{"items": 5}', b"", b'{"kind": "PodList"'):
         listed.answer = (200, body)
         with pytest.raises(UnreachableError):
-            listed.source.list()
+            listed.list()
 
 
 def test_trouble_that_lasts_ends_a_lease(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
     lost = pod(running(conditions=conditions("False")))
-    for given in (lost, pod(running())):
-        given["spec"]["containers"] = [{"name": CONTAINER}]
-        for status in given["status"]["containerStatuses"]:
-            status |= {"image": "any", "imageID": "", "ready": True, "restartCount": 0}
+    lost["spec"]["containers"] = [{"name": CONTAINER}]
+    for status in lost["status"]["containerStatuses"]:
+        status |= {"image": "any", "imageID": "", "ready": True, "restartCount": 0}
     listed.pods(lost)
-    assert [x.state for x in listed.source.list()] == [READY]
+    assert [x.state for x in listed.list()] == [READY]
     monkeypatch.setattr(kubernetes, "NOT_READY_S", 0.0)
-    assert [(x.cause, x.why) for x in listed.source.list()] == [(EndCause.FAILED, "node k1 is NotReady")]
+    assert [(x.cause, x.why) for x in listed.list()] == [(EndCause.FAILED, "node k1 is NotReady")]
 
 
 def test_a_controller_in_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,3 +282,20 @@ def test_a_kubeconfig_that_cannot_be_used_is_named(
     monkeypatch.setenv("KUBECONFIG", str(path))
     with pytest.raises(InputError, match=r"(?s)kubeconfig cannot be used.*set KUBECONFIG, or `context:`"):
         connect(None)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "transient", "words"),
+    [
+        (403, '{"message": "exceeded quota"}', TransportError, None, "n1: exceeded quota"),
+        (401, "Unauthorized", LoginError, None, "does not know this user (Unauthorized)"),
+        (404, "not found", UnreachableError, False, "not found"),
+        (503, "", UnreachableError, True, "503: it gave no reason"),
+    ],
+)
+def test_answers_of_the_api_server(
+    status: int, body: str, kind: type[TransportError], transient: bool | None, words: str
+) -> None:
+    error = refusal("n1", status, body)
+    assert (type(error), getattr(error, "transient", None)) == (kind, transient)
+    assert words in str(error)
