@@ -170,8 +170,8 @@ def _host(node: Node) -> Hashable:
     """The machine of a node as SSH would reach it, asked without contact: two nodes of one value are one machine."""
     if node.is_here:
         return "here"
-    from orchestrator.transport.ssh.connection import hops
-    from orchestrator.transport.ssh.link import HostRequest
+    from orchestrator.transport.ssh import HostRequest
+    from orchestrator.transport.ssh_connection import hops
 
     try:
         real = resolved(node)

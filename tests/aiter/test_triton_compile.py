@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.image.takeout import TRITON
+from orchestrator.image.build import TRITON
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.triton_configs.kinds import BY_NAME
 

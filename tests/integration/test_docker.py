@@ -111,7 +111,7 @@ def test_containers_are_started_as_specified(site: Deploy, i: int) -> None:
         config, host = found["Config"], found["HostConfig"]
         assert config["Labels"].pop("gemmfleet.version")
         assert f"PRIVATE={HOSTILE}" in config["Env"]
-        wanted = {
+        wanted: dict[str, Any] = {
             "Labels": {"gemmfleet.run": s.run, "gemmfleet.node": s.node.name, "gemmfleet.slot": slot},
             "User": owner, "Hostname": f"{s.node.name}-{slot}", "WorkingDir": "/gemmfleet",
             "Entrypoint": ["sh"], "Cmd": ["/gemmfleet/tune.sh", "agent", "--slot", slot],

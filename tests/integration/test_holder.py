@@ -20,7 +20,7 @@ import pytest
 from orchestrator.controller.deploy import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import EngineError
-from orchestrator.leases import holder
+from orchestrator.leases.base import BEGIN, END, folder_word, holder_script, leftovers_in, prelude
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.exec import ExecTransport
 from tests.support.processes import Here
@@ -32,13 +32,13 @@ class Held:
 
     def __init__(self, root: Path, shell: str, *, idle_s: int = 3600, results: str = "", **of_script: Any) -> None:
         self.folder, self.out = root / "w/leases/l1", root / "out"
-        text = holder.script("r1", "p", f"{root}/w", idle_s=idle_s, **of_script).replace("sleep 2 ", "sleep 0.1 ")
+        text = holder_script("r1", "p", f"{root}/w", idle_s=idle_s, **of_script).replace("sleep 2 ", "sleep 0.1 ")
         with self.out.open("wb") as out_file:
             self.process = subprocess.Popen(
                 [shell, "-c", text], stdin=subprocess.DEVNULL, stdout=out_file, start_new_session=True,
                 env={**os.environ, "GEMMFLEET_LEASE": "l1"},
             )  # fmt: skip
-        self.transport = ExecTransport("n1", Here(), holder.prelude(f"{root}/w", "l1"))
+        self.transport = ExecTransport("n1", Here(), prelude(f"{root}/w", "l1"))
         self.transport.connect()
         env = {"GEMMFLEET_RESULTS": results} if results else {}
         plan = NodePlan("n1", "r1/n1", ("0", "1"), "exec", "process", sys.executable, env, {})
@@ -113,7 +113,7 @@ def test_workers_are_children_of_the_holder_and_end_with_it(tmp_path: Path, hold
     assert held.process.wait() == 143
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     assert not held.folder.exists()
-    data = holder.leftovers_in(held.out.read_bytes())
+    data = leftovers_in(held.out.read_bytes())
     assert data is not None
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
         assert "r1/n1/events/0.jsonl" in tar.getnames()
@@ -137,7 +137,7 @@ def test_it_ends_by_itself_once_nothing_runs_and_nobody_is_connected(tmp_path: P
     assert not Path(f"/proc/{pid}").exists()
     assert (tmp_path / "kept/events/0.jsonl").stat().st_size
     assert not held.folder.exists()
-    assert holder.leftovers_in(held.out.read_bytes()) is None, "the folder of results has them"
+    assert leftovers_in(held.out.read_bytes()) is None, "the folder of results has them"
 
 
 @pytest.mark.full
@@ -166,12 +166,12 @@ def test_a_folder_whose_holder_has_ended_starts_nothing(hold: Hold) -> None:
 @pytest.mark.parametrize("workdir", ["", "~/a b", "/scratch/$(touch hacked)'"])
 def test_the_script_and_the_way_into_it_pass_the_shell_and_shellcheck(tmp_path: Path, workdir: str) -> None:
     script, way = tmp_path / "lease.sh", tmp_path / "way.sh"
-    script.write_text(holder.script("r1", "p", workdir, out=holder.folder_word("~/out 'put")))
-    way.write_text(f"#!/bin/sh\n{holder.prelude(workdir, '17_3')}\n")
+    script.write_text(holder_script("r1", "p", workdir, out=folder_word("~/out 'put")))
+    way.write_text(f"#!/bin/sh\n{prelude(workdir, '17_3')}\n")
     for shell in ("sh", "bash"):
         for path in (script, way):
             subprocess.run([shell, "-n", path], check=True)
-    line = f"printf '%s|' {holder.folder_word(workdir)}"
+    line = f"printf '%s|' {folder_word(workdir)}"
     env = {"HOME": "/home/u x", "TMPDIR": "/t p"}
     one = subprocess.run(["sh", "-c", line], capture_output=True, text=True, check=True, env=env).stdout
     assert one == (f"{workdir.replace('~', '/home/u x')}|" if workdir else f"/t p/gemmfleet-{os.getuid()}|")
@@ -181,14 +181,14 @@ def test_the_script_and_the_way_into_it_pass_the_shell_and_shellcheck(tmp_path: 
 
 
 def test_the_last_whole_archive_of_an_output_is_found() -> None:
-    def block(data: bytes, end: str = holder.END) -> bytes:
-        return f"{holder.BEGIN}\n".encode() + base64.encodebytes(data) + f"{end}\n".encode()
+    def block(data: bytes, end: str = END) -> bytes:
+        return f"{BEGIN}\n".encode() + base64.encodebytes(data) + f"{end}\n".encode()
 
     for out, found in (
         (b"", None),
         (b"words\n" + block(b"x" * 200), b"x" * 200),
         (block(b"first") + block(b"second") + b"words", b"second"),
         (block(b"cut off", ""), None),
-        (f"{holder.BEGIN}\n?\n{holder.END}\n".encode(), None),
+        (f"{BEGIN}\n?\n{END}\n".encode(), None),
     ):
-        assert holder.leftovers_in(out) == found
+        assert leftovers_in(out) == found

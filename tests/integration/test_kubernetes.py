@@ -15,8 +15,7 @@ import pytest
 
 from orchestrator.engines import OK, UNUSABLE, WARNING
 from orchestrator.errors import HostKeyError, InputError, TransportError, UnreachableError
-from orchestrator.leases import holder
-from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
 from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource, PodRequest
 from orchestrator.transport import pod
 from orchestrator.transport.pod import PodOpener, connect
@@ -99,7 +98,7 @@ def test_leases_are_given_by_the_scheduler_and_given_back(make: Make, cluster: C
 
 def test_what_a_lease_left_is_in_its_log(make: Make) -> None:
     source = make()
-    begin, end = holder.BEGIN, holder.END
+    begin, end = BEGIN, END
     source._script = f"echo words; echo {begin}; head -c 3000000 /dev/zero | base64; echo {end}"
     source.ask(1)
     over = says(source, "Completed")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
+from typing import ClassVar
 
 import pytest
 
@@ -24,7 +25,7 @@ class RunBench(LeaseBench):
     """Faults of a scheduler; `patch` has what is undone before the test goes on."""
 
     cluster: SlurmCluster | Cluster
-    wrong: dict[str, str]
+    wrong: ClassVar[dict[str, str]]
     """Options that the scheduler refuses."""
 
     def __init__(self, bench: Bench, patch: pytest.MonkeyPatch, **options: str) -> None:
@@ -48,7 +49,7 @@ class SlurmBench(RunBench):
     """A bench on Slurm, with leases of two GPUs each."""
 
     cluster: SlurmCluster
-    wrong = {"partition": "nosuch"}
+    wrong: ClassVar[dict[str, str]] = {"partition": "nosuch"}
 
     def __init__(self, bench: Bench, patch: pytest.MonkeyPatch, cluster: SlurmCluster) -> None:
         super().__init__(bench, patch, lease="slurm", partition=PARTITION)
@@ -79,7 +80,7 @@ class PodBench(RunBench):
     """A bench on Kubernetes, with pods of two GPUs each."""
 
     cluster: Cluster
-    wrong = {"namespace": "nowhere"}
+    wrong: ClassVar[dict[str, str]] = {"namespace": "nowhere"}
 
     def __init__(self, bench: Bench, patch: pytest.MonkeyPatch, cluster: Cluster) -> None:
         super().__init__(bench, patch, lease="kubernetes", image="rocm/pytorch")

@@ -19,7 +19,7 @@ from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
-from orchestrator.transport import RemoteFile, SshTransport
+from orchestrator.transport import RemoteFile, SshTransport, connected
 from orchestrator.transport.exec import ExecTransport
 from tests.integration.slurm import GPUS, PARTITION, SlurmCluster
 from tests.integration.sshd import NO_BASHRC, light_fleet
@@ -67,11 +67,7 @@ class Pool:
         return found
 
     def connect(self, lease: Lease) -> ExecTransport:
-        transport = self._stack.enter_context(
-            contextlib.closing(self.source.transport(lease, f"node-{lease.id}"))  # type: ignore[type-var]
-        )
-        transport.connect()
-        return transport
+        return self._stack.enter_context(connected(self.source.transport(lease, f"node-{lease.id}")))
 
     def workers(self, lease: Lease) -> list[int]:
         """Their process ids, once they have records."""

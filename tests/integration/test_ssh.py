@@ -17,8 +17,8 @@ import pytest
 
 from orchestrator.errors import TransportError
 from orchestrator.transport import HostKeyError, LoginError, RemoteFile, SshTransport, UnreachableError, connected
-from orchestrator.transport.ssh.connection import hops
-from orchestrator.transport.ssh.link import HostRequest
+from orchestrator.transport.ssh import HostRequest
+from orchestrator.transport.ssh_connection import hops
 from tests.integration.sshd import SSHD, LightFleet, Sshd, keygen, light_fleet, public
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -168,7 +168,7 @@ def test_who_is_not_there_or_not_reached_is_named(fleet: LightFleet) -> None:
         with pytest.raises(UnreachableError) as e:
             SshTransport(
                 "n1", host, port=port, config=fleet.config, connect_timeout=seconds, patient=False,
-                proxy_jump=via and via.place,
+                proxy_jump=via.place if via else None,
             ).connect()  # fmt: skip
         return e.value
 

@@ -16,7 +16,7 @@ from orchestrator.configs import aiter as merging
 from orchestrator.configs import check as checking
 from orchestrator.configs.check import Compiled, check, chips_of
 from orchestrator.errors import InputError
-from orchestrator.image import takeout
+from orchestrator.image import build
 from tests.support.config_tree import operator, resolved, tree, values, winners
 
 FILES = {
@@ -122,12 +122,12 @@ def test_an_image_is_read_as_a_folder_is(root: Path, monkeypatch: pytest.MonkeyP
         asked.append((image, inventory, parts))
         shutil.copytree(root, folder, dirs_exist_ok=True)
 
-    monkeypatch.setattr(takeout, "take_out", copied)
+    monkeypatch.setattr(build, "take_out", copied)
     inventory = tmp_path / "inv.yaml"
     args = ("check", "--build", "rocm/aiter:1", "-i", str(inventory), "--gfx", "gfx950", "--lint-only")
     code, text = run(*args)
     assert (code, text.splitlines()[0]) == (0, "gfx950: 4 files, 0 buckets compiled, 0 with spills")
-    assert asked == [("rocm/aiter:1", inventory, takeout.TRITON)]
+    assert asked == [("rocm/aiter:1", inventory, build.TRITON)]
 
 
 def test_a_folder_without_configs_is_refused(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_trouble_of_a_pod_that_may_pass() -> None:
     assert trouble(lost) == ("", 0.0)
 
 
-# --- answers of the API server; tests/integration/test_kubernetes.py has a real one ------------------------------------
+# --- answers of the API server; tests/integration/test_kubernetes.py has a real one -----------------------------------
 
 
 class Listed:

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.errors import TransportError, UnreachableError
-from orchestrator.leases import holder
-from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from orchestrator.transport import Completed, LocalTransport
 
@@ -190,7 +189,7 @@ def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:
 
 
 def test_rows_are_those_of_the_run_and_awaited_while_the_job_ends(login: Login) -> None:
-    rows = f"{holder.BEGIN}\n{base64.b64encode(b'rows').decode()}\n{holder.END}\n".encode()
+    rows = f"{BEGIN}\n{base64.b64encode(b'rows').decode()}\n{END}\n".encode()
     login.outputs = [Completed(1, b"", b"no such file"), Completed(0, b"words\n", b""), Completed(0, rows, b"")]
     s = source(login)
     login.squeue("9|N/A|9|COMPLETING|None|g1|1000|2000|0|N/A|0|1")

@@ -14,9 +14,9 @@ import pytest
 
 from orchestrator.errors import TransportError
 from orchestrator.transport import RemoteFile
+from orchestrator.transport.base import command_line
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.kept_shell import SCRIPT
-from orchestrator.transport.quoting import command_line
 from orchestrator.transport.shell import UNPACK, stream
 from tests.support.processes import Here
 
