@@ -27,12 +27,11 @@ from benchmarks.figure import show
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, Resolver, bound_of
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.problem import KindProblem, family_of, problem_of
-from worker.tuners.aiter_triton.space import AiterConfig, config_of
+from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, config_of, family_of, problem_of
 from worker.tuners.aiter_triton.spec import tuned_kinds
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.model import estimate_us
-from worker.tuners.search.target import Target, known
+from worker.tuners.search.source import Target, known
 
 DRAWN, TRIES = 100, 3000
 FIRST = 0.08

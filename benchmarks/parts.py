@@ -14,7 +14,7 @@ from tests.support.policy_rig import Rig
 from tests.support.workernode import node
 from tests.unit.worker.agent.test_follow import following
 from tests.waiting import wait_until
-from worker.device import health
+from worker import device as health
 
 NODES, SLOTS, KINDS, SHAPES = 200, 8, 1_000, 40
 LINES = 300_000

@@ -12,21 +12,27 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from benchmarks.aiter_default import tree_for
 from benchmarks.figure import Figure, LeftOutError, show
 from tests.standins.triton_tree import make, values
 from worker.protocol import Spec, SpecShape
 from worker.triton_configs.kinds import BY_NAME
+from worker.tuners.aiter_triton import space
+from worker.tuners.aiter_triton.source import AiterSource
+from worker.tuners.aiter_triton.space import AiterConfig, KindProblem
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
 from worker.tuners.search.measuring import NoDeviceError
+from worker.tuners.search.source import Target
 
 SHAPES = ((16, 1280, 8192), (256, 2112, 7168), (64, 7168, 2048), (512, 4096, 4096))
 """(M, N, K): projections of Llama-3-70B, DeepSeek-V3 and Qwen at decode and at a middle batch."""
@@ -59,6 +65,27 @@ def tuned(tuner: AiterTritonTuner, family: str, key: Mapping[str, int | str], **
     return {"us": won["us"], "name": won["kernelName"], "detail": won["detail"], "timed": timed, "wall_s": wall_s}
 
 
+def drawn_by(count: int) -> Any:
+    """In place of a source's candidates: so many legal configs, drawn evenly from the product of all knobs."""
+
+    def candidates(
+        self: AiterSource, p: KindProblem, target: Target, first: Sequence[AiterConfig] = (), most: int = 0
+    ) -> list[AiterConfig]:
+        rng, knobs, completed = (
+            random.Random(f"0:{p.group_name}:{p.m}"),
+            space.knobs(self.kind, target),
+            self.completed(p),
+        )
+        found: dict[object, AiterConfig] = {}
+        for _ in range(200 * count):
+            c = space.config_of({name: rng.choice(values) for name, values in knobs.items()})
+            if len(found) < count and space.why_illegal(self.kind, p, c, target) is None:
+                found.setdefault(space.identity(c, p, completed), c)
+        return list(found.values())
+
+    return candidates
+
+
 def run(folder: Path, tree: Path | None = None, drawn: int = DRAWN, out: Path | None = None) -> list[Figure]:
     """A figure for each shape. Raises LeftOutError without a GPU."""
     import torch
@@ -84,7 +111,8 @@ def run(folder: Path, tree: Path | None = None, drawn: int = DRAWN, out: Path | 
                 kept["tuner"] = tuners[family].open()
             key: dict[str, int | str] = {"M": m, "N": n, "K": k, **more}
             fast = tuned(tuners[family], family, key)
-            full = tuned(tuners[family], family, key, search="exhaustive", sample=drawn)
+            with mock.patch.object(AiterSource, "candidates", drawn_by(drawn)):
+                full = tuned(tuners[family], family, key, search="exhaustive")
             label = f"{family} {m}x{n}x{k}"
             kept["shapes"][label] = {"search": fast, "drawn": full}
             print(label, json.dumps(kept["shapes"][label]), file=sys.stderr, flush=True)

@@ -69,9 +69,9 @@ def main(argv: list[str] | None = None) -> int:
 
         return loop.main(args.node_dir, args.slot)
     if args.verb == "run":
-        from worker.agent import standalone
+        from worker.agent import loop
 
-        return standalone.run_group(args.group, args.node_dir, args.slot, args.tuner)
+        return loop.run_group(args.group, args.node_dir, args.slot, args.tuner)
     if args.verb == "follow":
         from worker.agent import follow
 
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _on_slot(args: argparse.Namespace) -> int:
-    from worker.agent.standalone import read_config
+    from worker.agent.loop import read_config
     from worker.protocol import NodePaths
 
     slot_env = read_config(NodePaths(args.node_dir)).slots.get(args.slot, {})
@@ -101,9 +101,9 @@ def _probe(args: argparse.Namespace) -> int:
     if args.aiter_root is not None:
         return _probe_tree(args)
     from worker.bench import software
-    from worker.device import probe
+    from worker.device import identify
 
-    facts = {**probe.identify(), **software.installed()}
+    facts = {**identify(), **software.installed()}
     aiter = software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else "")
     if aiter is not None:
         facts["aiter"] = aiter

@@ -23,7 +23,7 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
 
     from orchestrator.controller.deploy import NodePlan, missing_files, node_files, node_folders
     from orchestrator.controller.node_plan import plan_nodes, transport_of
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
     from orchestrator.transport import Transport
 
     began = time.perf_counter()

@@ -22,7 +22,7 @@ from benchmarks.peers.environment import Environment
 from benchmarks.peers.table import Row
 from orchestrator.controller.deploy import node_files, node_folders
 from orchestrator.controller.node_plan import plan_nodes
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 from orchestrator.transport import RemoteFile
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
 

@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -22,8 +21,7 @@ from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.configs.check import Checked as CheckedConfigs
-    from orchestrator.tables.build import Build
-    from orchestrator.tables.check import Checked
+    from orchestrator.tables.check import Build, Checked
     from orchestrator.tables.policy import MergeRow
 
 MOST_FINDINGS = 60
@@ -39,9 +37,9 @@ def diff(
 
     Lists the rows added, gone and changed from A to B, with the speed-up of each.
     """
-    from orchestrator.tables import merge, sources
+    from orchestrator.tables import locate, merge
 
-    found = merge.diff(a, b, sources.one_family([a, b], family))
+    found = merge.diff(a, b, locate.one_family([a, b], family))
     page = Page(found)
     page.lines(map(_diff_line, found["rows"]))
     page.line(*(f"columns {w}: {', '.join(found[f'columns_{w}'])}" for w in ("gone", "added") if found[f"columns_{w}"]))
@@ -60,52 +58,41 @@ def _diff_line(row: dict[str, Any]) -> str:
     return f"{row['change']:6} {shape_of(row['key'])}  {times}{faster}  {kernels}{cells}"
 
 
-class PolicyName(StrEnum):
-    """Values of --policy."""
-
-    BEST = "best"
-    NOISE = "noise"
-    REPLACE = "replace"
-
-
-IntoOpt = Annotated[Path, typer.Option("--into", metavar="DB", help="Tuned table to change; created if missing.")]
-PolicyOpt = Annotated[
-    PolicyName,
-    typer.Option(
-        "--policy",
-        help="Replace an old row if the new one is faster by more than the noise, at all (best), or always (replace).",
-    ),
-]
-MixedOpt = Annotated[bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions differ.")]
-ErrOpt = Annotated[
-    float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
-]
-
-
 def merge(
     new: Annotated[
         list[Path], typer.Argument(metavar="NEW...", help="Tuned tables, profiles, runs' folders: of one family.")
     ],
-    into: IntoOpt,
-    policy: PolicyOpt = PolicyName.NOISE,
+    into: Annotated[Path, typer.Option("--into", metavar="DB", help="Tuned table to change; created if missing.")],
+    policy: Annotated[
+        Literal["best", "noise", "replace"],
+        typer.Option(
+            "--policy",
+            help="Replace an old row if the new one is faster by more than the noise, at all (best), or always"
+            " (replace).",
+        ),
+    ] = "noise",
     profile: Annotated[
         list[Path] | None,
         typer.Option("--profile", metavar="P.csv", help="Profile measured with NEW; repeatable."),
     ] = None,
-    allow_mixed: MixedOpt = False,
-    err_ratio: ErrOpt = 0.05,
+    allow_mixed: Annotated[
+        bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions differ.")
+    ] = False,
+    err_ratio: Annotated[
+        float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
+    ] = 0.05,
     family: TableFamilyOpt = None,
 ) -> Page:
     """Merge the fastest newcomer of each key into a tuned table.
 
     The old table is kept; `db undo` restores it.
     """
-    from orchestrator.results.run_facts import RunFacts
-    from orchestrator.tables import merge, sources
+    from orchestrator.results.export import RunFacts
+    from orchestrator.tables import locate, merge
 
-    opened = sources.open_sources(new, profile or [], into, family, RunFacts)
+    opened = locate.open_sources(new, profile or [], into, family, RunFacts)
     report = merge.merge(
-        opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy.value,
+        opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy,
         err_ratio=err_ratio, allow_mixed=allow_mixed,
     )  # fmt: skip
     notes = list(dict.fromkeys((*opened.notes, *report.notes)))
@@ -123,7 +110,7 @@ def merge(
 
 def shape_of(key: dict[str, int | str]) -> str:
     """Return chip and shape of a key: `gfx950/256 16x1280x8192`."""
-    from orchestrator.shapes import describe
+    from orchestrator.shapes.model import describe
     from orchestrator.tables.tuned import chip_name
 
     return f"{chip_name(key['gfx'], key['cu_num'])} {describe(v for k, v in key.items() if k != 'cu_num')}"
@@ -201,7 +188,7 @@ def check(
 
 
 def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
-    from orchestrator.tables import check, faults
+    from orchestrator.tables import check, textfiles
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     page.line(f"{c.path}: {c.family or 'unknown family'}, {plural(c.rows, 'row')}" + (f" ({chips})" if chips else ""))
@@ -216,7 +203,7 @@ def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
         page.line("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
     for (rule, level), some in sorted(c.by_rule().items() if findings else (), key=lambda f: f[0][::-1]):
         page.line(f"  {level}: {rule}, {plural(len(some), 'time')}")
-        page.line(*faults.listed((f"{f.path}:{f.line}: {f.text}" for f in some), check.SHOWN, "    "))
+        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), check.SHOWN, "    "))
 
 
 def export(
@@ -392,7 +379,7 @@ def _add_chip(page: Page, c: CheckedConfigs) -> None:
 @contextmanager
 def opened_build(build: str | None, inventory: Path | None) -> Iterator[Build | None]:
     """Yield the build of `--build TREE|IMAGE`, None without one. Raises as `opened_tree`."""
-    from orchestrator.tables.build import Build
+    from orchestrator.tables.check import Build
 
     if build is None:
         yield None

@@ -13,12 +13,12 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import find_run
+from orchestrator.paths import find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:
     from orchestrator.image.build import Recipe
-    from orchestrator.inventory import Inventory, Node
+    from orchestrator.inventory.model import Inventory, Node
 
 RunOpt = Annotated[str | None, typer.Option("--run", help="The run; default: the latest.", metavar="RUN")]
 
@@ -37,9 +37,9 @@ def check_nodes(
 
     Exit code 3 if one cannot be used.
     """
-    from orchestrator import inventory as inventories
     from orchestrator.controller import node_check as check
     from orchestrator.controller.leased import check_pools, probe_pools
+    from orchestrator.inventory import load as inventories
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
 
@@ -79,7 +79,7 @@ def add(
 ) -> None:
     """Add the new nodes of an inventory to a running run."""
     from orchestrator.cli.tuning import replace_inventory
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
 
     paths = find_run(runs, run)
     old = set(load_inventory(paths.inventory).nodes)
@@ -90,17 +90,16 @@ def add(
 
 
 def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
-    from orchestrator import control
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
 
     paths = find_run(runs, run)
     if node and node not in (there := load_inventory(paths.inventory).nodes):
         raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
-    if not control.holder(paths.lock):
+    if not holder(paths.lock):
         raise InputError(
             f"no controller drives run {paths.run}; change its nodes with: {command(f'resume {paths.named} -i INV')}"
         )
-    control.ask(paths.requests, kind, node=node)
+    leave_request(paths.requests, kind, node=node)
 
 
 def check_inventory(
@@ -119,8 +118,8 @@ def check_inventory(
 
     Prints what it means, or all that is wrong (exit code 2).
     """
-    from orchestrator import inventory as inventories
     from orchestrator.controller.occupancy import refuse_one_gpu_twice
+    from orchestrator.inventory import load as inventories
     from orchestrator.inventory.model import dumps
     from orchestrator.templating import data_folder
 
@@ -240,7 +239,7 @@ def build_image(
     """
     from orchestrator.image.build import HERE
     from orchestrator.image.build import build as run
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
 
     known = load_inventory(image.inventory) if image.inventory is not None else None
     if render:

@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, GpuHoursOpt, JsonOpt, RunArg, RunsOpt, UntilGainOpt
+from orchestrator.cli.options import (
+    DEFAULT_RUNS,
+    BusyOpt,
+    DetachOpt,
+    GpuHoursOpt,
+    JsonOpt,
+    RunArg,
+    RunsOpt,
+    UntilGainOpt,
+)
 from orchestrator.cli.printer import Page, plain
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, find_run, list_runs
 from worker.text import plural
@@ -32,7 +42,7 @@ def resume(
     until_gain: UntilGainOpt = None,
     gpu_hours: GpuHoursOpt = None,
     json_: JsonOpt = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the controller in the background.")] = False,
+    detach: DetachOpt = False,
 ) -> Page:
     """Continue a run whose controller died or was interrupted.
 
@@ -42,9 +52,7 @@ def resume(
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
-    RunConfig.change(
-        paths.config, busy=busy.value if busy else None, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours
-    )
+    RunConfig.change(paths.config, busy=busy, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours)
     return tuning.drive_or_detach(paths, detached=detach, json_=json_)
 
 
@@ -102,7 +110,7 @@ def logs(
 
     Each line begins with its node and slot.
     """
-    from orchestrator.control import holder
+    from orchestrator.paths import holder
 
     paths = find_run(runs, run)
     tail = LogTail(paths.logs, node)
@@ -242,9 +250,15 @@ def report(
 
 
 def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
-    from orchestrator.ledger import LedgerReader
-    from orchestrator.report.live_server import PageServer
+    from orchestrator.ledger.reader import LedgerReader
 
+    try:
+        from orchestrator.report.live import PageServer
+    except ModuleNotFoundError as e:
+        raise InputError(
+            f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
+            f" pip install 'gemmfleet[live]'; {command('report')} without --live does not need it"
+        ) from e
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)
     print(f"run {paths.run}: {server.url}", flush=True)

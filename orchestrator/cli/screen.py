@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.printer import console, plain
 from orchestrator.command_hints import command
-from orchestrator.control import holder
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunPaths, holder
 from orchestrator.view.status import NodeStatus, RunStatus
 from orchestrator.view.words import duration, left_words
 from worker.text import plural

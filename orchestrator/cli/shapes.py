@@ -46,7 +46,7 @@ def check(
     Prints its counts and what was cleaned, or all that is wrong (exit code 2).
     """
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes import read_shapes
+    from orchestrator.shapes.reader import read_shapes
 
     name = family or DEFAULT_FAMILY
     try:
@@ -98,7 +98,7 @@ def from_model(
     """
     from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes.from_model import model_shapes, parse_m, read_model
-    from orchestrator.shapes.writing import finished
+    from orchestrator.shapes.model import finished
 
     of = get_family(family or DEFAULT_FAMILY)
     _refuse_two_documents(json_, out)
@@ -172,7 +172,7 @@ def capture(
     Exit code 1 where the workload failed.
     """
     from orchestrator.controller.node_command import WorkloadLog, capture_here, capture_on
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
 
     name = get_family(family).name if family else None
     if out.exists() and not force:  # before hours of work, not after
@@ -206,8 +206,7 @@ def _misses(
     """Write the missed shapes, one list per family, and return what they are. Raises InputError."""
     from orchestrator.families import grid_point
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes import describe
-    from orchestrator.shapes.writing import finished
+    from orchestrator.shapes.model import describe, finished
 
     families = [f for f in found.families if family in (None, f)]
     notes = _miss_notes(found, family)
@@ -242,7 +241,7 @@ def _misses(
 
 
 def _miss_notes(found: Misses, family: str | None) -> list[str]:
-    from orchestrator.ledger.clean import text
+    from orchestrator.clean import text
 
     out = list(found.notes)
     others = [f for f in found.families if family not in (None, f)]
@@ -266,8 +265,7 @@ def _write(
     out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int] | None = None
 ) -> None:
     """Write a list to its file, or to standard output; with a column `count` where the calls are known."""
-    from orchestrator.shapes import Shape, render_shapes
-    from orchestrator.shapes.writing import write_list
+    from orchestrator.shapes.model import Shape, render_shapes, write_list
 
     if out is not None:
         write_list(out, keys, of, force=force, calls=calls)

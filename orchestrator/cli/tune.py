@@ -18,8 +18,8 @@ import typer
 from orchestrator.cli.options import DriveOptions, FamilyOpt, GpuHoursOpt, InventoryOpt, RunOptions, UntilGainOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.errors import InputError
+from orchestrator.families import flags, in_words
 from orchestrator.paths import RunPaths
-from orchestrator.tuners import flags, in_words
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -250,9 +250,9 @@ def recheck(
     from orchestrator.cli import tuning
     from orchestrator.cli.ending import EXIT, next_lines
     from orchestrator.controller.prepare import prepare, prepare_recheck
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
     from orchestrator.results.recheck import judge, write_rows
-    from orchestrator.shapes.writing import write_list
+    from orchestrator.shapes.model import write_list
 
     if run.detach:
         raise InputError("recheck waits for its own measurements: leave out --detach")
@@ -294,7 +294,7 @@ def recheck(
 
 def _page(found: Recheck) -> Page:
     """Return the rows that need tuning, and the counts."""
-    from orchestrator.shapes import describe
+    from orchestrator.shapes.model import describe
 
     page, rows = Page(), []
     for r in found.to_tune:

@@ -11,12 +11,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from orchestrator import control
 from orchestrator.cli.printer import Page, plain
 from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunPaths, holder, leave_request
 from orchestrator.view.words import left_words
 from worker.text import plural
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
     from orchestrator.controller.drive import DriveSettings
     from orchestrator.controller.prepare import Prepared, RunRequest
-    from orchestrator.ledger import LedgerReader
-    from orchestrator.planning import Plan
+    from orchestrator.ledger.reader import LedgerReader
+    from orchestrator.planning.plan import Plan
 
 
 def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
@@ -34,7 +33,7 @@ def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
 
     return RunRequest(
         runs=run.runs, limit=run.limit, accept_new_host_keys=drive.accept_new_host_keys,
-        lost_after_s=drive.lost_after, busy=drive.busy.value if drive.busy else None, hold=drive.hold,
+        lost_after_s=drive.lost_after, busy=drive.busy, hold=drive.hold,
         watchdog_s=drive.watchdog, grace_s=drive.grace, argv=sys.argv[1:], **own,
     )  # fmt: skip
 
@@ -79,7 +78,7 @@ def show_notes(prepared: Prepared, *, quiet: bool) -> None:
 
 def plan_page(prepared: Prepared) -> Page:
     """Return a plan, for `--plan`: the work by shared key with its cost, and the slots of each node."""
-    from orchestrator.planning import seconds_of
+    from orchestrator.planning.plan import seconds_of
 
     plan, family = prepared.plan, prepared.family
     page = Page(plan.to_json())
@@ -167,7 +166,7 @@ def detach(paths: RunPaths) -> Page:
     with log.open("ab") as out:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
     until = time.monotonic() + 20.0
-    while time.monotonic() < until and not control.holder(paths.lock):
+    while time.monotonic() < until and not holder(paths.lock):
         if child.poll() is not None:
             tail = log.read_text(errors="replace")[-2000:]
             if child.returncode not in (0, 1):
@@ -184,7 +183,7 @@ def detach(paths: RunPaths) -> Page:
 def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
     """Check an inventory and make it the run's."""
     from orchestrator.controller.occupancy import refuse_one_gpu_twice
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
 
     if inventory is not None:
         refuse_one_gpu_twice(load_inventory(inventory).nodes, {})
@@ -195,7 +194,7 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> Page:
     """Queue failed shapes again, through the run's controller or by driving the run here."""
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
@@ -208,9 +207,9 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
         there = f"failed shapes have: {', '.join(reasons)}" if reasons else "no shape failed"
         page.line(f"nothing to retry: no failed shape{which} ({there})")
         return page
-    if control.holder(paths.lock):
+    if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
-            control.ask(paths.requests, "retry", shapes=failed)
+            leave_request(paths.requests, "retry", shapes=failed)
         watch = command(f"status {paths.named} --watch")
         page.line(f"{plural(len(failed), 'failed shape')} queued again; watch: {watch}")
         return page
@@ -221,7 +220,7 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
     """Raise InputError where no shape can fail for the reason, or the run has no such group."""
     from orchestrator.reasons import Reason
-    from orchestrator.tables.faults import did_you_mean
+    from orchestrator.tables.textfiles import did_you_mean
 
     legal = [r.value for r in Reason if r.fails_shapes]
     if reason is not None and reason not in legal:
@@ -239,11 +238,11 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
     """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
     from orchestrator.controller.drive import drive
 
-    controller, page = control.holder(paths.lock), Page()
+    controller, page = holder(paths.lock), Page()
     if controller:
-        control.ask(paths.requests, "cancel")
+        leave_request(paths.requests, "cancel")
         until = time.monotonic() + 60.0
-        while control.holder(paths.lock):
+        while holder(paths.lock):
             if time.monotonic() > until:
                 raise InputError(
                     f"the controller (process {controller.get('pid')}) did not end within 60 s; end it and run cancel"
@@ -259,7 +258,7 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
 
 def _add_cancelled(page: Page, paths: RunPaths) -> None:
     """Add how the run ended, and what its last controller found on each node."""
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         seen, epoch, state = ledger.meta("farewell", {}), ledger.meta("epoch", 0), ledger.state

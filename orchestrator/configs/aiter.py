@@ -19,18 +19,29 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator.configs.check import lint_content
 from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
 from orchestrator.tables.journal import Journal
 from orchestrator.tables.locate import shipped_tables
-from orchestrator.tables.open import csv_records
+from orchestrator.tables.textfiles import csv_records
 from orchestrator.tables.write import write_csv
 from worker.families import FAMILIES
 from worker.text import Finding, and_more, clean, plural
 from worker.triton_configs.kinds import BY_CONFIG, Caller, ConfigKind, readers
-from worker.triton_configs.layout import Layout, lay_out
-from worker.triton_configs.lint import lint_content, shipped
-from worker.triton_configs.resolve import CONFIGS, TRITON, Bucket, ResolveError, Resolver, bound_of, bucket_for, parse
+from worker.triton_configs.resolve import (
+    CONFIGS,
+    TRITON,
+    Bucket,
+    Layout,
+    ResolveError,
+    Resolver,
+    bound_of,
+    bucket_for,
+    lay_out,
+    parse,
+    shipped,
+)
 
 LIST = "recheck.csv"
 Shape = tuple[int | None, int, int, int]

@@ -1,22 +1,38 @@
-"""Config files of a tree checked without a GPU: linted, and every bucket compiled for its chip on this machine."""
+"""Config files of a tree checked without a GPU: linted by AITER's own rules, and every bucket compiled for its chip.
+
+Sources of the rules: aiter/ops/triton/configs/CLAUDE.md and .github/instructions/aiter-ops-triton.instructions.md at
+e4048607a5, and assertions of the wrappers. An error: AITER never finds it, fails on it, or forbids it. A warning: a
+default is taken for what is missing, or it looks misplaced. A note: worth a look.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
+from math import log2
 from multiprocessing import get_context
 from pathlib import Path
 
-from orchestrator.configs.aiter import AiterTree
 from orchestrator.errors import InputError
-from worker.text import LEVELS, Finding
-from worker.triton_configs.kinds import KINDS, ConfigKind
-from worker.triton_configs.lint import Shipped, lint, shipped
-from worker.triton_configs.resolve import CONFIGS, LDS_BYTES, Bucket, ConfigFileError, Resolver, ranges
+from worker.text import LEVELS, Finding, Level, clean
+from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind
+from worker.triton_configs.resolve import (
+    CONFIGS,
+    LDS_BYTES,
+    Bucket,
+    ConfigFile,
+    ConfigFileError,
+    ResolveError,
+    Resolver,
+    Shipped,
+    is_bucket,
+    ranges,
+    shipped,
+)
 
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
@@ -74,7 +90,10 @@ def check(
 
     Raises InputError where the tree has no known loader, or there is no compiler here.
     """
-    resolver = AiterTree(root, gfx).resolver
+    try:
+        resolver = Resolver(root, gfx)
+    except ResolveError as e:
+        raise InputError(str(e)) from e
     every = [f for f in shipped(resolver)[0] if f.kind in kinds]
     files = [f for f in every if f.matches(*size)]
     left_out = {f.at for f in every} - {f.at for f in files}
@@ -163,3 +182,135 @@ def _faults(buckets: Sequence[Compiled], lds: int | None) -> Iterator[Finding]:
             yield Finding("error", "lds", c.path, c.line, text, c.bucket)
         elif c.spills:
             yield Finding("warning", "spills", c.path, c.line, f"spills {c.spills} registers", c.bucket)
+
+
+KPACK_CHIP = "gfx942"  # the one chip whose configs may have `kpack`; from gfx950 on Triton warns and takes 1
+ODD_STEPS = 2
+# Required keys without a default in loader or compiler.
+_HARD = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+# Rules of a kind's Triton wrapper, which say nothing of Gluon's.
+_OF_WRAPPER = ("required", "refused", "block_k", "block_m")
+Served = Sequence[tuple[int, int | None]]
+
+
+def lint(resolver: Resolver, kinds: Sequence[ConfigKind] = KINDS) -> list[Finding]:
+    """All findings on the files of the resolver's chip, errors first."""
+    files, found = shipped(resolver)
+    found += [*_places(resolver, files), *_packed_names(files)]
+    others = {f.at for f in files if f.kind not in kinds}
+    found = [f for f in found if f.path not in others]
+    for file in (f for f in files if f.kind in kinds):
+        try:
+            read = resolver.read(file.path)
+        except (ConfigFileError, OSError) as e:
+            found.append(Finding("error", "unreadable", file.at, 0, str(e)))
+        else:
+            content = lint_content(read, file.kind, resolver.bounds(file.kind), resolver.arch, file.at)
+            found += [f for f in content if not (file.gluon and f.rule in _OF_WRAPPER)]
+    return sorted(found, key=lambda f: (LEVELS.index(f.level), f.rule, f.path, f.line))
+
+
+def lint_content(file: ConfigFile, kind: ConfigKind, bounds: Sequence[int], arch: str, at: str = "") -> list[Finding]:
+    """Findings on a file's content. `at`: the path to report."""
+    return [
+        Finding(level, rule, at or str(file.path), file.line(key) if key else 0, text, key if is_bucket(key) else "")
+        for level, rule, key, text in _content_faults(file, kind, bounds, arch)
+    ]
+
+
+def outliers(buckets: Mapping[str, Bucket]) -> Iterator[tuple[str, str]]:
+    """Buckets that differ from both neighbours by over two steps (`distance`) more than these from each other, and in
+    what. Of the 1,320 buckets of gfx950 these are 35 (e4048607a5)."""
+    names = list(buckets)
+    for before, name, after in zip(names, names[1:], names[2:], strict=False):
+        a, b, c = buckets[before], buckets[name], buckets[after]
+        between, least = distance(a, c), min(distance(b, a), distance(b, c))
+        if least > between + ODD_STEPS:
+            values = ", ".join(f"{k} {b.get(k)} between {v}" for k, v in a.items() if c.get(k) == v != b.get(k))
+            yield name, f"{least:g} steps from its neighbours, which are {between:g} apart: {values}"
+
+
+def distance(a: Bucket, b: Bucket) -> float:
+    """Steps between two buckets: doublings of numbers, one for any other difference."""
+    steps = 0.0
+    for key in a.keys() | b.keys():
+        x, y = a.get(key), b.get(key)
+        numbers = isinstance(x, int) and isinstance(y, int) and x > 0 and y > 0
+        steps += abs(log2(x / y)) if numbers else x != y  # type: ignore[operator]
+    return round(steps, 1)
+
+
+def _content_faults(
+    file: ConfigFile, kind: ConfigKind, bounds: Sequence[int], arch: str
+) -> Iterator[tuple[Level, str, str, str]]:
+    """(level, rule, top-level key or "", text) of each fault of a content."""
+    buckets = file.buckets
+    served = ranges(buckets, bounds)
+    for key, value in file.document.items():
+        if key not in buckets and isinstance(value, dict):
+            yield "error", "unreachable", key, f"{clean(key, 40)} is no bucket, so nobody looks for it"
+    for name in buckets.keys() - served.keys() - {"any"}:
+        known = name.rpartition("_")[2] in map(str, bounds)
+        why = "an earlier bucket covers its M" if known else "its M is none of the caller's bounds"
+        yield "error", "unreachable", name, f"never found: {why}"
+    if "" in served:
+        yield "error", "any", "", f"no `any`, and nothing covers M = {_spell(served[''])}"
+    elif "any" not in buckets:
+        yield "warning", "any", "", "no `any` (every M is covered)"
+    for name, bucket in buckets.items():
+        for level, rule, text in _bucket_faults(bucket, kind, arch, served.get(name, [])):
+            yield level, rule, name, text
+    for name, text in outliers(buckets):
+        yield "note", "outlier", name, text
+
+
+def _bucket_faults(bucket: Bucket, kind: ConfigKind, arch: str, served: Served) -> Iterator[tuple[Level, str, str]]:
+    if "kpack" in bucket and arch.startswith("gfx") and arch != KPACK_CHIP:
+        yield "error", "kpack", f"kpack is not allowed on {arch}: Triton takes 1 and warns"
+    if GLUON_KEYS & bucket.keys():
+        return
+    required = kind.required_on(arch)
+    if missing := [k for k in required if k not in bucket]:
+        yield "error" if set(missing) & set(_HARD) else "warning", "required", f"lacks {', '.join(missing)}"
+    if refused := [k for k in REQUIRED if k in bucket and k not in required and k != "BLOCK_SIZE_K"]:
+        yield "error", "refused", f"has {', '.join(refused)}, which {kind.function} or Triton for {arch} refuses"
+    block_k, block_m = bucket.get("BLOCK_SIZE_K"), bucket.get("BLOCK_SIZE_M")
+    if kind.block_k and block_k not in (None, kind.block_k):
+        yield "error", "block_k", f"BLOCK_SIZE_K is {block_k}: the wrapper accepts {kind.block_k} only"
+    if kind.scales_by_32 and isinstance(block_m, int):
+        low, high = any(a < 32 for a, _ in served), any(z is None or z >= 32 for _, z in served)
+        if (low and block_m > 16) or (high and block_m < 32):
+            allowed = "the wrapper accepts at most 16 below M = 32, and at least 32 from there"
+            yield "error", "block_m", f"BLOCK_SIZE_M is {block_m} for M = {_spell(served)}: {allowed}"
+
+
+def _places(resolver: Resolver, files: Sequence[Shipped]) -> Iterator[Finding]:
+    """Files in folders that no lookup of their config ends in."""
+    for file in files:
+        name = file.kind.config
+        counts = set()
+        for backend in (file.kind.backend, None, "triton", "gluon"):
+            try:
+                counts.add(resolver.place(name, backend).folder)
+            except ResolveError:
+                continue
+        if not counts:
+            yield Finding("error", "default", file.at, 0, f"nobody reads it: {name} has no default for this chip")
+        elif file.path.parent not in counts:
+            there = ", ".join(str(p.relative_to(resolver.root)) for p in sorted(counts))
+            yield Finding(
+                "error", "split", file.at, 0, f"nobody reads it: the files of {name} that count are in {there}"
+            )
+
+
+def _packed_names(files: Sequence[Shipped]) -> Iterator[Finding]:
+    """FP4 files that look named by the packed width: the same N and content as one of twice the K."""
+    packed = {(f.path.parent, f.kind.config, f.named): f for f in files if f.named and f.kind.packed_k}
+    for (folder, config, (b, n, k)), file in packed.items():
+        twin = packed.get((folder, config, (b, n, 2 * k)))
+        if twin and file.path.read_bytes() == twin.path.read_bytes():
+            yield Finding("warning", "packed k", file.at, 0, f"same as {twin.path.name}: K in names is the logical one")
+
+
+def _spell(served: Served) -> str:
+    return ", ".join(str(a) if a == z else f"{a}.." if z is None else f"{a}..{z}" for a, z in served)

@@ -14,11 +14,9 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.faults import Faults, shown
-from orchestrator.tables.open import csv_records
+from orchestrator.tables.textfiles import Faults, csv_records, shown
 from orchestrator.tables.tuned import best, number_of
-from orchestrator.tables.write import write_csv
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.write import write_atomic, write_csv
 from worker.families import Family
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import Bucket, bound_of, is_bucket, read, written

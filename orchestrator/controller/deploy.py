@@ -19,7 +19,7 @@ from orchestrator import __version__
 from orchestrator.engine.docker import RESTARTS, DockerOptions
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
-from orchestrator.inventory import Node
+from orchestrator.inventory.model import Node
 from orchestrator.templating import render
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import ATTEMPT_RE, CPUS, DEVICE_LOCK, LOCKS, InboxName, NodeConfig, NodePaths

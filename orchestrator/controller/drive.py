@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.command_hints import command
-from orchestrator.control import run_lock
 from orchestrator.controller.deploy import NodePlan, node_files, node_folders, worker_code
 from orchestrator.controller.facts import load_facts, save_facts, script
 from orchestrator.controller.leased import known_leases, machines_of, node_maker, pools_of
@@ -36,25 +35,25 @@ from orchestrator.controller.outbox import SpecOptions
 from orchestrator.controller.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import RetryAsked
-from orchestrator.families import get_family
-from orchestrator.inventory import limit, load_inventory, resolved
+from orchestrator.families import get_family, get_tuner
+from orchestrator.inventory.load import limit, load_inventory, resolved
 from orchestrator.inventory.values import masker
-from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
-from orchestrator.ledger.model import NOT_WORTH_IT
-from orchestrator.paths import RunConfig
+from orchestrator.ledger.ingest import Ingest
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
+from orchestrator.ledger.writer import Ledger
+from orchestrator.paths import RunConfig, run_lock
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
-from orchestrator.shapes import Shape
-from orchestrator.tuners import get_tuner
+from orchestrator.shapes.model import Shape
 from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner
 
 if TYPE_CHECKING:
-    from orchestrator.inventory import Inventory
+    from orchestrator.inventory.model import Inventory
     from orchestrator.paths import RunPaths
     from orchestrator.transport import Transport
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.planning.cost import CostSample, weights
-from orchestrator.shapes import Shape
-from orchestrator.shapes.model import Key
+from orchestrator.shapes.model import Key, Shape
 from orchestrator.tables.tuned import Table, chip_name, read_table
 from worker.families import Family
 

@@ -13,7 +13,8 @@ from orchestrator.controller.node_check import NodeReport, check_node
 from orchestrator.controller.node_plan import GRANTED, plan_lease
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import EngineError, NodeError
-from orchestrator.inventory import Inventory, Node, resolved
+from orchestrator.inventory.load import resolved
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.policy.model import State
 from worker.text import plural

@@ -27,7 +27,7 @@ from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState, rows_of
 from orchestrator.leases.keeper import USUAL_S, Keeper, Look, Order
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
 
 LEASE_WORK_S, IDLE_S, MAX_FAILURES = 600.0, 120.0, 3

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig
-from orchestrator.planning.value import Won, Worth, won
+from orchestrator.planning.roofline import Won, Worth, won
 
 WORTHS = "worths"
 """Key of the ledger's value with the worth of each shape by its id."""

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator import control
 from orchestrator.controller.messages import FromStream, Interrupts, JournalObserver, Message, Taken, Watcher
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_registry import NodeRegistry, Shutdown, StoppedNode, stop_workers
@@ -34,7 +33,9 @@ from orchestrator.events import (
     StopAsked,
     Tick,
 )
-from orchestrator.ledger import Chunk, Ingest, Ledger
+from orchestrator.ledger.ingest import Chunk, Ingest
+from orchestrator.ledger.writer import Ledger
+from orchestrator.paths import take_requests
 from orchestrator.policy import Policy
 
 TURN_S = 0.03
@@ -242,7 +243,7 @@ class Controller:
 
     def _requested(self) -> list[Event]:
         events: list[Event] = []
-        for request in control.take(self._requests):
+        for request in take_requests(self._requests):
             if request["kind"] == "cancel":
                 self._cancelled = True
                 self._watcher.note("cancelled by request: stopping the workers")

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from orchestrator.controller.stream import Beat
 from orchestrator.events import NodeBusy, NodeTroubled, Record, SlotLost
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.view.status import RunStatus
 
 

@@ -36,7 +36,7 @@ from orchestrator.controller.workers import NodeWorkers
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
 

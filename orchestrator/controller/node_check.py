@@ -27,10 +27,10 @@ from orchestrator.controller.node_plan import engine_of, login_line, node_of, tr
 from orchestrator.controller.occupancy import gpus_of, occupants, twice
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, WorkerState, find_engine
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, SlowError, UnreachableError
-from orchestrator.inventory import Node, check_references, load_inventory, resolved
-from orchestrator.inventory.model import OWN_RENDER_NODE
+from orchestrator.inventory.load import check_references, load_inventory, resolved
+from orchestrator.inventory.model import OWN_RENDER_NODE, Node
 from orchestrator.transport import Completed, Transport, connected
-from worker.device.health import HOT_C
+from worker.device import HOT_C
 from worker.text import plural
 
 T = TypeVar("T")

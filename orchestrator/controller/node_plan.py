@@ -18,7 +18,8 @@ from orchestrator.controller.deploy import NodePlan
 from orchestrator.controller.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts
 from orchestrator.controller.occupancy import device_lock
 from orchestrator.engines import Engine, find_engine
-from orchestrator.inventory import Inventory, Node, resolved
+from orchestrator.inventory.load import resolved
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.inventory.values import REFERENCE_RE, has_reference, resolve
 from orchestrator.transport import LocalTransport, Transport
 from worker.protocol import CPUS, DEVICE_LOCK, DEVICE_SHARED

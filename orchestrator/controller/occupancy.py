@@ -19,7 +19,8 @@ from typing import Literal, NamedTuple, get_args
 from orchestrator.controller.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
 from orchestrator.engines import Engine
 from orchestrator.errors import EngineError, InventoryError, LeftOutError, TransportError
-from orchestrator.inventory import Node, resolved
+from orchestrator.inventory.load import resolved
+from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import MAX_GPU, Gpus
 from orchestrator.transport import Transport
 from worker.protocol import LOCKS

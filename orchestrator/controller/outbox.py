@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.events import AskCanary, Decision, Send, TakeBack
-from orchestrator.ledger import LeftOut
+from orchestrator.ledger.reader import LeftOut
 from worker.protocol import BlocklistVerdict, InboxName, Spec, SpecShape, TableKernel
 
 

@@ -28,27 +28,24 @@ from orchestrator.controller.occupancy import (
 )
 from orchestrator.engines import UNUSABLE, WARNING, Finding
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError
-from orchestrator.families import get_family
-from orchestrator.inventory import check_references, limit, load_inventory
-from orchestrator.inventory.load import parse_inventory, with_image
-from orchestrator.ledger import Ledger
+from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
+from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, create_run_folder, new_run_id
-from orchestrator.planning import CostModel, Plan, make_plan, memory_note, risk_notes, units
-from orchestrator.planning.roofline import Device, chip_of
-from orchestrator.planning.value import Forecast, Worth, worths
+from orchestrator.planning.cost import CostModel, units
+from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes
+from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
-from orchestrator.shapes import Shape, ShapeList, annotations_csv, read_shapes
-from orchestrator.shapes.model import Key
-from orchestrator.shapes.writing import COUNT, NOW, numbers
+from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
+from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.merge import check_db, not_for_aiter
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.templating import data_folder
-from orchestrator.tuners import check_family, check_tuner_options, get_tuner
 from worker.families import Family
 
 if TYPE_CHECKING:
     from orchestrator.controller.deploy import NodePlan
-    from orchestrator.inventory import Inventory, Node
+    from orchestrator.inventory.model import Inventory, Node
     from orchestrator.paths import RunPaths
 
 
@@ -251,7 +248,7 @@ def prepare_recheck(
     request: RunRequest, profiles: Sequence[Path], runners: int
 ) -> tuple[Prepared, dict[int, RowToCheck]]:
     """Return the run that measures a table's rows, and what it measures of each shape. Raises InputError."""
-    from orchestrator.tables.sources import open_sources
+    from orchestrator.tables.locate import open_sources
     from orchestrator.tables.tuned import chip_name
     from worker.tuners.catalog import recorded_tuner
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.control import holder
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
-from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.model import Counts
-from orchestrator.paths import RunConfig, RunPaths, list_runs
+from orchestrator.ledger.reader import Counts, LedgerReader
+from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.view.status import state_now
 
 UNENDED = ("planned", "running")
@@ -78,7 +76,7 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 def remove_run(paths: RunPaths) -> list[str]:
     """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
     from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
-    from orchestrator.inventory import load_inventory
+    from orchestrator.inventory.load import load_inventory
     from orchestrator.transport import connected
 
     if holder(paths.lock):

@@ -31,7 +31,8 @@ from orchestrator.events import (
     NodeTroubled,
     SlotLost,
 )
-from orchestrator.ledger import Chunk, Ingest, Ledger
+from orchestrator.ledger.ingest import Chunk, Ingest
+from orchestrator.ledger.writer import Ledger
 from orchestrator.policy import Policy
 from orchestrator.reasons import Reason
 

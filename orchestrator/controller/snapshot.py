@@ -6,15 +6,14 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.control import holder
 from orchestrator.controller.deploy import NodePlan
 from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, poll
 from orchestrator.controller.node_plan import plan_nodes
-from orchestrator.inventory import limit, load_inventory
-from orchestrator.ledger import LedgerReader, Replay
-from orchestrator.paths import RunConfig
+from orchestrator.inventory.load import limit, load_inventory
+from orchestrator.ledger.reader import LedgerReader, Replay
+from orchestrator.paths import RunConfig, holder
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
-from worker.device.health import HOT_C
+from worker.device import HOT_C
 from worker.text import uncoloured
 
 if TYPE_CHECKING:

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger import Chunk, Ledger, clean
+from orchestrator import clean
+from orchestrator.ledger.ingest import Chunk
+from orchestrator.ledger.writer import Ledger
 from worker.protocol import SLOT_RE, ProtocolError
 
 MAX_CHUNK = 256 * 1024

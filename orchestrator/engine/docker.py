@@ -13,7 +13,7 @@ from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE
 from orchestrator.inventory.values import has_reference
 
 if TYPE_CHECKING:
-    from orchestrator.inventory import Node
+    from orchestrator.inventory.model import Node
     from orchestrator.transport import Transport
 
 INSIDE = "/gemmfleet"
@@ -201,7 +201,7 @@ def _create(plan: Any, transport: Transport, progress: Callable[[str], None]) ->
 
 def _real_options(plan: Any) -> DockerOptions:
     """Image and mounts resolved, for the engine; files are rendered from the plan as it is."""
-    from orchestrator.inventory import resolved
+    from orchestrator.inventory.load import resolved
 
     options: DockerOptions = plan.docker
     if not options.private:

@@ -23,9 +23,10 @@ from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import Docker
 from orchestrator.engines import find_engine
 from orchestrator.errors import EngineError, InputError, NodeError
-from orchestrator.inventory import Node, load_inventory, resolved
+from orchestrator.inventory.load import load_inventory, resolved
+from orchestrator.inventory.model import Node
 from orchestrator.tables.locate import family_of
-from orchestrator.tables.open import read_bytes
+from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
 from worker.aiter_tree.kernel_lists import MODULES

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
 
 from orchestrator.errors import InventoryError
-from orchestrator.tables.faults import did_you_mean, shown
+from orchestrator.tables.textfiles import did_you_mean, shown
 
 REFERENCE_RE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
 _BROKEN_RE = re.compile(r"\$\{\s*env\s*:|\$\{env\b")

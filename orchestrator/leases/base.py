@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Protocol
 
 from orchestrator.engines import Finding
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.templating import quote, render
 from orchestrator.transport.base import Transport
 

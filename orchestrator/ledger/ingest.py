@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator import clean
 from orchestrator import events as ev
-from orchestrator.ledger import clean
 from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.policy.model import Attempt, State
 from orchestrator.reasons import Reason
@@ -314,6 +314,6 @@ class Ingest:
 
 
 def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """A reading of worker/device/health.py, which a record may have or not."""
+    """A reading of worker/device.py, which a record may have or not."""
     reading = clean.document(raw.get("conditions"))
     return {when: reading} if reading else None

@@ -14,9 +14,8 @@ from typing import Any
 from orchestrator.events import WorkAdded
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.estimate import Range, seconds_left
-from orchestrator.planning.value import tiers
-from orchestrator.shapes import Shape, describe
-from orchestrator.shapes.model import operand_bytes
+from orchestrator.planning.roofline import tiers
+from orchestrator.shapes.model import Shape, describe, operand_bytes
 from worker.families import Family
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
@@ -183,12 +182,7 @@ def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> 
     if not memory:
         return []
     size = operand_bytes(family)
-    large = [(size(s.key), s) for s in shapes if size(s.key) > memory]
-    if not large:
-        return []
-    large.sort(key=lambda found: (-found[0], found[1].id))
-    named = [f"{describe(s.key)} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large]
-    have = f"the operands of {plural(len(large), 'shape')} do"
-    return [
-        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {and_more(named, SHOWN)}"
-    ]
+    large = sorted((-size(s.key), s.id, s.key) for s in shapes if size(s.key) > memory)
+    named = [f"{describe(key)} ({-less / GIB:,.0f} GiB)" for less, _, key in large]
+    have = f"the operands of {plural(len(large), 'shape')} do not fit into the device's memory of"
+    return [f"{have} {memory / GIB:,.0f} GiB, and will fail: {and_more(named, SHOWN)}"] if large else []

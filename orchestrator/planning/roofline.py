@@ -1,22 +1,27 @@
-"""The roofline: the most TFLOPS that a chip allows for a shape, from its data sheet.
+"""The roofline of a shape, from a chip's data sheet, and the value of tuning it for a workload. Pure.
 
     roof = min(peak of the type, arithmetic intensity * memory bandwidth)
     arithmetic intensity = operations / bytes, every operand read once and the result written once
 
 Bytes are counted as AITER's `bw` column counts them (scales left out; checked against its shipped tables), but for an
 output that is wider than 2 bytes. Peaks are dense (no sparsity), at the boost clock: no kernel reaches them.
+
+    value = calls * (time now - expected time)
+    expected time = time at the roofline / efficiency of the nearest tuned row
+
+nearest: the same key with the most similar other M; without such a row the median efficiency of all counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
+from statistics import median
 from typing import NamedTuple
 
 from orchestrator.errors import InputError
-from orchestrator.families import ELEMENT_TYPES, family_type
-from orchestrator.shapes.model import Key, element_type
+from orchestrator.shapes.model import Key, Shape, element_type, operand_bytes
 from worker.families import Family
 
 Device = tuple[str, int | None]
@@ -95,23 +100,14 @@ def chip_of(device: Device, names: Sequence[str] = (), wanted: str | None = None
 
 def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:
     """The roofline of shapes by key; None for fmoe (its bytes depend on the routing) and types that the chip lacks."""
-    typed, names = element_type(family), family.key_names
-    if not {"M", "N", "K"} <= set(names):
-        return lambda key: None
-    at_m, at_n, at_k = (names.index(c) for c in ("M", "N", "K"))
-    at_out = names.index("outdtype") if "outdtype" in names else None
-    fixed = family_type(family)
-    if fixed is not None and at_out is None and fixed[0] in chip.peaks:
-        return _roof_of_one_type(fixed[1], chip.peaks[fixed[0]], chip.bandwidth, (at_m, at_n, at_k))
+    typed, size, names = element_type(family), operand_bytes(family), family.key_names
 
     def roof(key: Key) -> Roof | None:
-        kind = typed(key)
+        kind, moved = typed(key), size(key)
         peak = chip.peaks.get(kind[0]) if kind else None
-        if kind is None or peak is None:
+        if peak is None or not moved:
             return None
-        m, n, k = int(key[at_m]), int(key[at_n]), int(key[at_k])
-        out = ELEMENT_TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
-        intensity = 2.0 * m * n * k / (kind[1] * (m * k + n * k) + out * m * n)  # a batch multiplies both
+        intensity = family.flops(dict(zip(names, key, strict=True))) / moved
         by_memory = intensity * chip.bandwidth
         return Roof(by_memory, "memory", intensity) if by_memory < peak else Roof(peak, "compute", intensity)
 
@@ -123,16 +119,101 @@ def roof_of(family: Family, key: Key, chip: Chip) -> Roof | None:
     return roofline(family, chip)(key)
 
 
-def _roof_of_one_type(
-    size: float, peak: float, bandwidth: float, at: tuple[int, int, int]
-) -> Callable[[Key], Roof | None]:
-    """The same for a family whose shapes are all of one type, in a third of the time."""
-    sizes = itemgetter(*at)
+EFFICIENCY = 0.6
+"""Share of the roofline that a tuned kernel reaches, where no row of the chip shows one: a guess."""
+ANY_OPS, ANY_BYTES = 1e6, 1e5
+"""Operations and bytes in a microsecond of a chip that is not known: only their ratio counts where rows are known."""
+UNTUNED = 1.5
+"""Time of a shape without a tuned row over its expected time, where it was not measured: a guess."""
+FEW = 5
+"""Shapes that must be settled before what they won corrects what the others are expected to win."""
 
-    def roof(key: Key) -> Roof:
-        m, n, k = sizes(key)
-        intensity = 2.0 * m * n * k / (size * k * (m + n) + 2.0 * m * n)
-        by_memory = intensity * bandwidth
-        return Roof(by_memory, "memory", intensity) if by_memory < peak else Roof(peak, "compute", intensity)
 
-    return roof
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """`calls` of a shape in a workload, the time of one now and as expected, in microseconds. `measured`: now is."""
+
+    calls: float
+    now_us: float
+    expected_us: float
+    measured: bool = True
+
+    @property
+    def value(self) -> float:
+        """Microseconds that the workload is expected to win."""
+        return self.calls * max(0.0, self.now_us - self.expected_us)
+
+
+class Forecast:
+    """Expected times of shapes in microseconds, from `known` times of the chip's tuned rows."""
+
+    def __init__(self, family: Family, known: Mapping[Key, float], chip: Chip | None) -> None:
+        self._names, self._at = family.key_names, family.key_names.index(family.m_column)
+        self._flops, self._bytes = family.flops, operand_bytes(family)
+        self._roof = roofline(family, chip) if chip is not None else lambda key: None
+        self._kinds: dict[Key, list[tuple[Key, float]]] = {}
+        for key, us in known.items():
+            self._kinds.setdefault(self._kind(key), []).append((key, self._bound_us(key) / us))
+        self._usual = median([e for kind in self._kinds.values() for _, e in kind] or [EFFICIENCY])
+
+    def us(self, key: Key) -> float:
+        """Expected time of a tuned kernel."""
+        m = float(key[self._at])
+        near = [(abs(math.log(float(k[self._at]) / m)), e) for k, e in self._kinds.get(self._kind(key), ()) if k != key]
+        return self._bound_us(key) / (min(near)[1] if near else self._usual)
+
+    def _kind(self, key: Key) -> Key:
+        return (*key[: self._at], *key[self._at + 1 :])
+
+    def _bound_us(self, key: Key) -> float:
+        ops, roof = float(self._flops(dict(zip(self._names, key, strict=True)))), self._roof(key)
+        return ops / roof.tflops / 1e6 if roof is not None else max(ops / ANY_OPS, self._bytes(key) / ANY_BYTES)
+
+
+def worths(
+    shapes: Sequence[Shape],
+    calls: Mapping[Key, float],
+    now: Mapping[Key, float],
+    forecast: Forecast,
+    fixed: Collection[int] = (),
+) -> dict[int, Worth]:
+    """The worth of each shape by its id. `now`: measured times; `fixed`: shapes that are not to be tuned."""
+    out = {}
+    for s in shapes:
+        expected = forecast.us(s.key)
+        today = now.get(s.key, UNTUNED * expected)
+        out[s.id] = Worth(calls[s.key], today, today if s.id in fixed else min(today, expected), s.key in now)
+    return out
+
+
+def tiers(values: Mapping[int, float]) -> dict[int, int]:
+    """Shapes by id in classes of about the same value: each spans a factor of 4, 0 is the most valuable."""
+    top = max(values.values(), default=0.0)
+    return {i: int(math.log2(top / v) / 2) if v > 0 else 99 for i, v in values.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Won:
+    """Gain of a workload in microseconds: `total_us` it took in these GEMMs, of which `guessed_us` was not
+    measured; `won_us` of it is saved, and `rest_us` is expected of what is not settled."""
+
+    total_us: float
+    guessed_us: float
+    won_us: float
+    rest_us: float
+
+    @property
+    def share(self) -> float:
+        """Part of all that is expected to be won that is won; 1 where nothing is expected."""
+        return self.won_us / whole if (whole := self.won_us + self.rest_us) > 0 else 1.0
+
+
+def won(of: Mapping[int, Worth], tuned: Mapping[int, float], failed: Collection[int] = ()) -> Won:
+    """Gain so far. `tuned`: time of each tuned shape in microseconds, which replaces a shorter one nowhere."""
+    saved = sum(w.calls * max(0.0, w.now_us - tuned[i]) for i, w in of.items() if i in tuned)
+    settled = {*tuned, *failed}
+    expected = sum(w.value for i, w in of.items() if i in settled)
+    factor = saved / expected if len(settled) >= FEW and expected > 0 else 1.0
+    rest = factor * sum(w.value for i, w in of.items() if i not in settled)
+    total = sum(w.calls * w.now_us for w in of.values())
+    return Won(total, sum(w.calls * w.now_us for w in of.values() if not w.measured), saved, rest)

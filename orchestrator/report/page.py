@@ -19,10 +19,10 @@ from orchestrator.command_hints import command
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
-from orchestrator.tables.faults import escaped
 from orchestrator.tables.locate import locate
+from orchestrator.tables.textfiles import escaped
+from orchestrator.tables.write import write_atomic
 from orchestrator.templating import data_folder
-from orchestrator.userfiles import write_atomic
 
 MAX_BYTES = 6_000_000
 """No page is larger: the longest texts go first, then rows of the table."""

@@ -17,13 +17,13 @@ from typing import Any, TextIO
 import numpy as np
 import pandas as pd
 
+from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
-from orchestrator.ledger.clean import text as clean
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.backends import backend_name, order
-from orchestrator.tables.faults import escaped
+from orchestrator.tables.kinds import backend_name, order
+from orchestrator.tables.textfiles import escaped
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from orchestrator.tables.write import no_formula
 from worker import without_gc

@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger.model import ProfileRow, ShapeState
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
-from orchestrator.tables.backends import AITERS
-from orchestrator.tables.write import no_formula, utc, write_csv
-from orchestrator.userfiles import write_atomic
+from orchestrator.tables.kinds import AITERS
+from orchestrator.tables.write import no_formula, utc, write_atomic, write_csv
 from worker.families import BENCHED, Family
 from worker.protocol.bench import Rule, is_reference, mean_of_runs, with_texts
 

@@ -15,9 +15,8 @@ from statistics import median
 from orchestrator.families import grid_point
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths
-from orchestrator.shapes.model import Key
+from orchestrator.shapes.model import NOW, Key, numbers
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.shapes.writing import NOW, numbers
 from orchestrator.tables.tuned import read_table
 from worker.families import Family
 from worker.text import plural

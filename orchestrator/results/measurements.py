@@ -24,17 +24,15 @@ from typing import NoReturn, TextIO
 
 import pandas as pd
 
-from orchestrator.control import holder
+from orchestrator.clean import text as clean
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.ledger.clean import text as clean
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.paths import RunPaths
+from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
-from orchestrator.tables.backends import legal_name, owned
-from orchestrator.tables.faults import Faults, escaped
+from orchestrator.tables.kinds import legal_name, owned
 from orchestrator.tables.locate import family_of, locate, provenance_of
-from orchestrator.tables.open import decode, open_file
+from orchestrator.tables.textfiles import Faults, decode, escaped, open_file
 from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner

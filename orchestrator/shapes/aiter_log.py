@@ -25,9 +25,9 @@ from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.model import Key
-from orchestrator.shapes.reader import CellError, CellReader, Notes
-from orchestrator.tables.faults import escaped
+from orchestrator.shapes.model import COUNT, Key, numbers
+from orchestrator.shapes.reader import CellError, CellReader, Notes, read_shapes
+from orchestrator.tables.textfiles import escaped, read_head
 from worker.families import FAMILIES, Family
 from worker.text import plural
 
@@ -254,3 +254,17 @@ def _opened(log: str | Path) -> Iterator[IO[bytes]]:
                 yield buffered
         else:
             yield f
+
+
+_HEAD = 4096
+
+
+def read_calls(path: Path, family: Family) -> dict[Key, float]:
+    """Calls by key, of a shape list with a column `count` or of a log (plain or gzip). Raises InputError."""
+    if family.m_column in read_head(path, _HEAD, InputError).partition("\n")[0].split(","):
+        found = numbers(read_shapes(path, family), COUNT)
+    else:
+        found = {key: float(n) for key, n in count_misses([path], family.name).ranked(family.name)}
+    if not found:
+        raise InputError(f"{path}: is no list of shapes with a column {COUNT}, and no log with shapes of {family.name}")
+    return found

@@ -1,14 +1,17 @@
-"""A shape, a list of them, and the bytes of their operands."""
+"""A shape, a list of them as text and as a file, and the bytes of its operands."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
-from orchestrator.families import ELEMENT_TYPES, family_type
-from orchestrator.tables.write import write_csv
+from orchestrator.errors import InputError
+from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
+from orchestrator.tables.write import write_atomic, write_csv
 from worker.families import Family
+from worker.text import plural
 
 Key = tuple[int | str, ...]
 
@@ -87,3 +90,55 @@ def operand_bytes(family: Family) -> Callable[[Key], float]:
         return (int(key[at_b]) if at_b is not None else 1) * (kind[1] * (m * k + n * k) + out * m * n)
 
     return size
+
+
+def finished(keys: Iterable[Key], family: Family, level: PadLevel | None) -> tuple[list[Key], list[str]]:
+    """(the keys to write: as they are, or the distinct grid points in the order of first use; sentences about it)."""
+    listed = list(keys)
+    if level is None:
+        return listed, []
+    if family.aiter.exact_m:
+        return listed, [f"--pad-m changes nothing: AITER looks {family.name} up by the exact M"]
+    points = list(dict.fromkeys(grid_point(key, family, level) for key in listed))
+    less = f" became {len(points)} ({1 - len(points) / max(1, len(listed)):.0%} less to tune)"
+    saved = less if len(points) < len(listed) else ", none saved"
+    return points, [f"padding M ({level}): {plural(len(listed), 'shape')}{saved}"]
+
+
+def write_list(
+    path: Path, keys: Iterable[Key], family: Family, *, force: bool = False, calls: Mapping[Key, int] | None = None
+) -> None:
+    """Write a shape list that `tune` reads, with the `calls` of each shape where they are known. Raises InputError
+    where the file is there and `force` is not given."""
+    text = render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls)
+    try:
+        if force:
+            write_atomic(path, text)
+            return
+        with open(path, "x", encoding="utf-8") as f:
+            f.write(text)
+    except FileExistsError:
+        raise InputError(f"{path} is there already; give another name with -o, or --force to replace it") from None
+    except OSError as e:
+        raise InputError(f"{path}: cannot be written: {e.strerror or e}") from e
+
+
+# columns of a shape list: calls, and the time of a call today in microseconds
+COUNT, NOW = "count", "now_us"
+
+
+def numbers(listed: ShapeList, column: str) -> dict[Key, float]:
+    """The column's numbers by key, {} without such a column. Raises InputError for what is no number above 0."""
+    cells = listed.annotations.get(column, [])
+    out: dict[Key, float] = {}
+    for shape, cell in zip(listed.shapes, cells, strict=bool(cells)):
+        try:
+            out[shape.key] = number = float(cell)
+        except ValueError:
+            number = 0.0
+        if not 0 < number < 1e15:
+            raise InputError(
+                f"{listed.source}: {column} of the shape {describe(shape.key)} is {cell!r}, not a number above 0; drop"
+                " the column, or name that of every shape"
+            )
+    return out

@@ -21,19 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.build import Answer
-from orchestrator.tables.faults import listed
-from orchestrator.tables.kinds import kind_of_table, own_rows
+from orchestrator.tables.check import Answer
+from orchestrator.tables.kinds import current_records, kind_of_table, own_rows, read_records
 from orchestrator.tables.locate import family_of, shipped_tables
-from orchestrator.tables.records import current_records, read_records
 from orchestrator.tables.rules import REBUILD
+from orchestrator.tables.textfiles import listed
 from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
 from orchestrator.tables.write import write_csv
 from worker.families import FAMILIES, Family, backend_of
 from worker.text import Finding, plural
 
 if TYPE_CHECKING:
-    from orchestrator.tables.build import Build, Standing
+    from orchestrator.tables.check import Build, Standing
 
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""

@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.records import records_path
-from orchestrator.userfiles import sync_folder, write_atomic
+from orchestrator.tables.kinds import records_path
+from orchestrator.tables.write import sync_folder, write_atomic
 
 LOCK_WAIT_S = 30.0
 _STAMP = re.compile(r"\.(\d{8}T\d{6}Z)(?:-(\d+))?\.bak\Z")

@@ -1,28 +1,106 @@
-"""Rows that may stand in one tuned table: of one kind, of chips that it tells apart, of one image and tuner version.
+"""The backend and the kind of a row's kernel, the rows that may stand in one tuned table, and the record of each row.
+
+A backend is named by its owner (`aiter-triton`, `aiter-gluon`): in the FP4 guide and in AITER's tables, Triton and
+Gluon mean AITER's.
 
 AITER stops at a kernel that it does not have. So a table holds rows of AITER's kernels or of our own tuners', never
 both. The kernel's name says which; if it is of no known pattern, the row's record of provenance does. A row of unknown
-kind goes with either.
+kind goes with either. Rows of chips that the table does not tell apart, of several images or tuner versions do not mix.
+
+The records lie in `<table>.provenance.jsonl`, one JSON object a line, one line a row. A record is current as long as
+time and kernel of its row are the same; it is stale otherwise.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal, NamedTuple
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.faults import listed
-from orchestrator.tables.policy import Newcomer
-from orchestrator.tables.tuned import GFX_OF_CU_NUM, KERNEL_NAMES, NULLS, Place, Table, TableRow
-from worker.families import backend_of, kernel_of_aiter, tuner_of
+from orchestrator.tables.policy import NUMBERS, Newcomer, identity, split_of
+from orchestrator.tables.textfiles import listed, text_lines
+from orchestrator.tables.tuned import (
+    GFX_OF_CU_NUM,
+    KERNEL_NAMES,
+    NULLS,
+    Place,
+    Table,
+    TableRow,
+    kernel_of_stages,
+    number_of,
+)
+from worker.families import BACKENDS as AITER_BACKENDS
+from worker.families import BENCHED, TRITON, Family, backend_of, kernel_of_aiter, tuner_of
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
-if TYPE_CHECKING:
-    from orchestrator.tables.records import Record
+AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
+"""Names of the guide's columns and of AITER's libtype, by owner."""
+LABELS = {
+    "asm": "ASM",
+    "ck": "CK",
+    "cktile": "CK-Tile",
+    "aiter-gluon": "aiter-gluon",
+    "aiter-triton": "aiter-triton",
+    "triton": "Triton",
+    "hipblaslt": "hipBLASLt",
+    "flydsl": "FlyDSL",
+    "opus": "opus",
+    "torch": "torch",
+    "skinny": "skinny",
+    "cublaslt": "cuBLASLt",
+    "unknown": "unknown",
+}
+"""Known backends in the order of the columns; others come before `unknown`, by name."""
+
+KNOWN = tuple(dict.fromkeys((*AITER_BACKENDS, "gluon", "cublaslt", *BENCHED)))
+"""The values of a libtype cell. Beyond AITER's: those of benchmarks of ours."""
+
+UNKNOWN = "unknown"
+_ORDER = {name: i for i, name in enumerate(LABELS)}
+_LEGAL = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,23}\Z")
+
+
+def owned(name: str) -> str:
+    """The backend of a column or a libtype, named by its owner."""
+    return AITERS.get(name, name)
+
+
+def label(backend: str) -> str:
+    """The backend as people write it."""
+    return LABELS.get(backend, backend)
+
+
+def order(backend: str) -> tuple[float, str]:
+    """A key that sorts backends as they are shown."""
+    return _ORDER.get(backend, len(_ORDER) - 1.5), backend
+
+
+def legal_name(text: str) -> str | None:
+    """The backend that a column such as `triton_us` is named after, None where that is no name."""
+    name = text.strip().lower()
+    return name if _LEGAL.match(name) else None
+
+
+def backend_name(family: str, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
+    """The backend of a row by the worker's rule, named by its owner.
+
+    A libtype calls AITER's Gluon triton; here it has its own name. Rows of our tuner triton, which is gone, are
+    nobody's.
+    """
+    libtype, kernel = libtype.strip().lower(), kernel.strip()
+    if libtype in ("", "triton") and kernel.startswith(TRITON):
+        return UNKNOWN
+    cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
+    found = libtype if libtype in KNOWN else backend_of(family, cells)
+    return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN
+
 
 Kind = Literal["aiter", "own", ""]
 FIELD = "kind"
@@ -80,7 +158,7 @@ def rows_by_kind(table: Table, known: Mapping[Place, Record]) -> dict[Kind, list
     for row in table.rows:
         kind = kind_by_names("" if libtype is None else row.cells[libtype], *[row.cells[i] for i in names])
         if not kind and (record := known.get(row.place)):
-            kind = kind_in({"tuner": record.tuner, **(record.document() if f'"{FIELD}":' in record.line else {})})
+            kind = kind_in(record.document)
         out.setdefault(kind, []).append(row)
     return out
 
@@ -180,3 +258,90 @@ def _versions(place: Place, record: Record | None) -> tuple[str, str, str, str]:
 
 def _named(values: Iterable[str]) -> str:
     return and_more([v[:80] for v in sorted(values)], 3)
+
+
+Facts = Callable[[Newcomer], Mapping[str, Any]]
+"""The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
+SUFFIX = ".provenance.jsonl"
+
+
+class Record(NamedTuple):
+    """A line, parsed and as it is."""
+
+    place: str
+    us: float | None
+    kernel: str
+    split: str
+    image: str
+    tuner: str
+    document: Mapping[str, Any]
+    line: str
+
+
+def records_path(table: Path) -> Path:
+    """The file beside a table."""
+    return table.with_name(table.name + SUFFIX)
+
+
+def read_records(table: Path) -> dict[Place, Record]:
+    """The records beside a table; none where there is no file. Raises TunedDBError for a file that is none of ours."""
+    path, out = records_path(table), dict[Place, Record]()
+    for n, line in enumerate(text_lines(path) if path.exists() else (), 1):
+        if line := line.strip():
+            try:
+                document = json.loads(line)
+                record = _record(document, line)
+            except (ValueError, KeyError, TypeError, RecursionError) as e:
+                what = "is not a record of a tuned row; mend the line, or move the file away and lose its records"
+                raise TunedDBError(f"{path}:{n}: {what}") from e
+            out[record.place] = record
+    return out
+
+
+def current_records(table: Table, records: Mapping[Place, Record]) -> dict[Place, Record]:
+    """The records that say what their rows are now. The others are stale."""
+    if not records:
+        return {}
+    at, out = {name: i for i, name in enumerate(table.header)}, dict[Place, Record]()
+    texts: Callable[[tuple[str, ...]], tuple[str, ...]] = itemgetter(
+        *(at.get(n, len(table.header)) for n in (*KERNEL_NAMES, *NUMBERS))
+    )
+    for row in table.rows:
+        record = records.get(row.place)
+        if record is not None and record.us == row.us:
+            kernel, split = _kernel(texts((*row.cells, "")))
+            if record.kernel == kernel and (record.split == split or not kernel):
+                out[row.place] = record
+    return out
+
+
+@lru_cache(10_000)
+def _kernel(texts: tuple[str, ...]) -> tuple[str, str]:
+    """Name and split of a kernel by the cells of KERNEL_NAMES and NUMBERS."""
+    return kernel_of_stages(texts[: len(KERNEL_NAMES)]), split_of(texts[len(KERNEL_NAMES) :])
+
+
+def stale(table: Path, records: Mapping[Place, Record], known: Mapping[Place, Record]) -> str:
+    """A sentence on the records whose row has changed or gone; "" if all are current."""
+    n, name = len(records) - len(known), records_path(table).name
+    return f"{name}: {plural(n, 'record')} without a row: it is gone or was changed by hand" if n else ""
+
+
+def spread_of(record: Record | None) -> float:
+    """The relative spread in a record, 0 where none is known."""
+    return max(0.0, number_of(str(record.document.get("spread"))) or 0.0) if record else 0.0
+
+
+def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
+    """The record of a newcomer that is now a row. Unknown facts are left out."""
+    kernel = identity(new.cells, family.name) or ("", "", "")
+    document = {"key": new.place, "us": number_of(new.cells.get("us", "")), "kernel": kernel[1], "split": kernel[2]}
+    document |= {name: str(facts.get(name) or "") for name in ("image", "tuner")}
+    document |= {k: v for k, v in facts.items() if k not in document and v not in (None, "", {}, [])}
+    document |= {FIELD: kind} if (kind := kind_of(new.cells) or kind_in(facts)) else {}
+    return _record(document, json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str))
+
+
+def _record(document: Mapping[str, Any], line: str) -> Record:
+    kernel, split, image, tuner = (str(document.get(k) or "") for k in ("kernel", "split", "image", "tuner"))
+    return Record(document["key"], number_of(str(document.get("us"))), kernel, split, image, tuner, document, line)

@@ -15,11 +15,17 @@ from orchestrator.errors import TunedDBError
 from orchestrator.tables.journal import LOCK_WAIT_S, locked, replace
 from orchestrator.tables.kinds import (
     OWNER,
+    Facts,
     check_versions,
+    current_records,
     kind_in,
     kind_of_table,
+    new_record,
     other_name,
+    read_records,
     refuse_other_rows,
+    spread_of,
+    stale,
 )
 from orchestrator.tables.policy import (
     ACTIONS,
@@ -33,7 +39,6 @@ from orchestrator.tables.policy import (
     identity,
     incumbent,
 )
-from orchestrator.tables.records import Facts, current_records, new_record, read_records, spread_of, stale
 from orchestrator.tables.tuned import (
     KERNEL_NAMES,
     TAG,

@@ -18,20 +18,17 @@ from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
-from orchestrator.tables.build import Build
-from orchestrator.tables.check import VERDICTS, check, verdict_of
+from orchestrator.tables.check import VERDICTS, Build, check, verdict_of
 from orchestrator.tables.checkout import CHECKS, COMMANDS, Checkout, judged, run_check, run_verify
 from orchestrator.tables.export import model_names, usual_form
-from orchestrator.tables.locate import family_of, provenance_of
+from orchestrator.tables.kinds import Facts
+from orchestrator.tables.locate import family_of, open_sources, provenance_of
 from orchestrator.tables.merge import csv_line, line_of
 from orchestrator.tables.policy import Action, Incumbent, Judged, Newcomer, NewcomerPool, incumbent
-from orchestrator.tables.records import Facts
 from orchestrator.tables.rules import REBUILD, RowRules
-from orchestrator.tables.sources import open_sources
 from orchestrator.tables.tuned import Key, Place, Table, best, file_order, read_table
-from orchestrator.tables.write import write_csv
+from orchestrator.tables.write import write_atomic, write_csv
 from orchestrator.templating import render
-from orchestrator.userfiles import write_atomic
 from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner

@@ -1,15 +1,62 @@
-"""Write tables: cells as AITER writes them, text that no spreadsheet runs, CSV files that are complete or absent."""
+"""Write files of users: complete or not at all; tables with cells as AITER writes them, and no formula in a text."""
 
 from __future__ import annotations
 
 import csv
 import math
+import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from orchestrator.userfiles import write_atomic
+Write = Callable[[TextIO], None]
+
+
+def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | None = None) -> None:
+    """Write text, or let a function write, into a file beside `path`, make it durable and rename it over `path`; a
+    link's target is replaced.
+
+    `like`: take over mode and, where allowed, owner of what was there. Newlines are written as given.
+    """
+    target = Path(os.path.realpath(path))
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    aside.unlink(missing_ok=True)
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as f:
+            if isinstance(content, str):
+                f.write(content)
+            else:
+                content(f)
+            f.flush()
+            if like is not None:
+                _take_over(f.fileno(), like)
+            os.fsync(f.fileno())
+        os.rename(aside, target)
+    except BaseException as e:
+        aside.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            e.filename = e.filename or str(path)  # a write to a full disk names no file
+        raise
+    sync_folder(target.parent)
+
+
+def _take_over(fd: int, like: os.stat_result) -> None:
+    try:
+        os.fchown(fd, like.st_uid, like.st_gid)
+    except PermissionError:
+        pass  # another user's file in a folder of ours: it becomes ours
+    os.fchmod(fd, like.st_mode & 0o7777)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def write_csv(to: Path | TextIO, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:

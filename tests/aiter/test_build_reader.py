@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.tables.build import Build
+from orchestrator.tables.check import Build
 from orchestrator.tables.kinds import kind_of
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.tuned import read_table

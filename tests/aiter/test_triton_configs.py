@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.configs.aiter import AiterTree, Call, run_trial
-from orchestrator.configs.check import chips_of
+from orchestrator.configs.check import chips_of, lint
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.lint import lint, shipped
-from worker.triton_configs.resolve import ResolveError, Resolver
+from worker.triton_configs.resolve import ResolveError, Resolver, shipped
 from worker.tuners.aiter_triton.spec import tuned_kinds
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]

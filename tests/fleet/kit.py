@@ -28,11 +28,12 @@ from orchestrator import events as ev
 from orchestrator.controller.node_plan import plan_nodes
 from orchestrator.controller.prepare import Prepared, RunRequest
 from orchestrator.families import get_family
-from orchestrator.inventory import load_inventory
-from orchestrator.ledger import LedgerReader, reconcile
+from orchestrator.inventory.load import load_inventory
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.paths import RunConfig, RunPaths, list_runs, new_run_id
-from orchestrator.planning import CostModel, make_plan
-from orchestrator.shapes import read_shapes
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.plan import make_plan
+from orchestrator.shapes.reader import read_shapes
 from tests.fleet.server import ask
 from tests.support.command import Done, command
 from tests.support.processes import kill_in, working_in

@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import control
 from orchestrator import events as ev
 from orchestrator.controller.timeouts import Timeouts
-from orchestrator.ledger import reconcile
-from orchestrator.paths import RunConfig
+from orchestrator.ledger.reader import reconcile
+from orchestrator.paths import RunConfig, leave_request
 from tests.fleet.kit import Controller, Fleet
 from tests.support.marks import full_but
 from tests.waiting import wait_until
-from worker.agent.locks import DeviceLock
+from worker.agent.inbox import DeviceLock
 from worker.protocol import LOCKS_ENV
 
 
@@ -232,7 +231,7 @@ def test_a_node_is_drained_while_the_run_goes_on(fleet: Fleet) -> None:
     n = fleet.shapes(groups=18)
     run = fleet.begun(3)
     wait_until(lambda: fleet.at_work("h1"), "it works")
-    control.ask(fleet.paths.requests, "drain", node="h1")
+    leave_request(fleet.paths.requests, "drain", node="h1")
     wait_until(lambda: fleet.of("h1", ev.NodeDraining), "it drains")
     wait_until(lambda: not list(fleet.folder("h1").glob("inbox/*.json")), "its inbox is empty")
     began = len(fleet.of("h1", ev.AttemptStarted))
@@ -249,7 +248,7 @@ def test_a_node_is_added_while_the_run_goes_on(make_fleet: Callable[..., Fleet])
     run = fleet.begun(3)
     fleet.nodes["h3"] = 1
     shutil.copy(fleet.inventory(), fleet.paths.inventory)
-    control.ask(fleet.paths.requests, "join")
+    leave_request(fleet.paths.requests, "join")
     wait_until(lambda: fleet.at_work("h3"), "it has work")
     fleet.release()
     assert run.wait() == 0, run.out

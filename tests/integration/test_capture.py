@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.shapes import read_shapes
+from orchestrator.shapes.reader import read_shapes
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.kit import ROOT, Bench
 from tests.support.command import command

@@ -24,7 +24,7 @@ def with_mount(bench: Bench, folder: Path, options: str, argv: list[str]) -> sub
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", ["16k", "100k", "140k", "160k"])
+@pytest.mark.parametrize("size", ["16k", "140k"])
 def test_runs_on_a_full_disk_is_one_clear_error(bench: Bench, size: str) -> None:
     """At each point where it can be noticed: at the ledger, at its first rows, at the files beside it."""
     bench.shapes(groups=2)

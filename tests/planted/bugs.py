@@ -180,7 +180,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),
     ),
     Bug(
-        "written-in-place", 9, "orchestrator/userfiles.py",
+        "written-in-place", 9, "orchestrator/tables/write.py",
         "os.rename(aside, target)",
         "target.write_bytes(aside.read_bytes())\n        aside.unlink()",
         "A user's file is written in place: who reads meanwhile, or a crash, sees half of it.",
@@ -253,11 +253,11 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/report/test_report_page.py::test_embedded_data_is_ascii_without_markup",),
     ),
     Bug(
-        "cpu-chip-unmarked", 13, "worker/device/probe.py",
+        "cpu-chip-unmarked", 13, "worker/device.py",
         'for p in ("cpu", machine, best) if p',
         "for p in (machine, best) if p",
         "Rows that were measured on a CPU name a chip like any other.",
-        ("tests/unit/worker/device/test_worker_probe.py::test_a_cpu_is_named_as_one",),
+        ("tests/unit/worker/test_device.py::test_a_cpu_is_named_as_one",),
     ),
     Bug(
         "cpu-bench-unmarked", 13, "orchestrator/cli/ending.py",
@@ -318,7 +318,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "import-upward", 17, "orchestrator/shapes/model.py",
         "from __future__ import annotations\n",
-        "from __future__ import annotations\n\nimport orchestrator.ledger.clean\n",
+        "from __future__ import annotations\n\nimport orchestrator.ledger.database\n",
         "A lower room imports a higher one.",
         ("tests/unit/project/test_rooms.py::test_every_room_imports_only_the_rooms_below_it",),
     ),
@@ -327,6 +327,6 @@ BUGS: tuple[Bug, ...] = (
         "Field(ge=1, le=65535)",
         "Field(ge=0, le=65535)",
         "The schema that editors use says something else than the inventory's reader.",
-        ("tests/unit/inventory/test_inventory_fleet.py::test_the_schema_in_the_repository_is_up_to_date",),
+        ("tests/unit/inventory/test_inventory.py::test_the_schema_in_the_repository_is_up_to_date",),
     ),
 )  # fmt: skip

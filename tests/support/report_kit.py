@@ -10,11 +10,10 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
-from orchestrator.ledger import Ledger
-from orchestrator.ledger.writer import row_values
+from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.reasons import Reason
-from orchestrator.shapes import Shape
+from orchestrator.shapes.model import Shape
 from tests.simulator.plan import Faults, Outage, Poison, Sickness, SimGroup, SimPlan
 from tests.simulator.simulator import Simulator
 from worker.families import Family

@@ -1,8 +1,8 @@
-"""A kernel source without kernels, and a device without a GPU, for tests of the search: what they do to us.
+"""A kernel source without kernels, and a device without a GPU, for tests of the search.
 
 The processes, their pipes and their deaths are real; only device and compiler are made up. A candidate's time is a
-formula of its knobs, `behave` says by its name what it does instead: die by a signal, hang, raise a text of CUDA or
-HIP.
+formula of its knobs; `behave` says by its name what it does instead: die by a signal, hang, raise a text of CUDA or
+HIP, be wrong.
 """
 
 from __future__ import annotations
@@ -11,27 +11,25 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from worker.options import parse_options
 from worker.protocol import SpecShape
+from worker.registry import parse_options
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.compiling import CompileFacts, CompilePool, compile_candidate
+from worker.tuners.search.compiling import CompilePool
 from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer, Ranked
 from worker.tuners.search.model import CandidateRanker, StopRules
-from worker.tuners.search.search import Search, SearchContext, ShapeTask
-from worker.tuners.search.source import KernelSource, SearchOptions, TimeAccount
-from worker.tuners.search.store import KernelStore
-from worker.tuners.search.target import Clock, Target, known
+from worker.tuners.search.search import Search, SearchContext, ShapeTask, TimeAccount
+from worker.tuners.search.source import CompileFacts, KernelSource, SearchOptions, Target, known
+from worker.tuners.search.tuner import KernelStore
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
-SIGNALS = {"segv": signal.SIGSEGV, "abort": signal.SIGABRT, "kill": signal.SIGKILL}
+SIGNALS = {"segv": signal.SIGSEGV, "kill": signal.SIGKILL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,38 +40,28 @@ class Tile:
     n: int
     k: int
     warps: int = 4
-    stages: int = 3
     waves: int = 0
+    split_k: int = 1
+    simplicity: tuple[int, ...] = (3,)
 
     @property
     def name(self) -> str:
-        return f"tile_{self.m}x{self.n}x{self.k}_w{self.warps}_s{self.stages}_eu{self.waves}"
-
-    @property
-    def split_k(self) -> int:
-        return 1
-
-    @property
-    def simplicity(self) -> tuple[int, ...]:
-        return (self.stages,)
+        return f"tile_{self.m}x{self.n}x{self.k}_w{self.warps}_eu{self.waves}"
 
     @property
     def features(self) -> tuple[float, ...]:
-        sizes = (self.m, self.n, self.k, self.warps)
-        return (*(math.log2(s) for s in sizes), 0.5 * self.stages, 0.5 * self.waves)
+        return (*(math.log2(s) for s in (self.m, self.n, self.k, self.warps)), 0.5 * self.waves)
 
 
 def true_us(c: Tile) -> float:
-    """Microseconds of a candidate: least at 64x64x64 with 4 warps and 3 stages."""
-    off = abs(c.m - 64) / 64 + abs(c.n - 64) / 64 + abs(c.warps - 4) / 4 + abs(c.stages - 3) / 3
-    return 20.0 * (1 + 0.3 * off)
+    """Microseconds of a candidate: least at 64x64x64 with 4 warps."""
+    return 20.0 * (1 + 0.3 * (abs(c.m - 64) / 64 + abs(c.n - 64) / 64 + abs(c.warps - 4) / 4))
 
 
 class StandInSource:
-    """A source of tiles. K steps of 16 do not compile, those of 32 crash the compiler."""
+    """A source of tiles. K steps of 16 do not compile, those of 32 crash the compiler, those of 8 take too much."""
 
-    def enter(self, target: Target | None) -> None:
-        """There is nothing to import."""
+    def enter(self, target: Target | None) -> None: ...
 
     def candidates(self, problem: Problem, target: Target, first: Sequence[Tile] = (), most: int = 0) -> list[Tile]:
         return list(first)
@@ -82,7 +70,6 @@ class StandInSource:
         return 20.0
 
     def job(self, problem: Problem, candidate: Tile) -> Tile:
-        """A tile is its own job: M is not in it."""
         return candidate
 
     def compile(self, job: Tile, target: Target) -> CompileFacts:
@@ -95,23 +82,16 @@ class StandInSource:
     def needed_bytes(self, problem: Problem) -> int:
         return 0
 
-    def inputs(self, problem: Problem, device: Any, seed: int, draw: int) -> Any:
+    def inputs(self, *args: Any, **named: Any) -> Any:
         raise NotImplementedError("the stand-in for the device makes no operands")
 
-    def operands(self, inputs: Any) -> Any:
-        raise NotImplementedError("the stand-in for the device makes no operands")
-
-    def launch(self, problem: Problem, candidate: Tile, operands: Sequence[Any], out: Any) -> Any:
-        raise NotImplementedError("the stand-in for the device launches nothing")
-
-
-SOURCE: KernelSource = StandInSource()
+    operands = launch = inputs
 
 
 class Timer:
-    """A GPU's clock that is never wrong, but takes the time it says."""
+    """A GPU's clock that is never wrong, and takes no time."""
 
-    size = 4
+    size, remark = 4, ""
 
     def __init__(self, us: float) -> None:
         self._us = us
@@ -128,22 +108,20 @@ class Held:
 
 
 class StandIn:
-    """A bench (worker/tuners/search/measuring.py) whose candidates behave as planned."""
+    """A bench (worker/tuners/search/measuring.py) whose candidates behave as planned, with `once` a folder only the
+    first time in any process."""
 
-    def __init__(self, behave: Mapping[str, str], once: str = "") -> None:
-        self._behave, self._once = dict(behave), once
+    def __init__(self, behave: Mapping[str, str], once: str) -> None:
+        self._behave, self._once = behave, once
         self.target: Target = known(90)
-        self.clock = Clock("a stand-in")
-        self._checks: dict[str, int] = {}
+        self._checked: set[str] = set()
 
     def info(self) -> dict[str, Any]:
-        return {"gfx": "sm_90", "cu_num": 132, "device": "stand-in", "triton": "0", "torch": "0"}
+        return {"gfx": "sm_90", "cu_num": 132, "device": "stand-in"}
 
-    def enter_thread(self) -> None:
-        """There is no device."""
+    def enter_thread(self) -> None: ...
 
-    def warm(self) -> None:
-        """There is nothing to load."""
+    def warm(self) -> None: ...
 
     def canary(self) -> tuple[bool, float, str]:
         return True, 1.0, "a stand-in"
@@ -151,75 +129,58 @@ class StandIn:
     def time_canary(self) -> tuple[float, float]:
         return 2.0, 3.0
 
-    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
+    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: object) -> str:
         return "no room" if problem.k == 999 else ""
 
     def load(self, candidate: Tile) -> Held:
         return Held(candidate)
 
     def check(self, held: Held) -> float:
-        loaded = held.candidate
-        self._checks[loaded.name] = self._checks.get(loaded.name, 0) + 1
-        for words, what in self._behave.items():
-            if words in loaded.name and self._strikes(words):
-                self._do(what)
-                if what == "wrong" or (what == "wrong later" and self._checks[loaded.name] > 1):
-                    return 0.5
+        name = held.candidate.name
+        later = name in self._checked
+        self._checked.add(name)
+        for what in (w for words, w in self._behave.items() if words in name and self._strikes(words)):
+            if what in SIGNALS:
+                os.kill(os.getpid(), SIGNALS[what])
+            elif what == "hang":
+                time.sleep(600)
+            elif what.startswith("raise "):
+                raise RuntimeError(what.removeprefix("raise "))
+            elif what == "wrong" or later:
+                return 0.5
         return 0.0
 
     def timer(self, held: Held) -> Timer:
         return Timer(true_us(held.candidate))
 
     def _strikes(self, words: str) -> bool:
-        """Always, or with `once` (a folder) only the first time in any process."""
-        if not self._once:
-            return True
-        try:
-            (Path(self._once) / words).touch(exist_ok=False)
-        except FileExistsError:
-            return False
+        if self._once:
+            try:
+                (Path(self._once) / words).touch(exist_ok=False)
+            except FileExistsError:
+                return False
         return True
 
-    def _do(self, what: str) -> None:
-        if what in SIGNALS:
-            os.kill(os.getpid(), SIGNALS[what])
-        elif what == "hang":
-            time.sleep(600)
-        elif what.startswith("raise "):
-            raise RuntimeError(what.removeprefix("raise "))
 
-
-def serve(conn: Connection, behave: Mapping[str, str], once: str = "") -> None:
+def serve(conn: Connection, behave: Mapping[str, str], once: str) -> None:
     """The stand-in for the measuring process."""
     MeasuringServer(conn, lambda: StandIn(behave, once)).serve()
-
-
-def serve_nothing(conn: Connection) -> None:
-    """A machine without a GPU."""
-
-    def make() -> StandIn:
-        raise RuntimeError("torch sees no GPU here")
-
-    MeasuringServer(conn, make).serve()
 
 
 class Kit:
     """A search over the stand-ins, and its messages."""
 
     def __init__(self, tmp: Path, behave: Mapping[str, str], once: bool = False, **options: Any) -> None:
-        folder = tmp / "once"
-        folder.mkdir(exist_ok=True)
-        self.options = parse_options(
-            SearchOptions, "stand-in", {"hang_s": 20, "min_samples": 3, "max_samples": 5, **options}
-        )
-        args = (dict(behave), str(folder) if once else "")
-        self.measurer = MeasuringProcess(serve, {}, self.options.hang_s, args)
+        given = {"search": "exhaustive", "hang_s": 20, "min_samples": 3, "max_samples": 5, **options}
+        self.options = parse_options(SearchOptions, "stand-in", given)
+        self.measurer = MeasuringProcess(serve, {}, self.options.hang_s, (dict(behave), str(tmp) if once else ""))
         self.measurer.restart()
-        self.pool = CompilePool(2, partial(compile_candidate, SOURCE, known(90)), {})
+        source: KernelSource = StandInSource()
+        self.pool = CompilePool(2, source, known(90), {})
         self.store = KernelStore(tmp, {"device": "stand-in"})
         self.messages: list[dict[str, Any]] = []
         self.context = SearchContext(
-            SOURCE, known(90), self.pool, self.measurer, self.store, self.options, Emit(self.messages.append), 0.05,
+            source, known(90), self.pool, self.measurer, self.store, self.options, Emit(self.messages.append), 0.05,
             TimeAccount(time.monotonic()),
         )  # fmt: skip
         self.search: Search
@@ -251,6 +212,3 @@ class Kit:
     def rows(self) -> dict[str, dict[str, Any]]:
         """Rows by kernelName, the last of each."""
         return {m["row"]["kernelName"]: m["row"] for m in self.messages if m["type"] == "row"}
-
-
-__all__ = ["PROBLEM", "Kit", "StandIn", "Tile", "serve", "serve_nothing", "true_us"]

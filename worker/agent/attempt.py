@@ -27,12 +27,10 @@ from worker.agent.inbox import NOW, Control
 from worker.agent.records import RecordFile
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import (
-    MAX_ONLY,
     SHAPE_VERDICTS,
     ProtocolError,
     Spec,
     checked_row,
-    identities,
     identity,
     record,
     withheld_list,
@@ -78,7 +76,7 @@ class MessageCheck:
             return None
         fields = self._verdict(message) if kind == "shape_failed" else self._row(message)
         if kind != "row":
-            fields |= self._of_candidates(message, shape)
+            fields |= _of_candidates(message)
             self._open.discard(shape)
             self._parked.discard(shape)
             self.in_flight = None if flying else self.in_flight
@@ -98,23 +96,20 @@ class MessageCheck:
             raise ProtocolError(f"shape_tuned with errRatio {row.get('errRatio')}, over {self._spec.err_ratio}")
         return {"row": row}
 
-    def _of_candidates(self, message: Mapping[str, Any], shape: int) -> dict[str, Any]:
-        """The optional fields of a shape's end. Those of `ran` that `only` does not name by identity are dropped."""
-        out: dict[str, Any] = {}
-        if message.get("candidate") is not None:
-            out["candidate"] = list(identity(message["candidate"], "candidate"))
-        only = self._spec.only_of(shape)
-        if only is not None and only.identities:
-            ran = identities(message.get("ran") or [], MAX_ONLY, "ran")
-            out["ran"] = [list(c) for c in ran if c in only.identities]
-        if message.get("withheld"):
-            entries, more = withheld_list(message["withheld"], message.get("withheld_more", 0))
-            for entry in entries:
-                entry["name"], entry["detail"] = clean(entry["name"]), clean(entry["detail"])
-            out["withheld"] = entries
-            if more:
-                out["withheld_more"] = more
-        return out
+
+def _of_candidates(message: Mapping[str, Any]) -> dict[str, Any]:
+    """The optional fields of a shape's end."""
+    out: dict[str, Any] = {}
+    if message.get("candidate") is not None:
+        out["candidate"] = list(identity(message["candidate"], "candidate"))
+    if message.get("withheld"):
+        entries, more = withheld_list(message["withheld"], message.get("withheld_more", 0))
+        for entry in entries:
+            entry["name"], entry["detail"] = clean(entry["name"]), clean(entry["detail"])
+        out["withheld"] = entries
+        if more:
+            out["withheld_more"] = more
+    return out
 
 
 LAST_WORDS = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted")

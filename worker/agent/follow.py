@@ -124,7 +124,7 @@ class Stream:
             age = round(max(0.0, now - os.stat(self.paths.beat(slot)).st_mtime), 3)
         except OSError:
             pass
-        try:  # as worker.agent.locks.sign writes it
+        try:  # as worker.agent.inbox.sign writes it
             waits = self.paths.lock(slot).read_text(errors="replace").partition("\n")[2][:200] if alive else ""
         except OSError:
             pass

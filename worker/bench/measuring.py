@@ -2,20 +2,122 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
 
-from worker.bench.case import Case
-from worker.bench.inputs import Inputs, needed_bytes
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
 from worker.protocol import is_wrong
 from worker.protocol.bench import Options
 from worker.tuners.common.device import Device
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
-from worker.tuners.common.operands import copies, error_ratio, poison
-from worker.tuners.common.problem import UnsupportedError
+from worker.tuners.common.operands import (
+    copies,
+    draw_rows,
+    error_ratio,
+    float_of,
+    generator,
+    levels,
+    poison,
+    unpack_codes,
+    w_exponent,
+    widen_rows,
+)
+from worker.tuners.common.problem import MX_GROUP, UnsupportedError
+
+KINDS = {
+    ROW16: ("none", "none"), ROW8: ("row", "row"), BLOCK8: ("block", "block"), MX4: ("mx", "mx"),
+    PRE8: ("none", "tensor"), PRE4: ("none", "mx"),
+}  # fmt: skip
+"""Kinds of the scales of X and of W (Problem.scale), by format."""
+
+
+@dataclass(slots=True)
+class Inputs:
+    """One set of operands. Batched ones have B in front of every form.
+
+    x [M, K] ([M, K/2] bytes for MXFP4), w [N, K] likewise; xs, ws: scales as a row scale [R, 1] float32, a block scale
+    ([M, K/128] and [N/128, K/128]) float32, e8m0 bytes [R, K/32], or one number [1]; None where the format has none.
+    """
+
+    case: Case
+    x: torch.Tensor
+    w: torch.Tensor
+    xs: torch.Tensor | None = None
+    ws: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+    @classmethod
+    def make(cls, case: Case, device: torch.device, seed: int, turn: int) -> Inputs:
+        """Draw one set by (seed, case, turn)."""
+        draw = generator(device, seed, case, turn)
+        x, xs = _operand(case, case.m, 0, draw, is_w=False)
+        w, ws = _operand(case, case.n, w_exponent(case.k, mx=case.format in (MX4, PRE4)), draw, is_w=True)
+        bias = levels((case.n,), draw).to(float_of(case.dtype)).mul_(2.0**-7) if case.bias else None
+        return cls(case, x, w, xs, ws, bias)
+
+    def copy(self) -> Inputs:
+        """The same values in other memory."""
+        again = {n: t.clone() for n in ("x", "w", "xs", "ws") if (t := getattr(self, n)) is not None}
+        return replace(self, **again)
+
+    def output(self) -> torch.Tensor:
+        """[M, N] ([B, M, N]) filled with NaN."""
+        c = self.case
+        form = (c.b, c.m, c.n) if c.b else (c.m, c.n)
+        return torch.full(form, math.nan, dtype=float_of(c.outdtype), device=self.x.device)
+
+    @property
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.x, self.w, self.xs, self.ws) if t is not None)
+
+    def reference(self) -> torch.Tensor:
+        """[M, N] ([B * M, N]) in float32 from operands widened to float32."""
+        c = self.case
+        of_x, of_w = KINDS[c.format]
+        if not c.b:
+            out = _wide(of_x, c.k, self.x, self.xs) @ _wide(of_w, c.k, self.w, self.ws, blocked=True).t()
+            return out if self.bias is None else out.add_(self.bias.float())
+        xs, ws = ([None] * c.b if s is None else [s] * c.b if s.dim() == 1 else list(s) for s in (self.xs, self.ws))
+        parts = [
+            _wide(of_x, c.k, self.x[i], xs[i]) @ _wide(of_w, c.k, self.w[i], ws[i], blocked=True).t()
+            for i in range(c.b)
+        ]
+        return torch.cat(parts)
+
+
+def needed_bytes(case: Case) -> int:
+    """Least memory of a case: operands twice, output, and float32 of everything for the reference."""
+    wide = 4 * (case.m * case.k + case.n * case.k + max(1, case.b) * case.m * case.n)
+    return 2 * case.moved_bytes + wide
+
+
+def _wide(kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None, *, blocked: bool = False) -> torch.Tensor:
+    """Rows in float32, scales applied: the meaning of the format, by the plain path."""
+    if kind == "row" and scale is not None:
+        scale = scale[..., 0]
+    return widen_rows(kind, k, rows, scale, blocked=blocked)
+
+
+def _operand(
+    c: Case, rows: int, exponent: int, draw: torch.Generator, *, is_w: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    form = (c.b, rows) if c.b else (rows,)
+    if c.format == PRE4 and not is_w:
+        codes, scale = draw_rows("mx", c.dtype, form, c.k, exponent, draw)
+        assert scale is not None
+        flat = unpack_codes(codes.view(-1, c.k // 2), scale.view(-1, c.k // MX_GROUP), torch.bfloat16)
+        return flat.view(*form, c.k), None
+    if c.format == PRE8 and is_w:
+        return levels((*form, c.k), draw), torch.full((1,), 2.0 ** (exponent - 7), device=draw.device)
+    kind = KINDS[c.format][is_w]
+    dtype = "bfloat16" if c.format == PRE8 else c.dtype
+    made, scale = draw_rows(kind, dtype, form, c.k, exponent, draw, blocked=is_w)
+    return made, scale[..., None] if kind == "row" and scale is not None else scale
+
 
 Call = Callable[[], torch.Tensor]
 Alive = Callable[[], None]

@@ -19,14 +19,14 @@ from typing import Any
 
 from worker.aiter_tree.locate import imported_package
 from worker.bench.runner import BackendRunner, Refused
-from worker.device.probe import identify
+from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import Options, Side, fetch, mean_of_runs, rounds
 from worker.tuners.aiter.launch import Chip, chip_of, inventory_switches
 from worker.tuners.aiter.modules import link_shipped_modules
 from worker.tuners.base import Emit, Place
-from worker.tuners.common.rows import figure
+from worker.tuners.common.problem import figure
 
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from worker.families import BATCHED, BENCHED
-from worker.options import number, option, parse_options, seconds, whole
+from worker.registry import number, option, parse_options, seconds, whole
 
 RUNS, EXTRA, WITHIN = 3, 2, 0.05
 ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
@@ -146,7 +146,7 @@ class Side:
     """One of the things compared: an interpreter on the node ("": the worker's own), an image of the worker, or a
     config set of AITER's Triton GEMMs; with environment variables of its own.
 
-    `configs` is the set's text (worker/bench/with_aiter.py), "" for the tree as it is, None where no sets are
+    `configs` is the set's text (worker/bench/backends.py), "" for the tree as it is, None where no sets are
     compared.
     """
 

@@ -1,4 +1,4 @@
-"""The config that a shape gets: `get_gemm_config` of a tree, without running it.
+"""The config that a shape gets: `get_gemm_config` of a tree, without running it; and winners laid into its file.
 
 The layout is a predicate on the tree's files. Where it looks was read from `utils/gemm_config_utils.py` (below
 aiter/ops/triton) of 2025-12-20 (e6f3ee8511, when all GEMMs got one loader) to 2026-08-22 (e4048607a5), and `Loader`
@@ -9,7 +9,7 @@ tells these by the tree's own copy of that file:
 - `folders` (c4851f9c3b, 2026-08-10): `configs/<arch>/<backend>/gemm/<name>/DEFAULT.json` first, flat behind it
 
 The fallback to flat files counts only while the loader names it. A trial with AITER's own function in a process of
-its own (`orchestrator/configs/trial.py`) covers what no such reading can.
+its own (`orchestrator/configs/aiter.py`) covers what no such reading can.
 
 AITER's 342 files of e4048607a5 are `json.dumps` with an indent of their own, with or without a newline at the end, but
 for three that were laid out by hand; a changed file is written in the same form, and faults are told by their place.
@@ -23,10 +23,19 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from worker.text import clean
-from worker.triton_configs.kinds import BY_NAME, STANDARD_BOUNDS, ConfigKind, loader_calls, numbers, parsed
+from worker.text import Finding, clean
+from worker.triton_configs.kinds import (
+    BY_NAME,
+    FILLED_IN,
+    KINDS,
+    STANDARD_BOUNDS,
+    ConfigKind,
+    loader_calls,
+    numbers,
+    parsed,
+)
 
 Bucket = dict[str, Any]
 MAX_BYTES = 1 << 20  # the largest shipped file has 6 KB
@@ -34,6 +43,7 @@ _SHORT = {
     "GROUP_SIZE_M": "g", "NUM_KSPLIT": "k", "num_warps": "w", "num_stages": "s", "waves_per_eu": "eu",
     "matrix_instr_nonkdim": "mfma",
 }  # fmt: skip
+_NAMED = re.compile(r"(?:B=(\d+)-)?N=(\d+)-K=(\d+)\Z")
 _BUCKET = re.compile(r"M_(LEQ|GEQ)_([1-9]\d{0,9})\Z")
 
 
@@ -169,7 +179,6 @@ TRITON = Path("aiter", "ops", "triton")
 LOADER = TRITON / "utils" / "gemm_config_utils.py"
 CONFIGS = TRITON / "configs"
 GEMMS = ("gemm", "*/*/gemm")  # folders below CONFIGS in which configs of GEMMs lie, in any layout
-Layout = Literal["flat", "nested", "folders"]
 
 
 class ResolveError(ValueError):
@@ -181,7 +190,7 @@ class Loader:
     """Properties of a tree's `get_gemm_config`. `flat_left`: flat files count where no nested default is there;
     `batch`: it looks for files with B first; `backend`: it knows folders of a backend; `bounds`: its standard ones."""
 
-    layout: Layout
+    layout: Literal["flat", "nested", "folders"]
     flat_left: bool
     batch: bool
     backend: bool
@@ -223,11 +232,10 @@ def read_loader(root: Path) -> Loader:
     if function is None:
         raise ResolveError(f"{path} has no get_gemm_config; AITER has it since 2025-12-20 (e6f3ee8511)")
     names = {a.arg for a in function.args.args}
-    layout: Layout = "flat"
-    if "_dtype_dir" in text and "DEFAULT" in text:
-        layout = "folders"
-    elif "/triton/gemm" in text:
-        layout = "nested"
+    folders = "_dtype_dir" in text and "DEFAULT" in text
+    layout: Literal["flat", "nested", "folders"] = (
+        "folders" if folders else "nested" if "/triton/gemm" in text else "flat"
+    )
     flat = layout == "flat" or "{AITER_TRITON_CONFIGS_PATH}/gemm" in text
     return Loader(layout, flat, "B" in names, "backend" in names, _bounds(module) or STANDARD_BOUNDS)
 
@@ -372,3 +380,112 @@ def _called_with(root: Path, kind: ConfigKind, standard: tuple[int, ...]) -> tup
         if re.fullmatch(call.config, kind.config):
             return standard if call.bounds is None else call.bounds or kind.bounds or standard
     return kind.bounds or standard
+
+
+@dataclass(frozen=True, slots=True)
+class Shipped:
+    """A config file of a tree, `at` its path below the root. `suffix`: "" for the default; `named`: (B, N, K) where
+    the suffix spells them."""
+
+    path: Path
+    at: str
+    kind: ConfigKind
+    suffix: str
+    named: tuple[int | None, int, int] | None
+
+    @property
+    def gluon(self) -> bool:
+        """True for a file of a Gluon folder."""
+        return "gluon" in Path(self.at).parent.parts
+
+    def matches(self, n: int | None, k: int | None) -> bool:
+        """True for the default, and for a file of that N and K."""
+        return self.named is None or (n in (None, self.named[1]) and k in (None, self.named[2]))
+
+
+def shipped(resolver: Resolver) -> tuple[list[Shipped], list[Finding]]:
+    """The config files of the resolver's chip whose reader is known, and findings on the names of others."""
+    configs, arch = resolver.root / CONFIGS, resolver.arch
+    flat = [(p, p.stem.removeprefix(f"{arch}-")) for p in sorted((configs / "gemm").rglob(f"{arch}-*.json"))]
+    nested = [(p, p.stem) for p in sorted((configs / arch).glob("*/gemm/**/*.json"))]
+    files: list[Shipped] = []
+    found: list[Finding] = []
+    for path, stem in (*flat, *nested):
+        at = str(path.relative_to(resolver.root))
+        default = stem == "DEFAULT"
+        fits = [k for k in KINDS if (path.parent.name == folder_name(k.config) if default else _begins(stem, k.config))]
+        if not fits:
+            what = "the folder names the chip already" if _begins(stem, arch) else "no reader of it is known"
+            found.append(Finding("error" if _begins(stem, arch) else "note", "name", at, 0, what))
+            continue
+        kind = max(fits, key=lambda k: len(k.config))
+        suffix = "" if default else stem[len(kind.config) + 1 :]
+        spelled = _NAMED.match(suffix)
+        named = (int(spelled[1]) if spelled[1] else None, int(spelled[2]), int(spelled[3])) if spelled else None
+        files.append(Shipped(path, at, kind, suffix, named))
+        if suffix and not kind.custom_suffix and (named is None or (named[0] is not None and not kind.batch_in_name)):
+            found.append(Finding("error", "name", at, 0, f"{kind.function} never looks for the suffix {suffix}"))
+    return files, found
+
+
+def _begins(stem: str, name: str) -> bool:
+    return stem == name or stem.startswith(f"{name}-")
+
+
+class Layout(NamedTuple):
+    """Buckets of `source`, the file that the shape reads now, and those that `target` is to hold, with its text."""
+
+    source: Path
+    target: Path
+    old: dict[str, Bucket]
+    new: dict[str, Bucket]
+    text: str
+
+
+def lay_out(
+    resolver: Resolver, kind: ConfigKind, shape: tuple[int | None, int, int] | None, won: Mapping[str, Bucket]
+) -> Layout:
+    """The file of a shape (B, N, K), None for the default file, with the winners by bucket.
+
+    Raises ResolveError, ConfigFileError, OSError, and ValueError where no bucket can hold what must not move.
+    """
+    source = target = resolver.place(kind.config, kind.backend).default
+    if shape is not None:
+        b, n, k = shape
+        b = b if kind.batch_in_name else None
+        source, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
+        target = resolver.target(kind.config, n, k, b, kind.backend)
+    base = resolver.read(source)
+    old = base.buckets
+    filled = {key: v for key, v in FILLED_IN.items() if key in kind.required}
+    whole = {name: _ordered(old.get(name, {}), values | filled | values) for name, values in won.items()}
+    new = laid_out(old, whole, resolver.bounds(kind))
+    text = changed(base, new) if target == source else written(new, indent_of(base.text))
+    return Layout(source, target, old, new, text)
+
+
+def laid_out(old: Mapping[str, Bucket], won: Mapping[str, Bucket], bounds: Sequence[int]) -> dict[str, Bucket]:
+    """The buckets of a file with winners, where every M that none of them proves keeps its config.
+
+    M_LEQ_x proves the M above the bound before x, any other bucket those above the last bound. Where a winner would
+    move further M, their old config gets a bucket of its own. Raises ValueError where no bucket can hold them: an old
+    M_GEQ_x begins within what one M_LEQ_y covers.
+    """
+    new = {**old, **won}
+
+    def wanted(m: int) -> Bucket:
+        mine = next((f"M_LEQ_{x}" for x in bounds if m <= x), "") or bucket_for(new, m, bounds)
+        return won[mine] if mine in won else old[bucket_for(old, m, bounds)]
+
+    for x in reversed(bounds):
+        if new[bucket_for(new, x, bounds)] != wanted(x):
+            new[f"M_LEQ_{x}"] = wanted(x)
+    moved = [m for x in bounds for m in (x - 1, x, x + 1) if m and new[bucket_for(new, m, bounds)] != wanted(m)]
+    if moved:
+        raise ValueError(f"M={moved[0]} would get another config, unmeasured: tune the buckets around it as well")
+    return new
+
+
+def _ordered(old: Bucket, values: Bucket) -> Bucket:
+    """The winner's values in the order of the old bucket's keys."""
+    return {k: values[k] for k in old if k in values} | values

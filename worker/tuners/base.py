@@ -69,29 +69,20 @@ class Emit:
         row: Row,
         *,
         candidate: Sequence[str] | None = None,
-        ran: Sequence[Sequence[str]] = (),
         withheld: Sequence[Withheld] = (),
     ) -> None:
         """Report the shape's winner: the tuner is done with the shape.
 
-        `candidate`: the winner's identity. `ran`: of the spec's `only`, those that came to an end. `withheld`: those
-        that were left out because they faulted, which makes the attempt incomplete (worker/protocol/candidates.py).
+        `candidate`: the winner's identity. `withheld`: candidates that were left out because they faulted, which makes
+        the attempt incomplete (worker/protocol/spec.py).
         """
-        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, ran, withheld))
+        self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, withheld))
 
-    def failed(
-        self,
-        shape_id: int,
-        reason: str,
-        detail: str,
-        *,
-        ran: Sequence[Sequence[str]] = (),
-        withheld: Sequence[Withheld] = (),
-    ) -> None:
+    def failed(self, shape_id: int, reason: str, detail: str, *, withheld: Sequence[Withheld] = ()) -> None:
         """Report that the shape has no winner; `reason` is one of SHAPE_VERDICTS. Raises ProtocolError."""
         if reason not in SHAPE_VERDICTS:
             raise ProtocolError(f"{reason!r} is not one of {', '.join(SHAPE_VERDICTS)}")
-        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_of_candidates(None, ran, withheld))
+        self._say("shape_failed", shape=shape_id, reason=reason, detail=detail, **_of_candidates(None, withheld))
 
     def alive(self) -> None:
         """Report progress without a record, so that the watchdog stays quiet."""
@@ -103,12 +94,8 @@ class Emit:
         self._send({"type": type_, **fields})
 
 
-def _of_candidates(
-    candidate: Sequence[str] | None, ran: Sequence[Sequence[str]], withheld: Sequence[Withheld]
-) -> dict[str, Any]:
+def _of_candidates(candidate: Sequence[str] | None, withheld: Sequence[Withheld]) -> dict[str, Any]:
     out: dict[str, Any] = {} if candidate is None else {"candidate": list(candidate)}
-    if ran:
-        out["ran"] = [list(c) for c in ran]
     if withheld:
         out["withheld"] = list(withheld)
     return out

@@ -127,7 +127,7 @@ class ReplayTuner:
         self.options = self.parse(self._raw)
 
     def open(self) -> dict[str, Any]:
-        from worker.device.probe import identify
+        from worker.device import identify
 
         time.sleep(self.options.start_seconds)
         self._load(self.options)
@@ -162,8 +162,10 @@ class ReplayTuner:
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
         """Rows and verdict of a shape that is started."""
+        from worker.protocol import is_wanted
+
         candidates, only = self.candidates(shape.key), spec.only_of(shape.id)
-        chosen = [c for c in candidates if only is None or only.has(identity(c), *identity(c)[::2])]
+        chosen = [c for c in candidates if is_wanted(only, *identity(c)[::2])]
         rows = [measure(c, len(candidates), shape, spec.err_ratio, options, emit) for c in chosen]
         conclude(shape, rows, len(candidates), emit)
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from worker.device.probe import identify
+from worker.device import identify
 from worker.protocol import Row, Spec, SpecShape
 from worker.tuners.base import Emit, Place
 from worker.tuners.catalog import CostGuess, TunerSpec

@@ -1,4 +1,7 @@
-"""`gemmfleet configs` as a user runs it; the compiler is replaced by a stand-in."""
+"""`gemmfleet configs check` as a user runs it, and the faults of config files by AITER's own rules.
+
+The compiler is replaced by a stand-in.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,19 @@ import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.configs import aiter as merging
 from orchestrator.configs import check as checking
-from orchestrator.configs.check import Compiled, check, chips_of
+from orchestrator.configs.check import Compiled, check, chips_of, lint, lint_content
 from orchestrator.errors import InputError
-from orchestrator.image import build
-from tests.support.config_tree import operator, resolved, tree, values, winners
+from orchestrator.image import build as image
+from tests.support.config_tree import tree, values
+from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.resolve import Resolver, parse
 
 FILES = {
     "gemm/gfx950-GEMM-A16W16.json": {"M_LEQ_64": values(32), "any": values(128)},
@@ -26,7 +31,9 @@ FILES = {
     "gemm/gfx942-GEMM-A8W8.json": {"any": values(1)},
     "gemm/gluon/gfx950-GEMM-A8W8.json": {"any": {"x": 1}},
 }
-FACTS = {7: {"spills": 30, "vgprs": 256, "lds": 1000}, 9: {"lds": 163841}, 32: {"error": "CompilationError: no"}}
+FACTS: dict[int, dict[str, Any]] = {
+    7: {"spills": 30, "vgprs": 256, "lds": 1000}, 9: {"lds": 163841}, 32: {"error": "CompilationError: no"},
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -43,15 +50,15 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> list[Compiled]:
         root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callable[[int, int], None]
     ) -> list[Compiled]:
         given.extend(buckets)
-        return [replace(b, **FACTS.get(b.values["BLOCK_SIZE_M"], {"vgprs": 128})) for b in buckets]  # type: ignore[arg-type]
+        return [replace(b, **FACTS.get(b.values["BLOCK_SIZE_M"], {"vgprs": 128})) for b in buckets]
 
     monkeypatch.setattr(checking, "_compile", compile_all)
     return given
 
 
 def run(*args: str) -> tuple[int, str]:
-    done = CliRunner().invoke(app, ["configs", *args])
-    return done.exit_code, done.output
+    done = CliRunner().invoke(app, ["configs", "check", "--build", *args])
+    return done.exit_code, done.output + (str(done.exception) if isinstance(done.exception, InputError) else "")
 
 
 def test_every_bucket_is_compiled_for_the_last_m_that_it_serves(root: Path, compiler: list[Compiled]) -> None:
@@ -66,7 +73,7 @@ def test_every_bucket_is_compiled_for_the_last_m_that_it_serves(root: Path, comp
 
 
 def test_a_table_and_exit_code_one_on_errors(root: Path, compiler: list[Compiled]) -> None:
-    code, text = run("check", "--build", str(root), "--gfx", "gfx950", "--family", "a16w16")
+    code, text = run(str(root), "--gfx", "gfx950", "--family", "a16w16")
     assert code == 1
     lines = [" ".join(line.split()) for line in text.splitlines()]
     assert lines[0] == "gfx950: 2 files, 4 buckets compiled, 1 with spills"
@@ -77,29 +84,40 @@ def test_a_table_and_exit_code_one_on_errors(root: Path, compiler: list[Compiled
     assert lines[-1] == "2 errors, 1 warning"
 
 
-def test_lint_alone_reads_every_chip(root: Path) -> None:
+def test_lint_alone_reads_every_chip_and_an_image_is_read_as_a_folder_is(
+    root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[tuple[str, Path | None, tuple[str, ...]]] = []
+
+    def copied(image: str, folder: Path, inventory: Path | None, parts: tuple[str, ...]) -> None:
+        asked.append((image, inventory, parts))
+        shutil.copytree(root, folder, dirs_exist_ok=True)
+
+    monkeypatch.setattr(image, "take_out", copied)
     assert chips_of(root) == ["gfx942", "gfx950"]
-    code, text = run("check", "--build", str(root), "--lint-only")
-    assert (code, text.splitlines()[-1]) == (0, "0 errors, 0 warnings")
-    assert "gfx942: 1 file, 0 buckets compiled, 0 with spills" in text
+    inventory = tmp_path / "inv.yaml"
+    for build in ((str(root),), ("rocm/aiter:1", "-i", str(inventory))):
+        code, text = run(*build, "--lint-only")
+        assert (code, text.splitlines()[-1]) == (0, "0 errors, 0 warnings")
+        assert "gfx942: 1 file, 0 buckets compiled, 0 with spills" in text
+    assert asked == [("rocm/aiter:1", inventory, image.TRITON)]
 
 
-def test_without_a_compiler_the_way_out_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"install gemmfleet\[triton,torch\] into this Python, or give --lint-only"):
-        check(root, "gfx950")
-
-
-def test_a_package_that_aiter_imports_and_that_is_missing_is_one_error(root: Path) -> None:
+def test_without_a_compiler_or_a_package_of_aiters_there_is_one_error_with_the_way_out(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    way_out = "install gemmfleet[triton,torch] into this Python, or give --lint-only"
     wrapper = root / "aiter/ops/triton/gemm/basic/gemm_a16w16.py"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     wrapper.write_text("import no_such_package\n")
     with pytest.raises(InputError) as e:
         check(root, "gfx950")
-    assert e.value.faults == [
-        "AITER's Triton modules cannot be imported on this machine: no module no_such_package:"
-        " install gemmfleet[triton,torch] into this Python, or give --lint-only"
-    ]
+    why = "AITER's Triton modules cannot be imported on this machine: no module no_such_package"
+    assert e.value.faults == [f"{why}: {way_out}"]
+    monkeypatch.setattr(checking, "find_spec", lambda name: None)
+    with pytest.raises(InputError) as e:
+        check(root, "gfx950")
+    assert e.value.faults[0].endswith(way_out)
 
 
 @pytest.mark.parametrize(
@@ -107,48 +125,86 @@ def test_a_package_that_aiter_imports_and_that_is_missing_is_one_error(root: Pat
     [
         (("--family", "fmoe"), "has no Triton configs; there are a16w16"),
         (("--shape", "M=3"), "give N=1280,K=8192"),
-        (("--shape", "N=x"), "give N=1280,K=8192"),
+        ((".",), "holds no Triton GEMM configs"),
     ],
 )
 def test_a_mistake_is_one_line(root: Path, args: tuple[str, ...], fault: str) -> None:
-    done = CliRunner().invoke(app, ["configs", "check", "--build", str(root), *args])
-    assert fault in str(done.exception)
+    build = [str(root)] if args[0].startswith("-") else []
+    assert fault in run(*build, *args)[1]
 
 
-def test_an_image_is_read_as_a_folder_is(root: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[tuple[str, Path | None, tuple[str, ...]]] = []
+# --- lint -------------------------------------------------------------------------------------------------------------
 
-    def copied(image: str, folder: Path, inventory: Path | None, parts: tuple[str, ...]) -> None:
-        asked.append((image, inventory, parts))
-        shutil.copytree(root, folder, dirs_exist_ok=True)
-
-    monkeypatch.setattr(build, "take_out", copied)
-    inventory = tmp_path / "inv.yaml"
-    args = ("check", "--build", "rocm/aiter:1", "-i", str(inventory), "--gfx", "gfx950", "--lint-only")
-    code, text = run(*args)
-    assert (code, text.splitlines()[0]) == (0, "gfx950: 4 files, 0 buckets compiled, 0 with spills")
-    assert asked == [("rocm/aiter:1", inventory, build.TRITON)]
+BOUNDS = (16, 64, 256)
+ANY = {"any": values()}
+NAME = "GEMM-A16W16"
+FOLDER = "gfx950/triton/gemm/gemm_a16w16"
+PLAIN = {k: v for k, v in values().items() if k not in ("waves_per_eu", "matrix_instr_nonkdim")}
 
 
-def test_a_folder_without_configs_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["configs", "check", "--build", str(tmp_path)])
-    assert "holds no Triton GEMM configs" in str(done.exception)
+def without(*keys: str) -> dict[str, Any]:
+    return {"any": {k: v for k, v in values().items() if k not in keys}}
 
 
-def test_merge_and_undo_say_what_they_did(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "run_trial", resolved)
-    operator(root, "fused_gemm_a16w16_quant_x")
-    own = "gfx950-GEMM-A16W16-N=64-K=64.json"
-    folder = winners(tmp_path / "run", {own: {"M_LEQ_64": values(16)}}, [{"N": 64, "K": 64}])
-    code, text = run("merge", str(folder), "--into", str(root))
-    assert code == 0
-    assert f"configs/gemm/{own}: M_LEQ_64 (new; other buckets copied from gfx950-GEMM-A16W16.json)" in text
-    assert "read by fused_gemm_a16w16_quant_x as well" in text
-    assert "proven by a stand-in: 24 lookups as planned, neighbours as before" in text
-    assert f"configs undo {root} takes it back" in text
-    code, text = run("undo", str(root), "--json")
-    assert json.loads(text)["removed"] == [f"aiter/ops/triton/configs/gemm/{own}"]
-    code, text = run("merge", str(folder), "--into", str(root), "--json")
-    assert json.loads(text)["changes"][0]["buckets"] == ["M_LEQ_64"]
-    code, text = run("undo", str(root))
-    assert text.splitlines()[-1] == "  older merges left: 0"
+@pytest.mark.parametrize(
+    ("kind", "arch", "document", "findings"),
+    [
+        ("a16w16", "gfx950", {"M_LEQ_16": values(), "_note": "by hand", **ANY}, []),
+        # buckets that no M finds; sections of another scheme
+        ("a16w16", "gfx950", {"M_LEQ_31": values(), **ANY}, ["error unreachable M_LEQ_31"]),
+        ("a16w16", "gfx950", {"M_LEQ_256": values(), "M_GEQ_16": values(), **ANY}, []),
+        ("a16w16", "gfx950", {"M_LEQ_256": values(), "M_GEQ_64": values(), "M_GEQ_16": values(), **ANY},
+         ["error unreachable M_GEQ_16"]),
+        ("a16w16", "gfx950", {"small": {}, **ANY}, ["error unreachable "]),
+        # `any` is missing
+        ("a16w16", "gfx950", {"M_LEQ_64": values()}, ["error any "]),
+        ("a16w16", "gfx950", {"M_LEQ_64": values(), "M_GEQ_64": values()}, ["warning any "]),
+        # kpack is for gfx942 alone
+        ("a16w16", "gfx950", {"any": values(kpack=1)}, ["error kpack any"]),
+        ("a16w16", "gfx942", {"any": values(kpack=1)}, []),
+        # keys that are missing, or that the kernel or the chip refuses; a Gluon kernel has keys of its own
+        ("a16w16", "gfx950", without("NUM_KSPLIT"), ["warning required any"]),
+        ("a16w16", "gfx950", without("NUM_KSPLIT", "BLOCK_SIZE_K"), ["error required any"]),
+        ("a16w16_gated", "gfx950", without("NUM_KSPLIT"), []),
+        ("a16w16_gated", "gfx950", ANY, ["error refused any"]),
+        ("a16w16", "90", ANY, ["error refused any"]),
+        ("a16w16", "90", {"any": PLAIN}, []),
+        ("a16w16", "gfx950", {"any": {"BLOCK_M": 16, "kernel_type": "compute_bound"}}, []),
+        # what a wrapper asserts
+        ("a8w8_blockscale", "gfx950", {"any": values(BLOCK_SIZE_K=64)}, ["error block_k any"]),
+        ("a4w4_preshuffle", "gfx950", {"M_LEQ_16": values(16), "any": values(32)}, ["error block_m any"]),
+        ("a4w4_preshuffle", "gfx950", {"M_LEQ_16": values(16), "M_LEQ_31": values(16), "any": values(32)}, []),
+        # a bucket unlike both neighbours, which are alike
+        ("a16w16", "gfx950", {"M_LEQ_16": values(16), "M_LEQ_64": values(16, BLOCK_SIZE_N=256, num_warps=1),
+                              "any": values(32)}, ["note outlier M_LEQ_64"]),
+    ],
+)  # fmt: skip
+def test_faults_of_a_files_content(kind: str, arch: str, document: dict[str, Any], findings: list[str]) -> None:
+    bounds = (16, 31, 64) if kind == "a4w4_preshuffle" else BOUNDS
+    found = lint_content(parse(json.dumps(document)), BY_NAME[kind], bounds, arch)
+    assert [f"{f.level} {f.rule} {f.bucket}" for f in found] == findings
+
+
+@pytest.mark.parametrize(
+    ("files", "finding"),
+    [
+        # a family split over two layouts; specialised files without a default; files of a backend count
+        ({f"{FOLDER}/DEFAULT.json": ANY, f"gemm/gfx950-{NAME}-N=8-K=16.json": ANY}, "error split nobody reads it"),
+        ({f"{FOLDER}/{NAME}-N=8-K=16.json": ANY}, "error default nobody reads it"),
+        ({f"gemm/gfx950-{NAME}.json": ANY, f"gemm/gluon/gfx950-{NAME}.json": {"any": {"x": 1}}}, ""),
+        # names that nobody looks for; a longer name is not a suffix of a shorter one
+        ({f"{FOLDER}/gfx950-{NAME}-N=8-K=16.json": ANY}, "error name the folder names the chip already"),
+        ({f"{FOLDER}/DEFAULT.json": ANY, f"{FOLDER}/{NAME}-K=16-N=8.json": ANY},
+         "error name gemm_a16w16 never looks for the suffix K=16-N=8"),
+        ({"gemm/gfx950-GEMM-NEW.json": ANY}, "note name no reader of it is known"),
+        ({f"gemm/gfx950-{n}.json": ANY for n in (NAME, f"{NAME}-ATOMIC", f"{NAME}-ATOMIC-N=8-K=16")}, ""),
+        # a file named by the packed width; one that is no JSON
+        ({f"gemm/gfx950-GEMM-AFP4WFP4{n}.json": ANY for n in ("", "-N=8-K=4096", "-N=8-K=2048")},
+         "warning packed k same as gfx950-GEMM-AFP4WFP4-N=8-K=4096.json"),
+        ({f"gemm/gfx950-{NAME}.json": "{"}, "error unreadable "),
+    ],
+)  # fmt: skip
+def test_faults_of_a_files_place_or_name(files: dict[str, Any], finding: str, tmp_path: Path) -> None:
+    found = [f"{f.level} {f.rule} {f.text}" for f in lint(Resolver(tree(tmp_path, files), "gfx950"))]
+    assert len(found) == bool(finding)
+    assert "".join(found).startswith(finding)

@@ -1,114 +1,199 @@
-"""The config that a shape gets, in every layout that AITER had."""
+"""The config that a shape gets, in every layout that AITER had; calls of its loader; the text of config files."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.config_tree import FLAT, FOLDERS, NESTED, NO_FALLBACK, tree, values
-from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import ResolveError, Resolver, bucket_for, ranges, read_loader
+from orchestrator.configs.aiter import AiterTree
+from tests.support.config_tree import FLAT, FOLDERS, NESTED, NO_FALLBACK, operator, tree, values
+from worker.triton_configs.kinds import BY_NAME, KINDS, loader_calls, readers
+from worker.triton_configs.resolve import (
+    TRITON,
+    ConfigFileError,
+    ResolveError,
+    Resolver,
+    bucket_for,
+    changed,
+    parse,
+    ranges,
+    read,
+)
 
 NAME = "GEMM-A16W16"
 ANY = {"any": values(1)}
 FOLDER = "gfx950/triton/gemm/gemm_a16w16"
+GLUON = FOLDER.replace("triton", "gluon")
+OLD = f"gemm/gfx950-{NAME}.json"
 
 
 def resolver(root: Path, files: dict[str, Any], loader: str = FOLDERS) -> Resolver:
     return Resolver(tree(root, files, loader), "gfx950")
 
 
-class TestWhereFilesLie:
-    def test_a_folder_with_a_default_counts_before_flat_files(self, tmp_path: Path) -> None:
-        r = resolver(tmp_path, {f"{FOLDER}/DEFAULT.json": ANY, f"gemm/gfx950-{NAME}.json": ANY})
-        assert r.place(NAME).folder == r.root / "aiter/ops/triton/configs" / FOLDER
-        assert r.target(NAME, 8, 16).name == "GEMM-A16W16-N=8-K=16.json"
-
-    def test_a_folder_without_a_default_does_not(self, tmp_path: Path) -> None:
-        r = resolver(tmp_path, {f"{FOLDER}/{NAME}-N=8-K=16.json": ANY, f"gemm/gfx950-{NAME}.json": ANY})
-        assert r.file_for(NAME, 8, 16) == (r.place(NAME).default, False)
-        assert r.target(NAME, 8, 16).name == "gfx950-GEMM-A16W16-N=8-K=16.json"
-
-    def test_triton_comes_before_gluon_unless_a_backend_is_named(self, tmp_path: Path) -> None:
-        gluon = FOLDER.replace("triton", "gluon")
-        r = resolver(tmp_path, {f"{FOLDER}/DEFAULT.json": ANY, f"{gluon}/DEFAULT.json": ANY})
-        assert "/triton/gemm/" in str(r.place(NAME).folder)
-        assert "/gluon/gemm/" in str(r.place(NAME, "gluon").folder)
-
-    def test_a_backend_falls_back_to_its_flat_folder_and_then_to_all(self, tmp_path: Path) -> None:
-        r = resolver(tmp_path, {f"gemm/gfx950-{NAME}.json": ANY, f"gemm/gluon/gfx950-{NAME}.json": ANY})
-        assert r.place(NAME, "gluon").folder.name == "gluon"
-        assert r.place(NAME, "triton").folder.name == "gemm"
-
-    def test_an_older_nested_layout_has_no_folder_of_the_config(self, tmp_path: Path) -> None:
-        r = resolver(tmp_path, {f"gfx950/triton/gemm/{NAME}.json": ANY}, NESTED)
-        assert (r.loader.layout, r.loader.flat_left) == ("nested", True)
-        assert r.place(NAME).folder.name == "gemm"
-
-    def test_a_flat_loader_ignores_folders_backends_and_b(self, tmp_path: Path) -> None:
-        files = {
-            f"{FOLDER}/DEFAULT.json": ANY,
-            f"gemm/gfx950-{NAME}.json": ANY,
-            f"gemm/gfx950-{NAME}-B=2-N=8-K=16.json": ANY,
-        }
-        r = resolver(tmp_path, files, FLAT)
-        assert r.file_for(NAME, 8, 16, 2, "gluon")[0].name == f"gfx950-{NAME}.json"
-        assert r.loader.bounds == (16, 64)
-
-    def test_flat_files_do_not_count_once_the_loader_has_forgotten_them(self, tmp_path: Path) -> None:
-        r = resolver(tmp_path, {f"gemm/gfx950-{NAME}.json": ANY}, NO_FALLBACK)
-        with pytest.raises(ResolveError, match="no default file for gfx950"):
-            r.place(NAME)
-
-    def test_a_tree_without_the_loader_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ResolveError, match="cannot be read"):
-            read_loader(tmp_path)
-        with pytest.raises(ResolveError, match="has no get_gemm_config"):
-            Resolver(tree(tmp_path, {}, "def load(): ...\n"), "gfx950")
+@pytest.mark.parametrize(
+    ("files", "loader", "backend", "found"),
+    [
+        # a folder with a default counts before flat files, one without does not
+        ([f"{FOLDER}/DEFAULT.json", OLD], FOLDERS, None, f"{FOLDER}/GEMM-A16W16-N=8-K=16.json"),
+        ([f"{FOLDER}/{NAME}-N=8-K=32.json", OLD], FOLDERS, None, f"gemm/gfx950-{NAME}-N=8-K=16.json"),
+        # Triton comes before Gluon unless a backend is named; one falls back to its flat folder and then to all
+        ([f"{FOLDER}/DEFAULT.json", f"{GLUON}/DEFAULT.json"], FOLDERS, None, f"{FOLDER}/{NAME}-N=8-K=16.json"),
+        ([f"{FOLDER}/DEFAULT.json", f"{GLUON}/DEFAULT.json"], FOLDERS, "gluon", f"{GLUON}/{NAME}-N=8-K=16.json"),
+        ([OLD, f"gemm/gluon/gfx950-{NAME}.json"], FOLDERS, "gluon", f"gemm/gluon/gfx950-{NAME}-N=8-K=16.json"),
+        ([OLD, f"gemm/gluon/gfx950-{NAME}.json"], FOLDERS, "triton", f"gemm/gfx950-{NAME}-N=8-K=16.json"),
+        # an older nested layout has no folder of the config; a flat loader ignores folders, backends and B
+        ([f"gfx950/triton/gemm/{NAME}.json"], NESTED, None, f"gfx950/triton/gemm/{NAME}-N=8-K=16.json"),
+        ([f"{FOLDER}/DEFAULT.json", OLD], FLAT, "gluon", f"gemm/gfx950-{NAME}-N=8-K=16.json"),
+    ],
+)
+def test_where_the_file_of_a_shape_lies(
+    files: list[str], loader: str, backend: str | None, found: str, tmp_path: Path
+) -> None:
+    r = resolver(tmp_path, dict.fromkeys(files, ANY), loader)
+    target = r.target(NAME, 8, 16, 2 if loader == FLAT else None, backend)
+    assert str(target.relative_to(tmp_path / "aiter/ops/triton/configs")) == found
+    assert r.file_for(NAME, 8, 16, None, backend) == (r.place(NAME, backend).default, False)
+    tree(tmp_path, {found: ANY}, loader)
+    assert r.file_for(NAME, 8, 16, None, backend) == (target, True)
 
 
-class TestTheBucket:
-    def test_a_specialised_file_replaces_the_default_wholly(self, tmp_path: Path) -> None:
-        own = {"M_LEQ_16": values(16), "any": values(2)}
-        files = {f"gemm/gfx950-{NAME}.json": {"M_LEQ_64": values(64), **ANY}, f"gemm/gfx950-{NAME}-N=8-K=16.json": own}
-        r = resolver(tmp_path, files)
-        found = r.config_for("a16w16", 64, 8, 16)
-        assert (found.bucket, found.values, found.specialised) == ("any", values(2), True)
-        assert r.config_for("a16w16", 16, 8, 16).bucket == "M_LEQ_16"
-        assert r.config_for("a16w16", 64, 8, 32).bucket == "M_LEQ_64"
+@pytest.mark.parametrize(
+    ("files", "loader", "fault"),
+    [
+        ({OLD: ANY}, NO_FALLBACK, "no default file for gfx950"),  # once the loader has forgotten flat files
+        ({}, "def load(): ...\n", "has no get_gemm_config"),
+        ({}, "def load(", "cannot be read"),
+    ],
+)
+def test_a_tree_that_cannot_be_told_is_refused(files: dict[str, Any], loader: str, fault: str, tmp_path: Path) -> None:
+    with pytest.raises(ResolveError, match=fault):
+        resolver(tmp_path, files, loader).place(NAME)
 
-    def test_a_file_of_b_comes_first_where_the_caller_gives_b(self, tmp_path: Path) -> None:
-        name = "BATCHED_GEMM-A16W16"
-        files = {f"gemm/gfx950-{name}{s}.json": ANY for s in ("", "-N=8-K=16", "-B=2-N=8-K=16")}
-        r = resolver(tmp_path, files)
-        assert "-B=2-" in r.config_for("batched_bf16", 1, 8, 16, 2).path.name
-        assert r.config_for("batched_bf16", 1, 8, 16, 3).path.name == f"gfx950-{name}-N=8-K=16.json"
 
-    def test_lower_bounds_come_first_then_the_highest_reached_then_any(self) -> None:
-        config: dict[str, Any] = {"M_LEQ_16": {}, "M_LEQ_64": {}, "M_GEQ_4096": {}, "M_GEQ_256": {}, "any": {}}
-        bounds = (16, 64, 256, 4096)
-        given = {m: bucket_for(config, m, bounds) for m in (1, 16, 17, 65, 256, 4095, 4096)}
-        assert list(given.values()) == [
-            "M_LEQ_16", "M_LEQ_16", "M_LEQ_64", "any", "M_GEQ_256", "M_GEQ_256", "M_GEQ_4096",
-        ]  # fmt: skip
-        assert ranges(config, bounds) == {
-            "M_LEQ_16": [(1, 16)], "M_LEQ_64": [(17, 64)], "any": [(65, 255)], "M_GEQ_256": [(256, 4095)],
-            "M_GEQ_4096": [(4096, None)],
-        }  # fmt: skip
+def test_a_specialised_file_replaces_the_default_wholly(tmp_path: Path) -> None:
+    own = {"M_LEQ_16": values(16), "any": values(2)}
+    files = {OLD: {"M_LEQ_64": values(64), **ANY}, f"gemm/gfx950-{NAME}-N=8-K=16.json": own}
+    r = resolver(tmp_path, files)
+    found = r.config_for("a16w16", 64, 8, 16)
+    assert (found.bucket, found.values, found.specialised) == ("any", values(2), True)
+    assert r.config_for("a16w16", 16, 8, 16).bucket == "M_LEQ_16"
+    assert r.config_for("a16w16", 64, 8, 32).bucket == "M_LEQ_64"
 
-    def test_a_bucket_of_no_bound_is_never_found(self) -> None:
-        assert bucket_for({"M_LEQ_31": {}, "any": {}}, 20, (16, 64)) == "any"
-        with pytest.raises(ResolveError, match="no bucket covers M=65"):
-            bucket_for({"M_LEQ_64": {}}, 65, (16, 64))
-        assert ranges({"M_LEQ_64": {}}, (16, 64))[""] == [(65, None)]
 
-    def test_bounds_are_those_of_the_call_in_the_tree(self, tmp_path: Path) -> None:
-        kind = BY_NAME["a16w16"]
-        r = resolver(tmp_path, {})
-        assert r.bounds(kind) == (16, 64, 256, 4096)
-        module = tmp_path / "aiter/ops/triton/_triton_kernels/gemm/basic/gemm_a16w16.py"
-        module.parent.mkdir(parents=True)
-        module.write_text('def f(M):\n    return get_gemm_config("GEMM-A16W16", M, bounds=(8, 320))\n')
-        assert Resolver(tmp_path, "gfx950").bounds(kind) == (8, 320)
+def test_a_file_of_b_comes_first_where_the_caller_gives_b(tmp_path: Path) -> None:
+    name = "BATCHED_GEMM-A16W16"
+    r = resolver(tmp_path, {f"gemm/gfx950-{name}{s}.json": ANY for s in ("", "-N=8-K=16", "-B=2-N=8-K=16")})
+    assert "-B=2-" in r.config_for("batched_bf16", 1, 8, 16, 2).path.name
+    assert r.config_for("batched_bf16", 1, 8, 16, 3).path.name == f"gfx950-{name}-N=8-K=16.json"
+
+
+def test_lower_bounds_come_first_then_the_highest_reached_then_any() -> None:
+    config: dict[str, Any] = {"M_LEQ_16": {}, "M_LEQ_64": {}, "M_GEQ_4096": {}, "M_GEQ_256": {}, "any": {}}
+    bounds = (16, 64, 256, 4096)
+    for m, bucket in ((1, "M_LEQ_16"), (16, "M_LEQ_16"), (17, "M_LEQ_64"), (65, "any"), (256, "M_GEQ_256"),
+                      (4095, "M_GEQ_256"), (4096, "M_GEQ_4096")):  # fmt: skip
+        assert bucket_for(config, m, bounds) == bucket
+    assert ranges(config, bounds) == {
+        "M_LEQ_16": [(1, 16)], "M_LEQ_64": [(17, 64)], "any": [(65, 255)], "M_GEQ_256": [(256, 4095)],
+        "M_GEQ_4096": [(4096, None)],
+    }  # fmt: skip
+    assert bucket_for({"M_LEQ_31": {}, "any": {}}, 20, (16, 64)) == "any", "a bucket of no bound is never found"
+    with pytest.raises(ResolveError, match="no bucket covers M=65"):
+        bucket_for({"M_LEQ_64": {}}, 65, (16, 64))
+
+
+# --- calls of the loader ------------------------------------------------------------------------------------------
+
+
+def test_bounds_are_those_of_the_call_in_the_tree(tmp_path: Path) -> None:
+    kind = BY_NAME["a16w16"]
+    assert resolver(tmp_path, {}).bounds(kind) == (16, 64, 256, 4096)
+    module = tmp_path / "aiter/ops/triton/_triton_kernels/gemm/basic/gemm_a16w16.py"
+    module.parent.mkdir(parents=True)
+    module.write_text('def f(M):\n    return get_gemm_config("GEMM-A16W16", M, bounds=(8, 320))\n')
+    assert Resolver(tmp_path, "gfx950").bounds(kind) == (8, 320)
+
+
+@pytest.mark.parametrize(
+    ("argument", "pattern"),
+    [
+        ('"GEMM-A8W8"', r"GEMM\-A8W8"), ('f"GEMM-A8W8{suffix}"', r"GEMM\-A8W8.*"),
+        ('"A" if shuffle else "B"', "(?:A|B)"), ("name", r"(?:A|B_.*)"), ("given", ".*"), ("again", ".*"),
+    ],
+)  # fmt: skip
+def test_a_name_is_followed_within_its_function(argument: str, pattern: str) -> None:
+    code = f"""
+def f(M, N, K, given, shuffle, suffix):
+    name = "A"
+    if shuffle:
+        name = f"B_{{suffix}}"
+    again = again + suffix
+    return get_gemm_config({argument}, M, N, K, bounds=(1, 2), backend="gluon")
+"""
+    assert list(loader_calls(ast.parse(code))) == [("f", pattern, (1, 2), "gluon")]
+
+
+def test_a_wrapper_reads_what_it_takes_from_its_kernels_module(tmp_path: Path) -> None:
+    root = operator(operator(tmp_path, "fused_one"), "fused_two", "GEMM-A8W8")
+    (root / TRITON / "broken.py").write_text("get_gemm_config(")
+    (root / TRITON / "utils").mkdir()
+    (root / TRITON / "utils/tuning.py").write_text((root / TRITON / "gemm/fused/fused_one.py").read_text())
+    assert readers(root / TRITON, NAME) == {"gemm.fused.fused_one": {None}}
+
+
+def test_operators_that_read_a_kinds_files_are_found_and_those_that_the_tuner_can_call_are_known(
+    tmp_path: Path,
+) -> None:
+    root = tree(tmp_path, {f"gemm/gfx950-{c}.json": ANY for c in (NAME, "GEMM-A8W8")})
+
+    def operators(kind: str, chip: str = "gfx950") -> dict[str, bool]:
+        return AiterTree(root, chip).operators(BY_NAME[kind])
+
+    quant = "fused_gemm_a16w16_quant_x"
+    assert operators("a16w16") == {}
+    operator(operator(root, quant), "fused_new")
+    assert operators("a16w16") == {quant: True, "fused_new": False}
+    (root / TRITON / f"gemm/fused/{quant}.py").rename(root / TRITON / f"{quant}.py")
+    assert operators("a16w16") == {quant: True, "fused_new": False}, "as before there were folders of gemm"
+    gluon = root / TRITON / "gluon" / "other.py"
+    gluon.parent.mkdir(parents=True)
+    gluon.write_text('def f(M, N, K):\n    return get_gemm_config("GEMM-A8W8", M, N, K, backend="gluon")\n')
+    assert operators("a8w8") == {"gluon.other": False}
+    tree(root, {"gemm/gluon/gfx950-GEMM-A8W8.json": ANY, "gfx942/triton/gemm/gemm_a8w8/DEFAULT.json": ANY})
+    assert operators("a8w8") == {}, "Gluon has a file of its own"
+    assert operators("a8w8", "gfx942") == {}, "there is no file that it could read"
+    callers = [c for kind in KINDS for c in kind.callers]
+    assert len({(c.module, c.function) for c in callers}) == len(callers)
+
+
+# --- the text of files ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ('{"any": {},\n  }', "2:3: no JSON"),
+        ('{"any": {"a": 1,\n "a": 2}}', "2:2: 'a' is there twice"),
+        ("[]", "1:1: is no JSON object"),
+        ('{"_note": "x",\n "any": 3}', "2:1: any is no object"),
+    ],
+)
+def test_a_fault_has_a_line(text: str, fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    with pytest.raises(ConfigFileError) as e:
+        read(path)
+    assert str(e.value).startswith(f"{path}:{fault}")
+
+
+@pytest.mark.parametrize("indent", ["  ", "    "])
+@pytest.mark.parametrize("end", ["", "\n"])
+def test_a_change_keeps_indent_order_unknown_keys_and_end(indent: str, end: str) -> None:
+    text = '{\n_"_note": "kept",\n_"M_LEQ_64": {\n__"b": 1,\n__"a": null\n_}\n}'.replace("\n__", f"\n{indent * 2}")
+    file = parse(text.replace("\n_", f"\n{indent}") + end)
+    assert changed(file, file.buckets) == file.text
+    assert changed(file, {"M_LEQ_64": {"b": 2, "a": None}}) == file.text.replace('"b": 1', '"b": 2')

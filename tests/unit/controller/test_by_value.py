@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.events import Send, StopAsked, WorkAdded
-from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.reader import reconcile
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.paths import RunConfig, RunPaths, list_runs
 
 FAMILY = "a8w8_blockscale"

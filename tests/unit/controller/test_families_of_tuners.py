@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
-from orchestrator.tuners import check_family, get_tuner
+from orchestrator.families import check_family, get_tuner
 from worker.families import FAMILIES
 from worker.tuners.aiter_triton.spec import Options, kind_of
 

@@ -18,12 +18,13 @@ from orchestrator.engine.docker import engine_error
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import Inventory, load_inventory
+from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.values import masker
 from orchestrator.transport import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.support.workernode import node as worker_node
-from worker.device.probe import SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
+from worker.device import SLOTS_ON_CORES, cores_of, own_cores, pin, slots_on_cores
 from worker.protocol import CPUS
 
 RUN = "20260101-000000-abcd"

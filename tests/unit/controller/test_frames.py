@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.controller.stream import MAX_CHUNK, Beat, read_frames
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from worker.protocol import ProtocolError
 
 

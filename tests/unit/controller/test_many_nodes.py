@@ -16,7 +16,7 @@ from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.controller.timeouts import Timeouts
 from orchestrator.engines import Engine
-from orchestrator.ledger import LedgerReader, reconcile
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.transport import Transport
 from orchestrator.transport.base import Completed
 from orchestrator.view.status import RunStatus

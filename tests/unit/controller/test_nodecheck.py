@@ -14,10 +14,10 @@ import pytest
 
 from orchestrator.controller.facts import ARGV, load_facts, read_facts, save_facts, script
 from orchestrator.controller.node_check import COLUMNS, NodeReport, check_node, compare, unreachable
-from orchestrator.inventory import Node
+from orchestrator.inventory.model import Node
 from orchestrator.transport import Completed, LocalTransport
 from tests.support.health_kit import unfold
-from worker.agent.locks import DeviceLock
+from worker.agent.inbox import DeviceLock
 from worker.protocol import LOCKS_ENV
 
 NOW = 1_800_000_000.0
@@ -106,7 +106,7 @@ def test_two_gpus_as_the_script_sees_them(tmp_path: Path, shell: str, monkeypatc
 
 
 def test_a_host_without_gpus_is_named_as_probe_names_it(tmp_path: Path) -> None:
-    from worker.device.probe import cpu_gfx, usable_cores
+    from worker.device import cpu_gfx, usable_cores
 
     (tmp_path / "sys").mkdir()
     facts = read_facts(run(a_node(), tmp_path))

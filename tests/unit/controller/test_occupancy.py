@@ -14,7 +14,7 @@ from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, read_
 from orchestrator.controller.occupancy import NodeAdmission, gpus_of, mode_of, occupants, occupants_text, start_turn
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LeftOutError
-from orchestrator.inventory import Node
+from orchestrator.inventory.model import Node
 from orchestrator.transport import Completed, LocalTransport
 from orchestrator.transport.local import ProcessChannel
 from tests.support.health_kit import put, unfold

@@ -14,7 +14,8 @@ from orchestrator.controller.node_check import check_node, check_nodes
 from orchestrator.controller.occupancy import refuse_one_gpu_twice, twice
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import Inventory, load_inventory
+from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.model import Inventory
 from orchestrator.transport import Completed
 
 

@@ -13,7 +13,7 @@ from orchestrator.controller.facts import Gpu, NodeFacts, script
 from orchestrator.controller.node_plan import node_of, plan_lease, plan_nodes
 from orchestrator.engines import find_engine
 from orchestrator.errors import TemplateError
-from orchestrator.inventory import load_inventory, resolved
+from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.values import names
 from orchestrator.templating import data_folder, quote, render
 

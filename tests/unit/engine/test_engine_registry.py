@@ -14,7 +14,7 @@ from orchestrator.controller.deploy import node_files
 from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 
 SPEC = """from pathlib import Path
 from orchestrator.engine.process import SPEC as PROCESS, ProcessEngine

@@ -12,7 +12,7 @@ from orchestrator.controller.deploy import node_files
 from orchestrator.controller.facts import NodeFacts
 from orchestrator.controller.node_plan import plan_lease
 from orchestrator.errors import InventoryError
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--no-container-mount-home"}
 """Of github.com/NVIDIA/pyxis, README."""

@@ -19,7 +19,7 @@ from orchestrator.errors import NoUsableNodeError
 from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause
-from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.view.explain import explain
 from tests.support.processes import kill_in

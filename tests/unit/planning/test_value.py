@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.planning import CostModel, make_work
-from orchestrator.planning.roofline import CHIPS
-from orchestrator.planning.value import EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
-from orchestrator.shapes import Shape
-from orchestrator.shapes.model import Key
+from orchestrator.planning.cost import CostModel
+from orchestrator.planning.plan import make_work
+from orchestrator.planning.roofline import CHIPS, EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
+from orchestrator.shapes.model import Key, Shape
 from tests.support.ledger_kit import A8W8
 
 MI355X = CHIPS["mi355x"]

@@ -1,4 +1,4 @@
-"""The replay tuner by itself: recordings, made-up rows, durations; its faults are in test_worker_faults."""
+"""The replay tuner by itself: recordings and made-up rows."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gemmfleet_faulty.tuner import error_ratio
 
 from orchestrator.errors import InputError
-from orchestrator.tuners import check_tuner_options, get_tuner
+from orchestrator.families import check_tuner_options, get_tuner
 from worker.agent.attempt import MessageCheck
 from worker.protocol import Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit, Place
-from worker.tuners.replay import ReplayTuner, flops, synthetic
+from worker.tuners.replay import ReplayTuner, synthetic
 
 AITER_CSV = """gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio
 gfx950,256,1,512,4096,21,0,5.4049,_ZN5aiter41f4gemm_32x128E,0.78,194.57,0.0
@@ -31,8 +30,7 @@ def played(options: dict[str, Any], *keys: dict[str, int | str], **spec: Any) ->
     shapes = tuple(SpecShape(i, k) for i, k in enumerate(keys, 1))
     said: list[dict[str, Any]] = []
     asked = Spec("g-1", "r", 1, shapes=shapes, **spec)
-    spent = tuner.tune(asked, Emit(said.append))
-    assert set(spent) == {"measure"}
+    assert set(tuner.tune(asked, Emit(said.append))) == {"measure"}
     course = MessageCheck(asked)
     for message in said:
         if message["type"] != "alive":
@@ -78,39 +76,18 @@ def test_only_the_kernels_of_a_table_are_measured_by_name_and_split(tmp_path: Pa
     assert measured(*other_split) == [("shape_failed", "no_candidate")]
 
 
-def test_it_poses_as_the_device_that_its_options_name() -> None:
+def test_made_up_rows_hang_on_the_key_alone_and_its_options_name_the_device() -> None:
+    key: dict[str, int | str] = {"M": 16, "N": 4096, "K": 4096}
+    one = synthetic(6)(key)
+    assert one == synthetic(6)(dict(reversed(key.items()))) != synthetic(6)({**key, "M": 17})
+    assert [c["status"] for c in one] == ["ok"] * 5 + ["unsupported"]
+    assert all(c["us"] >= 2.0 and 0 <= c["errRatio"] <= 0.01 for c in one[:-1])
+    assert [c["status"] for c in synthetic(1)(key)] == ["ok"]
+    winner = played({"candidates": 6, "seconds_per_shape": 0}, key)[-1]["row"]
+    assert winner["us"] == min(c["us"] for c in one[:-1])
     tuner = ReplayTuner()
     tuner.configure({"replay": {"gfx": "gfx942", "cu_num": 304}}, Place())
     device = tuner.open()
     assert (device["gfx"], device["cu_num"], device["device"]) == ("gfx942", 304, "replay of synthetic")
-
-
-def test_made_up_rows_hang_on_the_key_alone() -> None:
-    key: dict[str, int | str] = {"M": 16, "N": 4096, "K": 4096}
-    one, two = synthetic(6)(key), synthetic(6)(dict(reversed(key.items())))
-    assert one == two
-    assert one != synthetic(6)({**key, "M": 17})
-    assert [c["status"] for c in one] == ["ok"] * 5 + ["unsupported"]
-    for c in one[:-1]:
-        assert c["us"] >= 2.0
-        assert c["tflops"] == round(flops(key) / c["us"] / 1e6, 2)
-        assert 0 <= c["errRatio"] <= 0.01
-    (only,) = synthetic(1)(key)
-    assert only["status"] == "ok"
-    winner = played({"candidates": 6, "seconds_per_shape": 0}, key)[-1]["row"]
-    assert winner["us"] == min(c["us"] for c in one[:-1])
-
-
-def test_sums() -> None:
-    assert flops({"M": 2, "N": 3, "K": 5, "B": 7}) == 2 * 2 * 3 * 5 * 7
-    assert flops({"token": 3}) == 0
-    assert error_ratio([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 4.3]) == 0.25
-    assert error_ratio([100.0], [101.0]) == 0.0
-    assert error_ratio([0.0], [0.02]) == 1.0
-
-
-def test_an_unknown_option_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown option 'speed'"):
-        ReplayTuner().configure({"speed": 2}, Place())
     with pytest.raises(InputError, match="bad options for the tuner replay: unknown option 'faults'"):
         check_tuner_options(get_tuner("replay"), {"faults": [{"kind": "kill_worker"}]})

@@ -24,7 +24,7 @@ for module in pkgutil.walk_packages(worker.__path__, "worker.", onerror=lambda n
     ours = ("base", "catalog", "replay")
     if module.name.startswith("worker.tuners.") and module.name.split(".")[2] not in ours:
         continue
-    if module.name.startswith("worker.bench.with_") or module.name in ("worker.bench.inputs", "worker.bench.measuring"):
+    if module.name in ("worker.bench.backends", "worker.bench.measuring"):
         continue
     if module.name != "worker.__main__":
         importlib.import_module(module.name)

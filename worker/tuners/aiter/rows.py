@@ -18,8 +18,8 @@ from typing import Any
 
 from worker.families import BACKENDS, Family, backend_of
 from worker.protocol import FIELDS, Row
-from worker.protocol.blocklist import CandidateId, is_number
 from worker.text import plural
+from worker.tuners.aiter.blocklist import CandidateId, is_number
 
 MAX_FILE_BYTES = 512 * 1024 * 1024
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))

@@ -20,9 +20,8 @@ from pathlib import Path
 from worker.families import legal_cells
 from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, exit_words, is_alive
 from worker.protocol import SHAPE_VERDICTS, Row, SpecShape
-from worker.protocol.blocklist import BlocklistEntry
 from worker.text import clean, plural
-from worker.tuners.aiter.blocklist import LeftOut
+from worker.tuners.aiter.blocklist import BlocklistEntry, LeftOut
 from worker.tuners.aiter.known_issue import Diagnosis
 from worker.tuners.aiter.known_issues import diagnose, ends_process
 from worker.tuners.aiter.launch import LEFT_OUT, LOG, PROFILE, TUNED, UNTUNED, argv, is_switch

@@ -14,7 +14,7 @@ from typing import Any
 
 from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import Tree, choose
-from worker.device.probe import identify
+from worker.device import identify
 from worker.families import Family
 from worker.protocol.paths import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity

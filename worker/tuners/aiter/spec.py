@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.options import boolean, option, parse_options, seconds, whole
+from worker.registry import boolean, option, parse_options, seconds, whole
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
 if TYPE_CHECKING:

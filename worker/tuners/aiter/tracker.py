@@ -15,14 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from worker.protocol import Row, SpecShape
-from worker.protocol.blocklist import CandidateId
 from worker.text import clean
-from worker.tuners.aiter.blocklist import LeftOut
+from worker.tuners.aiter.blocklist import CandidateId, LeftOut
 from worker.tuners.aiter.launch import JOURNAL, PROFILE, TUNED
 from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, Tables, shape_verdict, step_row
 from worker.tuners.aiter.session import Job
 from worker.tuners.base import Emit
-from worker.tuners.common.rows import is_fatal
+from worker.tuners.common.problem import is_fatal
 
 UNSOUND_K = (
     "K is not a multiple of 256, and this AITER lays out the scales of such K wrongly past 32 rows, also for its "
@@ -212,14 +211,13 @@ class ShapeTracker:
         """The verdict with what the records have of the candidates beside their times."""
         steps = [s for s in self._journal.ended.get(shape, []) if s.candidate.ident]
         ended = [s for s in steps if s.event == "end"]
-        ran = tuple(dict.fromkeys(s.candidate.ident for s in ended)) if self._left_out.only else ()
         listed = (self._left_out.withheld(s.candidate) for s in steps if s.event == "blocked")
         withheld = [w for w in listed if w is not None]
         if winner is None:
-            self._emit.failed(shape, reason, detail, ran=ran, withheld=withheld)
+            self._emit.failed(shape, reason, detail, withheld=withheld)
             return
         first = next((s.candidate.ident for s in ended if self._is(s, winner)), None)
-        self._emit.tuned(shape, winner, candidate=first, ran=ran, withheld=withheld)
+        self._emit.tuned(shape, winner, candidate=first, withheld=withheld)
 
     def _is(self, step: JournalStep, row: Row) -> bool:
         """True if a record is this row. A winner of fmoe is a pair of stages, and no record."""

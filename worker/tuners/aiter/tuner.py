@@ -18,9 +18,8 @@ from typing import Any
 
 from worker.families import FAMILIES, Family, fp8_cell, legal_cells
 from worker.protocol import Row, Spec, SpecShape
-from worker.protocol.blocklist import BlocklistEntry
 from worker.text import plural
-from worker.tuners.aiter.blocklist import MAX_FAULTS, LeftOut, chosen_candidates
+from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
 from worker.tuners.aiter.device_query import query_device
 from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
 from worker.tuners.aiter.session import Job, Limits, Session, inspect_image, say
@@ -122,11 +121,7 @@ class AiterTuner:
         folder = (self._place.node_dir or Path.cwd()).absolute() / "attempts" / spec.attempt
         measuring = Measuring(session, job, emit, folder, self.canary, f"attempts/{folder.name}/{REPRO}/")
         chosen = chosen_candidates(session.kernels, session.image.gfx, spec) if spec.only else {}
-        named = [s for s in shapes if (only := spec.only_of(s.id)) is not None and only.identities]
-        for shape in named:
-            measuring.tune([shape], isolate=True, only=[chosen[shape.id]], blocked_too=True)
-        rest = [s for s in shapes if s not in named]
-        measuring.tune(rest, isolate=len(spec.shapes) == 1, only=[chosen[s.id] for s in rest if s.id in chosen])
+        measuring.tune(shapes, isolate=len(spec.shapes) == 1, only=[chosen[s.id] for s in shapes if s.id in chosen])
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
     def judge(self, spec: Spec) -> None:
@@ -192,22 +187,14 @@ class Measuring:
     _processes: int = field(default=0, init=False)
     _lost: list[BlocklistEntry] = field(default_factory=list, init=False)
 
-    def tune(
-        self,
-        shapes: Sequence[SpecShape],
-        *,
-        isolate: bool,
-        only: Sequence[Mapping[str, Any]] = (),
-        blocked_too: bool = False,
-    ) -> None:
+    def tune(self, shapes: Sequence[SpecShape], *, isolate: bool, only: Sequence[Mapping[str, Any]] = ()) -> None:
         """Tune every shape to its end. Raises TunerFault with the shape to blame in flight, if that is known.
 
         `isolate`: a candidate that ends the process of a single shape is left out, and the shape goes on. `only`: see
-        LeftOut. `blocked_too`: these are tried whatever the blocklist has of them, and each may fault.
+        LeftOut.
         """
-        blocked = {} if blocked_too or self.when else self.session.blocklist.in_force(self.job.family.name)
+        blocked = {} if self.when else self.session.blocklist.in_force(self.job.family.name)
         left_out = LeftOut(blocked, only=only)
-        most = sum(len(chosen["only"]) for chosen in only) if blocked_too else MAX_FAULTS
         left, faults = list(shapes), 0
         while left:
             self._processes += 1
@@ -220,7 +207,9 @@ class Measuring:
                 text, found = f"AITER ended without a word on {plural(len(left), 'shape')}", end.known
                 raise TunerFault("error", f"{text}: {found.detail()}" if found else text)
             faults += 1
-            more = self._isolated(end, folder, left_out) if isolate and len(shapes) == 1 and faults <= most else None
+            more = (
+                self._isolated(end, folder, left_out) if isolate and len(shapes) == 1 and faults <= MAX_FAULTS else None
+            )
             if more is None:
                 if end.current is not None:
                     for row in end.partial:  # measured is measured

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.locate import NotATreeError
-from worker.device.probe import identify
+from worker.device import identify
 from worker.families import FAMILIES
 from worker.process import run_in_foreground
 from worker.tuners.aiter.findings import TunerScript, inspect

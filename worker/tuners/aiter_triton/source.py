@@ -19,19 +19,17 @@ from typing import Any
 
 import torch
 
+from worker.bench.backends import plain
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
-from worker.bench.inputs import Inputs, needed_bytes
-from worker.bench.with_aiter import plain
+from worker.bench.measuring import Inputs, needed_bytes
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.problem import KindProblem, case_of, family_of
-from worker.tuners.aiter_triton.space import AiterConfig, Values
+from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, Values, case_of, family_of
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
-from worker.tuners.search.compiling import CompileFacts, compile_for, compiling, facts_of
-from worker.tuners.search.source import Call
-from worker.tuners.search.target import Target, known
+from worker.tuners.search.compiling import compile_for, compiling, facts_of
+from worker.tuners.search.source import Call, CompileFacts, Target, known
 
 # Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise.
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.options import Rule, option, parse_options, whole
+from worker.registry import Rule, option, parse_options
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
@@ -53,8 +53,6 @@ class Options(SearchOptions):
     root: str = option("", _text)  # AITER's tree or package, where it is not found by itself
     # Buckets meant for the default file: nothing is searched, they and today's configs are measured.
     default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _BUCKETS)
-    # Instead of the model's best, so many legal candidates drawn by `seed`; 0: none.
-    sample: int = option(0, whole(0, 1_000_000))
     # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.
     counts: tuple[tuple[str, float], ...] = option((), _COUNTS)
 
@@ -70,7 +68,7 @@ class Options(SearchOptions):
 def tuned_kinds() -> tuple[str, ...]:
     """Names of the kinds that this tuner has inputs for."""
     from worker.triton_configs.kinds import BY_NAME  # here, as below: a command's help reads the specs
-    from worker.tuners.aiter_triton.problem import family_of
+    from worker.tuners.aiter_triton.space import family_of
 
     return tuple(k.name for k in BY_NAME.values() if family_of(k))
 

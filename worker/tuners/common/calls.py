@@ -11,8 +11,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from worker.tuners.common.problem import NotImportableError, UnavailableError, UnsupportedError
-from worker.tuners.common.rows import short
+from worker.tuners.common.problem import NotImportableError, UnavailableError, UnsupportedError, short
 
 ROLES = {
     **dict.fromkeys(("x", "xq", "a", "inp", "x_fp4"), "x"),

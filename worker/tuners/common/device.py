@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from worker.device.probe import cpu_gfx, cpu_model, numbers, usable_cores
+from worker.device import cpu_gfx, cpu_model, numbers, usable_cores
 from worker.tuners.common.measure import SamplingPolicy, Timer, measure
 
 # Bytes that the copies of an operand span: more than any cache (last level on MI300 and MI355X: 256 MB).

@@ -9,8 +9,7 @@ The processes that compile and measure are forked by the standard library's fork
 torch and triton: that costs tens of milliseconds, and they share its memory; it never touched a GPU. Each talks over
 one pipe, in pickled messages. All end with the tuner's process: its pipe closes, and the agent kills the session. The
 pool takes jobs in an order that may change until a process takes them, and returns each result once. A process that
-crashes, or takes longer than the timeout, is replaced and its job becomes a failure. The pool does not look into a job:
-`work` does.
+crashes, or takes longer than the timeout, is replaced and its job becomes a failure.
 """
 
 from __future__ import annotations
@@ -32,48 +31,28 @@ from types import SimpleNamespace
 from typing import Any
 
 from worker.process import exit_words
-from worker.tuners.common.problem import UnavailableError, UnsupportedError
-from worker.tuners.common.rows import status_of
-from worker.tuners.search.source import Facts, KernelSource
-from worker.tuners.search.target import Target
+from worker.tuners.common.problem import UnavailableError, UnsupportedError, status_of
+from worker.tuners.search.source import CompileFacts, KernelSource, Target
 
 _thread = threading.local()
 
 
-@dataclass(frozen=True, slots=True)
-class CompileFacts:
-    """Facts of all kernels of one call.
-
-    shared_bytes: shared memory (LDS) of a program. vgprs and spills: registers of a lane, None and 0 where the file
-    does not say (NVIDIA). hash: of the machine code. grid: what decides how the kernels are started.
-    """
-
-    shared_bytes: int
-    vgprs: int | None
-    spills: int
-    hash: str
-    grid: tuple[int, ...] = ()
-
-    @property
-    def same_as(self) -> tuple[object, ...]:
-        return self.hash, self.grid
-
-
-def compile_candidate(source: KernelSource, target: Target, job: Any) -> tuple[str, str] | tuple[str, str, Facts]:
+def compile_candidate(source: KernelSource, target: Target, job: Any) -> tuple[str, str, CompileFacts | None]:
     """Compile one job in a process of the pool: (status of a row, detail, facts)."""
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return "ok", ""  # nothing is compiled there
+        return "ok", "", None  # nothing is compiled there
     try:
         source.enter(target)
         facts = source.compile(job, target)
     except (UnsupportedError, UnavailableError) as e:
-        return "unsupported", str(e)
+        return "unsupported", str(e), None
     except Exception as e:  # noqa: BLE001 - a compiler may raise anything
         while isinstance(e.__cause__, Exception):
             e = e.__cause__  # Triton quotes the source; the reason is at the bottom
-        return status_of(e), f"{type(e).__name__}: {e}"
+        return status_of(e), f"{type(e).__name__}: {e}", None
     if facts.shared_bytes > target.shared_bytes:
-        return "unsupported", f"needs {facts.shared_bytes} bytes of shared memory, {target.shared_bytes} are there"
+        detail = f"needs {facts.shared_bytes} bytes of shared memory, {target.shared_bytes} are there"
+        return "unsupported", detail, None
     return "ok", "", facts
 
 
@@ -168,7 +147,7 @@ def number_after(data: bytes, key: bytes) -> int | None:
     return int.from_bytes(data[at + 1 : at + 1 + width], "big") if width else first
 
 
-PRELOAD = ["worker.tuners.search.preload"]
+PRELOAD = ["worker.tuners.search.device_bench"]  # imported once, by the fork server: it imports torch and triton
 GRACE_S = 2.0
 COMPILE_S = 90.0  # limit of one compile
 
@@ -236,14 +215,9 @@ class CompileResult:
     name: str
     status: str
     detail: str
+    facts: CompileFacts | None
     start: float
     end: float
-    facts: Facts | None = None
-
-
-Work = Callable[[Any], "tuple[str, str] | tuple[str, str, Facts]"]
-"""Compiles one job in a process of the pool: (status, detail), and facts where it has some. An exception of it is an
-`error`."""
 
 
 @dataclass(slots=True)
@@ -256,8 +230,8 @@ class _Process:
 class CompilePool:
     """`size` processes. Call `collect` often: it takes in results and hands out jobs."""
 
-    def __init__(self, size: int, work: Work, env: dict[str, str]) -> None:
-        self._work, self._env = work, env
+    def __init__(self, size: int, source: KernelSource, target: Target, env: dict[str, str]) -> None:
+        self._source, self._target, self._env = source, target, env
         self._queue: list[tuple[str, Any]] = []
         self._processes = [_Process(self._start()) for _ in range(max(1, size))]
 
@@ -266,32 +240,21 @@ class CompilePool:
         return len(self._processes)
 
     @property
-    def running(self) -> set[str]:
-        """Names of the jobs that a process has."""
-        return {p.job for p in self._processes if p.job is not None}
-
-    @property
     def connections(self) -> list[Connection]:
         """Connections to wait on: something is to be collected when one of them is ready."""
         return [p.helper.conn for p in self._processes if p.job is not None]
 
     def want(self, jobs: Sequence[tuple[str, Any]]) -> None:
         """The jobs that are wanted now, in order; takes the place of all that wait. Running ones go on."""
-        running = self.running
+        running = {p.job for p in self._processes}
         self._queue = [(name, job) for name, job in jobs if name not in running]
         self._hand_out()
 
     def collect(self) -> list[CompileResult]:
         """Results since the last call; free processes get the next jobs."""
-        done = []
-        for p in self._processes:
-            if p.job is None:
-                continue
-            found = self._look(p, p.job)
-            if found is not None:
-                done.append(found)
+        done = [self._look(p, p.job) for p in self._processes if p.job is not None]
         self._hand_out()
-        return done
+        return [result for result in done if result is not None]
 
     def close(self) -> None:
         """End all processes."""
@@ -307,10 +270,10 @@ class CompilePool:
                 return CompileResult(job, *found)
         except (EOFError, OSError):
             p.helper.ended_by_itself()
-            return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", p.since, now())
+            return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", None, p.since, now())
         if now() - p.since > COMPILE_S:
             self._replace(p)
-            return CompileResult(job, "timeout", f"not compiled within {COMPILE_S:g} s", p.since, now())
+            return CompileResult(job, "timeout", f"not compiled within {COMPILE_S:g} s", None, p.since, now())
         return None
 
     def _hand_out(self) -> None:
@@ -330,17 +293,14 @@ class CompilePool:
         return how
 
     def _start(self) -> ChildProcess:
-        return ChildProcess(serve_jobs, self._env, self._work)
+        return ChildProcess(serve_jobs, self._env, self._source, self._target)
 
 
-def serve_jobs(conn: Connection, work: Work) -> None:
+def serve_jobs(conn: Connection, source: KernelSource, target: Target) -> None:
     """A process of the pool: jobs come, results go."""
     os.nice(5)  # the process that launches kernels must not wait for a compiler
     while True:
         job = conn.recv()
         start = now()
-        try:
-            status, detail, *facts = work(job)
-        except Exception as e:  # noqa: BLE001 - a compiler may raise anything
-            status, detail, facts = "error", f"{type(e).__name__}: {e}", []
-        conn.send((status, detail, start, now(), *facts))
+        found = compile_candidate(source, target, job)
+        conn.send((*found, start, now()))

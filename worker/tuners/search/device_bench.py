@@ -1,27 +1,34 @@
-"""The GPU as the measuring process uses it, or Triton's interpreter on the CPU. Imports torch and triton."""
+"""The GPU and its clock as the measuring process uses them, or Triton's interpreter. Imports torch and triton.
+
+A sample taken while the clock was slowed for heat, by the board, or by a power brake is no measure of a kernel.
+The power cap is another matter: a large GEMM runs into it all the time, so that is its true speed; it is not counted.
+Without NVML (through ctypes) and amdsmi (ROCm's Python module) the clock is unknown.
+
+NVML: nvmlDeviceGetCurrentClocksThrottleReasons and the nvmlClocksThrottleReason* bits of nvml.h. amdsmi:
+`throttle_status` of amdsmi_get_gpu_metrics_info, in the driver's common bits (SMU_THROTTLER_*, amdgpu_smu.h): 0 to 15
+are power limits, 16 to 31 currents, 32 to 55 temperatures, 56 and up others such as PROCHOT.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 
+from worker.text import plural
 from worker.tuners.common.device import Device, canary, keep_asleep, timed_canary
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
-from worker.tuners.search import target
 from worker.tuners.search.compiling import compiling, gpu_target
-from worker.tuners.search.measuring import MeasuringServer
-from worker.tuners.search.source import Call, Candidate, KernelSource
-from worker.tuners.search.target import Clock, clock_of
+from worker.tuners.search.source import Call, Candidate, KernelSource, known, of_device
 
 SAMPLE_S = 300e-6  # a graph holds as many rounds over the copies as take so long
 MAX_CALLS = 512
@@ -47,8 +54,9 @@ class DeviceBench:
             raise UnavailableError("this tuner needs a GPU, and torch sees none here; --tuner torch works without one")
         self._source, self._interpreted = source, interpreted
         self._device = Device("cpu" if interpreted else "cuda")
-        self.target = target.known(90) if interpreted else target.of_device()
-        self.clock = Clock("unknown: the interpreter has no clock") if interpreted else _clock(self.target.backend)
+        self.target = known(90) if interpreted else of_device()
+        unknown = Clock("unknown: the interpreter has no clock")
+        self._clock = unknown if interpreted else clock_of(self.target.backend)
         self._problem: Problem | None = None
         self._operands: list[Any] = []  # those that are checked, then the copies that are timed
         self._right = self._out = torch.empty(0)
@@ -58,7 +66,7 @@ class DeviceBench:
 
     def info(self) -> dict[str, Any]:
         """gfx, cu_num, device, torch, cuda or hip, triton, and where throttling is seen."""
-        own: dict[str, Any] = {"triton": triton.__version__, "clock": self.clock.source}
+        own: dict[str, Any] = {"triton": triton.__version__, "clock": self._clock.source}
         if self._interpreted:
             own["interpreter"] = "right answers only: its times are no GPU's"
         return {**self._device.info(), **own}
@@ -139,22 +147,13 @@ class DeviceBench:
         n = self._right.shape[-1]
         return error_ratio(self._out.view(-1, n), self._right.view(-1, n))
 
-    def timer(self, loaded: LoadedCandidate) -> GraphTimer | WallTimer:
-        return (WallTimer if self._interpreted else GraphTimer)(loaded.timed)
+    def timer(self, loaded: LoadedCandidate) -> Unthrottled:
+        return Unthrottled(self._clock, (WallTimer if self._interpreted else GraphTimer)(loaded.timed))
 
     def _free(self) -> None:
         """Let go of everything of the last problem."""
         self._problem, self._operands = None, []
         self._right = self._out = torch.empty(0)
-
-
-def _clock(backend: str) -> Clock:
-    p: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-    try:
-        pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
-    except AttributeError:  # an older torch
-        return Clock(f"unknown: torch {torch.__version__} has no PCI address of a device")
-    return clock_of(backend, pci)
 
 
 class GraphTimer:
@@ -221,7 +220,111 @@ def _event() -> Any:
     return event(enable_timing=True)
 
 
-def serve(conn: Connection, source: KernelSource) -> None:
-    """Main function of the measuring process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    MeasuringServer(conn, lambda: DeviceBench(source, interpreted=interpreted)).serve()
+THROTTLE_BITS = {
+    0x08: "hardware slowdown",
+    0x20: "software thermal slowdown",
+    0x40: "hardware thermal slowdown",
+    0x80: "power brake",
+}  # nvmlClocksThrottleReasonHwSlowdown, SwThermalSlowdown, HwThermalSlowdown, HwPowerBrakeSlowdown
+AMD_THROTTLE_BITS = ~0xFFFF  # all of SMU_THROTTLER_* but the power limits
+TRIES, PAUSE_S = 5, 0.05
+
+
+class Clock(NamedTuple):
+    """A GPU's clock. `source`: who says whether it is throttled, or why that is unknown. `throttled`: the reason for
+    which it is throttled now, "" if it is not."""
+
+    source: str
+    throttled: Callable[[], str] = lambda: ""
+
+
+def clock_of(backend: str) -> Clock:
+    """The clock of the GPU in use, `backend` being cuda or hip."""
+    try:
+        p: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        pci = f"{p.pci_domain_id:04x}:{p.pci_bus_id:02x}:{p.pci_device_id:02x}.0"
+        if backend == "cuda":
+            return Clock("nvml", _nvml(pci))
+        return Clock("amdsmi", _amdsmi(pci, importlib.import_module("amdsmi")))
+    except (OSError, ImportError, AttributeError) as e:  # an older torch names no PCI address
+        return Clock(f"unknown: {e}")
+
+
+def _nvml(pci: str) -> Callable[[], str]:
+    """Throttling of an NVIDIA GPU. Raises OSError if NVML or the device is not there."""
+    lib = ctypes.CDLL("libnvidia-ml.so.1")
+    if lib.nvmlInit_v2() != 0:
+        raise OSError("nvmlInit failed")
+    device, reasons = ctypes.c_void_p(), ctypes.c_ulonglong()
+    if lib.nvmlDeviceGetHandleByPciBusId_v2(pci.encode(), ctypes.byref(device)) != 0:
+        raise OSError(f"NVML knows no device {pci}")
+
+    def status() -> int:
+        return int(lib.nvmlDeviceGetCurrentClocksThrottleReasons(device, ctypes.byref(reasons)))
+
+    if status() != 0:
+        raise OSError("NVML reports no throttle reasons")
+
+    def throttled() -> str:
+        bits = reasons.value if status() == 0 else 0
+        return ", ".join(words for bit, words in THROTTLE_BITS.items() if bits & bit)
+
+    return throttled
+
+
+def _amdsmi(pci: str, smi: Any) -> Callable[[], str]:
+    """Throttling of an AMD GPU through ROCm's `amdsmi`. Raises OSError if it reports no throttle status."""
+    try:
+        smi.amdsmi_init()
+        found = {str(smi.amdsmi_get_gpu_device_bdf(h)).lower(): h for h in smi.amdsmi_get_processor_handles()}
+    except Exception as e:  # the module has exceptions of its own
+        raise OSError(f"amdsmi: {e}") from e
+    if pci.lower() not in found:
+        raise OSError(f"amdsmi knows no device {pci}")
+
+    def status() -> int | None:
+        try:
+            status = smi.amdsmi_get_gpu_metrics_info(found[pci.lower()]).get("throttle_status")
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        return status if isinstance(status, int) else None
+
+    if status() is None:
+        raise OSError("amdsmi reports no throttle status")
+    return lambda: f"throttle status {bits:#x}" if (bits := (status() or 0) & AMD_THROTTLE_BITS) else ""
+
+
+class Unthrottled:
+    """A timer that drops a sample taken while the clock was throttled and takes another, up to TRIES times in a row.
+
+    After that the sample counts as it is, and `remark` says so.
+    """
+
+    def __init__(
+        self, clock: Clock, timer: GraphTimer | WallTimer, pause: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock, self._timer, self._pause = clock, timer, pause
+        self.size, self.remark, self._kept = timer.size, "", 0
+
+    def __call__(self, calls: int) -> float:
+        for _ in range(TRIES):
+            before = self._clock.throttled()
+            seconds = self._timer(calls)
+            why = before or self._clock.throttled()
+            if not why:
+                return seconds
+            self._pause(PAUSE_S)
+        self._kept += 1
+        self.remark = f"{plural(self._kept, 'sample')} while the clock was throttled ({why})"
+        return seconds
+
+
+def _hash_sources() -> None:
+    """Have Triton hash its own files, which it does once a process: the fork server does it for all that it forks."""
+    for place in ("triton.runtime.cache", "triton.compiler.compiler"):  # it moved between versions
+        key = getattr(importlib.import_module(place), "triton_key", None)
+        if key is not None:
+            key()
+
+
+_hash_sources()

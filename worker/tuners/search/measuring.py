@@ -23,7 +23,6 @@ from multiprocessing.connection import Connection
 from typing import Any, Protocol
 
 from worker.protocol import is_wrong
-from worker.text import plural
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import (
     RUNNER_UP,
@@ -35,11 +34,9 @@ from worker.tuners.common.measure import (
     measure,
     rerank,
 )
-from worker.tuners.common.problem import Problem, UnavailableError
-from worker.tuners.common.rows import is_fatal, status_of
+from worker.tuners.common.problem import Problem, UnavailableError, is_fatal, status_of
 from worker.tuners.search.compiling import ChildProcess, Serve, now
-from worker.tuners.search.source import Candidate
-from worker.tuners.search.target import Clock, Target, Unthrottled
+from worker.tuners.search.source import Candidate, KernelSource, Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,28 +197,29 @@ class MeasuringProcess:
         self.end()
         self._helper = ChildProcess(self._serve, self._env, *self._args)
         self._begun, self.owed, self._up = None, 1, False
-        until = now() + OPEN_S
-        while now() < until:
-            tick()
-            for message in self._receive(0.2):
-                if isinstance(message, Opened):
-                    self.opened, self.owed, self._up = message, 0, True
-                    return message
-                why = message.detail if isinstance(message, (Fatal, ProcessDied)) else f"unexpected {message!r}"
-                self.end()
-                raise NoDeviceError(why)
-        self.end()
-        raise NoDeviceError(f"it did not open the device within {OPEN_S:g} s")
+        said = self.wait(OPEN_S, tick)
+        if not isinstance(said, Opened):
+            self.end()
+            raise NoDeviceError(said.detail if isinstance(said, ProcessDied) else f"unexpected {said!r}")
+        self.opened, self._up = said, True
+        return said
 
     def settle(self, env: dict[str, str]) -> None:
         """Environment for this process and its successors. Waits until the process is warm."""
         assert self._helper is not None
         self._env = {**self._env, **env}
         self._helper.conn.send(Settle(env))
-        until = now() + OPEN_S
+        self.wait(OPEN_S)
+
+    def wait(self, seconds: float, tick: Callable[[], None] = lambda: None) -> Any:
+        """The next answer; ProcessDied if there is none within so many seconds."""
+        until = now() + seconds
         while now() < until and self.alive:
-            if any(isinstance(message, Answer) for message in self._receive(0.2)):
-                return
+            tick()
+            for message in self.receive(0.2):
+                if not isinstance(message, Alive):
+                    return message
+        return self._dead("hang", f"no answer within {seconds:g} s")
 
     def send(self, command: Ask | Prepare | Try | Rank) -> None:
         """One command; one answer is owed for it."""
@@ -236,26 +234,16 @@ class MeasuringProcess:
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
         """Messages since the last call, in order; a `ProcessDied` comes last and once."""
-        return self._receive(timeout) if self._helper is not None else []
-
-    def end(self) -> str:
-        """End the process; a text of how it ended."""
-        if self._helper is None:
-            return "it is gone"
-        how = self._helper.end()
-        self._helper, self._begun, self.owed = None, None, 0
-        return how
-
-    def _receive(self, timeout: float) -> list[Any]:
-        assert self._helper is not None
         out: list[Any] = []
+        if self._helper is None:
+            return out
         try:
             while self._helper.conn.poll(timeout):
                 timeout = 0.0
                 message = self._helper.conn.recv()
                 self._heard = now()
                 if isinstance(message, Fatal):
-                    return [*out, self._dead("fault", message.detail)] if self._up else [*out, message]
+                    return [*out, self._dead("fault", message.detail)]
                 if isinstance(message, Began):
                     self._begun = message.index
                 elif not isinstance(message, Alive):
@@ -268,11 +256,18 @@ class MeasuringProcess:
             return [*out, self._dead("hang", f"no sign of life for {self.hang_s:g} s")]
         return out
 
+    def end(self) -> str:
+        """End the process; a text of how it ended."""
+        if self._helper is None:
+            return "it is gone"
+        how = self._helper.end()
+        self._helper, self._begun, self.owed = None, None, 0
+        return how
+
     def _dead(self, kind: str, detail: str) -> ProcessDied:
         """End it; its death with the candidate that it had begun."""
-        assert self._helper is not None
         index = self._begun
-        if not detail:
+        if self._helper is not None and not detail:
             self._helper.ended_by_itself()
         how = self.end()
         return ProcessDied(index, kind, detail or f"the measuring process died: {how}")
@@ -288,7 +283,6 @@ class Bench(Protocol):
     """A device with the operands of one problem on it."""
 
     target: Target
-    clock: Clock
 
     def info(self) -> dict[str, Any]:
         """gfx, cu_num, device, and the versions that a result depends on."""
@@ -315,7 +309,8 @@ class Bench(Protocol):
         """errRatio of one call on a poisoned output and the X that no timed call uses."""
 
     def timer(self, loaded: Any) -> Any:
-        """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once."""
+        """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once. `remark`
+        has what a row has to say of its samples."""
 
 
 @dataclass(slots=True)
@@ -435,20 +430,16 @@ class MeasuringServer:
             detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
             return Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
         best = min((c.m.us for c in self._contenders.values()), default=float("inf"))
-        plain = self._bench.timer(loaded)
-        guard = Unthrottled(self._bench.clock)
-        timer = guard.around(plain)
-        policy = replace(self._policy, max_calls=plain.size)  # a sample is one replay
+        timer = self._bench.timer(loaded)
+        policy = replace(self._policy, max_calls=timer.size)  # a sample is one replay
         m = measure(timer, policy, CANDIDATE_S, best, tick=self._tick)
         spent["measure"] = now() - checked
         if not m.valid:
             return Tried(index, "error", -1.0, 0.0, 0, err, f"the clock says {m.us} us for a call", start, 0, spent)
-        remark = "early stop: clearly slower than the best so far" if m.why == "hopeless" else ""
-        if guard.kept:
-            remark = f"{plural(guard.kept, 'sample')} while the clock was throttled ({guard.why})"
+        remark = timer.remark or ("early stop: clearly slower than the best so far" if m.why == "hopeless" else "")
         if m.us <= KEPT * best:
             simple = (*loaded.candidate.simplicity, index)
-            self._contenders[index] = Contender(loaded, plain, m, simple)
+            self._contenders[index] = Contender(loaded, timer, m, simple)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]
         return Tried(index, "ok", m.us, m.spread, m.samples, err, remark, start, 0, spent)
@@ -457,9 +448,8 @@ class MeasuringServer:
         start = now()
         indexes = tuple(i for i in command.indexes if i in self._contenders)
         found = [self._contenders[i] for i in indexes]
-        guard = Unthrottled(self._bench.clock)
         ranking = rerank(
-            [guard.around(c.timer) for c in found],
+            [c.timer for c in found],
             [c.m for c in found],
             [c.simplicity for c in found],
             random.Random(command.seed),
@@ -479,3 +469,11 @@ class MeasuringServer:
         with self._lock:
             self._sent_at = now()
             self._conn.send(message)
+
+
+def serve(conn: Connection, source: KernelSource) -> None:
+    """Main function of the measuring process: on the GPU, or in Triton's interpreter with TRITON_INTERPRET=1."""
+    from worker.tuners.search.device_bench import DeviceBench  # it imports torch; the tuner's own process does not
+
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    MeasuringServer(conn, lambda: DeviceBench(source, interpreted=interpreted)).serve()

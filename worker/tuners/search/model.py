@@ -42,7 +42,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from worker.tuners.common.problem import MX_GROUP, Problem
-from worker.tuners.search.target import Target
+from worker.tuners.search.source import Target
 
 LAUNCH = 1.7  # us between two nodes of a graph
 LATENCY = 1.3  # us from asking for a step to multiplying it, under load

@@ -10,7 +10,7 @@ results of one to the others, and writes rows. The tuner settles its shapes by `
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
@@ -19,8 +19,7 @@ from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
 from worker.tuners.common.measure import Measurement, leaders
-from worker.tuners.common.problem import Problem
-from worker.tuners.common.rows import row_of, why_no_winner
+from worker.tuners.common.problem import Problem, row_of, why_no_winner
 from worker.tuners.search.compiling import CompilePool, CompileResult, now
 from worker.tuners.search.measuring import (
     Began,
@@ -35,18 +34,78 @@ from worker.tuners.search.measuring import (
     Try,
 )
 from worker.tuners.search.model import CandidateRanker, StopRules
-from worker.tuners.search.source import EXHAUSTIVE, Candidate, KernelSource, SearchOptions, TimeAccount
-from worker.tuners.search.store import FAULTS_TO_BLOCK, KernelStore
+from worker.tuners.search.source import EXHAUSTIVE, Candidate, KernelSource, SearchOptions, Target
 
 if TYPE_CHECKING:
-    from worker.tuners.search.target import Target
+    from worker.tuners.search.tuner import KernelStore
 
 AHEAD = 3  # candidates sent to the measuring process: one is measured, the next are loaded meanwhile
 TICK_S = 0.1
 LEADERS, WITHIN = 6, 0.06
 SUSTAINED_LEADERS, SUSTAINED_WITHIN = 8, 0.08
 RANK_S = 1.0
+FAULTS_TO_BLOCK = 2  # a candidate that took its process down so often is not run again on this device
 DEATHS = 6  # of the measuring process over one shape; after that the slot has to be checked
+
+
+Span = tuple[float, float]
+
+
+@dataclass(slots=True)
+class TimeAccount:
+    """Spans of one search in seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
+
+    start: float
+    end: float = 0.0
+    compiled: list[Span] = field(default_factory=list)  # intervals of the compile jobs in their processes
+    measuring: list[Span] = field(default_factory=list)  # intervals in which the GPU's process checked, timed or ranked
+    # Intervals from the end of a candidate's compile to the begin of its measuring.
+    ready: list[Span] = field(default_factory=list)
+    # Seconds of the GPU's process by kind (inputs, load, check, measure).
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, kind: str, seconds: float) -> None:
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
+
+    @property
+    def wall_s(self) -> float:
+        return max(0.0, self.end - self.start)
+
+    @property
+    def idle_s(self) -> float:
+        """Seconds in which the GPU's process did nothing although a compiled candidate waited."""
+        return length([*self.ready, *self.measuring]) - length(self.measuring)
+
+    @property
+    def starved_s(self) -> float:
+        """Seconds in which it did nothing because nothing was compiled."""
+        spans = [(max(a, self.start), min(b, self.end)) for a, b in (*self.ready, *self.measuring)]
+        return max(0.0, self.wall_s - length(spans))
+
+    def spent(self) -> dict[str, float]:
+        """Wall seconds by kind: inputs, check, measure, compile (the GPU had nothing to measure), wait."""
+        own = {k: self.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
+        return {**own, "compile": self.starved_s, "wait": self.idle_s}
+
+    def summary(self) -> str:
+        """One line for the log."""
+        jobs = sum(b - a for a, b in self.compiled)
+        return (
+            f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds; "
+            f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
+            f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s; "
+            f"loading took {self.seconds.get('load', 0.0):.2f} s beside that"
+        )
+
+
+def length(spans: Iterable[Span]) -> float:
+    """Seconds of the union."""
+    total, until = 0.0, float("-inf")
+    for a, b in sorted(spans):
+        if b > max(a, until):
+            total += b - max(a, until)
+            until = b
+    return total
 
 
 @dataclass(slots=True)

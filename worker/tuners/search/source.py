@@ -1,22 +1,20 @@
 """The contract between the search and a family of kernels: `KernelSource`, the plain data that it hands over,
-the options that all tuners of the engine have, and where a search's time went.
+the device that it is searched for, and the options that all tuners of the engine have.
 
 Importing this module imports neither torch nor triton.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.tuners.search.target import Target
+from worker.registry import boolean, option, seconds, whole
 
 if TYPE_CHECKING:
     import torch
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-
-from worker.options import boolean, option, seconds, whole
 
 Call = Callable[[], None]
 
@@ -41,20 +39,25 @@ class Candidate(Protocol):
         """The candidate as a point: a step of one knob is a distance of about 1."""
 
 
-class Facts(Protocol):
-    """Facts of a compiled kernel."""
+@dataclass(frozen=True, slots=True)
+class CompileFacts:
+    """Facts of all kernels of one call, from `worker.tuners.search.compiling.facts_of`.
+
+    shared_bytes: shared memory (LDS) of a program. vgprs: registers of a lane, None where the file does not say
+    (NVIDIA). spills: registers that did not fit; a candidate that spills is measured last. hash: of the machine code.
+    grid: what decides how the kernels are started.
+    """
+
+    shared_bytes: int
+    vgprs: int | None
+    spills: int
+    hash: str
+    grid: tuple[int, ...] = ()
 
     @property
-    def same_as(self) -> Hashable:
+    def same_as(self) -> tuple[object, ...]:
         """Equal for candidates that start the same machine code alike. One of them is measured."""
-
-    @property
-    def spills(self) -> int:
-        """The registers that did not fit. A kernel that spills is measured last."""
-
-    @property
-    def shared_bytes(self) -> int:
-        """The shared memory that one program takes."""
+        return self.hash, self.grid
 
 
 class Inputs(Protocol):
@@ -101,7 +104,7 @@ class KernelSource(Protocol):
     def job(self, problem: Any, candidate: Any) -> Any:
         """The candidate's compile job: plain data. Jobs of the same `repr` compile the same kernel."""
 
-    def compile(self, job: Any, target: Target) -> Facts:
+    def compile(self, job: Any, target: Target) -> CompileFacts:
         """Compile into Triton's disk cache. Raises UnsupportedError, and what the compiler raises."""
 
     def needed_bytes(self, problem: Any) -> int:
@@ -115,6 +118,141 @@ class KernelSource(Protocol):
 
     def launch(self, problem: Any, candidate: Any, operands: Sequence[Any], out: torch.Tensor) -> Sequence[Call]:
         """One call on each of the operands. A call writes `out` and can be captured in a graph."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device as the compiler and the model see it.
+
+    `arch` is the compute capability as a number (90) on CUDA, the gfx name on ROCm. `shared_bytes` is the limit of one
+    program, `shared_sm_bytes` that of a multiprocessor (CU); `registers` 32-bit registers of a multiprocessor;
+    `memory_gbs` 1e9 bytes a second; `tflops` dense peaks by operand format,
+    `clock_ghz` the clock that they are stated for.
+    """
+
+    backend: str
+    arch: int | str
+    warp_size: int
+    sms: int
+    shared_bytes: int
+    shared_sm_bytes: int
+    registers: int
+    l2_bytes: int
+    memory_gbs: float
+    tflops: Mapping[str, float] = field(hash=False)
+    clock_ghz: float
+    name: str = ""
+    # The compiler pipelines loads straight into LDS (AMD), so that every stage takes its bytes there.
+    async_copy: bool = False
+
+    @property
+    def gfx(self) -> str:
+        """The chip's name in rows: `sm_90`, `gfx950`."""
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+    @property
+    def native_mx(self) -> bool:
+        """True where `tl.dot_scaled` is one instruction; elsewhere it is multiplied in bfloat16."""
+        return self.arch == "gfx950" or (self.backend == "cuda" and int(self.arch) >= 100)
+
+    def peak(self, dtype: str) -> float:
+        """TFLOP/s for operands of that format; of bfloat16 where the device has none for it."""
+        return self.tflops.get(dtype, self.tflops["bfloat16"])
+
+
+def _rates(half: float, fp8: float, int8: float, fp4: float) -> dict[str, float]:
+    return {
+        "bfloat16": half,
+        "float16": half,
+        "float8_e4m3fn": fp8,
+        "float8_e4m3fnuz": fp8,
+        "int8": int8,
+        "float4_e2m1fn_x2": fp4,
+    }
+
+
+_HOPPER = _rates(989, 1979, 1979, 989)
+# Dense peaks and bandwidths: NVIDIA's H100 and H200 and AMD's MI300X and MI355X datasheets. Hopper's shared memory:
+# CUDA C Programming Guide, table of compute capability 9.0. LDS (64 and 160 KiB) and registers of a CU: AMD's CDNA3
+# and CDNA4 instruction set guides. The L2 of an XCD is 4 MiB; `l2_bytes` is the shared 256 MiB cache behind it.
+_KNOWN = (
+    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 60 << 20, 4800, _HOPPER, 1.83, "NVIDIA H200"),
+    Target("cuda", 90, 32, 132, 232448, 233472, 65536, 50 << 20, 3350, _HOPPER, 1.83, "NVIDIA H100 80GB HBM3"),
+    Target(
+        "hip", "gfx950", 64, 256, 163840, 163840, 131072, 256 << 20, 8000,
+        _rates(2517, 5033, 5033, 10066), 2.4, "AMD Instinct MI355X",
+    ),
+    Target(
+        "hip", "gfx942", 64, 304, 65536, 65536, 131072, 256 << 20, 5300,
+        _rates(1307, 2615, 2615, 1307), 2.1, "AMD Instinct MI300X",
+    ),
+)  # fmt: skip
+
+
+def known(arch: int | str) -> Target:
+    """The datasheet's device of an arch (90, `gfx950`, `gfx942`). Raises KeyError for one that is not listed."""
+    for target in _KNOWN:
+        if target.arch == arch:
+            return target
+    raise KeyError(arch)
+
+
+def copies_async(arch: int | str) -> bool:
+    """True where this process's Triton pipelines loads straight into the LDS of a chip of AMD's: from 3.8 on (gfx950),
+    or as TRITON_HIP_USE_ASYNC_COPY says."""
+    from triton.backends.amd import compiler
+
+    try:
+        from triton import knobs
+    except ImportError:  # before 3.4
+        return False
+    enabled = getattr(compiler, "is_async_copy_enabled", lambda _: knobs.amd.use_async_copy)
+    return bool(enabled(arch))
+
+
+def of_device(index: int = 0) -> Target:
+    """The GPU that torch sees. Limits are the device's own; peaks are the datasheet's where the name or arch is known.
+
+    For an unknown device the peaks are those of the nearest known arch of its backend, by multiprocessors: the order
+    of candidates needs ratios only. Raises RuntimeError where torch sees no GPU.
+    """
+    import torch
+
+    if not torch.cuda.is_available():
+        raise RuntimeError("torch sees no GPU")
+    p: Any = torch.cuda.get_device_properties(index)
+    hip = torch.version.hip is not None
+    arch: int | str = p.gcnArchName.split(":")[0] if hip else 10 * p.major + p.minor
+    like = _nearest("hip" if hip else "cuda", arch, p.name)
+    share = 1.0 if like.name == p.name else p.multi_processor_count / like.sms
+    return replace(
+        like,
+        arch=arch,
+        warp_size=int(getattr(p, "warp_size", like.warp_size)),
+        sms=p.multi_processor_count,
+        shared_bytes=like.shared_bytes if hip else int(p.shared_memory_per_block_optin),
+        shared_sm_bytes=like.shared_sm_bytes if hip else int(p.shared_memory_per_multiprocessor),
+        registers=like.registers if hip else int(p.regs_per_multiprocessor),
+        l2_bytes=like.l2_bytes if hip else int(p.L2_cache_size),
+        async_copy=hip and copies_async(arch),
+        memory_gbs=like.memory_gbs * share,
+        tflops={d: v * share for d, v in like.tflops.items()},
+        name=p.name,
+    )
+
+
+def _nearest(backend: str, arch: int | str, name: str) -> Target:
+    same = [t for t in _KNOWN if t.backend == backend]
+    for t in same:
+        if t.name == name:
+            return t
+    number = _number(arch)
+    return min(same, key=lambda t: abs(_number(t.arch) - number))
+
+
+def _number(arch: int | str) -> int:
+    digits = re.sub(r"[^0-9a-f]", "", str(arch).removeprefix("gfx"))
+    return int(digits or "0", 16)
 
 
 FAST, EXHAUSTIVE = "fast", "exhaustive"
@@ -146,63 +284,3 @@ class SearchOptions:
     hang_s: float = option(30.0, seconds(0.5, 3600))
     hints: bool = option(default=True, rule=boolean)  # winners of earlier runs and of neighbouring shapes come first
     again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
-
-
-Span = tuple[float, float]
-
-
-@dataclass(slots=True)
-class TimeAccount:
-    """Spans of one search in seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
-
-    start: float
-    end: float = 0.0
-    compiled: list[Span] = field(default_factory=list)  # intervals of the compile jobs in their processes
-    measuring: list[Span] = field(default_factory=list)  # intervals in which the GPU's process checked, timed or ranked
-    # Intervals from the end of a candidate's compile to the begin of its measuring.
-    ready: list[Span] = field(default_factory=list)
-    # Seconds of the GPU's process by kind (inputs, load, check, measure).
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, kind: str, seconds: float) -> None:
-        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
-
-    @property
-    def wall_s(self) -> float:
-        return max(0.0, self.end - self.start)
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds in which the GPU's process did nothing although a compiled candidate waited."""
-        return length([*self.ready, *self.measuring]) - length(self.measuring)
-
-    @property
-    def starved_s(self) -> float:
-        """Seconds in which it did nothing because nothing was compiled."""
-        spans = [(max(a, self.start), min(b, self.end)) for a, b in (*self.ready, *self.measuring)]
-        return max(0.0, self.wall_s - length(spans))
-
-    def spent(self) -> dict[str, float]:
-        """Wall seconds by kind: inputs, check, measure, compile (the GPU had nothing to measure), wait."""
-        own = {k: self.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
-        return {**own, "compile": self.starved_s, "wait": self.idle_s}
-
-    def summary(self) -> str:
-        """One line for the log."""
-        jobs = sum(b - a for a, b in self.compiled)
-        return (
-            f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds; "
-            f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
-            f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s; "
-            f"loading took {self.seconds.get('load', 0.0):.2f} s beside that"
-        )
-
-
-def length(spans: Iterable[Span]) -> float:
-    """Seconds of the union."""
-    total, until = 0.0, float("-inf")
-    for a, b in sorted(spans):
-        if b > max(a, until):
-            total += b - max(a, until)
-            until = b
-    return total

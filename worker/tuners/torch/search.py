@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
 
-from worker.protocol import Choice, Row, Spec, SpecShape, is_wrong
+from worker.protocol import Row, Spec, SpecShape, TableKernel, is_wanted, is_wrong
 from worker.tuners.base import Emit
 from worker.tuners.common.device import Device, Operand, Run
 from worker.tuners.common.measure import (
@@ -43,8 +43,15 @@ from worker.tuners.common.operands import (
     unpack_codes,
     widen,
 )
-from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.common.rows import ended, is_fatal, row_of, status_of, why_no_winner
+from worker.tuners.common.problem import (
+    Problem,
+    UnsupportedError,
+    is_fatal,
+    parse,
+    row_of,
+    status_of,
+    why_no_winner,
+)
 from worker.tuners.torch.spec import Options
 from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, op, variants
 
@@ -227,9 +234,9 @@ class Search:
     def __init__(
         self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
         emit: Emit, spent: StageTimes, started: float, candidates: list[Candidate] | None = None,
-        only: Choice | None = None,
+        only: Sequence[TableKernel] | None = None,
     ) -> None:  # fmt: skip
-        """`only`: the only candidates to be measured, all of which are ranked; None: every one."""
+        """`only`: the only kernels to be measured; None: every one."""
         self._shape, self._operands, self._device, self._options = shape, operands, device, options
         self._emit, self._spent, self._err_limit = emit, spent, err_limit
         self._p = operands.problem
@@ -240,8 +247,7 @@ class Search:
         self._policy = SamplingPolicy(settle_s=SETTLE_S if self._sustained else 0.0)
         if candidates is None:
             candidates = expand(variants(self._p, device.gpu), device.thread_counts(options.threads))
-        self._named = only is not None
-        self._candidates = [c for c in candidates if only is None or only.has((c.name,), c.name)]
+        self._candidates = [c for c in candidates if is_wanted(only, c.name)]
         self._best = float("inf")
         self._contenders: list[Contender] = []
         self._rows: list[Row] = []
@@ -297,8 +303,6 @@ class Search:
         row = self._row(c, "ok", remark, err, m)
         self._best = min(self._best, m.us)
         self._contenders.append(Contender(c, err, timer, m))
-        if self._named:
-            return row
         kept = leaders([x.measurement for x in self._contenders], 2 * WITHIN, 2 * LEADERS, LEADERS)
         self._contenders = [self._contenders[k] for k in kept]  # the rest may free their buffers
         return row
@@ -317,8 +321,7 @@ class Search:
 
     def _conclude(self) -> None:
         """Rank the leaders and report the winner, with its time of the re-rank."""
-        found = [x.measurement for x in self._contenders]
-        kept = range(len(found)) if self._named else leaders(found, WITHIN, LEADERS)
+        kept = leaders([x.measurement for x in self._contenders], WITHIN, LEADERS)
         best = [self._contenders[k] for k in kept]
         measured = [b.measurement for b in best]
         rng = random.Random(repr(self._shape.key))
@@ -335,21 +338,11 @@ class Search:
                 if v.us[v.winner] <= SLOWER * best[v.winner].measurement.us:
                     break
         v = min(tries, key=lambda t: t.us[t.winner])
-        rows = [
-            self._row(
-                b.candidate, "ok", _story(best, v) if i == v.winner else "ranked again", b.err,
-                replace(b.measurement, us=v.us[i], spread=v.spread[i], samples=v.rounds),
-            )
-            for i, b in enumerate(best)
-        ]  # fmt: skip
-        others = sorted((i for i in range(len(best)) if i != v.winner), key=lambda i: v.us[i])
-        for i in others if self._named else ():
-            self._emit.row(self._shape.id, rows[i])
-        won = rows[v.winner] if v.margin is None else {**rows[v.winner], "margin": round(v.margin, 2)}
-        self._emit.tuned(
-            self._shape.id, won, candidate=(best[v.winner].candidate.name,),
-            ran=ended(self._rows) if self._named else (),
-        )  # fmt: skip
+        first = best[v.winner]
+        m = replace(first.measurement, us=v.us[v.winner], spread=v.spread[v.winner], samples=v.rounds)
+        row = self._row(first.candidate, "ok", _story(best, v), first.err, m)
+        won = row if v.margin is None else {**row, "margin": round(v.margin, 2)}
+        self._emit.tuned(self._shape.id, won, candidate=(first.candidate.name,))
 
     def _row(self, c: Candidate, status: str, detail: str, err: float = 1.0, m: Measurement | None = None) -> Row:
         """A candidate's row; without a measurement it has no time."""

@@ -6,11 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.options import is_whole, option, parse_options, seconds, whole
+from worker.registry import is_whole, option, parse_options, seconds, whole
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
+import time
+from typing import TYPE_CHECKING
+
+from worker.protocol import Spec
+from worker.tuners.base import Emit
+
+if TYPE_CHECKING:
+    from worker.tuners.common.device import Device
+
 
 DEFAULT_BUDGET_S = 3.5
 
@@ -44,7 +53,7 @@ class Options:
 
 def create() -> Tuner:
     """A tuner that has not been opened."""
-    from worker.tuners.torch.tuner import TorchTuner
+    from worker.tuners.torch.spec import TorchTuner
 
     return TorchTuner()
 
@@ -70,3 +79,48 @@ SPEC = TunerSpec(
     produces="own",
     mixes=True,
 )
+
+
+class TorchTuner:
+    """Measures ways to compute a GEMM in torch, on the first GPU or on the CPU."""
+
+    def __init__(self) -> None:
+        self._device: Device | None = None
+        self._import_s = 0.0
+
+    def open(self) -> dict[str, Any]:
+        """Import torch and pick the device: gfx, cu_num, device, torch, threads, and the GPU runtime's version."""
+        start = time.perf_counter()
+        from worker.tuners.common.device import Device
+
+        self._device = Device()
+        self._import_s = time.perf_counter() - start
+        return self._device.info()
+
+    def canary(self) -> tuple[bool, float, str]:
+        """A product of Hadamard matrices, whose answer is known: every element must be exact."""
+        from worker.tuners.common.device import canary
+
+        return canary(self._opened())
+
+    timed_canary_s = 0.5
+
+    def time_canary(self) -> tuple[float, float]:
+        """Times of a product and of a copy, to compare GPUs."""
+        from worker.tuners.common.device import timed_canary
+
+        return timed_canary(self._opened())
+
+    def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
+        """Tune the shapes of a spec; seconds by kind (import: only the first time). ValueError for bad options."""
+        device, options = self._opened(), Options.parse(spec.options)
+        from worker.tuners.torch.search import tune
+
+        seconds = {**tune(spec, options, device, emit), "import": self._import_s}
+        self._import_s = 0.0
+        return {k: round(v, 6) for k, v in seconds.items()}
+
+    def _opened(self) -> Device:
+        if self._device is None:
+            raise RuntimeError("the tuner torch was not opened")
+        return self._device

@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from gemmfleet_faulty.faults import VIOLENT, Fault, strike, strike_apart
-from worker.protocol import Row, Spec, SpecShape, Withheld
-from worker.protocol.blocklist import BlocklistEntry, SlotIdentity
-from worker.protocol.blocklist import CandidateId as Lost
-from worker.tuners.aiter.blocklist import Blocklist, slot_identity
+from worker.protocol import Row, Spec, SpecShape, Withheld, is_wanted
+from worker.tuners.aiter.blocklist import Blocklist, BlocklistEntry, SlotIdentity, slot_identity
+from worker.tuners.aiter.blocklist import CandidateId as Lost
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.replay import SLICE_S, Options, ReplayTuner, conclude, identity, measure, pause
 
@@ -81,15 +80,13 @@ class FaultyTuner(ReplayTuner):
         self._blocklist(self.options).judge(spec.refuted, spec.confirmed)
 
     def tune_shape(self, spec: Spec, shape: SpecShape, options: Options, emit: Emit) -> None:
-        candidates, asked = self.candidates(shape.key), spec.only_of(shape.id)
-        if asked is not None:
-            candidates = [c for c in candidates if asked.has(identity(c), c.get("kernelName", ""))]
+        only = spec.only_of(shape.id)
+        candidates = [c for c in self.candidates(shape.key) if is_wanted(only, c.get("kernelName", ""))]
         fault = self._fault(spec, shape, options)
         while fault is not None and fault.held(self.place):
             pause(SLICE_S, emit)
         rows: list[Row] = []
-        alone = len(spec.shapes) == 1 or asked is not None
-        tried = Tried(spec, shape, self._blocklist(options), alone=alone)
+        tried = Tried(spec, shape, self._blocklist(options))
         for n, candidate in enumerate(candidates):
             if tried.leaves_out(candidate):
                 continue
@@ -102,8 +99,7 @@ class FaultyTuner(ReplayTuner):
             spoilt = _spoilt(candidate, fault.kind if fault else "")
             rows.append(measure(spoilt, len(candidates), shape, spec.err_ratio, options, emit))
         self._strike(fault, len(candidates), shape, emit)
-        ran = [identity(r) for r in rows] if asked else ()
-        conclude(shape, rows, len(candidates), emit, ran=ran, withheld=tried.withheld)
+        conclude(shape, rows, len(candidates), emit, withheld=tried.withheld)
 
     def _blocklist(self, options: Options) -> Blocklist:
         folder = (self.place.node_dir or Path.cwd()) / "replay"
@@ -141,11 +137,10 @@ class FaultyTuner(ReplayTuner):
 class Tried:
     """Faults of a shape's candidates: those that faulted are left out where the shape runs `alone`."""
 
-    def __init__(self, spec: Spec, shape: SpecShape, blocklist: Blocklist, *, alone: bool) -> None:
-        self._family, self._list, self._alone = spec.family, blocklist, alone
+    def __init__(self, spec: Spec, shape: SpecShape, blocklist: Blocklist) -> None:
+        self._family, self._list, self._alone = spec.family, blocklist, len(spec.shapes) == 1
         self._key = tuple(f"{k}={v}" for k, v in shape.key.items())
-        known = {} if spec.only_of(shape.id) is not None else blocklist.in_force(spec.family)
-        self._known = {c.ident: e for c, e in known.items() if c.key == self._key}
+        self._known = {c.ident: e for c, e in blocklist.in_force(spec.family).items() if c.key == self._key}
         self.withheld: list[Withheld] = []
 
     def leaves_out(self, row: Row) -> bool:

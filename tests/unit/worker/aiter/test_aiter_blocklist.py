@@ -11,9 +11,19 @@ import pytest
 
 from tests.support.health_kit import unfold
 from worker.protocol import BlocklistVerdict
-from worker.protocol.blocklist import EXPIRES_S, BlocklistEntry, CandidateId, SlotIdentity, current_entries, read_lines
 from worker.tuners.aiter import blocklist
-from worker.tuners.aiter.blocklist import Blocklist, LeftOut, driver_version, slot_identity
+from worker.tuners.aiter.blocklist import (
+    EXPIRES_S,
+    Blocklist,
+    BlocklistEntry,
+    CandidateId,
+    LeftOut,
+    SlotIdentity,
+    current_entries,
+    driver_version,
+    read_lines,
+    slot_identity,
+)
 from worker.tuners.base import Place
 
 HERE = SlotIdentity("0xabc", "sha256:1", "amdgpu 6.14")

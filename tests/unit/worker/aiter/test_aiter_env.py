@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.controller.deploy import NodePlan, node_files
 from orchestrator.controller.node_plan import plan_nodes
-from orchestrator.inventory import load_inventory
+from orchestrator.inventory.load import load_inventory
 from worker.bench.tuner import _variables
 from worker.protocol.bench import Options, Side
 from worker.tuners.aiter.launch import (

@@ -23,8 +23,7 @@ from worker.aiter_tree.kernel_lists import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.process import Child, OutputLog
 from worker.protocol import NodeConfig, ProtocolError, Spec, SpecShape, TableKernel
-from worker.protocol.blocklist import BlocklistEntry, CandidateId, SlotIdentity
-from worker.tuners.aiter.blocklist import LeftOut, chosen_candidates
+from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut, SlotIdentity, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_fit
 from worker.tuners.aiter.modules import ModuleStore, clear_stale_locks, link_shipped_modules
 
@@ -157,9 +156,10 @@ def shimmed(
 
 def test_the_shim_measures_what_is_asked_for_and_stands_aside(tmp_path: Path) -> None:
     tasks = "[((256, 1, 2, 3), n, 0, '') for n in (4, 5, 6)]"
-    five, six = (CandidateId(KEY, (n, "0", "")) for n in ("5", "6"))
+    five = CandidateId(KEY, ("5", "0", ""))
     entries = {five: BlocklistEntry(SlotIdentity("s", "i"), "a8w8", five, "fault", "", True, 1.0)}
-    asked = [{"sizes": [], "only": [list(five.ident), list(six.ident)]}]
+    kernels = [{"libtype": "ck", "numbers": [n], "name": "", "split": "0"} for n in ("5", "6")]
+    asked = [{"sizes": ["1", "2", "3"], "only": kernels}]
     for left_out, events in (
         (LeftOut(entries), ["begin 4", "end 4", "blocked 5", "begin 6", "end 6"]),
         (LeftOut(entries, only=asked), ["skipped 4", "blocked 5", "begin 6", "end 6"]),

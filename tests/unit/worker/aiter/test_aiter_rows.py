@@ -8,7 +8,7 @@ import pytest
 
 from worker.families import FAMILIES
 from worker.protocol import Row
-from worker.protocol.blocklist import CandidateId
+from worker.tuners.aiter.blocklist import CandidateId
 from worker.tuners.aiter.rows import (
     JournalStep,
     KernelNames,

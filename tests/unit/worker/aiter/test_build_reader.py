@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.tables.build import Build
+from orchestrator.tables.check import Build
 from orchestrator.tables.tuned import key_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from tests.unit.tables.test_db_export import table

@@ -9,23 +9,20 @@ import pytest
 import torch
 
 from tests.unit.worker.torch.test_torch_tuner import Log
-from worker.protocol import FIELDS, Choice, SpecShape
+from worker.protocol import FIELDS, SpecShape
 from worker.tuners.common.device import Device, Operand, Run
-from worker.tuners.common.operands import error_ratio, poison
+from worker.tuners.common.operands import error_ratio
 from worker.tuners.common.problem import Problem, UnsupportedError
-from worker.tuners.common.rows import is_fatal, status_of
 from worker.tuners.torch.search import Operands, Search, StageTimes, Weights
 from worker.tuners.torch.spec import Options
-from worker.tuners.torch.variants import Candidate, TooLargeError, Variant, Workspace, op
+from worker.tuners.torch.variants import Candidate, Variant, Workspace, op
 
 P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
 BF16 = torch.bfloat16
 Make = Callable[[Workspace], Run]
 
 
-def search(
-    *makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None, only: Choice | None = None
-) -> Log:
+def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None) -> Log:
     """Run the search over candidates of our own, on the CPU."""
     device = Device("cpu")
     operands = Operands.make(P, Weights.make(P, device.torch, 1 << 16, lambda: available))
@@ -33,7 +30,7 @@ def search(
     log = log or Log()
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
     options, began = Options(budget_s_per_shape=budget), time.perf_counter()
-    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), began, candidates, only).run()
+    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), began, candidates).run()
     device.leave()
     return log
 
@@ -96,28 +93,31 @@ def partial_sum(workspace: Workspace) -> Run:
     return run
 
 
+def huge(workspace: Workspace) -> Run:
+    workspace.empty(1 << 50, dtype=BF16)
+    raise AssertionError("not reached")
+
+
 def verdicts(log: Log) -> list[str]:
     return [r["status"] for r in log.rows]
+
+
+def winner(log: Log) -> str:
+    return str(log.of("shape_tuned")[0]["row"]["kernelName"])
 
 
 def test_a_wrong_candidate_is_rejected_and_cannot_win() -> None:
     log = search(lossy, good)
     assert verdicts(log) == ["wrong", "ok"]
-    wrong = log.rows[0]
-    assert wrong["us"] == -1
-    assert wrong["errRatio"] > 0.05
-    assert "elements are off" in wrong["detail"]
-    assert log.of("shape_tuned")[0]["row"]["kernelName"] == "torch_c1_t1"
+    assert log.rows[0]["us"] == -1
+    assert log.rows[0]["errRatio"] > 0.05
+    assert winner(log) == "torch_c1_t1"
 
 
 def test_what_is_not_written_is_wrong() -> None:
     log = search(partial, partial_sum)
-    assert verdicts(log) == ["wrong", "wrong"]
-    assert log.rows[0]["errRatio"] == pytest.approx(3 / 32)
-    assert log.rows[1]["errRatio"] == 1
-    failed = log.of("shape_failed")[0]
-    assert failed["reason"] == "wrong_result"
-    assert "2 wrong" in failed["detail"]
+    assert [(r["status"], r["errRatio"]) for r in log.rows] == [("wrong", pytest.approx(3 / 32)), ("wrong", 1)]
+    assert log.of("shape_failed")[0]["reason"] == "wrong_result"
 
 
 def test_a_candidate_that_returns_an_earlier_answer_is_wrong() -> None:
@@ -138,46 +138,51 @@ def test_a_candidate_that_returns_an_earlier_answer_is_wrong() -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "status"),
+    ("odd", "status", "detail"),
     [
-        (NotImplementedError('"addmm" not implemented for Half'), "unsupported"),
-        (RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLt"), "unsupported"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes"), "oom"),
-        (ZeroDivisionError("division by zero"), "error"),
+        (raising(NotImplementedError('"addmm" not implemented for Half')), "unsupported", "NotImplementedError"),
+        (raising(RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLt")), "unsupported", "RuntimeError"),
+        (raising(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")), "oom", "RuntimeError"),
+        (raising(ZeroDivisionError("division by zero")), "error", "ZeroDivisionError"),
+        (huge, "oom", "the candidate's buffers needs "),
     ],
 )
-def test_what_raises_is_a_row(error: Exception, status: str) -> None:
-    log = search(raising(error), good)
+def test_what_raises_or_does_not_fit_is_a_row(odd: Make, status: str, detail: str) -> None:
+    log = search(odd, good)
     assert verdicts(log) == [status, "ok"]
-    assert log.rows[0]["detail"].startswith(type(error).__name__)
-    assert status_of(error) == status
+    assert log.rows[0]["detail"].startswith(detail)
 
 
-def test_all_unsupported_and_none_at_all() -> None:
-    one = search(raising(UnsupportedError("no such operator"))).of("shape_failed")[0]
-    assert one["reason"] == "unsupported"
-    assert "no such operator" in one["detail"]
-    two = search(raising(ValueError("odd")), raising(UnsupportedError("none"))).of("shape_failed")[0]
-    assert two["reason"] == "no_candidate"
-    assert "1 unsupported, 1 error" in two["detail"]
-    assert search().of("shape_failed")[0]["reason"] == "no_candidate"
+@pytest.mark.parametrize(
+    ("makes", "reason", "detail"),
+    [
+        ([raising(UnsupportedError("no such operator"))], "unsupported", "no such operator"),
+        ([raising(ValueError("odd")), raising(UnsupportedError("none"))], "no_candidate", "1 unsupported, 1 error"),
+        ([], "no_candidate", ""),
+    ],
+)
+def test_a_shape_without_a_winner_has_a_reason(makes: list[Make], reason: str, detail: str) -> None:
+    (failed,) = search(*makes).of("shape_failed")
+    assert failed["reason"] == reason
+    assert detail in failed["detail"]
+
+
+def test_a_layout_without_room_is_a_row() -> None:
+    log = search(good, available=1000)
+    assert [r["detail"] for r in log.rows] == ["layout nk of W needs 4096 bytes, 1000 are available"]
+    assert verdicts(log) == ["oom"]
 
 
 def test_a_fault_of_the_device_is_no_row() -> None:
-    error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    assert is_fatal(error)
-    assert not is_fatal(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        search(raising(error), good)
+        search(raising(RuntimeError("CUDA error: an illegal memory access was encountered")), good)
 
 
 def test_a_slow_candidate_is_stopped_early_but_has_its_number() -> None:
     log = search(good, slow(0.02))
-    assert verdicts(log) == ["ok", "ok"]
-    row = log.rows[1]
-    assert row["us"] == pytest.approx(20_000, rel=0.5)
-    assert row["samples"] <= 2
-    assert log.of("shape_tuned")[0]["row"]["kernelName"] == "torch_c0_t1"
+    assert log.rows[1]["us"] == pytest.approx(20_000, rel=0.5)
+    assert log.rows[1]["samples"] <= 2
+    assert winner(log) == "torch_c0_t1"
 
 
 def test_a_disturbed_rerank_is_tried_again() -> None:
@@ -190,9 +195,9 @@ def test_a_disturbed_rerank_is_tried_again() -> None:
         disturbed += late
         time.sleep(0.012 if late else 0.002)
 
-    winner = search(after(step), budget=0.1, log=log).of("shape_tuned")[0]["row"]
+    (won,) = search(after(step), budget=0.1, log=log).of("shape_tuned")
     assert disturbed == 10
-    assert winner["us"] < 8000, "a disturbed call takes 12 ms, an undisturbed one 2"
+    assert won["row"]["us"] < 8000, "a disturbed call takes 12 ms, an undisturbed one 2"
 
 
 def test_the_budget_has_a_hard_limit() -> None:
@@ -201,27 +206,14 @@ def test_the_budget_has_a_hard_limit() -> None:
     assert states[0] == "ok", "the first is always measured"
     assert states[3:] == ["timeout", "timeout"]
     assert "budget of 0.2 s" in log.rows[3]["detail"]
-    assert log.rows[3]["us"] == -1
-    assert log.of("shape_tuned")[0]["row"]["kernelName"] == "torch_c0_t1"
+    assert winner(log) == "torch_c0_t1"
 
 
-def test_a_layout_or_a_buffer_without_room_is_a_row() -> None:
-    log = search(good, available=1000)
-    assert verdicts(log) == ["oom"]
-    assert log.rows[0]["detail"] == "layout nk of W needs 4096 bytes, 1000 are available"
-    assert log.of("shape_failed")[0]["reason"] == "no_candidate"
-
-    def huge(workspace: Workspace) -> Run:
-        workspace.empty(1 << 50, dtype=BF16)
-        raise AssertionError("not reached")
-
-    log = search(huge, good)
-    assert verdicts(log) == ["oom", "ok"]
-    assert log.rows[0]["detail"].startswith("the candidate's buffers needs ")
-    workspace = Workspace(P, torch.device("cpu"), None, 4096)
-    workspace.empty(1024, dtype=BF16)
-    with pytest.raises(TooLargeError, match="4608 bytes, 4096 are"):  # 512 of them are the output
-        workspace.empty(1024, dtype=BF16)
+def test_a_winner_is_named_and_has_a_margin() -> None:
+    (won,) = search(slow(20e-3), slow(26e-3), slow(80e-3)).of("shape_tuned")
+    assert won["candidate"] == ["torch_c0_t1"]
+    assert set(won["row"]) == {f.name for f in FIELDS if f.column} | {"margin"}
+    assert won["row"]["margin"] > 0
 
 
 def test_error_ratio_is_aiters() -> None:
@@ -232,55 +224,24 @@ def test_error_ratio_is_aiters() -> None:
     assert error_ratio(ref[:, :3], ref) == 1.0
 
 
-def test_poison_is_no_answer() -> None:
-    a, b = torch.zeros(3), torch.zeros(3, dtype=torch.int32)
-    poison([a, b])
-    assert bool(a.isnan().all())
-    assert b.tolist() == [-(2**31)] * 3
-
-
 def test_an_operator_that_this_torch_lacks_is_unsupported() -> None:
     with pytest.raises(UnsupportedError, match=r"no torch\._never_was"):
         op("_never_was")
 
 
 def test_the_timer_goes_round_all_copies_and_keeps_a_number_of_threads() -> None:
-    device = Device("cpu")
-    seen: list[tuple[int, int]] = []
+    device, seen = Device("cpu"), list[tuple[int, int]]()
+    xs, ws = ([(torch.tensor(i),) for i in range(count)] for count in (2, 3))
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         seen.append((int(x[0]), int(w[0])))
         return x[0]
 
-    xs: list[Operand] = [(torch.tensor(i),) for i in range(2)]
-    ws: list[Operand] = [(torch.tensor(i),) for i in range(3)]
     timer = device.timer(run, xs, ws, 1)
     timer(1)
     seen.clear()
-    assert timer(4) > 0
-    assert timer(2) > 0
+    assert min(timer(4), timer(2)) > 0
     assert seen == [(1, 1), (0, 2), (0, 0), (1, 1), (0, 2), (0, 0)]
     assert torch.get_num_threads() == 1
     device.leave()
     assert torch.get_num_threads() == device.cores
-
-
-def test_a_winner_is_named_and_has_a_margin() -> None:
-    log = search(slow(20e-3), slow(26e-3), slow(80e-3))
-    (won,) = log.of("shape_tuned")
-    assert won["candidate"] == ["torch_c0_t1"]
-    assert set(won["row"]) == {f.name for f in FIELDS if f.column} | {"margin"}
-    assert won["row"]["margin"] > 0
-    assert "ran" not in won
-
-
-def test_named_candidates_are_all_ranked_and_nothing_else_is_tried() -> None:
-    only = Choice((("torch_c2_t1",), ("torch_c0_t1",), ("torch_c3_t1",)))
-    log = search(good, slow(5e-4), slow(1e-3), lossy, only=only)
-    (won,) = log.of("shape_tuned")
-    assert won["row"]["kernelName"] == "torch_c0_t1"
-    assert won["row"]["margin"] > 3
-    assert sorted(won["ran"]) == [["torch_c0_t1"], ["torch_c2_t1"], ["torch_c3_t1"]]
-    told = [(r["kernelName"], r["detail"]) for r in log.rows if r["kernelName"] == "torch_c2_t1"]
-    assert told[-1] == ("torch_c2_t1", "ranked again")
-    assert {r["kernelName"] for r in log.rows} == {"torch_c0_t1", "torch_c2_t1", "torch_c3_t1"}

@@ -41,11 +41,11 @@ def _text(value: Any) -> str:
 
 class _Choice:
     """Choice of candidates: all but the blocked ones, and of some shapes only those requested (`sizes`: the numbers of
-    a shape's key, [] for any shape; `only`: of each candidate its identity, or a kernel of a table as a mapping)."""
+    a shape's key; `only`: kernels of a table as mappings)."""
 
     def __init__(self, path: str) -> None:
         self.blocked: list[tuple[list[str], list[str]]] = []
-        self.only: list[tuple[list[str], list[Any]]] = []
+        self.only: list[tuple[list[str], list[dict[str, Any]]]] = []
         try:
             with open(path) as f:
                 for line in f:
@@ -67,11 +67,9 @@ class _Choice:
         return ""
 
 
-def _is(candidate: list[str], wanted: Any) -> bool:
+def _is(candidate: list[str], wanted: dict[str, Any]) -> bool:
     """True if a candidate (kernelId, splitK, name, libtype, ...) is the wanted one; of a table's kernel the number
     decides where the candidate has no name."""
-    if isinstance(wanted, list):
-        return candidate == wanted
     number, split, name, libtype = [*candidate, "", "", "", ""][:4]
     if split != wanted["split"]:
         return False

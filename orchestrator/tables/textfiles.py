@@ -1,4 +1,6 @@
-"""Open files of users: regular files only, capped, UTF-8; every fault names the file, and the line where it has one.
+"""Users' files: read with limits, their faults collected, their text shown safely.
+
+Only regular files of UTF-8 are opened, and every fault names the file, and the line where it has one.
 
 Three ways to read: whole (`read_bytes`, `read_text`), as physical lines that keep odd bytes for a message (`decode`,
 for lists that people write), and one at a time in bounded memory (`text_lines`, `csv_records`, for tables of any size).
@@ -7,16 +9,94 @@ for lists that people write), and one at a time in bounded memory (`text_lines`,
 from __future__ import annotations
 
 import csv
+import difflib
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, tee
 from pathlib import Path
 from typing import BinaryIO
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.faults import Faults, escaped
+
+MAX_FAULTS = 50
+"""Faults that are spelled out; the rest is counted."""
+MAX_TEXT = 40
+"""Characters of a user's cell or key that are shown."""
+
+
+def escaped(text: str) -> str:
+    """`text` with control characters and bytes that were not UTF-8 written as \\x1b and the like."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else _escape(c) for c in text)
+
+
+def _escape(c: str) -> str:
+    if "\udc80" <= c <= "\udcff":  # a byte kept by errors="surrogateescape"
+        return f"\\x{ord(c) - 0xDC00:02x}"
+    return ascii(c)[1:-1]
+
+
+def shown(text: str, cap: int = MAX_TEXT) -> str:
+    """`text` for a message: escaped, cut at `cap` characters, in quotes."""
+    cut = escaped(text[:cap]) + ("..." if len(text) > cap else "")
+    return f'"{cut}"' if "'" in cut else f"'{cut}'"
+
+
+def nearest(word: str, legal: Iterable[str]) -> str | None:
+    """The legal word most like `word`, whatever the case and with or without its `torch.`, or None."""
+    words = list(legal)
+    by_lower = {w.lower().rpartition(".")[2]: w for w in words} | {w.lower(): w for w in words}
+    near = difflib.get_close_matches(word[:MAX_TEXT].lower(), by_lower, n=1, cutoff=0.5)
+    return by_lower[near[0]] if near else None
+
+
+def did_you_mean(word: str, legal: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing."""
+    near = nearest(word, legal)
+    return f"; did you mean {near}?" if near else ""
+
+
+def listed(lines: Iterable[str], most: int, indent: str = "  ") -> list[str]:
+    """The first lines, indented, and a last one that counts the others."""
+    every = list(lines)
+    more = [f"{indent}... and {len(every) - most} more"] if len(every) > most else []
+    return [*(indent + line for line in every[:most]), *more]
+
+
+class Faults:
+    """The faults of one file in the order of finding, `file:line:column: what, and what to do` each."""
+
+    def __init__(self, source: str | Path) -> None:
+        self.source = escaped(str(source))
+        self.count = 0
+        self._kept: list[tuple[int, str]] = []
+
+    def add(self, what: object, *, line: int | None = None, column: str | None = None) -> None:
+        """Note a fault, `str(what)` if it is among those that are spelled out; `line` counts from 1."""
+        self.count += 1
+        if self.count <= MAX_FAULTS:
+            where = ":".join(str(p) for p in (self.source, line, column) if p is not None)
+            self._kept.append((line or 0, f"{where}: {what}"))
+
+    @property
+    def texts(self) -> list[str]:
+        """The faults noted, with a last line that counts those beyond MAX_FAULTS."""
+        more = self.count - len(self._kept)
+        return [text for _, text in self._kept] + ([f"... and {more} more"] if more else [])
+
+    def by_line(self) -> list[str]:
+        """`texts` from the top of the file to its end, for readers that go through it in another order."""
+        self._kept.sort(key=lambda kept: kept[0])
+        return self.texts
+
+    def raise_as(self, error: type[InputError]) -> None:
+        """Raise `error` with all faults if there are any."""
+        if self.count:
+            raise error(self.texts)
+
 
 MAX_LINE = 1 << 20
 """Bytes of a line. The longest line of AITER's tables has under 1,000."""

@@ -1,4 +1,5 @@
-"""Backends `aiter` (the tuned dispatch), `aiter-triton` and `aiter-gluon`: AITER's own entry points, of any date.
+"""Backends: `torch`, the library GEMM that it calls (cuBLAS, hipBLASLt, oneDNN); `aiter` (the tuned dispatch),
+`aiter-triton` and `aiter-gluon`: AITER's own entry points, of any date.
 
 Modules moved: Triton wrappers from aiter/ops/triton/ to aiter/ops/triton/gemm/{basic,batched}/ on 2026-01-07. Weights
 and scales of the dispatch are shuffled ahead by AITER's own functions, which is not in the time.
@@ -10,10 +11,10 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,18 +22,17 @@ import torch
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.aiter_tree.scratch import ScratchTree
-from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case
-from worker.bench.inputs import Inputs
-from worker.bench.measuring import BoundCase, Call
-from worker.bench.software import installed
+from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
+from worker.bench.measuring import Backend, BoundCase, Call, Inputs
 from worker.families import FAMILIES
+from worker.protocol.bench import Options
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.kinds import BY_NAME, KINDS
-from worker.triton_configs.layout import lay_out
-from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, spelled
+from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, lay_out, spelled
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.device import Device
 from worker.tuners.common.problem import UnavailableError, UnsupportedError
+from worker.tuners.torch.variants import mx_types, op
 
 BATCHED_OPS = {
     "aiter-bmm-bf16": ("batched_gemm_bf16",),
@@ -45,6 +45,13 @@ BATCHED_OPS = {
 GLUON_OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 GLUON, GLUON_CHIP = "aiter/ops/triton/gluon", "gfx950"
 ARCH = [("aiter.ops.triton.utils._triton.arch_info", "get_arch")]
+
+
+def make_backend(name: str, options: Options, device: Device) -> Backend:
+    """The backend of that name (worker.families.BENCHED)."""
+    if name in ("torch", "aiter"):
+        return TorchBackend() if name == "torch" else Dispatch()
+    return Gluon(options.gluon, device) if name == "aiter-gluon" else AiterTriton(name, options.sides[0].configs)
 
 
 class AiterTriton:
@@ -76,8 +83,7 @@ class AiterTriton:
 class Gluon:
     """The wrappers of aiter/ops/triton/gluon, there from v0.1.11 (2026-01-21) on, or `overlay`: files laid over a copy.
 
-    Before anything is imported the kernel's file is read: is it there, does it fit the Triton that is installed, is
-    there a configuration for it.
+    Before anything is imported: is the kernel's file there, and a configuration for it.
     """
 
     def __init__(self, overlay: Mapping[str, str], device: Device) -> None:
@@ -110,24 +116,9 @@ class Gluon:
             why = f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays"
         elif not any(name in p.name or op in p.parts for p in configs):
             why = f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
-        if why := why or unfit(f"{GLUON}/{op}.py", file.read_text(errors="replace")):
+        if why:
             raise UnavailableError(why)
         return bound(*find_function([(f"aiter.ops.triton.gluon.{op}", op)]), case)
-
-
-def unfit(rel: str, text: str) -> str:
-    """Words on a Gluon kernel that needs another Triton than the one installed; "" where it fits.
-
-    `instr_shape` of an MFMA layout has two elements before Triton 3.6 and three since; AITER's file took both from
-    2026-04-07 on.
-    """
-    sizes = {len([p for p in m.split(",") if p.strip()]) for m in re.findall(r"instr_shape\s*=\s*\[([^\]]*)\]", text)}
-    if "TRITON_VERSION_GE_3_6" in text or sizes not in ({2}, {3}):
-        return ""
-    there, needed = installed().get("triton", ""), ">=3.6" if sizes == {3} else "<3.6"
-    fits = there and (tuple(map(int, re.findall(r"\d+", there)[:2])) >= (3, 6)) == (sizes == {3})
-    what = f"{there} is installed" if there else "none is installed"
-    return "" if fits else f"{rel} wants Triton {needed} (its instr_shape), and {what}"
 
 
 def with_configs(tree: Tree, text: str, folder: Path) -> Tree:
@@ -173,14 +164,12 @@ class Dispatch:
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         function, where = find_function([FAMILIES[case.family].aiter.operator])
-        shuffled = "bpreshuffle" in case.family
-        prepare: Callable[[Inputs], dict[str, Any]] = plain
         if case.format == MX4:
             prepare = _mx_shuffled
-        elif shuffled:
+        elif "bpreshuffle" in case.family:
             prepare = _blocks_shuffled if case.format == BLOCK8 else _shuffled
-        elif case.format == ROW8 and not case.b:
-            prepare = _as_stored
+        else:
+            prepare = _as_stored if case.format == ROW8 and not case.b else plain
         return bound(function, where, case, prepare, padded=case.format == MX4)
 
 
@@ -287,3 +276,70 @@ def enter(tree: Tree) -> dict[str, Any]:
         os.environ.setdefault("AITER_TRITON_ONLY", "1")  # without ROCm nothing else of it can be imported
     sys.path.insert(0, str(tree.root))
     return {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
+
+
+class TorchBackend:
+    """One operator per format; what this torch or device lacks is `unsupported`."""
+
+    def load(self) -> dict[str, Any]:
+        return {}
+
+    def bind(self, case: Case, first: Inputs) -> BoundCase:
+        if case.format not in (ROW16, ROW8, BLOCK8, MX4) or (case.b and case.format != ROW16):
+            raise UnsupportedError(f"torch has no library product for {case.family}")
+        if case.format == ROW16:
+            name, make = "bmm" if case.b else "addmm" if case.bias else "mm", _sixteen
+        elif case.dtype == "int8":
+            name, make = "int_mm", _int8
+        else:
+            name = {ROW8: "scaled_mm_rowwise", BLOCK8: "scaled_mm_blockwise", MX4: "scaled_mm_mxfp4"}[case.format]
+            make = _scaled
+        op("_scaled_mm" if make is _scaled else "_int_mm")
+        if case.format == MX4:
+            mx_types(gpu=torch.cuda.is_available())
+        return BoundCase(name, f"torch_{name}", make)
+
+
+def _sixteen(inputs: Inputs, out: torch.Tensor) -> Call:
+    x, w = inputs.x, inputs.w.transpose(-1, -2)
+    low = out if out.dtype is x.dtype else torch.empty_like(out, dtype=x.dtype)
+    product = partial(torch.bmm if inputs.case.b else torch.mm, x, w, out=low)
+    if inputs.bias is not None:
+        product = partial(torch.addmm, inputs.bias, x, w, out=low)
+    return product if low is out else lambda: out.copy_(product())
+
+
+def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
+    """The integer product and the scaling of its result."""
+    assert inputs.xs is not None
+    assert inputs.ws is not None
+    x, w, xs, ws, call = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t(), op("_int_mm")
+    sums = torch.empty(out.shape, dtype=torch.int32, device=out.device)
+    half = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+
+    def whole() -> torch.Tensor:
+        call(x, w, out=sums)
+        torch.mul(sums, xs, out=half)
+        return torch.mul(half, ws, out=out)
+
+    return whole
+
+
+def _scaled(inputs: Inputs, out: torch.Tensor) -> Call:
+    """The scales are in the library's epilogue: by rows, by blocks of 128x128 (torch from 2.8 on, GPUs of sm_90 and
+    later), or those of MXFP4 as they are (hipBLASLt on gfx950)."""
+    assert inputs.xs is not None
+    assert inputs.ws is not None
+    x, w, xs, ws = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t()
+    if inputs.case.format == BLOCK8:
+        xs = xs.t().contiguous().t()  # the library wants the scales of a column side by side
+    elif inputs.case.format == MX4:
+        fp4, e8 = mx_types(gpu=torch.cuda.is_available())
+        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), inputs.ws.view(e8)
+    product = partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
+
+    def scaled() -> torch.Tensor:
+        product()
+        return out
+
+    return scaled

@@ -9,24 +9,27 @@ from typing import Any
 import pytest
 
 from orchestrator.configs.winners import FIELD, FOLDER, decisions, read_winners, write
+from orchestrator.controller.prepare import _counts
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.shapes import Shape, ShapeList
+from orchestrator.shapes.model import Shape, ShapeList
+from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import check_db
-from orchestrator.tables.sources import open_sources
 from tests.support.config_tree import values
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said
 
 FAMILY = get_family("a8w8_blockscale")
-OLD, NEW = values(32), values(64)
+NEW = values(64)
 
 
-def document(m: int, new: Any = NEW, bucket: str = "M_LEQ_64", bound: int = 64, **more: Any) -> str:
+def document(m: int, **more: Any) -> str:
     """The text that a winner's row carries: its own M and the bound."""
-    found = {"kind": "a8w8_blockscale", "arch": "gfx950", "bucket": bucket, "values": new, "old": [OLD, values(16)]}
-    points = [[m, 7.0, 20.0, 15.0, 0.001, 0, ""], [bound, 0.0, 21.0, 16.0, 0.0, 1, ""]]
-    return json.dumps({**found, "points": points, **more})
+    points = [[m, 7.0, 20.0, 15.0, 0.001, 0, ""], [64, 0.0, 21.0, 16.0, 0.0, 1, ""]]
+    return json.dumps({
+        "kind": "a8w8_blockscale", "arch": "gfx950", "bucket": "M_LEQ_64", "values": NEW,
+        "old": [values(32), values(16)], "points": points, **more,
+    })  # fmt: skip
 
 
 def of(*rows: tuple[tuple[int, int, int], str]) -> Any:
@@ -34,25 +37,24 @@ def of(*rows: tuple[tuple[int, int, int], str]) -> Any:
 
 
 def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
-    found, _ = of(
-        *(((20, n, 1024), json.dumps({**json.loads(document(20)), "default": True})) for n in (512, 256))
-    )  # fmt: skip
+    found, _ = of(*(((20, n, 1024), document(20, default=True)) for n in (512, 256)))
     ((place, decision),) = found.items()
     assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE.json", "M_LEQ_64")
     assert {(r.n, r.m) for r in decision.measured} == {(n, m) for n in (512, 256) for m in (20, 64)}
 
 
 def test_a_bucket_that_was_decided_twice_differently_stays() -> None:
-    found, notes = of(((20, 512, 1024), document(20)), ((48, 512, 1024), document(48, values(128))))
+    found, (note,) = of(((20, 512, 1024), document(20)), ((48, 512, 1024), document(48, values=values(128))))
     assert not found
-    (note,) = notes
     assert "M_LEQ_64 stays as it is: 2 searches decided differently" in note
 
 
-def test_a_bucket_without_a_winner_and_rows_of_no_meaning_are_left_out() -> None:
-    assert of(((20, 512, 1024), document(20, None))) == ({}, [])
-    for text in ("", "{}", "[]", document(20, bucket="M_20"), document(20, arch="../x"), document(20, kind="none")):
-        assert of(((20, 512, 1024), text)) == ({}, [])
+@pytest.mark.parametrize("text", [
+    document(20, values=None), "", "{}", "[]", document(20, bucket="M_20"), document(20, arch="../x"),
+    document(20, kind="none"),
+])  # fmt: skip
+def test_a_bucket_without_a_winner_and_rows_of_no_meaning_are_left_out(text: str) -> None:
+    assert of(((20, 512, 1024), text)) == ({}, [])
 
 
 def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
@@ -82,22 +84,17 @@ def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
 def test_no_table_takes_the_winners(tmp_path: Path) -> None:
     with pytest.raises(TunedDBError, match="configs merge RUN --into TREE"):
         check_db(tmp_path / "a8w8.csv", FAMILY, "aiter-triton")
-    run = tmp_path / "runs" / "r1"
-    run.mkdir(parents=True)
-    (run / "tuned.csv").write_text(",".join(FAMILY.tuned_header) + "\n")
-    (run / "provenance.json").write_text(json.dumps({"format": 1, "run": "r1", "tuner": "aiter-triton"}))
-    with pytest.raises(InputError, match=r"its winners are config files.*configs merge .*r1 --into TREE"):
-        open_sources([run], [], None, FAMILY.name)
+    (tmp_path / "tuned.csv").write_text(",".join(FAMILY.tuned_header) + "\n")
+    (tmp_path / "provenance.json").write_text(json.dumps({"format": 1, "run": "r1", "tuner": "aiter-triton"}))
+    with pytest.raises(InputError, match=r"its winners are config files.*configs merge .* --into TREE"):
+        open_sources([tmp_path], [], None, FAMILY.name)
 
 
 def test_calls_of_the_workload_come_from_the_column_count() -> None:
-    from orchestrator.controller.prepare import _counts
-
     shapes = [Shape(1, (16, 512, 1024)), Shape(2, (32, 512, 1024))]
     assert _counts(ShapeList(shapes, annotations={"model": ["a", "b"]})) == {}
-    assert _counts(ShapeList(shapes, annotations={"count": ["3", "0.5"]})) == {
-        "counts": {"16x512x1024": 3.0, "32x512x1024": 0.5}
-    }
-    for cell in ("", "many", "0", "nan", "-1"):
+    counts = {"16x512x1024": 3.0, "32x512x1024": 0.5}
+    assert _counts(ShapeList(shapes, annotations={"count": ["3", "0.5"]})) == {"counts": counts}
+    for cell in ("", "many", "0", "nan"):
         with pytest.raises(InputError, match="count of the shape 32x512x1024 is"):
             _counts(ShapeList(shapes, annotations={"count": ["3", cell]}, source="s.csv"))
