@@ -29,7 +29,7 @@ from orchestrator.tables.locate import family_of
 from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
 from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
-from worker.aiter_tree.kernel_lists import MODULES
+from worker.aiter_tree.kernels import MODULES
 from worker.aiter_tree.locate import PLACES
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"

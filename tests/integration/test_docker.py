@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError

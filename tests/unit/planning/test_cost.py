@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.earlier import gather
+from orchestrator.controller.prepare import gather
 from orchestrator.families import get_family
 from orchestrator.ledger.writer import Ledger
 from orchestrator.planning.cost import CostModel, CostSample, units
