@@ -22,8 +22,6 @@ from worker.text import plural
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from orchestrator.controller.node_check import Watch
-    from orchestrator.controller.snapshot import RunSnapshot
 
 MAX_LINES = 24
 """Lines of the live view."""
@@ -38,9 +36,9 @@ MOST_NODES = 40
 _WELL = ("idle", "busy", "starting")
 
 
-def make_view(*, quiet: bool = False) -> RichView | LineView:
+def make_view(every: float = 10.0, *, quiet: bool = False) -> RichView | LineView:
     """Return RichView if standard output is a terminal, else LineView. `quiet`: only notes, on standard error."""
-    return RichView() if sys.stdout.isatty() and not quiet else LineView(quiet=quiet)
+    return RichView() if sys.stdout.isatty() and not quiet else LineView(every, quiet=quiet)
 
 
 class LineView:
@@ -266,43 +264,27 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
 
 
 def watch_status(paths: RunPaths, limit_s: float) -> None:
-    """Redraw the status twice a second until the run ends or Ctrl-C, polling the nodes all the while."""
-    from rich.live import Live
+    """Show the status until the run ends or Ctrl-C, polling the nodes all the while.
 
+    A note tells when a node's reachability or a GPU's health changes.
+    """
     from orchestrator.controller.node_check import Watch
     from orchestrator.controller.snapshot import RunSnapshot
 
-    snapshot = RunSnapshot(paths)
-    with closing(Watch(snapshot.plans, limit_s)) as watch:
-        if not sys.stdout.isatty():
-            _watch_lines(paths, snapshot, watch)
-            return
-        with Live(console=console(), refresh_per_second=4, transient=True) as live:
-            alive = True
-            while alive:
-                alive, status = bool(holder(paths.lock)), snapshot.status()
-                for answer in watch.answers():
-                    snapshot.add(status, answer)
-                live.update(picture(status), refresh=True)
-                time.sleep(0.5 if alive else 0.0)
-    show_status(paths, limit_s)
-
-
-def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, watch: Watch) -> None:
-    """Print a line per change of progress, of a node's reachability, or of a GPU's health."""
-    last, printed, alive = "", dict[str, str](), True
-    while alive:
-        alive, status = bool(holder(paths.lock)), snapshot.status()
-        if (line := summary_line(status)) != last:
-            print(line, flush=True)
-        last = line
-        for answer in watch.answers():
-            node = snapshot.add(status, answer)
-            words = answer.error or _health(node)
-            if words != printed.get(node.name, "answers"):
-                print(plain(f"{node.name}: {words}"), flush=True)
-            printed[node.name] = words
-        time.sleep(1.0 if alive else 0.0)
+    snapshot, printed, alive = RunSnapshot(paths), dict[str, str](), True
+    with closing(Watch(snapshot.plans, limit_s)) as watch, closing(make_view(every=0.0)) as view:
+        while alive:
+            alive, status = bool(holder(paths.lock)), snapshot.status()
+            for answer in watch.answers():
+                node = snapshot.add(status, answer)
+                words = answer.error or _health(node)
+                if words != printed.get(node.name, "answers"):
+                    view.note(f"{node.name}: {words}")
+                printed[node.name] = words
+            view.update(status)
+            time.sleep(0.5 if alive else 0.0)
+    if sys.stdout.isatty():
+        show_status(paths, limit_s)
 
 
 def _health(node: NodeStatus) -> str:
