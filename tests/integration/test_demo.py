@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.paths import RunPaths, list_runs
+from orchestrator.paths import list_runs
 from tests.integration.heavy import why_not
 from tests.integration.heavy.fleet import LABEL
 from tests.integration.heavy.outer import Outer
 from tests.integration.kit import ROOT, read_csv
 from tests.support.ledger_kit import per_node
-from tests.waiting import PATIENCE_S, wait_until
-
-
-def on_nodes(test: Callable[..., None]) -> Callable[..., None]:
-    """Needs nodes. The first run builds their images, hence the time."""
-    for mark in (pytest.mark.full, pytest.mark.system, pytest.mark.skipif(bool(why_not()), reason=why_not())):
-        test = mark(test)
-    return test
+from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture
@@ -36,19 +27,6 @@ def temp(tmp_path: Path) -> Path:
     """Folder in which the demo makes its temporary one."""
     (tmp_path / "temp").mkdir()
     return tmp_path / "temp"
-
-
-@contextlib.contextmanager
-def demo(tmp_path: Path, temp: Path) -> Iterator[subprocess.Popen[str]]:
-    argv = [sys.executable, "-m", "tests.integration.demo", "--runs", str(tmp_path / "runs")]
-    env = {**os.environ, "TMPDIR": str(temp), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        try:
-            yield process
-        finally:
-            process.send_signal(signal.SIGINT)  # it takes its nodes down, and then nothing is left of it
 
 
 def check_nothing_is_left(pid: int, out: str, temp: Path) -> None:
@@ -71,18 +49,20 @@ def check_nothing_is_left(pid: int, out: str, temp: Path) -> None:
     assert f"blackhole {subnet[1]}.0/24" not in routes or any(f"{subnet[1]}.0/24" in t for t in taken)
 
 
-def only_run(tmp_path: Path) -> RunPaths:
-    (run,) = list_runs(tmp_path / "runs")
-    return run
-
-
-@on_nodes
+@pytest.mark.full
+@pytest.mark.system
+@pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_the_demo_tunes_on_two_nodes_and_leaves_nothing(tmp_path: Path, temp: Path) -> None:
-    with demo(tmp_path, temp) as process:
-        out, _ = process.communicate(timeout=PATIENCE_S)
+    argv = [sys.executable, "-m", "tests.integration.demo", "--runs", str(tmp_path / "runs")]
+    env = {**os.environ, "TMPDIR": str(temp), "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(argv, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            out = process.communicate(timeout=PATIENCE_S)[0].decode()
+        finally:
+            process.send_signal(signal.SIGINT)  # it takes its nodes down, and then nothing is left of it
     assert process.returncode == 0, out
     assert "Traceback" not in out
-    run = only_run(tmp_path)
+    (run,) = list_runs(tmp_path / "runs")
     rows, asked = read_csv(run.tuned), read_csv(ROOT / "examples" / "demo.csv")
     assert [(r["M"], r["N"], r["K"]) for r in rows] == [(r["M"], r["N"], r["K"]) for r in asked]
     for row in rows:
@@ -100,26 +80,6 @@ def test_the_demo_tunes_on_two_nodes_and_leaves_nothing(tmp_path: Path, temp: Pa
     assert out.count(image.removeprefix("sha256:")[:12]) == 2, "what `nodes check` found on both nodes"
     for typed in ("nodes check", "tune", "status", "explain"):
         assert f"$ gemmfleet {typed} " in out
-    check_nothing_is_left(process.pid, out, temp)
-
-
-@on_nodes
-@pytest.mark.soak
-def test_a_demo_that_is_stopped_in_the_middle_leaves_nothing(tmp_path: Path, temp: Path) -> None:
-    def tuned() -> int:
-        with contextlib.suppress(Exception), LedgerReader.open_readonly(only_run(tmp_path).ledger) as ledger:
-            return ledger.counts().tuned
-        return 0
-
-    with demo(tmp_path, temp) as process:
-        wait_until(lambda: tuned() > 0 or process.poll() is not None, "it tunes")
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 130, out
-    assert "Traceback" not in out
-    with LedgerReader.open_readonly(only_run(tmp_path).ledger) as ledger:
-        assert ledger.state == "interrupted"
-        assert len(read_csv(only_run(tmp_path).tuned)) == ledger.counts().tuned > 0
     check_nothing_is_left(process.pid, out, temp)
 
 

@@ -62,25 +62,19 @@ def shown(state: State, now: float) -> RunStatus:
 
 
 def test_what_a_slot_measures_and_since_when() -> None:
-    s = shown(fed(), 9.0)
+    s = shown(fed((5.0, ev.ShapeTuned("g1", 2))), 9.0)
     (node,) = s.nodes
     assert (node.state, [x.state for x in node.slots]) == ("busy", ["busy", "idle"])
-    assert (node.slots[0].doing, node.slots[0].since, node.slots[0].attempt) == ("s1  (g1)", 4.0, "g1")
-    assert (s.running, s.pending, s.tuned) == (1, 3, 0)
-
-
-def test_settled_shapes_count_once_and_a_retry_takes_a_failure_back() -> None:
+    assert (s.running, s.pending, s.tuned, node.tuned) == (1, 2, 1, 1)
+    s = shown(fed(), 9.0)
+    assert (s.nodes[0].slots[0].doing, s.nodes[0].slots[0].since, s.nodes[0].slots[0].attempt) == (
+        "s1  (g1)",
+        4.0,
+        "g1",
+    )
     failed = ev.FailShape(1, Reason.FAULT, "it crashed", "g1", True)
-    s = shown(fed((5.0, ev.ShapeTuned("g1", 1)), (6.0, failed), (6.0, ev.ShapeTuned("g1", 1))), 7.0)
-    assert (s.tuned, s.failed, s.nodes[0].tuned, s.nodes[0].failed) == (1, 0, 1, 0)
     s = shown(fed((5.0, failed), (6.0, ev.RetryAsked((1,)))), 7.0)
-    assert (s.failed, s.nodes[0].failed, s.pending + s.running) == (0, 0, 4)
-
-
-def test_all_slots_in_quarantine_are_the_node_s_state_and_say_why() -> None:
-    shut = [(6.0, ev.Quarantine("n", slot, "three faults", 65.0)) for slot in "01"]
-    (node,) = shown(fed((5.0, ev.AttemptEnded("g1", Reason.FAULT, 1, "", 1.0)), *shut), 9.0).nodes
-    assert (node.state, node.detail) == ("quarantined", "three faults")
+    assert (s.failed, s.nodes[0].failed, s.pending + s.running) == (0, 0, 4), "a retry takes a failure back"
 
 
 def test_a_lease_that_ended_is_gone_and_says_why() -> None:
@@ -238,10 +232,8 @@ def left_s(state: State, *, driven: bool = True) -> float:
     return found.mid_s
 
 
-def test_what_is_left_of_a_run_that_nobody_drives_and_of_one_that_is_settled() -> None:
+def test_what_is_left_of_a_run_that_nobody_drives() -> None:
     assert left_s(fed((10.0, ev.ShapeTuned("g1", 1))), driven=False) == pytest.approx(20.0, rel=0.5)
-    settled = fed(*((5.0, ev.ShapeTuned("g1", i)) for i in (1, 2, 3, 4)))
-    assert (time_left(settled, ABOUT, 6.0, driven=True), shown(settled, 6.0).eta_s) == (None, 0.0)
 
 
 def test_what_is_left_of_many_shapes_is_about_what_a_schedule_of_each_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,8 +317,6 @@ def test_only_slots_of_one_device_are_compared_and_only_their_latest_times() -> 
     for k in range(9):
         apply(cooled, ev.CanaryTimed("n1", "0", 200.0, 500.0, GPU), 200.0 + k)
     assert flags(cooled) == {}
-    unknown = fleet(ev.CanaryTimed("n3", "0", -1.0, 500.0, GPU))
-    assert (flags(unknown), speeds(unknown)["n3", "0"].compute) == ({}, None)
 
 
 def on(slow_factor: float, running_on: str = "") -> State:
