@@ -141,15 +141,14 @@ def test_pictures_tell_by_mouse_and_by_keyboard(opened: Browser, box: str) -> No
 
 
 def test_on_a_phone_nothing_is_wider_than_the_screen(opened: Browser) -> None:
-    opened.media("dark", 390, 844)
-    opened.run("scrollTo(0, 0)")
-    opened.until(lambda: opened.run("return document.querySelector('#chart-fleet svg').clientWidth") < 390, "redrawn")
-    assert opened.run("return document.documentElement.scrollWidth") <= 390
-    opened.media()
+    opened.driver.set_window_size(500, 844)
+    opened.until(lambda: opened.run("return document.querySelector('#chart-fleet svg').clientWidth") < 500, "redrawn")
+    assert opened.run("return document.documentElement.scrollWidth") <= 500
+    opened.driver.set_window_size(1280, 900)
 
 
 def test_hostile_names_and_details_are_shown_as_text(browser: Browser, tmp_path: Path) -> None:
-    paths = simulated_run(tmp_path, 24, names={2: HOSTILE}, shapes=HOSTILE, argv=["tune", HOSTILE])
+    paths = simulated_run(tmp_path, 24, name=HOSTILE, shapes=HOSTILE, argv=["tune", HOSTILE])
     document = spoiled(Collector(paths).document())
     for kept in ("columns", "backends", "roof"):
         document[kept] = Collector(paths).document()[kept]

@@ -133,13 +133,13 @@ def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
             browser.run("document.querySelector('[data-field=TFLOPS]').click(); window.same = true")
             with ledger.transaction():
                 ledger.set_meta("state", "running")
-            kit.fill(ledger, simulator.journal[:half], asked, {})
+            kit.fill(ledger, simulator.journal[:half], asked)
             tuned = ledger.counts().tuned
             browser.until(lambda: f"{tuned} tuned" in browser.text("#sentences"), "the page has what was tuned")
             assert (browser.text("#state"), browser.text("#live")) == ("running", "live")
             assert browser.run("return document.querySelectorAll('#chart-fleet path.k-done').length") > 0
             assert browser.run("return document.querySelector('[aria-sort=descending]').textContent") == "TFLOPS"
-            kit.fill(ledger, simulator.journal[half:], asked, {})
+            kit.fill(ledger, simulator.journal[half:], asked)
             with ledger.transaction():
                 ledger.set_meta("state", "finished")
         browser.until(lambda: browser.text("#state") == "finished", "the page says that it is over")

@@ -79,7 +79,7 @@ def test_read_as_it_grew_it_is_what_it_is_at_once_and_its_changes_are_small(tmp_
     partial = 0
     with Ledger.open(paths.ledger) as ledger:
         for i in range(0, len(simulator.journal), 40):
-            kit.fill(ledger, simulator.journal[i : i + 40], asked, {})
+            kit.fill(ledger, simulator.journal[i : i + 40], asked)
             new = growing.document()
             change = changes(old, new)
             assert changed(old, change) == new

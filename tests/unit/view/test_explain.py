@@ -17,7 +17,6 @@ from orchestrator.paths import RunPaths
 from orchestrator.reasons import Reason
 from orchestrator.report.collector import Collector
 from orchestrator.view.explain import explain
-from orchestrator.view.words import duration
 from tests.support import report_kit as kit
 from tests.support.ledger_kit import left_out
 
@@ -124,29 +123,6 @@ def test_a_shape_that_failed_in_many_ways_says_what_can_be_done_and_fits_a_scree
     assert all(len(line) < 300 for line in lines)
     assert lines[1].split("  ")[-1].startswith("g0001 on n1 slot 0 ended at it after 3.0 s: the tuner's process died")
     assert "more candidates faulted at this shape." in "\n".join(lines)
-
-
-def test_a_run_s_time_in_summary_status_and_page_leaves_the_night_out(
-    paths: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Eight hours after its first session a person asks for a retry, which takes a minute."""
-    failed = ev.FailShape(1, Reason.NO_CANDIDATE, "none", "g0001", True)
-    add(paths, failed)
-    night = AT + 8 * 3600.0
-    with Ledger.open(paths.ledger) as ledger, ledger.transaction():
-        began, ended = ledger.query("SELECT min(t), max(t) FROM journal WHERE type<>'WorkAdded'")[0]
-        for t, record in ((night, ev.Resumed(2)), (night, ev.RetryAsked((1,))), (night + 60.0, failed)):
-            ledger.journal(record, t)
-        ledger.set_meta("state", "interrupted")
-        ledger.set_meta("ended", night + 60.0)
-    words = f"{duration(ended - began + 60.0)} (over 2 sessions from "
-    end_page(paths, "interrupted").finish()
-    assert f"run {paths.run} interrupted in {words}" in capsys.readouterr().out
-    show_status(paths, 0.01)
-    assert f"worked for {words}" in capsys.readouterr().out
-    document = Collector(paths).document()
-    assert f"The run is interrupted after {words}" in document["sentences"][1]
-    assert (document["worked_s"], document["sessions"]) == (ended - began + 60.0, 2)
 
 
 def test_every_view_names_a_slow_slot(paths: RunPaths, capsys: pytest.CaptureFixture[str]) -> None:
