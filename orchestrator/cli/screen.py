@@ -123,7 +123,8 @@ def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
         state = _state(node, slot.state)
         since = duration(time.time() - slot.since) if slot.attempt and slot.since else ""
         name, tuned, failed = (plain(node.name), str(node.tuned), str(node.failed)) if i == 0 else ("", "", "")
-        doing = doing_words(node, i)
+        detail = node.detail if i == 0 else ""  # of a node that is away it says more than the shape
+        doing = (detail or slot.doing) if node.state in AWAY else (slot.doing or detail)
         doing = plain(doing) if doing == node.detail else plain(doing, 160)
         rows.append((name, slot.slot, plain(state, 40), tuned, failed, since, gpu_words(slot.gpu), doing))
     return rows or [(plain(node.name), "", node.state, str(node.tuned), str(node.failed), "", "", plain(node.detail))]
@@ -140,12 +141,6 @@ def gpu_words(gpu: dict[str, Any] | None) -> str:
     if gpu.get("temperature_c"):
         parts.append(f"{max(gpu['temperature_c'].values()):.0f} C")
     return plain(", ".join(parts), 60)
-
-
-def doing_words(node: NodeStatus, i: int) -> str:
-    """Return what slot number `i` measures, or why its node does not answer."""
-    detail = node.detail if i == 0 else ""
-    return (detail or node.slots[i].doing) if node.state in AWAY else (node.slots[i].doing or detail)
 
 
 class RichView:
@@ -207,12 +202,6 @@ def picture(s: RunStatus) -> RenderableType:
     return Group(head, counts, table, *red, *[Text(f"  ... and {more}", style="dim")] * bool(more))
 
 
-def lease_words(node: NodeStatus, now: float) -> str:
-    """Return `lease 17 on g1, 41 min left`."""
-    left = f", {duration(max(0.0, node.ends_at - now))} left" if node.ends_at else ""
-    return f"lease {node.lease} on {node.host}{left}"
-
-
 def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     from orchestrator.controller.node_check import poll
@@ -255,7 +244,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
         say(f"! {words}")
     for node in shown:
         if node.host and node.state != "ended":
-            say(f"{node.name} is {lease_words(node, time.time())}", "dim")
+            left = f", {duration(max(0.0, node.ends_at - time.time()))} left" if node.ends_at else ""
+            say(f"{node.name} is lease {node.lease} on {node.host}{left}", "dim")
         for line in node.log:
             say(f"{node.name} {plain(line, 200)}", "dim")
     for file in status.files:

@@ -130,11 +130,14 @@ def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
         if streams >= MOST_STREAMS:
             return PlainTextResponse("Too many pages are open.\n", 503)
         streams += 1
+        # the number of the document that the page has, from its last event or its address
+        number = request.headers.get("last-event-id") or request.query_params.get("from", "")
+        seen = int(number) if number.isascii() and number.isdigit() and len(number) < 18 else 0
 
         async def closing() -> AsyncIterator[str]:
             nonlocal streams
             try:
-                async for text in _stream(watch, _seen(request), ending):
+                async for text in _stream(watch, seen, ending):
                     yield text
             finally:
                 streams -= 1
@@ -142,12 +145,6 @@ def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
         return StreamingResponse(closing(), media_type="text/event-stream")
 
     return Starlette(routes=[Route("/", page), Route("/events", events)])
-
-
-def _seen(request: Request) -> int:
-    """Return the number of the document that the page has, from its last event or its address; 0 without one."""
-    number_text = request.headers.get("last-event-id") or request.query_params.get("from", "")
-    return int(number_text) if number_text.isascii() and number_text.isdigit() and len(number_text) < 18 else 0
 
 
 async def _stream(watch: DocumentWatch, seen: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
