@@ -13,11 +13,10 @@ import pytest
 from orchestrator.controller.drive import warn_without_wal
 from orchestrator.errors import LedgerError, RunBusyError
 from orchestrator.ledger import database
-from orchestrator.ledger.database import VERSION, checkpoints
+from orchestrator.ledger.database import VERSION
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
 from tests.support.ledger_kit import BadNotes, Run
-from tests.waiting import wait_until
 
 
 def test_a_ledger_is_created_once_and_opened_again(tmp_path: Path) -> None:
@@ -147,20 +146,3 @@ def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path: Path) -> Non
         with ledger.transaction():
             ledger.set_meta("little", 1)
         assert ledger.meta("little") == 1
-
-
-def test_checkpoints_are_made_beside_a_writer_that_goes_on(tmp_path: Path) -> None:
-    path = tmp_path / "ledger.db"
-
-    def in_the_file() -> int:
-        with contextlib.closing(sqlite3.connect(f"file:{path}?immutable=1", uri=True)) as conn:
-            try:
-                return int(conn.execute("SELECT count(*) FROM meta WHERE key LIKE 'k%'").fetchone()[0])
-            except sqlite3.DatabaseError:  # it is being written
-                return 0
-
-    with Ledger.create(path) as ledger, checkpoints(path, every_s=0.001):
-        for i in range(100):
-            with ledger.transaction():
-                ledger.set_meta(f"k{i}", i)
-        wait_until(lambda: in_the_file() == 100, "what was committed is in the database file")

@@ -29,7 +29,7 @@ from orchestrator.view.status import (
     usual_pace,
 )
 from orchestrator.view.timeline import spans
-from orchestrator.view.words import duration, left_words, slot_words, worked_words
+from orchestrator.view.words import left_words, slot_words, worked_words
 from tests.simulator.plan import Faults, Poison, SimGroup, SimPlan
 from tests.simulator.simulator import Simulator
 
@@ -89,17 +89,6 @@ def test_a_lease_that_ended_is_gone_and_says_why() -> None:
     assert slot_words(state, "m", "0") == "h1 GPU 3"
     found = [(s.kind, s.end) for n in ("n", "m") for s in spans(state, n) if s.start >= 5.0]
     assert found == [("ended", None), ("released", None)]
-
-
-@pytest.mark.parametrize("back", [ev.AttemptStarted("g1", "n", "0"), ev.ShapeStarted("g1", 2)])
-def test_what_a_lost_node_had_is_lost_until_it_is_heard_of(back: ev.Record) -> None:
-    state = fed((5.0, ev.NodeLost("n", "does not answer")))
-    (node,) = shown(state, 6.0).nodes
-    assert (node.state, node.detail, node.running) == ("unreachable", "does not answer", 0)
-    for t, record in ((7.0, ev.NodeJoined("n", ("0", "1"))), (8.0, back)):
-        apply(state, record, t)
-    (node,) = shown(state, 9.0).nodes
-    assert (node.state, node.running, node.slots[0].attempt) == ("busy", 1, "g1")
 
 
 def test_it_is_prepared_until_a_node_has_joined_and_a_dead_controller_means_interrupted() -> None:
@@ -232,33 +221,11 @@ def test_what_is_left_of_a_run_that_nobody_drives() -> None:
     assert left_s(fed((10.0, ev.ShapeTuned("g1", 1))), driven=False) == pytest.approx(20.0, rel=0.5)
 
 
-def test_what_is_left_of_many_shapes_is_about_what_a_schedule_of_each_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    n = 600
-    state = fed(
-        (0.0, ev.WorkAdded("k", tuple((i,) for i in range(n)), ((10.0,),) * n)), (0.0, ev.NodeJoined("n", ("0", "1"))),
-        *((1.0, ev.Send(f"g{i}", "n", str(i), i, (i,))) for i in (0, 1)),
-        *((1.0, ev.AttemptStarted(f"g{i}", "n", str(i))) for i in (0, 1)),
-        (9.0, ev.ShapeTuned("g0", 0)), (9.0, ev.AttemptEnded("g0", Reason.DONE, None, "", 8.0)), begin=(),
-    )  # fmt: skip
-    each = left_s(state)
-    monkeypatch.setattr("orchestrator.view.status.MOST_SCHEDULED", 100)
-    assert left_s(state) == pytest.approx(each, rel=0.02)
-
-
 @pytest.mark.parametrize(("alone", "seconds"), [(False, (100 + 8 * 10) / 2), (True, (100 + 100 * 10) / 2)])
 def test_shapes_that_share_a_process_share_its_set_up(alone: bool, seconds: float) -> None:
     work = ev.WorkAdded("k", tuple((i,) for i in range(100)), ((1.0,),) * 100, alone=alone, setup_s=10.0)
     state = fed((0.0, work), (0.0, ev.NodeJoined("n", ("0", "1"))), begin=())
     assert left_s(state, driven=False) == pytest.approx(seconds, rel=0.1)
-
-
-def test_times_in_words() -> None:
-    for seconds, words in ((None, "unknown"), (59.6, "1 min 00 s"), (125, "2 min 05 s"), (11400, "3 h 10 min")):
-        assert duration(seconds) == words
-    for ends, words in (
-        ((60, 65, 70), "about 1 min 05 s"), ((10, 100, 1000), "10 s to 17 min 00 s"), ((0, 0, 0), "about 1 s"),
-    ):  # fmt: skip
-        assert left_words(*ends) == words
 
 
 # --- slots beside each other ------------------------------------------------------------------------------------------
