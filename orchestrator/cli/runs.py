@@ -87,7 +87,7 @@ def status(
     Polls every node: what each slot measures now, GPU use and health, the last log lines, the result files.
     """
     from orchestrator.cli import screen
-    from orchestrator.controller.snapshot import polled_status
+    from orchestrator.controller.runs import polled_status
 
     paths = find_run(runs, run)
     if json_:
@@ -166,7 +166,7 @@ def _new_lines(files: Iterable[Path], at: Counter[Path], most: int = 0) -> Itera
 
 def list_(runs: RunsOpt = DEFAULT_RUNS) -> Page:
     """List the runs, oldest first."""
-    from orchestrator.controller.prune import summaries
+    from orchestrator.controller.runs import summaries
 
     found = summaries(runs)
     page = Page([s.to_json() for s in found])
@@ -193,7 +193,7 @@ def prune(
 
     A run with a live controller is never removed.
     """
-    from orchestrator.controller.prune import prunable, remove_run
+    from orchestrator.controller.runs import prunable, remove_run
 
     old, page = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time()), Page()
     for s in old:

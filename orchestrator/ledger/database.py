@@ -37,7 +37,7 @@ def _append_only(table: str) -> tuple[str, ...]:
 
 
 COLUMNS = tuple(f for f in FIELDS if f.column)
-"""Fields of a row (worker/protocol/row.py) that have a column of their own."""
+"""Fields of a row (worker/protocol/records.py) that have a column of their own."""
 _SQL = {float: "REAL", int: "INTEGER", str: "TEXT NOT NULL"}
 
 TABLES = (

@@ -24,7 +24,7 @@ from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
 from worker.families import Family
 from worker.protocol import MAX_VERDICTS, Row
-from worker.protocol.candidates import MAX_WITHHELD
+from worker.protocol.spec import MAX_WITHHELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class ProfileRow:
-    """A measured candidate (worker/protocol/row.py) and its shape's key. `note`: why a winner was not accepted."""
+    """A measured candidate (worker/protocol/records.py) and its shape's key. `note`: why a winner was not accepted."""
 
     id: int
     attempt: str

@@ -22,7 +22,7 @@ from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of
 from orchestrator.tables.write import write_atomic
 from worker.families import Family, backend_of
 from worker.protocol import TableKernel
-from worker.protocol.candidates import MAX_WORD
+from worker.protocol.spec import MAX_WORD
 
 FEW = 5
 """Rows that must be measured before their median counts as the difference of the sessions."""
