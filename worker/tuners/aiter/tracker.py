@@ -81,7 +81,7 @@ class ShapeTracker:
     def __init__(self, job: Job, shapes: Sequence[SpecShape], folder: Path, left_out: LeftOut, emit: Emit) -> None:
         self._job, self._folder, self._left_out, self._emit = job, folder, left_out, emit
         self._keys = {s.id: s.key for s in shapes}
-        self._tables = Tables(job.family, job.columns, self._keys, job.limits.err_ratio)
+        self._tables = Tables(job.family, job.columns, self._keys, job.err_ratio)
         self._journal = Journal(folder / JOURNAL, job.columns, self._keys)
         self._order = list(self._keys)
         self._parked: set[int] = set()
@@ -185,7 +185,7 @@ class ShapeTracker:
         family, tuned, rows = self._job.family, self._tables.tuned.get(shape), self._rows(shape)
         left_out = sum(r.get("detail", "").startswith("left out: ") for r in rows)
         verdict = shape_verdict(
-            family, tuned, rows, self._job.limits.err_ratio, chip=self._chip, left_out=left_out
+            family, tuned, rows, self._job.err_ratio, chip=self._chip, left_out=left_out
         )  # fmt: skip
         if verdict.winner is None:
             if self.fatal is not None:  # AITER counts what a dead process did not do as failed
@@ -252,7 +252,7 @@ class ShapeTracker:
 
     def _step_row(self, step: JournalStep) -> Row:
         why = self._left_out.why(step.candidate) if step.event == "blocked" else ""
-        return step_row(self._job.family, step, self._job.limits.err_ratio, self._job.names, why)
+        return step_row(self._job.family, step, self._job.err_ratio, self._job.names, why)
 
 
 def _same(row: Row) -> tuple[object, ...]:
