@@ -35,7 +35,7 @@ from worker.agent.inbox import (
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TunerProcess, slot_token, sweep
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
-from worker.device import SLOTS_ON_CORES, Gauge, evidence, identify, pin, slots_on_cores
+from worker.device import SLOTS_ON_CORES, Gauge, identify, pin, slots_on_cores
 from worker.protocol import (
     CPUS,
     DEVICE_LOCK,
@@ -46,6 +46,7 @@ from worker.protocol import (
     ProtocolError,
     Spec,
     SpecShape,
+    evidence,
     record,
 )  # fmt: skip
 from worker.protocol.paths import IMAGE_ENV
