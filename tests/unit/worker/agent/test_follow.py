@@ -183,4 +183,4 @@ def test_it_ends_when_nobody_reads_or_writes_to_it(tmp_path: Path) -> None:
         done = subprocess.run(
             [*argv, "--from", '{"E":{"0":-1}}'], cwd=REPO, capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stderr) == (2, "worker follow: -1 is not an offset of slot '0'\n")
+        assert (done.returncode, "offsets look like" in done.stderr) == (2, True)
