@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.transport import LocalTransport
 from tests.waiting import wait_until
