@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.controller.earlier import drop_tuned
+from orchestrator.controller.prepare import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel

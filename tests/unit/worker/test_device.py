@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from tests.support.health_kit import DATA, put, unfold
-from tests.support.ledger_kit import Run, ended, started
 from tests.support.workernode import REPO, fault, interpreters, node
 from worker import device
 
@@ -29,7 +28,6 @@ HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
     [
         ("x86_64", "flags\t\t: fpu sse2 avx avx2 avx512f amx_tile\n", "cpu-x86_64-amx"),
         ("x86_64", "flags\t\t: fpu sse2 avx avx2 avx512f avx512_bf16\n", "cpu-x86_64-avx512"),
-        ("x86_64", "flags\t\t: fpu sse2\n", "cpu-x86_64-sse2"),
         ("aarch64", "Features\t: fp asimd sve\n", "cpu-aarch64-sve"),
         ("riscv64", "isa\t: rv64imafdc\n", "cpu-riscv64"),
         ("x86_64", "", "cpu-x86_64"),
@@ -66,13 +64,6 @@ def test_gpus_are_read_from_the_kernel_and_the_environment_hides_some(tmp_path: 
         assert device.visible(gpus, env) == left, env
 
 
-def test_nvidia_gpus_are_read_from_its_tool() -> None:
-    (gpu,) = device.parse_nvidia_smi("NVIDIA H200, 9.0, 143771\nFailed to initialize\n")
-    assert gpu == {
-        "vendor": "nvidia", "gfx": "sm_90", "cu_num": None, "device": "NVIDIA H200", "memory": 143771 * 2**20,
-    }  # fmt: skip
-
-
 def test_the_verb_prints_this_machine_as_json_under_every_python() -> None:
     here = device.identify({})
     assert here["cores"] == len(os.sched_getaffinity(0))
@@ -81,9 +72,6 @@ def test_the_verb_prints_this_machine_as_json_under_every_python() -> None:
         argv = [python, "-m", "worker", "probe", "--json"]
         text = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=True).stdout
         assert json.loads(text)["gfx"] == here["gfx"]
-
-
-# --- conditions ---------------------------------------------------------------------------------------------------
 
 
 def survey(root: Path) -> list[dict[str, Any]]:
@@ -111,12 +99,11 @@ def test_amd_gpus_whole_partitioned_and_with_sensors_that_fail(tmp_path: Path) -
     assert (one["pci"], one) == ("0000:05:00.0", other)
 
 
-def test_a_host_without_a_gpu_is_read_as_a_cpu(tmp_path: Path) -> None:
+def test_other_machines(tmp_path: Path) -> None:
     reading = {"source": "cpu", "clock_mhz": 3000.0, "temperature_c": {"coretemp": 63.5}}
     assert device.Gauge({}, unfold("cpu", tmp_path)).read() == reading
-
-
-def test_conditions_of_nvidia_gpus() -> None:
+    (gpu,) = device.parse_nvidia_smi("NVIDIA H200, 9.0, 143771\nFailed to initialize\n")
+    assert (gpu["gfx"], gpu["cu_num"], gpu["device"], gpu["memory"]) == ("sm_90", None, "NVIDIA H200", 143771 * 2**20)
     first, second = device.parse_nvidia((DATA / "nvidia-smi.csv").read_text())
     assert first == {
         "pci": "0000:1b:06.0", "id": "GPU-00000000-1111-2222-3333-444444444444",
@@ -124,8 +111,7 @@ def test_conditions_of_nvidia_gpus() -> None:
         "memory_clock_mhz": 3201, "errors": {"uncorrectable": {"total": 0}},
     }  # fmt: skip
     assert (second["temperature_c"], second["errors"]) == ({"gpu": 71}, {"uncorrectable": {"total": 2}})
-    for text in ("", "No devices were found", "0, 1, 2\n", ",,,,,,,,"):
-        assert device.parse_nvidia(text) == []
+    assert device.parse_nvidia("No devices were found\n0, 1, 2\n,,,,,,,,") == []
 
 
 @pytest.mark.skipif(bool(device.amd_devices(Path("/"))), reason="sysfs comes before the tools")
@@ -146,12 +132,10 @@ def test_a_tool_is_asked_rarely_and_its_answer_carries_its_age(tmp_path: Path, m
 @pytest.mark.parametrize(
     ("before", "after", "says"),
     [
-        ({"total": 0}, {"total": 0}, ""),
         ({"total": 3, "gfx": 1, "umc": 2}, {"total": 6, "gfx": 2, "umc": 4}, ": gfx +1, umc +2"),
         ({"total": 5}, {"total": 7}, ": +2"),
         ({"total": 5, "umc": 5}, {"total": 0}, ""),  # the counter was reset
         ({}, {"total": 5, "umc": 5}, ""),
-        ({"total": 0}, {}, ""),
     ],
 )
 def test_evidence_is_a_counter_that_rose(before: dict[str, int], after: dict[str, int], says: str) -> None:
@@ -163,15 +147,9 @@ def test_evidence_is_a_counter_that_rose(before: dict[str, int], after: dict[str
     assert device.evidence(one, {**two, "id": "b"}) == "", "readings of two GPUs"
 
 
-# --- records and ledger -------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("outcome", ["done", "fault"])
-def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path, outcome: str) -> None:
+def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) -> None:
     root = unfold("mi355x", tmp_path / "sysfs")
-    options: dict[str, Any] = {"seconds_per_shape": 0.5}
-    if outcome == "fault":
-        options |= fault("abort", match={"group": "g1"}, after_rows=3)
+    options = {"seconds_per_shape": 0.5, **fault("abort", match={"group": "g1"}, after_rows=3)}
     with node(tmp_path, idle_exit_s=0.5, options=options) as n:
         n.put("g1-1")
         n.put("g2-1")
@@ -181,23 +159,7 @@ def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path, 
         first, second = n.wait_record("attempt_ended"), n.wait_record("attempt_ended", count=2)
     begun = n.records("0", "attempt_started")[0]
     assert begun["conditions"]["pci"] == first["conditions"]["pci"] == "0000:05:00.0"
-    assert first["outcome"] == outcome
-    assert first["detail"].startswith("uncorrectable hardware errors rose during the attempt: umc +2")
-    assert ("SIGABRT" in first["detail"]) is (outcome == "fault")
+    assert first["detail"].startswith(
+        "uncorrectable hardware errors rose during the attempt: umc +2; the tuner's process"
+    )
     assert second["detail"] == "", "what was there before is not told again"
-
-
-def test_the_ledger_keeps_both_readings_cleaned_and_capped(tmp_path: Path) -> None:
-    def conditions(attempt: str, before: Any, after: Any) -> dict[str, Any]:
-        run.send(attempt)
-        begin, end = {**started(attempt), "conditions": before}, {**ended(attempt), "conditions": after}
-        run.says(json.dumps(begin).encode(), json.dumps(end).encode())
-        return run.ledger.report(attempt).conditions
-
-    hostile = {"source": "\x1b]0;owned\x07sysfs", "power_w": 10**400, "deep": {"a": {"b": {"c": {"d": {"e": 1}}}}}}
-    with Run(tmp_path) as run:
-        good = {"source": "sysfs", "power_w": 240.5}
-        assert conditions("g0001-1", good, {"power_w": 900}) == {"before": good, "after": {"power_w": 900}}
-        cut = conditions("g0002-1", hostile, {f"k{i}": "x" * 1000 for i in range(60)})
-        assert (cut["before"]["source"], cut["before"]["power_w"]) == ("sysfs", None)
-        assert len(json.dumps(cut)) < 17 * 1024

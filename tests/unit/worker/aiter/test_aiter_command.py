@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files
-from orchestrator.controller.node_plan import plan_nodes
+from orchestrator.controller.node_plan import NodePlan, node_files, plan_nodes
 from orchestrator.inventory.load import load_inventory
 from worker.bench.tuner import _variables
 from worker.families import FAMILIES, backend_of, legal_cells

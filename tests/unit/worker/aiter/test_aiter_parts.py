@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files
+from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
