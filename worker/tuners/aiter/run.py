@@ -91,7 +91,7 @@ def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, 
         process = Child(command(job, folder), env=job.env(folder), cwd=job.image.tree.root, out=printed.fileno())
     end = _Follower(job, tracker, emit, log).follow(process)
     ours = (job.image.gfx, str(job.image.device.get("cu_num")))
-    for gfx, cu_num in tracker.devices if job.image.seen_by_torch else ():
+    for gfx, cu_num in tracker.tables.devices if job.image.seen_by_torch else ():
         if (gfx or ours[0], cu_num or ours[1]) != ours:
             text = f"AITER writes rows for gfx {gfx or 'unnamed'} and cu_num {cu_num}"
             raise TunerFault("error", f"{text}, and this slot is {ours[0]} with {ours[1]}")
