@@ -14,9 +14,8 @@ A4 = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
 CORE = "aiter/jit/core.py"
 CHIP = "aiter/jit/utils/chip_info.py"
 FP4 = "aiter/utility/fp4_utils.py"
-BATON = "aiter/jit/utils/file_baton.py"
-A4_OP = "aiter/ops/gemm_op_a4w4.py"
 A4_CK = "csrc/ck_gemm_a4w4_blockscale/include/gemm_a4w4_blockscale_common.cuh"
+BATON = "aiter/jit/utils/file_baton.py"
 HIP = "csrc/include/aiter_hip_common.h"
 GRADLIB = "gradlib/gradlib/gemm_tuner.py"
 
@@ -303,7 +302,13 @@ _ENTRIES = (
         runbook=("K-alignment crash",),
         sources=(
             UpstreamSource(A4, "x_f32 = x_f32 * x_scales_f32", kind="code"),
-            UpstreamSource(FP4, "bs_offs_0 * 2 * 16 * scaleN\n", "v0.1.7.post5", "v0.1.10.post3", kind="code"),
+            UpstreamSource(
+                "aiter/utility/fp4_utils.py",
+                "bs_offs_0 * 2 * 16 * scaleN\n",
+                "v0.1.7.post5",
+                "v0.1.10.post3",
+                kind="code",
+            ),
         ),
     ),
     KnownIssue(
@@ -385,7 +390,7 @@ _ENTRIES = (
         advice="Give the run other nodes.",
         sources=(
             UpstreamSource(A4, "tuning is not supported in this chip {}"),
-            UpstreamSource(A4_OP, "A4W4 GEMM kernel is not supported on gfx942, but got {}!"),
+            UpstreamSource("aiter/ops/gemm_op_a4w4.py", "A4W4 GEMM kernel is not supported on gfx942, but got {}!"),
         ),
     ),
     # of the setup and of the machine
@@ -654,7 +659,11 @@ _ENTRIES = (
         why="CK has no kernel for it; ASM often still works. No error.",
         action="Counts a candidate that cannot run; if none runs, the shape ends as `no_candidate`.",
         runbook=("CK-Tile unsupported shapes",),
-        sources=(UpstreamSource(A4_CK, "This GEMM is not supported!"),),
+        sources=(
+            UpstreamSource(
+                "csrc/ck_gemm_a4w4_blockscale/include/gemm_a4w4_blockscale_common.cuh", "This GEMM is not supported!"
+            ),
+        ),
     ),
     KnownIssue(
         name="zero_time",
