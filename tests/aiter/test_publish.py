@@ -10,7 +10,6 @@ import pytest
 from orchestrator.configs.merge import to_publish
 from orchestrator.results.export import RunFacts
 from orchestrator.tables.check import Build
-from orchestrator.tables.checkout import run_check
 from orchestrator.tables.publish import publish
 from orchestrator.tables.tuned import read_table
 from tests.aiter.checkout import AITER_GIT, commit_of, needs_checkout, take_out
@@ -96,15 +95,3 @@ def test_a_branch_of_the_real_repository_passes_aiters_own_checks(tmp_path: Path
         "aiter/configs/model_configs/mine_a4w4_blockscale_tuned_gemm.csv": {"added": 1},
         "aiter/configs/model_configs/mine_a4w4_blockscale_untuned_gemm.csv": {"shapes": 2},
     }
-
-
-def test_the_real_guard_finds_a_key_that_is_there_twice(tmp_path: Path, real: RealTree) -> None:
-    take_out(NEWEST, real.root, "op_tests/tuning_tests")
-    folder = real.root / "aiter" / "configs" / "model_configs"
-    (folder / "twice_a4w4_blockscale_tuned_gemm.csv").write_bytes(
-        (folder / "kimik3_a4w4_blockscale_tuned_gemm.csv").read_bytes()
-    )
-    log = tmp_path / "guard.log"
-    found = run_check(real.root, "test_config_shape_collision", str(real.python), tmp_path / "none", log)
-    assert not found.why, log.read_text()[-2000:]
-    assert [name.split()[0] for name in found.failing] == ["test_a4w4_blockscale"]

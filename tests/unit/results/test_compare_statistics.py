@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.compare import Simulated, most_to_be_found, rates
-from orchestrator.results.compare import Floats, Rule, judge
+from orchestrator.results.compare import Floats, judge
 
 NAN = math.nan
 
@@ -23,8 +23,6 @@ def table(*rows: list[float]) -> Floats:
     [
         (Simulated(61), 500),
         (Simulated(61, paired=True), 500),
-        (Simulated(12), 1500),
-        (Simulated(61, noisy=0.1, noisy_noise=0.03), 500),
         (Simulated(12, noisy=0.1, noisy_noise=0.03), 1500),
         (Simulated(61, draw="log", strays=0.02), 500),
     ],
@@ -55,29 +53,6 @@ def test_a_table_that_is_slower_everywhere_is_a_regression_of_the_table(rows: in
         assert judge(golden, golden * 1.015, paired=True).slower
 
 
-def test_rows_whose_repeats_disagree_are_still_found_where_nothing_else_explains_it() -> None:
-    rng = np.random.default_rng(8)
-    golden = 100 * np.exp(0.005 * rng.standard_normal((20, 3)))
-    tot = 100 * np.exp(0.005 * rng.standard_normal((20, 3)))
-    tot[0] = 400, 431, 402
-    tot[1] = 100, 140, 101
-    tot[2] = 140, 140, 100
-    j = judge(golden, tot)
-    assert j.verdicts[:3].tolist() == ["regression", "unstable", "unstable"]
-
-
-def test_the_probability_is_what_it_says_it_is() -> None:
-    """Of unchanged rows about 1 in 100 has p below 0.005 in either direction; noisy rows, from which the quiet
-    repeats are chosen, too."""
-    rng = np.random.default_rng(5)
-    for noise in (0.003, 0.01, 0.02):
-        of = Simulated(100, 5, noise=noise)
-        p = judge(*of.measure(rng, *of.rows_of(rng, 60), repeats=5, paired=True), paired=True).p
-        share = (p <= 0.005).sum() / np.isfinite(p).sum()
-        assert share < (0.013 if noise < 0.02 else 0.018), noise  # at 2 % one repeat in thirty is cut off
-        assert share > 0.004, noise
-
-
 def test_verdicts_one_by_one() -> None:
     quiet = [100.0, 100.1, 100.2]
     golden = table(quiet, quiet, quiet, quiet, [3.0, 3.0, 3.01], quiet[:2], [], quiet, [10.0, 10.01, 10.02])
@@ -89,17 +64,6 @@ def test_verdicts_one_by_one() -> None:
     ]  # fmt: skip
     assert j.seen_from[0] < 0.1
     assert j.seen_from[8] == pytest.approx(0.005 + 0.5 / 10.01)  # the rule alone: 0.5 % and 0.5 us of 10 us
-
-
-def test_the_rule_is_held_to_its_letter() -> None:
-    golden = table([1000.0, 1000.0, 1000.0])
-    for tot, beyond in ((1005.4, False), (1005.6, True)):
-        j = judge(golden, table([tot] * 3))
-        assert bool(j.beyond[0]) is beyond
-        assert j.verdicts[0] in (("regression", "boundary") if beyond else ("ok",))
-    loose = judge(golden, table([1090.0] * 3), rule=Rule(1.1, 0.0, 0.0))
-    assert loose.verdicts.tolist() == ["ok"]
-    assert judge(golden, table([1090.0] * 3), rule=Rule(1.0, 0.0, 1001.0)).verdicts.tolist() == ["ignored"]
 
 
 def sides(rows: int, shift: float, noise: float = 0.003, seed: int = 1) -> tuple[Floats, Floats]:

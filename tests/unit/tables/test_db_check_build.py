@@ -132,11 +132,6 @@ def test_builds_of_an_earlier_date_merge_otherwise(tmp_path: Path, root: Path) -
     put(root, "../jit/core.py", OLD_CORE)  # its key has no gfx
     (found,) = [p for p in problems(mine, root) if p["rule"] == "duplicate"]
     assert found["text"].endswith("AITER silently leaves out one of the two")
-    short = table(tmp_path, name=f"s_{A4W4.tuned_csv}")
-    short.write_text(",".join(A4W4.tuned_header[1:]) + "\n")
-    assert [p["level"] for p in problems(short, root) if p["rule"] == "header"] == ["error"]
-    put(root, "../jit/core.py", "")  # before model_configs was merged
-    assert not [p for p in problems(mine, root) if p["rule"] == "duplicate"]
 
 
 def test_a_package_that_dispatch_imports_has_to_be_in_the_image(tmp_path: Path, root: Path) -> None:
