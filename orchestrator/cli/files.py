@@ -134,11 +134,11 @@ def undo(
     from orchestrator.tables import journal
 
     done = journal.undo(table)
-    page = Page(asdict(done))
+    page = Page(done)
     words = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
-    page.line(f"{done.path}: restored from {Path(done.restored).name}")
-    page.line(f"  provenance records: {words[done.records]}", f"  the replaced table: {done.aside}")
-    page.line(f"  older versions left: {done.left}")
+    page.line(f"{done['path']}: restored from {Path(done['restored']).name}")
+    page.line(f"  provenance records: {words[done['records']]}", f"  the replaced table: {done['aside']}")
+    page.line(f"  older versions left: {done['left']}")
     return page
 
 

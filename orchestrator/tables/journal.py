@@ -88,20 +88,11 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
     return kept.get(target)
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """A table that is as before its last merge. `restored`: the kept file that is the table again; `aside`: what was
-    the table until now; `records`: `restored`, `removed` or `left`; `left`: states that can be undone still."""
-
-    path: str
-    restored: str
-    aside: str
-    records: str
-    left: int
-
-
-def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> Undone:
+def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
     """Restore the last kept state of a table and its records. The replaced table is kept as `<name>.<UTC>.undone`.
+
+    The document of `db undo`: `restored` is the kept file that is the table again, `aside` what was the table until
+    now, `records` says `restored`, `removed` or `left`, `left` is the number of states that can be undone still.
 
     Raises TunedDBError if nothing is kept, or if nothing can be written; the table is then as it was.
     """
@@ -130,7 +121,8 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> Undone:
                     beside.unlink()
             _move(kept, target)
             sync_folder(target.parent)
-            return Undone(str(table), str(kept), str(aside), records, len(states) - 1)
+            restored = {"path": str(table), "restored": str(kept), "aside": str(aside), "records": records}
+            return {**restored, "left": len(states) - 1}
     except OSError as e:
         raise TunedDBError(f"{table}: cannot be undone (nothing of it is lost): {e.strerror or e}") from e
 
