@@ -289,11 +289,11 @@ def compare(
     if machine and not other_gpu:
         raise InputError(f"the sides are of different machines ({escaped(machine)}): their times say nothing of the"
                          " software; --other-gpu compares them all the same")  # fmt: skip
-    warnings = [*golden.notes, *tot.notes]
-    if machine:
-        warnings.append(f"the sides are of different machines ({machine}): a verdict is not one on the software")
-    if method:
-        warnings.append(f"not measured in the same way ({method})")
+    warnings = [
+        *golden.notes, *tot.notes,
+        *[f"the sides are of different machines ({machine}): a verdict is not one on the software"] * bool(machine),
+        *[f"not measured in the same way ({method})"] * bool(method),
+    ]  # fmt: skip
     paired = in_turn(golden.records, tot.records)
     rows, judged = _judged(golden, tot, rule, bound, paired, rule_only)
     if not any(r["golden_us"] and r["tot_us"] for r in rows):

@@ -18,7 +18,7 @@ from orchestrator.paths import RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.report.measured import Measurements
 from orchestrator.results.export import Request, RunFacts, candidates, export, provenance, winners
-from orchestrator.results.gain import gains
+from orchestrator.results.recheck import gains
 from orchestrator.tables.kinds import read_records
 from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import merge
