@@ -22,12 +22,9 @@ A4W4 = FAMILIES["a4w4_blockscale"]
 MNK = ("M", "N", "K")
 MERGES = {
     # (model_configs, a key twice stops it, one header, the key's columns)
-    "v0.1.5": (False, False, False, MNK),
     "v0.1.7": (True, False, True, MNK),
-    "v0.1.9": (True, False, True, ("cu_num", *MNK)),
     "94a6edda3a": (True, True, True, ("cu_num", *MNK)),
     "v0.1.12.post2": (True, True, True, ("gfx", "cu_num", *MNK)),
-    "v0.1.13": (True, True, False, ("gfx", "cu_num", *MNK)),
     NEWEST: (True, True, False, ("gfx", "cu_num", *MNK)),
 }
 
@@ -40,7 +37,7 @@ def test_the_merge_at_aiters_start_is_read_from_its_files(version: str, tmp_path
     assert (start.folder, start.stops, start.one_header, start.names) == MERGES[version]
     assert {"gfx942", "gfx950"} <= build.chips
     keys = {f.name: build.start(f).names for f in FAMILIES.values()}
-    assert ("q_dtype_w" in keys["a8w8"]) == (version not in ("v0.1.5", "v0.1.7", "v0.1.9"))
+    assert ("q_dtype_w" in keys["a8w8"]) == (version != "v0.1.7")
     if version == NEWEST:
         assert not build.start(FAMILIES["batched_gemm_a8w8_blockscale_mxscale"]).stops  # it has no list of shapes
         for family in FAMILIES.values():

@@ -233,21 +233,16 @@ def test_mistakes_are_told(folder: Path) -> None:
 
 def test_rooflines_are_the_data_sheets() -> None:
     fp4, mi355x = get_family("a4w4_blockscale"), CHIPS["mi355x"]
-    assert mi355x.peaks["fp4"] == pytest.approx(10_066, abs=1)
     big, thin = (roof_of(fp4, shape, mi355x) for shape in ((16384, 16384, 32768), (1, 16384, 16384)))
     assert big is not None
     assert thin is not None
     moved = (16384 + 16384 * 16384) / 2 + 2 * 16384
-    assert (big.bound, big.tflops) == ("compute", mi355x.peaks["fp4"])
-    assert thin.bound == "memory"
+    assert (big.bound, big.tflops, thin.bound) == ("compute", mi355x.peaks["fp4"], "memory")
     assert thin.tflops == pytest.approx(2 * 16384 * 16384 / moved * 8)
-    assert roof_of(fp4, (1, 1, 32), CHIPS["h200"]) is None
     assert chip_of(("gfx950", 256), ["AMD Instinct MI350X"]) == (CHIPS["mi350x"], "")
     chip, said = chip_of(("gfx950", 256))
     assert (chip, "may be MI355X or MI350X" in said) == (mi355x, True)
-    assert chip_of(("sm_90", 132), ["NVIDIA H200"])[0] is CHIPS["h200"]
-    chip, said = chip_of(("cpu-x86_64-avx2", 8))
-    assert (chip, "no data sheet is known" in said) == (None, True)
+    assert chip_of(("cpu-x86_64-avx2", 8))[0] is None
 
 
 def test_published_figures_are_consistent_and_deviations_marked(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from orchestrator.cli.app import app
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.tables.kinds import kind_of, other_name, read_records
+from orchestrator.tables.kinds import other_name, read_records
 from orchestrator.tables.merge import check_db, merge
 from tests.support.aiterbuild import ASM, CK
 from tests.support.aitercheckout import A4W4, line, text
@@ -34,24 +34,6 @@ def row(m: int, kernel: str) -> dict[str, Any]:
 
 def check(path: Path) -> Any:
     return CliRunner().invoke(app, ["db", "check", str(path), "--family", A4W4.name])
-
-
-@pytest.mark.parametrize(
-    ("cells", "kind"),
-    [
-        ({"kernelName": ASM}, "aiter"),
-        ({"kernelName": CK, "libtype": "ck"}, "aiter"),
-        ({"kernelName": "gluon", "libtype": "triton"}, "aiter"),
-        ({"kernelName": TRITON, "libtype": "triton"}, "own"),
-        ({"kernelName": TORCH, "libtype": "torch"}, "own"),
-        ({"kernelName": "native", "libtype": "torch"}, "aiter"),
-        ({"kernelName": "k1", "libtype": "replay"}, "own"),
-        ({"kernelName1": "moe_ck2stages_gemm1_x", "kernelName2": "Null"}, "aiter"),
-        ({"kernelName": "something"}, ""),
-    ],
-)
-def test_whose_kernel(cells: dict[str, str], kind: str) -> None:
-    assert kind_of(cells) == kind
 
 
 def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_the_judge(
 
 
 def test_each_row_says_what_it_was_judged_by(tmp_path: Path) -> None:
-    db = table(tmp_path, *(line(m, "100.0") for m in (1, 2, 3, 4)))
+    db = table(tmp_path, *(line(m, "100.0") for m in range(1, 7)))
     profile = csv(
         tmp_path / "p.csv",
         profiled(1, "80.0", "new", winner=1), profiled(1, "80.5", "old"),  # the old kernel has gained as much
@@ -87,27 +87,21 @@ def test_each_row_says_what_it_was_judged_by(tmp_path: Path) -> None:
         profiled(4, "80.0", "old", winner=1), profiled(4, "81.0", "new"),
         header=PROFILE,
     )  # fmt: skip
-    assert [(r.key["M"], r.action, r.judged, r.old_us, r.new_us, r.rival_us) for r in merged(db, profile).rows] == [
+    tuned = csv(tmp_path / "tuned.csv", line(5, "80.0", name="new"), line(6, "80.0", name="new"))
+    beside = csv(  # as AITER writes them: no attempt; failed candidates with -1 and inf
+        tmp_path / "beside.csv",
+        line(5, "80.0", name="new"), line(5, "80.2"), line(5, "-1", name="x"), line(5, "inf", name="y"),
+        line(6, "70.0", name="new"), line(6, "80.2"),  # another time than the table's: of another session
+    )  # fmt: skip
+    report = merged(db, profile, tuned, profile=(beside,))
+    assert [(r.key["M"], r.action, r.judged, r.old_us, r.new_us, r.rival_us) for r in report.rows] == [
         (1, "kept", "same profile", 100.0, 80.0, 80.5),
         (2, "replaced", "same profile", 100.0, 80.0, 95.0),
         (3, "replaced", "old figure", 100.0, 80.0, None),
         (4, "kept", "same profile", 100.0, 80.0, 80.0),
+        (5, "kept", "same profile", 100.0, 80.0, 80.2),
+        (6, "replaced", "old figure", 100.0, 80.0, None),
     ]
-
-
-def test_a_table_with_its_profile_beside_is_judged_by_it(tmp_path: Path) -> None:
-    db = table(tmp_path, line(1, "100.0"), line(2, "100.0"))
-    tuned = csv(tmp_path / "tuned.csv", line(1, "80.0", name="new"), line(2, "80.0", name="new"))
-    # as AITER writes them: no attempt; failed candidates with -1 and inf
-    beside = csv(
-        tmp_path / "profile.csv",
-        line(1, "80.0", name="new"), line(1, "80.2"), line(1, "-1", name="x"), line(1, "inf", name="y"),
-        line(2, "70.0", name="new"), line(2, "80.2"),
-    )  # fmt: skip
-    report = merged(db, tuned, profile=(beside,))
-    # of key 2 the profile has another time than the table: it is of another session
-    assert [(r.action, r.judged) for r in report.rows] == [("kept", "same profile"), ("replaced", "old figure")]
-    assert any("2 candidates" in n for n in report.notes)
 
 
 drawn_row = st.tuples(
