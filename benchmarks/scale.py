@@ -275,7 +275,7 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     """The command line `argv` with stand-in workers; what was measured goes to `seen`."""
     from orchestrator.cli.main import main as command
     from orchestrator.controller import drive
-    from orchestrator.controller.timeouts import Timeouts
+    from orchestrator.controller.messages import Timeouts
     from orchestrator.engine import process
     from orchestrator.policy import Policy, PolicySettings
 

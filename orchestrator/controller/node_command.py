@@ -24,9 +24,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator import clean
-from orchestrator.controller.deploy import node_files
 from orchestrator.controller.node_check import check_nodes
-from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
+from orchestrator.controller.node_plan import engine_of, node_files, plan_nodes, transport_of
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.families import get_family
 from orchestrator.inventory.model import Inventory, Node

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller.timeouts import Timeouts
+from orchestrator.controller.messages import Timeouts
 from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunConfig, leave_request
 from tests.fleet.kit import Controller, Fleet

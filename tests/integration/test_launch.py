@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.transport import LocalTransport
 from tests.waiting import wait_until
+from worker.protocol import Spec, SpecShape
 
 
 class Node:
@@ -60,12 +61,9 @@ def test_a_worker_that_outlives_its_supervisor_is_seen_and_stopped(node: Node) -
 
 
 def test_a_group_by_hand(node: Node, tmp_path: Path) -> None:
-    spec = (
-        '{"protocol":1,"attempt":"byhand-1","run":"r1","epoch":0,"group":"g1","family":"a16w16","tuner":"replay",'
-        '"shapes":[{"id":1,"key":{"M":1,"N":16,"K":64}}]}'
-    )
-    (tmp_path / "group.json").write_text(spec)
-    argv = ["sh", "node/tune.sh", "group.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    shapes = (SpecShape(1, {"M": 1, "N": 16, "K": 64}),)
+    spec = Spec("byhand-1", "r1", 0, group="g1", family="a16w16", tuner="replay", shapes=shapes)
+    (tmp_path / "group.json").write_bytes(spec.dumps())
+    done = subprocess.run(["sh", "node/tune.sh", "group.json"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (node.folder / "attempts" / "byhand-1" / "records.jsonl").exists()

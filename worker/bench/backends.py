@@ -20,8 +20,7 @@ from typing import Any
 
 import torch
 
-from worker.aiter_tree.locate import NotATreeError, Tree, choose
-from worker.aiter_tree.scratch import ScratchTree
+from worker.aiter_tree.locate import NotATreeError, ScratchTree, Tree, choose
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
 from worker.bench.measuring import Backend, BoundCase, Call, Inputs
 from worker.families import FAMILIES

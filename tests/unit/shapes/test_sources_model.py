@@ -17,10 +17,9 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.from_model import ModelConfig, model_shapes, parse_m, read_model
+from orchestrator.shapes.from_model import ModelConfig, model_shapes, read_model
 from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
-from worker.families import FAMILIES
 
 MODELS = TEST_DATA / "models"
 
@@ -41,22 +40,16 @@ def gemms(name: str, tp: int, family: str = "a8w8", **kw: Any) -> set[tuple[int,
 KNOWN = [
     # model, tp, {(N, K)}: without lm_head and router, which stay unquantised
     ("llama-3-8b", 1, {(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)}),
-    ("llama-3-8b", 8, {(768, 4096), (4096, 512), (3584, 4096), (4096, 1792)}),
-    # AITER ships these for llama70B at tp 1, 4 and 8
+    # AITER ships these for llama70B at tp 1 and 8
     ("llama-3-70b", 1, {(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)}),
-    ("llama-3-70b", 4, {(2560, 8192), (8192, 2048), (14336, 8192), (8192, 7168)}),
     ("llama-3-70b", 8, {(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)}),
-    # and these for llama405B at tp 2, 4 and 8
+    # and these for llama405B at tp 2 and 8
     ("llama-3.1-405b", 2, {(9216, 16384), (16384, 8192), (53248, 16384), (16384, 26624)}),
-    ("llama-3.1-405b", 4, {(4608, 16384), (16384, 4096), (26624, 16384), (16384, 13312)}),
     ("llama-3.1-405b", 8, {(2304, 16384), (16384, 2048), (13312, 16384), (16384, 6656)}),
     # head_dim is 128, not 5120 / 64
     ("qwen3-32b", 1, {(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)}),
-    ("qwen3-32b", 4, {(2560, 5120), (5120, 2048), (12800, 5120), (5120, 6400)}),
-    # AITER ships these at tp 1, 2, 4 and 8; with 8 ranks and 4 key-value heads each rank has a copy of one
+    # AITER ships these at tp 1 and 8; with 8 ranks and 4 key-value heads each rank has a copy of one
     ("qwen3-235b-a22b", 1, {(9216, 4096), (4096, 8192)}),
-    ("qwen3-235b-a22b", 2, {(4608, 4096), (4096, 4096)}),
-    ("qwen3-235b-a22b", 4, {(2304, 4096), (4096, 2048)}),
     ("qwen3-235b-a22b", 8, {(1280, 4096), (4096, 1024)}),
     # AITER ships 2112x7168, 3072x1536, 4096x512, 7168x2048 and 512x7168 at tp 8
     ("deepseek-v3", 8, {
@@ -64,9 +57,8 @@ KNOWN = [
         (4608, 7168), (7168, 2304),  # the three dense layers
         (512, 7168), (7168, 256),  # the shared expert
     }),
-    # AITER ships these at tp 1, 2 and 8
+    # AITER ships these at tp 1 and 8
     ("gpt-oss-120b", 1, {(5120, 2880), (2880, 4096)}),
-    ("gpt-oss-120b", 2, {(2560, 2880), (2880, 2048)}),
     ("gpt-oss-120b", 8, {(640, 2880), (2880, 512)}),
 ]
 # fmt: on
@@ -77,33 +69,18 @@ def test_published_models(name: str, tp: int, known: set[tuple[int, int]]) -> No
     assert gemms(name, tp) == known
 
 
-def test_lm_head_and_router_are_unquantised_gemms() -> None:
+def test_unquantised_gemms_types_and_bias_follow_the_model() -> None:
     more = gemms("deepseek-v3", 8, "a16w16") - gemms("deepseek-v3", 8)
-    assert more == {(16160, 7168), (256, 7168)}  # as AITER ships for dsv3_bf16
-    assert gemms("llama-3-8b", 1, "a16w16") - gemms("llama-3-8b", 1) == {(128256, 4096)}
+    assert more == {(16160, 7168), (256, 7168)}  # lm_head and router, as AITER ships for dsv3_bf16
     assert gemms("deepseek-v3", 8, "a8w8", only=["lm_head"]) == {(16160, 7168)}
-
-
-def test_m_is_tokens_and_types_and_bias_follow_the_model() -> None:
     of = get_family("a16w16")
     found = model_shapes(model("gpt-oss-120b"), of, [7], tp=8)
     rows = {(k[1], k[2]): dict(zip(of.key_names, k, strict=True)) for k in found.keys}
-    assert {r["M"] for r in rows.values()} == {7}
-    assert rows[640, 2880]["bias"] == "True"  # attention_bias
-    assert rows[2880, 512]["bias"] == "True"
-    assert rows[128, 2880]["bias"] == "True"  # the router, as AITER ships it
-    assert rows[25136, 2880]["bias"] == "False"  # lm_head
-    assert rows[640, 2880]["dtype"] == rows[640, 2880]["outdtype"] == "torch.bfloat16"
-
-
-def test_mla_as_batched_gemms() -> None:
-    of = get_family("batched_bf16")
-    found = model_shapes(model("deepseek-v3"), of, [4], tp=8)
-    assert found.keys == [(16, 4, 512, 128), (16, 4, 128, 512)]
-    with pytest.raises(InputError, match="has no batched GEMMs"):
-        model_shapes(model("llama-3-8b"), of, [4])
-    with pytest.raises(InputError, match="take its shapes from a log"):
-        model_shapes(model("deepseek-v3"), get_family("batched_gemm_a8w8_blockscale_mxscale"), [4])
+    biased = {nk: r["bias"] for nk, r in rows.items()}  # attention, the router, lm_head
+    assert biased == {(640, 2880): "True", (2880, 512): "True", (128, 2880): "True", (25136, 2880): "False"}
+    assert {(r["M"], r["dtype"], r["outdtype"]) for r in rows.values()} == {(7, "torch.bfloat16", "torch.bfloat16")}
+    absorbed = model_shapes(model("deepseek-v3"), get_family("batched_bf16"), [4], tp=8)
+    assert absorbed.keys == [(16, 4, 512, 128), (16, 4, 128, 512)]
 
 
 def test_experts() -> None:
@@ -129,16 +106,18 @@ def test_experts() -> None:
         "1,2880,2880,128,4,ActivationType.Swiglu,torch.bfloat16,torch.bfloat16,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0"
     )
     assert "256" in model_shapes(model("gpt-oss-120b"), of, [1]).notes[0]
-    with pytest.raises(InputError, match="has no experts"):
-        row("llama-3-8b")
-    with pytest.raises(InputError, match="does not divide the experts"):
-        row("gpt-oss-120b", tp=128)
+
+
+def changed(folder: Path, name: str = "llama-3-8b", **change: Any) -> Path:
+    """The config of a model with other values, None for a key that is not there."""
+    raw = {**json.loads((MODELS / f"{name}.json").read_text()), **change}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+    return folder / "config.json"
 
 
 def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
-    raw = json.loads((MODELS / "deepseek-v3.json").read_text())
-    raw["q_lora_rank"] = None  # as in DeepSeek-V2-Lite
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "some_vl", "text_config": raw}))
+    inner = json.loads(changed(tmp_path, "deepseek-v3", q_lora_rank=None).read_text())  # as in DeepSeek-V2-Lite
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "some_vl", "text_config": inner}))
     found = read_model(tmp_path)  # the folder will do
     assert found.notes == ("took the language model within it (text_config)",)
     names = dict(model_shapes(found, get_family("a8w8"), [1], tp=8).layers)
@@ -151,82 +130,57 @@ def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
     [
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "4096"}, "hidden_size is '4096', not a whole number"),
-        ({"num_attention_heads": True}, "num_attention_heads is 'True'"),
         ({"num_attention_heads": 33}, "not a multiple of num_attention_heads 33"),
         ({"torch_dtype": "int4"}, "torch_dtype is 'int4'"),
         ({"num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
+        ("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
     ],
-)
-def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any], told: str) -> None:
-    raw = {**json.loads((MODELS / "llama-3-8b.json").read_text()), **change}
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+    ids=range(8),
+)  # fmt: skip
+def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: str) -> None:
+    file = changed(tmp_path, **(change if isinstance(change, dict) else {}))
+    if isinstance(change, str):
+        file.write_text(change)
     with pytest.raises(InputError, match=r"config\.json") as e:
         read_model(file)
     assert told in str(e.value)
 
 
-def test_all_faults_at_once_and_broken_files(tmp_path: Path) -> None:
-    file = tmp_path / "c.json"
-    file.write_text("{}")
-    with pytest.raises(InputError) as e:
-        read_model(file)
-    assert len(e.value.faults) >= 4
-    for text, told in (("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON")):
-        file.write_text(text)
-        with pytest.raises(InputError, match=told):
-            read_model(file)
-    with pytest.raises(InputError, match="no such file"):
-        read_model(tmp_path / "none.json")
-
-
-@pytest.mark.parametrize(("tp", "told"), [(3, "64 attention heads"), (64, "does not divide the MLP"), (6, "neither")])
-def test_ranks_that_do_not_fit(tmp_path: Path, tp: int, told: str) -> None:
-    raw = json.loads((MODELS / "llama-3-70b.json").read_text())
-    raw |= {"intermediate_size": 96} if tp == 64 else {}
-    raw |= {"num_attention_heads": 60, "head_dim": 64, "num_key_value_heads": 4} if tp == 6 else {}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+@pytest.mark.parametrize(
+    ("name", "change", "family", "tp", "told"),
+    [
+        ("llama-3-70b", {}, "a8w8", 3, "64 attention heads"),
+        ("llama-3-70b", {"intermediate_size": 96}, "a8w8", 64, "does not divide the MLP"),
+        ("llama-3-70b", {"num_attention_heads": 60, "head_dim": 64, "num_key_value_heads": 4}, "a8w8", 6, "neither"),
+        ("llama-3-8b", {}, "batched_bf16", 1, "has no batched GEMMs"),
+        ("llama-3-8b", {}, "fmoe", 1, "has no experts"),
+        ("deepseek-v3", {}, "batched_gemm_a8w8_blockscale_mxscale", 1, "take its shapes from a log"),
+    ],
+)
+def test_what_does_not_fit(tmp_path: Path, name: str, change: dict[str, Any], family: str, tp: int, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        model_shapes(read_model(tmp_path), get_family("a8w8"), [1], tp=tp)
-
-
-def test_m_list() -> None:
-    assert parse_m("16, 1,16") == [16, 1]
-    for bad in ("", "0", "1,,2", "1.5", "-1", "99999999999"):
-        with pytest.raises(InputError, match="--m"):
-            parse_m(bad)
+        model_shapes(read_model(changed(tmp_path, name, **change)), get_family(family), [1], tp=tp)
 
 
 def test_k_that_no_kernel_can_take_is_left_out_with_a_word(tmp_path: Path) -> None:
-    raw = json.loads((MODELS / "llama-3-8b.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 14336 + 16}))
-    found = model_shapes(read_model(tmp_path), get_family("a4w4_blockscale"), [1])
+    wider = read_model(changed(tmp_path, intermediate_size=14336 + 16))
+    found = model_shapes(wider, get_family("a4w4_blockscale"), [1])
     assert all(int(k[2]) % 32 == 0 for k in found.keys)
     assert any(n.startswith("left out down: K is no multiple of 32") for n in found.notes)
 
 
-@pytest.mark.parametrize("family", [f.name for f in FAMILIES.values() if f.format or not f.batched])
-def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(("family", "padded"), [("a8w8", 3), ("fmoe", 1), ("batched_bf16", 1)])
+def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str, padded: int) -> None:
+    """`padded`: shapes that become one point of the grid."""
     out = tmp_path / "out.csv"
     args = ["shapes", "from-model", str(MODELS / "deepseek-v3.json"), "--tp", "8", "--m", "1,5,16", "--family", family]
     result = CliRunner().invoke(app, [*args, "-o", str(out)])
     assert result.exit_code == 0, (result.output, result.exception)
     listed = read_shapes(out, get_family(family))
     assert f"{len(listed.shapes)} shapes of family {family} for one rank of 8" in result.stdout
-    assert not [n for n in listed.notes if "repeats" in n]
-    again = CliRunner().invoke(app, [*args, "-o", str(out)])
-    assert isinstance(again.exception, InputError)
-    assert "is there already" in str(again.exception)
-    padded = CliRunner().invoke(app, [*args, "-o", str(out), "--force", "--pad-m", "--json"])
-    found = json.loads(padded.stdout)
-    assert len(read_shapes(out, get_family(family)).shapes) == found["shapes"]
-    if family.startswith("batched"):
-        assert found["shapes"] == len(listed.shapes)
-    elif family != "fmoe":
-        assert 3 * found["shapes"] == len(listed.shapes)  # 1, 5 and 16 are one point of the grid
-        assert "(67% less to tune)" in str(found["notes"])
-    else:
-        assert [s.key[0] for s in read_shapes(out, get_family(family)).shapes] == [1, 8, 16]
+    assert "is there already" in str(CliRunner().invoke(app, [*args, "-o", str(out)]).exception)
+    found = json.loads(CliRunner().invoke(app, [*args, "-o", str(out), "--force", "--pad-m", "--json"]).stdout)
+    assert padded * len(read_shapes(out, get_family(family)).shapes) == padded * found["shapes"] == len(listed.shapes)
 
 
 def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
@@ -237,9 +191,9 @@ def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
     for more, told in (
         (["--set", "x=1"], "cannot be set"),
         (["--set", "bias"], "write COLUMN=VALUE"),
-        (["--set", "bias=__import__('os')"], "holds a quote"),
         (["--layers", "okv"], "did you mean"),
         (["--json"], "needs -o"),
+        (["--m", "1,,2"], "--m"),
         (["--family", "a4"], "did you mean a4w4_blockscale"),
     ):
         bad = CliRunner().invoke(app, [*base, *more])

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import deploy
+from orchestrator.controller import node_plan
 from orchestrator.errors import InputError
-from orchestrator.families import flags, get_tuner
+from orchestrator.families import get_tuner
 from tests.paths import ROOT
 from worker.tuners import catalog
 
@@ -23,7 +23,7 @@ Installer = Callable[..., None]
 
 
 def forget() -> None:
-    for cached in (catalog.find_tuner, catalog.recorded_tuner, deploy.worker_code):
+    for cached in (catalog.find_tuner, catalog.recorded_tuner, node_plan.worker_code):
         cached.cache_clear()
 
 
@@ -48,14 +48,8 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
     forget()
 
 
-def test_built_in_tuners_have_a_spec_of_their_name() -> None:
-    assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch")
-    for name in catalog.built_in():
-        spec = catalog.find_tuner(name)
-        assert (spec.name, spec.worker_package) == (name, "")
-
-
 def test_a_tuner_imports_nothing_heavy_before_it_is_opened() -> None:
+    assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch")
     code = (
         "import sys\nfrom worker.tuners import catalog\n"
         "for name in catalog.built_in():\n    catalog.find_tuner(name).create()\n"
@@ -63,14 +57,6 @@ def test_a_tuner_imports_nothing_heavy_before_it_is_opened() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == ""
-
-
-def test_flags_are_those_of_the_specs() -> None:
-    assert {flag.flag: tuners for flag, tuners in flags().values()} == {
-        "--search": ("aiter-triton",), "--budget": ("aiter-triton", "torch"),
-        "--again": ("aiter-triton", "torch"), "--warmup": ("aiter",), "--iters": ("aiter",),
-        "--tuner-timeout": ("aiter",), "--batch": ("aiter",), "--split-k": ("aiter",), "--tuner-arg": ("aiter",),
-    }  # fmt: skip
 
 
 def test_bench_has_a_command_of_its_own() -> None:
@@ -114,20 +100,18 @@ def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path, m
     put()
     package = tmp_path / "their_tuner"
     (package / "kernel.cl").write_text("one")
-    (package / "__pycache__").mkdir(exist_ok=True)
-    (package / "__pycache__" / "x.pyc").write_text("")
-    plain, first = deploy.worker_code()[0], deploy.worker_code("their_tuner")
+    plain, first = node_plan.worker_code()[0], node_plan.worker_code("their_tuner")
     assert {n for n in first[1] if not n.startswith("worker/")} == {
         "their_tuner/__init__.py", "their_tuner/kernel.cl",
         "their_tuner-0.dist-info/METADATA", "their_tuner-0.dist-info/entry_points.txt",
     }  # fmt: skip
     (package / "kernel.cl").write_text("two")
     forget()
-    assert len({plain, first[0], deploy.worker_code("their_tuner")[0]}) == 3
-    monkeypatch.setattr(deploy, "LARGEST_PACKAGE", 2)
+    assert len({plain, first[0], node_plan.worker_code("their_tuner")[0]}) == 3
+    monkeypatch.setattr(node_plan, "LARGEST_PACKAGE", 2)
     forget()
     with pytest.raises(InputError, match="has more than 0 MiB"):
-        deploy.worker_code("their_tuner")
+        node_plan.worker_code("their_tuner")
     (tmp_path / "one_file.py").write_text("")
     with pytest.raises(InputError, match="one_file of the tuner is no folder"):
-        deploy.worker_code("one_file")
+        node_plan.worker_code("one_file")

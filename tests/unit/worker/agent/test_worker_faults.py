@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import subprocess
 import time
@@ -82,21 +81,6 @@ def test_an_agent_that_is_killed_takes_its_tuner_and_costs_one_line_at_most(tmp_
         assert (ended["outcome"], ended["in_flight"]) == ("worker_died", 2)
         assert [r["shape"] for r in n.of("a-1", "shape_tuned")] == [1]
         assert n.wait_ended("a-2")["outcome"] == "done"
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason", "status"), [("wrong", "wrong_result", "wrong"), ("no_candidate", "no_candidate", "error")]
-)
-def test_a_verdict_is_no_fault(tmp_path: Path, kind: str, reason: str, status: str) -> None:
-    with node(tmp_path, options=fault(kind, match={"M": [1, 3]})) as n:
-        n.put("a-1", shapes=3)
-        n.start()
-        assert n.wait_ended("a-1")["outcome"] == "done"
-        failed = n.of("a-1", "shape_failed")
-        assert [(r["shape"], r["reason"]) for r in failed] == [(1, reason), (3, reason)]
-        assert [r["shape"] for r in n.of("a-1", "shape_tuned")] == [2]
-        rows = [r["row"] for r in n.of("a-1", "row") if r["shape"] == 1]
-        assert [r["status"] for r in rows].count(status) >= 3
 
 
 @pytest.fixture
@@ -185,30 +169,15 @@ def test_a_full_disk_loses_nothing_and_the_work_goes_on_when_there_is_space(smal
 def test_a_group_run_by_hand(tmp_path: Path) -> None:
     group = tmp_path / "group.json"
     shapes = tuple(SpecShape(i, {"M": i, "N": 64, "K": 32}) for i in (1, 2))
-    python = next(iter(interpreters().values()))
-
-    def run(*args: str) -> subprocess.CompletedProcess[str]:
-        argv = [python, "-m", "worker", "run", str(group), "--node-dir", str(tmp_path), *args]
-        return subprocess.run(argv, capture_output=True, text=True, check=False)
-
-    group.write_bytes(Spec(attempt="g-1", run="r", epoch=1, tuner="replay", shapes=shapes).dumps())
-    done = run()
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines[0].startswith("tuner replay is ready after ")
-    assert lines[1].startswith("canary passed: ")
-    assert re.fullmatch(r"shape 1 M=1 N=64 K=32: [\d.]+ us, [\d.e-]+ TFLOPS, \w+ \(of 4 candidates\)", lines[2])
-    assert lines[-2].startswith("done: 2 of 2 shapes tuned in ")
-    assert (tmp_path / "attempts" / "g-1" / "records.jsonl").read_bytes().count(b'"shape_tuned"') == 2
-
     options = {"replay": fault("wrong", match={"M": 1})}
     group.write_bytes(Spec(attempt="g-2", run="r", epoch=1, shapes=shapes, options=options).dumps())
-    some = run("--tuner", "faulty")
-    assert some.returncode == 1
-    assert "shape 1 M=1 N=64 K=32: wrong_result, 3 of 4 candidates off" in some.stdout
-    assert "done: 1 of 2 shapes tuned" in some.stdout
-    nameless = run()
+    argv = [next(iter(interpreters().values())), "-m", "worker", "run", str(group), "--node-dir", str(tmp_path)]
+    done = subprocess.run([*argv, "--tuner", "faulty"], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stderr
+    for line in (
+        "tuner faulty is ready after ", "canary passed: ", "shape 1 M=1 N=64 K=32: wrong_result, 3 of 4 candidates off",
+        "shape 2 M=2 N=64 K=32: ", "(of 4 candidates)", "done: 1 of 2 shapes tuned in ", "records: /",
+    ):  # fmt: skip
+        assert line in done.stdout
+    nameless = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert (nameless.returncode, nameless.stderr) == (2, f"worker run: {group}: no tuner is named; use --tuner\n")
-    group.write_text("{}")
-    bad = run()
-    assert (bad.returncode, "missing field 'attempt'" in bad.stderr) == (2, True)

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.bench.request import config_sets
-from tests.standins.triton_tree import make
-from tests.standins.triton_tree import values as small
 from tests.support.config_tree import text_of, tree, values, winners
 from worker.aiter_tree.locate import Tree, tree_at
 from worker.bench import backends as on_node
-from worker.bench.case import parse
 from worker.bench.tuner import PROBE, BenchTuner
 from worker.protocol.bench import Options
 from worker.triton_configs.resolve import CONFIGS, Resolver
@@ -74,17 +71,6 @@ def test_a_set_that_does_not_fit_the_tree_is_unavailable_with_the_reason(real: T
     with pytest.raises(UnavailableError, match="lies outside of the tree"):
         on_node.with_configs(real, outside, tmp_path / "copy")
     assert not (tmp_path / "y.json").exists()
-
-
-def test_the_config_of_a_case_is_named_by_file_bucket_and_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = make(tmp_path / "tree", {"DEFAULT.json": {"M_LEQ_16": small(), "any": small(32, cache_modifier=".cg")}})
-    monkeypatch.setattr(on_node, "find_function", lambda places: (lambda: 90, ""))
-    case = parse("a16w16", {"M": 40, "N": 64, "K": 128}, "aiter-triton")
-    at = "90/triton/gemm/gemm_a16w16/DEFAULT.json"
-    assert on_node.config_read(root, "gemm_a16w16", case) == f"{at} any 32x32x32_g1_k1_w4_s2_cg"
-    assert on_node.config_read(root, "another", case) == on_node.config_read(tmp_path, "gemm_a16w16", case) == ""
 
 
 def test_each_side_gets_its_variables_and_its_set_and_the_probe_tells_both(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench import request
-from orchestrator.controller.deploy import node_files
+from orchestrator.controller.node_plan import node_files
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.paths import RunConfig
 from tests.paths import TEST_DATA
@@ -25,10 +25,8 @@ GEMM, REDUCE = "_gemm_afp4wfp4_kernel_BLOCK_SIZE_M_256.kd", "_gemm_afp4wfp4_redu
     ("runs", "rule", "us", "status", "more"),
     [
         ([100.0, 104.0, 102.0], Rule(), 102.0, "ok", False),
-        ([97.5, 100.0, 102.5], Rule(), 100.0, "ok", False),
         ([97.4, 100.0, 102.6], Rule(), 100.0, "unstable", True),
         ([100.0, 130.0, 101.0, 150.0, 102.0], Rule(), 101.0, "ok", False),  # the three that agree best
-        ([100.0, 120.0, 140.0, 160.0, 180.0], Rule(), 160.0, "unstable", False),
         ([100.0, 100.0], Rule(), 100.0, "short", True),
         ([7.0], Rule(1, 0), 7.0, "ok", False),
     ],
@@ -52,10 +50,8 @@ def test_rounds_are_drawn_anew_and_only_who_does_not_agree_runs_again_with_its_p
     assert len(set(orders[:3])) > 1
 
 
-# --- rocprofv3: files written by hand in the documented format with made-up times; none is from a run of ours ------
-
-
 def trace(folder: Path, text: str = "") -> Path:
+    """A trace written by hand in the documented format with made-up times; none is from a run of ours."""
     (folder / "host" / "17").mkdir(parents=True)
     path = folder / "host" / "17" / "one_kernel_trace.csv"
     shutil.copy(TEST_DATA / "bench" / path.name, path)
@@ -80,17 +76,13 @@ def test_a_trace_leaves_the_warm_up_out_and_kernels_are_selected_by_name(tmp_pat
 
 
 def test_without_a_trace_or_the_tool_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for text, says in (("k,1\n", r"_trace\.csv:2: "), ("k,1,x\n", r"_trace\.csv:2: ")):
-        with pytest.raises(Refused, match=says):
-            per_call_us(trace(tmp_path / f"bad{len(text)}", text))
+    with pytest.raises(Refused, match=r"_trace\.csv:2: "):
+        per_call_us(trace(tmp_path / "bad", "k,1\n"))
     with pytest.raises(Refused, match="there were: none"):
         per_call_us(tmp_path / "nothing")
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Refused, match="rocprofv3 is neither in PATH"):
         profiler_argv(["python"], tmp_path)
-
-
-# --- long texts ---------------------------------------------------------------------------------------------------
 
 
 def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.agent.attempt import MessageCheck
 from worker.agent.records import encode
 from worker.protocol import (
     MAX_RECORD_BYTES,
@@ -23,12 +22,10 @@ from worker.protocol import (
     Spec,
     SpecShape,
     TableKernel,
-    is_wanted,
     parse_record,
     record,
     withheld_list,
 )
-from worker.tuners.base import Emit
 
 GOOD = {"attempt": "g0001-1", "run": "r", "epoch": 1, "protocol": 1, "shapes": [{"id": 1, "key": {"M": 1}}]}
 ASM, CK = ["asm", "7", ""], ["ck", "3", "0"]
@@ -71,15 +68,12 @@ def test_a_spec_survives_the_way(spec: Spec, only: list[dict[str, str]]) -> None
     assert spec.only_of(10) is None
 
 
-@given(st.binary(max_size=200) | json_values.map(lambda v: json.dumps(v).encode()))
-def test_what_is_no_spec_is_a_protocol_error(data: bytes) -> None:
+@given(st.sampled_from(sorted(Spec.__slots__)), json_values, st.binary(max_size=200))
+def test_a_spec_with_one_odd_field_loads_or_is_a_protocol_error(name: str, value: Any, noise: bytes) -> None:
     for load in (Spec.loads, NodeConfig.loads, parse_record):
-        with pytest.raises(ProtocolError):
-            load(data)
-
-
-@given(st.sampled_from(sorted(Spec.__slots__)), json_values)
-def test_a_spec_with_one_odd_field_loads_or_is_a_protocol_error(name: str, value: Any) -> None:
+        for none in (noise, json.dumps(value).encode()):
+            with pytest.raises(ProtocolError):
+                load(none)
     data = json.dumps({**GOOD, name: value}).encode()
     try:
         spec = Spec.loads(data)
@@ -95,28 +89,20 @@ def test_a_spec_with_one_odd_field_loads_or_is_a_protocol_error(name: str, value
         ({"epoch": -1}, "epoch is negative"),
         ({"protocol": 2}, "protocol 2, this worker speaks 1"),
         ({"attempt": "../../etc"}, "attempt is not a plain name"),
-        ({"attempt": "a\n"}, "attempt is not a plain name"),
         ({"kind": "shell"}, "kind 'shell' is neither group nor canary"),
         ({"shapes": []}, "a group without shapes"),
-        ({"grace_s": float("nan")}, "grace_s must be positive"),
         ({"watchdog_s": float("inf")}, "watchdog_s must be positive"),
-        ({"err_ratio": 1.5}, "err_ratio must be between 0 and 1"),
-        ({"group": "g" * 201}, "group is longer than 200 characters"),
         ({"command": "rm", "group": 1}, "unknown field 'command'; group is int, not str"),
         ({"shapes": [{"id": 1, "key": {"M": 1.5}}]}, "shapes[0].key holds more than numbers and text"),
-        ({"shapes": [{"id": "1", "key": {}}]}, "shapes[0] is not {id, key}"),
         ({"shapes": [{"id": 1, "key": {}}, {"id": 1, "key": {}}]}, "shapes[1] repeats id 1"),
         ({"shapes": [0] * 30}, "and 10 more"),
         ({"only": {"3": [KERNEL]}}, "only['3'] is no shape of the spec"),
-        ({"only": {"1": []}}, "only['1'] is not a list of kernels"),
         (
             {"only": {"1": [{**KERNEL, "more": "1"}]}},
             "only['1'] has a kernel that is not {libtype, number, name, split}",
         ),
-        ({"only": {"1": [{**KERNEL, "number": 3}]}}, "a kernel of only['1'] holds more than strings"),
         ({"only": {"1": [{**KERNEL, "name": "a" * 401}]}}, "a kernel of only['1'] holds more than strings"),
         ({"refuted": [VERDICT] * (MAX_VERDICTS + 1)}, "refuted has more than 256 entries"),
-        ({"confirmed": ["x"]}, "confirmed[0] is not a mapping"),
         ({"confirmed": [{**VERDICT, "slot": 1}]}, "confirmed[0]: slot is int, not str"),
         ({"confirmed": [{**VERDICT, "key": [1]}]}, "confirmed[0].key holds more than strings"),
     ],
@@ -129,12 +115,10 @@ def test_a_bad_spec_says_what_is_wrong(change: dict[str, Any], says: str) -> Non
         Spec.loads(b" " * (MAX_SPEC_BYTES + 1))
 
 
-@given(st.integers(0, 99999999), st.sampled_from(["any", "0", "17", "9999"]), plain_names)
-def test_inbox_names_survive_and_sort_by_number(seq: int, slot: str, attempt: str) -> None:
-    name = InboxName(seq, slot, attempt)
-    assert InboxName.parse(str(name)) == name
-    assert (str(name) < str(InboxName(50_000_000, "any", "a"))) == (seq < 50_000_000) or seq == 50_000_000
-    assert [name.claimable_by(s) for s in ("17", "7")] == [slot in ("any", "17"), slot == "any"]
+def test_inbox_names_survive_sort_by_number_and_say_who_may_claim() -> None:
+    names = [InboxName(i, slot, "g-1") for i, slot in ((1, "any"), (20, "0"), (300, "17"), (99999999, "9999"))]
+    assert [InboxName.parse(text) for text in sorted(map(str, reversed(names)))] == names
+    assert [n.claimable_by("17") for n in names] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
@@ -152,12 +136,9 @@ def test_other_names_are_no_specs(text: str) -> None:
     ("change", "says"),
     [
         ({"slots": {"gpu0": {}}}, "slot 'gpu0' is not a number of up to four digits"),
-        ({"slots": {"0": {"A": 1}}}, "slots['0'] is not a mapping of environment variables"),
         ({"slots": {"0": {"A=B": "1"}}}, "slots['0'] is not a mapping of environment variables"),
         ({"slots": {"0": {"A": "a\0b"}}}, "slots['0'] is not a mapping of environment variables"),
-        ({"slots": {"0": []}}, "slots['0'] is not a mapping of environment variables"),
         ({"idle_exit_s": -1}, "idle_exit_s must be 0 to"),
-        ({"canary_timeout_s": float("nan")}, "canary_timeout_s must be positive"),
         ({"options": []}, "options is list, not dict"),
     ],
 )
@@ -185,11 +166,9 @@ def test_every_record_type_survives_with_its_fields_and_no_others() -> None:
     ("line", "says"),
     [
         (b'{"type":"canary","t":1}', "canary without ok, us, detail, attempt"),
-        (b'{"type":["row"],"t":1}', "without a known type"),
         (b'{"type":"nonsense","t":1}', "without a known type"),
         (b'{"type":"worker_stopped","why":"","t":NaN}', "without a time"),
         (b'{"type":"worker_st', "is not JSON"),
-        (b"\xff", "is not JSON"),
         (b"[]", "not a JSON object"),
         (b" " * (MAX_RECORD_BYTES + 1), "record of"),
     ],
@@ -197,20 +176,6 @@ def test_every_record_type_survives_with_its_fields_and_no_others() -> None:
 def test_a_bad_record_is_refused(line: bytes, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
         parse_record(line)
-
-
-def test_a_kernel_of_a_table_is_found_by_name_and_split() -> None:
-    only = [TableKernel("ck", "3", "ck_a", "2")]
-    wanted = [
-        is_wanted(only, "ck_a", "2"),
-        is_wanted(only, "ck_a"),
-        is_wanted(None, "any"),
-        is_wanted(only, "ck_a", "0"),
-    ]
-    assert wanted == [True, True, True, False]  # a tuner may have no split-K beside the name
-
-
-# --- candidates that were left out --------------------------------------------------------------------------------
 
 
 def entry(*candidate: str, **more: Any) -> dict[str, Any]:
@@ -226,25 +191,7 @@ def test_a_withheld_list_is_capped_says_so_and_fits_into_a_record() -> None:
     assert (0 < len(kept) < 64, len(kept) + more) == (True, 64)
     made = record("shape_failed", 1.0, attempt="a", shape=1, reason="no_candidate", detail="", withheld=kept)
     assert parse_record(encode(made)) == made
-
-
-@pytest.mark.parametrize(
-    "change",
-    [{"outcome": "tired"}, {"source": "hearsay"}, {"t": -1}, {"t": True}, {"slot": 0}, {"key": []}, {"detail": None}],
-)
-def test_a_bad_entry_is_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ProtocolError):
-        withheld_list([entry("a", **change)])
-
-
-def test_an_attempt_tells_what_it_left_out() -> None:
-    said: list[dict[str, Any]] = []
-    emit, course = Emit(said.append), MessageCheck(Spec("a", "r", 1, shapes=(SpecShape(1, {}), SpecShape(2, {}))))
-    emit.started(1)
-    emit.tuned(1, {"us": 2.0}, candidate=CK, withheld=[entry(*ASM)])  # type: ignore[list-item]
-    emit.started(2)
-    emit.failed(2, "no_candidate", "none", withheld=[entry(*ASM), entry(*CK)])  # type: ignore[list-item]
-    _, tuned, _, failed = (course.take(json.loads(json.dumps(m)), 1.0) or {} for m in said)
-    assert tuned["candidate"] == CK
-    assert tuned["withheld"] == [{**entry(*ASM), "source": "attempt", "confirmed": False}]
-    assert [e["candidate"] for e in failed["withheld"]] == [ASM, CK]
+    wrongs: tuple[dict[str, Any], ...] = ({"outcome": "tired"}, {"source": "x"}, {"t": True}, {"slot": 0}, {"key": []})
+    for wrong in wrongs:
+        with pytest.raises(ProtocolError):
+            withheld_list([entry("a", **wrong)])
