@@ -97,7 +97,8 @@ def analyze(
             },
         },
         "inputs": [
-            {"name": f.source.name, "bytes": f.source.size, "rows": f.rows, "malformed": f.lines.malformed}
+            {"name": f.source.name, "bytes": f.source.path.stat().st_size, "rows": f.rows,
+             "malformed": f.lines.malformed}
             for f in files
         ],
         "notes": list(dict.fromkeys(notes)),
@@ -148,7 +149,7 @@ def _row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | str],
     return {
         "shape": "", "key": dict(zip(family.key_names, key, strict=True)), "gfx": gfx, "cu_num": cu_num, "backends": {},
         "best": None, "asm_over_best_other": None, "roofline": None, "left_out": _counted(counts),
-        "worst_err_ratio": None, "beyond_err_ratio": [], "wrong_was_faster": False,
+        "beyond_err_ratio": [], "wrong_was_faster": False,
     }  # fmt: skip
 
 
@@ -178,7 +179,6 @@ def _judge(rows: Sequence[Row], sources: InputTables, chip: str | None, notes: l
         if LEAD in of and (other := next((us for us, b in ranked if b != LEAD), None)):
             r["asm_over_best_other"] = other / of[LEAD]["us"]
         if wrong := r["beyond_err_ratio"]:
-            r["worst_err_ratio"] = max((w["err_ratio"] for w in wrong if w["err_ratio"] is not None), default=None)
             r["wrong_was_faster"] = not ranked or min(w["us"] for w in wrong) < ranked[0][0]
         if device in limits and (roof := limits[device](key)):
             share = of[won]["tflops"] / roof.tflops if won else None

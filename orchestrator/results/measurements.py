@@ -49,12 +49,11 @@ _SIZES = {"m", "n", "k"}, {"token", "model_dim", "inter_dim"}
 
 @dataclass(frozen=True, slots=True)
 class InputTable:
-    """A file to read. `name`: as it is shown; `size` in bytes; `family`: None where nothing shows it."""
+    """A file to read. `name`: as it is shown; `family`: None where nothing shows it."""
 
     path: Path
     name: str
     header: tuple[str, ...]
-    size: int
     family: Family | None
 
 
@@ -113,7 +112,7 @@ class _Finder:
         if hint is None:
             with suppress(TunedDBError):
                 hint = family_of(path)
-        self.found.append(InputTable(path, name or escaped(path.name), header, path.stat().st_size, hint))
+        self.found.append(InputTable(path, name or escaped(path.name), header, hint))
 
     def folder(self, folder: Path) -> None:
         """A plain folder. Raises InputError where it holds nothing to read, or a damaged table."""

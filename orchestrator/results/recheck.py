@@ -198,8 +198,7 @@ def _judged(
 
 def _beaten(now: float, by: float) -> bool:
     """True where a merge would replace a kernel by one that was measured beside it."""
-    rule = decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")
-    return rule.action == "replaced"
+    return decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")[0] == "replaced"
 
 
 SIGMA = 1.4826

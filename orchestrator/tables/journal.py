@@ -20,7 +20,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -170,18 +169,6 @@ def _changed(a: os.stat_result, b: os.stat_result) -> bool:
     return (a.st_mtime_ns, a.st_size, a.st_ino) != (b.st_mtime_ns, b.st_size, b.st_ino)
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """A merge into a tree that was undone. `restored`: files that are as before; `removed`: files that the merge had
-    made; `left`: merges before it."""
-
-    run: str
-    time: str
-    restored: tuple[str, ...]
-    removed: tuple[str, ...]
-    left: int
-
-
 class Journal:
     """The merges into a tree of config files, at `path`."""
 
@@ -208,9 +195,12 @@ class Journal:
         for path, (before, after) in texts.items():
             write_atomic(path, after, like=path.stat() if before is not None else None)
 
-    def take_back(self) -> TakenBack:
-        """Take back the last merge; the caller holds the lock. Raises InputError if no merge is noted, or if a file was
-        changed since."""
+    def take_back(self) -> dict[str, Any]:
+        """Take back the last merge; the caller holds the lock. The document of `configs undo`: `restored` are the files
+        that are as before, `removed` those that the merge had made, `left` counts the merges before it.
+
+        Raises InputError if no merge is noted, or if a file was changed since.
+        """
         lines = self._lines()
         if not lines:
             raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
@@ -241,7 +231,8 @@ class Journal:
         restored, removed = (
             tuple(name for name, _, before in changed if (before is None) is made) for made in (False, True)
         )
-        return TakenBack(str(last.get("run", "")), str(last.get("time", "")), restored, removed, len(rest))
+        of = {name: str(last.get(name, "")) for name in ("run", "time")}
+        return {**of, "restored": restored, "removed": removed, "left": len(rest)}
 
     def _lines(self) -> list[str]:
         return self.path.read_text().splitlines() if self.path.exists() else []
