@@ -15,7 +15,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.tables.export import FORMS, Form, model_names, usual_form
+from orchestrator.tables.export import FORMS, Form, model_names
 from orchestrator.tables.locate import family_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from worker.families import FAMILIES, Family
@@ -81,6 +81,10 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         ((a, same, "--at", "/t"), r"two tables would be /t/a\.csv"),
         ((a, "-o", tmp_path, "--family", A4W4.name, "--model", "x", "--env"), "excludes --env and --at"),
         ((a, "--model", "x", "--form", "upside-down"), "give model-first or table-first"),
+        *(
+            ((a, "--family", A4W4.name, "--model", bad), "--model")
+            for bad in ("../x", "my_untuned", "x_bf16_tuned_gemm")
+        ),
         ((a, "--gfx", "gfx950"), "together"),
         ((a, "-i", inventory), "give gfx and cu_num"),
         ((mixed,), r"m\.csv:3: torch_lut256_t2 is a kernel of gemmfleet's tuner torch"),
@@ -150,25 +154,6 @@ def test_aiter_finds_the_names_and_takes_them_for_no_other_family(family: Family
         assert fnmatch.fnmatch(tuned, f"*{Path(other.tuned_csv).stem}*.csv") == (other is family)
     assert "untuned" not in tuned
     assert Path(family.untuned_csv).stem in untuned
-
-
-@pytest.mark.parametrize(
-    ("model", "family", "types", "name"),
-    [
-        ("dsv3", "a4w4_blockscale", "", "dsv3_a4w4_blockscale_tuned_gemm.csv"),
-        ("qwen3_235b", "a8w8_blockscale", "", "a8w8_blockscale_tuned_gemm_qwen3_235b.csv"),
-        ("llama70B", "a16w16", "", "llama70B_bf16_tuned_gemm.csv"),
-        ("dsv3", "fmoe", "torch.float4_e2m1fn_x2", "dsv3_fp4_tuned_fmoe.csv"),
-        ("gptoss", "fmoe", "torch.bfloat16", "gptoss_a16w4_tuned_fmoe.csv"),
-    ],
-)
-def test_names_as_shipped(model: str, family: str, types: str, name: str) -> None:
-    """aiter/configs/model_configs at e4048607a5."""
-    of, rows = get_family(family), [{"q_dtype_a": types, "q_dtype_w": "torch.float4_e2m1fn_x2"}]
-    assert model_names(model, of, usual_form(of), rows)[0] == name
-    for bad in ("", "../x", "a b", "my_untuned", "a" * 90):
-        with pytest.raises(InputError, match="--model"):
-            model_names(bad, of, "model-first")
 
 
 def test_model_files_and_their_neighbours(tmp_path: Path) -> None:

@@ -230,27 +230,6 @@ def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
     assert set(tmp_path.glob("*.bak")) == kept
 
 
-@pytest.mark.parametrize(
-    ("content", "fault"),
-    [
-        (f'{HEADER}\n{line(1, "fast")}\n"{line(1, "5")}\n', r"(?s)new.csv:2: us is 'fast'.*new.csv:3: is no CSV line"),
-        (f"{HEADER},stage\n", r"new.csv:1: times single stages"),
-        (f"{HEADER}\n" + "x" * (2 << 20), r"new.csv:2: is longer than 1 MB, which no row is"),
-    ],
-)
-def test_newcomers_that_cannot_be_read_are_named_and_nothing_is_written(
-    tmp_path: Path, content: str, fault: str
-) -> None:
-    db = table(tmp_path, line(1, "100.0"))
-    before = db.read_bytes()
-    bad = tmp_path / "new.csv"
-    bad.write_text(content)
-    with pytest.raises(TunedDBError, match=fault):
-        merged(db, bad)
-    assert db.read_bytes() == before
-    assert not list(tmp_path.glob("*.bak"))
-
-
 def test_short_rows_of_aiters_are_filled_up_as_it_does(tmp_path: Path) -> None:
     rows = [line(1, "5.0").rsplit(",", 2)[0], line(2, "5.0")]
     s = open_sources([csv(tmp_path / "new.csv", *rows)], [], None, A8W8.name)
