@@ -148,18 +148,15 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     """Judge the rows of a recheck by what its run measured. `path`: of `write_rows`."""
     document: dict[str, Any] = json.loads(path.read_bytes())
     wanted = {int(i): r for i, r in document["rows"].items()}
+    candidates = (row for row in ledger.profile_rows() if not row.winner and row.shape in wanted)
     measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
-    for row in ledger.profile_rows():
-        named = (row.kernel_name, str(row.row.get("splitK", 0)))
-        if not row.winner and row.shape in wanted:
-            best = measured[row.shape].setdefault(named, row)
-            if _us(row) < _us(best):
-                measured[row.shape][named] = row
+    for (shape, named), row in best(candidates, lambda r: (r.shape, _named(r)), _us).items():
+        measured[shape][named] = row
     names: dict[int, Named] = {i: (r["kernels"][0][2], r["kernels"][0][3]) for i, r in wanted.items()}
     rows_now = {i: measured[i][name] for i, name in names.items() if name in measured[i]}
     ratios = [_us(row) / wanted[i]["us"] for i, row in rows_now.items() if _us(row) != INF]
     drift = median(ratios) if len(ratios) >= FEW else 1.0
-    winners = {w.shape: (w.kernel_name, str(w.row.get("splitK", 0))) for w in ledger.winners()}
+    winners = {w.shape: _named(w) for w in ledger.winners()}
     rows = tuple(
         _judged(s, wanted[s.id]["us"], names[s.id], measured[s.id], winners.get(s.id), drift * (1 + document["slower"]))
         for s in ledger.shapes()
@@ -169,6 +166,10 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
 
 
 INF = float("inf")
+
+
+def _named(row: ProfileRow) -> Named:
+    return row.kernel_name, str(row.row.get("splitK", 0))
 
 
 def _us(row: ProfileRow) -> float:
