@@ -195,19 +195,13 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
     """
     faults: list[str] = []
     for transport, docker_command in _engines(inventory):
-        client: Docker | None = None
+        options = DockerOptions(image, docker_command=docker_command, pull="never")
         try:
-            options = DockerOptions(image, docker_command=docker_command, pull="never")
-            transport.connect()
-            client = Docker(transport, options, SILENCE_S)
-            _copy(client, image, folder, parts)
-            return
+            with connected(transport), contextlib.closing(Docker(transport, options, SILENCE_S)) as client:
+                _copy(client, image, folder, parts)
+                return
         except (NodeError, ValueError) as e:
             faults.append(str(e))
-        finally:
-            if client is not None:
-                client.close()
-            transport.close()
     raise InputError([
         *(f"--build {image}: {fault}" for fault in faults),
         f"--build {image}: is no folder here, and no such image could be read; pull it first, name nodes that have it"
