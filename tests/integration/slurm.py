@@ -126,7 +126,8 @@ class SlurmCluster:
         self._spawn("munged", "setpriv", f"--reuid={munge.pw_uid}", f"--regid={munge.pw_gid}", "--clear-groups",
                     "munged", "--foreground", "--socket", str(folder / "socket"), *files)  # fmt: skip
         wait_until((folder / "socket").exists, "munged listens")
-        self.start_controller()
+        self._spawn("slurmctld", "slurmctld", "-D")
+        wait_until(lambda: self.run("scontrol", "ping", check=False).returncode == 0, "slurmctld answers")
         for node in self.nodes:
             self._start_node(node)
         self.wait_idle()
@@ -137,16 +138,6 @@ class SlurmCluster:
         for process in reversed(self._daemons.values()):
             process.kill()
             process.wait()
-
-    def start_controller(self) -> None:
-        self._spawn("slurmctld", "slurmctld", "-D")
-        wait_until(lambda: self.run("scontrol", "ping", check=False).returncode == 0, "slurmctld answers")
-
-    def stop_controller(self) -> None:
-        """It answers no more; the jobs go on."""
-        process = self._daemons.pop("slurmctld")
-        process.terminate()
-        process.wait()
 
     def _start_node(self, node: SlurmNode) -> None:
         script = 'hostname "$1" && exec slurmd -D -N "$1"'
@@ -221,8 +212,6 @@ class SlurmCluster:
 
     def mend(self) -> None:
         """As a test found it: every daemon runs, no job is there, every node is idle."""
-        if "slurmctld" not in self._daemons:
-            self.start_controller()
         for node in self.nodes:
             if node.process is None or node.process.poll() is not None:
                 self._start_node(node)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -15,17 +15,13 @@ from orchestrator.controller import pools
 from orchestrator.controller.drive import drive
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.controller.runs import polled_status
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.leases import keeper
-from orchestrator.leases.base import EndCause
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.view.explain import explain
 from tests.support.processes import kill_in
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import PATIENCE_S, wait_until
-
-Kind = TypeVar("Kind", bound=Record)
 
 
 class LeasedRun:
@@ -56,10 +52,6 @@ class LeasedRun:
         self._thread.join(PATIENCE_S)
         assert (self.state, self.tuned()) == ("finished", 24)
 
-    def records(self, kind: type[Kind]) -> list[Kind]:
-        with Ledger.open(self.paths.ledger) as ledger:
-            return [r for _, r in ledger.journal_records() if isinstance(r, kind)]
-
     def tuned(self) -> int:
         with Ledger.open(self.paths.ledger) as ledger:
             return ledger.counts().tuned
@@ -79,20 +71,6 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     # a scheduler would have ended the processes of its leases
     for node in tmp_path.glob("pool-*"):
         kill_in(node)
-
-
-def test_a_lease_that_the_scheduler_takes_back_costs_nobody_anything(make_run: Callable[..., LeasedRun]) -> None:
-    run = make_run(Scheduler(grants=True))
-    run.start()
-    wait_until(run.tuned, "the first lease works")
-    run.scheduler.end("1", EndCause.PREEMPTED)
-    run.finish()
-    nodes = [(e.node, e.host, e.lease) for e in run.records(NodeExpected)]
-    assert nodes == [("pool-1", "g1", "1"), ("pool-2", "g2", "2")]
-    assert [(e.node, e.cause, e.charged) for e in run.records(LeaseEnded)] == [("pool-1", "preempted", False)]
-    assert run.scheduler.held() == [], "nothing is left in the queue"
-    assert sorted(r.shape for r in run.records(ShapeTuned)) == [*range(1, 25)], "nothing is measured again"
-    assert not run.records(FailShape), "nobody is suspected"
 
 
 def test_cancel_of_a_run_without_a_controller_gives_its_leases_back(make_run: Callable[..., LeasedRun]) -> None:
