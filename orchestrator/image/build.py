@@ -28,7 +28,8 @@ from orchestrator.inventory.model import Node
 from orchestrator.tables.locate import family_of
 from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
-from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
+from orchestrator.transport.base import RemoteFile, Transport, connected
+from orchestrator.transport.local import LocalTransport
 from worker.aiter_tree.kernels import MODULES
 from worker.aiter_tree.locate import PLACES
 

@@ -84,14 +84,9 @@ class LocalTransport:
 
 def _make_folder(path: Path) -> None:
     """Make a folder and those above it, each 0700."""
-    try:
-        path.mkdir(mode=0o700)
-    except FileNotFoundError:
-        _make_folder(path.parent)
-        _make_folder(path)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
+    for folder in () if path.is_dir() else (*reversed(path.parents), path):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
 
 
 def _write(path: Path, file: RemoteFile) -> None:

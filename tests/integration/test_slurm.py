@@ -19,8 +19,9 @@ from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
-from orchestrator.transport import RemoteFile, SshTransport, connected
+from orchestrator.transport.base import RemoteFile, connected
 from orchestrator.transport.exec import ExecTransport
+from orchestrator.transport.ssh import SshTransport
 from tests.integration.slurm import GPUS, PARTITION, SlurmCluster
 from tests.integration.sshd import NO_BASHRC, light_fleet
 from tests.waiting import wait_until

@@ -24,7 +24,7 @@ RIGHTS = (
     *(f"--security-opt={name}=unconfined" for name in ("seccomp", "apparmor", "systempaths")),
     "--device-cgroup-rule=a *:* rwm",
 )  # fmt: skip
-"""What nodes need. Not `--privileged`: a machine that is a container itself may not have all that this asks for."""
+"""Rights of a node. Not `--privileged`: a machine that is a container itself may not have all that this asks for."""
 
 
 class HeavyFleet:

@@ -12,7 +12,8 @@ import pytest
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
-from orchestrator.transport import Completed, LocalTransport
+from orchestrator.transport.base import Completed
+from orchestrator.transport.local import LocalTransport
 
 SINFO = """\
 gpu*|96|1000000|gpu:mi300x:8(S:0-1),nic:2|1-12:00:00
