@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,27 +33,22 @@ SPEC = EngineSpec(
     scripts={**PROCESS.scripts, "launch.sh": Path(__file__).with_name("launch.sh.j2")},
 )
 """
-Installer = Callable[..., None]
 
 
 @pytest.fixture
-def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
-    """Installs a package `their_engine` with an entry point."""
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package `their_engine` with an entry point is installed."""
+    for name, text in (
+        ("their_engine/__init__.py", SPEC),
+        ("their_engine/launch.sh.j2", "#!/bin/sh\necho {{ engine_options.queue | quote }} {{ run | quote }}\n"),
+        ("their_engine-1.dist-info/METADATA", "Metadata-Version: 2.1\nName: their_engine\nVersion: 1\n"),
+        ("their_engine-1.dist-info/entry_points.txt", "[gemmfleet.engines]\nmine = their_engine:SPEC\n"),
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     engines.find_engine.cache_clear()
-
-    def install(name: str = "mine", code: str = SPEC) -> None:
-        package = tmp_path / "their_engine"
-        package.mkdir()
-        (package / "__init__.py").write_text(code)
-        (package / "launch.sh.j2").write_text("#!/bin/sh\necho {{ engine_options.queue | quote }} {{ run | quote }}\n")
-        facts = tmp_path / "their_engine-1.dist-info"
-        facts.mkdir()
-        (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: their_engine\nVersion: 1\n")
-        (facts / "entry_points.txt").write_text(f"[gemmfleet.engines]\n{name} = their_engine:SPEC\n")
-        importlib.invalidate_caches()
-
-    yield install
+    yield
     sys.modules.pop("their_engine", None)
     engines.find_engine.cache_clear()
 
@@ -71,11 +65,9 @@ def test_built_in_engines_have_a_spec_of_their_name() -> None:
         spec = engines.find_engine(name)
         assert spec.name == name
         assert {"launch.sh", "tune.sh", "follow.sh"} <= set(spec.scripts)
-    assert [engines.find_engine(n).runs_images for n in engines.built_in()] == [False, True, False, False]
 
 
-def test_a_package_brings_an_engine_with_templates_of_its_own(put: Installer, tmp_path: Path) -> None:
-    put()
+def test_a_package_brings_an_engine_with_templates_of_its_own(mine: None, tmp_path: Path) -> None:
     assert engines.names() == ("apptainer", "docker", "process", "pyxis", "mine")
     found = load_inventory(write(tmp_path, "engine: mine, engine_options: {queue: it's night}"))
     (plan,) = plan_nodes(found, "run-1", tmp_path)
@@ -94,24 +86,9 @@ def test_a_package_brings_an_engine_with_templates_of_its_own(put: Installer, tm
         ("engine: min", r"'min' is not legal; did you mean mine\? \(legal: apptainer, docker, process, pyxis, mine\)"),
     ],
 )
-def test_options_that_do_not_fit_are_named_with_their_line(
-    put: Installer, tmp_path: Path, node: str, says: str
-) -> None:
-    put()
+def test_options_that_do_not_fit_are_named_with_their_line(mine: None, tmp_path: Path, node: str, says: str) -> None:
     with pytest.raises(InventoryError, match=rf"inv.yaml:1: .*{says}"):
         load_inventory(write(tmp_path, node))
-
-
-def test_an_entry_point_never_replaces_a_built_in_engine(put: Installer) -> None:
-    put(name="process", code="raise RuntimeError")
-    assert engines.find_engine("process").create.__module__ == "orchestrator.engine.process"
-
-
-@pytest.mark.parametrize("code", ["import no_such_module", "SPEC = 3"])
-def test_a_broken_package_is_named(put: Installer, tmp_path: Path, code: str) -> None:
-    put(code=code)
-    with pytest.raises(InventoryError, match="their_engine:SPEC"):
-        load_inventory(write(tmp_path, "engine: mine"))
 
 
 # --- engines that enter an image --------------------------------------------------------------------------------------
