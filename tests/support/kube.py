@@ -284,9 +284,11 @@ class Cluster:
         """A ResourceQuota of the namespace; `mend` removes it."""
         path = f"{OF_NAMESPACE}/resourcequotas"
         self.request("POST", path, {"metadata": {"name": "tests"}, "spec": {"hard": hard}})
-        # the controller must have counted before anything is refused
-        counted = lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used")  # noqa: E731
-        wait_until(counted, "the quota counts")
+
+        def counted() -> bool:
+            return bool(json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used"))
+
+        wait_until(counted, "the controller has counted, and refuses what is too much")
 
     def mend(self) -> None:
         """As it was found: no quota, no pod, every node ready."""
