@@ -51,7 +51,7 @@ def tuned(tuner: AiterTritonTuner, family: str, key: Mapping[str, int | str], **
     """Winner of one shape: its row, the number of candidates with a time, and the seconds. RuntimeError without one."""
     messages: list[dict[str, Any]] = []
     spec = Spec(
-        "bench-1", "bench", 1, family=family, tuner="aiter-triton", options={"hints": False, **options},
+        "bench-1", "bench", 1, family=family, tuner="aiter-triton", options=options,
         shapes=(SpecShape(1, dict(key)),),
     )  # fmt: skip
     start = time.monotonic()

@@ -24,7 +24,7 @@ from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompilePool
 from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer, Ranked
 from worker.tuners.search.model import CandidateRanker, StopRules
-from worker.tuners.search.search import Search, SearchContext, ShapeTask, TimeAccount
+from worker.tuners.search.search import Search, SearchContext, ShapeTask
 from worker.tuners.search.source import CompileFacts, KernelSource, SearchOptions, Target, known
 from worker.tuners.search.tuner import KernelStore
 
@@ -181,7 +181,7 @@ class Kit:
         self.messages: list[dict[str, Any]] = []
         self.context = SearchContext(
             source, known(90), self.pool, self.measurer, self.store, self.options, Emit(self.messages.append), 0.05,
-            TimeAccount(time.monotonic()),
+            dict.fromkeys(("inputs", "check", "measure", "compile"), 0.0), {},
         )  # fmt: skip
         self.search: Search
         self.ranked: Ranked | None = None

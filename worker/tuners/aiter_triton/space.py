@@ -170,9 +170,9 @@ class Seeds:
         """The bucket that a shape gets. Raises ResolveError, ConfigFileError, OSError."""
         return self._tree.config_for(self._kind, m, n, k, b)
 
-    def won(self, m: int, n: int, k: int, b: int | None, config: AiterConfig) -> None:
+    def won(self, p: KindProblem, config: AiterConfig) -> None:
         """Keep a winner for shapes like it."""
-        self._won[m, b or 1, n, k] = config
+        self._won[p.m, p.b, p.n, p.k] = config
 
     def of(self, m: int, n: int, k: int, b: int | None) -> list[AiterConfig]:
         """Configs to try first, the most promising first: today's, its neighbours in the file, the default's for M,

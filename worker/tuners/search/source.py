@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.registry import boolean, option, seconds, whole
+from worker.registry import option, seconds, whole
 
 if TYPE_CHECKING:
     import torch
@@ -282,5 +282,4 @@ class SearchOptions:
     rotate_mb: int = option(512, whole(0, 65536))
     # The measuring process is ended when it sends nothing for so long while it has work.
     hang_s: float = option(30.0, seconds(0.5, 3600))
-    hints: bool = option(default=True, rule=boolean)  # winners of earlier runs and of neighbouring shapes come first
     again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin

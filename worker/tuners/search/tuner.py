@@ -7,7 +7,6 @@ processes and the process that owns the GPU; what it searches, and how shapes ar
 What outlives a run on a node is in its `KernelStore`:
 
     <cache>/triton/<key>/compiled/      Triton's own disk cache (TRITON_CACHE_DIR), kept below a size
-    <cache>/triton/<key>/winners.jsonl  one line a tuned shape: family, group, m, candidate, us
     <cache>/triton/<key>/blocked.jsonl  one line a fault: family, candidate, what
     <cache>/triton/<key>/about.json     the fields that are hashed to the key
 
@@ -34,7 +33,7 @@ from worker.protocol.paths import CACHE_ENV
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.search.compiling import CompilePool, CompileResult
 from worker.tuners.search.measuring import Answer, Ask, MeasuringProcess, serve
-from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext, TimeAccount
+from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext
 from worker.tuners.search.source import KernelSource, SearchOptions
 
 MAX_LINES = 20_000
@@ -58,25 +57,6 @@ class KernelStore:
         """The node's cache where the environment names it, else a folder of the node folder's."""
         named = os.environ.get(CACHE_ENV, "")
         return Path(named) if named else (node_dir or Path.cwd()) / "cache"
-
-    def won(self, family: str, group: str, m: int, candidate: str, us: float) -> None:
-        """Keep a winner."""
-        self._append("winners.jsonl", {"family": family, "group": group, "m": m, "candidate": candidate, "us": us})
-
-    def hints(self, family: str, group: str, m: int, most: int = 8) -> list[str]:
-        """Names of earlier winners: of this group by the nearness of their M (as a ratio), then of the family."""
-        mine: dict[str, float] = {}
-        others: list[str] = []
-        for line in reversed(self._lines("winners.jsonl")):
-            name, of = line.get("candidate"), line.get("m")
-            if line.get("family") != family or not isinstance(name, str) or not isinstance(of, int) or of < 1:
-                continue
-            if line.get("group") == group:
-                mine[name] = min(mine.get(name, 1e9), max(of, m) / min(of, m))
-            elif 0.5 <= of / m <= 2:
-                others.append(name)
-        near = sorted(mine, key=lambda name: mine[name])
-        return list(dict.fromkeys([*near, *others]))[:most]
 
     def faulted(self, family: str, candidate: str, what: str) -> int:
         """Keep that a candidate took its process down; the number of times so far."""
@@ -200,7 +180,7 @@ class SearchTuner(ABC):
         compilers = options.compilers or max(1, own_cores() - 1)
         self._pool = CompilePool(compilers, self._source, opened.target, env)
         self._import_s = time.perf_counter() - start
-        return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
+        return {**opened.info, "compilers": compilers, "store": self._store.root.name}
 
     def close(self) -> None:
         """End the processes. (The worker does not need it: they end with this process.)"""
@@ -223,15 +203,15 @@ class SearchTuner(ABC):
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
-        options = self.parsed({**self._raw, **spec.options})
-        account = TimeAccount(time.monotonic())
+        options, start = self.parsed({**self._raw, **spec.options}), time.monotonic()
+        spent = dict.fromkeys(("inputs", "check", "measure", "compile"), 0.0)
         if not self._measurer.alive:
             self._measurer.restart(emit.alive)
         self._measurer.hang_s = options.hang_s
         assert self._measurer.opened is not None
         context = SearchContext(
             self._source, self._measurer.opened.target, self._pool, self._measurer, self._store, options, emit,
-            spec.err_ratio, account, self._compiled,
+            spec.err_ratio, spent, self._compiled,
         )  # fmt: skip
         ended = False
         try:
@@ -241,10 +221,7 @@ class SearchTuner(ABC):
             self._pool.want([])  # running jobs may end: their kernels are kept on the disk
             if not ended:  # its answers would be taken for the next spec's
                 self._measurer.end()
-        account.end = time.monotonic()
-        print(f"gemmfleet: {account.summary()}", flush=True)
-        spent = account.spent()
-        spent["other"] = max(0.0, account.wall_s - sum(spent.values()))
+        spent["other"] = max(0.0, time.monotonic() - start - sum(spent.values()))
         spent["import"], self._import_s = self._import_s, 0.0
         return {k: round(v, 6) for k, v in spent.items()}
 

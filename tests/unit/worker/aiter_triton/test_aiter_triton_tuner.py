@@ -22,7 +22,7 @@ from worker.tuners.aiter_triton.tuner import Point, best, bucket_of, plan
 
 HALF = {"dtype": "torch.float16", "outdtype": "torch.float16"}  # the interpreter takes bfloat16 for integers
 DEFAULT = {"DEFAULT.json": {"M_LEQ_16": values(), "any": values(32, NUM_KSPLIT=2)}}
-SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1, "hints": False}
+SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1}
 OLD = "today"
 
 
@@ -97,8 +97,6 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
     counts = {"20x64x128xtorch.float16xtorch.float16": 9}
     code, output, records = run(tmp_path, [5, 20, 32], root=str(root), counts=counts)
     assert code == 0, output
-    (winners,) = (tmp_path / "node" / "cache" / "triton").glob("*/winners.jsonl")
-    assert len(winners.read_text().splitlines()) == 3
     tuned = {r["shape"]: r["row"] for r in of(records, "shape_tuned")}
     documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
     assert {s: d["bucket"] for s, d in documents.items()} == {1: "M_LEQ_16", 2: "M_LEQ_64", 3: "M_LEQ_64"}, output
