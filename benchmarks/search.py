@@ -79,7 +79,7 @@ def drawn_by(count: int) -> Any:
         found: dict[object, AiterConfig] = {}
         for _ in range(200 * count):
             c = space.config_of({name: rng.choice(values) for name, values in knobs.items()})
-            if len(found) < count and space.why_illegal(self.kind, p, c, target) is None:
+            if len(found) < count and space.is_legal(self.kind, p, c, target):
                 found.setdefault(space.identity(c, p, completed), c)
         return list(found.values())
 

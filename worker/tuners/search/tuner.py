@@ -16,6 +16,7 @@ the slots of a node share them; a torn or foreign line is skipped.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -23,6 +24,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -36,7 +38,6 @@ from worker.tuners.search.measuring import Answer, Ask, MeasuringProcess, serve
 from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext
 from worker.tuners.search.source import KernelSource, SearchOptions
 
-MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
 CACHE_BYTES = 2 << 30  # of compiled kernels, for one source, version and device
 
@@ -48,7 +49,7 @@ class KernelStore:
         """`about`: source, triton, device and what else a compiled kernel depends on. Makes the folder."""
         text = json.dumps(dict(about), sort_keys=True)
         self.root = cache / "triton" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.compiled = self.root / "compiled"
+        self.compiled, self._faults = self.root / "compiled", self.root / "blocked.jsonl"
         self.compiled.mkdir(parents=True, exist_ok=True)
         (self.root / "about.json").write_text(json.dumps(dict(about), indent=1, sort_keys=True) + "\n")
 
@@ -60,15 +61,31 @@ class KernelStore:
 
     def faulted(self, family: str, candidate: str, what: str) -> int:
         """Keep that a candidate took its process down; the number of times so far."""
-        self._append("blocked.jsonl", {"family": family, "candidate": candidate, "what": what[:300]})
-        return self.faults(family).get(candidate, 0)
+        line = {"family": family, "candidate": candidate, "what": what[:300]}
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        fd = os.open(self._faults, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a kill: end it, so that only it is lost
+                data = b"\n" + data
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+        return self.faults(family)[candidate]
 
-    def faults(self, family: str) -> dict[str, int]:
-        """Number of times that each candidate of a family took its process down."""
-        counts: dict[str, int] = {}
-        for line in self._lines("blocked.jsonl"):
-            if line.get("family") == family and isinstance(line.get("candidate"), str):
-                counts[line["candidate"]] = counts.get(line["candidate"], 0) + 1
+    def faults(self, family: str) -> Counter[str]:
+        """Number of times that each candidate of a family took its process down, by the file's last lines."""
+        counts: Counter[str] = Counter()
+        if not self._faults.exists():
+            return counts
+        with open(self._faults, "rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - MAX_BYTES))
+            lines = f.read().split(b"\n")
+        for text in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # torn or foreign
+                line = json.loads(text)
+                counts[line["candidate"]] += line["family"] == family
         return counts
 
     def blocked(self, family: str) -> set[str]:
@@ -92,36 +109,6 @@ class KernelStore:
             total -= size
             dropped += 1
         return dropped
-
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        data = (json.dumps(dict(line), separators=(",", ":")) + "\n").encode()
-        fd = os.open(self.root / name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a kill: end it, so that only it is lost
-                data = b"\n" + data
-            os.write(fd, data)
-        finally:
-            os.close(fd)
-
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        """The last lines that are JSON objects."""
-        try:
-            with open(self.root / name, "rb") as f:
-                f.seek(max(0, os.fstat(f.fileno()).st_size - MAX_BYTES))
-                raw = f.read().split(b"\n")[-MAX_LINES:]
-        except OSError:
-            return []
-        out = []
-        for text in raw:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                out.append(line)
-        return out
 
 
 CANARY_S = 120.0
