@@ -15,19 +15,18 @@ from worker.tuners.common.operands import error_ratio
 from worker.tuners.common.problem import Problem, UnsupportedError
 from worker.tuners.torch.search import Operands, Search, StageTimes, Weights
 from worker.tuners.torch.spec import Options
-from worker.tuners.torch.variants import Candidate, Variant, Workspace, op
+from worker.tuners.torch.variants import Candidate, Variant, Workspace
 
 P = Problem("a16w16", 1, 8, 32, 64, "bfloat16")
 BF16 = torch.bfloat16
 Make = Callable[[Workspace], Run]
 
 
-def search(*makes: Make, available: int = 1 << 34, budget: float = 10, log: Log | None = None) -> Log:
+def search(*makes: Make, budget: float = 10) -> Log:
     """Run the search over candidates of our own, on the CPU."""
-    device = Device("cpu")
-    operands = Operands.make(P, Weights.make(P, device.torch, 1 << 16, lambda: available))
+    device, log = Device("cpu"), Log()
+    operands = Operands.make(P, Weights.make(P, device.torch, 1 << 16, lambda: 1 << 34))
     candidates = [Candidate(Variant(i + 1, f"c{i}", "nk", m), 1) for i, m in enumerate(makes)]
-    log = log or Log()
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
     options, began = Options(budget_s_per_shape=budget), time.perf_counter()
     Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), began, candidates).run()
@@ -82,17 +81,6 @@ def partial(workspace: Workspace) -> Run:
     return run
 
 
-def partial_sum(workspace: Workspace) -> Run:
-    """Sums two partial products of which only one was written."""
-    halves, out = workspace.empty(2, P.m, P.n, dtype=BF16), workspace.output(BF16)
-
-    def run(x: Operand, w: Operand) -> torch.Tensor:
-        torch.mm(x[0], w[0].t(), out=halves[0])
-        return torch.sum(halves, 0, out=out)
-
-    return run
-
-
 def huge(workspace: Workspace) -> Run:
     workspace.empty(1 << 50, dtype=BF16)
     raise AssertionError("not reached")
@@ -107,17 +95,13 @@ def winner(log: Log) -> str:
 
 
 def test_a_wrong_candidate_is_rejected_and_cannot_win() -> None:
-    log = search(lossy, good)
-    assert verdicts(log) == ["wrong", "ok"]
-    assert log.rows[0]["us"] == -1
+    log = search(lossy, partial, good)
+    assert verdicts(log) == ["wrong", "wrong", "ok"]
+    assert [r["us"] for r in log.rows[:2]] == [-1, -1]
     assert log.rows[0]["errRatio"] > 0.05
-    assert winner(log) == "torch_c1_t1"
-
-
-def test_what_is_not_written_is_wrong() -> None:
-    log = search(partial, partial_sum)
-    assert [(r["status"], r["errRatio"]) for r in log.rows] == [("wrong", pytest.approx(3 / 32)), ("wrong", 1)]
-    assert log.of("shape_failed")[0]["reason"] == "wrong_result"
+    assert log.rows[1]["errRatio"] == pytest.approx(3 / 32), "what is not written is wrong"
+    assert winner(log) == "torch_c2_t1"
+    assert search(lossy).of("shape_failed")[0]["reason"] == "wrong_result"
 
 
 def test_a_candidate_that_returns_an_earlier_answer_is_wrong() -> None:
@@ -167,12 +151,6 @@ def test_a_shape_without_a_winner_has_a_reason(makes: list[Make], reason: str, d
     assert detail in failed["detail"]
 
 
-def test_a_layout_without_room_is_a_row() -> None:
-    log = search(good, available=1000)
-    assert [r["detail"] for r in log.rows] == ["layout nk of W needs 4096 bytes, 1000 are available"]
-    assert verdicts(log) == ["oom"]
-
-
 def test_a_fault_of_the_device_is_no_row() -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"):
         search(raising(RuntimeError("CUDA error: an illegal memory access was encountered")), good)
@@ -183,21 +161,6 @@ def test_a_slow_candidate_is_stopped_early_but_has_its_number() -> None:
     assert log.rows[1]["us"] == pytest.approx(20_000, rel=0.5)
     assert log.rows[1]["samples"] <= 2
     assert winner(log) == "torch_c0_t1"
-
-
-def test_a_disturbed_rerank_is_tried_again() -> None:
-    log = Log()
-    disturbed = 0
-
-    def step() -> None:
-        nonlocal disturbed
-        late = bool(log.rows) and disturbed < 10
-        disturbed += late
-        time.sleep(0.012 if late else 0.002)
-
-    (won,) = search(after(step), budget=0.1, log=log).of("shape_tuned")
-    assert disturbed == 10
-    assert won["row"]["us"] < 8000, "a disturbed call takes 12 ms, an undisturbed one 2"
 
 
 def test_the_budget_has_a_hard_limit() -> None:
@@ -222,11 +185,6 @@ def test_error_ratio_is_aiters() -> None:
     assert error_ratio(off, ref) == 0.25
     assert error_ratio(torch.tensor([[float("nan"), 1.0, float("inf"), -1.0]]), ref) == 0.5
     assert error_ratio(ref[:, :3], ref) == 1.0
-
-
-def test_an_operator_that_this_torch_lacks_is_unsupported() -> None:
-    with pytest.raises(UnsupportedError, match=r"no torch\._never_was"):
-        op("_never_was")
 
 
 def test_the_timer_goes_round_all_copies_and_keeps_a_number_of_threads() -> None:
