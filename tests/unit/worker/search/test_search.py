@@ -22,6 +22,7 @@ BEST = Tile(64, 64, 64)
 SLOW = Tile(128, 128, 64)
 OTHER = Tile(64, 32, 64)
 FIVE = [Tile(256, 128, 64, warps=8), SLOW, OTHER, BEST, Tile(32, 32, 64)]
+LARGE = Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16")
 
 
 @pytest.fixture
@@ -37,21 +38,17 @@ def kit(tmp_path: Path) -> Iterator[Make]:
         k.close()
 
 
-@pytest.mark.parametrize(
-    ("problem", "rounds"), [(PROBLEM, 5), (Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16"), 12)]
-)
+@pytest.mark.parametrize(("problem", "rounds"), [(PROBLEM, 5), (LARGE, 12)])
 def test_the_fastest_wins_and_every_candidate_is_a_row(kit: Make, problem: Problem, rounds: int) -> None:
     """Large shapes are ranked sustained: in more rounds."""
     k = kit()
     assert k.run(FIVE, problem) == BEST.name
-    assert set(k.rows) == {c.name for c in FIVE}
-    assert all(r["status"] == "ok" and r["libtype"] == "triton" for r in k.rows.values())
+    assert {(n, r["status"], r["libtype"]) for n, r in k.rows().items()} == {(c.name, "ok", "triton") for c in FIVE}
     assert k.ranked is not None
     ranking = k.ranked.ranking
     assert ranking.us[ranking.winner] == pytest.approx(true_us(BEST))
     assert ranking.rounds >= rounds
-    assert ranking.margin is not None
-    assert ranking.margin > 3
+    assert (ranking.margin or 0) > 3
     assert k.context.spent["check"] > 0
     assert k.context.spent["compile"] > 0
     k.measurer.send(Ask("time_canary"))
@@ -63,37 +60,42 @@ def test_what_does_not_compile_is_a_row_and_a_crashed_compiler_is_replaced(kit: 
     odd = {16: ("unsupported", "shared memory"), 8: ("unsupported", "232448 are there"), 32: ("error", "SIGSEGV")}
     assert k.run([*(Tile(64, 64, step) for step in odd), *FIVE]) == BEST.name
     for step, (status, detail) in odd.items():
-        row = k.rows[Tile(64, 64, step).name]
+        row = k.rows()[Tile(64, 64, step).name]
         assert row["status"] == status
         assert detail in row["detail"]
 
 
 @pytest.mark.parametrize(
     ("how", "status"),
-    [("segv", "error"), ("kill", "error"), ("hang", "timeout"),
-     ("raise CUDA error: an illegal memory access was encountered", "error")],
-)  # fmt: skip
+    [
+        ("kill", "error"),
+        ("hang", "timeout"),
+        ("raise CUDA error: an illegal memory access was encountered", "error"),
+        ("raise HIP error: hipErrorLaunchFailure: unspecified launch failure", "error"),
+        ("raise Memory access fault by GPU node-2 on address 0x7f", "error"),
+    ],
+)
 def test_a_candidate_that_faults_twice_is_blocked_and_the_shape_goes_on(kit: Make, how: str, status: str) -> None:
     k = kit({SLOW.name: how}, hang_s=0.5 if how == "hang" else 20)
     assert k.run(FIVE) == BEST.name
-    assert k.rows[SLOW.name]["status"] == status
-    assert "blocked from now on" in k.rows[SLOW.name]["detail"]
-    assert {n for n, r in k.rows.items() if r["status"] == "ok"} == {c.name for c in FIVE} - {SLOW.name}
+    assert k.rows()[SLOW.name]["status"] == status
+    assert "blocked from now on" in k.rows()[SLOW.name]["detail"]
+    assert {n for n, r in k.rows().items() if r["status"] == "ok"} == {c.name for c in FIVE} - {SLOW.name}
     k.run(FIVE)
-    assert k.rows[SLOW.name]["detail"].startswith("blocked: ")
+    assert k.rows()[SLOW.name]["detail"].startswith("blocked: ")
     assert k.store.faults("a16w16") == {SLOW.name: 2}, "it was not run again"
 
 
 def test_a_candidate_that_faulted_once_gets_another_chance(kit: Make) -> None:
-    k = kit({SLOW.name: "segv"}, once=True)
+    k = kit({SLOW.name: "kill"}, once=True)
     k.run(FIVE)
-    assert k.rows[SLOW.name]["status"] == "ok"
+    assert k.rows()[SLOW.name]["status"] == "ok"
     assert k.store.faults("a16w16") == {SLOW.name: 1}
 
 
 def test_a_device_on_which_everything_faults_ends_the_attempt(kit: Make) -> None:
     with pytest.raises(TunerFault, match="died 6 times") as e:
-        kit({"tile_": "segv"}).run(FIVE)
+        kit({"tile_": "kill"}).run(FIVE)
     assert e.value.outcome == "fault"
 
 
@@ -109,7 +111,7 @@ def test_an_error_that_leaves_the_device_sound_is_a_row(kit: Make, text: str, st
     k = kit({SLOW.name: f"raise {text}"})
     before = k.measurer.connections
     k.run(FIVE)
-    assert k.rows[SLOW.name]["status"] == status
+    assert k.rows()[SLOW.name]["status"] == status
     assert k.measurer.connections == before  # the same process
     assert k.store.faults("a16w16") == {}
 
@@ -119,7 +121,7 @@ def test_wrong_results_never_win(kit: Make, when: str) -> None:
     """Later: after it was measured, in the check of the fastest."""
     k = kit({BEST.name: when})
     assert k.run(FIVE) == OTHER.name
-    assert k.rows[BEST.name]["status"] == "wrong"
+    assert k.rows()[BEST.name]["status"] == "wrong"
 
 
 @pytest.mark.parametrize(("k_size", "reason"), [(512, "wrong_result"), (999, "unsupported")])
@@ -138,23 +140,21 @@ def test_candidates_of_one_machine_code_are_measured_once_and_those_that_spill_l
         facts = CompileFacts(0, None, 3 if code == "slow" else 0, code)
         k.context.compiled[key] = CompileResult(key, "ok", "", facts)
     k.run(tiles, task=task)
-    named = [m["row"]["kernelName"] for m in k.messages if m["type"] == "row"]
-    assert named[-1] == SLOW.name
-    assert sorted(named) == sorted([SLOW.name, twin.name, OTHER.name]), "the second of one code is no row"
+    assert set(k.rows()) == {SLOW.name, twin.name, OTHER.name}, "the second of one code is no row"
+    assert list(k.rows())[-1] == SLOW.name
     k.run([twin, BEST], task=replace(k.task([twin, BEST], id_=2), always=frozenset({1})))
-    shown = {m["row"]["kernelName"] for m in k.messages if m["type"] == "row" and m["shape"] == 2}
-    assert shown == {twin.name, BEST.name}
+    assert set(k.rows(2)) == {twin.name, BEST.name}
 
 
 def test_fast_and_a_budget_stop_before_all_are_measured(kit: Make) -> None:
     many = [Tile(m, n, 64, warps=w) for m in (32, 64, 128, 256) for n in (32, 64, 128) for w in (4, 8)]
     k = kit(search="fast")
     won = k.run(many)
-    assert k.rows[won]["us"] == min(r["us"] for r in k.rows.values())
-    assert len(k.rows) < len(many)
+    assert k.rows()[won]["us"] == min(r["us"] for r in k.rows().values())
+    assert len(k.rows()) < len(many)
     k = kit(budget_s_per_shape=1e-3)
     assert k.run(FIVE)
-    assert len(k.rows) < len(FIVE)
+    assert len(k.rows()) < len(FIVE)
 
 
 def test_the_shapes_of_a_group_share_compiled_kernels(kit: Make) -> None:
