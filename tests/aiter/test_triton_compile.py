@@ -14,9 +14,9 @@ import pytest
 from orchestrator.image.takeout import TRITON
 from tests.aiter.checkout import needs_checkout, take_out
 from worker.triton_configs.kinds import BY_NAME
+from worker.tuners.aiter_triton.spec import tuned_kinds
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]
-NEWEST = "e4048607a5"
 CODE = """
 import json, sys
 from pathlib import Path
@@ -38,7 +38,7 @@ for kind, m, more in jobs:
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The parts of AITER's package that are taken out of an image for its Triton ops."""
     root = tmp_path_factory.mktemp("aiter")
-    take_out(NEWEST, root, *TRITON, "aiter/jit/core.py")
+    take_out("e4048607a5", root, *TRITON, "aiter/jit/core.py")
     return root
 
 
@@ -51,22 +51,12 @@ def compiled(tree: Path, cache: Path, jobs: list[tuple[str, int, dict[str, Any]]
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-KINDS = (
-    "a16w16", "a8w8", "a8w8_blockscale", "a8w8_blockscale_bpreshuffle", "a4w4", "a4w4_preshuffle", "batched_bf16",
-    "batched_a8w8", "batched_a4w4", "batched_a16w4", "batched_a8w8_prequant",
-)  # fmt: skip
-
-
-def test_every_kind_that_is_tuned_compiles_without_a_gpu(tree: Path, tmp_path: Path) -> None:
-    found = compiled(tree, tmp_path, [(kind, 32, {}) for kind in KINDS])
-    assert len(found) == len(KINDS)
-    assert all(0 < lds <= 163840 and 0 < vgprs <= 512 for lds, vgprs, _ in found)
-
-
-def test_every_fused_operator_that_is_measured_compiles(tree: Path, tmp_path: Path) -> None:
-    jobs = [(k.name, 32, {"caller": c.function}) for k in BY_NAME.values() for c in k.callers if c.given is not None]
-    assert len(jobs) == 4
-    assert all(0 < vgprs <= 512 for _, vgprs, _ in compiled(tree, tmp_path, jobs))
+def test_every_kind_and_fused_operator_that_is_tuned_compiles_without_a_gpu(tree: Path, tmp_path: Path) -> None:
+    callers = [(k.name, c.function) for k in BY_NAME.values() for c in k.callers if c.given is not None]
+    jobs: list[tuple[str, int, dict[str, Any]]] = [(kind, 32, {}) for kind in tuned_kinds()]
+    jobs += [(kind, 32, {"caller": caller}) for kind, caller in callers]
+    assert len(jobs) == 11 + 4
+    assert all(0 < lds <= 163840 and 0 < vgprs <= 512 for lds, vgprs, _ in compiled(tree, tmp_path, jobs))
 
 
 def test_waves_per_eu_of_8_spill_where_4_do_not(tree: Path, tmp_path: Path) -> None:
