@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, list_runs
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from benchmarks.figure import Figure
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import list_runs
 
 ROOT = Path(__file__).resolve().parents[1]

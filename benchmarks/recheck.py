@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.figure import Figure, show
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.results.recheck import slot_seconds
 

@@ -40,7 +40,7 @@ from orchestrator.controller.node import NodeDriver
 from orchestrator.engines import WorkerState
 from orchestrator.errors import LedgerError
 from orchestrator.events import NodeTroubled
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from tests.integration.kit import Bench
 from worker.agent.inbox import Inbox, lock_slot
 from worker.protocol import NodePaths, Spec, record
@@ -275,7 +275,7 @@ def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
     """The command line `argv` with stand-in workers; what was measured goes to `seen`."""
     from orchestrator.cli.main import main as command
     from orchestrator.controller import drive
-    from orchestrator.controller.timeouts import Timeouts
+    from orchestrator.controller.messages import Timeouts
     from orchestrator.engine import process
     from orchestrator.policy import Policy, PolicySettings
 

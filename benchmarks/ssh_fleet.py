@@ -20,7 +20,7 @@ from typing import Any
 
 from benchmarks.figure import Figure, LeftOutError, show
 from benchmarks.light import need_sshd
-from orchestrator.controller.deploy import worker_code
+from orchestrator.controller.node_plan import worker_code
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
 

@@ -106,7 +106,7 @@ class EngineSpec:
     """An engine as the registry knows it.
 
     `node` in a signature is the inventory's node (orchestrator/inventory/model.py), `facts` its facts
-    (orchestrator/controller/facts.py), `plan` its NodePlan (orchestrator/controller/deploy.py): rooms above this one.
+    (orchestrator/controller/facts.py), `plan` its NodePlan (node_plan.py beside it): rooms above this one.
     """
 
     name: str

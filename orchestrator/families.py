@@ -115,13 +115,8 @@ def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
         spec.parse_options(options)
     except ValueError as e:
         own = {flag.option for flag in spec.flags}
-        foreign: dict[tuple[str, ...], list[str]] = {}
-        for option, (flag, tuners) in flags().items():
-            if option in options and option not in own:
-                foreign.setdefault(tuners, []).append(flag.flag)
-        if not foreign:
-            raise InputError(str(e)) from e
-        misplaced = "; ".join(
-            f"{', '.join(strange)}: for {in_words(tuners)} only" for tuners, strange in foreign.items()
-        )
-        raise InputError(f"{misplaced}, and this is {spec.name}") from e
+        misplaced = [
+            f"{flag.flag}: for {in_words(tuners)} only" for option, (flag, tuners) in flags().items()
+            if option in options and option not in own
+        ]  # fmt: skip
+        raise InputError(f"{'; '.join(misplaced)}, and this is {spec.name}" if misplaced else str(e)) from e

@@ -253,15 +253,10 @@ def leave_request(folder: Path, kind: str, **fields: Any) -> Path:
 
 def take_requests(folder: Path) -> list[dict[str, Any]]:
     """Waiting requests, oldest first, removed from the folder. A file that is no request is removed and ignored."""
-    if not folder.is_dir():
-        return []
     out = []
     for path in sorted(folder.glob("*.json")):
-        try:
+        with contextlib.suppress(OSError, ValueError):
             raw = json.loads(path.read_text())
-            if isinstance(raw, dict) and raw.get("kind") in KINDS:
-                out.append(raw)
-        except (OSError, ValueError):
-            pass
+            out += [raw] if isinstance(raw, dict) and raw.get("kind") in KINDS else []
         path.unlink(missing_ok=True)
     return out

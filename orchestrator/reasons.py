@@ -1,8 +1,10 @@
-"""Reasons for the end of an attempt or the failure of a shape, with what each means for retries and blame."""
+"""Reasons for the end of an attempt or the failure of a shape: all that is known of each, in one place."""
 
 from __future__ import annotations
 
 from enum import Enum
+
+from worker.protocol import SHAPE_VERDICTS
 
 
 class Reason(Enum):
@@ -21,7 +23,7 @@ class Reason(Enum):
     NODE_LOST = "node_lost"
     LEASE_ENDED = "lease_ended"
     REJECTED = "rejected"
-    # a tuner's verdict on a shape
+    # a tuner's verdict on a shape (worker/protocol/records.py)
     NO_CANDIDATE = "no_candidate"
     WRONG_RESULT = "wrong_result"
     UNSUPPORTED = "unsupported"
@@ -37,19 +39,12 @@ class Reason(Enum):
     @property
     def counts_as_try(self) -> bool:
         """Return whether it uses up one of a shape's tries."""
-        return self in (
-            Reason.FAULT,
-            Reason.OOM,
-            Reason.HANG,
-            Reason.ERROR,
-            Reason.NOT_DELIVERED,
-            Reason.REJECTED,
-        )
+        return self.may_blame_slot or self in (Reason.NOT_DELIVERED, Reason.REJECTED)
 
     @property
     def is_verdict(self) -> bool:
         """Return whether it is the tuner's verdict on a shape: final without a second slot."""
-        return self in (Reason.NO_CANDIDATE, Reason.WRONG_RESULT, Reason.UNSUPPORTED)
+        return self.value in SHAPE_VERDICTS
 
     @property
     def fails_shapes(self) -> bool:
@@ -61,27 +56,89 @@ class Reason(Enum):
         """Return whether it is evidence against the slot once the shape passes elsewhere."""
         return self in (Reason.FAULT, Reason.HANG, Reason.ERROR, Reason.OOM)
 
+    @property
     def message(self) -> str:
-        """Message for the user."""
-        return _MESSAGES[self]
+        """Return what happened, in words."""
+        return _WORDS[self][0]
+
+    @property
+    def advice(self) -> tuple[str, ...]:
+        """Sentences for the user, with {logs} and {retry} for commands."""
+        return _WORDS[self][1:]
 
 
-_MESSAGES = {
-    Reason.DONE: "went through all its shapes",
-    Reason.FAULT: "the tuner's process died",
-    Reason.OOM: "ran out of memory",
-    Reason.HANG: "made no progress and was ended by the watchdog",
-    Reason.ERROR: "the tuner raised an error",
-    Reason.NOT_DELIVERED: "the tuner ended without a row for the shape",
-    Reason.DISK_FULL: "the node's disk is full",
-    Reason.CANCELLED: "was cancelled",
-    Reason.WORKER_DIED: "the worker died",
-    Reason.NODE_LOST: "the node was lost",
-    Reason.LEASE_ENDED: "its lease ended",
-    Reason.REJECTED: "the worker did not accept the spec",
-    Reason.NO_CANDIDATE: "no candidate could run",
-    Reason.WRONG_RESULT: "every candidate was beyond the error limit",
-    Reason.UNSUPPORTED: "the tuner does not support the shape on this device",
-    Reason.KILLS_NODES: "took its worker or node down every time it ran",
-    Reason.OUTLIVES_LEASE: "outlives the lease it gets",
+_AGAIN = "Try it again once the cause is gone: {retry}"
+_LOG = "See what the tuner printed: {logs}"
+_WORDS: dict[Reason, tuple[str, ...]] = {
+    Reason.DONE: ("went through all its shapes",),
+    Reason.FAULT: (
+        "the tuner's process died",
+        "Confirmed on two slots, a candidate of this shape kills its process: report shape and detail to the kernels'"
+        " authors, and leave that backend out for it.",
+        "Unconfirmed, it was seen on one slot only: run it on another node before you blame the shape.",
+        _LOG,
+        _AGAIN,
+    ),
+    Reason.OOM: (
+        "ran out of memory",
+        "Make room on the device: end other programs, tune fewer shapes at once (--batch), or give the container more"
+        " memory.",
+        _AGAIN,
+    ),
+    Reason.HANG: (
+        "made no progress and was ended by the watchdog",
+        "If the shape is only slow, give it more time: --watchdog (or --tuner-timeout) in a new run.",
+        _LOG,
+        _AGAIN,
+    ),
+    Reason.ERROR: (
+        "the tuner raised an error",
+        "The detail is the tuner's own message; the lines before it are in its log.",
+        _LOG,
+        _AGAIN,
+    ),
+    Reason.NOT_DELIVERED: (
+        "the tuner ended without a row for the shape",
+        "The tuner exited without a result for this shape, each time. See its log.",
+        _LOG,
+        _AGAIN,
+    ),
+    Reason.DISK_FULL: ("the node's disk is full",),
+    Reason.CANCELLED: ("was cancelled",),
+    Reason.WORKER_DIED: ("the worker died",),
+    Reason.NODE_LOST: ("the node was lost",),
+    Reason.LEASE_ENDED: ("its lease ended",),
+    Reason.REJECTED: (
+        "the worker did not accept the spec",
+        "Worker and controller do not agree on what a spec is: is the node's code of this version?",
+        _AGAIN,
+    ),
+    Reason.NO_CANDIDATE: (
+        "no candidate could run",
+        "No kernel of this image takes the shape on this device: try a newer image, another backend, or a padded"
+        " shape.",
+    ),
+    Reason.WRONG_RESULT: (
+        "every candidate was beyond the error limit",
+        "Every candidate missed the error limit. Raise it with --err-ratio only if the model bears that; a kernel that"
+        " is wrong everywhere is worth a report.",
+    ),
+    Reason.UNSUPPORTED: (
+        "the tuner does not support the shape on this device",
+        "The tuner cannot do this shape on this device: another tuner or family can, or the device is the wrong one.",
+    ),
+    Reason.KILLS_NODES: (
+        "took its worker or node down every time it ran",
+        "It took its worker or node down every time: keep it off shared machines, and try it alone on one that may"
+        " die.",
+        _LOG,
+        _AGAIN,
+    ),
+    Reason.OUTLIVES_LEASE: (
+        "outlives the lease it gets",
+        "Each lease ended before the shape was tuned: ask for a longer time limit (time: of the pool), or for leases"
+        " that are not preempted.",
+        _AGAIN,
+    ),
 }
+"""The message of each, and the advice."""

@@ -89,9 +89,9 @@ def _on_slot(args: argparse.Namespace) -> int:
 
     slot_env = read_config(NodePaths(args.node_dir)).slots.get(args.slot, {})
     if args.verb == "verify":
-        from worker.tuners.aiter import verify
+        from worker.tuners.aiter.session import verify
 
-        return verify.main(args.table, args.family, slot_env, args.until_eof)
+        return verify(args.table, args.family, slot_env, args.until_eof)
     from worker import capture
 
     return capture.main(args.command, slot_env, args.until_eof)

@@ -21,8 +21,14 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
     import fabric  # noqa: F401  these two are imported when they are needed
     import jinja2  # noqa: F401
 
-    from orchestrator.controller.deploy import NodePlan, missing_files, node_files, node_folders
-    from orchestrator.controller.node_plan import plan_nodes, transport_of
+    from orchestrator.controller.node_plan import (
+        NodePlan,
+        missing_files,
+        node_files,
+        node_folders,
+        plan_nodes,
+        transport_of,
+    )
     from orchestrator.inventory.load import load_inventory
     from orchestrator.transport import Transport
 

@@ -20,8 +20,7 @@ from typing import Any
 from benchmarks.peers.callers import PEERS, WORKS, PeerError
 from benchmarks.peers.environment import Environment
 from benchmarks.peers.table import Row
-from orchestrator.controller.deploy import node_files, node_folders
-from orchestrator.controller.node_plan import plan_nodes
+from orchestrator.controller.node_plan import node_files, node_folders, plan_nodes
 from orchestrator.inventory.load import load_inventory
 from orchestrator.transport import RemoteFile
 from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login

@@ -26,7 +26,7 @@ from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
-from orchestrator.ledger import LedgerReader, ProfileRow
+from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths, new_run_id
 from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
@@ -38,7 +38,7 @@ from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileE
 
 TUNER = "bench"
 SUITE_FAMILY = "a4w4_blockscale"
-MAX_FILE, MAX_FILES = 4 << 20, 100
+MAX_FILE = 4 << 20
 GLUON = "aiter/ops/triton/gluon"
 TODAY = "today"
 """Name of the set that a single one is compared with: the configs of the node's AITER as they are."""
@@ -147,8 +147,6 @@ def gluon_files(folder: Path) -> dict[str, str]:
         found |= {f"{CONFIGS}/gemm/gluon/{p.name}": p for p in sorted(folder.glob("*.json"))}
     if not any(rel.startswith(f"{GLUON}/gemm_") for rel in found):
         raise InputError(f"--gluon-from {folder}: neither {GLUON}/gemm_*.py nor a gemm_*.py or gluon_gemm_*.py in it")
-    if len(found) > MAX_FILES:
-        raise InputError(f"--gluon-from {folder}: {len(found)} files; at most {MAX_FILES} are taken")
     return {rel: read_text(path, MAX_FILE, InputError) for rel, path in sorted(found.items())}
 
 

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from orchestrator.cli.printer import MOST_ROWS, Cell, Page, plain
 from orchestrator.command_hints import command
-from orchestrator.controller.limits import won_so_far, worths_of
+from orchestrator.controller.drive import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger import LedgerReader, LeftOut, ProfileRow, ShapeState
-from orchestrator.ledger.model import NOT_WORTH_IT
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
@@ -40,7 +39,7 @@ def end_page(paths: RunPaths, state: str) -> Page:
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         if recorded_tuner(config.tuner).side_by_side:
             return bench_page(BenchResults.of_run(ledger, paths, config.options), state)
-        c, family, known = ledger.counts(), ledger.family, ledger.replayed
+        c, known = ledger.counts(), ledger.replayed
         winners, failed, unconfirmed = ledger.winners(), ledger.failed(), ledger.unconfirmed()
         vs_median = gains(ledger, [w.shape for w in winners[:MOST_ROWS]])
         outside, flags, worths = unpromised(ledger), flag_words(known), worths_of(ledger)
@@ -48,7 +47,7 @@ def end_page(paths: RunPaths, state: str) -> Page:
         left = [s.detail for s in ledger.shapes("skipped") if s.reason == NOT_WORTH_IT]
         took = worked_words(sessions_until(known, ledger.meta("ended")))
     shared = sorted(n.name for n in known.nodes.values() if any(to == "shared" for _, to, _ in n.history))
-    report, refused = _merge(config, family, paths) if config.db and winners else (None, None)
+    report, refused = _merge(config, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     page = Page({
         "run": paths.run, "state": state, "exit_code": code, "shapes": c.to_json(), "files": _files(paths),
@@ -105,21 +104,21 @@ def end_page(paths: RunPaths, state: str) -> Page:
     return page
 
 
-def _merge(config: RunConfig, family: Family, paths: RunPaths) -> tuple[MergeReport | None, InputError | None]:
-    """Merge the run's winners into its tuned DB, as `db merge RUN --into DB` does, and keep the report in its folder.
+def _merge(config: RunConfig, paths: RunPaths) -> tuple[MergeReport | None, InputError | None]:
+    """Merge the run's winners from its ledger into its tuned DB, and keep the report in its folder.
 
     Returns (the report, None), or (None, the error) where the merge was refused; the results of the run stay.
     """
-    from orchestrator.results.export import RunFacts
-    from orchestrator.tables import locate, merge
+    from orchestrator.results.export import RunFacts, candidates, winners
+    from orchestrator.tables.merge import merge
     from orchestrator.tables.write import write_atomic
 
-    into = Path(str(config.db))
     try:
-        opened = locate.open_sources([paths.root], [], into, family.name, RunFacts)
-        report = merge.merge(
-            opened.newcomers(), into, family, profile=opened.beside(), facts=opened.facts, err_ratio=config.err_ratio
-        )
+        with LedgerReader.open_readonly(paths.ledger) as ledger:
+            report = merge(
+                winners(ledger), Path(str(config.db)), ledger.family, profile=candidates(ledger),
+                facts=RunFacts(paths.root), err_ratio=config.err_ratio,
+            )  # fmt: skip
     except InputError as e:
         return None, e
     write_atomic(paths.merge, json.dumps(report.to_json(), indent=1) + "\n")

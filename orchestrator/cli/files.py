@@ -7,9 +7,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -59,40 +58,29 @@ def _diff_line(row: dict[str, Any]) -> str:
     return f"{row['change']:6} {shape_of(row['key'])}  {times}{faster}  {kernels}{cells}"
 
 
-class PolicyName(StrEnum):
-    """Values of --policy."""
-
-    BEST = "best"
-    NOISE = "noise"
-    REPLACE = "replace"
-
-
-IntoOpt = Annotated[Path, typer.Option("--into", metavar="DB", help="Tuned table to change; created if missing.")]
-PolicyOpt = Annotated[
-    PolicyName,
-    typer.Option(
-        "--policy",
-        help="Replace an old row if the new one is faster by more than the noise, at all (best), or always (replace).",
-    ),
-]
-MixedOpt = Annotated[bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions differ.")]
-ErrOpt = Annotated[
-    float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
-]
-
-
 def merge(
     new: Annotated[
         list[Path], typer.Argument(metavar="NEW...", help="Tuned tables, profiles, runs' folders: of one family.")
     ],
-    into: IntoOpt,
-    policy: PolicyOpt = PolicyName.NOISE,
+    into: Annotated[Path, typer.Option("--into", metavar="DB", help="Tuned table to change; created if missing.")],
+    policy: Annotated[
+        Literal["best", "noise", "replace"],
+        typer.Option(
+            "--policy",
+            help="Replace an old row if the new one is faster by more than the noise, at all (best), or always"
+            " (replace).",
+        ),
+    ] = "noise",
     profile: Annotated[
         list[Path] | None,
         typer.Option("--profile", metavar="P.csv", help="Profile measured with NEW; repeatable."),
     ] = None,
-    allow_mixed: MixedOpt = False,
-    err_ratio: ErrOpt = 0.05,
+    allow_mixed: Annotated[
+        bool, typer.Option("--allow-mixed", help="Merge although images or tuner versions differ.")
+    ] = False,
+    err_ratio: Annotated[
+        float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
+    ] = 0.05,
     family: TableFamilyOpt = None,
 ) -> Page:
     """Merge the fastest newcomer of each key into a tuned table.
@@ -104,7 +92,7 @@ def merge(
 
     opened = locate.open_sources(new, profile or [], into, family, RunFacts)
     report = merge.merge(
-        opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy.value,
+        opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy,
         err_ratio=err_ratio, allow_mixed=allow_mixed,
     )  # fmt: skip
     notes = list(dict.fromkeys((*opened.notes, *report.notes)))

@@ -38,7 +38,7 @@ def check_nodes(
     Exit code 3 if one cannot be used.
     """
     from orchestrator.controller import node_check as check
-    from orchestrator.controller.leased import check_pools, probe_pools
+    from orchestrator.controller.pools import check_pools, probe_pools
     from orchestrator.inventory import load as inventories
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, Any, Literal, NamedTuple, get_type_hints
 
 import typer
 
@@ -22,16 +21,8 @@ RunsOpt = Annotated[Path, typer.Option("--runs", help="Folder of the runs.", met
 JsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
-class Busy(StrEnum):
-    """Values of --busy (orchestrator/controller/occupancy.py)."""
-
-    WAIT = "wait"
-    SKIP = "skip"
-    SHARE = "share"
-
-
 BusyOpt = Annotated[
-    Busy | None,
+    Literal["wait", "skip", "share"] | None,
     typer.Option(
         "--busy",
         help="Nodes in use by others: wait until they are free, skip them, or share them; default: the inventory's,"
@@ -39,9 +30,6 @@ BusyOpt = Annotated[
     ),
 ]
 
-HoldOpt = Annotated[
-    bool, typer.Option("--hold", help="Keep leases that have no work; default: give them back after 2 minutes.")
-]
 BuildOpt = Annotated[
     str | None,
     typer.Option("--build", metavar="TREE|IMAGE", help="AITER that will load the rows: its folder, or an image."),
@@ -57,28 +45,15 @@ FamilyOpt = Annotated[str | None, typer.Option("--family", help="GEMM family; de
 LimitOpt = Annotated[
     str | None, typer.Option("--limit", help="Only nodes with this label (or of this name).", metavar="LABEL")
 ]
-PlanOpt = Annotated[bool, typer.Option("--plan", help="Print what would run where; start and write nothing.")]
-DetachOpt = Annotated[
-    bool, typer.Option("--detach", help="Leave the controller in the background; prints the run's id.")
-]
 AcceptNewHostKeysOpt = Annotated[
     bool, typer.Option("--accept-new-host-keys", help="Trust keys of hosts not seen before.")
-]
-LostAfterOpt = Annotated[
-    float,
-    typer.Option(
-        "--lost-after", min=1.0, help="Seconds without an answer until a node is given up.", metavar="SECONDS"
-    ),
-]
-WatchdogOpt = Annotated[
-    float, typer.Option("--watchdog", min=1.0, help="Seconds without progress that make a hang.", metavar="SECONDS")
-]
-GraceOpt = Annotated[
-    float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
 ]
 UntilGainOpt = Annotated[
     str | None,
     typer.Option("--until-gain", help="With --by-value: stop at so much of the expected gain.", metavar="95%"),
+]
+DetachOpt = Annotated[
+    bool, typer.Option("--detach", help="Leave the controller in the background; prints the run's id.")
 ]
 GpuHoursOpt = Annotated[
     float | None,
@@ -91,7 +66,7 @@ class RunOptions(NamedTuple):
 
     runs: RunsOpt = DEFAULT_RUNS
     limit: LimitOpt = None
-    plan: PlanOpt = False
+    plan: Annotated[bool, typer.Option("--plan", help="Print what would run where; start and write nothing.")] = False
     detach: DetachOpt = False
     json_: JsonOpt = False
 
@@ -100,11 +75,22 @@ class DriveOptions(NamedTuple):
     """Group: patience with nodes and groups of the run that a command starts, and what to do with occupied nodes."""
 
     accept_new_host_keys: AcceptNewHostKeysOpt = False
-    lost_after: LostAfterOpt = 90.0
+    lost_after: Annotated[
+        float,
+        typer.Option(
+            "--lost-after", min=1.0, help="Seconds without an answer until a node is given up.", metavar="SECONDS"
+        ),
+    ] = 90.0
     busy: BusyOpt = None
-    hold: HoldOpt = False
-    watchdog: WatchdogOpt = 300.0
-    grace: GraceOpt = 30.0
+    hold: Annotated[
+        bool, typer.Option("--hold", help="Keep leases that have no work; default: give them back after 2 minutes.")
+    ] = False
+    watchdog: Annotated[
+        float, typer.Option("--watchdog", min=1.0, help="Seconds without progress that make a hang.", metavar="SECONDS")
+    ] = 300.0
+    grace: Annotated[
+        float, typer.Option("--grace", min=0.0, help="Seconds that running groups get after Ctrl-C.", metavar="SECONDS")
+    ] = 30.0
 
 
 def flat(command: Callable[..., Page | None]) -> Callable[..., None]:

@@ -1,4 +1,4 @@
-"""The one printer of the command line: what a command found, as text for a person or as one JSON document.
+"""The one printer of the command line: what a command found, as text for a person, as Markdown or as one JSON document.
 
 All text is made safe for a terminal here, so that commands need not think of it.
 """
@@ -6,9 +6,10 @@ All text is made safe for a terminal here, so that commands need not think of it
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TextIO
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.tables.textfiles import escaped
@@ -35,25 +36,49 @@ def plain(text: str, limit: int | None = None) -> str:
     return clean if limit is None or len(clean) <= limit else clean[: limit - 3] + "..."
 
 
-def console() -> Console:
-    """Return a console on standard output; wide where that is no terminal, so that nothing is cut in a file."""
+def console(to: TextIO | None = None) -> Console:
+    """Return a console on `to` (default: standard output); wide where that is no terminal, so that nothing is cut."""
     from rich.console import Console
 
-    wide = None if sys.stdout.isatty() else PIPE_WIDTH
-    return Console(width=wide, no_color=wide is not None or None, highlight=False, markup=False)
+    wide = None if (to or sys.stdout).isatty() else PIPE_WIDTH
+    return Console(file=to, width=wide, no_color=wide is not None or None, highlight=False, markup=False)
 
 
-def styled(columns: Sequence[str], rows: Iterable[Sequence[Cell]], right: Sequence[str] = ()) -> Table:
-    """Return a table without lines; `right`: columns that are aligned right."""
-    from rich.table import Table
-    from rich.text import Text
+class Grid(NamedTuple):
+    """A table of cells. `right`: columns that are aligned right."""
 
-    table = Table(box=None, header_style="bold", padding=(0, 1))
-    for name in columns:
-        table.add_column(plain(name), justify="right" if name in right else "left", no_wrap=True)
-    for row in rows:
-        table.add_row(*(Text(plain(c)) if isinstance(c, str) else Text(plain(c[0]), style=c[1]) for c in row))
-    return table
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    right: Sequence[str]
+    caption: str = ""
+
+    def styled(self) -> Table:
+        """Return it for a terminal, without lines. Where it is too wide, its widest column is folded."""
+        from rich.table import Table
+        from rich.text import Text
+
+        table = Table(box=None, header_style="bold", padding=(0, 1), caption=self.caption or None)
+        rows = [[(c, "") if isinstance(c, str) else c for c in row] for row in self.rows]
+        widths = [max(len(row[i][0]) for row in rows) for i in range(len(self.columns))]
+        for name, width in zip(self.columns, widths, strict=True):
+            justify: Literal["left", "right"] = "right" if name in self.right else "left"
+            table.add_column(plain(name), justify=justify, no_wrap=width < max(widths), overflow="fold")
+        for row in rows:
+            table.add_row(*(Text(plain(text), style=style) for text, style in row))
+        return table
+
+    def marked(self) -> str:
+        """Return it as Markdown; a cell that is bold on a terminal is bold there."""
+        lines = [self.columns, ["---:" if n in self.right else "---" for n in self.columns]]
+        for row in self.rows:
+            lines.append([safe(c) if isinstance(c, str) else f"**{safe(c[0])}**" for c in row])
+        return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def safe(text: str) -> str:
+    """Return text of a file as plain text in Markdown: neither markup, links, mentions nor HTML."""
+    text = escaped(text).replace("&", "&amp;").replace("<", "&lt;").replace("@", "@&#8203;")
+    return re.sub(r"([\\`*\[\]|])", r"\\\1", text)
 
 
 class Page:
@@ -65,11 +90,11 @@ class Page:
     def __init__(self, document: Mapping[str, Any] | Sequence[Any] | None = None, code: int = 0) -> None:
         self.document, self.code = document, code
         self.error: OrchestratorError | None = None
-        self._parts: list[str | Table] = []
+        self._parts: list[str | Grid] = []
         self._asides: list[str] = []
 
-    def line(self, *texts: str | Table) -> None:
-        """Add sentences, a line each, or tables that are drawn already."""
+    def line(self, *texts: str) -> None:
+        """Add sentences, a line each."""
         self._parts += texts
 
     def lines(self, texts: Iterable[str], what: str = "row", *, most: int = MOST_ROWS, more: str = ALL) -> None:
@@ -91,27 +116,31 @@ class Page:
     ) -> None:
         """Add the first rows of a table, and how many more there are of `what`; nothing if there are no rows."""
         if every := list(rows):
-            table = styled(columns, every[:most], right)
-            table.caption = caption or None
-            self._parts.append(table)
+            self._parts.append(Grid(columns, every[:most], right, caption))
             self._more(len(every) - most, what, more)
 
     def aside(self, *texts: str) -> None:
         """Add lines for standard error, which a person sees and --json leaves out, because the document has them."""
         self._asides += texts
 
-    def print(self, *, as_json: bool = False) -> None:
-        """Print the document, or the text."""
+    def print(self, *, as_json: bool = False, to: TextIO | None = None) -> None:
+        """Print the document, or the text, to `to` (default: standard output)."""
         if as_json:
-            print(json.dumps(self.document, indent=1))
+            print(json.dumps(self.document, indent=1), file=to)
             return
         for part in self._parts:
             if isinstance(part, str):
-                print(plain(part))
+                print(plain(part), file=to)
             else:
-                console().print(part)
+                console(to).print(part.styled())
         for text in self._asides:
             print(plain(text), file=sys.stderr)
+
+    def markdown(self) -> str:
+        """Return the text as Markdown: the first line is its title."""
+        title, *parts = self._parts
+        lines = (f"- {safe(p.strip())}\n" if isinstance(p, str) else f"\n{p.marked()}\n" for p in parts)
+        return f"### {safe(str(title))}\n\n{''.join(lines)}"
 
     def finish(self, *, as_json: bool = False) -> int:
         """Print the document, or the text, and return the exit code. Raises the page's error."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -10,7 +9,7 @@ from enum import StrEnum
 from functools import partial
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,7 +22,7 @@ from orchestrator.cli.options import (
     RunsOpt,
     TableFamilyOpt,
 )
-from orchestrator.cli.printer import PIPE_WIDTH, Page, plain
+from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.paths import RunConfig, RunPaths, find_run
@@ -95,7 +94,9 @@ def analyze(
     Prints the best TFLOPS of each backend, the speed-ups between backends, and the share of the roofline.
     """
     from orchestrator.families import get_family
+    from orchestrator.results import output
     from orchestrator.results.analyze import analyze as document_of
+    from orchestrator.results.analyze import write_csv
     from orchestrator.results.measurements import find_sources
     from orchestrator.tables.write import write_atomic
 
@@ -108,17 +109,23 @@ def analyze(
         found = document_of(sources, err_ratio, chip=chip, reference=reference)
     if sort is not Sort.SHAPE:
         found["rows"].sort(key=lambda r: _size(r, sort), reverse=True)
-    text = StringIO()
-    _render(sys.stdout if out is None else text, form, found, rows if out is None else 0)
-    if out is not None:
-        try:
-            write_atomic(out, text.getvalue())
-        except OSError as e:
-            raise InputError(f"{plain(str(out))}: cannot be written: {e.strerror or e}") from e
-        print(f"written: {plain(str(out))}", file=sys.stderr)
-    if form in (Format.TERMINAL, Format.CSV):
-        for note in found["notes"]:
-            print(f"note: {plain(note)}", file=sys.stderr)
+    page, text = Page(found), StringIO()
+    output.add_analysis(page, found, rows if out is None and form is Format.TERMINAL else 0)
+    if form is Format.CSV:
+        write_csv(found, text)
+        print("".join(f"note: {plain(note)}\n" for note in found["notes"]), end="", file=sys.stderr)
+    elif form is Format.MARKDOWN:
+        text.write(page.markdown())
+    else:
+        page.print(as_json=form is Format.JSON, to=text if out else sys.stdout)
+    if out is None:
+        print(end=text.getvalue())
+        return
+    try:
+        write_atomic(out, text.getvalue())
+    except OSError as e:
+        raise InputError(f"{plain(str(out))}: cannot be written: {e.strerror or e}") from e
+    print(f"written: {plain(str(out))}", file=sys.stderr)
 
 
 def _size(row: dict[str, Any], sort: Sort) -> float:
@@ -126,24 +133,6 @@ def _size(row: dict[str, Any], sort: Sort) -> float:
     if sort is Sort.RATIO:
         return row["asm_over_best_other"] or 0.0
     return row["backends"][row["best"]]["tflops"] if row["best"] else 0.0
-
-
-def _render(to: TextIO, form: Format, found: dict[str, Any], rows: int) -> None:
-    from orchestrator.results import output
-    from orchestrator.results.analyze import write_csv
-
-    if form is Format.JSON:
-        print(json.dumps(found, indent=1, ensure_ascii=False, allow_nan=False), file=to)
-    elif form is Format.CSV:
-        write_csv(found, to)
-    elif form is Format.MARKDOWN:
-        print(*output.analysis_markdown(found), sep="\n", file=to)
-    else:
-        from rich.console import Console
-
-        wide = None if to.isatty() else PIPE_WIDTH
-        console = Console(file=to, width=wide, no_color=wide is not None or None, highlight=False)
-        output.show_analysis(console, found, found["rows"][: rows or None])
 
 
 def compare(
@@ -213,14 +202,13 @@ def compare(
     found = comparison.compare(
         a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu, rule_only=rule_only
     )
-    written = comparison.write(found, out, again, page, output.comparison_markdown(found))
     report = Page(found, found["exit_code"])
+    output.add_comparison(report, found, str(again or ""))
+    text = report.markdown()
+    written = comparison.write(found, out, again, page, text)
     if markdown == "-":
-        report.line(*output.comparison_markdown(found))
-    else:
-        grids = (output.environments(found), output.comparison_table(found))
-        report.line(*(output.on_terminal(g) for g in grids if g.rows))
-        report.line(*output.comparison_sentences(found, str(again or "")))
+        report = Page(found, found["exit_code"])
+        report.line(*text.splitlines())
     report.aside(*(f"warning: {text}" for text in found["warnings"]), *(f"written: {text}" for text in written))
     return report
 
@@ -242,7 +230,7 @@ def gain(
 
     GEMM time before and after, with its spread: the bound of what can be won end to end.
     """
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
     from orchestrator.results import gain
     from orchestrator.shapes.aiter_log import read_calls
     from orchestrator.shapes.model import describe

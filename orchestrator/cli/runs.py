@@ -12,8 +12,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, BusyOpt, GpuHoursOpt, JsonOpt, RunArg, RunsOpt, UntilGainOpt
+from orchestrator.cli.options import (
+    DEFAULT_RUNS,
+    BusyOpt,
+    DetachOpt,
+    GpuHoursOpt,
+    JsonOpt,
+    RunArg,
+    RunsOpt,
+    UntilGainOpt,
+)
 from orchestrator.cli.printer import Page, plain
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, find_run, list_runs
 from worker.text import plural
@@ -32,7 +42,7 @@ def resume(
     until_gain: UntilGainOpt = None,
     gpu_hours: GpuHoursOpt = None,
     json_: JsonOpt = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Leave the controller in the background.")] = False,
+    detach: DetachOpt = False,
 ) -> Page:
     """Continue a run whose controller died or was interrupted.
 
@@ -42,9 +52,7 @@ def resume(
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
-    RunConfig.change(
-        paths.config, busy=busy.value if busy else None, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours
-    )
+    RunConfig.change(paths.config, busy=busy, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours)
     return tuning.drive_or_detach(paths, detached=detach, json_=json_)
 
 
@@ -80,7 +88,7 @@ def status(
     Polls every node: what each slot measures now, GPU use and health, the last log lines, the result files.
     """
     from orchestrator.cli import screen
-    from orchestrator.controller.snapshot import polled_status
+    from orchestrator.controller.runs import polled_status
 
     paths = find_run(runs, run)
     if json_:
@@ -166,7 +174,7 @@ class LogTail:
 
 def list_(runs: RunsOpt = DEFAULT_RUNS) -> Page:
     """List the runs, oldest first."""
-    from orchestrator.controller.prune import summaries
+    from orchestrator.controller.runs import summaries
 
     found = summaries(runs)
     page = Page([s.to_json() for s in found])
@@ -193,7 +201,7 @@ def prune(
 
     A run with a live controller is never removed.
     """
-    from orchestrator.controller.prune import prunable, remove_run
+    from orchestrator.controller.runs import prunable, remove_run
 
     old, page = prunable(runs, keep=keep, older_s=older * 86400, unfinished=also_unfinished, now=time.time()), Page()
     for s in old:
@@ -242,9 +250,15 @@ def report(
 
 
 def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
-    from orchestrator.ledger import LedgerReader
-    from orchestrator.report.live_server import PageServer
+    from orchestrator.ledger.reader import LedgerReader
 
+    try:
+        from orchestrator.report.live import PageServer
+    except ModuleNotFoundError as e:
+        raise InputError(
+            f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
+            f" pip install 'gemmfleet[live]'; {command('report')} without --live does not need it"
+        ) from e
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)
     print(f"run {paths.run}: {server.url}", flush=True)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from orchestrator.controller.node_check import Watch
-    from orchestrator.controller.snapshot import RunSnapshot
+    from orchestrator.controller.runs import RunSnapshot
 
 MAX_LINES = 24
 """Lines of the live view."""
@@ -218,7 +218,7 @@ def lease_words(node: NodeStatus, now: float) -> str:
 def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     from orchestrator.controller.node_check import poll
-    from orchestrator.controller.snapshot import RunSnapshot
+    from orchestrator.controller.runs import RunSnapshot
 
     snapshot, out = RunSnapshot(paths), console()
     status = snapshot.status()
@@ -270,7 +270,7 @@ def watch_status(paths: RunPaths, limit_s: float) -> None:
     from rich.live import Live
 
     from orchestrator.controller.node_check import Watch
-    from orchestrator.controller.snapshot import RunSnapshot
+    from orchestrator.controller.runs import RunSnapshot
 
     snapshot = RunSnapshot(paths)
     with closing(Watch(snapshot.plans, limit_s)) as watch:

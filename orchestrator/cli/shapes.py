@@ -241,7 +241,7 @@ def _misses(
 
 
 def _miss_notes(found: Misses, family: str | None) -> list[str]:
-    from orchestrator.ledger.clean import text
+    from orchestrator.clean import text
 
     out = list(found.notes)
     others = [f for f in found.families if family not in (None, f)]

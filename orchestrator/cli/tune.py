@@ -250,7 +250,7 @@ def recheck(
     from orchestrator.cli import tuning
     from orchestrator.cli.ending import EXIT, next_lines
     from orchestrator.controller.prepare import prepare, prepare_recheck
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
     from orchestrator.results.recheck import judge, write_rows
     from orchestrator.shapes.model import write_list
 

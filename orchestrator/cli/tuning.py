@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
     from orchestrator.controller.drive import DriveSettings
     from orchestrator.controller.prepare import Prepared, RunRequest
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
     from orchestrator.planning.plan import Plan
 
 
@@ -33,7 +33,7 @@ def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
 
     return RunRequest(
         runs=run.runs, limit=run.limit, accept_new_host_keys=drive.accept_new_host_keys,
-        lost_after_s=drive.lost_after, busy=drive.busy.value if drive.busy else None, hold=drive.hold,
+        lost_after_s=drive.lost_after, busy=drive.busy, hold=drive.hold,
         watchdog_s=drive.watchdog, grace_s=drive.grace, argv=sys.argv[1:], **own,
     )  # fmt: skip
 
@@ -194,7 +194,7 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
 
 def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> Page:
     """Queue failed shapes again, through the run's controller or by driving the run here."""
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
@@ -258,7 +258,7 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
 
 def _add_cancelled(page: Page, paths: RunPaths) -> None:
     """Add how the run ended, and what its last controller found on each node."""
-    from orchestrator.ledger import LedgerReader
+    from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         seen, epoch, state = ledger.meta("farewell", {}), ledger.meta("epoch", 0), ledger.state

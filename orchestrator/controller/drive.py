@@ -7,54 +7,103 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from orchestrator.command_hints import command
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders, worker_code
 from orchestrator.controller.facts import load_facts, save_facts, script
-from orchestrator.controller.leased import known_leases, machines_of, node_maker, pools_of
 from orchestrator.controller.leases import LeasedNodes
-from orchestrator.controller.limits import Limits
 from orchestrator.controller.loop import Controller
-from orchestrator.controller.messages import Interrupts, Message, NodeProgress, Watcher
+from orchestrator.controller.messages import Message, NodeProgress, Timeouts, Watcher
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_check import check_nodes
 from orchestrator.controller.node_plan import (
+    NodePlan,
     engine_of,
+    node_files,
+    node_folders,
     node_of,
     plan_nodes,
     private_env,
     results_folder,
     transport_of,
     with_device_locks,
+    worker_code,
 )
 from orchestrator.controller.occupancy import NodeAdmission, gpus_of, mode_of, refuse_one_gpu_twice
-from orchestrator.controller.outbox import SpecOptions
-from orchestrator.controller.timeouts import Timeouts
+from orchestrator.controller.pools import machines_of, node_maker, pools_of
 from orchestrator.errors import NoUsableNodeError, TakenOverError
 from orchestrator.events import RetryAsked
 from orchestrator.families import get_family, get_tuner
 from orchestrator.inventory.load import limit, load_inventory, resolved
+from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.values import masker
-from orchestrator.ledger import Ingest, Ledger, LedgerReader, reconcile
 from orchestrator.ledger.database import checkpoints
-from orchestrator.ledger.model import NOT_WORTH_IT
-from orchestrator.paths import RunConfig, run_lock
+from orchestrator.ledger.ingest import Ingest
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, reconcile
+from orchestrator.ledger.writer import Ledger
+from orchestrator.paths import RunConfig, RunPaths, run_lock
+from orchestrator.planning.roofline import Won, Worth, won
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.shapes.model import Shape
+from orchestrator.transport import Transport
 from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner
 
-if TYPE_CHECKING:
-    from orchestrator.inventory.model import Inventory
-    from orchestrator.paths import RunPaths
-    from orchestrator.transport import Transport
+WORTHS = "worths"
+"""Key of the ledger's value with the worth of each shape by its id."""
+
+
+def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
+    """The worth of each shape of a run by value, {} of any other run."""
+    return {int(i): Worth(*w) for i, w in ledger.meta(WORTHS, {}).items()}
+
+
+def won_so_far(ledger: LedgerReader, of: Mapping[int, Worth]) -> Won:
+    """Gain of the run."""
+    return won(of, {w.shape: w.us for w in ledger.winners()}, [s.id for s in ledger.failed()])
+
+
+_US = "SELECT us FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id LIMIT 1"
+
+
+class Limits:
+    """The limits of a run; `reached` names the one that is, "" while none is."""
+
+    def __init__(self, ledger: LedgerReader, config: RunConfig) -> None:
+        self._ledger, self._state = ledger, ledger.replayed
+        self._until, self._hours = config.until_gain, config.gpu_hours
+        self._worths = worths_of(ledger)
+        self._us: dict[int, float] = {}
+        """Time of each winner: they are read one by one as they come."""
+        self._seen = (-1, -1)
+        self._share = 0.0
+
+    def reached(self) -> str:
+        """Read what was measured so far."""
+        state = self._state
+        if self._hours is not None:
+            now, begun = time.time(), [a for a in state.attempts.values() if a.started_at is not None]
+            used = sum((now if a.ended_at is None else a.ended_at) - (a.started_at or now) for a in begun) / 3600.0
+            if used >= self._hours:
+                return f"{used:.3g} of {self._hours:g} GPU hours are used (--gpu-hours)"
+        if self._until is not None and self._worths:
+            if (state.tuned, state.failed) != self._seen:
+                self._seen = (state.tuned, state.failed)
+                for s in state.shapes.values():
+                    if s.state == "tuned" and s.id not in self._us:
+                        self._us[s.id] = self._ledger.query(_US, (s.attempt, s.id))[0][0]
+                failed = [s.id for s in state.shapes.values() if s.state == "failed"]
+                self._share = won(self._worths, self._us, failed).share
+            if self._share >= self._until:
+                return f"{self._share:.1%} of the expected gain is won (--until-gain {self._until:.4g})"
+        return ""
+
 
 IDLE_EXIT_S = 900.0
 """A worker without work and without a controller ends after so long."""
@@ -99,9 +148,9 @@ def drive(
         warn_without_wal(ledger, watcher)
         if not cancel and not _goes_on(ledger, config, watcher):
             return Outcome("finished", time.monotonic() - began)
-        interrupts = Interrupts()
+        interrupts: list[int] = []
         caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
-        previous = {number: signal.signal(number, interrupts) for number in caught}
+        previous = {number: signal.signal(number, lambda *_: interrupts.append(1)) for number in caught}
         state, limited = "interrupted", ""
         try:
             controller = _controller(
@@ -176,7 +225,7 @@ def _controller(
     config: RunConfig,
     ledger: Ledger,
     watcher: Watcher,
-    interrupts: Interrupts,
+    interrupts: list[int],
     settings: DriveSettings,
     *,
     cancel: bool,
@@ -196,10 +245,6 @@ def _controller(
     machines = machines_of(inventory)
     plans = planned(paths, config, machines) if machines.nodes else []
     about = RunHeader.of(ledger, config, {p.node: p.slots for p in plans})
-    spec = SpecOptions(
-        config.run, config.family, config.tuner, config.watchdog_s, config.err_ratio, dict(config.options),
-        kernels_to_check(paths.recheck),
-    )  # fmt: skip
 
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
         edited = load_inventory(paths.inventory)
@@ -207,7 +252,7 @@ def _controller(
         return [_driver(paths, config, ledger, p, epoch, controller, settings, launch=True) for p in new]
 
     pools = pools_of(inventory, config.run)
-    leases = known_leases(policy.state)
+    leased = [n for n in policy.state.nodes.values() if n.lease]
 
     def leased_driver(plan: NodePlan, transport: Transport) -> NodeDriver:
         return _driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel, transport=transport)
@@ -215,7 +260,7 @@ def _controller(
     supply = LeasedNodes(
         pools,
         node_maker(inventory, {p.name: p.source for p in pools}, config.run, leased_driver),
-        known=leases,
+        known=leased,
         other_slots=lambda: sum(len(p.slots) for p in plans),
         hold=config.hold,
         grow=not cancel,
@@ -227,8 +272,9 @@ def _controller(
         policy,
         Ingest(ledger, policy.state),
         LiveStatus(policy.state, about),
-        spec,
+        config,
         keys=lambda i: shapes[i].key_dict(family),
+        kernels=kernels_to_check(paths.recheck),
         logs=paths.logs,
         requests_folder=paths.requests,
         watcher=_Unresolved(watcher, masker([n.options() for n in inventory.nodes.values()])),
@@ -236,7 +282,7 @@ def _controller(
         timeouts=replace(settings.timeouts, grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
-        known=policy.state.nodes.keys() - {k.node for k in leases.values()},
+        known=policy.state.nodes.keys() - {n.name for n in leased},
         newcomers=newcomers,
         leases=supply if pools else None,
         limit=Limits(ledger, config).reached,

@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from orchestrator import clean
 from orchestrator.engines import find_engine
 from orchestrator.inventory.model import Node
-from orchestrator.ledger import clean
 from orchestrator.templating import render
 from orchestrator.transport import Completed
 from worker.device import ISA_LEVELS, cpu_flags, cpu_name, gfx_of_target, identify, parse_nvidia_smi

@@ -12,24 +12,25 @@ import tarfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from functools import partial
 from math import ceil
 
 import tenacity
 
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_registry import NodeRegistry, Shutdown
-from orchestrator.controller.reports import LeaseTurn
 from orchestrator.errors import OrchestratorError, UnreachableError
-from orchestrator.events import FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
+from orchestrator.events import Event, FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
 from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
 from orchestrator.leases.holder import rows_of
 from orchestrator.leases.keeper import USUAL_S, Keeper, Look, Order
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
+from orchestrator.policy.model import Node
 
 LEASE_WORK_S, IDLE_S, MAX_FAILURES = 600.0, 120.0, 3
 """Seconds of work on each of its slots that make one more lease worth asking for; seconds without work after which one$
@@ -61,6 +62,19 @@ class MadeNode:
 MakeNode = Callable[[str, Lease, str], MadeNode]
 """Checks the machine of a pool's lease and makes its node under a name; called in a thread. Raises OrchestratorError
 where it cannot work."""
+
+
+@dataclass(slots=True)
+class LeaseTurn:
+    """Changes of one turn: events for the journal, drivers to start, notes for people (text, bad)."""
+
+    events: list[Event] = field(default_factory=list)
+    start: list[NodeDriver] = field(default_factory=list)
+    notes: list[tuple[str, bool]] = field(default_factory=list)
+    rows: list[tuple[str, Chunk]] = field(default_factory=list)
+    """(node, whole file from its beginning) of what ended leases left behind."""
+    gone: list[str] = field(default_factory=list)
+    """Nodes whose lease is over."""
 
 
 class Phase(Enum):
@@ -127,15 +141,6 @@ class Life:
     left_at: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class KnownLease:
-    """A lease of an earlier controller of the run, from the journal."""
-
-    node: str
-    pool: str
-    ended: bool
-
-
 def wanted(pools: Sequence[Pool], backlog_s: float, other_slots: int = 0, places: int = 0) -> dict[str, int]:
     """Leases that each pool should hold, earlier pools filled first.
 
@@ -153,35 +158,35 @@ def wanted(pools: Sequence[Pool], backlog_s: float, other_slots: int = 0, places
 
 
 class LeasedNodes:
-    """The leased nodes of one run (NodeSupply); used by the controller's loop alone."""
+    """The leased nodes of one run; used by the controller's loop alone. No call waits, but for `close`."""
 
     def __init__(
         self,
         pools: Sequence[Pool],
         make: MakeNode,
         *,
-        known: Mapping[str, KnownLease],
+        known: Sequence[Node],
         other_slots: Callable[[], int] = lambda: 0,
         hold: bool = False,
         grow: bool = True,
         wake: Callable[[], None] = lambda: None,
     ) -> None:
-        """`known`: by lease. `other_slots`: slots of machines of our own. `hold`: keep idle leases. `grow`: False takes
-        over what is there, and asks for none. `wake` is called, in any thread, when there is something for the next
-        turn."""
+        """`known`: nodes of leases that earlier controllers had. `other_slots`: slots of machines of our own. `hold`:
+        keep idle leases. `grow`: False takes over what is there, and asks for none. `wake` is called, in any thread,
+        when there is something for the next turn."""
         self._pools, self._make, self._other_slots = {p.name: p for p in pools}, make, other_slots
         self._hold, self._grow, self._wake = hold, grow, wake
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
         self._closing = threading.Event()
         self._lives: dict[str, Life] = {}
-        self._names = {k.node for k in known.values()}
-        for id_, k in known.items():
-            if pool := self._pools.get(k.pool):
-                state, phase = (LeaseState.ENDED, Phase.ENDED) if k.ended else (LeaseState.QUEUED, Phase.QUEUED)
-                self._lives[id_] = Life(pool, Lease(id_, state), k.node, phase)
+        self._names = {n.name for n in known}
+        for n in (n for n in known if n.pool in self._pools):
+            ended = n.state == "gone"
+            state, phase = (LeaseState.ENDED, Phase.ENDED) if ended else (LeaseState.QUEUED, Phase.QUEUED)
+            self._lives[n.lease] = Life(self._pools[n.pool], Lease(n.lease, state), n.name, phase)
         for pool in pools:
-            pool.floor, pool.keeper = pool.minimum, Keeper(pool.name, pool.source, self._reporter(pool))
+            pool.floor, pool.keeper = pool.minimum, Keeper(pool.name, pool.source, partial(self._tell_look, pool))
         self._moved = (0.0, -1)  # the last change of the number of settled shapes, and that number
         self._sick: dict[str, float] = {}  # host -> when it was in quarantine last; those of the last AVOID_S
         self._may_grow: bool | None = None
@@ -249,8 +254,8 @@ class LeasedNodes:
         self._news.put(news)
         self._wake()
 
-    def _reporter(self, pool: Pool) -> Callable[[Look], None]:
-        return lambda look: self._tell(lambda out: self._take(pool, look, out))
+    def _tell_look(self, pool: Pool, look: Look) -> None:
+        self._tell(lambda out: self._take(pool, look, out))
 
     def _take(self, pool: Pool, look: Look, out: LeaseTurn) -> None:
         pool.look = look

@@ -15,12 +15,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from orchestrator.controller.messages import FromStream, Interrupts, JournalObserver, Message, Taken, Watcher
+from orchestrator.controller.exchange import NodeReports, Outbox
+from orchestrator.controller.leases import LeasedNodes, LeaseTurn
+from orchestrator.controller.messages import FromStream, Message, Taken, Timeouts, Watcher
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_registry import NodeRegistry, Shutdown, StoppedNode, stop_workers
-from orchestrator.controller.outbox import Outbox, SpecOptions
-from orchestrator.controller.reports import LeaseTurn, NodeReports, NodeSupply
-from orchestrator.controller.timeouts import Timeouts
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     Decision,
@@ -33,9 +32,12 @@ from orchestrator.events import (
     StopAsked,
     Tick,
 )
-from orchestrator.ledger import Chunk, Ingest, Ledger
-from orchestrator.paths import take_requests
+from orchestrator.ledger.ingest import Chunk, Ingest
+from orchestrator.ledger.writer import Ledger
+from orchestrator.paths import RunConfig, take_requests
 from orchestrator.policy import Policy
+from orchestrator.view.live import LiveStatus
+from worker.protocol import TableKernel
 
 TURN_S = 0.03
 """CPU seconds after which a turn begins no further message: decisions are carried out at the end of their turn. Not
@@ -52,22 +54,25 @@ class Controller:
         ledger: Ledger,
         policy: Policy,
         ingest: Ingest,
-        live_status: JournalObserver,
-        spec: SpecOptions,
+        live_status: LiveStatus,
+        config: RunConfig,
         keys: Callable[[int], dict[str, int | str]],
+        kernels: Mapping[int, Sequence[TableKernel]],
         logs: Path,
         requests_folder: Path,
         watcher: Watcher,
         epoch: int,
         timeouts: Timeouts | None = None,
-        interrupts: Interrupts | None = None,
+        interrupts: Sequence[int] = (),
         cancel: bool = False,
         known: Collection[str] = (),
         newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
-        leases: NodeSupply | None = None,
+        leases: LeasedNodes | None = None,
         limit: Callable[[], str] = lambda: "",
     ) -> None:
-        """`limit`: why no more work is to be claimed, "" while it is."""
+        """`kernels`: shape id to the only kernels to measure of it. `interrupts`: one entry for each Ctrl-C so far.
+        `known`: nodes that an earlier controller of this run had. `limit`: why no more work is to be claimed, "" while
+        it is."""
         self._limit = limit
         self.limited = ""
         """Limit that ended the claims, "" for none."""
@@ -75,20 +80,21 @@ class Controller:
         self._requests = requests_folder
         self._watcher, self._epoch = watcher, epoch
         self._timeouts = timeouts or Timeouts()
-        self._interrupts = interrupts or Interrupts()
+        self._interrupts = interrupts
         self._left_over: list[Message] = []
         """Messages that the last turn had no time for."""
         self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
-        self._reports = NodeReports(spec.run, epoch, ledger, policy, self._registry, ingest, live_status, leases, logs)
-        self._outbox = Outbox(self._registry, spec, keys, epoch, ledger.blocklist_verdicts)
+        self._reports = NodeReports(
+            config.run, epoch, ledger, policy, self._registry, ingest, live_status, leases, logs
+        )
+        self._outbox = Outbox(self._registry, config, keys, kernels, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
         self._newcomers = newcomers or (lambda known: [])
         self._leases = leases
         self._known = set(known)
-        """Nodes that an earlier controller of this run had."""
         self._cancelled = cancel
         self._cancel_when_up = cancel
         self._shutdown: Shutdown | None = None
@@ -260,7 +266,7 @@ class Controller:
             self.limited = why
             self._watcher.note(f"{why}: no new work; what runs may end")
             events.append(StopAsked(why))
-        if (self._cancelled or self._interrupts.count) and self._stop_since is None:
+        if (self._cancelled or self._interrupts) and self._stop_since is None:
             self._stop_since = time.monotonic()
             events.append(StopAsked())
             if not self._cancelled:
@@ -280,7 +286,7 @@ class Controller:
         waited = time.monotonic() - self._stop_since
         if self._cancel_when_up:
             return self._cancel_as_they_come(waited)
-        if self._cancelled or self._interrupts.count > 1:
+        if self._cancelled or len(self._interrupts) > 1:
             self._stop_workers()
             return "cancelled" if self._cancelled else "interrupted"
         if not self._policy.outstanding():

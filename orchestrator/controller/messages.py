@@ -1,14 +1,15 @@
-"""Messages of a node's threads to the controller's loop, interrupts by the user, and the observers that it feeds."""
+"""Things that the threads of a run share: messages of nodes to the loop, the display that it feeds, and all waits."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from orchestrator.controller.stream import Beat
-from orchestrator.events import NodeBusy, NodeTroubled, Record, SlotLost
-from orchestrator.ledger import Chunk
+from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.view.status import RunStatus
+from worker.protocol import BEAT_S, LOST_BEATS
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +49,6 @@ class FromStream:
 
 
 @dataclass(frozen=True, slots=True)
-class Vanished:
-    """Attempts that were on the node and are neither waiting nor claimed there any more, and all that the node
-    recorded was read."""
-
-    node: str
-    attempts: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class Taken:
     """Result of a take-back."""
 
@@ -65,18 +57,8 @@ class Taken:
     won: bool
 
 
-Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Vanished | Taken | NodeTroubled | NodeBusy | SlotLost
+Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Taken | NodeTroubled | NodeBusy | SlotLost
 """Those that are events are facts as the driver sees them; the loop decides which are journaled."""
-
-
-class Interrupts:
-    """Number of Ctrl-C so far, read by the loop."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __call__(self, *_: object) -> None:
-        self.count += 1
 
 
 class Watcher(Protocol):
@@ -86,11 +68,50 @@ class Watcher(Protocol):
     def note(self, text: str, *, bad: bool = False) -> None: ...
 
 
-class JournalObserver(Protocol):
-    """Live status of a run: fed the journal and what nodes report beside it (orchestrator/view/live.py)."""
+@dataclass(frozen=True, slots=True)
+class StopLimits:
+    """Limits in seconds: for workers to stop, for killed ones to end, and for all of it on a slow node."""
 
-    def feed(self, t: float, record: Record) -> None: ...
-    def progress(self, node: str, detail: str) -> None: ...
-    def trouble(self, node: str, detail: str, *, on_record: bool = False) -> None: ...
-    def take_notes(self) -> list[tuple[str, bool]]: ...
-    def status(self, now: float) -> RunStatus: ...
+    stop_s: float
+    kill_s: float
+    limit_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Timeouts:
+    """Waits of a run, in seconds. Users set `lost` and `grace`; tests shorten the others."""
+
+    tick: float = 0.2
+    """A turn of the loop waits this long for a message."""
+    view: float = 0.2
+    lost: float = 90.0
+    """A node that stopped answering is given up after this."""
+    never_up: float = 20.0
+    """A node that could not be prepared even once is given up after this long (and still tried again)."""
+    starting: float = 60.0
+    """The same for a node that has reported nothing at all yet."""
+    grace: float = 30.0
+    """Time for running attempts after the first Ctrl-C."""
+    shutdown: float = 10.0
+    """Time for workers to stop at the end."""
+    first_word: float = 30.0
+    """A stream may take this long to begin, because a container has to start for it."""
+    silence: float = LOST_BEATS * BEAT_S + 1.0
+    """A stream that was silent this long is broken off."""
+    backoff: float = 0.2
+    """Pause before a node is prepared again; each is twice as long as the one before, up to `longest_backoff`."""
+    longest_backoff: float = 15.0
+    jitter: float = 0.3
+    """Random part of such a pause, so that not all nodes begin at once."""
+    steady: float = 5.0
+    """A stream that lasted this long has worked: the pauses begin anew."""
+    vanished: float = 60.0
+    """An attempt that is missing on its node has vanished this long after it was sent: by then it was written there."""
+    busy: float = 2.0
+    """Pause before an occupied node is checked again; each is half as long again as the one before."""
+    close: float = 1.0
+    """All nodes together get this long to end what they do when the run ends."""
+    stop: StopLimits = field(default=StopLimits(5.0, 2.0, 20.0))
+    """Limits at the end of a run."""
+    cancel: StopLimits = field(default=StopLimits(3.0, 1.5, 7.0))
+    """Limits when a run is cancelled, which is over within 10 s whatever its nodes do."""

@@ -14,31 +14,111 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import tenacity
 
-from orchestrator.controller.deploy import attempts_in, bring_home, missing_files, take_back_all
-from orchestrator.controller.messages import (
-    FromStream,
-    Message,
-    NodeTakenOver,
-    NodeUp,
-    Taken,
-    Vanished,
-)
-from orchestrator.controller.stream import Beat, GivenAttempts, read_frames
-from orchestrator.controller.timeouts import Timeouts
-from orchestrator.controller.workers import NodeWorkers
+from orchestrator.controller.messages import FromStream, Message, NodeTakenOver, NodeUp, Taken, Timeouts
+from orchestrator.controller.node_plan import attempts_in, bring_home, missing_files, take_back_all
+from orchestrator.controller.stream import Beat, read_frames
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.transport import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
+
+RELAUNCHES = 3
+"""Times that a dead worker is launched again without a sign of life between (beside launch.sh's own restarts)."""
+
+
+class NodeWorkers:
+    """Workers of a node folder, by its engine. The node's two threads start them; the controller's ends them."""
+
+    def __init__(
+        self, engine: Engine, slots: Sequence[str], env: Mapping[str, str], *, launch: bool, may_have_started: bool
+    ) -> None:
+        """`launch`: False takes over what runs there and starts nothing. `may_have_started`: an earlier controller of
+        the run may have started some."""
+        self.engine = engine
+        self._slots, self._env = slots, env
+        self.launch = launch
+        """Permission to start workers; `start_no_more` withdraws it."""
+        self.may_have_started = may_have_started or not launch
+        """Possibility that workers of ours are there, started by this controller or an earlier one."""
+        self.fresh = not self.may_have_started
+        """No earlier controller is known to have started any."""
+        self.cut_off = False
+        """The last start broke off: the node may still complete it."""
+        self._gate = threading.Lock()
+        """Held by `start_no_more`, and by a start that is about to begin."""
+        self._settled = threading.Event()
+        """Set while no start is under way."""
+        self._settled.set()
+        self._revived: dict[str, int] = {}
+
+    def start(self, slots: Sequence[str] = ()) -> None:
+        """Start workers (all by default), unless `start_no_more` was called. Raise NodeError."""
+        with self._gate:
+            if not self.launch:
+                return
+            self.may_have_started = True
+            self._settled.clear()
+        try:
+            self.engine.start(slots, env=self._env)
+            self.cut_off = False
+        except TransportError:
+            self.cut_off = True
+            raise
+        finally:
+            self._settled.set()
+
+    def start_no_more(self) -> bool:
+        """Start no more workers; return whether some may have been started, also by an unfinished preparation."""
+        with self._gate:
+            self.launch = False
+            return self.may_have_started
+
+    def settle(self, seconds: float) -> None:
+        """Wait up to `seconds` for the end of a start that is under way."""
+        self._settled.wait(seconds)
+
+    def stop(self, *, kill: bool = False) -> None:
+        """Stop them now, and start no more. Raise NodeError."""
+        self.start_no_more()
+        self.engine.stop(kill=kill)
+
+    def alive(self) -> list[str]:
+        """Slots whose worker runs now, according to the engine. Raise NodeError."""
+        return [w.slot for w in self.engine.list() if w.state == "running"]
+
+    def dead(self, beat: Beat) -> Iterator[str]:
+        """Yield the slots whose worker was dead in the beat before this one as well: `revive` them."""
+        for slot in self._slots:
+            if beat.slots.get(slot, {}).get("alive", False):
+                self._revived.pop(slot, None)
+            elif slot not in self._revived:
+                self._revived[slot] = 0  # seen dead once: launch.sh may be about to restart it
+            else:
+                yield slot
+
+    def revive(self, slot: str) -> str:
+        """Launch a dead worker again; return why it is given up, "" while it is not. Raise NodeError."""
+        if slot not in self._revived:
+            return ""
+        state = next((w for w in self.engine.list() if w.slot == slot), None)
+        if state is None or state.state == "running" or state.code == 0:
+            return ""
+        self._revived[slot] += 1
+        if self._revived[slot] > RELAUNCHES:
+            last = self._revived[slot] == RELAUNCHES + 1
+            return f"the worker ended with code {state.code} again and again" if last else ""
+        self.start([slot])
+        return ""
+
 
 EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
 CUT_OFF_S = 1.0
@@ -115,7 +195,6 @@ class NodeDriver:
         self._silence = ""
         self._timeouts = timeouts or Timeouts()
         self._patience_s = self._timeouts.first_word
-        self._claims = GivenAttempts(self._timeouts.vanished)
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 
@@ -252,7 +331,6 @@ class NodeDriver:
             self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
             take_back_all(self._transport, self.folder)
             present = attempts_in(self._transport, self.folder, "claimed", "attempts")
-            self._claims.arrived(present)
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self.workers.launch:
                 self.workers.engine.prepare()
@@ -309,8 +387,6 @@ class NodeDriver:
                     for slot in self.workers.dead(frame):
                         self._writes.put(_Revive(slot))
                 self._post(FromStream(self.node, frame))
-                if isinstance(frame, Beat) and frame.held is not None and (gone := self._claims.compare(frame.held)):
-                    self._post(Vanished(self.node, gone))
                 self._heard = time.monotonic()
         finally:
             channel.close()
@@ -347,11 +423,8 @@ class NodeDriver:
             return
         elif isinstance(op, _Put):
             self._transport.put(self.folder, op.files)
-            self._claims.arrived([n.attempt for path in op.files if (n := InboxName.parse(path.rpartition("/")[2]))])
         else:
             won = self._transport.rename(f"{self.folder}/inbox/{op.name}", f"{self.folder}/taken/{op.name}")
-            if won:
-                self._claims.taken(op.name.attempt)
             self._post(Taken(self.node, op.name.attempt, won))
 
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.command_hints import command
-from orchestrator.controller.deploy import NodePlan
 from orchestrator.controller.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_words, read_facts, script
-from orchestrator.controller.node_plan import engine_of, login_line, node_of, transport_to
+from orchestrator.controller.node_plan import NodePlan, engine_of, login_line, node_of, transport_to
 from orchestrator.controller.occupancy import gpus_of, occupants, twice
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, WorkerState, find_engine
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, SlowError, UnreachableError

@@ -23,13 +23,12 @@ from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from orchestrator.controller.deploy import node_files
+from orchestrator import clean
 from orchestrator.controller.node_check import check_nodes
-from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
+from orchestrator.controller.node_plan import engine_of, node_files, plan_nodes, transport_of
 from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.families import get_family
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.ledger import clean
 from orchestrator.paths import new_run_id
 from orchestrator.shapes.aiter_log import Miss, MissCounter, Misses, MissKeys
 from orchestrator.transport import RemoteFile, Transport, connected

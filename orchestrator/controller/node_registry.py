@@ -13,8 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.controller.messages import StopLimits, Timeouts
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.timeouts import StopLimits, Timeouts
 from orchestrator.errors import NodeError
 
 

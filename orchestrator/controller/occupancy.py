@@ -13,13 +13,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from pathlib import Path
 from typing import Literal, NamedTuple, get_args
 
 from orchestrator.controller.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
 from orchestrator.engines import Engine
-from orchestrator.errors import EngineError, InventoryError, LeftOutError, TransportError
-from orchestrator.inventory.load import resolved
+from orchestrator.errors import EngineError, InventoryError, LeftOutError
 from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import MAX_GPU, Gpus
 from orchestrator.transport import Transport
@@ -168,22 +166,8 @@ def _named_twice(nodes: Mapping[str, Node]) -> Iterator[tuple[str, str, str]]:
 
 
 def _host(node: Node) -> Hashable:
-    """The machine of a node as SSH would reach it, asked without contact: two nodes of one value are one machine."""
-    if node.is_here:
-        return "here"
-    from orchestrator.transport.ssh.connection import hops
-    from orchestrator.transport.ssh.link import HostRequest
-
-    try:
-        real = resolved(node)
-        config = Path(real.ssh_config).expanduser() if real.ssh_config else None
-        ask = HostRequest(real.host or node.name, real.user, real.port, None, real.proxy_jump, config)
-        route = [hop.connection for hop in hops(node.name, ask)]
-    except (InventoryError, TransportError):  # told where it is used
-        return node.host or node.name, node.port
-    first = route[0].gateway or None
-    places = tuple((c.host.rstrip("."), c.port, first if c is route[0] else None) for c in route)
-    return "here" if places in {((name, 22, None),) for name in ("localhost", "127.0.0.1", "::1")} else places
+    """The machine of a node as the inventory names it: two nodes with one value are on one machine."""
+    return node.is_here or ((node.host or node.name).lower(), node.port, node.proxy_jump, node.ssh_config)
 
 
 def _both(a: Gpus, b: Gpus) -> str:

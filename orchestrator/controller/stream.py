@@ -1,4 +1,4 @@
-"""Stream of a node: its frames, the log file made of them, and the attempts that vanish from its beats.
+"""Stream of a node: its frames, and the log file made of them.
 
 Format of the frames: worker/protocol/records.py.
 """
@@ -6,14 +6,14 @@ Format of the frames: worker/protocol/records.py.
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger import Chunk, Ledger, clean
+from orchestrator import clean
+from orchestrator.ledger.ingest import Chunk
+from orchestrator.ledger.writer import Ledger
 from worker.protocol import SLOT_RE, ProtocolError
 
 MAX_CHUNK = 256 * 1024
@@ -132,46 +132,3 @@ class NodeLog:
         self._length += len(text)
         self._ledger.set_offset(self._node, "", "log", self._length)
         self._ledger.set_offset(self._node, chunk.slot, "L", chunk.offset - len(rest) + end)
-
-
-BEATS = 2
-"""An attempt has vanished when it is missing in so many beats in a row, and `Timeouts.vanished` after it was written
-there."""
-
-
-@dataclass(slots=True)
-class _GivenAttempt:
-    since: float
-    missed: int = 0
-
-
-class GivenAttempts:
-    """Attempts given to one node. The writer's thread adds, the reader's compares."""
-
-    def __init__(self, patience_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._patience_s, self._clock = patience_s, clock
-        self._lock = threading.Lock()
-        self._given: dict[str, _GivenAttempt] = {}
-
-    def arrived(self, attempts: Collection[str]) -> None:
-        """Add attempts that are on the node now."""
-        now = self._clock()
-        with self._lock:
-            for attempt in attempts:
-                self._given[attempt] = _GivenAttempt(now)
-
-    def taken(self, attempt: str) -> None:
-        """Remove an attempt that was taken back."""
-        with self._lock:
-            self._given.pop(attempt, None)
-
-    def compare(self, held: Collection[str]) -> frozenset[str]:
-        """Compare with a beat; return the vanished attempts, each once. Most simply ended: the caller knows which."""
-        old = self._clock() - self._patience_s
-        with self._lock:
-            for attempt, given in self._given.items():
-                given.missed = 0 if attempt in held else given.missed + 1
-            gone = frozenset(a for a, g in self._given.items() if g.missed >= BEATS and g.since <= old)
-            for attempt in gone:
-                del self._given[attempt]
-        return gone

@@ -18,7 +18,7 @@ from orchestrator.image.build import HERE
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.model import Node
 from orchestrator.transport import LocalTransport, Transport
-from worker.aiter_tree.kernel_lists import MODULES
+from worker.aiter_tree.kernels import MODULES
 from worker.aiter_tree.locate import PLACES
 
 _PACKAGE = (

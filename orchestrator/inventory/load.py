@@ -60,13 +60,9 @@ class Document:
             self.data = None if node is None else self._plain(node, ())
             if self.data is None and not faults.count:
                 faults.add("is empty: an inventory has defaults: and nodes:")
-        except yaml.MarkedYAMLError as e:
-            mark = e.problem_mark or e.context_mark
-            faults.add(_syntax(e, text), line=mark.line + 1 if mark else None)
-        except yaml.reader.ReaderError as e:
-            faults.add("holds a control character: drop it", line=text.count("\n", 0, e.position) + 1)
-        except RecursionError:
-            faults.add("is nested too deeply to be an inventory")
+        except (yaml.YAMLError, RecursionError) as e:
+            mark = getattr(e, "problem_mark", None)
+            faults.add(_syntax(e), line=mark.line + 1 if mark else None)
 
     def line(self, loc: Loc) -> int | None:
         """The line of `loc`, or of the nearest part of the document around it."""
@@ -84,10 +80,8 @@ class Document:
         try:
             if isinstance(node, yaml.ScalarNode):
                 return self._loader.construct_object(node)
-        except yaml.constructor.ConstructorError:
-            pass
-        except ValueError:  # 2024-99-99 looks like a date and is none
-            what = f"{shown(node.value)} is no valid value: put it in quotes if it is text"
+        except (yaml.constructor.ConstructorError, ValueError):  # a tag, or what looks like a date and is none
+            what += ", or put the value in quotes if it is text"
         self._faults.add(what, line=node.start_mark.line + 1)
         return None
 
@@ -95,34 +89,22 @@ class Document:
         out: dict[str, Any] = {}
         for key_node, value_node in node.value:
             line, key = key_node.start_mark.line + 1, key_node.value
-            if not isinstance(key_node, yaml.ScalarNode):
-                self._faults.add("a key that is no plain word", line=line)
-            elif key_node.tag == "tag:yaml.org,2002:merge":
-                self._faults.add("merging by <<: write what nodes share under defaults instead", line=line)
-            elif key_node.tag != "tag:yaml.org,2002:str":
-                self._faults.add(f"the key {shown(key)} is not text: put it in quotes", line=line)
+            if key_node.tag != "tag:yaml.org,2002:str":
+                what = f"the key {shown(key)}" if isinstance(key, str) else "a key"
+                self._faults.add(f"{what} is not text: put it in quotes", line=line)
             elif key in out:
                 what = "node" if loc == ("nodes",) else "key"
                 first = self.lines[(*loc, key)]
                 self._faults.add(f"{what} {shown(key)} is here twice, first in line {first}: drop one", line=line)
-                self._plain(value_node, (*loc, key, "again"))  # for what is wrong in it
             else:
                 self.lines[(*loc, key)] = line
                 out[key] = self._plain(value_node, (*loc, key))
         return out
 
 
-def _syntax(e: yaml.MarkedYAMLError, text: str) -> str:
-    if e.problem == _ALIAS:
-        return _ALIAS
-    mark, lines = e.problem_mark, text.split("\n")
-    if mark and mark.line < len(lines) and "\t" in lines[mark.line][: mark.column + 1]:
-        return "a tab: YAML is indented with spaces"
-    if "expected a single document" in (e.context or ""):
-        return "a second document: an inventory is one document, drop the '---'"
-    if "could not find expected ':'" in (e.problem or ""):
-        return "is no valid YAML: a ':' is missing, or the indentation is wrong"
-    return f"is no valid YAML: {escaped((e.problem or 'unknown problem')[:200])}"
+def _syntax(e: yaml.YAMLError | RecursionError) -> str:
+    words = [word for name in ("context", "problem", "reason") if (word := getattr(e, name, None))]
+    return _ALIAS if _ALIAS in words else f"is no valid YAML: {escaped((', '.join(words) or str(e))[:200])}"
 
 
 # --- which options go together ------------------------------------------------------------------------------------

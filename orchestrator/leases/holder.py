@@ -12,7 +12,7 @@ import re
 import tarfile
 from collections.abc import Iterator
 
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.templating import quote, render
 
 BEGIN, END = "-----BEGIN GEMMFLEET LEFTOVERS-----", "-----END GEMMFLEET LEFTOVERS-----"

@@ -20,7 +20,6 @@ from urllib.parse import quote
 
 from orchestrator.command_hints import command
 from orchestrator.errors import LedgerError, RunBusyError
-from orchestrator.ledger import database
 from worker.protocol import FIELDS
 
 APPLICATION_ID = 0x674D4C67
@@ -38,7 +37,7 @@ def _append_only(table: str) -> tuple[str, ...]:
 
 
 COLUMNS = tuple(f for f in FIELDS if f.column)
-"""Fields of a row (worker/protocol/row.py) that have a column of their own."""
+"""Fields of a row (worker/protocol/records.py) that have a column of their own."""
 _SQL = {float: "REAL", int: "INTEGER", str: "TEXT NOT NULL"}
 
 TABLES = (
@@ -243,7 +242,7 @@ def checkpoints(path: Path, every_s: float = EVERY_S) -> Iterator[None]:
 
     def work() -> None:
         # without it the writer copies by itself, as before
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(database.connect(path)) as conn:
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path)) as conn:
             while not over.wait(every_s):
                 conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 

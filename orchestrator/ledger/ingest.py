@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from orchestrator import clean
 from orchestrator import events as ev
-from orchestrator.ledger import clean
 from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.policy.model import Attempt, State
 from orchestrator.reasons import Reason

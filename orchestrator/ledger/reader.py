@@ -11,7 +11,7 @@ import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -19,13 +19,152 @@ from typing import Any, Self
 from orchestrator import events as ev
 from orchestrator.families import get_family
 from orchestrator.ledger import database
-from orchestrator.ledger.model import NO_REPORT, Counts, LeftOut, ProfileRow, Report, ShapeState, SlotInfo
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
 from worker.families import Family
-from worker.protocol import MAX_VERDICTS
-from worker.protocol.candidates import MAX_WITHHELD
+from worker.protocol import MAX_VERDICTS, Row
+from worker.protocol.spec import MAX_WITHHELD
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Shapes by state. `running` are unsettled shapes in flight, `pending` the other unsettled ones."""
+
+    total: int = 0
+    tuned: int = 0
+    skipped: int = 0
+    failed: int = 0
+    running: int = 0
+    pending: int = 0
+
+    @property
+    def settled(self) -> int:
+        return self.tuned + self.skipped + self.failed
+
+    def to_json(self) -> dict[str, int]:
+        return asdict(self)
+
+
+NOT_WORTH_IT = "not_worth_it"
+"""Reason of shapes that were skipped because a limit of the run was reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeState:
+    """A requested shape with its key. state: pending, tuned, skipped or failed.
+
+    `attempt` settled it; of a failed shape that none settled, it is the last that began. `confirmed` of a tuned one:
+    False where candidates were left out on the evidence of one slot; None: none were. `node`, `slot`: of the attempt.
+    `attempts` of a failed one: number of those that a worker began.
+    """
+
+    id: int
+    key: tuple[int | str, ...]
+    state: str
+    reason: str | None = None
+    detail: str = ""
+    confirmed: bool | None = None
+    attempt: str = ""
+    settled_at: float | None = None
+    node: str = ""
+    slot: str = ""
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A worker's report on an attempt beside its records; {} and None where it sent none.
+
+    `conditions`: readings of worker/device.py, `before` and `after`.
+    """
+
+    device: dict[str, Any]
+    exit: int | None
+    spent: dict[str, float]
+    conditions: dict[str, dict[str, Any]]
+
+
+NO_REPORT = Report({}, None, {}, {})
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """A candidate that an attempt did not measure because it faulted, there or before (docs/explanation/scheduling.md).
+
+    `verdict`: what another slot made of it: `ran`, `faulted`, or None where none has tried it.
+    """
+
+    attempt: str
+    shape: int
+    candidate: tuple[str, ...]
+    node: str
+    slot: str
+    name: str
+    outcome: str
+    detail: str
+    source: str
+    confirmed: bool
+    """The node's blocklist had it from two slots already."""
+    verdict: str | None
+    key: tuple[str, ...]
+    gpu: str
+    """The slot as the worker names it: its GPU's stable id where there is one."""
+    image: str
+    driver: str
+    t: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Entry of provenance.json."""
+        return {
+            "name": self.name or " ".join(self.candidate), "outcome": self.outcome, "detail": self.detail,
+            "node": self.node, "slot": self.slot, "gpu": self.gpu, "image": self.image, "driver": self.driver,
+            "t": self.t, "source": self.source, "elsewhere": self.verdict or "not tried",
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """A measured candidate (worker/protocol/records.py) and its shape's key. `note`: why a winner was not accepted."""
+
+    id: int
+    attempt: str
+    shape: int
+    key: tuple[int | str, ...]
+    node: str
+    slot: str
+    t: float
+    winner: bool
+    gfx: str
+    cu_num: int | None
+    note: str | None
+    row: Row
+
+    @property
+    def us(self) -> float:
+        """Device time in microseconds, -1 where there is none."""
+        return float(self.row["us"])
+
+    @property
+    def status(self) -> str:
+        """`ok`, or why the candidate cannot win."""
+        return str(self.row["status"])
+
+    @property
+    def kernel_name(self) -> str:
+        """The kernel."""
+        return str(self.row["kernelName"])
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """Latest information of a slot's workers: `info` of worker_started, `device` of tuner_ready."""
+
+    node: str
+    slot: str
+    info: dict[str, Any]
+    device: dict[str, Any]
+
 
 _CHUNK = 1000
 _JOURNAL = "SELECT id, t, type, data FROM journal WHERE id>? ORDER BY id"
@@ -68,13 +207,10 @@ class LedgerReader:
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
-    def _all(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
+        """Rows of a query (tables: orchestrator/ledger/database.py)."""
         with database.readable(self.path):
             return self._conn.execute(sql, values).fetchall()
-
-    def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-        """Rows of any other query (tables: orchestrator/ledger/database.py)."""
-        return self._all(sql, values)
 
     def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
         with database.readable(self.path):
@@ -104,7 +240,7 @@ class LedgerReader:
 
     def meta(self, key: str, default: Any = None) -> Any:
         """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
-        found = self._all("SELECT value FROM meta WHERE key=?", (key,))
+        found = self.query("SELECT value FROM meta WHERE key=?", (key,))
         return json.loads(found[0][0]) if found else default
 
     @property
@@ -130,13 +266,15 @@ class LedgerReader:
         return self._replay.state
 
     def _catch_up(self) -> None:
-        replay, collecting = self._replay, gc.isenabled()
+        replay, collecting, is_first = self._replay, gc.isenabled(), not self._replay.read
         gc.disable()  # all that is made here stays: to look for garbage in it takes a sixth of the time
         try:
             for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
                 apply(replay.state, ev.from_json(kind, data), t)
                 replay.read = number
         finally:
+            if is_first:
+                gc.freeze()
             if collecting:
                 gc.enable()
 
@@ -152,18 +290,18 @@ class LedgerReader:
         """Key columns of one shape, None where there is no such shape: a large run has many that nobody names."""
         if self._replay.keys:
             return self._replay.keys.get(shape)
-        found = self._all("SELECT key FROM shapes WHERE id=?", (shape,))
+        found = self.query("SELECT key FROM shapes WHERE id=?", (shape,))
         return tuple(json.loads(found[0][0])) if found else None
 
     @property
     def total(self) -> int:
         """Number of requested shapes."""
-        return int(self._all("SELECT count(*) FROM shapes")[0][0])
+        return int(self.query("SELECT count(*) FROM shapes")[0][0])
 
     def skipped(self) -> dict[int, Skipped]:
         """(reason, detail, when) of the shapes that were left out."""
         sql = "SELECT id, skipped, detail, skipped_at FROM shapes WHERE skipped IS NOT NULL ORDER BY id"
-        return {i: (why, detail or "", t) for i, why, detail, t in self._all(sql)}
+        return {i: (why, detail or "", t) for i, why, detail, t in self.query(sql)}
 
     def counts(self) -> Counts:
         """Shapes by state; total = tuned + skipped + failed + running + pending."""
@@ -223,7 +361,7 @@ class LedgerReader:
 
     def report(self, attempt: str) -> Report:
         """The worker's report on one attempt."""
-        found = self._all("SELECT device, exit, spent, conditions FROM reports WHERE attempt=?", (attempt,))
+        found = self.query("SELECT device, exit, spent, conditions FROM reports WHERE attempt=?", (attempt,))
         return _report(*found[0]) if found else NO_REPORT
 
     def spent(self) -> dict[str, float]:
@@ -236,17 +374,17 @@ class LedgerReader:
 
     def slots(self) -> list[SlotInfo]:
         """Latest information of the workers, by slot."""
-        rows = self._all("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
+        rows = self.query("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
         return [SlotInfo(n, s, json.loads(i or "{}"), json.loads(d or "{}")) for n, s, i, d in rows]
 
     def slot(self, node: str, slot: str) -> SlotInfo:
         """Latest information of one slot's workers; empty where nothing is known."""
-        rows = self._all("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
+        rows = self.query("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
         return SlotInfo(node, slot, *(json.loads(v or "{}") for v in (rows[0] if rows else ("", ""))))
 
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
         """Next byte to read of each (stream, slot) of a node; what is not there begins at 0."""
-        return {(k, s): at for k, s, at in self._all("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))}
+        return {(k, s): at for k, s, at in self.query("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))}
 
     # --- measurements -----------------------------------------------------------------------------------------
 
@@ -267,7 +405,7 @@ class LedgerReader:
     def left_out(self, shape: int | None = None) -> list[LeftOut]:
         """Candidates that attempts (on one shape) left out because they faulted, in the order of the attempts."""
         with self.snapshot():
-            return self._judged(self.replayed, self._all(f"{_LEFT_OUT} WHERE shape=coalesce(?, shape)", (shape,)))
+            return self._judged(self.replayed, self.query(f"{_LEFT_OUT} WHERE shape=coalesce(?, shape)", (shape,)))
 
     def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
         """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
@@ -279,7 +417,7 @@ class LedgerReader:
         since = max((state.attempts[s.running].sent_at for s in slots if s.running), default=0.0)
         sql = f"{_LEFT_OUT} WHERE shape IN (SELECT shape FROM withheld WHERE node=?)"
         found = [
-            w for w in self._judged(state, self._all(sql, (node,)))
+            w for w in self._judged(state, self.query(sql, (node,)))
             if w.node == node and w.verdict and state.shapes[w.shape].settled_at >= since
         ][-MAX_VERDICTS:]  # fmt: skip
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from orchestrator import clean
 from orchestrator import events as ev
 from orchestrator.errors import LedgerError
-from orchestrator.ledger import clean, database
-from orchestrator.ledger.model import NOT_WORTH_IT
-from orchestrator.ledger.reader import LedgerReader, Replay
+from orchestrator.ledger import database
+from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, Replay
 from orchestrator.policy.model import State
 from worker.families import Family
 
@@ -148,7 +148,7 @@ class Ledger(LedgerReader):
     def withheld(self, *, attempt: str, shape: int, node: str, slot: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """Keep the candidates that an attempt left out (worker.protocol.withheld_list), once each."""
         for e in entries:
-            candidate, whole = _identity(e["candidate"]), {k: e[k] for k in _ENTRY}
+            candidate, whole = json.dumps(list(e["candidate"]), separators=(",", ":")), {k: e[k] for k in _ENTRY}
             name, detail = clean.text(e["name"], 200), clean.text(e["detail"], 300)
             values = (
                 attempt, shape, candidate, node, slot, json.dumps(whole), name, e["outcome"], detail, e["source"],
@@ -231,8 +231,3 @@ def row_values(
 
 def _dumps(value: Mapping[str, Any] | None) -> str | None:
     return None if value is None else json.dumps(dict(value))
-
-
-def _identity(candidate: Sequence[str]) -> str:
-    """A candidate's identity as the tables have it."""
-    return json.dumps(list(candidate), separators=(",", ":"))

@@ -154,25 +154,19 @@ def _robust_fit(features: Sequence[Sequence[float]], seconds: Sequence[float], s
         rows = x * trust[:, None]
         scale = np.sqrt((rows * rows).sum(axis=0))
         scale[scale == 0] = 1.0
-        best = np.asarray(_non_negative(rows / scale, y * trust)) / scale
+        best = _non_negative(rows / scale, y * trust) / scale
     return [float(v) for v in best]
 
 
-def _non_negative(x: object, y: object) -> list[float]:
+def _non_negative(a: Any, b: Any) -> Any:
     """Least squares with no negative weight, exact: the best over every subset of the four columns."""
     import numpy as np
 
-    a, b = np.asarray(x, dtype=float), np.asarray(y, dtype=float)
-    columns = a.shape[1]
-    best, least = np.zeros(columns), float(b @ b)
-    for size in range(1, columns + 1):
-        for chosen in itertools.combinations(range(columns), size):
-            part = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
-            if (part < 0).any():
-                continue
-            left = a[:, chosen] @ part - b
-            if float(left @ left) < least * (1 - 1e-12):
-                least = float(left @ left)
-                best = np.zeros(columns)
-                best[list(chosen)] = part
-    return [float(v) for v in best]
+    columns = range(a.shape[1])
+    best = np.zeros(len(columns))
+    for chosen in itertools.chain.from_iterable(itertools.combinations(columns, n + 1) for n in columns):
+        weights = np.zeros(len(columns))
+        weights[list(chosen)] = np.linalg.lstsq(a[:, chosen], b, rcond=None)[0]
+        if (weights >= 0).all() and np.linalg.norm(a @ weights - b) < np.linalg.norm(a @ best - b) * (1 - 1e-12):
+            best = weights
+    return best

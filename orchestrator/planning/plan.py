@@ -182,12 +182,7 @@ def memory_note(shapes: Sequence[Shape], family: Family, memory: int | None) -> 
     if not memory:
         return []
     size = operand_bytes(family)
-    large = [(size(s.key), s) for s in shapes if size(s.key) > memory]
-    if not large:
-        return []
-    large.sort(key=lambda found: (-found[0], found[1].id))
-    named = [f"{describe(s.key)} ({bytes_ / GIB:,.0f} GiB)" for bytes_, s in large]
-    have = f"the operands of {plural(len(large), 'shape')} do"
-    return [
-        f"{have} not fit into the device's memory of {memory / GIB:,.0f} GiB, and will fail: {and_more(named, SHOWN)}"
-    ]
+    large = sorted((-size(s.key), s.id, s.key) for s in shapes if size(s.key) > memory)
+    named = [f"{describe(key)} ({-less / GIB:,.0f} GiB)" for less, _, key in large]
+    have = f"the operands of {plural(len(large), 'shape')} do not fit into the device's memory of"
+    return [f"{have} {memory / GIB:,.0f} GiB, and will fail: {and_more(named, SHOWN)}"] if large else []

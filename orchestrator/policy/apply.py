@@ -15,6 +15,7 @@ from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape
 from orchestrator.policy.pool import (
     close,
     hold,
+    is_deciding,
     look,
     put_back,
     queue,
@@ -112,16 +113,13 @@ def _send(state: State, d: ev.Send, t: float) -> None:
     state.open[a.id] = None
     state.next_seq = max(state.next_seq, d.seq + 1)
     state.nodes[d.node].used = True
-    deciding = max(
-        state.settings.hedge * state.total_s / max(1, len(state.usable)), state.settings.hedge_least_s
-    )  # fmt: skip
     for unit in dict.fromkeys(s.unit for s in shapes):
         members = tuple(s.id for s in shapes if s.unit == unit)
         is_second = unit in state.twice or any(state.shapes[s].copies or state.shapes[s].losses for s in members)
         withdraw_unit(state, unit, members)
         for s in members:
             withdraw(state, state.shapes[s])
-        if not is_second and sum(state.shapes[s].cost_s for s in members) > deciding:
+        if not is_second and is_deciding(state, sum(state.shapes[s].cost_s for s in members)):
             state.twice[unit] = (state.host(d.node), members)
     for shape in shapes:
         hold(state, shape, 1)
@@ -176,12 +174,11 @@ def _is_over(state: State, a: Attempt, t: float) -> bool:
         return True
     state.running += 1
     state.open[a.id] = None
-    a.state, a.lost, a.ended_at, a.outcome = "started", False, None, None
+    a.state, a.lost, a.revived, a.ended_at, a.outcome = "started", False, True, None, None
     a.started_at = t if a.started_at is None else a.started_at
     for shape in (state.shapes[s] for s in a.shapes):
         hold(state, shape, 1)
         if shape.state == "pending":
-            blame.strike_out(state, shape, a.id)
             withdraw(state, shape)
     slot.running, slot.adrift = a.id, None
     look(state, slot)
@@ -249,7 +246,8 @@ def _landed(
     a, shape = state.attempts.get(e.attempt), state.shapes.get(e.shape)
     if a is None or shape is None:
         return None, None
-    _is_over(state, a, t)
+    if not _is_over(state, a, t) and a.revived:
+        _forgive(state, a)
     if e.shape not in a.landed:
         a.landed[e.shape] = None
         a.left_s = max(0.0, a.left_s - shape.cost_s)
@@ -311,6 +309,8 @@ def _attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
         return
     if e.in_flight is not None:
         a.current = e.in_flight
+    if a.revived:
+        _forgive(state, a, e.in_flight if e.outcome.is_loss else None)
     left, bad = state.unsettled(a.shapes), e.outcome.may_blame_slot
     shape = state.shapes[left[0]] if len(left) == 1 and a.current is None else state.flight(a)
     if bad or e.outcome.is_loss:
@@ -344,16 +344,20 @@ def _ended_late(state: State, e: ev.AttemptEnded, a: Attempt, slot: Slot, t: flo
             state.timers[slot.id] = t + state.settings.canary_s
     if not a.lost:
         return
-    culprit = e.in_flight if e.outcome.is_loss else None
+    _forgive(state, a, e.in_flight if e.outcome.is_loss else None)
+    culprit = state.shapes[e.in_flight] if e.outcome.is_loss and e.in_flight is not None else None
+    if culprit is not None and culprit.state == "pending":
+        blame.lose(state, culprit, a, with_node=True, detail=e.detail)
+        if culprit.unit in state.waiting and culprit.id in state.waiting[culprit.unit][2]:
+            set_apart(state, (culprit.id,))
+
+
+def _forgive(state: State, a: Attempt, culprit: int | None = None) -> None:
+    """Strike out what the attempt has against its shapes, but for the `culprit`: it was given up too early."""
+    a.revived = False
     for shape in (state.shapes[s] for s in a.shapes):
-        if shape.state != "pending":
-            continue
-        if shape.id != culprit:
+        if shape.state == "pending" and shape.id != culprit:
             blame.strike_out(state, shape, a.id)
-        elif all(x.attempt != a.id for x in shape.losses):
-            blame.lose(state, shape, a, with_node=True, detail=e.detail)
-            if shape.unit in state.waiting and shape.id in state.waiting[shape.unit][2]:
-                set_apart(state, (shape.id,))
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------
@@ -441,22 +445,21 @@ def _node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
 def _node_lost(state: State, e: ev.NodeLost, t: float) -> None:
     n = state.nodes.get(e.node)
     if n is not None and n.state not in ("lost", "gone"):
-        was = n.state
         _set_node(state, n, "lost", e.detail, t)
         n.owes_canaries = True
         for slot in n.slots.values():
             slot.adrift = slot.running or slot.adrift
-            _give_up(state, slot, e.detail, t, with_node=True, unheard=was == "joined")
+            _give_up(state, slot, e.detail, t, with_node=True)
             if slot.state != "lost":
                 _set_slot(state, slot, "starting", "", t)
 
 
-def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool, unheard: bool) -> None:
-    """Take all that the slot had as lost. News is some milliseconds old, so that with its node the next shape may have
-    been started `unheard`, too."""
+def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool) -> None:
+    """Take all that the slot had as lost. News is some milliseconds old: with its node the next shape may have been
+    started unheard, too, even where a canary or an answer to a take-back was awaited."""
     had = [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]
     ahead = [(a, state.shapes[s]) for a in had for s in a.ahead]
-    unheard = unheard and slot.state == "ready" and not slot.checking
+    unheard = with_node and not slot.sick
     for a, shape in ahead[: (slot.running is not None) + unheard]:
         if shape.state == "pending":
             blame.lose(state, shape, a, with_node=with_node, detail=detail)
@@ -528,7 +531,7 @@ def _slot_lost(state: State, e: ev.SlotLost, t: float) -> None:
     if slot is not None and slot.state != "lost":
         slot.adrift = None
         _set_slot(state, slot, "lost", e.detail, t)
-        _give_up(state, slot, e.detail, t, with_node=False, unheard=False)
+        _give_up(state, slot, e.detail, t, with_node=False)
 
 
 def _awaited(state: State, e: ev.CanaryPassed | ev.CanaryFailed) -> Slot | None:

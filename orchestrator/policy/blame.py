@@ -168,7 +168,9 @@ def _none_works(state: State, shape: Shape) -> bool:
 
 
 def lose(state: State, shape: Shape, a: Attempt, *, with_node: bool, detail: str) -> None:
-    """Record that worker or node went down with the shape in flight."""
+    """Record that worker or node went down with the shape in flight; once an attempt."""
+    if any(x.attempt == a.id for x in shape.losses):
+        return
     shape.losses.append(Loss(state.slot_of(a).gpu.place, a.id, with_node))
     if len(shape.losses) >= state.settings.losses:
         seen = ", ".join(

@@ -102,6 +102,8 @@ class Attempt:
     taking: bool = False
     lost: bool = False
     """Its node or slot was given up with it; a sign of life takes that back."""
+    revived: bool = False
+    """There was such a sign, but nothing that it did since: what it was charged with stands until then."""
     started_at: float | None = None
     ended_at: float | None = None
     outcome: Reason | None = None

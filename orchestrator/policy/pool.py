@@ -96,6 +96,12 @@ def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
     look(state, slot)
 
 
+def is_deciding(state: State, seconds: float) -> bool:
+    """Return whether a unit of so many estimated seconds decides the length of the run."""
+    s = state.settings
+    return seconds > max(s.hedge * state.total_s / max(1, len(state.usable)), s.hedge_least_s)
+
+
 def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
     """Queue what an attempt that is over left: shapes with something against them each alone, and the two `halves`
     apart where nobody knows at which shape it ended; the rest goes back."""
@@ -108,8 +114,10 @@ def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
         return
     for s in left:
         shape = state.shapes[s]
-        # a suspect need not wait until another group comes to it, unless it may take a node down
-        most = 0 if shape.losses or shape.ends else 1
+        # a suspect need not wait until another group comes to it, unless it may take a node down; one that decides the
+        # length of the run is on two nodes again, as long as that cannot cost more nodes than it takes to fail
+        once = len(shape.losses) < state.settings.losses - 1 and is_deciding(state, shape.cost_s)
+        most = 1 if once or not (shape.losses or shape.ends) else 0
         if (shape.faults or shape.losses or shape.ends) and shape.copies <= most and shape.apart is None:
             set_apart(state, (s,))
     wait(state, left)

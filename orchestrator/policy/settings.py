@@ -24,9 +24,10 @@ class PolicySettings:
     floor_setups: float = 15.0
     """No group is shorter than so many set-ups while more is left for each idle slot: set-ups cost at most 7 %.
     In the simulator 20 makes the end of a bad night longer, and 10 costs more set-ups."""
-    floor_apart: float = 3.0
-    """The same for a tuner whose processes hold one (N, K) and are left alone to their end: larger groups would hold up
-    the end. In the simulator (`few`) flat between 3 and 4."""
+    share_apart: float = 1.6
+    floor_apart: float = 2.5
+    """The same two for a tuner whose processes hold one (N, K) and are left alone to their end: larger groups would
+    hold up the end. In the simulator a share of 1.2 makes the worst run 1.6 times its bound, 1.6 1.19 times."""
     hedge: float = 0.42
     """A unit longer than this part of the whole work of a slot decides the length of the run: it starts on two nodes.
     Without it one long shape that is lost may double a run; the median rises by 0.01."""

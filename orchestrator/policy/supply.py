@@ -82,8 +82,9 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     if slot.doubtful:
         return max(kind.waiting[-1] for kind in kinds)[2]
     s, free = state.settings, max(1, len(state.free))
-    floor = state.setup_s * (s.floor_setups if state.shares_end else s.floor_apart)
-    room = max(state.waiting_s / (s.share * max(1, len(state.usable))), min(floor, state.waiting_s / free))
+    share, setups = (s.share, s.floor_setups) if state.shares_end else (s.share_apart, s.floor_apart)
+    room = state.waiting_s / (share * max(1, len(state.usable)))
+    room = max(room, min(setups * state.setup_s, state.waiting_s / free))
     if len(state.usable) == 1 and not state.may_grow:
         room = state.waiting_s  # nobody waits for the end of a group
     # first the kind that gives the longest group, of several the one with the most left

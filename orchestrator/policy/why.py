@@ -46,7 +46,7 @@ def why(state: State, what: str | int) -> str:
     if shape is None:
         return f"shape {what} is not part of this run"
     if shape.state != "pending":
-        return f"shape {what} is {shape.state}" + (f": {shape.reason.message()}" if shape.reason else "")
+        return f"shape {what} is {shape.state}" + (f": {shape.reason.message}" if shape.reason else "")
     for id_ in reversed(shape.attempts):
         if id_ in state.open:
             return _attempt(state, id_)

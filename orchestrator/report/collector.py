@@ -2,32 +2,227 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import time
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from orchestrator.command_hints import program
-from orchestrator.ledger import LedgerReader, Replay
+from orchestrator import __version__
+from orchestrator.command_hints import command, program
+from orchestrator.errors import OrchestratorError
+from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder
-from orchestrator.policy.model import State
-from orchestrator.report.measured import Measurements, noise, rounded
-from orchestrator.report.shapes import Roofs, by_backend, columns, shape_rows
-from orchestrator.report.summary import (
-    PreviousTable,
-    RunSummary,
-    gain_over,
-    origin,
-    previous_table,
-    sentences,
-    stamp,
+from orchestrator.planning.estimate import Range
+from orchestrator.policy.model import SlotId, State
+from orchestrator.report.measured import (
+    Measurements,
+    Roofs,
+    Winner,
+    by_backend,
+    columns,
+    geomean,
+    noise,
+    rounded,
+    shape_rows,
 )
-from orchestrator.results.export import unpromised
+from orchestrator.results.export import measured_on, unpromised
 from orchestrator.results.gain import noise_note
-from orchestrator.view.slot_speeds import flags
-from orchestrator.view.status import GOING, RunHeader, flag_words, sessions_until, state_now, time_left
+from orchestrator.tables.tuned import Key, read_table
+from orchestrator.view.status import GOING, RunHeader, flag_words, flags, sessions_until, state_now, time_left
 from orchestrator.view.timeline import failures, incidents, lanes, timeline
-from orchestrator.view.words import slot_words, worked_words
+from orchestrator.view.words import left_words, slot_words, worked_words
+from worker.families import Family
+from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
+
+MAX_BYTES = 64 << 20
+
+
+@dataclass(slots=True)
+class PreviousTable:
+    """`us` by (gfx, cu_num, *key). `counts`: what the merge did, by action; {} before it."""
+
+    source: str = ""
+    us: dict[Key, float] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+    note: str = ""
+
+
+def previous_table(paths: RunPaths, db: str | None, family: Family) -> PreviousTable:
+    """The table before this run. Never raises for the content of files: the note names the fault."""
+    if paths.merge.is_file():
+        try:
+            return _of_merge(paths.merge, family)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+            return PreviousTable(note=f"{paths.merge.name} cannot be read: {type(e).__name__}: {e}")
+    if db is None:
+        return PreviousTable(note="No tuned table was named (--db), so there is nothing to compare with.")
+    table = Path(db)
+    if not table.is_file():
+        return PreviousTable(note=f"{db} is not there (yet), so there is nothing to compare with.")
+    try:
+        rows = read_table(table, family).rows
+    except OrchestratorError as e:
+        return PreviousTable(note=str(e).partition("\n")[0])
+    return PreviousTable(db, {tuple(r.key): r.us for r in rows if r.us is not None and r.us > 0})
+
+
+def _of_merge(path: Path, family: Family) -> PreviousTable:
+    if path.stat().st_size > MAX_BYTES:
+        raise ValueError(f"is larger than {MAX_BYTES} bytes")
+    raw: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    out = PreviousTable(source=str(raw.get("path", "")))
+    for row in raw["rows"]:
+        key, old, action = _key(row["key"], family), row.get("old_us"), str(row["action"])
+        out.counts[action] = out.counts.get(action, 0) + 1
+        if key is not None and isinstance(old, (int, float)) and not isinstance(old, bool) and old > 0:
+            out.us[key] = float(old)
+    return out
+
+
+def _key(raw: Mapping[str, Any], family: Family) -> Key | None:
+    names = ("gfx", "cu_num", *family.key_names)
+    return tuple(raw[n] for n in names) if all(n in raw for n in names) else None
+
+
+def _request(
+    config: RunConfig, total: int, places: Collection[SlotId], devices: Sequence[str], *, bench: bool
+) -> str:  # fmt: skip
+    """Sentence on the request, and on the place of the measurements."""
+    nodes = len({node for node, _ in places})
+    where = f"{plural(len(places), 'slot')} on {plural(nodes, 'node')}" if nodes else "nodes that are not up yet"
+    what = f" ({', '.join(devices)})" if devices else ""
+    how = "for a bench" if bench else f"with the tuner {config.tuner}"
+    shapes = f"{plural(total, 'shape')} of {config.family} {'was' if total == 1 else 'were'}"
+    return f"{shapes} requested on {stamp(config.created)}, {how} on {where}{what}."
+
+
+def _outcome(
+    state: str, c: Counts, worked: str, winners: Collection[Winner], unconfirmed: int, *, bench: bool
+) -> str:  # fmt: skip
+    """Sentence on the progress of the run and the speed of its winners. `worked`: "" before it began."""
+    parts = [
+        f"{c.tuned:,} {'measured' if bench else 'tuned'}"
+        + (f" ({unconfirmed:,} of them unconfirmed)" if unconfirmed else "")
+    ]
+    rest = (
+        (c.skipped, "skipped because the table had them"), (c.failed, "failed"), (c.running, "in flight"),
+        (c.pending, "not begun"),
+    )  # fmt: skip
+    parts += [f"{n:,} {words}" for n, words in rest if n]
+    if state in GOING and worked:
+        text = f"The run has been going for {worked}: "
+    else:
+        text = f"The run is {state}{f' after {worked}' if worked else ''}: "
+    text += ", ".join(parts)
+    if winners:
+        text += f"; {'the fastest backends' if bench else 'winners'} run at {_rate(winners)}"
+        gains = [w.median_us / w.us for w in winners if w.median_us]
+        if gains and not bench:
+            text += f", {median(gains):.2f} times as fast as the median candidate"
+    return text + "."
+
+
+def _rate(winners: Collection[Winner]) -> str:
+    rates = sorted(w.tflops for w in winners)
+    if len(rates) == 1:
+        return f"{digits(rates[0])} TFLOPS"
+    return f"{digits(rates[0])} to {digits(rates[-1])} TFLOPS (median {digits(median(rates))})"
+
+
+def digits(x: float) -> str:
+    """Three digits, thousands apart."""
+    return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
+
+
+def _next(
+    state: str, c: Counts, left: Range | None, name: str, failures: Mapping[str, int], e: PreviousTable, *, bench: bool
+) -> str:
+    """Sentence on what comes next, or what the user can do. `name`: of the run on a command line."""
+    if state in GOING:
+        if c.tuned == 0:
+            return "Nothing is measured yet." if bench else "Nothing is tuned yet."
+        return f"What is left takes {left_words(left.low_s, left.mid_s, left.high_s)}." if left else "It goes on."
+    if state in ("interrupted", "cancelled") and c.settled < c.total:
+        return f"What was measured is kept, and the rest goes on with: {command(f'resume {name}')}"
+    if c.failed:
+        why = ", ".join(f"{reason} {n:,}" for reason, n in failures.items())
+        return f"{plural(c.failed, 'failure')} to look at ({why}): each is below, with what can be done."
+    if bench:
+        return "Every shape is measured; bench.csv has its backends side by side."
+    if not c.tuned:
+        return "There was nothing to tune."
+    if not e.counts:
+        return "Every shape is settled; tuned.csv is the table, and nothing was merged."
+    done = ", ".join(f"{n:,} {action}" for action, n in e.counts.items())
+    return f"Every shape is settled and merged into {e.source}: rows {done}."
+
+
+def gain_over(winners: Mapping[int, Winner], old: Mapping[int, float]) -> dict[str, float | int | None]:
+    """Gain over the previous table: n, faster, slower, geomean of old over new."""
+    ratios = [old[i] / w.us for i, w in winners.items() if i in old]
+    return {
+        "n": len(ratios),
+        "faster": sum(r > 1.0 for r in ratios),
+        "slower": sum(r < 1.0 for r in ratios),
+        "geomean": geomean(ratios),
+    }
+
+
+MOST_SLOTS = 64
+Pairs = list[list[str]]
+
+
+def origin(ledger: LedgerReader, config: RunConfig, paths: RunPaths) -> list[dict[str, Any]]:
+    """Sections: title and pairs of text."""
+    request: Pairs = [
+        ["run", config.run],
+        ["begun", stamp(config.created)],
+        ["command", shlex.join(["gemmfleet", *map(str, config.argv)])],
+        ["shapes", f"{config.shapes} (sha256 {config.shapes_sha256[:16]})"],
+        ["inventory", config.inventory],
+        ["family, tuner", f"{config.family}, {config.tuner}"],
+        ["error limit", f"{config.err_ratio:g} of the elements"],
+        ["tuned table", config.db or "none named"],
+    ]
+    request += [[f"option {name}", str(value)] for name, value in config.options.items()]
+    code = sorted({str(s.info.get("code", "")) for s in ledger.slots()} - {""})
+    made: Pairs = [
+        ["gemmfleet", f"{config.version} tuned, {__version__} wrote this page"],
+        ["worker's code", ", ".join(code) or "not known yet"],
+        ["controller", str(ledger.meta("controller", ""))],
+    ]
+    on: Pairs = [[node, f"{n:,} winners on {gfx} with {cu_num} CUs"] for gfx, cu_num, node, n in measured_on(ledger)]
+    spent: Pairs = [[kind, f"{seconds:,.1f} s"] for kind, seconds in sorted(ledger.spent().items())]
+    files: Pairs = [[p.name, f"{p.stat().st_size:,} bytes"] for p in paths.results() if p.is_file()]
+    sections = [
+        ("Asked", request), ("Made with", made), ("Measured on", on), ("Devices", _devices(ledger)),
+        ("Seconds of the workers", spent), ("Files of the run", files),
+    ]  # fmt: skip
+    return [{"title": title, "pairs": pairs} for title, pairs in sections if pairs]
+
+
+def stamp(t: float) -> str:
+    """A time of the controller's clock, with its zone."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(t))
+
+
+def _devices(ledger: LedgerReader) -> Pairs:
+    """Devices and software with their slots; slots with the same facts are one line."""
+    places: dict[str, list[str]] = {}
+    for slot in ledger.slots():
+        facts = {**slot.info, **slot.device}
+        words = [str(facts[k]) for k in ("device", "gfx") if facts.get(k)]
+        words += [f"{k} {facts[k]}" for k in ("cu_num", "torch", "triton", "rocm", "hip", "aiter") if facts.get(k)]
+        if slot.info.get("image"):
+            words.append(f"image {slot.info['image']}")
+        places.setdefault(", ".join(words) or "unknown", []).append(f"{slot.node}/{slot.slot}")
+    return [[and_more(where, 4), what] for what, where in list(places.items())[:MOST_SLOTS]]
+
 
 FORMAT = 1
 MOST_FLAGS = 8
@@ -103,15 +298,13 @@ class Collector:
         notes += [f"beside the other GPUs {words}" for words in flag_words(state)[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(state, about, now, driven=True) if going and state.nodes else None
-        summary = RunSummary(
-            config, word, counts, nodes=len({node for node, _ in by_slot}), slots=len(by_slot),
-            devices=sorted({str(d["device"]) for d in devices if d.get("device")})[:3],
-            winners=list(measured.winners.values()),
-            gains=[w.median_us / w.us for w in measured.winners.values() if w.median_us],
-            earlier=before, failures=ledger.failures(),
-            worked=worked_words(sessions), left=eta, name=run,
-            unconfirmed=len(unconfirmed),
-        )  # fmt: skip
+        winners = measured.winners.values()
+        names = sorted({str(d["device"]) for d in devices if d.get("device")})[:3]
+        sentences = [
+            _request(config, counts.total, by_slot, names, bench=bench),
+            _outcome(word, counts, worked_words(sessions), winners, len(unconfirmed), bench=bench),
+            _next(word, counts, eta, run, ledger.failures(), before, bench=bench),
+        ]
         return {
             "format": FORMAT,
             "run": self.paths.run,
@@ -122,7 +315,7 @@ class Collector:
             "made": stamp(now),
             "family": ledger.family.name,
             "tuner": config.tuner,
-            "sentences": [*sentences(summary), *map(_sentence, notes)],
+            "sentences": [*sentences, *(f"{words[:1].upper()}{words[1:]}." for words in notes)],
             "counts": counts.to_json(),
             "eta_s": rounded(eta.mid_s if eta else None, 3),
             "worked_s": rounded(sum(b - a for a, b in sessions) if sessions else None, 6),
@@ -148,10 +341,6 @@ class Collector:
             "gpus": beside_each_other(state, start),
             "origin": origin(ledger, config, self.paths),
         }  # fmt: skip
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."
 
 
 MOST_POINTS = 4000

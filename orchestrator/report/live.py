@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
+import socket
 import sys
 import time
 from collections import deque
@@ -12,12 +14,15 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import uvicorn
 from starlette.applications import Starlette
+from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
 from orchestrator.report.page import fit, render_page, safe
@@ -105,17 +110,15 @@ class DocumentWatch:
 
 def changes(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
     """Return the change from `old` to `new`: {"full": new}, or {"parts": {name: value}, "rows": [[number, row]]}."""
-    if old is None or old.keys() != new.keys() or old["columns"] != new["columns"] or not _aligned(old, new):
+    if old is None or _frame(old) != _frame(new):
         return {"full": new}
     rows = [[i, row] for i, (was, row) in enumerate(zip(old["shapes"], new["shapes"], strict=True)) if was != row]
     return {"parts": {k: v for k, v in new.items() if k != "shapes" and old[k] != v}, "rows": rows}
 
 
-def _aligned(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    """Return whether both have the same shapes in the same order, and the same backends."""
-    if [b["name"] for b in old["backends"]] != [b["name"] for b in new["backends"]]:
-        return False
-    return [r[0] for r in old["shapes"]] == [r[0] for r in new["shapes"]]
+def _frame(d: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what the page is built around: its parts, columns and backends, and the shapes in their order."""
+    return (d.keys(), d["columns"], [b["name"] for b in d["backends"]], [r[0] for r in d["shapes"]])
 
 
 MOST_STREAMS = 16
@@ -192,3 +195,112 @@ async def _stream(watch: DocumentWatch, seen: int, ending: Callable[[], bool]) -
         elif time.monotonic() - quiet > BEAT_S:
             yield ": here\n\n"
             quiet = time.monotonic()
+
+
+HOST = "127.0.0.1"
+GRACE_S = 3
+HEADERS = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+}
+"""Headers of every response."""
+
+
+class Guard:
+    """ASGI middleware that admits only a browser of this machine with the printed address; `port`: that listened on.
+
+    - Host must be ours: a foreign page whose name resolves to 127.0.0.1 (DNS rebinding) sends another one.
+    - The token of the printed address is exchanged for a cookie at once, so no history, log or referrer keeps it.
+    - The cookie is HttpOnly and SameSite=Strict; requests from other origins are refused as well.
+    """
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._hosts = ([f"{HOST}:{port}"], [f"localhost:{port}"])
+        self._cookie = f"gemmfleet_{port}"  # cookies belong to a host, not to a port
+        self.token = secrets.token_urlsafe(24)
+        self._session = secrets.token_urlsafe(24)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+
+            async def guarded(message: Message) -> None:
+                if message["type"] == "http.response.start":
+                    MutableHeaders(scope=message).update(HEADERS)
+                await send(message)
+
+            await (self._answer(Request(scope)) or self._app)(scope, receive, guarded)
+
+    def _answer(self, request: Request) -> Response | None:
+        """Return what the guard itself answers, None for a request that may pass."""
+        if request.headers.getlist("host") not in self._hosts:
+            return PlainTextResponse("This server answers as 127.0.0.1 and localhost only.\n", 421)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("This server is read-only: it answers GET.\n", 405)
+        if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+            return PlainTextResponse("Another site began this request. Open the printed address yourself.\n", 403)
+        if request.scope["path"] == "/" and _same(request.query_params.get("token", ""), self.token):
+            away = RedirectResponse("/", 303)
+            away.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
+            return away
+        if _same(request.cookies.get(self._cookie, ""), self._session):
+            return None
+        return PlainTextResponse("Open the address that the command printed: it holds the key to this page.\n", 403)
+
+
+def _same(given: str, kept: str) -> bool:
+    return secrets.compare_digest(given.encode("utf-8", "replace"), kept.encode())
+
+
+class PageServer:
+    """The live page of a run. `url` holds the token; `run` blocks until `stop`, Ctrl-C or SIGTERM."""
+
+    def __init__(self, paths: RunPaths, port: int = 0) -> None:
+        """Listen on `port`, 0 for any free one. Raises InputError where it is in use."""
+        self._socket = _listen(port)
+        number = int(self._socket.getsockname()[1])
+        self._failed: list[OrchestratorError] = []
+        app = make_app(paths, ending=lambda: self._server.should_exit, failed=self._failed.append)
+        guard = Guard(app, number)
+        self.url = f"http://{HOST}:{number}/?token={guard.token}"
+        config = uvicorn.Config(
+            guard, log_level="critical", access_log=False, server_header=False, ws="none", lifespan="on",
+            timeout_graceful_shutdown=GRACE_S, limit_concurrency=64,
+        )  # fmt: skip
+        self._server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve until stopped. Raises LedgerError or InputError where the first page fails."""
+        try:
+            self._server.run(sockets=[self._socket])
+        except SystemExit:  # uvicorn exits so when the application does not start
+            if not self._failed:
+                raise
+        finally:
+            self._socket.close()
+        for e in self._failed:
+            raise e
+
+    def stop(self) -> None:
+        """End `run`, from another thread."""
+        self._server.should_exit = True
+
+
+def _listen(port: int) -> socket.socket:
+    s = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        s.bind((HOST, port))
+        s.listen(64)  # a browser that connects before the first page waits for it
+    except OSError as e:
+        s.close()
+        raise InputError(
+            f"port {port} of this machine cannot be used: {e.strerror}; without --port a free one is"
+        ) from e
+    return s

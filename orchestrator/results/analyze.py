@@ -17,8 +17,8 @@ from typing import Any, TextIO
 import numpy as np
 import pandas as pd
 
+from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
-from orchestrator.ledger.clean import text as clean
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type

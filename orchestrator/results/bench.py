@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger.model import ProfileRow, ShapeState
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
 from orchestrator.tables.kinds import AITERS
 from orchestrator.tables.write import no_formula, utc, write_atomic, write_csv

@@ -8,7 +8,7 @@ Every fault is named with file and line. A record of an environment is `NAME.env
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import expm1
@@ -19,9 +19,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from orchestrator import clean
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.ledger import clean
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Judged, Rule, judge
 from orchestrator.tables.locate import locate
 from orchestrator.tables.textfiles import Faults, csv_records, escaped, read_bytes, read_head, shown
@@ -453,20 +453,13 @@ def key_text(key: Mapping[str, str]) -> str:
 
 
 def refuse_overwriting(read: Sequence[Path], write: Sequence[Path]) -> None:
-    """Raise InputError where an output is one of the inputs, a folder, or named twice."""
-    inputs = {p.resolve() for p in read}
-    for path in write:
-        if path.resolve() in inputs:
-            raise InputError(f"{path}: is one of the inputs: name another file")
-        if path.is_dir() or not path.absolute().parent.is_dir():
-            raise InputError(f"{path}: {'is a folder' if path.is_dir() else 'its folder is not there'}")
-    if len({p.resolve() for p in write}) < len(write):
-        raise InputError("two of --out, --again and --markdown name the same file")
+    """Raise InputError where an output is one of the inputs, or named twice."""
+    paths = [p.resolve() for p in (*dict.fromkeys(read), *write)]
+    if twice := next((p for p in write if paths.count(p.resolve()) > 1), None):
+        raise InputError(f"{twice}: is one of the inputs, or named twice: name another file")
 
 
-def write(
-    of: Mapping[str, Any], out: Path | None, again: Path | None, page: Path | None, markdown: Iterable[str]
-) -> list[str]:
+def write(of: Mapping[str, Any], out: Path | None, again: Path | None, page: Path | None, markdown: str) -> list[str]:
     """Write all rows, those that could not be judged, and a page of Markdown; return what was written in words.
 
     All rows come with the worst first. Raises InputError.
@@ -484,7 +477,7 @@ def write(
             write_csv(again, list(of["rows"][0]["key"]), left)
             written.append(f"{again} ({plural(of['open'], 'row')} to measure again)")
         if page:
-            write_atomic(page, "\n".join(markdown) + "\n")
+            write_atomic(page, markdown)
             written.append(str(page))
     except OSError as e:
         raise InputError(f"{e.filename or out or again or page}: cannot be written: {e.strerror}") from e

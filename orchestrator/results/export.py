@@ -9,7 +9,7 @@ import json
 import platform
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -18,8 +18,7 @@ from typing import Any
 from orchestrator.configs.winners import FOLDER
 from orchestrator.configs.winners import write as write_configs
 from orchestrator.errors import OrchestratorError
-from orchestrator.ledger.model import NO_REPORT, ProfileRow, Report, SlotInfo
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
 from orchestrator.paths import RunPaths
 from orchestrator.results.bench import BenchResults
 from orchestrator.tables.locate import provenance_of
@@ -48,27 +47,32 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
 
 def write_tuned(ledger: LedgerReader, paths: RunPaths) -> None:
     """Write tuned.csv: exactly the shapes tuned in this run, in the family's columns, in the order of the shapes."""
-    family = ledger.family
-    _write(paths.tuned, family.aiter_header, (tuned_columns(r, family).values() for r in ledger.winners()))
+    _write(
+        paths.tuned, ledger.family.aiter_header, (tuned_columns(r, ledger.family).values() for r in ledger.winners())
+    )
 
 
 def write_profile(ledger: LedgerReader, path: Path) -> None:
     """Write every candidate, measured or not (us -1), in the order of arrival."""
-    family = ledger.family
+    _write(path, (*ledger.family.aiter_header, *PROFILE_EXTRA), (row.values() for row in candidates(ledger)))
+
+
+def winners(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
+    """The rows of the shapes tuned in a run as a merge takes them, each with its spread."""
+    for row in ledger.winners():
+        place = {"attempt": row.attempt, "node": row.node, "slot": row.slot, "spread": row.row.get("spread", 0.0)}
+        yield tuned_columns(row, ledger.family) | place
+
+
+def candidates(ledger: LedgerReader) -> Iterator[dict[str, Any]]:
+    """The rows of profile.csv: those of every candidate."""
     settled = {w.id for w in ledger.winners()}
     unsure = {s.id for s in ledger.shapes("tuned") if s.confirmed is False}
-    rows = (
-        (
-            *tuned_columns(r, family).values(), r.attempt, r.node, r.slot, *(_shown(r.row.get(name)) for name in SHOWN),
-            int(r.id in settled), int(r.id in settled and r.shape in unsure),
-        )
-        for r in ledger.profile_rows()
-    )  # fmt: skip
-    _write(path, (*family.aiter_header, *PROFILE_EXTRA), rows)
-
-
-def _shown(value: Any) -> Any:
-    return no_formula(value) if isinstance(value, str) else value
+    for r in ledger.profile_rows():
+        shown = {n: no_formula(v) if isinstance(v := r.row.get(n), str) else v for n in SHOWN}
+        marks = {"winner": int(r.id in settled), "unconfirmed": int(r.id in settled and r.shape in unsure)}
+        place = {"attempt": r.attempt, "node": r.node, "slot": r.slot}
+        yield tuned_columns(r, ledger.family) | place | shown | marks
 
 
 def write_failed(ledger: LedgerReader, paths: RunPaths) -> None:

@@ -24,8 +24,8 @@ from typing import NoReturn, TextIO
 
 import pandas as pd
 
+from orchestrator.clean import text as clean
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.ledger.clean import text as clean
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile

@@ -15,15 +15,14 @@ from statistics import median
 from typing import Any, Literal
 
 from orchestrator.errors import InputError
-from orchestrator.ledger.model import ProfileRow, ShapeState
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
 from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of
 from orchestrator.tables.write import write_atomic
 from worker.families import Family, backend_of
 from worker.protocol import TableKernel
-from worker.protocol.candidates import MAX_WORD
+from worker.protocol.spec import MAX_WORD
 
 FEW = 5
 """Rows that must be measured before their median counts as the difference of the sessions."""

@@ -16,8 +16,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from orchestrator import clean
 from orchestrator.errors import OrchestratorError
-from orchestrator.ledger import clean
 from orchestrator.tables.tuned import kernel_of, number_of
 from orchestrator.tables.write import write_csv
 from worker.families import Family, backend_of

@@ -32,6 +32,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,21 +116,15 @@ def read_model(path: str | Path) -> ModelConfig:
     raise AssertionError  # there was a fault
 
 
-class _Values:
-    """The values of a config.json, checked as they are read."""
-
-    def __init__(self, raw: Mapping[str, Any], faults: Faults) -> None:
-        self.raw, self.faults = raw, faults
-
-    def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The first of `names` that is there; a fault where none is and there is no default."""
-        name, value = next(((n, v) for n in names if (v := self.raw.get(n)) is not None), ("", default))
-        if type(value) is int and (not name or least <= value <= MAX_INT):
-            return value
-        wrong = f"{name} is {str(value)[:40]!r}, not a whole number from {least}"
-        missing = f"{' or '.join(names)} is missing: is this the config.json of a language model?"
-        self.faults.add(wrong if name else missing)
-        return 1
+def _number(raw: Mapping[str, Any], faults: Faults, *names: str, default: int | None = None, least: int = 1) -> int:
+    """The first of `names` that the config has; a fault where it has none and there is no default."""
+    name, value = next(((n, v) for n in names if (v := raw.get(n)) is not None), ("", default))
+    if type(value) is int and (not name or least <= value <= MAX_INT):
+        return value
+    wrong = f"{name} is {str(value)[:40]!r}, not a whole number from {least}"
+    missing = f"{' or '.join(names)} is missing: is this the config.json of a language model?"
+    faults.add(wrong if name else missing)
+    return 1
 
 
 def _model(raw: dict[str, Any], faults: Faults) -> ModelConfig:
@@ -138,30 +133,41 @@ def _model(raw: dict[str, Any], faults: Faults) -> ModelConfig:
     if "hidden_size" not in raw and isinstance(inner, dict):
         notes.append("took the language model within it (text_config)")
         raw = {**{k: raw[k] for k in ("quantization_config", "torch_dtype", "dtype") if k in raw}, **inner}
-    v = _Values(raw, faults)
+    number = partial(_number, raw, faults)
     kind = str(raw.get("model_type", ""))
-    hidden, heads = v.number("hidden_size"), v.number("num_attention_heads")
-    explicit = v.number("head_dim", default=0, least=0)
+    hidden, heads = number("hidden_size"), number("num_attention_heads")
+    explicit = number("head_dim", default=0, least=0)
     mla = Mla(
-        q_lora_rank=v.number("q_lora_rank", default=0, least=0) or None,
-        kv_lora_rank=v.number("kv_lora_rank"),
-        nope=v.number("qk_nope_head_dim"),
-        rope=v.number("qk_rope_head_dim"),
-        v=v.number("v_head_dim"),
+        q_lora_rank=number("q_lora_rank", default=0, least=0) or None,
+        kv_lora_rank=number("kv_lora_rank"),
+        nope=number("qk_nope_head_dim"),
+        rope=number("qk_rope_head_dim"),
+        v=number("v_head_dim"),
     ) if raw.get("kv_lora_rank") else None  # fmt: skip
     if not explicit and mla is None and hidden % heads:
         faults.add(f"head_dim is missing and hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
-    moe = _moe(v, kind)
+    moe = None
+    if (experts := number("n_routed_experts", "num_experts", "num_local_experts", default=0, least=0)) > 1:
+        width = number("moe_intermediate_size", "intermediate_size")
+        shared = number("n_shared_experts", default=0, least=0) * width
+        shared = number("shared_expert_intermediate_size", default=shared, least=0)
+        topk = number("num_experts_per_tok", "experts_per_token", "moe_topk")
+        if topk > experts:
+            faults.add(f"num_experts_per_tok {topk} is more than the {experts} experts")
+        moe = Moe(experts, topk, width, shared, router_bias=kind == "gpt_oss")
+    # where there are experts, the dense layers are those that the config names as such: mlp_only_layers and
+    # decoder_sparse_step (Qwen), first_k_dense_replace (DeepSeek)
+    dense = moe is None or raw.get("mlp_only_layers") or number("first_k_dense_replace", default=0, least=0)
     if any(k.startswith("linear_") and "head_dim" in k for k in raw):
         notes.append("has linear attention layers; their projections are not in the list (capture them instead)")
     config = ModelConfig(
         model_type=kind,
         hidden=hidden,
         heads=heads,
-        kv_heads=v.number("num_key_value_heads", default=heads),
+        kv_heads=number("num_key_value_heads", default=heads),
         head_dim=explicit or hidden // heads,
-        inter=_dense_inter(v, moe),
-        vocab=v.number("vocab_size"),
+        inter=number("intermediate_size") if dense or number("decoder_sparse_step", default=1) > 1 else 0,
+        vocab=number("vocab_size"),
         dtype=_dtype(raw, faults),
         act=str(raw.get("hidden_act") or raw.get("hidden_activation") or "silu"),
         glu=kind not in _PLAIN_MLP,
@@ -175,28 +181,6 @@ def _model(raw: dict[str, Any], faults: Faults) -> ModelConfig:
     )
     faults.raise_as(InputError)
     return config
-
-
-def _moe(v: _Values, kind: str) -> Moe | None:
-    experts = v.number("n_routed_experts", "num_experts", "num_local_experts", default=0, least=0)
-    if experts < 2:
-        return None
-    inter = v.number("moe_intermediate_size", "intermediate_size")
-    shared = v.number("n_shared_experts", default=0, least=0) * inter
-    shared = v.number("shared_expert_intermediate_size", default=shared, least=0)
-    topk = v.number("num_experts_per_tok", "experts_per_token", "moe_topk")
-    if topk > experts:
-        v.faults.add(f"num_experts_per_tok {topk} is more than the {experts} experts")
-    return Moe(experts, topk, inter, shared, router_bias=kind == "gpt_oss")
-
-
-def _dense_inter(v: _Values, moe: Moe | None) -> int:
-    """The dense MLP's width. Where there are experts, the dense layers are those that the config names as such:
-    first_k_dense_replace (DeepSeek), mlp_only_layers and decoder_sparse_step (Qwen)."""
-    if moe is None or v.raw.get("mlp_only_layers"):
-        return v.number("intermediate_size")
-    dense = v.number("first_k_dense_replace", default=0, least=0) or v.number("decoder_sparse_step", default=1) > 1
-    return v.number("intermediate_size") if dense else 0
 
 
 def _dtype(raw: Mapping[str, Any], faults: Faults) -> str:
@@ -223,16 +207,6 @@ class Layer:
     b: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Experts:
-    """The routed experts as a rank sees them: `inter` is its share of each, `experts` how many are its own."""
-
-    model_dim: int
-    inter: int
-    experts: int
-    topk: int
-
-
 def layers(model: ModelConfig, tp: int) -> list[Layer]:
     """Every GEMM of a rank, in the order of a forward pass. Raises InputError where `tp` does not fit the model."""
     _check(model, tp)
@@ -252,26 +226,6 @@ def layers(model: ModelConfig, tp: int) -> list[Layer]:
         *(common if shared else []),
         Layer("lm_head", -(-model.vocab // tp), model.hidden),
     ]
-
-
-def experts(model: ModelConfig, tp: int, ep: int = 1, fuse_shared: bool = False) -> Experts:
-    """The routed experts of a rank of `tp`, or with `ep` > 1 whole experts on `ep` ranks.
-
-    `fuse_shared`: shared experts run as further routed ones that every token takes. Raises InputError.
-    """
-    moe = model.moe
-    if moe is None:
-        raise InputError(f"model type {model.model_type or '?'} has no experts, so family fmoe has no shapes of it")
-    if moe.experts % ep:
-        raise InputError(f"--ep {ep} does not divide the {moe.experts} experts")
-    if ep == 1 and moe.inter % tp:
-        raise InputError(f"--tp {tp} does not divide the experts' width {moe.inter}; experts can be spread with --ep")
-    more = 0
-    if fuse_shared:
-        if not moe.shared_inter or moe.shared_inter % moe.inter:
-            raise InputError("--fuse-shared: the model has no shared expert of the routed experts' width")
-        more = moe.shared_inter // moe.inter
-    return Experts(model.hidden, moe.inter // (tp if ep == 1 else 1), moe.experts // ep + more, moe.topk + more)
 
 
 def _check(model: ModelConfig, tp: int) -> None:
@@ -351,15 +305,14 @@ def model_shapes(
     columns such as q_dtype_w, over what follows from the model. Raises InputError."""
     notes = [*model.notes]
     if family.two_stages:
-        e = experts(model, tp, ep, fuse_shared)
         fixed = {**_moe_columns(model), **_checked(family, columns or {})}
-        sizes = {"model_dim": e.model_dim, "inter_dim": e.inter, "expert": e.experts, "topk": e.topk}
-        if model.moe and model.moe.shared_inter and not fuse_shared:
+        sizes, shared_too = _experts(model, tp, ep, fuse_shared)
+        if shared_too:
             notes.append("shared experts are not counted as routed ones; stacks that fuse them need --fuse-shared")
-        if str(fixed["q_dtype_w"]) == _FP4 and (e.model_dim % 256 or e.inter % 256):
+        if str(fixed["q_dtype_w"]) == _FP4 and (sizes["model_dim"] % 256 or sizes["inter_dim"] % 256):
             notes.append("serving stacks pad the experts of FP4 models to a multiple of 256: check with a capture")
         keys = [_key(family, {**sizes, "token": m}, fixed) for m in ms]
-        words = f"model_dim {e.model_dim}, inter_dim {e.inter}, {e.experts} experts, top {e.topk}"
+        words = "model_dim {model_dim}, inter_dim {inter_dim}, {expert} experts, top {topk}".format(**sizes)
         return ModelShapes(keys, [("experts", words)], notes)
     wanted = _wanted(layers(model, tp), family, model, only)
     fixed = _checked(family, columns or {})
@@ -385,6 +338,27 @@ def model_shapes(
         raise InputError(f"that makes {len(seen)} shapes; name fewer with --m or --layers")
     used = [(x.name, f"N {x.n}, K {x.k}" + (f", B {x.b}" if x.b else "")) for x in wanted]
     return ModelShapes(list(seen), used, notes)
+
+
+def _experts(model: ModelConfig, tp: int, ep: int, fuse_shared: bool) -> tuple[dict[str, int], bool]:
+    """(fmoe's sizes of a rank of `tp`, or with `ep` > 1 of one with whole experts; whether shared ones are left out).
+
+    `fuse_shared`: shared experts run as further routed ones that every token takes. Raises InputError.
+    """
+    moe, more = model.moe, 0
+    if moe is None:
+        raise InputError(f"model type {model.model_type or '?'} has no experts, so family fmoe has no shapes of it")
+    if moe.experts % ep:
+        raise InputError(f"--ep {ep} does not divide the {moe.experts} experts")
+    if ep == 1 and moe.inter % tp:
+        raise InputError(f"--tp {tp} does not divide the experts' width {moe.inter}; experts can be spread with --ep")
+    if fuse_shared:
+        if not moe.shared_inter or moe.shared_inter % moe.inter:
+            raise InputError("--fuse-shared: the model has no shared expert of the routed experts' width")
+        more = moe.shared_inter // moe.inter
+    inter = moe.inter // (tp if ep == 1 else 1)
+    sizes = {"model_dim": model.hidden, "inter_dim": inter, "expert": moe.experts // ep + more, "topk": moe.topk + more}
+    return sizes, bool(moe.shared_inter) and not fuse_shared
 
 
 def _wanted(of: Sequence[Layer], family: Family, model: ModelConfig, only: Sequence[str]) -> list[Layer]:

@@ -10,7 +10,7 @@ import difflib
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 
@@ -73,7 +73,6 @@ _UNSAFE = (
 # why a cell is not a whole number: the first that matches
 _NO_INT = (
     (re.compile(r"\Z"), "is empty"),
-    (re.compile(r"[+-][0-9]+\Z"), "{} has a sign"),
     (re.compile(_FLOAT, re.IGNORECASE), "{} is not a whole number"),
     (re.compile(""), "{} is not a number"),
 )
@@ -84,16 +83,8 @@ class CellError(ValueError):
     """The cell is wrong; the text says what it is and what to do."""
 
 
-class NotLegalError(CellError):
-    """The cell has a value that is not legal. The nearest legal one is sought only when the text is shown."""
-
-    def __init__(self, text: str, legal: tuple[str, ...]) -> None:
-        super().__init__(text, legal)
-        self.text, self.legal = text, legal
-
-    def __str__(self) -> str:
-        near = did_you_mean(self.text, self.legal)
-        return f"{shown(self.text)} is not legal{near} (legal: {', '.join(self.legal)})"
+_near = lru_cache(maxsize=256)(did_you_mean)
+"""A large list repeats its mistakes."""
 
 
 def default_of(column: Column) -> int | str:
@@ -153,7 +144,7 @@ class CellReader:
             self._notes.count("booleans", line)
             return text.capitalize()
         if text not in legal:
-            raise NotLegalError(text, legal)
+            raise CellError(f"{shown(text)} is not legal{_near(text, legal)} (legal: {', '.join(legal)})")
         return text
 
 
@@ -165,69 +156,6 @@ MAX_COLUMNS = 256
 # an unknown column as like a key column that the file lacks (difflib's ratio) is taken for a misspelling of it, since
 # the shapes would silently get that column's default
 LIKE_A_KEY = 0.7
-
-
-@dataclass(slots=True)
-class Header:
-    """`names` are the cells of the header, `position` says where the file has each key column.
-
-    `respelled` are (as written, as read) of key columns in another case; `annotations` maps columns that gemmfleet does
-    not know to their place.
-    """
-
-    line: int
-    names: list[str]
-    position: dict[str, int] = field(default_factory=dict)
-    ignored: list[str] = field(default_factory=list)
-    respelled: list[tuple[str, str]] = field(default_factory=list)
-    annotations: dict[str, int] = field(default_factory=dict)
-
-
-def read_header(text: str, line: int, family: Family, faults: Faults, notes: Notes) -> Header | None:
-    """Read the header and add its faults; None where the line is no header at all."""
-    cells = split_cells(text)
-    names = [c.strip(BLANK) for c in cells]
-    wrong = _not_a_header(text, names, family)
-    if wrong:
-        faults.add(wrong, line=line)
-        return None
-    for cell, name in zip(cells, names, strict=True):
-        if cell != name:
-            notes.count("spaces", line)
-    if '"' in text and '"' not in "".join(cells):
-        notes.count("quotes", line)
-    header = Header(line, names)
-    keys = {k.lower(): k for k in family.key_names}
-    seen: dict[str, int] = {}
-    for at, name in enumerate(names):
-        first, plain, right = seen.setdefault(name, at), name.strip("'\""), keys.get(name.lower())
-        other = header.position.get(right, names.index(right) if right in names else at) if right else at
-        wrong = ""
-        if first != at:
-            wrong = f"is in the header twice (columns {first + 1} and {at + 1}): drop one"
-        elif name in family.key_names:
-            header.position[name] = at
-        elif '"' in name or "'" in name:
-            wrong = f"{shown(name)} holds a quote: a shapes file is plain, write the bare name"
-            names[at] = plain
-            header.position.setdefault(plain, at)
-        elif name in IGNORED:
-            header.ignored.append(name)
-        elif right and other != at:
-            wrong = f"is column {right} once more (columns {other + 1} and {at + 1}): drop one"
-        elif right:
-            header.position[right] = at
-            header.respelled.append((name, right))
-        elif meant := _misspelled(name, names, family):
-            wrong = f"unknown column {shown(name)} for family {family.name}; did you mean {meant}?"
-        elif not name:
-            wrong = "a column without a name: name it or drop it, with any comma too many"
-        else:
-            header.annotations[escaped(name)] = at
-        if wrong:
-            faults.add(wrong, line=line, column=_label(name, at))
-    _add_missing(header, family, faults)
-    return header
 
 
 def _not_a_header(text: str, names: Sequence[str], family: Family) -> str | None:
@@ -251,25 +179,6 @@ def _misspelled(name: str, names: Sequence[str], family: Family) -> str | None:
     return lacking[near[0]] if near else None
 
 
-def _add_missing(header: Header, family: Family, faults: Faults) -> None:
-    for column in family.columns:
-        if column.required and column.name not in header.position:
-            others = ", ".join(shown(n) for n in list(header.annotations)[:6])
-            has = f" (other columns here: {others})" if others else ""
-            faults.add(f"column {column.name} is missing: family {family.name} needs it{has}",
-                       line=header.line, column=column.name)  # fmt: skip
-
-
-def _label(name: str, at: int) -> str:
-    plain = name.isascii() and name.isidentifier() and len(name) <= 40
-    return name if plain else f"column {at + 1}"
-
-
-def column_label(header: Header, at: int) -> str:
-    """The name of the column at position `at` for a message."""
-    return _label(header.names[at], at) if at < len(header.names) else f"column {at + 1}"
-
-
 MAX_BYTES = 64 * 2**20  # some three million shapes
 
 
@@ -286,8 +195,14 @@ def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str
     if text is not None:
         table.read(text)
     faults.raise_as(ShapesError)
+    assert text is not None, "there would be a fault"
     shapes = [Shape(i, key) for i, key in enumerate(table.seen, 1)]
-    notes = [*_notes_on_text(text), *table.notes.sentences(), *table.notes_on_columns()]
+    notes = [
+        *(["dropped the byte order mark at the start of the file"] if text.bom else []),
+        *([f"read {text.ends} line ends as LF"] if text.ends != "LF" else []),
+        *table.notes.sentences(),
+        *table.notes_on_columns(),
+    ]
     return ShapeList(shapes, notes, hashlib.sha256(data).hexdigest(), str(path), table.annotations)
 
 
@@ -309,12 +224,20 @@ def fixed_columns(family: Family, given: Mapping[str, str], faults: Faults) -> d
 
 class _Table:
     """The rows of one file. `seen` maps each key to the line that first had it, in file order; `fixed` holds
-    the key columns that the file does not decide."""
+    the key columns that the file does not decide.
+
+    `names` are the cells of the header, `position` says where the file has each key column, `kept` where it has each
+    column that gemmfleet does not know. `respelled`: key columns in another case, in words.
+    """
 
     def __init__(self, family: Family, fixed: dict[str, int | str], faults: Faults) -> None:
         self.family, self.fixed, self.faults, self.notes = family, fixed, faults, Notes()
         self.seen: dict[Key, int] = {}
-        self.header: Header | None = None
+        self.names: list[str] = []
+        self.position: dict[str, int] = {}
+        self.kept: dict[str, int] = {}
+        self.ignored: list[str] = []
+        self.respelled: list[str] = []
         self.annotations: dict[str, list[str]] = {}
 
     def read(self, text: Text) -> None:
@@ -324,24 +247,68 @@ class _Table:
         end = next(i for i in range(len(lines), 0, -1) if has_content(lines[i - 1]))
         for number in range(1, top + 1):
             self.notes.count("blank", number)
-        self.header = read_header(lines[top], top + 1, self.family, self.faults, self.notes)
-        if self.header is None:
+        if not self._header(lines[top], top + 1):
             return
-        self.annotations = {name: [] for name in self.header.annotations}
         if end == top + 1:
             self.faults.add("no shapes: no row follows the header")
-        self._rows(lines[top + 1 : end], top + 2, self.header)
+        self._rows(lines[top + 1 : end], top + 2)
 
-    def _rows(self, lines: list[str], start: int, header: Header) -> None:
-        columns = [c for c in self.family.columns if c.name in header.position and c.name not in self.fixed]
+    def _header(self, text: str, line: int) -> bool:
+        """Read the header and add its faults; False where the line is no header at all."""
+        cells = split_cells(text)
+        self.names = names = [c.strip(BLANK) for c in cells]
+        if wrong := _not_a_header(text, names, self.family):
+            self.faults.add(wrong, line=line)
+            return False
+        for cell, name in zip(cells, names, strict=True):
+            if cell != name:
+                self.notes.count("spaces", line)
+        if '"' in text and '"' not in "".join(cells):
+            self.notes.count("quotes", line)
+        keys = {k.lower(): k for k in self.family.key_names}
+        seen: dict[str, int] = {}
+        for at, written in enumerate(names):
+            name, wrong = keys.get(written.lower(), written), ""
+            first = seen.setdefault(name, at)
+            if first != at:
+                wrong = f"is in the header twice (columns {first + 1} and {at + 1}): drop one"
+            elif name in self.family.key_names:
+                self.position[name] = at
+                self.respelled += [f"{written} as {name}"] if written != name else []
+            elif name in IGNORED:
+                self.ignored.append(name)
+            elif meant := _misspelled(name, names, self.family):
+                wrong = f"unknown column {shown(name)} for family {self.family.name}; did you mean {meant}?"
+            elif not name:
+                wrong = "a column without a name: name it or drop it, with any comma too many"
+            else:
+                self.kept[escaped(name)] = at
+            if wrong:
+                self.faults.add(wrong, line=line, column=self._label(at))
+        self.annotations = {name: [] for name in self.kept}
+        others = ", ".join(shown(n) for n in list(self.kept)[:6])
+        has = f" (other columns here: {others})" if others else ""
+        for column in self.family.columns:
+            if column.required and column.name not in self.position:
+                what = f"column {column.name} is missing: family {self.family.name} needs it{has}"
+                self.faults.add(what, line=line, column=column.name)
+        return True
+
+    def _label(self, at: int) -> str:
+        """The name of the column at position `at` for a message."""
+        name = self.names[at] if at < len(self.names) else ""
+        return name if name.isascii() and name.isidentifier() and len(name) <= 40 else f"column {at + 1}"
+
+    def _rows(self, lines: list[str], start: int) -> None:
+        columns = [c for c in self.family.columns if c.name in self.position and c.name not in self.fixed]
         rest = [c for c in self.family.columns if c not in columns]
         order = [c.name for c in (*columns, *rest)]
         in_order = itemgetter(*(order.index(name) for name in self.family.key_names))
         constants = [self.fixed[c.name] if c.name in self.fixed else default_of(c) for c in rest]
-        readers = [(header.position[c.name], CellReader(c, self.family.limits, self.notes)) for c in columns]
+        readers = [(self.position[c.name], CellReader(c, self.family.limits, self.notes)) for c in columns]
         known = [(at, reader.known) for at, reader in readers]
-        width, seen = len(header.names), self.seen
-        kept = [(header.annotations[name], cells) for name, cells in self.annotations.items()]
+        width, seen = len(self.names), self.seen
+        kept = [(self.kept[name], cells) for name, cells in self.annotations.items()]
         for number, line in enumerate(lines, start):
             cells = split_cells(line)
             values: list[int | str] | None
@@ -350,7 +317,7 @@ class _Table:
                     raise KeyError
                 values = [values_of[cells[at]] for at, values_of in known]
             except KeyError:
-                values = self._row(line, cells, number, header, readers)
+                values = self._row(line, cells, number, readers)
                 if values is None:
                     continue
             first = seen.setdefault(in_order(values + constants), number)
@@ -361,7 +328,7 @@ class _Table:
                 texts.append(escaped(cells[at]))
 
     def _row(
-        self, line: str, cells: list[str], number: int, header: Header, readers: list[tuple[int, CellReader]]
+        self, line: str, cells: list[str], number: int, readers: list[tuple[int, CellReader]]
     ) -> list[int | str] | None:
         """The values of a row, checked cell by cell; None where it is blank or faulty."""
         if not has_content(line):
@@ -370,19 +337,12 @@ class _Table:
         if line.lstrip(BLANK).startswith("#"):
             self.faults.add("a comment: a shapes file has none, drop the line", line=number)
             return None
-        free = set(header.annotations.values())
-        quoted = [at for at, cell in enumerate(cells) if '"' in cell and at not in free]
-        for at in quoted:  # before the length: a comma within stray quotes makes the row look too long
-            what = f"{shown(cells[at].strip(BLANK))} holds a quote: a shapes file is plain, write the bare value"
-            self.faults.add(what, line=number, column=column_label(header, at))
-        if quoted:
-            return None
         if '"' in line:
             self.notes.count("quotes", number)
-        has, wants = len(cells), len(header.names)
+        has, wants = len(cells), len(self.names)
         if has != wants:
             what = f"the row is too {'short' if has < wants else 'long'}: it has {has} cells, the header {wants}"
-            self.faults.add(what, line=number, column=column_label(header, min(has, wants)))
+            self.faults.add(what, line=number, column=self._label(min(has, wants)))
             return None
         values: list[int | str] = []
         for at, reader in readers:
@@ -394,31 +354,13 @@ class _Table:
 
     def notes_on_columns(self) -> list[str]:
         """Sentences on columns: respelled, not used, ignored, and taken by default."""
-        position = self.header.position if self.header else {}
-        ignored = self.header.ignored if self.header else []
-        respelled = [f"{theirs} as {ours}" for theirs, ours in (self.header.respelled if self.header else [])]
-        annotations = ", ".join(shown(name) for name in self.annotations)
-        given = [f"{name} = {value}" for name, value in self.fixed.items()]
-        lacking = [c for c in self.family.columns if c.name not in position and c.name not in self.fixed]
-        taken = [f"{c.name} = {c.default}" for c in lacking]
-        of = f"default of {self.family.name} for columns that the file lacks"
-        return [
-            *([f"read the columns {', '.join(respelled)}"] if respelled else []),
-            *(
-                [f"columns that {self.family.name} does not use, kept as annotations: {annotations}"]
-                if annotations
-                else []
-            ),
-            *([f"ignored columns that are no part of a shape: {', '.join(ignored)}"] if ignored else []),
-            *([f"set for every shape, as requested: {', '.join(given)}"] if given else []),
-            *([f"{of}: {', '.join(taken)}"] if taken else []),
-        ]
-
-
-def _notes_on_text(text: Text | None) -> list[str]:
-    if text is None:
-        return []
-    return [
-        *(["dropped the byte order mark at the start of the file"] if text.bom else []),
-        *([f"read {text.ends} line ends as LF"] if text.ends != "LF" else []),
-    ]
+        taken = [c for c in self.family.columns if c.name not in self.position and c.name not in self.fixed]
+        of = self.family.name
+        sentences = {
+            "read the columns": self.respelled,
+            f"columns that {of} does not use, kept as annotations:": [shown(name) for name in self.annotations],
+            "ignored columns that are no part of a shape:": self.ignored,
+            "set for every shape, as requested:": [f"{name} = {value}" for name, value in self.fixed.items()],
+            f"default of {of} for columns that the file lacks:": [f"{c.name} = {c.default}" for c in taken],
+        }
+        return [f"{words} {', '.join(columns)}" for words, columns in sentences.items() if columns]

@@ -27,7 +27,7 @@ from orchestrator.tables.kinds import (
 )
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import FIX, FIXES, REBUILD, Broken, RowRules
-from orchestrator.tables.textfiles import csv_records, read_head, text_lines
+from orchestrator.tables.textfiles import read_head, text_lines
 from orchestrator.tables.tuned import (
     NULLS,
     TAG,
@@ -39,7 +39,6 @@ from orchestrator.tables.tuned import (
     chip_name,
     file_order,
     key_dict,
-    number_of,
     read_table,
     twice,
 )
@@ -202,7 +201,7 @@ VERDICTS: Mapping[Verdict, str] = {
     "safe": "safe in", "rebuild": "safe after a rebuild in (AITER_REBUILD=1, once)", "unsafe": "not safe in",
 }  # fmt: skip
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "asm_a8w8_gemm")
-"""Tables of AITER's that nothing here tunes: only their form is looked at."""
+"""Tables of AITER's that nothing here tunes."""
 SHOWN = 5
 
 
@@ -287,7 +286,8 @@ def check(
         try:
             family = _family(path, wanted)
             if family is None:
-                out.append(_check_form(path))
+                out.append(Checked(path, ""))
+                out[-1].add(1, ("family", "warning", "is of no family that is tuned here: it was not checked"))
                 continue
             if family.name not in seen:
                 seen[family.name] = _places(build, family, given) if build and not alone else {}
@@ -403,26 +403,6 @@ def _form(
     unordered = (row for row, before, key in zip(rows[1:], keys, keys[1:], strict=False) if key < before)
     if not family.two_stages and (row := next(unordered, None)):
         yield row.line, ("order", "warning", "comes before the row above it in the order of AITER's tuners")
-
-
-def _check_form(path: Path) -> Checked:
-    """Check a table of no family that is tuned here."""
-    out, header = Checked(path, ""), list[str]()
-    out.add(1, ("family", "warning", "is of no family that is tuned here: only its form was looked at"))
-    for line, _, cells in csv_records(path):
-        if not header:
-            header = list(cells)
-        elif any(cells):
-            out.rows += 1
-            us = cells[header.index("us")] if "us" in header and len(cells) == len(header) else "1"
-            if len(cells) != len(header):
-                level: Level = "error" if len(cells) > len(header) else "warning"
-                out.add(line, ("cells", level, f"has {len(cells)} cells, the header {len(header)}"))
-            elif (number_of(us) or 0) <= 0:
-                out.add(line, ("us", "error", f"us is {us[:40] or 'empty'}: not a time"))
-    if not header:
-        raise TunedDBError(f"{path}: is empty: it has no header and no rows")
-    return out
 
 
 def _check_records_and_kinds(table: Table, out: Checked) -> None:

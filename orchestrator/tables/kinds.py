@@ -7,9 +7,8 @@ AITER stops at a kernel that it does not have. So a table holds rows of AITER's 
 both. The kernel's name says which; if it is of no known pattern, the row's record of provenance does. A row of unknown
 kind goes with either. Rows of chips that the table does not tell apart, of several images or tuner versions do not mix.
 
-The records lie in `<table>.provenance.jsonl`, one JSON object a line, one line a row. Each line begins with `key, us,
-kernel, split, image, tuner`, so that a hundred thousand of them are looked through without being parsed. A record is
-current as long as time and kernel of its row are the same; it is stale otherwise.
+The records lie in `<table>.provenance.jsonl`, one JSON object a line, one line a row. A record is current as long as
+time and kernel of its row are the same; it is stale otherwise.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ def rows_by_kind(table: Table, known: Mapping[Place, Record]) -> dict[Kind, list
     for row in table.rows:
         kind = kind_by_names("" if libtype is None else row.cells[libtype], *[row.cells[i] for i in names])
         if not kind and (record := known.get(row.place)):
-            kind = kind_in({"tuner": record.tuner, **(record.document() if f'"{FIELD}":' in record.line else {})})
+            kind = kind_in(record.document)
         out.setdefault(kind, []).append(row)
     return out
 
@@ -264,17 +263,10 @@ def _named(values: Iterable[str]) -> str:
 Facts = Callable[[Newcomer], Mapping[str, Any]]
 """The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 SUFFIX = ".provenance.jsonl"
-VERSIONS = ("image", "tuner")
-"""Fields that must not differ silently between rows of a table, where they are known."""
-_FIRST = ("key", "us", "kernel", "split", *VERSIONS)
-_BEGIN = re.compile(
-    "{" + ",".join(f'"{name}":' + ("([^,]*)" if name == "us" else r'"([^"\\]*)"') for name in _FIRST) + "[,}]"
-)
-"""The beginning of a line that we wrote, where none of these texts has an escape."""
 
 
 class Record(NamedTuple):
-    """The beginning of a line, and the whole of it."""
+    """A line, parsed and as it is."""
 
     place: str
     us: float | None
@@ -282,11 +274,8 @@ class Record(NamedTuple):
     split: str
     image: str
     tuner: str
+    document: Mapping[str, Any]
     line: str
-
-    def document(self) -> dict[str, Any]:
-        """All of it."""
-        return dict(json.loads(self.line))
 
 
 def records_path(table: Path) -> Path:
@@ -299,12 +288,13 @@ def read_records(table: Path) -> dict[Place, Record]:
     path, out = records_path(table), dict[Place, Record]()
     for n, line in enumerate(text_lines(path) if path.exists() else (), 1):
         if line := line.strip():
-            if found := _BEGIN.match(line):
-                place, us, kernel, split, image, tuner = found.groups()
-                out[place] = Record(place, number_of(us), kernel, split, image, tuner, line)
-            else:
-                record = _parsed(path, n, line)
-                out[record.place] = record
+            try:
+                document = json.loads(line)
+                record = _record(document, line)
+            except (ValueError, KeyError, TypeError, RecursionError) as e:
+                what = "is not a record of a tuned row; mend the line, or move the file away and lose its records"
+                raise TunedDBError(f"{path}:{n}: {what}") from e
+            out[record.place] = record
     return out
 
 
@@ -339,44 +329,19 @@ def stale(table: Path, records: Mapping[Place, Record], known: Mapping[Place, Re
 
 def spread_of(record: Record | None) -> float:
     """The relative spread in a record, 0 where none is known."""
-    if record is None or '"spread":' not in record.line:
-        return 0.0
-    return max(0.0, number_of(str(record.document().get("spread"))) or 0.0)
+    return max(0.0, number_of(str(record.document.get("spread"))) or 0.0) if record else 0.0
 
 
 def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Record:
     """The record of a newcomer that is now a row. Unknown facts are left out."""
-    kernel = identity(new.cells, family.name)
-    first = {
-        "key": new.place,
-        "us": number_of(new.cells.get("us", "")),
-        "kernel": kernel[1] if kernel else "",
-        "split": kernel[2] if kernel else "",
-        **{name: str(facts.get(name) or "") for name in VERSIONS},
-    }
-    rest = {k: v for k, v in facts.items() if k not in _FIRST and v not in (None, "", {}, [])}
-    rest |= {FIELD: kind} if (kind := kind_of(new.cells) or kind_in(facts)) else {}
-    return _record(first | rest)
+    kernel = identity(new.cells, family.name) or ("", "", "")
+    document = {"key": new.place, "us": number_of(new.cells.get("us", "")), "kernel": kernel[1], "split": kernel[2]}
+    document |= {name: str(facts.get(name) or "") for name in ("image", "tuner")}
+    document |= {k: v for k, v in facts.items() if k not in document and v not in (None, "", {}, [])}
+    document |= {FIELD: kind} if (kind := kind_of(new.cells) or kind_in(facts)) else {}
+    return _record(document, json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str))
 
 
-def _parsed(path: Path, n: int, line: str) -> Record:
-    """A line that something else has written in another order of its fields."""
-    try:
-        raw = json.loads(line)
-        place = raw["key"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        place = None
-    if not isinstance(place, str):
-        raise TunedDBError(
-            f"{path}:{n}: is not a record of a tuned row; mend the line, or move the file away and lose its records"
-        )
-    us = raw.get("us")
-    usable = isinstance(us, (int, float)) and not isinstance(us, bool)
-    first = {"key": place, "us": us if usable else None} | {k: str(raw.get(k) or "") for k in _FIRST[2:]}
-    return _record(first | {k: v for k, v in raw.items() if k not in _FIRST})
-
-
-def _record(document: Mapping[str, Any]) -> Record:
-    line = json.dumps(document, separators=(",", ":"), ensure_ascii=False, default=str)
-    place, us, kernel, split, image, tuner = (document[k] for k in _FIRST)
-    return Record(place, us, kernel, split, image, tuner, line)
+def _record(document: Mapping[str, Any], line: str) -> Record:
+    kernel, split, image, tuner = (str(document.get(k) or "") for k in ("kernel", "split", "image", "tuner"))
+    return Record(document["key"], number_of(str(document.get("us"))), kernel, split, image, tuner, document, line)

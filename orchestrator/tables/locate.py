@@ -21,9 +21,8 @@ from orchestrator.families import get_family
 from orchestrator.paths import RUN_RE, RunPaths, find_run
 from orchestrator.tables.kinds import Facts, read_records
 from orchestrator.tables.policy import SOURCE, Newcomer, identity
-from orchestrator.tables.rules import written_in_tb
-from orchestrator.tables.textfiles import read_head
-from orchestrator.tables.tuned import MAX_FAULTS, PROFILE_EXTRA, TAG, KeyFault, TableReader
+from orchestrator.tables.textfiles import MAX_FAULTS, listed, read_head
+from orchestrator.tables.tuned import PROFILE_EXTRA, TAG, KeyFault, TableReader
 from worker.families import FAMILIES, Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
@@ -212,7 +211,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = Fals
     Adds remarks to `notes`. Raises TunedDBError, at last with every fault of a row, by file and line.
     """
     reader, faults, source = TableReader(path, family, cap=None), list[str](), str(path)
-    header, short, in_tb = reader.header, 0, 0
+    header, short = reader.header, 0
     if STAGE in header:
         raise TunedDBError(f"{path}:1: times single stages (column {STAGE}), not whole shapes: give the tuned table")
     if foreign := [n for n in header if n not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]:
@@ -227,21 +226,15 @@ def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = Fals
             try:
                 reader.row(at, 0, cells)
             except KeyFault as e:
-                if len(faults) <= MAX_FAULTS:
-                    faults.append(f"{path}:{at}: {e}")
+                faults.append(f"{path}:{at}: {e}")
                 continue
             if not faults:
-                row = {**dict(zip(header, cells, strict=True)), SOURCE: source}
-                in_tb += written_in_tb(row)
-                yield row
+                yield {**dict(zip(header, cells, strict=True)), SOURCE: source}
     except TunedDBError as e:
         raise TunedDBError([*faults, *e.faults]) from e
     if faults:
-        raise TunedDBError([*faults[:MAX_FAULTS], *(["... and more"] if len(faults) > MAX_FAULTS else [])])
+        raise TunedDBError(listed(faults, MAX_FAULTS, ""))
     notes += reader.notes()
-    if in_tb:
-        what = f"{path}: bw of {plural(in_tb, 'row')} is in TB/s, as in two of AITER's tables since 45ef6f313f;"
-        notes.append(f"{what} its tuners write GB/s, and the cells stay as they are")
     if short:
         notes.append(f"{path}: filled up {plural(short, 'row')} short of cells with nothing, as AITER does")
 
@@ -254,7 +247,7 @@ def _facts(table: Path, family: Family) -> Facts:
         beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples", "margin") if new.cells.get(n)}
         record, kernel = records.get(new.place), (identity(new.cells, family.name) or ("", "", ""))[1:]
         same = record is not None and record.us == new.us and (record.kernel, record.split) == kernel
-        of_record = record.document() if record is not None and same else {}
+        of_record = record.document if record is not None and same else {}
         return {"source": str(table), **beside, "spread": new.spread or None, **of_record}
 
     return facts

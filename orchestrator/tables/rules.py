@@ -25,8 +25,6 @@ TOLERANCE = 0.05
 """The largest share by which tflops may differ from 2*M*N*K/us; AITER's validator has the same."""
 SMALLEST_TOKENS = 16
 """The least number of tokens whose work AITER's fmoe tuner counts, in most of its rows."""
-LARGEST_TB = 50.0
-"""A bw above this is in GB/s, because no chip moves as many TB/s."""
 PERCENT_LIMIT = 0.1
 """AITER's limit for the error of a stage of fmoe."""
 REBUILD = "build: rebuild"
@@ -41,7 +39,6 @@ FIXES: Mapping[str, str] = {
     "build: cannot": "tune the shape again with this build, or delete the row",
     "build: unread": "name a complete checkout, or the image itself",
     REBUILD: "start once with AITER_REBUILD=1, or build the image with this table",
-    "bw": "multiply it by 1000",
     "chip": "write the gfx and cu_num of the GPU that the row was tuned on",
     "duplicate": "keep the faster row, in the file that has it (`publish` does so)",
     "error ratio": "tune the shape again: a kernel with that many wrong elements must not win",
@@ -147,9 +144,6 @@ class RowRules:
                 yield "error ratio", "warning", f"{name} is {text[:40]}, the limit of the tuner {limit:g}"
 
     def _figures(self, row: Mapping[str, str]) -> Iterator[Broken]:
-        if written_in_tb(row):
-            text = f"bw is {row['bw'][:20]}, in TB/s as in two of AITER's tables (45ef6f313f); its tuners write GB/s"
-            yield "bw", "warning", text
         us, written = number_of(row["us"]), number_of(row.get("tflops", ""))
         if written is None or not us or us <= 0:
             return
@@ -161,23 +155,6 @@ class RowRules:
             return
         if not any(_near(written, x, row["tflops"], us, row["us"]) for x in expected):
             yield "tflops", "warning", f"tflops is {row['tflops'][:20]}, from its us follow {expected[0]:.4g}"
-
-
-def written_in_tb(row: Mapping[str, str]) -> bool:
-    """True where a row's bw fits its shape and time in TB/s, and not in GB/s.
-
-    Its bytes lie between those of 4-bit operands and a 16-bit output, and those of 32 bits throughout; no row of
-    AITER's tables is beyond. False for a family without M, N, K.
-    """
-    bw, us = number_of(row.get("bw", "")), number_of(row.get("us", ""))
-    if bw is None or not 0 < bw < LARGEST_TB or us is None or us <= 0:
-        return False
-    m, n, k, b = (number_of(row.get(c, "")) for c in ("M", "N", "K", "B"))
-    if m is None or n is None or k is None:
-        return False
-    least, most = ((m * k + n * k) * width + m * n * out for width, out in ((0.5, 2), (4, 4)))
-    gb = (b or 1.0) / us / 1e3
-    return bw < 0.9 * least * gb and 0.9 * least * gb <= 1e3 * bw <= 1.1 * most * gb
 
 
 def _cell(column: Column, text: str) -> Iterator[Broken]:

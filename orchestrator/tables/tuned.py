@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import TunedDBError
-from orchestrator.tables.textfiles import MAX_BYTES, csv_records
+from orchestrator.tables.textfiles import MAX_BYTES, MAX_FAULTS, csv_records, listed
 from worker.families import Column, Family
 from worker.protocol import FIELDS
 from worker.text import plural
@@ -26,7 +26,6 @@ NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
 TAG = "_tag"
 KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
 """Columns that name a row's kernel (fmoe: one a stage)."""
-MAX_FAULTS = 50
 MAX_MEMO = 100_000
 _INFINITE = ("inf", "infinity")
 T = TypeVar("T")
@@ -264,15 +263,9 @@ def read_table(path: Path, family: Family, *, doubled: bool = False, lenient: bo
             " delete one of them (AITER refuses a table with both)"
             for row, first in twice((row.place, row) for row in rows)
         )
-    refuse(faults)
-    return Table(path, family, reader.header, tuple(parts), tuple(rows), tuple(reader.notes()))
-
-
-def refuse(faults: Sequence[str]) -> None:
-    """Raise TunedDBError with the first faults and the number of the others, if there are any."""
     if faults:
-        more = [f"... and {len(faults) - MAX_FAULTS} more"] if len(faults) > MAX_FAULTS else []
-        raise TunedDBError([*faults[:MAX_FAULTS], *more])
+        raise TunedDBError(listed(faults, MAX_FAULTS, ""))
+    return Table(path, family, reader.header, tuple(parts), tuple(rows), tuple(reader.notes()))
 
 
 def twice(keyed: Iterable[tuple[Hashable, T]], seen: dict[Any, T] | None = None) -> Iterator[tuple[T, T]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.policy.model import Attempt, Shape, SlotId, State
 from orchestrator.reasons import Reason
 from orchestrator.view.words import INCIDENTS, advice, node_words, slot_change
@@ -185,13 +185,13 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
             steps.append((t, f"{where}: {result}{without}", kind_of(a)))
         elif a.in_flight == s.id and a.outcome is not None:
             why = f": {a.detail}" if a.detail else ""
-            steps.append((t, f"{where} ended at it{took}: {a.outcome.message()}{why}", kind_of(a)))
+            steps.append((t, f"{where} ended at it{took}: {a.outcome.message}{why}", kind_of(a)))
         elif a.state == "started":
             flying = a.current == s.id
             words = "in flight" if flying else "not its turn yet"
             steps.append((a.current_at if flying else a.started_at, f"{where}: {words}", kind_of(a)))
         else:
-            ended = "its node was lost" if a.lost else a.outcome.message() if a.outcome else "it was taken back"
+            ended = "its node was lost" if a.lost else a.outcome.message if a.outcome else "it was taken back"
             steps.append((t, f"{where} ended before it was measured: {ended}", kind_of(a)))
     if unclaimed:
         first = state.attempts[s.attempts[0]].sent_at
@@ -224,7 +224,7 @@ def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> lis
             )  # fmt: skip
     return [
         {
-            "reason": reason, "count": n, "message": Reason(reason).message(),
+            "reason": reason, "count": n, "message": Reason(reason).message,
             "advice": advice(reason, run, nodes[reason]), "shapes": by_reason[reason],
         }
         for reason, n in ledger.failures().items()

@@ -112,7 +112,7 @@ def end_of(state: State, a: Attempt, named: Callable[[int], str]) -> str:
         return f"attempt {a.id}{where} was {'lost' if a.lost else 'taken back unclaimed'}" + _because(a.detail)
     at = f" at {named(a.in_flight)}" if a.in_flight is not None else ""
     after = f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
-    return f"attempt {a.id}{where} ended{after}: {a.outcome.message()}{at}" + _because(a.detail)
+    return f"attempt {a.id}{where} ended{after}: {a.outcome.message}{at}" + _because(a.detail)
 
 
 def _because(detail: str) -> str:
@@ -130,72 +130,15 @@ def settled_words(shape: Shape, done: str = "tuned") -> str:
     return shape.state
 
 
-_AGAIN = "Try it again once the cause is gone: {retry}"
-_LOG = "See what the tuner printed: {logs}"
-
-_ADVICE: dict[Reason, tuple[str, ...]] = {
-    Reason.FAULT: (
-        "Confirmed on two slots, a candidate of this shape kills its process: report shape and detail to the kernels'"
-        " authors, and leave that backend out for it.",
-        "Unconfirmed, it was seen on one slot only: run it on another node before you blame the shape.",
-        _LOG,
-        _AGAIN,
-    ),
-    Reason.OOM: (
-        "Make room on the device: end other programs, tune fewer shapes at once (--batch), or give the container more"
-        " memory.",
-        _AGAIN,
-    ),
-    Reason.HANG: (
-        "If the shape is only slow, give it more time: --watchdog (or --tuner-timeout) in a new run.",
-        _LOG,
-        _AGAIN,
-    ),
-    Reason.ERROR: ("The detail is the tuner's own message; the lines before it are in its log.", _LOG, _AGAIN),
-    Reason.NOT_DELIVERED: (
-        "The tuner exited without a result for this shape, each time. See its log.",
-        _LOG,
-        _AGAIN,
-    ),
-    Reason.REJECTED: (
-        "Worker and controller do not agree on what a spec is: is the node's code of this version?",
-        _AGAIN,
-    ),
-    Reason.NO_CANDIDATE: (
-        "No kernel of this image takes the shape on this device: try a newer image, another backend, or a padded"
-        " shape.",
-    ),
-    Reason.WRONG_RESULT: (
-        "Every candidate missed the error limit. Raise it with --err-ratio only if the model bears that; a kernel that"
-        " is wrong everywhere is worth a report.",
-    ),
-    Reason.UNSUPPORTED: (
-        "The tuner cannot do this shape on this device: another tuner or family can, or the device is the wrong one.",
-    ),
-    Reason.KILLS_NODES: (
-        "It took its worker or node down every time: keep it off shared machines, and try it alone on one that may"
-        " die.",
-        _LOG,
-        _AGAIN,
-    ),
-    Reason.OUTLIVES_LEASE: (
-        "Each lease ended before the shape was tuned: ask for a longer time limit (time: of the pool), or for leases"
-        " that are not preempted.",
-        _AGAIN,
-    ),
-}
-
-_INCIDENTS = {
+INCIDENTS = {
     "trouble": "What it measured meanwhile was kept. If it comes often, look at the link and at sshd.",
-    "away": "Its work went elsewhere. Check it with: {check}",
+    "away": f"Its work went elsewhere. Check it with: {command('nodes check')}",
     "ended": "Its work went elsewhere; nothing of it is needed any more.",
     "busy": "It is waited for until it is free; --busy share or skip does otherwise.",
-    "quarantine": "Its work went elsewhere. Look at the GPU's health ({status}) before you trust it again.",
+    "quarantine": f"Its work went elsewhere. Look at the GPU's health ({command('status')}) before you trust it again.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
-_COMMANDS = {"check": command("nodes check"), "status": command("status")}
-INCIDENTS = {kind: text.format_map(_COMMANDS) for kind, text in _INCIDENTS.items()}
 """Advice on an incident of a node or slot, by its kind in the time line."""
 
 
@@ -207,4 +150,4 @@ def advice(reason: str, run: str, node: str = "") -> list[str]:
         return []
     logs = command(f"logs {run}") + (f" --node {node}" if node else "")
     retry = command(f"retry {run} --reason {reason}")
-    return [text.format(logs=logs, retry=retry) for text in _ADVICE.get(known, ())]
+    return [text.format(logs=logs, retry=retry) for text in known.advice]

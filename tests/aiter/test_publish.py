@@ -10,11 +10,10 @@ import pytest
 from orchestrator.configs.merge import to_publish
 from orchestrator.results.export import RunFacts
 from orchestrator.tables.check import Build
-from orchestrator.tables.checkout import run_check
 from orchestrator.tables.publish import publish
 from orchestrator.tables.tuned import read_table
 from tests.aiter.checkout import AITER_GIT, commit_of, needs_checkout, take_out
-from tests.aiter.realbase import RealTree, make
+from tests.aiter.driven import make
 from worker.families import FAMILIES
 
 pytestmark = needs_checkout
@@ -28,7 +27,6 @@ MERGES = {
     "v0.1.9": (True, False, True, ("cu_num", *MNK)),
     "94a6edda3a": (True, True, True, ("cu_num", *MNK)),
     "v0.1.12.post2": (True, True, True, ("gfx", "cu_num", *MNK)),
-    "v0.1.13": (True, True, False, ("gfx", "cu_num", *MNK)),
     NEWEST: (True, True, False, ("gfx", "cu_num", *MNK)),
 }
 
@@ -40,8 +38,6 @@ def test_the_merge_at_aiters_start_is_read_from_its_files(version: str, tmp_path
     start = build.start(A4W4)
     assert (start.folder, start.stops, start.one_header, start.names) == MERGES[version]
     assert {"gfx942", "gfx950"} <= build.chips
-    keys = {f.name: build.start(f).names for f in FAMILIES.values()}
-    assert ("q_dtype_w" in keys["a8w8"]) == (version not in ("v0.1.5", "v0.1.7", "v0.1.9"))
     if version == NEWEST:
         assert not build.start(FAMILIES["batched_gemm_a8w8_blockscale_mxscale"]).stops  # it has no list of shapes
         for family in FAMILIES.values():
@@ -49,62 +45,34 @@ def test_the_merge_at_aiters_start_is_read_from_its_files(version: str, tmp_path
             assert not own or family.two_stages or own == family.tuned_header, family.name
 
 
-@pytest.fixture
-def real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RealTree:
-    """A tree with a Python that imports AITER on this CPU."""
-    tree = make(tmp_path / "real", NEWEST)
-    for name, value in (("ROOT", str(tree.root)), ("FAULTS", "[]")):
-        monkeypatch.setenv(f"REAL_AITER_{name}", value)
-    return tree
-
-
-def clone(folder: Path) -> Path:
-    """A clone without a work tree, whose HEAD is the newest commit that was read."""
-    subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", AITER_GIT, str(folder)], check=True, timeout=300)
-    git = ["git", "-C", str(folder)]
-    subprocess.run([*git, "update-ref", "--no-deref", "HEAD", commit_of(NEWEST)], check=True)
-    for name, value in (("user.name", "A Person"), ("user.email", "a@person")):
-        subprocess.run([*git, "config", name, value], check=True)
-    return folder
-
-
-def test_a_branch_of_the_real_repository_passes_aiters_own_checks(tmp_path: Path, real: RealTree) -> None:
+def test_a_branch_of_the_real_repository_passes_aiters_own_checks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A row of another model's table at half its time with another kernel, and one that AITER lacks."""
-    take_out(NEWEST, tmp_path / "files", "aiter/configs")
-    there = tmp_path / "files" / "aiter" / "configs" / "model_configs" / "kimik3_a4w4_blockscale_tuned_gemm.csv"
-    shipped = read_table(there, A4W4, lenient=True)
-    first, other = shipped.rows[0], next(
-        r for r in shipped.rows if shipped.cells(r)["kernelName"] != shipped.cells(shipped.rows[0])["kernelName"]
-    )  # fmt: skip
-    kernel = {n: shipped.cells(other)[n] for n in ("kernelId", "kernelName")}
-    faster = shipped.cells(first) | kernel | {"us": f"{(first.us or 1) / 2:.4f}"}
-    new = shipped.cells(first) | {"M": "77"}
+    root, python = make(tmp_path / "real", NEWEST)  # a Python that imports AITER on this CPU
+    monkeypatch.setenv("REAL_AITER_ROOT", str(root))
+    clone = tmp_path / "aiter"
+    subprocess.run(["git", "clone", "-q", "--shared", "--no-checkout", AITER_GIT, str(clone)], check=True, timeout=300)
+    words = ["update-ref --no-deref HEAD " + commit_of(NEWEST), "config user.name Person", "config user.email a@person"]
+    for word in words:
+        subprocess.run(["git", "-C", str(clone), *word.split()], check=True)
+    model = "aiter/configs/model_configs/{}_a4w4_blockscale_{}_gemm.csv"
+    shipped = read_table(root / model.format("kimik3", "tuned"), A4W4, lenient=True)
+    rows = [shipped.cells(r) for r in shipped.rows]
+    other = next(r for r in rows if r["kernelName"] != rows[0]["kernelName"])
+    faster = rows[0] | {n: other[n] for n in ("kernelId", "kernelName")} | {"us": f"{float(rows[0]['us']) / 2:.4f}"}
     table = tmp_path / "mine_a4w4_blockscale_tuned_gemm.csv"
-    table.write_text("\n".join((",".join(shipped.header), *(",".join(r.values()) for r in (faster, new)))) + "\n")
-    found = publish(
-        [table], clone(tmp_path / "aiter"), "mine", tmp_path / "out", RunFacts, to_publish, python=str(real.python)
-    )
-    results = {name: result for name, result, _ in found.checks}
+    lines = [shipped.header, faster.values(), (rows[0] | {"M": "77"}).values()]
+    table.write_text("".join(",".join(line) + "\n" for line in lines))
+    found = publish([table], clone, "mine", tmp_path / "out", RunFacts, to_publish, python=str(python))
     assert found.ok
-    assert results == {
+    assert {name: result for name, result, _ in found.checks} == {
         "`db check --build` of gemmfleet, a4w4_blockscale": "safe in this branch, over all tables that it merges",
         "`test_csv_validation`": "passes",
         "`test_config_shape_collision`": "passes",
     }
     assert found.files == {
-        "aiter/configs/model_configs/kimik3_a4w4_blockscale_tuned_gemm.csv": {"edited": 1},
-        "aiter/configs/model_configs/mine_a4w4_blockscale_tuned_gemm.csv": {"added": 1},
-        "aiter/configs/model_configs/mine_a4w4_blockscale_untuned_gemm.csv": {"shapes": 2},
+        model.format("kimik3", "tuned"): {"edited": 1},
+        model.format("mine", "tuned"): {"added": 1},
+        model.format("mine", "untuned"): {"shapes": 2},
     }
-
-
-def test_the_real_guard_finds_a_key_that_is_there_twice(tmp_path: Path, real: RealTree) -> None:
-    take_out(NEWEST, real.root, "op_tests/tuning_tests")
-    folder = real.root / "aiter" / "configs" / "model_configs"
-    (folder / "twice_a4w4_blockscale_tuned_gemm.csv").write_bytes(
-        (folder / "kimik3_a4w4_blockscale_tuned_gemm.csv").read_bytes()
-    )
-    log = tmp_path / "guard.log"
-    found = run_check(real.root, "test_config_shape_collision", str(real.python), tmp_path / "none", log)
-    assert not found.why, log.read_text()[-2000:]
-    assert [name.split()[0] for name in found.failing] == ["test_a4w4_blockscale"]

@@ -7,12 +7,12 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orchestrator.image.takeout import TRITON
 from tests.aiter.checkout import needs_checkout, take_out
+from tests.paths import ROOT
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.spec import tuned_kinds
 
@@ -34,37 +34,18 @@ for kind, m, more in jobs:
 """
 
 
-@pytest.fixture(scope="module")
-def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The parts of AITER's package that are taken out of an image for its Triton ops."""
-    root = tmp_path_factory.mktemp("aiter")
-    take_out("e4048607a5", root, *TRITON, "aiter/jit/core.py")
-    return root
-
-
-def compiled(tree: Path, cache: Path, jobs: list[tuple[str, int, dict[str, Any]]]) -> list[list[int]]:
-    """(bytes of LDS, registers, spills) of buckets of N=1280, K=8192: kind, M, values that differ."""
-    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree), json.dumps(jobs)]
-    env = {"TRITON_CACHE_DIR": str(cache), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2])}
+def test_every_kind_and_fused_operator_that_is_measured_compiles_without_a_gpu(tmp_path: Path) -> None:
+    """The last two have the change of pull request #5137 to a16w16's default file, without which Triton 3.9 spills."""
+    take_out("e4048607a5", tmp_path, *TRITON, "aiter/jit/core.py")
+    fused = [(k.name, 32, {"caller": c.function}) for k in BY_NAME.values() for c in k.callers if c.given is not None]
+    assert len(fused) == 4
+    changed = [("a16w16", m, {"waves_per_eu": 4}) for m in (8, 256)]
+    jobs = [*((kind, 32, {}) for kind in tuned_kinds()), *fused, *changed]
+    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tmp_path), json.dumps(jobs)]
+    env = {"TRITON_CACHE_DIR": str(tmp_path / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-
-
-def test_every_kind_and_fused_operator_that_is_tuned_compiles_without_a_gpu(tree: Path, tmp_path: Path) -> None:
-    callers = [(k.name, c.function) for k in BY_NAME.values() for c in k.callers if c.given is not None]
-    jobs: list[tuple[str, int, dict[str, Any]]] = [(kind, 32, {}) for kind in tuned_kinds()]
-    jobs += [(kind, 32, {"caller": caller}) for kind, caller in callers]
-    assert len(jobs) == 11 + 4
-    assert all(0 < lds <= 163840 and 0 < vgprs <= 512 for lds, vgprs, _ in compiled(tree, tmp_path, jobs))
-
-
-def test_waves_per_eu_of_8_spill_where_4_do_not(tree: Path, tmp_path: Path) -> None:
-    """The change of pull request #5137 to the default file of a16w16. Triton 3.6 spills in neither; 3.9 does."""
-    import triton
-
-    shipped = compiled(tree, tmp_path, [("a16w16", m, {}) for m in (8, 32, 256)])
-    changed = compiled(tree, tmp_path, [("a16w16", m, {"waves_per_eu": 4}) for m in (8, 32, 256)])
-    assert [spills for _, _, spills in changed] == [0, 0, 0]
-    if tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
-        assert all(spills > 0 for _, _, spills in shipped)
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    assert len(found) == len(jobs)
+    assert all(0 < lds <= 163840 and 0 < vgprs <= 512 for lds, vgprs, _ in found)
+    assert [spills for _, _, spills in found[-2:]] == [0, 0]

@@ -64,15 +64,6 @@ def test_the_resolver_gives_what_the_real_function_gives(commit: str, tmp_path: 
     assert asked > 1000
 
 
-def test_the_whole_package_is_imported_where_it_can_be(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    take_out(NEWEST, tmp_path, "aiter")
-    call = Call("GEMM-A16W16", 16, 1280, 8192, (16, 64))
-    trial = run_trial(tmp_path, "gfx950", [call])
-    assert trial.how.endswith("imported as it is")
-    assert trial.answers == run_trial(tmp_path, "gfx950", [call], alone=True).answers
-
-
 def test_the_operators_that_read_a_tuned_kinds_files(tmp_path: Path) -> None:
     take_out(NEWEST, tmp_path, "aiter/ops/triton")
     found = {name: AiterTree(tmp_path, "gfx950").operators(BY_NAME[name]) for name in tuned_kinds()}
@@ -89,7 +80,6 @@ def test_the_operators_that_read_a_tuned_kinds_files(tmp_path: Path) -> None:
         "batched_a16w4": {"fusions.fused_bmm_rope_kv_cache": False},
         "batched_a8w8_prequant": {"fusions.fused_bmm_rope_kv_cache": False},
     }  # fmt: skip
-    assert AiterTree(tmp_path, "gfx942").operators(BY_NAME["a8w8"]) == {}, "Gluon's kernel is for gfx950 alone"
 
 
 def test_faults_of_the_shipped_files(tmp_path: Path) -> None:

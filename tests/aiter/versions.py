@@ -10,6 +10,7 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.aiter.checkout import git, take_out
@@ -25,35 +26,31 @@ ENDINGS = ("_tune.py", "/fmoe_2stages/tune.py", "/gemm_tuner.py", "/GemmTuner.py
 
 @dataclass(frozen=True, slots=True)
 class Version:
-    """A tag. `sort`, `timeout`: how the a4w4 script takes these options, "-" where it has none."""
+    """A tag. `link`, `case`, `trim`: verdicts on the workarounds; `families`: how many it has scripts of."""
 
     tag: str
-    asm_dir: str
+    link: str
     case: str
     trim: str
     k256: bool
     promised: bool
-    sort: str
-    timeout: str
     families: int = 9
 
 
-_CHIP, _HSA = "hsa/{gfx}", "hsa"
-_NO, _YES, _BAD = "harmless", "needed", "harmful"
+_NO, _YES, _BAD = "harmless", "**needed**", "harmful"
 VERSIONS = (
-    #        tag              asm_dir  case  trim  k256   promised sort  timeout
-    Version("v0.1.5", _CHIP, _NO, _YES, False, False, "flag", "-", 8),
-    Version("v0.1.6", _CHIP, _NO, _YES, False, False, "flag", "-"),
-    Version("v0.1.7", _CHIP, _NO, _YES, False, True, "flag", "-"),
-    Version("v0.1.7.post5", _CHIP, _YES, _YES, False, True, "flag", "-"),
-    Version("v0.1.8", _CHIP, _YES, _YES, False, True, "flag", "-"),
-    Version("v0.1.9", _CHIP, _BAD, _YES, False, True, "flag", "-"),
-    Version("v0.1.10", _HSA, _BAD, _YES, False, True, "flag", "value"),
-    Version("v0.1.11", _CHIP, _BAD, _YES, False, True, "value", "value"),
-    Version("v0.1.13", _CHIP, _BAD, _NO, False, False, "value", "value"),
-    Version("v0.1.14", _CHIP, _BAD, _NO, True, True, "value", "value"),
-    Version("v0.1.19", _CHIP, _BAD, _NO, True, True, "value", "value"),
-    Version("e4048607a5", _CHIP, _BAD, _NO, True, True, "value", "value", 10),
+    Version("v0.1.5", _NO, _NO, _YES, k256=False, promised=False, families=8),
+    Version("v0.1.6", _NO, _NO, _YES, k256=False, promised=False),
+    Version("v0.1.7", _NO, _NO, _YES, k256=False, promised=True),
+    Version("v0.1.7.post5", _NO, _YES, _YES, k256=False, promised=True),
+    Version("v0.1.8", _NO, _YES, _YES, k256=False, promised=True),
+    Version("v0.1.9", _NO, _BAD, _YES, k256=False, promised=True),
+    Version("v0.1.10", _YES, _BAD, _YES, k256=False, promised=True),
+    Version("v0.1.11", _NO, _BAD, _YES, k256=False, promised=True),
+    Version("v0.1.13", _NO, _BAD, _NO, k256=False, promised=False),
+    Version("v0.1.14", _NO, _BAD, _NO, k256=True, promised=True),
+    Version("v0.1.19", _NO, _BAD, _NO, k256=True, promised=True),
+    Version("e4048607a5", _NO, _BAD, _NO, k256=True, promised=True, families=10),
 )
 
 
@@ -69,54 +66,29 @@ def tree_of(tag: str, folder: Path) -> Path:
 
 def read(tag: str, found: Findings) -> Version:
     """The probe's answers in the form of the table."""
-    flags = found.families["a4w4_blockscale"].flags
-    return Version(
-        tag=tag,
-        asm_dir=found.asm_dir,
-        case=found.workarounds["tile_column_case"].verdict,
-        trim=found.workarounds["k_trim"].verdict,
-        k256=found.k256_sound,
-        promised=found.promised,
-        sort=flags["--sort"],
-        timeout=flags.get("--timeout", "-"),
-        families=len(found.families),
+    link, case, trim = (
+        w.verdict.replace("needed", _YES)
+        for w in (found.workarounds[n] for n in ("asm_dir_symlink", "tile_column_case", "k_trim"))
     )
-
-
-def cells(v: Version) -> dict[str, str]:
-    """The version's values by the names that the table of docs/explanation/aiter.md gives them."""
-    needed = {_YES: "**needed**"}
-    return {
-        "`asm_dir_symlink`": "**needed**" if v.asm_dir == _HSA else "harmless",
-        "`tile_column_case`": needed.get(v.case, v.case),
-        "`k_trim`": needed.get(v.trim, v.trim),
-        "K % 256 sound": "yes" if v.k256 else "no",
-        "promised": "yes" if v.promised else "no",
-    }
+    assert found.problems == ()
+    return Version(tag, link, case, trim, found.k256_sound, found.promised, len(found.families))
 
 
 def table(versions: Sequence[Version]) -> str:
     """The rows of the table in docs/explanation/aiter.md: each fact's value in the first version, then its changes."""
-    first, *others = versions
-    before = cells(first)
-    changes = {fact: [value] for fact, value in before.items()}
-    for version in others:
-        now = cells(version)
-        for fact, value in now.items():
-            if value != before[fact]:
-                changes[fact].append(f"`{version.tag}` {value}")
-        before = now
-    return "\n".join(f"| {fact} | {'; '.join(values)} |" for fact, values in changes.items())
+    rows = []
+    for fact in ("link", "case", "trim", "k256", "promised"):
+        values = [(v.tag, {True: "yes", False: "no"}.get(value := getattr(v, fact), value)) for v in versions]
+        changes = [f"`{tag}` {now}" for (_, before), (tag, now) in pairwise(values) if now != before]
+        rows.append(f"| {_NAMES[fact]} | {'; '.join([values[0][1], *changes])} |")
+    return "\n".join(rows)
 
 
-def main() -> None:
-    """Print the rows of the table."""
-    found = []
-    for version in VERSIONS:
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(read(version.tag, inspect(tree_of(version.tag, Path(folder)))))
-    print(table(found))
-
+_NAMES = {
+    "link": "`asm_dir_symlink`", "case": "`tile_column_case`", "trim": "`k_trim`", "k256": "K % 256 sound",
+    "promised": "promised",
+}  # fmt: skip
 
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as folder:
+        print(table([read(v.tag, inspect(tree_of(v.tag, Path(folder, v.tag)))) for v in VERSIONS]))

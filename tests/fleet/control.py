@@ -14,7 +14,7 @@ from orchestrator.cli import (
     tuning,
 )
 from orchestrator.controller.drive import DriveSettings
-from orchestrator.controller.timeouts import StopLimits, Timeouts
+from orchestrator.controller.messages import StopLimits, Timeouts
 from orchestrator.errors import OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.policy import PolicySettings

@@ -29,7 +29,7 @@ from orchestrator.controller.node_plan import plan_nodes
 from orchestrator.controller.prepare import Prepared, RunRequest
 from orchestrator.families import get_family
 from orchestrator.inventory.load import load_inventory
-from orchestrator.ledger import LedgerReader, reconcile
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.paths import RunConfig, RunPaths, list_runs, new_run_id
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan

@@ -27,8 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from orchestrator.controller.deploy import CODE_MARKER, NodePlan
 from orchestrator.controller.facts import ARGV
+from orchestrator.controller.node_plan import CODE_MARKER, NodePlan
 from orchestrator.errors import HostKeyError, LoginError, SlowError, TransportError
 from orchestrator.transport import LocalTransport, RemoteFile
 from orchestrator.transport.base import Channel, Completed

@@ -18,6 +18,8 @@ from tests.waiting import wait_until
 
 POISON = {"N": "32", "M": "2"}
 NAME = "2x32x64"
+POISON_ID = 4
+"""Its number where groups have two shapes."""
 
 
 @pytest.mark.parametrize(
@@ -153,20 +155,27 @@ def test_where_the_only_canary_fails_no_shape_is_blamed(make_fleet: Callable[...
 
 
 def test_a_shape_that_takes_its_node_down_wherever_it_lands(make_fleet: Callable[..., Fleet]) -> None:
-    """At most four nodes are lost to it, and every other shape is tuned (law 6)."""
+    """At most three nodes are lost to it, and every other shape is tuned (law 6)."""
     fleet = make_fleet(nodes={"h1": 1, "h2": 1, "h3": 1, "h4": 1})
     n = fleet.shapes(groups=10, per_group=2)
     run = fleet.start({"kind": "hang", "match": POISON, "times": 99}, lost_after_s=0.3)
     felled: list[str] = []
+
+    def heard() -> set[str]:
+        """Nodes of which the controller knows that the shape is in flight there. Shapes here take a millisecond, so
+        several begin and end before it hears of one."""
+        sent = {r.attempt: r.node for r in fleet.journal(ev.Send)}
+        return {sent[r.attempt] for r in fleet.journal(ev.ShapeStarted) if r.shape == POISON_ID}
+
     while run.poll() is None:
         for node in fleet.nodes:
-            if node not in felled and fleet.struck(node):
+            if node not in felled and fleet.struck(node) and node in heard():
                 fleet.power_off(node)
                 felled.append(node)
         time.sleep(0.01)
     assert run.wait() == 1, run.out
     fleet.check_books(n - 1, {NAME: "kills_nodes"})
-    assert 2 <= len(felled) <= 4  # two may have it at the end of a run, when idle slots help
+    assert 2 <= len(felled) <= 3
     assert {r.node for r in fleet.journal(ev.NodeLost)} == set(felled)
     (verdict,) = fleet.journal(ev.FailShape)
     assert verdict.confirmed

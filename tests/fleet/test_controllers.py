@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller.timeouts import Timeouts
-from orchestrator.ledger import reconcile
+from orchestrator.controller.messages import Timeouts
+from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunConfig, leave_request
 from tests.fleet.kit import Controller, Fleet
 from tests.support.marks import full_but

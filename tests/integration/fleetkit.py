@@ -138,7 +138,7 @@ def docker_log(node: HeavyNode, event: str, since: float) -> list[float]:
 def by_node(bench: Bench) -> dict[str, int]:
     """Shapes tuned, by node."""
     with bench.ledger() as ledger:
-        return {node: tuned for node, (tuned, _) in per_node(ledger).items()}
+        return per_node(ledger)
 
 
 def journal(bench: Bench, kind: type[Record]) -> list[tuple[float, Any]]:

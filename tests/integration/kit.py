@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from orchestrator.ledger import LedgerReader
-from orchestrator.ledger.reader import reconcile
+from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.paths import RunPaths, list_runs
 from tests.standins import FAULTY
 from tests.support.command import Done

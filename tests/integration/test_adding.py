@@ -1,4 +1,4 @@
-"""The page for contributors, done: its tuner, engine, family and option are put into a copy of the tree, which runs."""
+"""The page for contributors, done: what it adds is put into a copy of the tree, which runs."""
 
 from __future__ import annotations
 
@@ -19,12 +19,8 @@ from tests.waiting import PATIENCE_S
 
 PAGE = ROOT / "docs" / "contributing" / "adding.md"
 BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) *```$", re.MULTILINE | re.DOTALL)
-FAMILY = re.compile(
-    r"At the end of `_ALL` in `worker/families\.py`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S
-)
-OPTION = re.compile(r"After the last option of `NodeOptions`:\n\n(?P<code> *```python\n.*?\n) *```$", re.M | re.S)
-COLUMN = re.compile(r"^ *(?P<code>Field\(.*\))$", re.M)
 TUNER, ENGINE = "worker/tuners/plain.py", "orchestrator/engine/nice.py"
+TUNE = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
 
 
 def files() -> dict[str, str]:
@@ -50,67 +46,67 @@ def run(tree: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, cwd=tree, env=env, capture_output=True, text=True, timeout=PATIENCE_S)
 
 
-def test_a_tuner_and_an_engine_are_one_module_each() -> None:
+def block(after: str) -> str:
+    """The first code below some words of the page, without its indentation."""
+    code = PAGE.read_text().partition(after)[2].partition("```python\n")[2].partition("```")[0]
+    assert code
+    return textwrap.dedent(code)
+
+
+def change(tree: Path, name: str, before: str, after: str) -> None:
+    """Replace a text that a file of the tree has exactly once."""
+    text = (tree / name).read_text()
+    assert text.count(before) == 1, (name, before)
+    (tree / name).write_text(text.replace(before, after))
+
+
+def tuned(tree: Path, shapes: str, *words: str, defaults: str = "tuner: plain", node: str = "", code: int = 0) -> Path:
+    """The folder of a run on this machine."""
+    (tree / "s.csv").write_text(shapes)
+    options = f"{{gpus: 0, workdir: {tree}/nodes{node}}}"
+    (tree / "inv.yaml").write_text(f"defaults: {{{defaults}}}\nnodes: {{here: {options}}}\n")
+    done = run(tree, *TUNE, *words)
+    assert done.returncode == code, done.stdout + done.stderr
+    (folder,) = tree.glob("runs/*")
+    return folder
+
+
+def test_a_tuner_and_an_engine_are_one_module_each(tree: Path) -> None:
     """With a page and a test of its own each, an addition is three files."""
     assert list(files()) == [TUNER, ENGINE]
-
-
-def test_they_tune_shapes(tree: Path) -> None:
-    (tree / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n4,32,64\n")
     python = tree / "python"
     python.write_text(f'#!/bin/sh\nnice >>{tree}/levels\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    inventory = tree / "inv.yaml"
-    node = f"{{gpus: 0, engine: nice, engine_options: {{level: 7}}, python: {python}, workdir: {tree}/nodes}}"
-    inventory.write_text(f"defaults: {{family: a16w16, tuner: plain}}\nnodes: {{here: {node}}}\n")
-    words = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
-    done = run(tree, *words, "--rounds", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "3 shapes: 3 tuned" in done.stdout
+    node = f", engine: nice, engine_options: {{level: 7}}, python: {python}"
+    folder = tuned(tree, "M,N,K\n1,16,64\n2,16,64\n4,32,64\n", "--rounds", "2", node=node)
     own = os.getpriority(os.PRIO_PROCESS, 0)
     assert str(min(19, own + 7)) in (tree / "levels").read_text().splitlines()
-    (profile,) = tree.glob("runs/*/profile.csv")
-    assert {r["kernelName"] for r in read_csv(profile)} == {"plain_rows", "plain_columns"}
+    assert {r["kernelName"] for r in read_csv(folder / "profile.csv")} == {"plain_rows", "plain_columns"}
 
-    bad = run(tree, *words, "-O", "rounds=none")
-    assert (bad.returncode, bad.stderr) == (
-        2, "error: the tuner plain has one option, rounds: a whole number from 1 on\n"
-    )  # fmt: skip
-    other = run(tree, *words, "--tuner", "torch", "--rounds", "2")
+    wrong = "error: the tuner plain has one option, rounds: a whole number from 1 on\n"
+    assert run(tree, *TUNE, "-O", "rounds=none").stderr == wrong
+    other = run(tree, *TUNE, "--tuner", "torch", "--rounds", "2")
     assert other.stderr == "error: --rounds: for the tuner plain only, and this is torch\n"
-    inventory.write_text(inventory.read_text().replace("level: 7", "level: 70"))
-    bad = run(tree, *words)
+    change(tree, "inv.yaml", "level: 7", "level: 70")
+    bad = run(tree, *TUNE)
     assert bad.returncode == 2
     assert "engine_options: the engine nice has one option, level: a whole number from 0 to 19" in bad.stderr
+    shown = run(tree, "tune", "--help").stdout
+    assert re.search(r"^Tuner plain:\n +--rounds N +Timed runs of a candidate", shown, re.MULTILINE)
 
 
 @pytest.mark.full
 def test_a_family_is_one_entry(tree: Path) -> None:
-    found = FAMILY.search(PAGE.read_text())
-    assert found
-    entry = textwrap.dedent(found["code"]).removeprefix("```python\n")
-    table = tree / "worker" / "families.py"
-    text = table.read_text()
-    end = text.index(")\n# fmt: on")
-    table.write_text(text[:end] + textwrap.indent(entry.rstrip() + ",\n", "    ") + text[end:])
-    (tree / "s.csv").write_text("M,N,K,bias\n1,16,64,True\n2,16,64,False\n")
-    inventory = f"defaults: {{family: a6w6, tuner: plain}}\nnodes: {{here: {{gpus: 0, workdir: {tree}/nodes}}}}\n"
-    (tree / "inv.yaml").write_text(inventory)
-    words = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
-    done = run(tree, *words)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (tuned,) = tree.glob("runs/*/tuned.csv")
-    header = tuned.read_text().splitlines()[0]
+    entry = textwrap.indent(block("At the end of `_ALL` in `worker/families.py`:").rstrip() + ",\n", "    ")
+    change(tree, "worker/families.py", ")\n# fmt: on", f"{entry})\n# fmt: on")
+    folder = tuned(tree, "M,N,K,bias\n1,16,64,True\n2,16,64,False\n", defaults="family: a6w6, tuner: plain")
+    header = (folder / "tuned.csv").read_text().splitlines()[0]
     assert header == "gfx,cu_num,M,N,K,bias,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
-    assert {(r["M"], r["bias"]) for r in read_csv(tuned)} == {("1", "True"), ("2", "False")}
-    merged = run(tree, "db", "merge", str(tuned.parent), "--into", "db.csv")
-    assert merged.returncode == 0, merged.stderr
+    assert {(r["M"], r["bias"]) for r in read_csv(folder / "tuned.csv")} == {("1", "True"), ("2", "False")}
+    assert run(tree, "db", "merge", str(folder), "--into", "db.csv").returncode == 0
     assert run(tree, "db", "check", "db.csv", "--family", "a6w6").returncode == 0
-
     (tree / "s.csv").write_text("M,N,K\n1,16,60\n")
-    bad = run(tree, *words)
-    assert bad.returncode == 2
-    assert "six bits are packed by sixteen" in bad.stderr
+    assert "six bits are packed by sixteen" in run(tree, *TUNE).stderr
 
 
 def test_an_option_of_the_inventory_is_one_field(tree: Path) -> None:
@@ -119,12 +115,11 @@ def test_an_option_of_the_inventory_is_one_field(tree: Path) -> None:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         (tree / name).parent.mkdir(exist_ok=True)
         copy(ROOT / name, tree / name)
-    found = OPTION.search(PAGE.read_text())
-    assert found
-    field = textwrap.indent(textwrap.dedent(found["code"]).removeprefix("```python\n"), "    ")
-    model = tree / "orchestrator/inventory/model.py"
-    end = "\n    @property\n    def time_s"
-    model.write_text(model.read_text().replace(end, field + end))
+    field, end = (
+        textwrap.indent(block("After the last option of `NodeOptions`:"), "    "),
+        "\n    @property\n    def time_s",
+    )
+    change(tree, "orchestrator/inventory/model.py", end, field + end)
     argv = [sys.executable, "-m", "tests.support.inventory_page"]
     subprocess.run(argv, cwd=tree, env={**os.environ, "PYTHONPATH": str(tree)}, check=True, timeout=PATIENCE_S)
     changed = {
@@ -138,49 +133,35 @@ def test_an_option_of_the_inventory_is_one_field(tree: Path) -> None:
     row = "| `threads` | number (the libraries' own) | threads of a worker's math libraries |\n"
     assert row in (tree / "docs/reference/inventory.md").read_text()
 
-    inventory = tree / "inv.yaml"
-    inventory.write_text(
-        f"defaults: {{family: a16w16, tuner: plain}}\nnodes: {{here: {{gpus: 0, workdir: {tree}/nodes, threads: 3}}}}\n"
-    )
-    (tree / "s.csv").write_text("M,N,K\n1,16,64\n")
-    done = run(tree, "tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (script,) = tree.glob("runs/*/nodes/here/tune.sh")
-    assert "OMP_NUM_THREADS=3" in script.read_text()
-    for wrong, says in (("threads: many", "threads: Input should be a valid integer"), ("thread: 3", "threads?")):
-        inventory.write_text(inventory.read_text().replace("threads: 3", wrong))
-        bad = run(tree, "inventory", "check", "inv.yaml")
-        assert (bad.returncode, says in bad.stderr) == (2, True), bad.stderr
-        inventory.write_text(inventory.read_text().replace(wrong, "threads: 3"))
+    folder = tuned(tree, "M,N,K\n1,16,64\n", node=", threads: 3")
+    assert "OMP_NUM_THREADS=3" in (folder / "nodes/here/tune.sh").read_text()
+    change(tree, "inv.yaml", "threads: 3", "threads: many")
+    bad = run(tree, "inventory", "check", "inv.yaml")
+    assert (bad.returncode, "threads: Input should be a valid integer" in bad.stderr) == (2, True), bad.stderr
 
 
 def test_a_column_is_one_entry(tree: Path) -> None:
     """With the tuner, its test, the page of files and the ledger's version, a column is five files."""
-    found = COLUMN.search(PAGE.read_text())
-    assert found
-    for name, before, after in (
-        (
-            "worker/protocol/row.py",
-            "\n)  # fmt: skip\n\n_BY_NAME",
-            f"\n    {found['code']}\n)  # fmt: skip\n\n_BY_NAME",
-        ),
-        (TUNER, '"status": "ok",', '"status": "ok", "rounds": self._rounds,'),
-    ):
-        text = (tree / name).read_text()
-        assert text.count(before) == 1
-        (tree / name).write_text(text.replace(before, after))
-    (tree / "s.csv").write_text("M,N,K\n1,16,64\n")
-    node = f"{{gpus: 0, workdir: {tree}/nodes}}"
-    (tree / "inv.yaml").write_text(f"defaults: {{family: a16w16, tuner: plain}}\nnodes: {{here: {node}}}\n")
-    done = run(tree, "tune", "s.csv", "-i", "inv.yaml", "--runs", "runs", "--rounds", "2")
-    assert done.returncode == 0, done.stdout + done.stderr
-    (profile,) = tree.glob("runs/*/profile.csv")
-    assert [r["rounds"] for r in read_csv(profile)] == ["2", "2", "2"]
-    (path,) = tree.glob("runs/*/ledger.db")
-    with closing(sqlite3.connect(path)) as ledger:
+    end = "\n)  # fmt: skip\n\n_BY_NAME"
+    change(tree, "worker/protocol/records.py", end, f"\n    {block('At the end of `FIELDS`').strip()}{end}")
+    change(tree, TUNER, '"status": "ok",', '"status": "ok", "rounds": self._rounds,')
+    folder = tuned(tree, "M,N,K\n1,16,64\n", "--rounds", "2")
+    assert [r["rounds"] for r in read_csv(folder / "profile.csv")] == ["2", "2", "2"]
+    with closing(sqlite3.connect(folder / "ledger.db")) as ledger:
         assert ledger.execute("SELECT rounds FROM rows").fetchall() == [(2,)] * 3
 
 
-def test_help_has_the_tuners_flags_under_its_heading(tree: Path) -> None:
-    shown = run(tree, "tune", "--help").stdout
-    assert re.search(r"^Tuner plain:\n +--rounds N +Timed runs of a candidate", shown, re.MULTILINE)
+def test_a_reason_is_a_member_and_its_words(tree: Path) -> None:
+    """With the tuner, its test, the page of failures and the protocol's verdicts, a reason is five files."""
+    member, words = block("## A reason"), PAGE.read_text().partition('TOO_WIDE = "too_wide"')[2]
+    entry = textwrap.dedent(words.partition("```python\n")[2].partition("```")[0])
+    change(tree, "orchestrator/reasons.py", "    # a decision of ours", f"    {member}    # a decision of ours")
+    change(tree, "orchestrator/reasons.py", "    Reason.KILLS_NODES: (", f"    {entry}    Reason.KILLS_NODES: (")
+    change(tree, "worker/protocol/records.py", '"unsupported")', '"unsupported", "too_wide")')
+    begins = "            rows: list[Row] = []\n"
+    verdict = "if n > 16:\n    emit.failed(shape.id, 'too_wide', f'N is {n}')\n    continue\n"
+    change(tree, TUNER, begins, textwrap.indent(verdict, " " * 12) + begins)
+    folder = tuned(tree, "M,N,K\n1,16,64\n2,32,64\n", code=1)
+    (failed,) = read_csv(folder / "failed.csv")
+    assert (failed["N"], failed["reason"], failed["detail"]) == ("32", "too_wide", "N is 32")
+    assert "Split the layer, or tune it with another tuner." in run(tree, "explain", "2x32x64").stdout

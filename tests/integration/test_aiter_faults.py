@@ -11,8 +11,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,19 +25,15 @@ from tests.standins.aiter import Tree, make_tree
 
 pytestmark = pytest.mark.full
 
-DATES = ("runbook", "newest")
 GOOD, SEGV, FAULT, HANG, ILLEGAL, WRONG, NONE, OOM = (16 * i + 8 for i in range(1, 9))
 """M of the shape with each fault; its N is 128 * M, so each is a group of its own. None is the tiny shape."""
 ONE = {SEGV: (1, "segv"), FAULT: (8, "memory_fault"), HANG: (3, "hang"), ILLEGAL: (7, "accelerator_error")}
 ALL = {WRONG: "wrong", NONE: "unsupported", OOM: "oom"}
-NO_DEVICE = "no_device"
 ASM, EVERY = (2048, 512, 1024), (4096, 1024, 1024)
 """Shapes of which a sick GPU runs no ASM kernel, or none at all. Their K is not that of the tiny shape, 512."""
 SICK = {"shapes": [
     {"kernels": "asm", "when": {"M": ASM[0]}, "do": "segv"}, {"kernels": "all", "when": {"M": EVERY[0]}, "do": "segv"},
 ]}  # fmt: skip
-
-
 FAULTS = {"shapes": [
     *({"when": {"M": m}, "kernels": [k], "do": do} for m, (k, do) in ONE.items()),
     *({"when": {"M": m}, "do": do} for m, do in ALL.items()),
@@ -88,42 +83,25 @@ def tune(
     argv = bench.argv("tune", str(bench.shapes_csv), "-i", str(bench.inventory), *more)
     done = subprocess.run(argv, capture_output=True, text=True, env=bench.env(), check=False)
     said = done.stdout + done.stderr
-    print(f"--- exit {done.returncode}\n{said[-5000:]}")
     assert "Traceback" not in said
     runs = list_runs(bench.runs) if bench.runs.exists() else []
     return Ran(done.returncode, said, runs[-1] if runs else None)
 
 
-@pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ran]]:
-    """A run for each date, and one of an image that cannot tune, all at once: they mostly wait."""
-    folder = tmp_path_factory.mktemp("faults")
-
-    def one(date: str) -> Ran:
-        shapes = [(m, 128 * m, 512) for m in (GOOD, *ONE, *ALL)]
-        return tune(folder / date, make_tree(folder / date, date, FAULTS), shapes, "--tuner-timeout", "8")
-
-    def none(start: str) -> Ran:
-        return tune(folder / start, make_tree(folder / start, "newest", {"start": start}), [(16, 512, 512)])
-
-    with ThreadPoolExecutor(3) as pool:
-        done = {name: pool.submit(one, name) for name in DATES} | {NO_DEVICE: pool.submit(none, NO_DEVICE)}
-        yield {name: d.result() for name, d in done.items()}
-
-
-@pytest.mark.xdist_group("aiter_faults")
-@pytest.mark.parametrize("date", DATES)
-def test_a_candidate_that_faults_costs_itself_and_nothing_else(ran: dict[str, Ran], date: str) -> None:
+@pytest.mark.parametrize("date", ["runbook", "newest"])
+def test_a_candidate_that_faults_costs_itself_and_a_shape_that_nothing_can_do_is_explained(
+    tmp_path: Path, date: str
+) -> None:
     """Each that ended its process comes with a reproduction; that of the memory fault is run by hand, and faults."""
-    mine = ran[date]
+    shapes = [(m, 128 * m, 512) for m in (GOOD, *ONE, *ALL)]
+    mine = tune(tmp_path / date, make_tree(tmp_path / date, date, FAULTS), shapes, "--tuner-timeout", "8")
     assert set(mine.by_m("tuned.csv")) == {GOOD, *ONE}, mine.said[-3000:]
     profile = mine.rows("profile.csv")
     for m, (kernel, do) in ONE.items():
         rows = [r for r in profile if int(r["M"]) == m]
         ok = {int(r["kernelId"]) for r in rows if r["status"] == "ok"}
-        assert kernel not in ok, do
-        assert len(ok) >= 8, (do, ok)
-        assert [r for r in rows if int(r["kernelId"]) == kernel and r["status"] != "ok"], do
+        assert (kernel in ok, len(ok) >= 8) == (False, True), (do, ok)
+        assert [r for r in rows if int(r["kernelId"]) == kernel], do
     scripts = {int(p.parent.name.split("-")[-5]): p for p in mine.repros()}
     assert set(scripts) == set(ONE)
     again = subprocess.Popen(
@@ -135,24 +113,17 @@ def test_a_candidate_that_faults_costs_itself_and_nothing_else(ran: dict[str, Ra
     finally:
         os.killpg(again.pid, signal.SIGKILL)
         again.communicate()
-
-
-@pytest.mark.xdist_group("aiter_faults")
-@pytest.mark.parametrize("date", DATES)
-def test_a_shape_that_nothing_can_do_is_explained(ran: dict[str, Ran], date: str) -> None:
-    mine = ran[date]
     failed = mine.by_m("failed.csv")
     assert (set(failed), mine.code) == (set(ALL), 1), mine.said[-3000:]
-    assert failed[WRONG]["reason"] == "wrong_result"
-    assert "the least error is 0.37" in failed[WRONG]["detail"]
+    assert (failed[WRONG]["reason"], "the least error is 0.37" in failed[WRONG]["detail"]) == ("wrong_result", True)
     assert failed[NONE]["reason"] == "no_candidate"
     assert failed[OOM]["reason"] in ("oom", "no_candidate")
 
 
-@pytest.mark.xdist_group("aiter_faults")
-def test_an_image_that_cannot_tune_at_all_says_so(ran: dict[str, Ran]) -> None:
-    assert ran[NO_DEVICE].code in (1, 3)
-    assert "No HIP GPUs are available" in ran[NO_DEVICE].said
+def test_an_image_that_cannot_tune_at_all_says_so(tmp_path: Path) -> None:
+    ran = tune(tmp_path / "run", make_tree(tmp_path, "newest", {"start": "no_device"}), [(16, 512, 512)])
+    assert ran.code in (1, 3)
+    assert "No HIP GPUs are available" in ran.said
 
 
 def test_a_gpu_on_which_kernels_fault_while_its_canary_passes(tmp_path: Path) -> None:
@@ -184,18 +155,3 @@ def test_a_gpu_on_which_kernels_fault_while_its_canary_passes(tmp_path: Path) ->
         m: r["kernelName"] for m, r in best.items()
     }
     assert "unconfirmed" not in mended.said
-
-
-def test_a_family_whose_columns_aiter_calls_otherwise(tmp_path: Path) -> None:
-    tree, bench = make_tree(tmp_path, "newest"), Bench(tmp_path)
-    bench.shapes_csv.write_text("b,m,n,k\n16,32,512,512\n")
-    defaults = {
-        "transport": "local", "engine": "process", "python": str(tree.python), "tuner": "aiter",
-        "family": "batched_gemm_a8w8_blockscale_mxscale", "aiter": {"root": str(tree.root)},
-    }  # fmt: skip
-    bench.inventory.write_text(yaml.safe_dump({"defaults": defaults, "nodes": {"local": {"gpus": [0]}}}))
-    done = bench.run("tune", str(bench.shapes_csv), "-i", str(bench.inventory))
-    assert done.code == 0, (done.out, done.err)
-    (row,) = csv.DictReader((bench.paths.root / "tuned.csv").read_text().splitlines())
-    assert float(row["us"]) > 0
-    assert list(row)[:6] == ["gfx", "b", "m", "n", "k", "libtype"]

@@ -54,11 +54,8 @@ def work(bench: Bench) -> Path:
 
 
 def start(bench: Bench, *args: str) -> subprocess.Popen[str]:
-    env = {
-        **os.environ,
-        "PYTHONPATH": f"{ROOT}:{bench.root}",
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{bench.root}", "PATH": path}
     return subprocess.Popen(
         [sys.executable, "-m", "orchestrator", "shapes", "capture", *args],
         env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=bench.root,
@@ -69,34 +66,21 @@ def shapes(path: Path, family: str) -> list[int]:
     return [int(s.key[0]) for s in read_shapes(path, get_family(family)).shapes]
 
 
-def check_aiter(bench: Bench) -> None:
-    configs = bench.root / "aiter" / "configs"
-    assert sorted(os.listdir(configs)) == ["bf16_untuned_gemm.csv"]
-    assert (configs / "bf16_untuned_gemm.csv").read_text() == "M,N,K\n1,2,3\n"
-
-
-def test_here(bench: Bench, work: Path) -> None:
-    p = start(bench, "-o", "missed.csv", "--", sys.executable, str(work))
-    out, err = p.communicate(timeout=PATIENCE_S)
-    assert p.returncode == 0, err
-    assert "not found tuned config" in err  # the workload's own words
-    assert shapes(bench.root / "missed-a4w4_blockscale.csv", "a4w4_blockscale") == [16, 32]
-    recorded = read_shapes(bench.root / "missed-a16w16.csv", get_family("a16w16")).shapes
-    assert [s.key for s in recorded] == [(7, 8, 9, "True", "torch.bfloat16", "torch.float32", "False", "False")]
-    assert "1 bf16 shapes are from AITER_TUNE_GEMM" in out
-    check_aiter(bench)
-
-
 def test_a_server_is_ended_by_ctrl_c_and_what_it_missed_is_written(bench: Bench, work: Path) -> None:
-    p = start(bench, "--family", "a4w4_blockscale", "--", sys.executable, str(work), "serve")
+    p = start(bench, "-o", "missed.csv", "--", sys.executable, str(work), "serve")
     assert p.stderr is not None
     while "serving" not in (line := p.stderr.readline()):
         assert line, "the workload ended early"
     p.send_signal(signal.SIGINT)
-    _, err = p.communicate(timeout=PATIENCE_S)
+    out, err = p.communicate(timeout=PATIENCE_S)
     assert p.returncode == 0, err
-    assert shapes(bench.root / "captured.csv", "a4w4_blockscale") == [16, 32, 64]
-    check_aiter(bench)
+    assert shapes(bench.root / "missed-a4w4_blockscale.csv", "a4w4_blockscale") == [16, 32, 64]
+    recorded = read_shapes(bench.root / "missed-a16w16.csv", get_family("a16w16")).shapes
+    assert [s.key for s in recorded] == [(7, 8, 9, "True", "torch.bfloat16", "torch.float32", "False", "False")]
+    assert "1 bf16 shapes are from AITER_TUNE_GEMM" in out
+    configs = bench.root / "aiter" / "configs"
+    assert os.listdir(configs) == ["bf16_untuned_gemm.csv"]
+    assert (configs / "bf16_untuned_gemm.csv").read_text() == "M,N,K\n1,2,3\n", "it is AITER's own file"
 
 
 def test_a_workload_that_fails_and_one_that_is_not_there(

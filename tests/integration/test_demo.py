@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from tests.integration.heavy import why_not
 from tests.integration.heavy.fleet import LABEL

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.controller.stream import Beat, read_frames
 from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from orchestrator.transport import RemoteFile, SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.integration.heavy.registry import registry

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import EngineError
 from orchestrator.leases import holder

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.transport import LocalTransport
 from tests.waiting import wait_until
+from worker.protocol import Spec, SpecShape
 
 
 class Node:
@@ -23,23 +24,17 @@ class Node:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         plan = NodePlan("n1", str(folder), ("0", "1"), "local", "process", sys.executable, {}, {})
-        self.transport = LocalTransport("n1")
-        self.transport.put(str(folder), node_files(plan, "r1", "replay", {}, 60.0), node_folders(plan.slots))
-        self.engine = ProcessEngine(self.transport, str(folder))
+        transport = LocalTransport("n1")
+        transport.put(str(folder), node_files(plan, "r1", "replay", {}, 60.0), node_folders(plan.slots))
+        self.engine = ProcessEngine(transport, str(folder))
 
-    def states(self) -> dict[str, str]:
-        return {w.slot: w.state for w in self.engine.list()}
+    def running(self) -> bool:
+        return {w.slot: w.state for w in self.engine.list()}["0"] == "running"
 
-    def pid(self, slot: str) -> int:
-        """The worker's, from its lock."""
-        return int((self.folder / "claimed" / slot / "lock").read_text() or 0)
-
-    def supervisor(self, slot: str) -> int:
-        return int((self.folder / "supervisor" / f"{slot}.pid").read_text())
-
-    def up(self, slot: str = "0") -> bool:
-        lock = self.folder / "claimed" / slot / "lock"
-        return lock.exists() and bool(lock.read_text()) and self.states()[slot] == "running"
+    def pid(self) -> int:
+        """The worker's, from its lock; 0 if there is none yet."""
+        lock = self.folder / "claimed/0/lock"
+        return int(lock.read_text() or 0) if lock.exists() else 0
 
 
 @pytest.fixture
@@ -47,37 +42,28 @@ def node(tmp_path: Path) -> Iterator[Node]:
     n = Node(tmp_path / "node")
     yield n
     n.engine.stop(kill=True)
-    wait_until(lambda: "running" not in n.states().values(), "all is stopped")
+    wait_until(lambda: not n.running(), "all is stopped")
 
 
 def test_a_worker_that_outlives_its_supervisor_is_seen_and_stopped(node: Node) -> None:
-    node.engine.start(["0"])
-    wait_until(node.up, "it runs")
-    worker = node.pid("0")
-    os.kill(node.supervisor("0"), signal.SIGKILL)
-    assert node.states()["0"] == "running"
-    node.engine.start(["0"])
-    assert node.pid("0") == worker, "it is not started twice"
-    node.engine.stop()
-    wait_until(lambda: node.states()["0"] != "running", "it is stopped all the same")
-
-
-def test_values_on_standard_input_reach_the_worker_and_no_file(node: Node) -> None:
     node.engine.start(["0"], env={"MY_TOKEN": "s3cr3t with ' quotes"})
-    wait_until(node.up, "it runs")
-    environ = Path(f"/proc/{node.pid('0')}/environ").read_bytes().split(b"\0")
-    assert b"MY_TOKEN=s3cr3t with ' quotes" in environ
-    found = subprocess.run(["grep", "-rl", "s3cr3t", node.folder], capture_output=True, text=True)
-    assert found.stdout == ""
+    wait_until(lambda: node.pid() and node.running(), "it runs")
+    worker = node.pid()
+    # values on standard input reach the worker and no file
+    assert b"MY_TOKEN=s3cr3t with ' quotes" in Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+    assert subprocess.run(["grep", "-rl", "s3cr3t", node.folder], capture_output=True).stdout == b""
+    os.kill(int((node.folder / "supervisor/0.pid").read_text()), signal.SIGKILL)
+    assert node.running()
+    node.engine.start(["0"])
+    assert node.pid() == worker, "it is not started twice"
+    node.engine.stop()
+    wait_until(lambda: not node.running(), "it is stopped all the same")
 
 
 def test_a_group_by_hand(node: Node, tmp_path: Path) -> None:
-    spec = (
-        '{"protocol":1,"attempt":"byhand-1","run":"r1","epoch":0,"group":"g1","family":"a16w16","tuner":"replay",'
-        '"shapes":[{"id":1,"key":{"M":1,"N":16,"K":64}}]}'
-    )
-    (tmp_path / "group.json").write_text(spec)
-    argv = ["sh", "node/tune.sh", "group.json"]
-    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
+    shapes = (SpecShape(1, {"M": 1, "N": 16, "K": 64}),)
+    spec = Spec("byhand-1", "r1", 0, group="g1", family="a16w16", tuner="replay", shapes=shapes)
+    (tmp_path / "group.json").write_bytes(spec.dumps())
+    done = subprocess.run(["sh", "node/tune.sh", "group.json"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert (node.folder / "attempts" / "byhand-1" / "records.jsonl").exists()

@@ -24,7 +24,7 @@ def with_mount(bench: Bench, folder: Path, options: str, argv: list[str]) -> sub
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("size", ["16k", "100k", "140k", "160k"])
+@pytest.mark.parametrize("size", ["16k", "140k"])
 def test_runs_on_a_full_disk_is_one_clear_error(bench: Bench, size: str) -> None:
     """At each point where it can be noticed: at the ledger, at its first rows, at the files beside it."""
     bench.shapes(groups=2)
@@ -50,8 +50,7 @@ def test_a_read_only_work_folder_is_called_that(bench: Bench) -> None:
 def test_a_full_disk_of_the_controller_loses_nothing(bench: Bench) -> None:
     n = bench.shapes(groups=6, per_group=4)
     bench.runs.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", bench.runs], capture_output=True).returncode:
-        pytest.skip("a small tmpfs cannot be mounted here (not root?)")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", bench.runs], check=True)
     try:
         run = bench.start("tune", *bench.tune_args([bench.held(2, 6)]))
         wait_until(lambda: bench.tuned() == 8 and len(bench.children()) == 2, "the other groups are held")
@@ -61,9 +60,7 @@ def test_a_full_disk_of_the_controller_loses_nothing(bench: Bench) -> None:
                 f.write(b"x" * 1024)
         bench.release()
         out, _ = run.communicate(timeout=PATIENCE_S)
-        assert run.returncode == 2, out
-        assert "full" in out or "space" in out
-        assert "Traceback" not in out
+        assert (run.returncode, "full" in out or "space" in out, "Traceback" in out) == (2, True, False), out
         filler.unlink()
         done = bench.run("resume")
         assert done.code == 0, done.out + done.err

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import InputError, LedgerError
-from orchestrator.ledger import Ledger
+from orchestrator.errors import LedgerError
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths, run_lock
-from orchestrator.report.live_server import PageServer
+from orchestrator.report.live import PageServer
 from tests.integration.browser import chromium, missing
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
@@ -41,11 +41,13 @@ def serving(paths: RunPaths) -> Iterator[PageServer]:
         assert not thread.is_alive()
 
 
-def get(url: str, path: str = "/", **headers: str) -> tuple[int, dict[str, str], str]:
+def get(url: str, path: str = "/", method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
+    """Status, headers and text of the answer. `path`: URL for that of the address; TOKEN in it is the right one."""
     host, _, rest = url.removeprefix("http://").partition("/")
+    path = f"/{rest}" if path == "URL" else path.replace("TOKEN", url.partition("token=")[2])
     connection = http.client.HTTPConnection(host, timeout=PATIENCE_S)
     try:
-        connection.request("GET", f"/{rest}" if path == "URL" else path, headers=headers)
+        connection.request(method, path, headers={k.replace("_", "-"): v for k, v in headers.items()})
         answer = connection.getresponse()
         return answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read().decode()
     finally:
@@ -56,43 +58,47 @@ def test_only_who_was_given_the_address_gets_the_page(tmp_path: Path) -> None:
     paths = simulated_run(tmp_path, 12)
     before = paths.ledger.read_bytes()
     with serving(paths) as server:
-        assert get(server.url)[0] == 403
-        assert get(server.url, Host="evil.example")[0] == 421
+        own = server.url.split("/")[2]
+        name = f"gemmfleet_{own.partition(':')[2]}"
+        for status, path, given in (
+            (403, "/", {}), (403, "/?token=", {}), (403, "/?token=%E2%98%83", {}), (403, "/", {"Cookie": f"{name}="}),
+            (403, "/", {"Cookie": f"{name}=wrong"}), (403, "/", {"Cookie": f'{name}="\\'}),
+            (403, "/events?token=TOKEN", {}), (405, "/?token=TOKEN", {"method": "POST"}),
+            (421, "/?token=TOKEN", {"Host": "evil.example"}), (421, "/?token=TOKEN", {"Host": "127.0.0.1:1"}),
+            (403, "/?token=TOKEN", {"Sec_Fetch_Site": "cross-site"}),
+            (403, "/?token=TOKEN", {"Sec_Fetch_Site": "same-site"}),
+        ):  # fmt: skip
+            got, headers, _ = get(server.url, path, **given)
+            assert (got, "set-cookie" in headers) == (status, False), (path, given)
         status, headers, _ = get(server.url, "URL")
         assert (status, headers["location"]) == (303, "/")
-        cookie = headers["set-cookie"].partition(";")[0]
-        status, headers, page = get(server.url, Cookie=cookie)
-        assert status == 200
+        cookie, *flags = headers["set-cookie"].split("; ")
+        assert set(flags) == {"HttpOnly", "SameSite=strict", "Path=/"}
+        status, headers, page = get(server.url, Host=own.replace("127.0.0.1", "localhost"), Cookie=f"other=1; {cookie}")
+        assert (status, headers["cache-control"], headers["referrer-policy"]) == (200, "no-store", "no-referrer")
         assert paths.run in page
-        assert server.url.partition("token=")[2] not in page
+        assert server.url.partition("token=")[2] not in f"{page} {cookie}"
         assert get(server.url, "/other", Cookie=cookie)[0] == 404
     assert paths.ledger.read_bytes() == before
 
 
-def test_a_run_that_is_not_there_or_broken_is_an_error(tmp_path: Path) -> None:
+def test_what_cannot_be_served_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths, _ = empty_run(tmp_path, 3)
     unknown = command("report", "--live", "2027", "--runs", str(tmp_path))
     assert (unknown.code, "there is no run '2027'" in unknown.err) == (2, True)
+    with serving(paths) as server:
+        port = server.url.split(":")[2].partition("/")[0]
+        taken = command("report", "--live", "--port", port, "--runs", str(tmp_path))
+        assert (taken.code, f"port {port} of this machine cannot be used" in taken.err) == (2, True)
     paths.ledger.write_bytes(b"no ledger")
     broken = command("report", "--live", "--runs", str(tmp_path))
     assert (broken.code, "is damaged or no ledger" in broken.err) == (2, True)
     with pytest.raises(LedgerError):
         PageServer(paths).run()
-
-
-def test_a_port_that_is_taken_is_an_error(tmp_path: Path) -> None:
-    paths, _ = empty_run(tmp_path, 3)
-    with serving(paths) as server:
-        port = int(server.url.split(":")[2].partition("/")[0])
-        with pytest.raises(InputError, match=f"port {port} of this machine cannot be used"):
-            PageServer(paths, port)
-
-
-def test_without_the_extra_it_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths, _ = empty_run(tmp_path, 3)
+    paths, _ = empty_run(tmp_path / "good", 3)
     monkeypatch.setitem(sys.modules, "orchestrator.report.live", None)
-    with pytest.raises(InputError, match=r"gemmfleet\[live\]"):
-        PageServer(paths)
+    without = command("report", "--live", "--runs", str(tmp_path / "good"))
+    assert (without.code, "pip install 'gemmfleet[live]'" in without.err) == (2, True)
 
 
 def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:

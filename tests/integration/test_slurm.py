@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files, node_folders
+from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from orchestrator.cli.screen import status_rows
-from orchestrator.controller.deploy import NodePlan
 from orchestrator.controller.node_check import no_answer
-from orchestrator.controller.snapshot import add_answer
+from orchestrator.controller.node_plan import NodePlan
+from orchestrator.controller.runs import add_answer
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.heavy.gpu import a_gpu, gpu_says

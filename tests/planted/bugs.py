@@ -103,7 +103,7 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
-        "resume-repeats", 4, "orchestrator/controller/reports.py",
+        "resume-repeats", 4, "orchestrator/controller/exchange.py",
         "if a.node == node and a.id not in present",
         "if a.node == node",
         "A new controller sends again what the workers of a node still have.",
@@ -145,7 +145,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/policy/test_blame.py::test_a_fault_on_a_slot_whose_canary_then_fails_is_not_held_against_the_shape",),
     ),
     Bug(
-        "workaround-without-predicate", 7, "worker/tuners/aiter/workarounds.py",
+        "workaround-without-predicate", 7, "worker/tuners/aiter/findings.py",
         'if found.workarounds[w.name].verdict == "needed"',
         'if found.workarounds[w.name].verdict != "harmful"',
         "A workaround is asked for on an AITER that does not need it.",
@@ -222,7 +222,7 @@ BUGS: tuple[Bug, ...] = (
         "{name: value for name, value in whole_env.items() if not has_reference(value)}",
         "resolve(whole_env, node.name, node.origin)",
         "A value of the environment is written into the scripts of a node.",
-        ("tests/unit/controller/test_fleet.py::test_no_value_is_in_what_is_kept",),
+        ("tests/unit/controller/test_node_plan.py::test_no_value_is_in_what_is_kept",),
     ),
     Bug(
         "oversized-record-accepted", 12, "worker/protocol/records.py",
@@ -318,7 +318,7 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "import-upward", 17, "orchestrator/shapes/model.py",
         "from __future__ import annotations\n",
-        "from __future__ import annotations\n\nimport orchestrator.ledger.clean\n",
+        "from __future__ import annotations\n\nimport orchestrator.ledger.database\n",
         "A lower room imports a higher one.",
         ("tests/unit/project/test_rooms.py::test_every_room_imports_only_the_rooms_below_it",),
     ),
@@ -327,6 +327,6 @@ BUGS: tuple[Bug, ...] = (
         "Field(ge=1, le=65535)",
         "Field(ge=0, le=65535)",
         "The schema that editors use says something else than the inventory's reader.",
-        ("tests/unit/inventory/test_inventory_fleet.py::test_the_schema_in_the_repository_is_up_to_date",),
+        ("tests/unit/inventory/test_inventory.py::test_the_schema_in_the_repository_is_up_to_date",),
     ),
 )  # fmt: skip

@@ -6,15 +6,13 @@ Their products are computed by torch, slowly and correctly. None of AITER's code
 gemm_afp4wfp4 takes its arguments in the order of 2025-05. `new` is as in 2026-08 (e4048607a5): modules in gemm/basic
 and gemm/batched, Gluon with its configuration.
 
-What goes wrong is said in the environment: STANDIN_FAULT holds `OP:WHAT` with WHAT one of segv, abort, hang, wrong,
-raise, import.
+What goes wrong is said in the environment: STANDIN_FAULT holds `OP:WHAT` with WHAT one of segv, hang, wrong, raise,
+import.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-
-DATES = ("old", "new")
 
 _CORE = """
 import json, os, signal, sys, time
@@ -25,8 +23,8 @@ def fault(op):
     name, _, what = os.environ.get("STANDIN_FAULT", "").partition(":")
     if name != op:
         return ""
-    if what in ("segv", "abort"):
-        os.kill(os.getpid(), {"segv": signal.SIGSEGV, "abort": signal.SIGABRT}[what])
+    if what == "segv":
+        os.kill(os.getpid(), signal.SIGSEGV)
     if what == "hang":
         time.sleep(1e6)
     if what == "raise":
@@ -89,7 +87,6 @@ import torch
 from aiter._core import fault, multiply
 if fault("gluon") == "import":
     raise ImportError("cannot import name 'gluon' from 'triton.experimental'")
-LAYOUT = dict(instr_shape=[{shape}], transposed=True)
 def gemm_afp4wfp4(x, w, x_scales, w_scales, dtype=torch.bfloat16, y=None, config=None):
     return multiply("gluon", x, w, x_scales, w_scales, dtype, y)
 """
@@ -121,7 +118,7 @@ _SHUFFLE = "def shuffle_weight(x, layout=(16, 16)):\n    assert x.shape[0] % lay
 _FP4 = "def e8m0_shuffle(scale):\n    return scale.clone()\n"
 
 
-def make_kernels(folder: Path, date: str, instr_shape: str = "32, 32, 64") -> Path:
+def make_kernels(folder: Path, date: str) -> Path:
     """Write the package of a date to `folder`/aiter, which is also a tree that our probe knows; its root."""
     package = folder / "aiter"
     new = date == "new"
@@ -150,15 +147,15 @@ def make_kernels(folder: Path, date: str, instr_shape: str = "32, 32, 64") -> Pa
     put("ops/shuffle.py", _SHUFFLE)
     put("utility/fp4_utils.py", _FP4)
     if new:
-        put("ops/triton/gluon/gemm_afp4wfp4.py", _GLUON.format(shape=instr_shape))
+        put("ops/triton/gluon/gemm_afp4wfp4.py", _GLUON)
         put("ops/triton/configs/gfx950/gluon/gemm/gemm_afp4wfp4/DEFAULT.json", "{}")
     return folder
 
 
-def flat_gluon(folder: Path, instr_shape: str = "32, 32, 64") -> Path:
+def flat_gluon(folder: Path) -> Path:
     """The two files that the runbook copies beside an image without Gluon."""
     folder.mkdir()
-    (folder / "gluon_gemm_afp4wfp4.py").write_text(_GLUON.format(shape=instr_shape))
+    (folder / "gluon_gemm_afp4wfp4.py").write_text(_GLUON)
     (folder / "gfx950-GEMM-AFP4WFP4.json").write_text("{}")
     return folder
 

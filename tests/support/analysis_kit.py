@@ -7,15 +7,19 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator.families import get_family
 from orchestrator.results.analyze import analyze
 from orchestrator.results.measurements import find_sources
 from tests.paths import ROOT
 
-_TABLES = Path(os.environ.get("AITER_TABLES", ROOT.parent / "shared" / "data" / "aiter"))
-AITER_TABLES = _TABLES if (_TABLES / "a4w4_blockscale_tuned_gemm.csv").is_file() else None
-"""The tables that AITER ships, where they are."""
-NO_TABLES = "AITER's shipped tables are not here (AITER_TABLES names their folder)"
+TABLES = Path(os.environ.get("AITER_TABLES", ROOT.parent / "shared" / "data" / "aiter"))
+"""The tables that AITER ships, if they are there."""
+needs_tables = pytest.mark.skipif(
+    not (TABLES / "a4w4_blockscale_tuned_gemm.csv").is_file(),
+    reason="AITER's shipped tables are not here (AITER_TABLES names their folder)",
+)
 
 A4W4 = "cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 ASM = "_ZN5aiter41f4gemm_bf16_per1x32Fp4_BpreShuffle_32x128E"
@@ -45,11 +49,6 @@ def only(document: dict[str, Any]) -> dict[str, Any]:
     (shape,) = document["rows"]
     assert isinstance(shape, dict)
     return shape
-
-
-def asm_us(document: dict[str, Any]) -> float:
-    """The time of ASM on the document's only shape."""
-    return float(only(document)["backends"]["asm"]["us"])
 
 
 def times(document: dict[str, Any]) -> list[dict[str, float]]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
-from orchestrator.ledger import Ingest, Ledger, LedgerReader
+from orchestrator.ledger.ingest import Ingest
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
@@ -43,14 +46,9 @@ class BadNotes:
         self.bad += [text] if bad else []
 
 
-def per_node(ledger: LedgerReader) -> dict[str, tuple[int, int]]:
-    """(shapes tuned, shapes failed) by node; a failed shape counts where its blamed attempt ran."""
-    out: dict[str, tuple[int, int]] = {}
-    for s in ledger.shapes():
-        if s.attempt and s.state in ("tuned", "failed"):
-            tuned, failed = out.get(s.node, (0, 0))
-            out[s.node] = (tuned + (s.state == "tuned"), failed + (s.state == "failed"))
-    return out
+def per_node(ledger: LedgerReader) -> dict[str, int]:
+    """Shapes tuned by node."""
+    return Counter(s.node for s in ledger.shapes("tuned"))
 
 
 class Run:
@@ -139,3 +137,14 @@ def row(kind: str, attempt: str, shape: int, **fields: Any) -> dict[str, Any]:
 def ended(attempt: str, outcome: str = "done", **fields: Any) -> dict[str, Any]:
     rest = {"in_flight": None, "exit": 0, "detail": "", "seconds": 4.0, "spent": {"import": 1.0, "measure": 3.0}}
     return record("attempt_ended", 2.0, attempt=attempt, outcome=outcome, **{**rest, **fields})
+
+
+def left_out(candidate: list[str], **fields: Any) -> dict[str, Any]:
+    """An entry of `withheld`: a candidate that was left out, because it faulted."""
+    made = {"key": ["gfx950", "3"], "candidate": candidate, "name": "asm kernel\x1b[31m", "outcome": "fault"}
+    return {**made, "detail": "SIGSEGV", "t": 5.0, "slot": "gpu-1", "image": "sha", "driver": "6", **fields}
+
+
+def tuned(attempt: str, *withheld: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    """A result of shape 3 from which candidates were left out."""
+    return {**row("shape_tuned", attempt, 3), "candidate": ["ck", "3"], "withheld": list(withheld), **fields}

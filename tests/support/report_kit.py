@@ -10,8 +10,7 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.families import get_family
-from orchestrator.ledger import Ledger
-from orchestrator.ledger.writer import row_values
+from orchestrator.ledger.writer import Ledger, row_values
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.reasons import Reason
 from orchestrator.shapes.model import Shape

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,14 +25,10 @@ def interpreters() -> dict[str, str]:
     """Python 3.10 to 3.13 as far as they are installed: version to executable."""
     found: dict[str, str] = {}
     homes = [p for p in os.environ.get("PATH", "").split(os.pathsep) if p and "shims" not in p]
-    pyenv = Path.home() / ".pyenv" / "versions"
-    for minor in range(10, 14):
-        name = f"python3.{minor}"
-        places = [Path(h) / name for h in homes] + sorted(pyenv.glob(f"3.{minor}.*/bin/{name}"))
-        for place in places:
-            if place.is_file() and os.access(place, os.X_OK):
-                found[f"3.{minor}"] = str(place)
-                break
+    for version in ("3.10", "3.11", "3.12", "3.13"):
+        pyenv = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin"))
+        place = shutil.which(f"python{version}", path=os.pathsep.join([*homes, *map(str, pyenv)]))
+        found |= {version: place} if place else {}
     return found
 
 
@@ -43,11 +39,8 @@ class Node:
         self.paths = NodePaths(root)
         for folder in self.paths.folders():
             (root / folder).mkdir(parents=True)
-        ours = {"seconds_per_shape": 0} if config.get("tuner", "faulty") == "faulty" else {}
-        options = {**ours, **config.pop("options", {})}
-        settings = {"idle_exit_s": 0.0, "tuner": "faulty", "canary_timeout_s": 120.0, **config}
-        node = NodeConfig(run=RUN, node="n1", options=options, slots={s: {} for s in slots}, **settings)
-        self.paths.config.write_bytes(node.dumps())
+        settings = {"idle_exit_s": 0.0, "tuner": "faulty", **config}
+        self.paths.config.write_bytes(NodeConfig(run=RUN, node="n1", slots={s: {} for s in slots}, **settings).dumps())
         self.paths.epoch.write_text("1\n")
         self._seq = 0
         self._agents: list[subprocess.Popen[bytes]] = []
@@ -86,16 +79,11 @@ class Node:
 
     def records(self, slot: str = "0", *types: str) -> list[dict[str, Any]]:
         """The whole good records of a slot so far."""
-        try:
-            lines = self.paths.events(slot).read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return []
+        path = self.paths.events(slot)
         out: list[dict[str, Any]] = []
-        for line in lines:
-            try:
+        for line in path.read_bytes().split(b"\n")[:-1] if path.exists() else ():
+            with suppress(ProtocolError):
                 out.append(parse_record(line))
-            except ProtocolError:
-                continue
         return [r for r in out if not types or r["type"] in types]
 
     def of(self, attempt: str, *types: str) -> list[dict[str, Any]]:
@@ -111,8 +99,7 @@ class Node:
             there = self.records(slot, type_)
             return there if len(there) >= count else []
 
-        there: list[dict[str, Any]] = wait_until(found, f"{type_} number {count} of slot {slot}")
-        return there[count - 1]
+        return dict(wait_until(found, f"{type_} number {count} of slot {slot}")[count - 1])
 
     def wait_ended(self, attempt: str) -> dict[str, Any]:
         """The attempt_ended of an attempt, once its spec is put away."""
@@ -121,22 +108,17 @@ class Node:
             ended = self.of(attempt, "attempt_ended")
             return ended if ended and (self.paths.attempt(attempt) / "spec.json").exists() else None
 
-        ended = wait_until(found, f"the end of {attempt}")
-        assert len(ended) == 1
-        only: dict[str, Any] = ended[0]
-        return only
+        (ended,) = wait_until(found, f"the end of {attempt}")
+        return dict(ended)
 
     def tuner_pids(self, slot: str = "0") -> list[int]:
         """Living processes of a slot's tuner: the child and what it forked."""
         mark = f"{TOKEN}={slot_token(self.paths.root, slot)}".encode()
         found: list[int] = []
         for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if mark in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-                except OSError:
-                    continue
+            with suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
         return sorted(found)
 
     def kill(self, agent: subprocess.Popen[bytes]) -> None:
@@ -173,8 +155,3 @@ def node(root: Path, slots: Sequence[str] = ("0",), **config: Any) -> Iterator[N
 def fault(kind: str, **fields: Any) -> dict[str, Any]:
     """Node options with one fault of the tuner faulty."""
     return {"faults": [{"kind": kind, **fields}]}
-
-
-def dump(record: dict[str, Any]) -> bytes:
-    """Text as a worker writes it, or as another program might: spaces do not matter."""
-    return json.dumps(record).encode() + b"\n"

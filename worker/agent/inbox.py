@@ -47,7 +47,6 @@ class Inbox:
     def __init__(self, paths: NodePaths, slot: str) -> None:
         self._paths = paths
         self._slot = slot
-        self._no_canary: set[str] = set()
 
     def claim(self, *, canaries_only: bool = False) -> Claim | None:
         """Claim the first spec that this slot may take, None if there is none.
@@ -86,17 +85,12 @@ class Inbox:
 
     def _is_canary(self, text: str) -> bool:
         """True for a waiting spec that is a canary. One that cannot be read counts: it is claimed to be refused."""
-        if text in self._no_canary:
-            return False
         try:
-            if Spec.loads(read_spec(self._paths.inbox / text)).kind == "canary":
-                return True
+            return Spec.loads(read_spec(self._paths.inbox / text)).kind == "canary"
         except FileNotFoundError:
             return False
         except (OSError, ProtocolError, SpecRejectedError):
             return True
-        self._no_canary.add(text)
-        return False
 
 
 def read_spec(path: Path) -> bytes:

@@ -21,7 +21,6 @@ from worker.protocol import MAX_RECORD_BYTES, ProtocolError, parse_record
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DURABLE = frozenset({"shape_tuned", "attempt_ended"})  # records that must be on the disk before the worker goes on
-MAX_WAITING = 20_000  # records kept while the disk is full; beyond that, rows are dropped (winners and ends are not)
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -65,8 +64,6 @@ class RecordFile:
         line = encode(record)
         if record["type"] in DURABLE:
             self._unsynced = True
-        elif record["type"] == "row" and len(self._waiting) >= MAX_WAITING:
-            return
         self._put(line)
 
     def sync(self) -> None:

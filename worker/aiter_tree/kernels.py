@@ -1,21 +1,330 @@
-"""Availability of a tuned row's kernel in a tree of AITER: loaded, compiled from tables, or impossible.
+"""Kernels of a tree of AITER by name, and for a tuned row whether its kernel loads there.
 
-Built modules (`aiter/jit/<module>.so`) are searched as bytes for the kernels' names.
+`KernelLists` reads lists of instances (CK, CK-Tile, opus, fmoe) and of ASM kernels, and the libtypes and FlyDSL names
+that AITER's operators read. `KernelReader` judges rows by them; built modules (`aiter/jit/<module>.so`) are searched as
+bytes for the kernels' names.
+
+**Reading the lists of instances runs code of the tree**: a child process (`list_child.py`) imports AITER's own list
+modules. It gets no variable of ours, an empty home, 60 s and 2 GB. AITER itself, torch and the GPU are not touched.
 """
 
 from __future__ import annotations
 
+import ast
+import csv
+import json
 import mmap
+import os
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from worker.aiter_tree.kernel_lists import ASM, PLACES, KernelList, KernelLists
-from worker.aiter_tree.locate import Tree
+from worker.aiter_tree.locate import DEFAULT_GFX, Tree, TreeFiles
 from worker.families import FAMILIES, backend_of
+from worker.text import clean
+
+CHILD = Path(__file__).with_name("list_child.py")
+SECONDS, MEMORY, OUTPUT = 60, 2 << 30, 64 << 20
+"""Limits of the child: seconds of its life and of processor time, bytes of address space, bytes of its answer."""
+
+_BLOCKSCALE = "ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale"
+_BLOCKSCALE_TILE = (
+    ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_cktile_instance.py",),
+    ("candidate_kernels_cktile_dict", "kernels_list"),
+    "ck_gemm_a8w8_blockscale/gen_instances_cktile.py",
+)
+_LIST = ("candidate_kernels_dict", "kernels_list")
+ASM: Mapping[str, tuple[str, ...]] = {
+    "a4w4_blockscale": ("f4gemm",),
+    "a8w8_bpreshuffle": ("i8gemm",),
+    "a8w8_blockscale_bpreshuffle": ("fp8gemm_blockscale",),
+    "a16w16": ("bf16gemm",),
+    "fmoe": ("fmoe", "fmoe_2stages"),
+}
+"""Folders below hsa/<gfx>/ with a family's ASM kernels and their lists."""
+_A8W8 = "ops/gemm_op_a8w8.py"
+_MOE = "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_ck2stages_common.py"
+_OTHERS = {
+    "two_stages": (_MOE, "two_stages"), "opus_moe": ("csrc/opus_moe/opus_moe_common.py", "opus_moe"),
+    "flydsl_moe": ("aiter/ops/flydsl/moe_kernels.py", "flydsl"),
+    "flydsl_mxmoe": ("aiter/ops/flydsl/mxfp4_kname.py", "flydsl"),
+}  # fmt: skip
+"""fmoe's lists: the file, and the function of the child that reads it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """Operator of rows with a libtype: the file below aiter/, its name there ("": the whole file), and one of the ASM
+    rows alone that reads no libtype, if any."""
+
+    file: str
+    name: str = ""
+    of_asm: str = ""
+
+
+OPERATORS = {
+    "a16w16": Operator("tuned_gemm.py"),
+    "a8w8_bpreshuffle": Operator(_A8W8, "gemm_a8w8_bpreshuffle", of_asm="gemm_a8w8_ASM"),
+    "a8w8_blockscale": Operator(_A8W8, "gemm_a8w8_blockscale"),
+    "a8w8_blockscale_bpreshuffle": Operator(_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
+    "batched_gemm_a8w8_blockscale_mxscale": Operator("ops/batched_gemm_op_a8w8.py", "_batched_gemm_a8w8_mxscale_impl"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ListPlace:
+    """Place of a list of instances: the files below csrc/ that may hold it (the first that is there counts), the
+    dictionary's names (or those of a tuple of them), what makes code of it, and the module that is built. `whole`: all
+    of it is compiled, whatever tables hold, and a row's kernelId is what is called."""
+
+    files: tuple[str, ...]
+    names: tuple[str, ...]
+    codegen: str
+    module: str
+    whole: bool = False
+
+
+def _ck(folder: str, stem: str) -> ListPlace:
+    return ListPlace((f"{folder}/{stem}_common.py",), _LIST, f"{folder}/gen_instances.py", f"module_{stem}")
+
+
+_OPUS = ListPlace(("opus_gemm/opus_gemm_common.py",), (), "opus_gemm/gen_instances.py", "module_deepgemm_opus")
+
+PLACES: Mapping[tuple[str, str], ListPlace] = {
+    ("a4w4_blockscale", "ck"): _ck("ck_gemm_a4w4_blockscale", "gemm_a4w4_blockscale"),
+    ("a8w8", "ck"): _ck("ck_gemm_a8w8", "gemm_a8w8"),
+    ("a8w8_blockscale", "ck"): ListPlace(
+        (f"{_BLOCKSCALE}_instance.py", f"{_BLOCKSCALE}_common.py"), _LIST,
+        "ck_gemm_a8w8_blockscale/gen_instances.py", "module_gemm_a8w8_blockscale",
+    ),
+    ("a8w8_blockscale", "cktile"): ListPlace(*_BLOCKSCALE_TILE, "module_gemm_a8w8_blockscale_cktile"),
+    ("a8w8_blockscale_bpreshuffle", "ck"): _ck(
+        "ck_gemm_a8w8_blockscale_bpreshuffle", "gemm_a8w8_blockscale_bpreshuffle"
+    ),
+    ("a8w8_blockscale_bpreshuffle", "cktile"): ListPlace(
+        *_BLOCKSCALE_TILE, "module_gemm_a8w8_blockscale_bpreshuffle_cktile"
+    ),
+    ("a8w8_bpreshuffle", "ck"): _ck("ck_gemm_a8w8_bpreshuffle", "gemm_a8w8_bpreshuffle"),
+    ("a8w8_bpreshuffle", "cktile"): _ck("cktile_gemm_a8w8_bpreshuffle", "gemm_a8w8_bpreshuffle_cktile"),
+    ("batched_a8w8", "ck"): _ck("ck_batched_gemm_a8w8", "batched_gemm_a8w8"),
+    ("batched_bf16", "ck"): _ck("ck_batched_gemm_bf16", "batched_gemm_bf16"),
+    ("a8w8_blockscale_bpreshuffle", "opus"): _OPUS,
+    ("a16w16", "opus"): _OPUS,
+    ("batched_gemm_a8w8_blockscale_mxscale", "opus"): replace(
+        _OPUS, names=("a8w8_mxscale_bmm_kernel_lists",), whole=True
+    ),
+}  # fmt: skip
+"""(family, backend): its list. opus keeps one for all chips, in many dictionaries: any of them counts, but for the
+batched products, whose numbers are their own."""
+MODULES = tuple(dict.fromkeys(p.module for p in PLACES.values()))
+"""The modules that are compiled from tuned tables, as AITER calls them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KernelList:
+    """A list as read. `by_name`: True if the code is made for a row's kernelName, not its kernelId."""
+
+    file: str
+    names: frozenset[str]
+    by_id: Mapping[int, str] = field(default_factory=dict)
+    by_name: bool = False
+    refuses: bool = False
+    """True if code generation stops at a kernel that the list lacks (since 7136b240e1) instead of skipping it."""
+
+
+class KernelLists:
+    """The lists of one tree. What cannot be read is a sentence in `problems`, and its list is None."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree = tree
+        self._files = TreeFiles(tree)
+        self.problems = self._files.problems
+        self.instances = cache(self._instances)
+        self.asm = cache(self._asm)
+        self.libtypes = cache(self._libtypes)
+        self._imported = cache(self._import_lists)
+        self._patterns = cache(self._flydsl_patterns)
+
+    def _instances(self, family: str, backend: str, gfx: str) -> KernelList | None:
+        """The list of a family's backend for a chip; an empty one where the tree has none, None where it is unread."""
+        place = PLACES[family, backend]
+        path = self._file(place)
+        if path is None:
+            return KernelList("", frozenset())
+        found = self._list(f"{family} {backend}", gfx)
+        if found is None or not found["names"]:
+            if found is not None:
+                self._files.problem(f"{self._files.name(path)}: holds no list of kernels that can be read here")
+            return None
+        code = self._files.text(self.tree.meta / "csrc" / place.codegen)
+        refuses = "bad_rows" in code + self._files.text(self.tree.package / "jit" / "utils" / "chip_info.py")
+        by_id = {int(k): str(v) for k, v in found["by_id"].items()}
+        return KernelList(self._files.name(path), frozenset(found["names"]), by_id, "kernels_by_name=" in code, refuses)
+
+    def _asm(self, family: str, gfx: str) -> frozenset[str]:
+        """The ASM kernels of a family for a chip (of all chips where it is not known)."""
+        out: set[str] = set()
+        base = self.tree.meta / "hsa"
+        for folder in ASM.get(family, ()):
+            for path in sorted(base.glob(f"{gfx or '*'}/{folder}/**/*.csv")):
+                kept = any(path.parent.glob("*.co"))
+                for row in csv.DictReader(self._files.text(path).splitlines(), skipinitialspace=True):
+                    code = (row.get("co_name") or "").strip()
+                    if not kept or not code or (path.parent / code).is_file():
+                        out.add((row.get("knl_name") or "").strip())
+        return frozenset(out - {""})
+
+    def stages(self, gfx: str) -> frozenset[str]:
+        """fmoe's CK kernels of both stages, without swizzle and with B16 output."""
+        return frozenset(self._list("two_stages", gfx) or ())
+
+    def opus_moe(self) -> frozenset[str]:
+        """fmoe's opus kernels."""
+        return frozenset(self._list("opus_moe", "") or ())
+
+    def reads_flydsl(self, name: str, gfx: str) -> bool:
+        """True if the tree can make a kernel of a FlyDSL name."""
+        if name.startswith("flydsl_moe"):
+            found = self._list("flydsl_moe", gfx) or {}
+            known, ending = found.get("_KERNEL_PARAMS", ()), found.get("_SUFFIX_RE", "")
+            if name in known or (ending and re.sub(ending, "", name) in known):
+                return True
+        return self._mxmoe(name) or any(re.match(p, name) for p in self._patterns())
+
+    def speaks_of(self, file: str, word: str) -> bool:
+        """True if a file of the package has this word."""
+        return word in self._files.text(self.tree.package / file)
+
+    def called_by_name(self, family: str) -> bool:
+        """True if the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
+        folder = self.tree.meta / "csrc" / f"ck_gemm_{family}"
+        return any(
+            "is not present in the compiled registry" in self._files.text(p) for p in sorted(folder.glob("*.cu"))
+        )
+
+    def _libtypes(self, family: str) -> frozenset[str] | None:
+        """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
+        operator = OPERATORS.get(family)
+        text = self._files.text(self.tree.package / operator.file) if operator else ""
+        tree = _parsed(text)
+        if operator is None or tree is None:
+            return None
+        names = (operator.name, f"{operator.name}_")
+        inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in names]
+        found = {word for node in (inside if operator.name else [tree]) for word in _compared(node)}
+        if operator.of_asm and f"def {operator.of_asm}" in text:
+            found.add("asm")
+        return frozenset(found) or None
+
+    def _flydsl_patterns(self) -> tuple[str, ...]:
+        """The regular expressions by which the tree reads FlyDSL kernels' names: those that are written down whole, and
+        those that a file puts together when it is imported."""
+        made = (v for k, v in self._imported(DEFAULT_GFX).items() if k.startswith("patterns "))
+        texts = map(self._files.text, (*self._flydsl_files(), self.tree.package / _A8W8))
+        nodes = (n for text in texts for n in ast.walk(_parsed(text) or ast.Module([], [])))
+        whole = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+        found = [*whole, *(p for v in made for p in v.get("found", ()))]
+        return tuple(dict.fromkeys(v for v in found if re.match(r"\^?flydsl_\S*[\\(]\S*$", v)))
+
+    def _mxmoe(self, name: str) -> bool:
+        """A name of the form `flydsl_mxmoe_g1_a4w4_<tile>[_flag...]`, with flags that the tree knows."""
+        found = self._list("flydsl_mxmoe", "") or {}
+        for stage, prefix in found.get("_MXMOE_PREFIX", {}).items():
+            flags, numbers = found.get(f"_MXMOE_G{stage}_FLAG_TOKENS", ()), found.get("_MXMOE_NUMERIC_TOKENS", ())
+            if name.startswith(prefix):
+                words = [w.upper() for w in name.removeprefix(prefix).split("_") if w]
+                return all(
+                    w in flags or re.fullmatch(r"\d+X\d+X\d+", w) or w.rstrip("0123456789") in numbers for w in words
+                )
+        return False
+
+    # --- the child --------------------------------------------------------------------------------------------------
+
+    def _list(self, name: str, gfx: str) -> Any:
+        """A list as the child has read it for a chip; None where there is none, or it cannot be read."""
+        found = self._imported(gfx or DEFAULT_GFX).get(name, {})
+        if "error" in found:
+            self._files.problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")
+        return found.get("found")
+
+    def _import_lists(self, gfx: str) -> dict[str, Any]:
+        asked: dict[str, list[Any]] = {}
+        for (family, backend), place in PLACES.items():
+            if path := self._file(place):
+                asked[f"{family} {backend}"] = ["instances", str(path), list(place.names)]
+        for name, (file, reader) in _OTHERS.items():
+            path = (self.tree.package.parent if file.startswith("aiter/") else self.tree.meta) / file
+            if path.is_file():
+                asked[name] = [reader, str(path)]
+        asked |= {f"patterns {path.name}": ["patterns", str(path)] for path in self._flydsl_files()}
+        try:
+            found = _child(self.tree.package, gfx, asked)
+        except (OSError, ValueError) as e:
+            found = {name: {"error": str(e)} for name in asked}
+        return {n: {**found.get(n, {}), "file": self._files.name(Path(asked[n][1]))} for n in asked}
+
+    def _flydsl_files(self) -> list[Path]:
+        """Files that read names of FlyDSL kernels."""
+        files = sorted((self.tree.package / "ops" / "flydsl").glob("*.py"))
+        return [p for p in files if "flydsl_" in self._files.text(p) and "re.compile(" in self._files.text(p)]
+
+    def _file(self, place: ListPlace) -> Path | None:
+        paths = (self.tree.meta / "csrc" / f for f in place.files)
+        return next((p for p in paths if p.is_file()), None)
+
+
+def _child(package: Path, gfx: str, asked: Mapping[str, list[Any]]) -> dict[str, Any]:
+    """The child's answer. Raises OSError and ValueError if there is none."""
+    # of processor time one second more: else the kernel may end it first, and the reason would be a status
+    request = {"package": str(package), "gfx": gfx, "lists": asked, "limits": [SECONDS + 1, MEMORY, OUTPUT]}
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-lists-") as home, open(Path(home, "answer"), "w+b") as answer:
+        env = {"PATH": os.defpath, "HOME": home, "TMPDIR": home, "LC_ALL": "C.UTF-8"}
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-B", str(CHILD)],
+            stdin=subprocess.PIPE, stdout=answer, stderr=subprocess.DEVNULL, cwd=home, env=env, start_new_session=True,
+        )  # fmt: skip
+        try:
+            process.communicate(json.dumps(request).encode(), timeout=SECONDS)
+        except subprocess.TimeoutExpired as e:
+            raise ValueError(f"its lists were not read within {SECONDS} s") from e
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        answer.seek(0)
+        found = json.loads(answer.read(OUTPUT) or b"null")
+        if not isinstance(found, dict):
+            raise ValueError(f"the process that reads its lists ended with status {process.returncode}")
+        return found
+
+
+def _parsed(text: str) -> ast.Module | None:
+    try:
+        return ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return None
+
+
+def _compared(tree: ast.AST) -> Iterator[str]:
+    """Texts that libtype is compared with, and the keys of a dictionary that it chooses from."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Compare) and "libtype" in ast.unparse(node.left):
+            for right in node.comparators:
+                yield from (
+                    c.value for c in ast.walk(right) if isinstance(c, ast.Constant) and isinstance(c.value, str)
+                )
+        elif isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == "solMap" for t in node.targets):
+            keys = node.value.keys if isinstance(node.value, ast.Dict) else []
+            yield from (k.value for k in keys if isinstance(k, ast.Constant) and isinstance(k.value, str))
+
 
 MAX_BYTES = 4 << 30
 
@@ -26,32 +335,18 @@ _CHOSEN = re.compile(r"_Nswizzle[01]_|_[BF]16$")
 """Parts of the name of one of fmoe's CK kernels that every kernel may have either way."""
 
 
-class Built:
-    """The built modules of a package."""
-
-    def __init__(self, package: Path) -> None:
-        self._folder = package / "jit"
-        self.names = cache(self._names)
-
-    def _names(self, module: str, wanted: frozenset[str]) -> frozenset[str] | None:
-        """The wanted kernels that the module holds; None where it is not built, or holds none (stripped)."""
-        path = self._folder / f"{module}.so"
-        try:
-            size = path.stat().st_size
-            if not path.is_file() or not 0 < size <= MAX_BYTES:
-                return None
-            with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return frozenset(_held(data, wanted)) or None
-        except OSError:
+def _held(path: Path, wanted: frozenset[str]) -> frozenset[str] | None:
+    """The wanted kernels that a built module holds; None where it is not built, or holds none (stripped). A name counts
+    as a whole text, or in a C++ symbol, which has the name's length before it."""
+    try:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:
             return None
-
-
-def _held(data: mmap.mmap, wanted: Iterable[str]) -> Iterable[str]:
-    """Names found as a whole text, or in a C++ symbol, which has the name's length before it."""
-    for name in wanted:
-        raw = name.encode()
-        if data.find(raw + b"\0") >= 0 or data.find(str(len(raw)).encode() + raw) >= 0:
-            yield name
+        with path.open("rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            raw = {name: name.encode() for name in wanted}
+            whole = (n for n, r in raw.items() if data.find(r + b"\0") >= 0 or data.find(b"%d%s" % (len(r), r)) >= 0)
+            return frozenset(whole) or None
+    except (OSError, ValueError):  # ValueError: an empty file
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +368,21 @@ class KernelAvailability:
 _THERE = KernelAvailability("there")
 
 
+def _cannot(why: str) -> KernelAvailability:
+    return KernelAvailability("cannot", why)
+
+
+def _no_name(name: str) -> KernelAvailability:
+    return _cannot(f"{name[:120] or 'an empty name'} is no kernel of this family")
+
+
 class KernelReader:
     """The kernels of one tree."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
         self._lists = KernelLists(tree)
-        self._built = Built(tree.package)
+        self._built = cache(lambda module, wanted: _held(tree.package / "jit" / f"{module}.so", wanted))
         self._dispatched_by_name = cache(self._lists.called_by_name)
 
     @property
@@ -90,96 +393,62 @@ class KernelReader:
     def kernel(self, family: str, gfx: str, row: Mapping[str, str]) -> KernelAvailability:
         """The kernel of a row for the chip that the row is of ("": not known, so any chip's kernels count)."""
         if FAMILIES[family].two_stages:
-            stages = [(n, row.get(n, "")) for n in ("kernelName1", "kernelName2")]
-            found = [self._stage(family, gfx, name) for _, name in stages if name not in NULLS]
+            stages = (row.get(n, "") for n in ("kernelName1", "kernelName2"))
+            found = [self._stage(family, gfx, name) for name in stages if name not in NULLS]
             order: tuple[Standing, ...] = ("cannot", "unread", "compiled", "there")
-            return min(
-                found, key=lambda k: order.index(k.standing), default=KernelAvailability("cannot", "names no kernel")
-            )
+            return min(found, key=lambda k: order.index(k.standing), default=_cannot("names no kernel"))
         name = row.get("kernelName", "")
         libtypes = self._lists.libtypes(family)
         libtype = row.get("libtype", "").lower()
         if libtypes is not None and libtype and libtype not in libtypes and libtype not in NULLS:
-            return KernelAvailability(
-                "cannot", f"its operator knows no libtype {libtype[:40]} ({', '.join(sorted(libtypes))})"
-            )
+            return _cannot(f"its operator knows no libtype {libtype[:40]} ({', '.join(sorted(libtypes))})")
         backend = backend_of(family, row)
         if backend in ("triton", "torch", "skinny", "hipblaslt"):
-            return _THERE if libtypes and backend in libtypes else self._no_name(name)
+            return _THERE if libtypes and backend in libtypes else _no_name(name)
         if backend == "flydsl":
             known = self._lists.reads_flydsl(name, gfx)
-            return (
-                _THERE
-                if known
-                else KernelAvailability("cannot", f"no FlyDSL kernel of the tree is called {name[:120]}")
-            )
+            return _THERE if known else _cannot(f"no FlyDSL kernel of the tree is called {name[:120]}")
         if backend == "asm":
             return self._asm(family, gfx, name)
-        if (family, backend) in PLACES:
-            return self._instance(family, backend, gfx, name, row)
-        return self._no_name(name)
-
-    def _no_name(self, name: str) -> KernelAvailability:
-        return KernelAvailability("cannot", f"{name[:120] or 'an empty name'} is no kernel of this family")
+        return self._instance(family, backend, gfx, row) if (family, backend) in PLACES else _no_name(name)
 
     def _asm(self, family: str, gfx: str, name: str) -> KernelAvailability:
-        known = self._lists.asm(family, gfx)
-        if name in known:
+        if name in self._lists.asm(family, gfx):
             return _THERE
-        if not ASM.get(family):
-            return self._no_name(name)
-        where = " and ".join(f"hsa/{gfx or '*'}/{folder}" for folder in ASM[family])
-        return KernelAvailability("cannot", f"no list of {where} has an ASM kernel {name[:120]}")
+        where = " and ".join(f"hsa/{gfx or '*'}/{folder}" for folder in ASM.get(family, ()))
+        return _cannot(f"no list of {where} has an ASM kernel {name[:120]}") if where else _no_name(name)
 
-    def _instance(self, family: str, backend: str, gfx: str, name: str, row: Mapping[str, str]) -> KernelAvailability:
+    def _instance(self, family: str, backend: str, gfx: str, row: Mapping[str, str]) -> KernelAvailability:
         found = self._lists.instances(family, backend, gfx)
         if found is None:
             return KernelAvailability("unread", f"the list of {backend} kernels cannot be read")
-        number = row.get("kernelId", "")
-        if PLACES[family, backend].whole:
-            there = found.by_id.get(int(number) if number.isdigit() else -1, "none")
-            if there == name:
-                return _THERE
-            return KernelAvailability("cannot", f"AITER calls the kernel of kernelId {number[:20]} here: {there[:120]}")
-        if backend == "opus":
-            if name not in found.names:
-                return KernelAvailability("cannot", f"{found.file or 'the tree'} lists no opus kernel {name[:120]}")
-            return self._to_compile(family, backend, found, name)
+        place, name, number = PLACES[family, backend], row.get("kernelName", ""), row.get("kernelId", "")
+        numbered = found.by_id.get(int(number) if number.isdigit() else -1, "none")
+        if place.whole:
+            why = f"AITER calls the kernel of kernelId {number[:20]} here: {numbered[:120]}"
+            return _THERE if numbered == name else _cannot(why)
         if name not in found.names:
-            return KernelAvailability("cannot", _missing(found, backend, name))
-        if not found.by_name and number.isdigit() and found.by_id.get(int(number)) != name:
-            other = found.by_id.get(int(number), "")
-            what = f"is {other[:120]}" if other else "is none"
-            return KernelAvailability("cannot", f"AITER compiles the kernel of kernelId {number} here, which {what}")
-        return self._to_compile(family, backend, found, name)
-
-    def _to_compile(self, family: str, backend: str, found: KernelList, name: str) -> KernelAvailability:
-        held = self._built.names(PLACES[family, backend].module, found.names)
-        by_name = backend == "opus" or self._dispatched_by_name(family)
-        return KernelAvailability("compiled", "", by_name, None if held is None else name in held, backend == "opus")
+            ends = ": a build with this row in the table stops with an error" if found.refuses else ""
+            return _cannot(f"{found.file or 'the tree'} lists no kernel {name[:120]}{ends}")
+        opus = backend == "opus"
+        if not (opus or found.by_name) and number.isdigit() and numbered != name:
+            return _cannot(f"AITER compiles the kernel of kernelId {number} here, which is {numbered[:120]}")
+        held, by_name = self._built(place.module, found.names), opus or self._dispatched_by_name(family)
+        return KernelAvailability("compiled", "", by_name, None if held is None else name in held, opus)
 
     def _stage(self, family: str, gfx: str, name: str) -> KernelAvailability:
         """One stage of fmoe. Its CK modules are built at first use with every kernel of a combination of types."""
         backend = backend_of(family, {"kernelName": name})
         if name.startswith(_CK2STAGES):
             plain = _CHOSEN.sub(lambda m: "_Nswizzle0_" if m[0].endswith("_") else "_B16", name)
-            return (
-                _THERE
-                if plain in self._lists.stages(gfx)
-                else KernelAvailability("cannot", f"no list of fmoe's CK kernels has {name[:160]}")
-            )
+            listed = plain in self._lists.stages(gfx)
+            return _THERE if listed else _cannot(f"no list of fmoe's CK kernels has {name[:160]}")
         if backend == "asm":
             return self._asm(family, gfx, name)
-        if backend == "flydsl" and self._lists.reads_flydsl(name, gfx):
-            return _THERE
-        if "cktile" in name and self._lists.speaks_of("fused_moe.py", "cktile_moe_stage1"):
-            return _THERE  # a label: block size and types choose the kernel
-        if name.replace("opus_moe2_layout_", "opus_moe2_") in self._lists.opus_moe():
-            return _THERE
-        return KernelAvailability("cannot", f"fmoe's operator knows no kernel {name[:160]}")
-
-
-def _missing(found: KernelList, backend: str, name: str) -> str:
-    where = found.file or f"no list of {backend} kernels is there, and none"
-    text = f"{where} has no kernel {name[:120]}" if not found.file else f"{where} lists no kernel {name[:120]}"
-    return text + (": a build with this row in the table stops with an error" if found.refuses else "")
+        # a cktile name is a label: block size and types choose the kernel
+        known = (
+            (backend == "flydsl" and self._lists.reads_flydsl(name, gfx))
+            or ("cktile" in name and self._lists.speaks_of("fused_moe.py", "cktile_moe_stage1"))
+            or name.replace("opus_moe2_layout_", "opus_moe2_") in self._lists.opus_moe()
+        )
+        return _THERE if known else _cannot(f"fmoe's operator knows no kernel {name[:160]}")

@@ -1,4 +1,4 @@
-"""Imports AITER's lists of kernels and prints the names in them as JSON. `kernel_lists` starts it as a process.
+"""Imports AITER's lists of kernels and prints the names in them as JSON. `kernels` starts it as a process.
 
 `python -I -S list_child.py` reads one JSON object on stdin. Only AITER's own files are imported. Its package is a
 namespace, so aiter/__init__.py never runs. A package that is not of Python's standard library (torch, flydsl, ...) is a

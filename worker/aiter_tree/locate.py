@@ -3,17 +3,23 @@
 A tree is one package `aiter` with what belongs to it: a checkout (`aiter/` beside `csrc/` and `hsa/`), or an
 installed wheel (`aiter/` beside `aiter_meta/`). Scripts and package always come from the same tree: an image that
 holds two of different dates would otherwise mix them. Nothing is imported here, and no git is run: images have none.
+
+A scratch copy of a tree is a folder of links to the real one, in which single files are copies that may be changed. A
+process that has the copy first in PYTHONPATH imports `aiter` from it, and finds csrc/, hsa/ and the rest beside it as
+in the real tree (aiter/jit/core.py makes no real paths of its own). The real tree is only read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import importlib.util
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
@@ -127,11 +133,6 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
     """The tree whose root, package or aiter_meta folder this is. Raises NotATreeError with what is there instead."""
     path = Path(path)
     try:
-        if not path.exists():
-            link = "is a symbolic link that leads nowhere" if path.is_symlink() else "does not exist"
-            raise NotATreeError(f"{path} {link}")
-        if not path.is_dir():
-            raise NotATreeError(f"{path} is no folder")
         os.listdir(path)
     except OSError as e:
         raise NotATreeError(f"{path} cannot be read: {e.strerror or e}") from e
@@ -140,13 +141,8 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
         root = path.parent
     package = root / "aiter"
     if not _is_package(package):
-        if _is_package(package / "aiter"):
-            raise NotATreeError(f"{path} is no tree of AITER, but {package} is")
-        if (root / "csrc").is_dir():
-            raise NotATreeError(
-                f"{path} has csrc/ but no package aiter/ (aiter/jit/core.py): half of a tree is of no use"
-            )
-        raise NotATreeError(f"{path} is no tree of AITER: it has no aiter/jit/core.py")
+        inside = f", but {package} is" if _is_package(package / "aiter") else ": it has no aiter/jit/core.py"
+        raise NotATreeError(f"{path} is no tree of AITER{inside}")
     meta, notes = _meta(root, package)
     version = version_of(root, package)
     commit = commit_of(root, version)
@@ -154,10 +150,9 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
         notes.append("neither .git nor the package's metadata name the commit")
     scripts: dict[str, Path] = {}
     for family in FAMILIES.values():
-        for rel in _for_chip(family.aiter.scripts, gfx):
-            if _is_file(meta / rel) and _serves(family, meta / rel):
-                scripts[family.name] = meta / rel
-                break
+        there = (meta / rel for rel in _for_chip(family.aiter.scripts, gfx))
+        if found := next((path for path in there if _serves(family, path)), None):
+            scripts[family.name] = found
     if not scripts:
         notes.append(f"no tuner script lies below {meta}")
     return Tree(root, package, meta, version, commit, scripts, imported, tuple(notes))
@@ -179,17 +174,12 @@ def imported_package(path: Sequence[str] | None = None) -> Path | None:
 
 
 def _serves(family: Family, script: Path) -> bool:
-    """True if the script has the switch that makes it tune this family, where it is another family's script as well."""
-    shared = any(
-        script.name == Path(s).name for f in FAMILIES.values() if f.name != family.name for s in f.aiter.scripts
-    )
-    if not family.aiter.flags or not shared:
-        return True
-    try:
-        text = read_text(script)
-    except (OSError, ValueError):
-        return False
-    return all(re.search(rf"""['"]{re.escape(flag)}['"]""", text) for flag in family.aiter.flags)
+    """True if the script is there, and has the switch that makes it tune this family where it is another family's
+    script as well."""
+    others = (s for f in FAMILIES.values() if f.name != family.name for s in f.aiter.scripts)
+    flags = family.aiter.flags if any(script.name == Path(s).name for s in others) else ()
+    text = _text(script, MAX_BYTES)
+    return bool(text) and all(re.search(rf"""['"]{re.escape(flag)}['"]""", text) for flag in flags)
 
 
 def _for_chip(scripts: Sequence[str], gfx: str) -> Iterator[str]:
@@ -204,21 +194,13 @@ def _meta(root: Path, package: Path) -> tuple[Path, list[str]]:
     """The folder of csrc/, hsa/ and gradlib/, by the rule of aiter/jit/core.py; notes on what contradicts it."""
     notes: list[str] = []
     wheel = root / "aiter_meta"
-    try:
-        mode = read_text(package / "install_mode", 4096).strip()
-    except (OSError, ValueError):
-        mode = ""
+    mode = _text(package / "install_mode").strip()
     meta = wheel if mode == "install" else root
     other = root if meta == wheel else wheel
     if not (meta / "csrc").is_dir() and (other / "csrc").is_dir():
-        if mode:
-            notes.append(
-                f"aiter/install_mode says {mode!r}, but csrc/ lies in {other}: before 2025-12 this AITER looks for its "
-                "files where they are not"
-            )
         meta = other
-    elif mode == "install" and meta == wheel and (root / "csrc").is_dir():
-        notes.append(f"csrc/ lies both in {root} and in {wheel}: aiter/install_mode decides for the latter")
+        if mode:
+            notes.append(f"aiter/install_mode says {mode!r}, but csrc/ lies in {other}: AITER may miss its own files")
     return meta, notes
 
 
@@ -242,14 +224,7 @@ def _named(trees: Sequence[Tree]) -> str:
 
 
 def _is_package(folder: Path) -> bool:
-    return folder.name == "aiter" and _is_file(folder / "jit" / "core.py")
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a loop of symbolic links, a folder that may not be entered
-        return False
+    return folder.name == "aiter" and os.path.isfile(folder / "jit" / "core.py")
 
 
 def read_text(path: Path, limit: int = MAX_BYTES) -> str:
@@ -317,18 +292,13 @@ def version_of(root: Path, package: Path) -> str:
 
 def commit_of(root: Path, version: str) -> str:
     """40 digits by git's files or pip's record, else the fewer that the version holds; "" if unknown."""
-    if commit := _of_git(root):
-        return commit
-    for folder in _distributions(root):
-        m = re.search(r'"commit_id": *"([0-9a-f]{40})"', _text(folder / "direct_url.json"))
-        if m:
-            return m[1]
-    m = re.search(r"\+g([0-9a-f]{7,40})\b", version)
-    return m[1] if m else ""
+    pip = (re.search(r'"commit_id": *"([0-9a-f]{40})"', _text(f / "direct_url.json")) for f in _distributions(root))
+    short = re.search(r"\+g([0-9a-f]{7,40})\b", version)
+    return _of_git(root) or next((m[1] for m in (*pip, short) if m), "")
 
 
 def _of_git(root: Path) -> str:
-    """The commit of a checkout, also of a worktree or a submodule, where .git is a file that names a folder."""
+    """The commit of a checkout, also of a submodule, where .git is a file that names a folder."""
     git = root / ".git"
     if (to := _text(git).strip()).startswith("gitdir:"):
         git = root / to.removeprefix("gitdir:").strip()
@@ -336,12 +306,8 @@ def _of_git(root: Path) -> str:
     ref = head.removeprefix("ref:").strip()
     if not re.fullmatch(r"refs/[\w./+@-]{1,300}", ref) or ".." in ref:
         return head if _SHA.match(head) else ""
-    for folder in (git, git / (_text(git / "commondir").strip() or ".")):
-        packed = (line for line in _text(folder / "packed-refs", 8 << 20).splitlines() if line.endswith(f" {ref}"))
-        found = next((line[:40] for line in (_text(folder / ref).strip(), *packed) if _SHA.match(line[:40])), "")
-        if found:
-            return found
-    return ""
+    packed = (line for line in _text(git / "packed-refs", 8 << 20).splitlines() if line.endswith(f" {ref}"))
+    return next((line[:40] for line in (_text(git / ref).strip(), *packed) if _SHA.match(line[:40])), "")
 
 
 def _distributions(root: Path) -> list[Path]:
@@ -352,4 +318,85 @@ def _text(path: Path, limit: int = 1 << 20) -> str:
     try:
         return read_text(path, limit)
     except (OSError, ValueError):
+        return ""
+
+
+# --- scratch copies -------------------------------------------------------------------------------------------------
+
+_LEFT_OUT = frozenset((".git", "__pycache__"))
+
+
+class ScratchTree:
+    """The copy of `real` in a folder. `tree` is the copy as a tree of its own."""
+
+    def __init__(self, real: Tree, folder: Path) -> None:
+        self.folder = folder
+        meta = folder / real.meta.relative_to(real.root)
+        scripts = {name: folder / path.relative_to(real.root) for name, path in real.scripts.items()}
+        self.tree = replace(
+            real, root=folder, package=folder / "aiter", meta=meta, scripts=scripts, imported=False, notes=()
+        )
+
+    @classmethod
+    def make(cls, real: Tree, folder: Path) -> ScratchTree:
+        """A fresh copy in `folder`, which is replaced if it is an older one. Raises OSError."""
+        folder = Path(os.path.abspath(folder))
+        if folder.exists():
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        _link(real.root, ("aiter", "aiter_meta") if real.wheel else os.listdir(real.root), folder)
+        return cls(real, folder)
+
+    @classmethod
+    def with_files(cls, real: Tree, folder: Path, files: Mapping[str, str], gone: Iterable[str] = ()) -> Tree:
+        """A fresh copy in which these files are as given, new ones too, and the files `gone` are not there.
+
+        Paths are relative to the root. Raises OSError, also for a path that leads out of it.
+        """
+        made = cls.make(real, folder)
+        for rel in gone:
+            made._inside(rel).unlink()
+        for rel, text in files.items():
+            made.write(rel, text.encode())
+        return made.tree
+
+    def write(self, rel: str, data: bytes) -> None:
+        """Let the copy have a file of its own with this content. Raises OSError."""
+        path = self._inside(rel)
+        path.unlink(missing_ok=True)
+        path.write_bytes(data)
+
+    def link(self, rel: str, target: str) -> None:
+        """A link to something else in the copy, where nothing was. Raises FileExistsError."""
+        self._inside(rel).symlink_to(target)
+
+    def _inside(self, rel: str) -> Path:
+        """The path. All folders above it become the copy's own: nothing is ever changed through a link."""
+        if Path(rel).is_absolute() or ".." in Path(rel).parts:
+            raise OSError(f"{rel} lies outside of the tree")
+        at = self.folder
+        for part in Path(rel).parts[:-1]:
+            at = at / part
+            if at.is_symlink():
+                behind = Path(os.path.realpath(at))
+                at.unlink()
+                at.mkdir()
+                _link(behind, os.listdir(behind), at)
+            at.mkdir(exist_ok=True)
+        return self.folder / rel
+
+
+def _link(behind: Path, names: Iterable[str], folder: Path) -> None:
+    for name in names:
+        if name not in _LEFT_OUT:
+            (folder / name).symlink_to(behind / name)
+
+
+def digest(path: Path) -> str:
+    """sha256 of a file, or of where a link leads that stays in the copy; "" for nothing."""
+    try:
+        if path.is_symlink() and not path.readlink().is_absolute():
+            return hashlib.sha256(f"link to {path.readlink()}".encode()).hexdigest()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
         return ""

@@ -1,4 +1,5 @@
-"""Backends `aiter` (the tuned dispatch), `aiter-triton` and `aiter-gluon`: AITER's own entry points, of any date.
+"""Backends: `torch`, the library GEMM that it calls (cuBLAS, hipBLASLt, oneDNN); `aiter` (the tuned dispatch),
+`aiter-triton` and `aiter-gluon`: AITER's own entry points, of any date.
 
 Modules moved: Triton wrappers from aiter/ops/triton/ to aiter/ops/triton/gemm/{basic,batched}/ on 2026-01-07. Weights
 and scales of the dispatch are shuffled ahead by AITER's own functions, which is not in the time.
@@ -10,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,12 +20,11 @@ from typing import Any
 
 import torch
 
-from worker.aiter_tree.locate import NotATreeError, Tree, choose
-from worker.aiter_tree.scratch import ScratchTree
+from worker.aiter_tree.locate import NotATreeError, ScratchTree, Tree, choose
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, ROW16, Case
-from worker.bench.measuring import BoundCase, Call, Inputs
-from worker.bench.software import installed
+from worker.bench.measuring import Backend, BoundCase, Call, Inputs
 from worker.families import FAMILIES
+from worker.protocol.bench import Options
 from worker.protocol.paths import AITER_ROOT_ENV
 from worker.triton_configs.kinds import BY_NAME, KINDS
 from worker.triton_configs.resolve import CONFIGS, GEMMS, Resolver, lay_out, spelled
@@ -45,6 +44,13 @@ BATCHED_OPS = {
 GLUON_OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 GLUON, GLUON_CHIP = "aiter/ops/triton/gluon", "gfx950"
 ARCH = [("aiter.ops.triton.utils._triton.arch_info", "get_arch")]
+
+
+def make_backend(name: str, options: Options, device: Device) -> Backend:
+    """The backend of that name (worker.families.BENCHED)."""
+    if name in ("torch", "aiter"):
+        return TorchBackend() if name == "torch" else Dispatch()
+    return Gluon(options.gluon, device) if name == "aiter-gluon" else AiterTriton(name, options.sides[0].configs)
 
 
 class AiterTriton:
@@ -76,8 +82,7 @@ class AiterTriton:
 class Gluon:
     """The wrappers of aiter/ops/triton/gluon, there from v0.1.11 (2026-01-21) on, or `overlay`: files laid over a copy.
 
-    Before anything is imported the kernel's file is read: is it there, does it fit the Triton that is installed, is
-    there a configuration for it.
+    Before anything is imported: is the kernel's file there, and a configuration for it.
     """
 
     def __init__(self, overlay: Mapping[str, str], device: Device) -> None:
@@ -110,24 +115,9 @@ class Gluon:
             why = f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays"
         elif not any(name in p.name or op in p.parts for p in configs):
             why = f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
-        if why := why or unfit(f"{GLUON}/{op}.py", file.read_text(errors="replace")):
+        if why:
             raise UnavailableError(why)
         return bound(*find_function([(f"aiter.ops.triton.gluon.{op}", op)]), case)
-
-
-def unfit(rel: str, text: str) -> str:
-    """Words on a Gluon kernel that needs another Triton than the one installed; "" where it fits.
-
-    `instr_shape` of an MFMA layout has two elements before Triton 3.6 and three since; AITER's file took both from
-    2026-04-07 on.
-    """
-    sizes = {len([p for p in m.split(",") if p.strip()]) for m in re.findall(r"instr_shape\s*=\s*\[([^\]]*)\]", text)}
-    if "TRITON_VERSION_GE_3_6" in text or sizes not in ({2}, {3}):
-        return ""
-    there, needed = installed().get("triton", ""), ">=3.6" if sizes == {3} else "<3.6"
-    fits = there and (tuple(map(int, re.findall(r"\d+", there)[:2])) >= (3, 6)) == (sizes == {3})
-    what = f"{there} is installed" if there else "none is installed"
-    return "" if fits else f"{rel} wants Triton {needed} (its instr_shape), and {what}"
 
 
 def with_configs(tree: Tree, text: str, folder: Path) -> Tree:
@@ -173,14 +163,12 @@ class Dispatch:
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         function, where = find_function([FAMILIES[case.family].aiter.operator])
-        shuffled = "bpreshuffle" in case.family
-        prepare: Callable[[Inputs], dict[str, Any]] = plain
         if case.format == MX4:
             prepare = _mx_shuffled
-        elif shuffled:
+        elif "bpreshuffle" in case.family:
             prepare = _blocks_shuffled if case.format == BLOCK8 else _shuffled
-        elif case.format == ROW8 and not case.b:
-            prepare = _as_stored
+        else:
+            prepare = _as_stored if case.format == ROW8 and not case.b else plain
         return bound(function, where, case, prepare, padded=case.format == MX4)
 
 

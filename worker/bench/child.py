@@ -15,6 +15,7 @@ into `answer.json` beside the spec.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
@@ -25,15 +26,17 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.aiter_tree.locate import NotATreeError, choose
 from worker.bench.case import parse
+from worker.bench.software import stack
 from worker.protocol.bench import Options
+from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import clean
 from worker.tuners.base import ALIVE_EVERY_S
-from worker.tuners.common.problem import UnavailableError, UnsupportedError
+from worker.tuners.common.problem import UnavailableError, UnsupportedError, is_fatal, status_of
 
 if TYPE_CHECKING:
     from worker.bench.measuring import Backend, Prepared
-    from worker.tuners.common.device import Device
 
 Answer = dict[str, Any]
 
@@ -49,8 +52,6 @@ class BackendServer:
 
     def start(self) -> Answer:
         """Import torch and the backend. `ready` with what this stack is, or `refused`."""
-        from worker.bench.software import has_aiter, stack
-
         facts = stack()
         try:
             from worker.tuners.common.device import Device
@@ -58,10 +59,13 @@ class BackendServer:
             self._device = Device()
             facts = {**self._device.info(), **facts}
             if self._name:
+                from worker.bench.backends import make_backend
+
                 self._backend = make_backend(self._name, self._options, self._device)
                 facts |= self._backend.load()
             else:
-                facts["has_aiter"] = has_aiter()
+                with contextlib.suppress(NotATreeError):
+                    facts["has_aiter"] = bool(choose(os.environ.get(AITER_ROOT_ENV, "")))
         except Exception as e:  # noqa: BLE001 - a backend may raise anything; the reason is its answer
             if not isinstance(e, (UnavailableError, ImportError)):
                 traceback.print_exc()
@@ -70,17 +74,12 @@ class BackendServer:
 
     def execute(self, command: Answer) -> Answer:
         """Execute one command; its answer. An exception of the backend is an answer too."""
-        from worker.tuners.common.problem import is_fatal
-
         do: dict[str, Callable[..., Answer]] = {
             "prepare": self._prepare, "sample": self._sample, "calls": self._calls, "drop": self._drop,
             "canary": self._canary,
         }  # fmt: skip
         try:
-            return {
-                "is": "done",
-                **do[command["do"]](**{name: value for name, value in command.items() if name != "do"}),
-            }
+            return {"is": "done", **do[command["do"]](**{n: v for n, v in command.items() if n != "do"})}
         except Exception as e:  # noqa: BLE001 - as above
             self._held = None
             if is_fatal(e):  # the device is not to be trusted in this process any more
@@ -90,8 +89,6 @@ class BackendServer:
             return self._refusal(e)
 
     def _refusal(self, e: Exception) -> Answer:
-        from worker.tuners.common.problem import status_of
-
         if isinstance(e, (UnavailableError, UnsupportedError)):
             status = "unavailable" if isinstance(e, UnavailableError) else "unsupported"
             return {"is": "refused", "status": status, "detail": str(e)}
@@ -144,21 +141,6 @@ class BackendServer:
         if now - self._quiet_since >= ALIVE_EVERY_S:
             self._quiet_since = now
             self._say({"is": "alive"})
-
-
-def make_backend(name: str, options: Options, device: Device) -> Backend:
-    """The backend of that name (worker.families.BENCHED)."""
-    if name == "torch":
-        from worker.bench.backends import TorchBackend
-
-        return TorchBackend()
-    from worker.bench.backends import AiterTriton, Dispatch, Gluon
-
-    if name == "aiter":
-        return Dispatch()
-    if name == "aiter-gluon":
-        return Gluon(options.gluon, device)
-    return AiterTriton(name, options.sides[0].configs)
 
 
 def main(spec: Path, fd: int | None = None) -> int:

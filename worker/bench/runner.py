@@ -32,6 +32,10 @@ LAST_WORDS = 600
 """Bytes of its log that go into the words for its end."""
 END_WITHIN_S = 10.0
 """Seconds for a process that closed its socket to exit by itself."""
+WARMUP, CALLS = 5, 26
+TOOL = "rocprofv3"
+_RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
+"""Copies and fills of the runtime: part of a call only where a pattern asks for them."""
 Alive = Callable[[], None]
 
 
@@ -156,7 +160,7 @@ class BackendRunner:
                 process.child.wait(END_WITHIN_S)
                 status, words = process.child.returncode, process.log.tail(LAST_WORDS)
                 how = "closed its socket" if status is None else exit_words(status)
-                raise self._end("fault", f"its process {how}{f'; the log ends: {words}' if words else ''}") from None
+                raise self._end("fault", f"its process {how}; the log ends: {words}") from None
             quiet = watch.turn() + (quiet if message is None else 0.0)
             if message is None or message["is"] == "alive":
                 continue
@@ -181,26 +185,22 @@ class BackendRunner:
         calls = {"do": "calls", "warmup": WARMUP, "calls": CALLS}
         spec = {"backend": self.name, "options": dict(self.raw), "commands": [self._shape, calls]}
         (folder / "spec.json").write_text(json.dumps(spec))
+        argv, log = profiler_argv(self._program(folder / "spec.json"), folder / "out"), OutputLog(folder / "log")
+        with log.open() as out:
+            child = self._run(argv, out.fileno())
+        watch, spent = Stopwatch(), 0.0
         try:
-            argv = profiler_argv(self._program(folder / "spec.json"), folder / "out")
-            with (folder / "log").open("wb") as log:
-                child = self._run(argv, log.fileno())
-            watch, spent = Stopwatch(), 0.0
-            try:
-                while not child.wait(0.05):
-                    spent += watch.turn()
-                    if spent > quiet_s:
-                        raise Refused("timeout", f"{TOOL} did not end within {quiet_s:g} s")
-                    alive()
-                status = child.returncode
-            finally:
-                child.kill()  # the profiler, and the program under it
-            if status:
-                words = (folder / "log").read_text(errors="replace")[-400:]
-                raise Refused("error", f"{TOOL} or the program under it {exit_words(status)}: {words}")
-            us, kernels = per_call_us(folder / "out", self.options.kernel)
-        except RocprofError as e:
-            raise Refused("unavailable" if "PATH" in str(e) else "error", str(e)) from e
+            while not child.wait(0.05):
+                spent += watch.turn()
+                if spent > quiet_s:
+                    raise Refused("timeout", f"{TOOL} did not end within {quiet_s:g} s")
+                alive()
+            status = child.returncode
+        finally:
+            child.kill()  # the profiler, and the program under it
+        if status:
+            raise Refused("error", f"{TOOL} or the program under it {exit_words(status)}: {log.tail(LAST_WORDS)}")
+        us, kernels = per_call_us(folder / "out", self.options.kernel)
         return {"us": us, "spread": 0.0, "samples": CALLS, "kernel": kernels}
 
 
@@ -212,41 +212,23 @@ def environment(python: str) -> dict[str, str]:
     return {**out, AITER_ROOT_ENV: ""} if python else out
 
 
-WARMUP, CALLS = 5, 26
-TOOL = "rocprofv3"
-_RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
-"""Copies and fills of the runtime: part of a call only where a pattern asks for them."""
-Kernels = Mapping[str, Sequence[int]]
-"""Kernels by name, with the durations of their dispatches in ns, in the order of their start."""
-
-
-class RocprofError(Exception):
-    """The profiler's files cannot be read; the text has the reason."""
-
-
 def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
-    """The command line that runs `program` under the profiler. Raises RocprofError where there is none."""
-    tool = shutil.which(TOOL) or (f"/opt/rocm/bin/{TOOL}" if Path(f"/opt/rocm/bin/{TOOL}").exists() else "")
-    if not tool:
-        raise RocprofError(f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
+    """The command line that runs `program` under the profiler. Raises Refused where there is none."""
+    tool = shutil.which(TOOL, path=f"{os.environ.get('PATH', os.defpath)}:/opt/rocm/bin")
+    if tool is None:
+        raise Refused("unavailable", f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
     options = ["--kernel-trace", "--stats", "--output-format", "csv", "-d", str(folder), "-o", "bench"]
     return [tool, *options, "--", *program]
 
 
 def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: int = CALLS) -> tuple[float, str]:
-    """(microseconds of one call, the kernels that count, joined by ` + `). Raises RocprofError."""
-    traces = [parse_trace(p) for p in sorted(folder.rglob("*kernel_trace.csv"))]
-    if not traces:
-        raise RocprofError(f"{TOOL} left no kernel_trace.csv: no kernel ran, or not on a GPU")
-    # one a process: only one of the processes had work for the device
-    return select(max(traces, key=lambda t: sum(map(len, t.values()))), pattern, warmup, calls)
+    """(microseconds of one call, the kernels that count, joined by ` + `). Raises Refused naming what ran.
 
-
-def select(kernels: Kernels, pattern: str, warmup: int, calls: int) -> tuple[float, str]:
-    """The time of a call from the kernels that belong to it: by `pattern`, else all but the runtime's own.
-
-    Raises RocprofError naming what ran.
+    Kernels belong to the call by `pattern`, else all but the runtime's own.
     """
+    traces = [parse_trace(p) for p in sorted(folder.rglob("*kernel_trace.csv"))]
+    # one a process: only one of the processes had work for the device
+    kernels = max(traces, key=lambda t: sum(map(len, t.values())), default={})
     total, mine = warmup + calls, dict[str, float]()
     for name, durations in kernels.items():
         wanted = re.search(pattern, name) if pattern else not _RUNTIME.search(name)
@@ -256,29 +238,24 @@ def select(kernels: Kernels, pattern: str, warmup: int, calls: int) -> tuple[flo
     if not mine:
         ran = ", ".join(f"{_short(name)} ({plural(len(d), 'time')})" for name, d in list(kernels.items())[:8])
         what = f"matching {pattern!r} " if pattern else ""
-        raise RocprofError(f"no kernel {what}ran a whole number of times in each of {total} calls; there were: {ran}")
+        there = f"there were: {ran or 'none, or none on a GPU'}"
+        raise Refused("error", f"no kernel {what}ran a whole number of times in each of {total} calls; {there}")
     return sum(mine.values()) / 1e3, " + ".join(map(_short, mine))
 
 
-def parse_trace(path: Path) -> Kernels:
-    """The dispatches of a `kernel_trace.csv`, by kernel. Raises RocprofError with file and line."""
+def parse_trace(path: Path) -> dict[str, list[int]]:
+    """Durations of the dispatches of a `kernel_trace.csv` in ns, by kernel, in the order of their start. Raises Refused
+    with file and line."""
     found: dict[str, list[tuple[int, int]]] = {}
     with path.open(newline="", encoding="utf-8", errors="replace") as f:
         reader = csv.DictReader(f)
-        header = reader.fieldnames or ()
-        if missing := [n for n in ("Kernel_Name", "Start_Timestamp", "End_Timestamp") if n not in header]:
-            raise RocprofError(f"{path}:1: no column {', '.join(missing)}")
         try:
             for row in reader:
-                if None in row or None in row.values():
-                    raise ValueError(f"its cells are not the {len(header)} of the header")
                 start, end = int(row["Start_Timestamp"]), int(row["End_Timestamp"])
-                if end < start:
-                    raise ValueError("a kernel ends before it starts")
                 if row.get("Kind", "KERNEL_DISPATCH") == "KERNEL_DISPATCH":
                     found.setdefault(row["Kernel_Name"], []).append((start, end - start))
-        except (ValueError, csv.Error) as e:
-            raise RocprofError(f"{path}:{reader.line_num}: {e}") from e
+        except (KeyError, TypeError, ValueError, csv.Error) as e:
+            raise Refused("error", f"{path}:{reader.line_num}: this is no trace of {TOOL}: {e!r}") from e
     return {name: [d for _, d in sorted(times)] for name, times in found.items()}
 
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.locate import NotATreeError, choose, commit_of, find_trees, imported_package, pick
-from worker.protocol.paths import AITER_ROOT_ENV, IMAGE_ENV
+from worker.aiter_tree.locate import NotATreeError, commit_of, find_trees, imported_package, pick
+from worker.protocol.paths import IMAGE_ENV
 from worker.text import clean
 
 TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "amd-triton", "triton-rocm")
@@ -58,52 +58,27 @@ def aiter(gfx: str = "") -> dict[str, Any] | None:
     }
 
 
-def has_aiter(env: Mapping[str, str] = os.environ) -> bool:
-    """True where the backends of AITER find a tree: the one that the inventory names, or this Python's."""
-    try:
-        choose(env.get(AITER_ROOT_ENV, ""))
-    except NotATreeError:
-        return False
-    return True
-
-
-def switches(env: Mapping[str, str] = os.environ) -> dict[str, str]:
+def switches() -> dict[str, str]:
     """The switches that are set, without what may be private."""
-    found = (n for n in sorted(env) if SWITCH.match(n) and not PRIVATE.search(n) and n not in OURS)
-    return {name: clean(env[name], 100) for name in list(found)[:30]}
+    found = [n for n in sorted(os.environ) if SWITCH.match(n) and not PRIVATE.search(n) and n not in OURS]
+    return {name: clean(os.environ[name], 100) for name in found[:30]}
 
 
 def stack() -> dict[str, Any]:
     """python, torch, triton, rocm, hip, commits of source checkouts, switches; nothing is imported."""
-    made: dict[str, Any] = {"python": platform.python_version(), **installed()}
-    for package in ("triton", "aiter"):
-        commit, branch = _checkout(package)
-        made |= {f"{package}_commit": commit} if commit else {}
-        made |= {f"{package}_branch": branch} if branch else {}
+    commits = {f"{package}_commit": _commit(package) for package in ("triton", "aiter")}
+    made = {"python": platform.python_version(), **installed(), **{n: c for n, c in commits.items() if c}}
     return {**made, "switches": switches()}
 
 
-def _checkout(package: str) -> tuple[str, str]:
-    """(commit, branch) of the git checkout that a package is imported from; "" where there is none."""
+def _commit(package: str) -> str:
+    """Commit of the git checkout that a package is imported from; "" where there is none."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
-        return "", ""
-    if spec is None or not spec.origin:
-        return "", ""
-    for root in list(Path(spec.origin).parents)[:5]:
-        if (root / ".git").exists():
-            commit = commit_of(root, "")
-            return commit, _branch(root)
-    return "", ""
-
-
-def _branch(root: Path) -> str:
-    try:
-        head = (root / ".git" / "HEAD").read_text(errors="replace").strip()
-    except OSError:
         return ""
-    return clean(head.removeprefix("ref: refs/heads/"), 100) if head.startswith("ref: ") else ""
+    roots = list(Path(spec.origin).parents)[:5] if spec and spec.origin else []
+    return next((commit_of(root, "") for root in roots if (root / ".git").exists()), "")
 
 
 def _distribution(name: str) -> str:
@@ -120,9 +95,10 @@ def _torch() -> tuple[str, str]:
         text = (Path(spec.origin).parent / "version.py").read_text(errors="replace") if spec and spec.origin else ""
     except (ImportError, ValueError, OSError):
         text = ""
-    version = re.search(r"""^__version__\s*=\s*['"]([^'"]{1,80})""", text, re.M)
-    hip = re.search(r"""^hip\s*(?::[^=\n]*)?=\s*['"]([^'"]{1,80})""", text, re.M)
-    return clean(version[1], 80) if version else _distribution("torch"), clean(hip[1], 80) if hip else ""
+    version, hip = (
+        re.search(rf"""^{name}\s*(?::[^=\n]*)?=\s*['"]([^'"]{{1,80}})""", text, re.M) for name in ("__version__", "hip")
+    )
+    return clean(version[1]) if version else _distribution("torch"), clean(hip[1]) if hip else ""
 
 
 def _rocm(env: Mapping[str, str]) -> str:

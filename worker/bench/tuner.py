@@ -23,8 +23,8 @@ from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
 from worker.protocol.bench import Options, Side, fetch, mean_of_runs, rounds
-from worker.tuners.aiter.launch import Chip, chip_of, inventory_switches
-from worker.tuners.aiter.modules import link_shipped_modules
+from worker.tuners.aiter.launch import chip_variables, inventory_switches
+from worker.tuners.aiter.session import link_shipped_modules
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import figure
 
@@ -167,7 +167,7 @@ class BenchTuner:
             folder.mkdir(parents=True, exist_ok=True)
             mine = side if name else replace(side, configs=None)
             raw = {**{k: v for k, v in self._raw.items() if k != "table"}, "sides": [asdict(mine)]}
-            variables = {**_variables(name, folder, options, family, side, chip_of(self._device)), **side.variables}
+            variables = {**_variables(name, folder, options, family, side, self._device), **side.variables}
             self._held[at] = BackendRunner(side, name, folder, options, raw, variables)
         return self._held[at]
 
@@ -186,7 +186,9 @@ def _given(side: Side) -> dict[str, Any]:
     return out
 
 
-def _variables(name: str, folder: Path, options: Options, family: str, side: Side, chip: Chip) -> dict[str, str]:
+def _variables(
+    name: str, folder: Path, options: Options, family: str, side: Side, device: Mapping[str, Any]
+) -> dict[str, str]:
     """Environment variables of a backend's process: folders of its own, and the table in force."""
     out = {"TRITON_CACHE_DIR": str(folder / "triton")} if name else {}
     if not name.startswith("aiter"):
@@ -196,7 +198,7 @@ def _variables(name: str, folder: Path, options: Options, family: str, side: Sid
     package = imported_package() if not side.python else None
     if package is not None:
         link_shipped_modules(jit, package)
-    out |= {"AITER_JIT_DIR": str(jit), **chip.variables(), **inventory_switches()}
+    out |= {"AITER_JIT_DIR": str(jit), **chip_variables(device), **inventory_switches()}
     if name == "aiter":
         out["AITER_LOG_TUNED_CONFIG"] = "1"  # the log says which row served a shape
         if options.table and family in FAMILIES:

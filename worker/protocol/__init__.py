@@ -3,19 +3,10 @@
 Standard library only. The controller imports this package; the worker imports nothing of the controller's.
 """
 
-from worker.protocol.candidates import (
-    MAX_VERDICTS,
-    MAX_WITHHELD,
-    BlocklistVerdict,
-    TableKernel,
-    Withheld,
-    identity,
-    is_wanted,
-    withheld_list,
-)
 from worker.protocol.paths import ANY_SLOT, ATTEMPT_RE, LOCKS, LOCKS_ENV, SLOT_RE, InboxName, NodePaths
 from worker.protocol.records import (
     BEAT_S,
+    FIELDS,
     LOST_BEATS,
     MAX_RECORD_BYTES,
     OUTCOMES,
@@ -23,11 +14,29 @@ from worker.protocol.records import (
     RECORDS,
     SHAPE_VERDICTS,
     ProtocolError,
+    Row,
+    checked_row,
+    is_wrong,
     parse_record,
     record,
 )
-from worker.protocol.row import FIELDS, Row, checked_row, is_wrong
-from worker.protocol.spec import CPUS, DEVICE_LOCK, DEVICE_SHARED, MAX_SPEC_BYTES, NodeConfig, Spec, SpecShape
+from worker.protocol.spec import (
+    CPUS,
+    DEVICE_LOCK,
+    DEVICE_SHARED,
+    MAX_SPEC_BYTES,
+    MAX_VERDICTS,
+    MAX_WITHHELD,
+    BlocklistVerdict,
+    NodeConfig,
+    Spec,
+    SpecShape,
+    TableKernel,
+    Withheld,
+    identity,
+    is_wanted,
+    withheld_list,
+)
 
 __all__ = [
     "ANY_SLOT",

@@ -1,15 +1,129 @@
-"""Input of a worker: `node.json` on its node, and group specs, the shapes of an attempt with the tuner's options."""
+"""Input of a worker: `node.json` on its node, and group specs, the shapes of an attempt with the tuner's options; and
+candidates in specs (`only`, `refuted`, `confirmed`) and records (`withheld`).
+
+A candidate's identity is a list of strings that only the tuner understands; equal lists are the same candidate in every
+process of an image. Across images a candidate is the kernel of a table (TableKernel). `key` is the shape as the tuner
+names it, as opaque as an identity.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple, TypedDict
 
-from worker.protocol.candidates import BlocklistVerdict, TableKernel, only_faults, verdict_faults
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
+
+Identity = tuple[str, ...]
+
+MAX_WITHHELD = 64  # withheld candidates that a record lists; how many more there are is `withheld_more`
+MAX_WITHHELD_BYTES = 40 * 1024
+MAX_VERDICTS = 256  # entries of `refuted` and of `confirmed` in one spec
+MAX_WORDS, MAX_WORD = 64, 400  # limits of one identity or key: strings, and characters of each
+BAD_ENDS = ("fault", "hang", "oom", "error")
+SOURCES = ("attempt", "blocklist")
+_TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
+
+
+class Withheld(TypedDict, total=False):
+    """A candidate that an attempt did not measure because it faulted there, or did so before."""
+
+    key: list[str]
+    candidate: list[str]
+    name: str  # name for display
+    outcome: str  # one of BAD_ENDS
+    detail: str
+    t: float  # time of the fault, epoch seconds
+    slot: str  # stable id of the GPU where it faulted, else node and slot
+    image: str
+    driver: str
+    source: str  # `attempt`: it faulted in this attempt. `blocklist`: before, and was left out.
+    # the fault was seen on a second slot: no evidence of one slot alone, so the attempt is complete without it
+    confirmed: bool
+
+
+class TableKernel(NamedTuple):
+    """A kernel as the cells of a table name it, which may be of another image: its kernelId may mean another one."""
+
+    libtype: str
+    number: str
+    name: str
+    split: str  # splitK; `0` where the table has none
+
+
+def is_wanted(only: Sequence[TableKernel] | None, name: str, split: str | None = None) -> bool:
+    """True if `only` has a kernel of this name and splitK (None: any), or if it is None and every one is wanted."""
+    return only is None or any(k.name == name and split in (None, k.split) for k in only)
+
+
+class BlocklistVerdict(TypedDict, total=False):
+    """Evidence from other slots on an entry of a node's blocklist; `slot` and `t` are the entry's own."""
+
+    family: str
+    key: list[str]
+    candidate: list[str]
+    slot: str
+    t: float
+
+
+def identity(raw: Any, what: str = "candidate") -> Identity:
+    """A list of strings as an identity. Raises ProtocolError."""
+    if not isinstance(raw, (list, tuple)) or not 0 < len(raw) <= MAX_WORDS:
+        raise ProtocolError(f"{what} is not a list of 1 to {MAX_WORDS} strings")
+    if not all(isinstance(word, str) and len(word) <= MAX_WORD for word in raw):
+        raise ProtocolError(f"{what} holds more than strings of at most {MAX_WORD} characters")
+    return tuple(raw)
+
+
+def withheld_entry(raw: Any) -> Withheld:
+    """One entry with all its fields, long texts cut. Raises ProtocolError."""
+    if not isinstance(raw, Mapping):
+        raise ProtocolError("a withheld candidate is not a mapping")
+    entry = Withheld(
+        key=list(identity(raw.get("key"), "key of a withheld candidate")),
+        candidate=list(identity(raw.get("candidate"), "a withheld candidate")),
+    )
+    for name, most in _TEXTS.items():
+        value = raw.get(name, "")
+        if not isinstance(value, str):
+            raise ProtocolError(f"{name} of a withheld candidate is {type(value).__name__}, not str")
+        entry[name] = value[:most]  # type: ignore[literal-required]
+    entry["outcome"], entry["source"] = raw.get("outcome", "fault"), raw.get("source", "attempt")
+    if entry["outcome"] not in BAD_ENDS or entry["source"] not in SOURCES:
+        raise ProtocolError(f"a withheld candidate with outcome {entry['outcome']!r}, source {entry['source']!r}")
+    t = raw.get("t", 0.0)
+    if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 <= t <= 1e12:
+        raise ProtocolError("a withheld candidate without a time")
+    entry["t"] = round(float(t), 3)
+    entry["confirmed"] = raw.get("confirmed", False) is True
+    return entry
+
+
+def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:
+    """The entries that a record can hold, each candidate once, and how many more there are. Raises ProtocolError."""
+    if not isinstance(raw, (list, tuple)):
+        raise ProtocolError("withheld is not a list")
+    if type(more) is not int or not 0 <= more < 2**31:
+        raise ProtocolError("withheld_more is not a number")
+    known: dict[Identity, Withheld] = {}
+    for entry in map(withheld_entry, raw):
+        known.setdefault(tuple(entry["candidate"]), entry)
+    kept: list[Withheld] = []
+    size = 0
+    for entry in known.values():
+        size += len(json.dumps(entry))
+        if len(kept) == MAX_WITHHELD or size > MAX_WITHHELD_BYTES:
+            break
+        kept.append(entry)
+    return kept, more + len(known) - len(kept)
+
+
+_VERDICT_TYPES: dict[str, tuple[type, ...]] = {
+    "family": (str,), "key": (list,), "candidate": (list,), "slot": (str,), "t": (int, float),
+}  # fmt: skip
+
 
 MAX_SPEC_BYTES = 8 * 1024 * 1024
 CPUS = "GEMMFLEET_CPUS"  # a slot's variable: its cores as the kernel lists them, such as 0-63,128-191
@@ -54,8 +168,8 @@ class Spec:
     confirmed: list[BlocklistVerdict] = field(default_factory=list)
 
     def dumps(self) -> bytes:
-        """One line; fields that younger versions added are left out where they are empty, as older ones refuse them."""
-        raw = {f.name: v for f in fields(self) if (v := getattr(self, f.name)) or f.name not in _YOUNGER}
+        """The spec as one line."""
+        raw = {f.name: getattr(self, f.name) for f in fields(self)}
         return json.dumps(raw, separators=(",", ":"), default=_fields).encode()
 
     def only_of(self, shape: int) -> list[TableKernel] | None:
@@ -72,6 +186,7 @@ class Spec:
         faults = _faults(raw)
         if faults:
             raise ProtocolError("bad spec: " + "; ".join(some(faults)))
+        _check_candidates(raw)
         shapes = tuple(SpecShape(s["id"], dict(s["key"])) for s in raw.get("shapes", ()))
         return cls(**{**raw, "shapes": shapes})
 
@@ -87,7 +202,6 @@ _SPEC_TYPES: dict[str, tuple[type, ...]] = {
     "err_ratio": (int, float), "options": (dict,), "protocol": (int,),
     "only": (dict,), "refuted": (list,), "confirmed": (list,),
 }  # fmt: skip
-_YOUNGER = ("only", "refuted", "confirmed")
 
 
 def _faults(raw: Mapping[str, Any]) -> list[str]:
@@ -125,10 +239,33 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
             out.append(f"shapes[{i}] repeats id {s['id']}")
         else:
             ids.add(s["id"])
-    out += only_faults(raw.get("only", {}), ids)
-    for name in ("refuted", "confirmed"):
-        out += verdict_faults(raw.get(name, ()), name)
     return out
+
+
+def _check_candidates(raw: Mapping[str, Any]) -> None:
+    """Raises ProtocolError if `only`, `refuted` or `confirmed` hold something else than candidates."""
+    ids = {str(s["id"]) for s in raw.get("shapes", ())}
+    for shape, kernels in raw.get("only", {}).items():
+        what = f"only[{shape!r}]"
+        if shape not in ids:
+            raise ProtocolError(f"{what} is no shape of the spec")
+        if not isinstance(kernels, list) or not kernels:
+            raise ProtocolError(f"{what} is not a list of kernels")
+        for kernel in kernels:
+            if not isinstance(kernel, Mapping) or set(kernel) != set(TableKernel._fields):
+                raise ProtocolError(f"{what} has a kernel that is not {{{', '.join(TableKernel._fields)}}}")
+            identity(tuple(kernel.values()), f"a kernel of {what}")
+    for name in ("refuted", "confirmed"):
+        entries = raw.get(name, ())
+        if len(entries) > MAX_VERDICTS:
+            raise ProtocolError(f"{name} has more than {MAX_VERDICTS} entries")
+        for i, entry in enumerate(entries):
+            if not isinstance(entry, Mapping):
+                raise ProtocolError(f"{name}[{i}] is not a mapping")
+            if faults := type_faults(entry, _VERDICT_TYPES, ("family", "key", "candidate")):
+                raise ProtocolError(f"{name}[{i}]: {faults[0]}")
+            for field_ in ("key", "candidate"):
+                identity(entry[field_], f"{name}[{i}].{field_}")
 
 
 def _protocol_faults(raw: Mapping[str, Any]) -> list[str]:

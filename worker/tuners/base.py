@@ -74,7 +74,7 @@ class Emit:
         """Report the shape's winner: the tuner is done with the shape.
 
         `candidate`: the winner's identity. `withheld`: candidates that were left out because they faulted, which makes
-        the attempt incomplete (worker/protocol/candidates.py).
+        the attempt incomplete (worker/protocol/spec.py).
         """
         self._say("shape_tuned", shape=shape_id, row=row, **_of_candidates(candidate, withheld))
 

@@ -13,7 +13,7 @@ _CUDA = re.compile(r"cuda(:\d+)?\Z")
 CPU = torch.device("cpu")
 _IS_CUDA: Any = torch.Tensor.is_cuda.__get__  # type: ignore[attr-defined]
 HIP = "7.1.0"
-"""Version that hipconfig prints (tests/aiter/realbase.py); flags of a module's compiler follow it."""
+"""Version that hipconfig prints (tests/aiter/driven.py); flags of a module's compiler follow it."""
 FLUSHED = 128 << 20
 """Numbers of the buffer that gradlib's tuner empties a GPU's cache with, once a shape."""
 

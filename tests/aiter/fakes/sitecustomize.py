@@ -1,7 +1,7 @@
 """Lets a tree of AITER run on a CPU as it is: package, core.py, builder, lookups, tuner base, comparison, scripts.
 
 Faked is what needs a GPU or a compiler of AMD's, each in a file beside this one: the device (gpu.py; rocminfo and
-hipconfig are executables that tests/aiter/realbase.py writes), the compiler and the modules it makes (compiled.py,
+hipconfig are executables that tests/aiter/driven.py writes), the compiler and the modules it makes (compiled.py,
 kernels.py), the quantiser (quantiser.py), the timer (timer.py). einops and psutil are stood in for where they are not
 installed. A module of the tree is run first and changed after, so that the files stay as they are. AITER's pools fork
 where it has them spawn: a second import of torch and AITER in every process was most of the time.
@@ -22,14 +22,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.environ.get("REAL_AITER_ROOT", "")
 AFTER = {
     "torch": "gpu",
-    "pandas": "pandas_",
     "triton.runtime.driver": "triton_driver",
     "aiter.jit.core": "compiled",
     "aiter.ops.quant": "quantiser",
     "aiter.test_common": "timer",
     "aiter.utility.mp_tuner": "kernels",
-    "aiter.utility.fp4_utils": "moe",
-    "aiter.ops.triton.quant.fused_mxfp4_quant": "moe",
 }
 """Module -> the file here whose `after(module)` is called when it was run."""
 INSTEAD = {"einops": "einops_.py", "psutil": "psutil_.py"}

@@ -18,7 +18,7 @@ import jinja2
 
 from tests.standins.aiter.layout import TREES, Date, Script, scripts
 
-__all__ = ["TREES", "Tree", "make_tree"]
+__all__ = ["TREES", "Tree", "change", "make_tree"]
 
 _PARTS = Path(__file__).parent / "parts"
 _ASM_TILES = ((256, 256), (128, 512), (192, 256), (64, 128), (32, 1024))
@@ -97,6 +97,15 @@ def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) 
     python.chmod(0o755)
     (root / "faults.json").write_text(json.dumps(dict(faults or {}), indent=1))
     return Tree(d, root, site, paths)
+
+
+def change(path: Path, *texts: tuple[str, str]) -> None:
+    """Change a file of a tree: each text to a new one. Raises AssertionError where it has not got it."""
+    text = path.read_text()
+    for old, new in texts:
+        assert old in text, f"{path} has no {old!r}"
+        text = text.replace(old, new)
+    path.write_text(text)
 
 
 def _tables(root: Path, f: Script) -> None:

@@ -1,24 +1,29 @@
-"""Files of a bench, from the rows of a ledger; options and files that are requested."""
+"""Files and report of a bench, from the rows of a ledger; the order of `--env` decides which side is golden."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
-from orchestrator.bench import request
-from orchestrator.cli.ending import add_results, missing_results
+from orchestrator.cli.app import app
+from orchestrator.cli.ending import add_results, end_page, missing_results
 from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger import ProfileRow
-from orchestrator.paths import RunPaths
-from orchestrator.results.bench import BenchResults, Result, compared, fastest, long, redacted, results
-from worker.families import BATCHED
-from worker.protocol.bench import Options, Rule, backends
+from orchestrator.ledger.reader import ProfileRow
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.bench import BenchResults, Result, compared, long, record, results
+from orchestrator.results.comparison import differences
+from tests.support.ledger_kit import A8W8, DEVICE, Run
+from tests.support.ledger_kit import row as row_record
+from worker.protocol import record as worker_record
+from worker.protocol.bench import Rule
 
 FP4 = get_family("a4w4_blockscale")
 KEY = (16, 512, 1024)
@@ -39,103 +44,86 @@ def rows(lines: Any) -> list[dict[str, Any]]:
 
 
 def test_every_run_is_a_row_of_the_long_file_and_of_its_side() -> None:
-    found = [result("torch", 20.0, env="tot"), result("aiter", 0.0, env="tot", detail="=HYPERLINK(1)")]
-    made = rows(long(found, FP4))
+    config = "gemm/x.json any 16x64x128"
+    found = [result("torch", 20.0, env="tot", aiter_config=config)]
+    made = rows(long([*found, result("aiter", 0.0, env="tot", detail="=HYPERLINK(1)")], FP4))
     assert [(r["backend"], r["run"]) for r in made] == [("torch", 1), ("torch", 2), ("torch", 3), ("aiter", 0)]
     assert made[3]["detail"] == "'=HYPERLINK(1)"
     side = rows(compared(found, FP4, "tot"))
-    assert [(r["kernel"], r["M"], r["run"]) for r in side] == [("torch/mm", 16, i) for i in (1, 2, 3)]
+    assert [tuple(r.values())[-3:] for r in side] == [(f"{us:.4f}", i, config) for i, us in found[0].runs]
+    assert {(r["kernel"], r["M"]) for r in side} == {("torch/mm", 16)}
+    assert "aiter_config" not in rows(compared([result("torch", 20.0, env="a")], FP4, "a"))[0]
 
 
 def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none(capsys: pytest.CaptureFixture[str]) -> None:
     ok, absent = result("torch", 20.0), result("aiter", 0.0, detail="no module aiter")
     of = BenchResults(RunPaths(Path()), FP4, [ok, absent], {}, 1)
-    assert not of.at_fault
-    assert replace(of, found=[ok, result("triton", 0.0, status="wrong")]).at_fault
+    assert [of.at_fault, replace(of, found=[ok, result("triton", 0.0, status="wrong")]).at_fault] == [False, True]
     (told,) = missing_results([ok, absent, result("aiter", 0.0, shape=2, detail="no module aiter")])
     assert (told["backend"], told["status"], told["shapes"]) == ("aiter", "unavailable", 2)
-    assert fastest([ok, result("triton", 30.0)])[1, ""].backend == "torch"
-    add_results(page := Page(), [ok, absent])
+    add_results(page := Page(), [ok, absent, result("triton", 30.0)])
     page.print()
     heads, line, caption = (" ".join(text.split()) for text in capsys.readouterr().out.splitlines())
-    assert (heads, line[-5:], caption) == ("shape torch aiter fastest", "torch", "TFLOPS")
+    assert (heads, line[-5:], caption) == ("shape torch aiter triton fastest", "torch", "TFLOPS")
     assert " - " in line
 
 
-def row(run: int, **more: Any) -> ProfileRow:
-    """A row of a pass, in a ledger of its own."""
-    base = {
-        "libtype": "torch",
-        "kernelName": "k",
-        "status": "ok",
-        "errRatio": 0.0,
-        "detail": "",
-        "env": "a",
-        "run": run,
-    }
-    return ProfileRow(1, "g1-1", 1, KEY, "n", "0", 0.0, False, "", None, None, {**base, **more})
-
-
 def test_passes_are_one_result_whose_runs_have_to_agree() -> None:
-    flops = 2 * 16 * 512 * 1024
-    passes = [row(i, us=us, tflops=flops / us / 1e6) for i, us in ((1, 100.0), (2, 103.0), (3, 98.0))]
+    def row(run: int, us: float, status: str = "ok") -> ProfileRow:
+        """A row of a pass, in a ledger of its own."""
+        cells = {"libtype": "torch", "kernelName": "k", "status": status, "errRatio": 0.0, "detail": "", "env": "a"}
+        cells |= {"run": run, "us": us, "tflops": 2 * 16 * 512 * 1024 / us / 1e6}
+        return ProfileRow(1, "g1-1", 1, KEY, "n", "0", 0.0, False, "", None, None, cells)
+
+    passes = [row(1, 100.0), row(2, 103.0), row(3, 98.0)]
     (one,) = results(passes, Rule())
     assert (one.status, one.samples, one.runs) == ("ok", 3, ((1, 100.0), (2, 103.0), (3, 98.0)))
-    assert one.us == pytest.approx(301 / 3)
-    assert one.tflops == pytest.approx(flops / one.us / 1e6)
-    (bad,) = results([*passes, row(4, us=-1.0, status="fault")], Rule())
-    assert bad.status == "fault"
+    assert (one.us, one.tflops) == pytest.approx((301 / 3, 2 * 16 * 512 * 1024 / one.us / 1e6))
+    assert results([*passes, row(4, -1.0, "fault")], Rule())[0].status == "fault"
 
 
-def test_backends_by_name_and_alias() -> None:
-    assert backends("gluon,torch,torch") == ("aiter-gluon", "torch")
-    assert backends(["aiter-batched"]) == BATCHED
-    for unknown in ("triton", "own-triton"):
-        with pytest.raises(ValueError, match=rf"'{unknown}' is no backend \(there are torch, aiter, aiter-triton"):
-            backends(unknown)
-    with pytest.raises(ValueError, match="no backend"):
-        backends([])
-    with pytest.raises(ValueError, match=r"unknown option 'pace'.*; runs is 0, not a whole number from 1 to 20"):
-        Options.parse({"pace": 1, "runs": 0})
+def test_a_record_has_the_switches_as_under_test(tmp_path: Path) -> None:
+    stacks: list[dict[str, Any]] = [
+        {"torch": "2.9", "switches": {"TRITON_X": "0", "HSA_Y": "1"}},
+        {"torch": "2.9", "switches": {"HSA_Y": "2"}, "variables": {"TRITON_X": "1", "LD_PRELOAD": "a.so"}},
+    ]
+    both = [record(RunPaths(tmp_path), "a", side, stack, []) for side, stack in enumerate(stacks, 1)]
+    assert both[1]["switches"] == {"HSA_Y": "2", "TRITON_X": "1", "LD_PRELOAD": "a.so"}
+    golden, tot = (
+        {**{f"switches.{k}": v for k, v in r["switches"].items()}, "under_test": r.get("under_test", "")} for r in both
+    )
+    assert {d["field"]: d["kind"] for d in differences(golden, tot)} == {
+        "switches.TRITON_X": "test", "switches.LD_PRELOAD": "test", "switches.HSA_Y": "other", "under_test": "name",
+    }  # fmt: skip
 
 
-def test_a_table_is_sent_whole_and_recorded_by_its_hash(tmp_path: Path) -> None:
-    path = tmp_path / "tuned.csv"
-    path.write_text("gfx,cu_num,M,N,K,us,kernelName\ngfx950,256,16,512,1024,5.0,one\n")
-    made = request.options([], ["torch"], path)
-    assert made["table"] == path.read_text()
-    assert redacted(made)["table"].startswith("sha256 ")
-    path.write_text("M,N\n1,2\n")
-    with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
-        request.options([], ["torch"], path)
-
-
-def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:
-    for rel in (
-        "gluon/gemm_afp4wfp4.py",
-        "gluon/triton_version.py",
-        "configs/gfx950/gluon/gemm/x/DEFAULT.json",
-        "a.py",
-    ):
-        path = tmp_path / "aiter/ops/triton" / rel
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# {rel}")
-    found = request.gluon_files(tmp_path)
-    assert len(found) == 3
-    assert all("gluon" in rel for rel in found)
-    with pytest.raises(InputError, match="neither"):
-        request.gluon_files(tmp_path / "aiter")
-
-
-def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_compare_line_and_the_records_have_the_order_of_env(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from typer.testing import CliRunner
-
-    from orchestrator.cli.app import app
-
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["bench", "--plan", "--json"])
-    assert done.exit_code == 0, (done.output, done.exception)
-    assert "the FP4 guide's 15 shapes" in done.stderr
-    assert json.loads(done.stdout)["asked"] == 15
+    paths = RunPaths(tmp_path / "r1")
+    paths.root.mkdir()
+    options: dict[str, Any] = {"backends": ["torch"], "sides": [{"name": name} for name in ("golden", "tot")]}
+    RunConfig("r1", 0.0, [], "0", A8W8.name, "bench", "s.csv", "", "i.yaml", options=options).write(paths.config)
+    device = {**DEVICE, "bench": {"tot": {"torch": "2.9"}, "golden": {"torch": "2.8"}}}
+    with Run(paths.root, ((1, 2),)) as run:
+        with run.ledger.transaction():
+            run.ledger.set_meta("tuner", "bench")
+        run.send("g0001-1", slot="0")
+        run.says(worker_record("attempt_started", 1.0, attempt="g0001-1", group="", device=device))
+        # the first number to arrive is of tot
+        for shape, env, us in ((1, "tot", 202.7), (1, "golden", 100.0), (2, "tot", 405.4)):
+            for number in (1, 2, 3):
+                more = {"env": env, "run": number, "op": "mm", "libtype": "torch"}
+                run.says(row_record("row", "g0001-1", shape, us=us * (1 + number / 1000), **more))
+        BenchResults.of_run(run.ledger, paths, options).write()
+    end_page(paths, "finished").finish()
+    (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("next:")]
+    words = shlex.split(line)
+    sides = words[words.index("compare") + 1 :]
+    assert [Path(side).stem for side in sides] == ["golden", "tot"]
+    assert [json.loads((paths.root / f"{n}.env.json").read_text())["side"] for n in ("golden", "tot")] == [1, 2]
+    typed = CliRunner().invoke(app, ["compare", *sides])
+    assert (typed.exit_code, "+102.7 %" in typed.stdout) == (1, True)
+    swapped = CliRunner().invoke(app, ["compare", *reversed(sides)])
+    assert isinstance(swapped.exception, InputError)
+    assert "in the bench r1 the golden side here (tot) was --env number 2" in str(swapped.exception)

@@ -1,4 +1,5 @@
-"""The command line: help on one screen that loads nothing heavy, near names, and completion in shells."""
+"""The command line: help on one screen that loads nothing heavy, near names, completion, `shapes check`, and the
+commands that are suggested."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ import typer.main
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.cli.ending import next_lines, next_steps
+from orchestrator.command_hints import called, command, program
+from orchestrator.paths import RunConfig, RunPaths
 from tests.paths import ROOT
+from tests.support.command import command as run
 
 BIN = Path(sys.executable).parent
 
@@ -29,25 +35,24 @@ def groups() -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 @pytest.mark.parametrize(("words", "commands"), list(groups()), ids=[w or "gemmfleet" for w, _ in groups()])
 def test_help_is_one_screen_with_whole_summaries(words: str, commands: list[tuple[str, str]]) -> None:
-    lines = CliRunner().invoke(app, [*words.split(), "--help"], terminal_width=80).stdout.splitlines()
+    shown = CliRunner().invoke(app, [*words.split(), "--help"], terminal_width=80).stdout
+    lines = shown.splitlines()
     assert len(lines) <= 44
     assert max(map(len, lines)) <= 80
     for name, summary in commands:
         assert any(line.split() == [name, *summary.split()] for line in lines), name
-
-
-def test_commands_stand_under_the_headings_of_the_docs() -> None:
-    shown = CliRunner().invoke(app, ["--help"], terminal_width=80).stdout
-    headings = re.findall(r"^(\w+):$", shown, re.M)
-    assert headings == ["Options", "Tune", "Look", "Results", "Fleet", "Files"]
+    if not words:
+        headings = re.findall(r"^(\w+):$", shown, re.M)
+        assert headings == ["Options", "Tune", "Look", "Results", "Fleet", "Files"]
 
 
 def test_options_of_a_tuner_stand_under_its_name() -> None:
-    shown = CliRunner().invoke(app, ["tune", "--help"]).stdout
-    common, _, own = shown.partition("\nTuner aiter:\n")
-    assert "--family" in common
-    assert "--tuner-timeout" not in common
+    common, _, own = run("tune", "--help").out.partition("\nTuner aiter:\n")
+    assert ("--family" in common, "--tuner-timeout" in common) == (True, False)
     assert "--tuner-timeout" in own.partition("\n\n")[0]
+    refused = run("tune", str(ROOT / "examples" / "llm.csv"), "--plan", "--again", "3", "--tuner", "replay")
+    assert refused.err.startswith("error: --again: for the tuners aiter-triton and torch only")
+    assert "Did you mean 'status'?" in run("statsu").err
 
 
 @pytest.mark.parametrize("words", ["--help", "--version", "tune --help", "nodes check --help"])
@@ -66,45 +71,120 @@ def test_help_loads_nothing_heavy(words: str) -> None:
     assert done.stderr.split() == []
 
 
-def test_a_near_name_is_suggested() -> None:
-    result = CliRunner().invoke(app, ["statsu"])
-    assert result.exit_code == 2
-    assert "Did you mean 'status'?" in result.stderr
-
-
 BASH = """
 source <(_GEMMFLEET_COMPLETE=source_bash gemmfleet)
-COMP_WORDS=({words}) COMP_CWORD={at}
-_gemmfleet_completion gemmfleet
-printf '%s\\n' "${{COMPREPLY[@]}}"
+for line in {lines}; do
+    COMP_WORDS=($line) COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+    _gemmfleet_completion gemmfleet
+    echo "${{COMPREPLY[@]}}"
+done
+gemmfleet --install-completion; exit $?  # the shell must live on, as the parent that is looked at
 """
+OFFERED = {
+    "gemmfleet re": ["recheck", "report", "resume", "retry"],
+    "gemmfleet db un": ["undo"],
+    "gemmfleet tune --tuner-": ["--tuner-arg", "--tuner-option", "--tuner-timeout"],
+    "gemmfleet tune s.csv --busy s": ["share", "skip"],
+}
+
+
+def test_bash_completes_and_keeps_it(tmp_path: Path) -> None:
+    """The script that `--show-completion` prints, in a real bash: what Tab would offer."""
+    script = BASH.format(lines=" ".join(f"'{line}'" for line in OFFERED))
+    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "HOME": str(tmp_path)}
+    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True, env=env)
+    offered = [sorted(line.split()) for line in done.stdout.splitlines()[: len(OFFERED)]]
+    assert offered == list(OFFERED.values()), done.stderr
+    kept = tmp_path / ".bash_completions" / "gemmfleet.sh"
+    assert "complete_bash" in kept.read_text()
+    assert str(kept) in (tmp_path / ".bashrc").read_text()
+
+
+# --- shapes check -----------------------------------------------------------------------------------------------------
+
+
+def test_shapes_check_as_a_document(tmp_path: Path) -> None:
+    path = tmp_path / "s.csv"
+    path.write_text("token,model_dim,inter_dim,expert,topk\n7,2,3,4,5\n")
+    found = run("shapes", "check", str(path), "--family", "fmoe", "--json").json()
+    assert (found["ok"], found["shapes"], found["groups"]) == (True, 1, 1)
+    assert found["m"] == {"column": "token", "min": 7, "max": 7}
+    assert "q_type = QuantType.per_Token" in found["notes"][0]
+    bad = run("shapes", "check", str(tmp_path / "none.csv"), "--json")
+    assert (bad.code, [f"error: {fault}" for fault in bad.json()["faults"]]) == (2, bad.err.splitlines())
+
+
+def test_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```(\w+)\n(.*?)```", (ROOT / "docs" / "how-to" / "shape-lists.md").read_text(), re.DOTALL)
+    assert [kind for kind, _ in blocks] == ["csv", "text", "csv", "text"]
+    good = "\ufeffM,N,K\r\n1, 28672, 4096\r\n16,28672,4096\r\n\r\n16,28672,4096\r\n32,4096,14336\r\n"
+    Path("llm.csv").write_bytes(good.encode())
+    Path("broken.csv").write_text(blocks[2][1])
+    assert run("shapes", "check", "llm.csv").out == blocks[1][1]
+    assert run("shapes", "check", "broken.csv").err == blocks[3][1]
+
+
+# --- suggested commands -----------------------------------------------------------------------------------------------
+
+PATHS = RunPaths(Path("runs/20260131-154500-3f9a"))
+CONFIG = RunConfig(PATHS.run, 0.0, [], "0", "a4w4_blockscale", "aiter", "s.csv", "", "inv.yaml")
+
+
+def program_at(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("#!/bin/sh\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_the_program_is_named_as_it_can_be_typed_from_here(tmp_path: Path) -> None:
+    venv, other = tmp_path / "project" / ".venv" / "bin", program_at(tmp_path / "other" / "gemmfleet").parent
+    program_at(venv / "gemmfleet")
+    ours, here = str(venv / "python"), venv.parents[1]
+    for path, cwd, expected in (
+        (f"/usr/bin:{venv}", here, "gemmfleet"),
+        ("/usr/bin", here, ".venv/bin/gemmfleet"),
+        (str(other), here, ".venv/bin/gemmfleet"),  # another gemmfleet on the path is not ours
+        ("/usr/bin", venv.parents[2], "project/.venv/bin/gemmfleet"),
+        ("/usr/bin", venv / "x", str(venv / "gemmfleet")),
+    ):
+        assert called(ours, path, cwd) == expected
+    assert called(str(program_at(tmp_path / "my env" / "gemmfleet")), "", tmp_path) == "'my env/gemmfleet'"
+    (venv / "gemmfleet").unlink()
+    assert called(ours, "/usr/bin", here) == ".venv/bin/python -m orchestrator"
+
+
+def test_no_message_spells_the_program_by_hand() -> None:
+    """In the controller's code a suggested command comes from `command`, for only that can be typed everywhere."""
+    by_hand = re.compile(r"[:(`] ?gemmfleet [a-z]+")
+    found = [
+        f"{path.relative_to(ROOT)}:{n}: {line.strip()}"
+        for path in sorted((ROOT / "orchestrator").rglob("*.py"))
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if by_hand.search(line) and not line.startswith(('"""', "`"))
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(
-    ("typed", "offered"),
+    ("config", "how", "words"),
     [
-        ("gemmfleet st", ["status"]),
-        ("gemmfleet re", ["recheck", "resume", "retry", "report"]),
-        ("gemmfleet db un", ["undo"]),
-        ("gemmfleet shapes from", ["from-model", "from-log"]),
-        ("gemmfleet tune --tuner-", ["--tuner-option", "--tuner-timeout", "--tuner-arg"]),
-        ("gemmfleet tune s.csv --busy s", ["skip", "share"]),
-        ("gemmfleet --vers", ["--version"]),
+        (CONFIG, {}, [f"db merge {PATHS.root} --into a4w4_blockscale_tuned_gemm.csv", f"report {PATHS.run}",
+                      f"verify {PATHS.run}", f"db export {PATHS.tuned} --env"]),
+        (replace(CONFIG, db="my tables/t.csv"), {}, [f"report {PATHS.run}", f"verify {PATHS.run}",
+                                                     "db export 'my tables/t.csv' --env"]),
+        # tables of our own tuners are not for AITER
+        (replace(CONFIG, tuner="torch"), {}, [f"db merge {PATHS.root} --into a4w4_blockscale-torch.csv",
+                                              f"report {PATHS.run}"]),
+        (CONFIG, {"unsettled": True}, [f"resume {PATHS.run}"]),
+        (CONFIG, {"failed": 1, "tuned": 0}, [f"explain {PATHS.run}", f"retry {PATHS.run}"]),
     ],
-)
-def test_bash_completes(typed: str, offered: list[str]) -> None:
-    """The script that `--show-completion` prints, in a real bash: what Tab would offer."""
-    words = typed.split()
-    script = BASH.format(words=" ".join(words), at=len(words) - 1)
-    env = {**os.environ, "PATH": f"{BIN}:{os.environ['PATH']}"}
-    done = subprocess.run(["bash", "--norc", "-c", script], capture_output=True, text=True, check=True, env=env)
-    assert sorted(done.stdout.split()) == sorted(offered), done.stderr
-
-
-def test_completion_can_be_installed(tmp_path: Path) -> None:
-    env = {**os.environ, "HOME": str(tmp_path), "PATH": f"{BIN}:{os.environ['PATH']}"}
-    typed = "gemmfleet --install-completion; exit $?"  # the shell must live on, as the parent that is looked at
-    subprocess.run(["bash", "--norc", "-c", typed], capture_output=True, text=True, check=True, env=env)
-    script = tmp_path / ".bash_completions" / "gemmfleet.sh"
-    assert "complete_bash" in script.read_text()
-    assert str(script) in (tmp_path / ".bashrc").read_text()
+)  # fmt: skip
+def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, int], words: list[str]) -> None:
+    steps = next_steps(PATHS, config, **{"tuned": 3, "failed": 0, "unsettled": False, **how})  # type: ignore[arg-type]
+    assert [w for w, _ in steps] == words
+    assert next_lines([("report r", "the page"), ("status run", "how it stands")]) == [
+        f"next: {program()} report r    # the page", f"      {command('status run')}  # how it stands",
+    ]  # fmt: skip
+    assert RunPaths(Path("/my runs/r1")).named == "r1 --runs '/my runs'"

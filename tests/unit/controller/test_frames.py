@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import cycle
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.controller.stream import MAX_CHUNK, Beat, read_frames
-from orchestrator.ledger import Chunk
+from orchestrator.ledger.ingest import Chunk
 from worker.protocol import ProtocolError
 
 
 def reader(data: bytes, sizes: list[int]) -> Callable[[int], bytes]:
     """Serves `data` in pieces of these sizes, over and over."""
-    at = 0
-    turn = 0
+    rest, turns = bytearray(data), cycle(sizes)
 
     def read(size: int) -> bytes:
-        nonlocal at, turn
-        n = min(size, sizes[turn % len(sizes)])
-        turn += 1
-        out = data[at : at + n]
-        at += len(out)
+        out = bytes(rest[: min(size, next(turns))])
+        del rest[: len(out)]
         return out
 
     return read
@@ -38,22 +35,18 @@ def wire(frame: Chunk | Beat) -> bytes:
 
 
 chunks = st.builds(
-    Chunk, st.sampled_from(["E", "L"]), st.sampled_from(["0", "17"]), st.integers(0, 10**12), st.binary(max_size=300),
-)  # fmt: skip
-beats = st.builds(
-    Beat, st.just(1.5), st.integers(0, 9), st.just({"0": {"alive": True, "age": 0.1}}), st.just("")
-)  # fmt: skip
+    Chunk, st.sampled_from(["E", "L"]), st.sampled_from(["0", "17"]), st.integers(0, 10**12), st.binary(max_size=300)
+)
+beats = st.builds(Beat, st.just(1.5), st.integers(0, 9), st.just({"0": {"alive": True, "age": 0.1}}), st.just(""))
+cuts = st.lists(st.integers(1, 50), min_size=1, max_size=6)
 
 
-@given(st.lists(chunks | beats, max_size=12), st.lists(st.integers(1, 50), min_size=1, max_size=6))
-def test_frames_survive_any_cutting(frames: list[Chunk | Beat], sizes: list[int]) -> None:
-    assert list(read_frames(reader(b"".join(map(wire, frames)), sizes))) == frames
-
-
-def test_an_unfinished_last_frame_is_dropped() -> None:
-    whole = Chunk("E", "0", 0, b"x" * 10)
-    cut = wire(Chunk("E", "0", 10, b"y" * 10))[:-3]
-    assert list(read_frames(reader(wire(whole) + cut, [7]))) == [whole]
+@given(st.lists(chunks | beats, max_size=12), chunks.filter(lambda c: c.data), cuts)
+def test_frames_survive_any_cutting_and_an_unfinished_last_one_is_dropped(
+    frames: list[Chunk | Beat], last: Chunk, sizes: list[int]
+) -> None:
+    data = b"".join(map(wire, frames)) + wire(last)[:-1]
+    assert list(read_frames(reader(data, sizes))) == frames
 
 
 @pytest.mark.parametrize(

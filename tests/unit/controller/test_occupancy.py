@@ -1,4 +1,4 @@
-"""Occupants of a node, and the admission of workers to it."""
+"""Occupants of a node, the admission of workers to it, and one GPU under two names."""
 
 from __future__ import annotations
 
@@ -10,11 +10,25 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, read_facts, script
-from orchestrator.controller.occupancy import NodeAdmission, gpus_of, mode_of, occupants, occupants_text, start_turn
+from orchestrator.cli.fleet import check_inventory
+from orchestrator.controller import node_check
+from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, load_facts, read_facts, save_facts, script
+from orchestrator.controller.node_check import check_node, check_nodes
+from orchestrator.controller.occupancy import (
+    NodeAdmission,
+    gpus_of,
+    mode_of,
+    occupants,
+    occupants_text,
+    refuse_one_gpu_twice,
+    start_turn,
+    twice,
+)
+from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.engines import WorkerState
-from orchestrator.errors import LeftOutError
-from orchestrator.inventory.model import Node
+from orchestrator.errors import InventoryError, LeftOutError
+from orchestrator.inventory.load import load_inventory
+from orchestrator.inventory.model import Inventory, Node
 from orchestrator.transport import Completed, LocalTransport
 from orchestrator.transport.local import ProcessChannel
 from tests.support.health_kit import put, unfold
@@ -36,7 +50,6 @@ def ids(facts: NodeFacts, gpus: Sequence[int] = (0, 1)) -> list[str]:
         (container(), False, False),  # a database, an exporter: it only exists
         (container("/dev/snd", "/dev/dri/card1"), False, False),
         (container("/dev/kfd", "/dev/dri"), True, False),
-        (container("/dev/kfd"), True, False),
         (container("/dev/kfd", "/dev/dri/renderD136"), True, False),
         (container("/dev/kfd", "/dev/dri/renderD144"), False, False),  # of GPU 2, which is not ours
         (container("gpu:nvidia"), True, False),
@@ -53,13 +66,6 @@ def test_containers(there: Container, gpu_node: bool, cpu_node: bool) -> None:
     facts = NodeFacts({}, GPUS, containers=(there,))
     assert ids(facts) == (["container c"] if gpu_node else [])
     assert ids(facts, ()) == (["container c"] if cpu_node else [])
-    if there.run != "mine":  # before there is a run
-        assert bool(occupants(facts, (0, 1), "")) is gpu_node
-
-
-def test_a_render_node_that_cannot_be_placed_counts() -> None:
-    """Devices are there, but no topology says whose they are."""
-    assert ids(NodeFacts({}, containers=(container("/dev/dri/renderD200"),)), (0,)) == ["container c"]
 
 
 @pytest.mark.parametrize(
@@ -68,63 +74,52 @@ def test_a_render_node_that_cannot_be_placed_counts() -> None:
         ({"use_pct": 20}, "GPU 1 is in use (busy 20 %, memory 0 %)"),
         ({"use_pct": 19}, ""),
         ({"memory_used": 10, "memory_total": 100}, "GPU 1 is in use (busy 0 %, memory 10 %)"),
-        ({"memory_used": 9, "memory_total": 100}, ""),
         ({"processes": {"41": 3 << 20, "42": 0}}, "GPU 1 is held by process 41 (3 MiB)"),
         ({"processes": {"42": 0}}, ""),
     ],
 )
 def test_what_a_gpu_does(changes: dict[str, object], words: str) -> None:
     facts = NodeFacts({}, (GPUS[0], replace(GPUS[1], **changes)))  # type: ignore[arg-type]
-    assert occupants_text(occupants(facts, (0, 1), "mine")) == words
-    assert occupants_text(occupants(facts, (0,), "mine")) == ""
-    assert occupants_text(occupants(facts, (), "mine")) == ""
+    assert [occupants_text(occupants(facts, gpus, "mine")) for gpus in ((0, 1), (0,), ())] == [words, "", ""]
 
 
 def test_living_workers_of_other_runs() -> None:
-    held = ("mine/n/gpu-0", "their/n/gpu-1", "far/n/gpu-3", "cpu/n/cores", "/gpu-0")
+    held = ("mine/n/gpu-0", "their/n/gpu-1", "far/n/gpu-3", "cpu/n/cores")
     facts = NodeFacts({}, GPUS, locks={"held": held, "stale": ("old/n/claimed/0/lock",)})
-    assert ids(facts) == ["run their", "run "]
-    assert ids(facts, ()) == ["run cpu"]
+    assert (ids(facts), ids(facts, ())) == (["run their"], ["run cpu"])
 
 
 def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     root = unfold("mi355x", tmp_path)
-    for number, gpu in ((2, 100), (3, 200)):
+    for number, gpu, held in ((2, 100, "0"), (3, 200, "1048576")):
         put(root / f"sys/class/kfd/kfd/topology/nodes/{number}/gpu_id", str(gpu))
-    put(root / "sys/class/kfd/kfd/proc/4711/vram_200", "1048576")
-    put(root / "sys/class/kfd/kfd/proc/4711/vram_100", "0")
+        put(root / f"sys/class/kfd/kfd/proc/4711/vram_{gpu}", held)
     text = script(Node(name="n"), brief=True, sys=str(root / "sys"))
     facts = read_facts(LocalTransport("n").run(ARGV, stdin=text))
     assert [g.processes for g in facts.gpus] == [{"4711": 0}, {"4711": 1048576}]
-    assert "process 4711 (1 MiB)" in occupants_text(occupants(facts, (1,), ""))
 
 
 def test_what_the_inventory_and_the_command_line_say() -> None:
-    assert mode_of(Node(name="n"), None) == "wait"
-    assert mode_of(Node(name="n", busy="share"), None) == "share"
-    assert mode_of(Node(name="n", busy="share"), "skip") == "skip"
-    facts = NodeFacts({}, GPUS)
-    assert [gpus_of(Node(name="n", gpus=g), facts) for g in ("auto", 0, 2, (1, 3))] == [
-        (0, 1, 2, 3), (), (0, 1), (1, 3),
-    ]  # fmt: skip
+    shared = Node(name="n", busy="share")
+    assert [mode_of(Node(name="n"), None), mode_of(shared, None), mode_of(shared, "skip")] == ["wait", "share", "skip"]
+    ours = [gpus_of(Node(name="n", gpus=g), NodeFacts({}, GPUS)) for g in ("auto", 0, 2, (1, 3))]
+    assert ours == [(0, 1, 2, 3), (), (0, 1), (1, 3)]
 
 
 # --- the gate -----------------------------------------------------------------------------------------------------
 
 
 class Site(LocalTransport):
-    """A node that names one more container with a GPU for each time it is to be busy."""
+    """A node that names one more container with a GPU for each time it is to be busy; also its engine."""
 
-    def __init__(self, busy: Sequence[str]) -> None:
+    def __init__(self, *busy: str) -> None:
         super().__init__("n")
-        self.busy, self.asked, self.ours = list(busy), 0, False
+        self.busy, self.asked, self.ours, self.told = list(busy), 0, False, list[tuple[str, str]]()
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         self.asked += 1
         name = self.busy.pop(0) if self.busy else ""
-        return Completed(
-            0, f"check=1\n{f'container=i|/{name}|img|running||||/dev/kfd,' if name else ''}\nend=1\n".encode(), b""
-        )
+        return Completed(0, f"{f'container=i|/{name}|img|running||||/dev/kfd,' if name else ''}\nend=1\n".encode(), b"")
 
     def open(self, argv: Sequence[str]) -> ProcessChannel:
         return super().open(["echo", "none"])  # it has no locks
@@ -132,35 +127,34 @@ class Site(LocalTransport):
     def list(self) -> list[WorkerState]:
         return [WorkerState("0", "running" if self.ours else "absent")]
 
-
-def gate(site: Site, mode: str) -> NodeAdmission:
-    return NodeAdmission(site, site, mode, b"", lambda facts: (0,), "mine", first_s=0.01)  # type: ignore[arg-type]
+    def admit(self, mode: str) -> None:
+        gate = NodeAdmission(self, self, mode, b"", lambda facts: (0,), "mine", first_s=0.01)  # type: ignore[arg-type]
+        with gate(threading.Event(), lambda doing, why: self.told.append((doing, why))):
+            pass
 
 
 def test_waiting_ends_when_they_are_done_and_says_only_what_is_new() -> None:
-    site, told = Site(["a", "a", "a", "b"]), list[tuple[str, str]]()
-    with gate(site, "wait")(threading.Event(), lambda doing, why: told.append((doing, why))):
-        pass
+    site = Site("a", "a", "a", "b")
+    site.admit("wait")
     assert site.asked == 5
-    assert [d for d, _ in told] == ["wait", "wait", "free"]
-    assert [w for _, w in told[:2]] == ["container a (img)", "container b (img)"]
+    assert site.told[:2] == [("wait", "container a (img)"), ("wait", "container b (img)")]
+    assert [doing for doing, _ in site.told[2:]] == ["free"]
 
 
 @pytest.mark.parametrize("mode", ["wait", "skip", "share"])
 def test_a_free_node_and_one_that_works_for_us_pass_in_silence(mode: str) -> None:
-    for site, asked in ((Site([]), 1), (Site(["a"]), 0)):
+    for site, asked in ((Site(), 1), (Site("a"), 0)):
         site.ours = asked == 0
-        told: list[str] = []
-        with gate(site, mode)(threading.Event(), lambda doing, why, told=told: told.append(doing)):  # type: ignore[misc]
-            assert (told, site.asked) == ([], asked)
+        site.admit(mode)
+        assert (site.told, site.asked) == ([], asked)
 
 
 def test_skip_and_share() -> None:
-    told: list[tuple[str, str]] = []
-    gate(Site(["a"]), "share")(threading.Event(), lambda *x: told.append(x))
+    shared, left = Site("a"), Site("a")
+    shared.admit("share")
     with pytest.raises(LeftOutError, match=r"n: left out \(--busy skip\): container a \(img\)"):
-        gate(Site(["a"]), "skip")(threading.Event(), lambda *x: told.append(x))
-    assert told == [("share", "container a (img)"), ("skip", "container a (img)")]
+        left.admit("skip")
+    assert [shared.told, left.told] == [[(mode, "container a (img)")] for mode in ("share", "skip")]
 
 
 def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,9 +162,96 @@ def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setattr("orchestrator.controller.occupancy.TURN_S", seconds)
         return start_turn(LocalTransport("n"), str(tmp_path / "lock"))
 
-    with take(0) as first:
-        assert first == "ours"
-        with take(0) as other:
-            assert other == "theirs"
+    with take(0) as first, take(0) as other:
+        assert (first, other) == ("ours", "theirs")
     with take(30) as third:
         assert third == "ours"
+
+
+# --- one GPU under two names --------------------------------------------------------------------------------------
+
+
+def gpus(*ids: str) -> NodeFacts:
+    values = {"end": "1", "machine": "x86_64", "cores": "8"}
+    return NodeFacts(values, tuple(Gpu("amd", "gfx950", 256, id=i) for i in ids))
+
+
+HOST, PARTS = gpus("0xa1", "0xa2", "0xa3", "0xa4"), gpus("0xa1", "0xa1")
+
+
+def load(tmp_path: Path, *nodes: str) -> Inventory:
+    """An inventory of nodes a, b, ... on hosts of their own, a line each from the third on."""
+    lines = "".join(f"  {name}: {{{options}}}\n" for name, options in zip("abc", nodes, strict=False))
+    (tmp_path / "inv.yaml").write_text(f"defaults: {{transport: ssh}}\nnodes:\n{lines}")
+    (tmp_path / "s.csv").write_text("M,N,K\n16,64,64\n")
+    return load_inventory(tmp_path / "inv.yaml")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "facts", "bad"),
+    [
+        (("", ""), (HOST, HOST), ["b"]),
+        (("gpus: [0, 1]", "gpus: [1, 2]"), (HOST, HOST), ["b"]),
+        (("gpus: [0, 1]", "gpus: [2, 3]"), (HOST, HOST), []),
+        (("gpus: 2", "gpus: [2]", "gpus: 3"), (HOST, HOST, HOST), ["c", "c"]),
+        (("gpus: 0", "gpus: 0"), (HOST, HOST), []),
+        (("", ""), (HOST, gpus("0xb1")), []),
+        (("", ""), (HOST,), []),
+        (("", ""), (gpus("", "0"), gpus("0x0000", "")), []),  # drivers that tell no id
+        (("",), (PARTS,), []),  # partitions of one GPU have its id
+        (("gpus: [0]", "gpus: [1]"), (PARTS, PARTS), []),
+        (("gpus: [1]", "gpus: [1]"), (PARTS, PARTS), ["b"]),
+    ],
+)
+def test_ids_that_two_nodes_have(
+    tmp_path: Path, nodes: tuple[str, ...], facts: tuple[NodeFacts, ...], bad: list[str]
+) -> None:
+    inventory = load(tmp_path, *nodes)
+    assert [node for node, _ in twice(inventory.nodes, dict(zip("abc", facts, strict=False)))] == bad
+
+
+def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that say the same GPU are a stand-in for one host under two names; this machine counts as well. What a run
+    keeps of its nodes is enough to refuse one that joins."""
+    said = b"gpu.0.unique_id=0xa1\ngpu.0.gfx_target_version=90500\npython=3.11.2 x True\nend=1\n"
+    monkeypatch.setattr(node_check, "_check", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
+    inventory = load(tmp_path, "", "transport: local")
+    reports = check_nodes(inventory.nodes.values())
+    assert [r.state for r in reports] == ["ok", "unusable"]
+    with pytest.raises(InventoryError, match="node b: its GPU 0 is GPU 0 of a"):
+        prepare(RunRequest(tmp_path / "s.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay"))
+    save_facts(tmp_path, {r.node: r.facts for r in reports})
+    with pytest.raises(InventoryError) as told:
+        refuse_one_gpu_twice(inventory.nodes, load_facts(tmp_path, inventory.nodes))
+    assert told.value.faults == [
+        f"{tmp_path}/inv.yaml:4: node b: its GPU 0 is GPU 0 of a (id 0xa1): two workers there spoil each other's times;"
+        f" drop b or a ({tmp_path}/inv.yaml:3), or give each a list of its own in gpus:"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "says"),
+    [
+        ("transport: local, gpus: [0, 1]", "transport: local, gpus: [1]", "is this machine, too, and both take GPU 1"),
+        ("transport: local, gpus: auto", "transport: local, gpus: 4", "both take GPU 0, 1, 2, 3"),
+        ("transport: local, gpus: 0", "transport: local, gpus: 0", "both take its cores"),
+        ("host: h", "host: H", "a is its host H, too, and both take all its GPUs"),
+        ("host: '${env:GF_NO}'", "host: '${env:GF_NO}'", "both take all its GPUs"),
+        ("transport: local, gpus: 0", "transport: local, gpus: auto", ""),
+        ("host: h, port: 23", "host: h, port: 24", ""),  # containers with an sshd each
+        ("host: h, proxy_jump: x", "host: h, proxy_jump: y", ""),  # one address in two networks
+        ("host: h, gpus: [0]", "host: h, gpus: [1]", ""),
+    ],
+)  # fmt: skip
+def test_one_gpu_under_two_names_of_one_host_is_seen_without_contact(tmp_path: Path, a: str, b: str, says: str) -> None:
+    load(tmp_path, a, b)
+    path = tmp_path / "inv.yaml"
+    if not says:
+        check_inventory(path)
+        return
+    with pytest.raises(InventoryError) as told:
+        check_inventory(path)
+    (fault,) = told.value.faults
+    assert fault.startswith(f"{path}:4: node b: ")
+    assert says in fault
+    assert f"drop b or a ({path}:3)" in fault

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.deploy import NodePlan, node_files
+from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions, engine_error
 from orchestrator.engine.docker_containers import Docker, follow_pull, worker_state
 from orchestrator.engines import WorkerState

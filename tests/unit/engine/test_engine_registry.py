@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator import engines
-from orchestrator.controller.deploy import node_files
-from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
+from orchestrator.controller.node_plan import engine_of, node_files, plan_nodes, transport_of
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import load_inventory

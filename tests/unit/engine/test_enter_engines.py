@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.deploy import node_files
 from orchestrator.controller.facts import NodeFacts
-from orchestrator.controller.node_plan import plan_lease
+from orchestrator.controller.node_plan import node_files, plan_lease
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import load_inventory
 

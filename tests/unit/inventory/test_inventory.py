@@ -1,17 +1,24 @@
-"""Reading inventories: defaults, and every fault with its line."""
+"""Reading inventories: defaults, pools, references, schema and example, and every fault with its line."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
-from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory
-from orchestrator.inventory.model import Inventory
-from tests.support.inventory_page import PAGE, with_tables
+from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory, resolved
+from orchestrator.inventory.model import Inventory, dumps
+from tests.paths import ROOT
+from tests.support.inventory_page import PAGE, SCHEMA, with_tables
 from worker import registry
+
+EXAMPLE = ROOT / "inventories" / "mi355x.example.yaml"
+SSH = "nodes:\n  n:\n    transport: ssh\n    engine: docker\n    image: i\n    "
 
 
 @pytest.fixture(autouse=True)
@@ -36,122 +43,71 @@ def faults_of(tmp_path: Path, data: bytes | str) -> list[str]:
     return [f.removeprefix(name).strip() for f in e.value.faults]
 
 
-def test_defaults_are_merged_in(tmp_path: Path) -> None:
+def test_defaults_are_merged_in_option_by_option(tmp_path: Path) -> None:
     inventory = load(tmp_path, """\
-defaults:
+\ufeffdefaults:
   gpus: 2
-  python: /opt/py
   env: {A: "1", B: "2"}
   labels: [all, fast]
   family: a8w8
-nodes:
+  transport: ssh
+  engine: docker
+  image: a
+  docker: {ipc: host, volumes: ["/a:/a", "/b:/b"], env: {A: "1", B: "2"}, cap_add: [SYS_PTRACE]}
+  aiter: {root: /a, compilers: {X_HIP_CLANG_PATH: /x}}
+nodes:\r
   one:
-  two: {gpus: [3, 1], env: {B: "3", C: "${env:C}"}, labels: [slow, all], python: py}
+  two: {gpus: [3, 1], env: {B: "3", C: "${env:C}"}, labels: [slow, all], image: b,
+        docker: {volumes: ["/c:/c"], env: {B: "3"}, cap_add: []}, aiter: {compilers: {Y_HIP_CLANG_PATH: /y}}}
+  three: {transport: local, engine: process}
 """)  # fmt: skip
-    assert list(inventory.nodes) == ["one", "two"]
-    one, two = inventory.nodes.values()
-    assert (one.name, one.gpus, one.python, one.labels) == ("one", 2, "/opt/py", ("all", "fast"))
-    assert (two.gpus, two.python, two.labels) == ((3, 1), "py", ("all", "fast", "slow"))
-    assert two.env == {"A": "1", "B": "3", "C": "${env:C}"}
+    one, two, three = inventory.nodes.values()
     assert (inventory.family, inventory.tuner) == ("a8w8", "torch")
-
-
-def test_bom_and_crlf(tmp_path: Path) -> None:
-    assert list(load(tmp_path, b"\xef\xbb\xbfnodes:\r\n  a: {}\r\n").nodes) == ["a"]
+    assert (one.name, one.gpus, one.labels, three.image) == ("one", 2, ("all", "fast"), "a")
+    assert (two.gpus, two.image, two.labels) == ((3, 1), "b", ("all", "fast", "slow"))
+    assert two.env == {"A": "1", "B": "3", "C": "${env:C}"}
+    assert (one.docker.volumes, one.docker.env) == (("/a:/a", "/b:/b"), {"A": "1", "B": "2"})
+    assert (two.docker.ipc, two.docker.volumes, two.docker.env) == ("host", ("/c:/c",), {"A": "1", "B": "3"})
+    assert (two.docker.cap_add, two.docker.network, two.docker.devices) == ((), "none", None)
+    assert two.aiter.compilers == {"X_HIP_CLANG_PATH": "/x", "Y_HIP_CLANG_PATH": "/y"}
 
 
 @pytest.mark.parametrize(
     ("data", "fault"),
     [
-        ("", "is empty: an inventory has defaults: and nodes:"),
         ("# nothing\n", "is empty: an inventory has defaults: and nodes:"),
         ("- a\n", "1: must be a mapping with the keys defaults and nodes"),
         ("defaults:\n", "1: nodes: there is no node: name at least one under nodes:"),
-        ("defaults: {}\nnodes:\n", "2: nodes: there is no node: name at least one under nodes:"),
-        ("nodes: {}\n", "1: nodes: there is no node: name at least one under nodes:"),
         ("nodes: 3\n", "1: nodes: must be a mapping of name to options"),
+        ("nodes:\n  - local\n", "1: nodes: must be a mapping of name to options, not a list: write 'NAME:' for each"),
         ("nodes: {a: {}}\nnode: {}\n", "2: node: unknown key; did you mean nodes? (legal: defaults, hosts, nodes)"),
         ("nodes: {a: {}}\ngpus: 1\n", "2: gpus: unknown key: put it under defaults"),
         ("nodes:\n  b: {family: a8w8}\n", "2: nodes.b.family: is an option of the whole fleet: put it under defaults"),
         ("nodes:\n  a: {}\n  a: {}\n", "3: node 'a' is here twice, first in line 2: drop one"),
         ("nodes:\n  a:\n    gpus: 1\n\n    gpus: 1\n", "5: key 'gpus' is here twice, first in line 3: drop one"),
-        ("nodes: {a: {}}\nnodes: {b: {}}\n", "2: key 'nodes' is here twice, first in line 1: drop one"),
-        ("nodes:\n  1: {}\n  a: {}\n", "2: the key '1' is not text: put it in quotes"),
         ("nodes:\n  yes: {}\n  a: {}\n", "2: the key 'yes' is not text: put it in quotes"),
-        ("nodes:\n  ? [a]\n  : {}\n  b: {}\n", "2: a key that is no plain word"),
+        ("nodes:\n  ? [a]\n  : {}\n  b: {}\n", "2: a key is not text: put it in quotes"),
         ("nodes:\n  a: here\n", "2: nodes.a: must be a mapping of options to values (it is 'here')"),
-        ("nodes:\n\ta: {}\n", "2: a tab: YAML is indented with spaces"),
-        ("nodes:\n  a: {}\n---\nnodes: {}\n", "3: a second document: an inventory is one document, drop the '---'"),
+        ("nodes:\n\ta: {}\n", "2: is no valid YAML: while scanning for the next token, found character '\\t'"),
+        ("nodes:\n  a: {}\n---\nnodes: {}\n", "3: is no valid YAML: expected a single document in the stream"),
         ("x: &x {}\nnodes: {a: *x}\n", "2: an alias (*name): write what nodes share under defaults instead"),
-        ("nodes:\n  a: {<<: {gpus: 1}}\n", "2: merging by <<: write what nodes share under defaults instead"),
         ("nodes:\n  a: !!python/object:x.y {}\n", "2: the tag '!!python/object:x.y' has no place here: drop it"),
+        ("nodes:\n  a: {python: 2024-99-99}\n", "2: the tag '!!timestamp' has no place here: drop it, or put"),
         (b"nodes:\n  a: {}\n  \xff: {}\n", "3: holds bytes that are not UTF-8: save the file as UTF-8"),
-        (b"nodes:\n  a: {}\x00\n", "2: holds a control character: drop it"),
-        ("nodes:\n  a: {\n", "3: is no valid YAML: expected the node content, but found '<stream end>'"),
-        ("nodes: " + "[" * 3000, "is nested too deeply to be an inventory"),
+        (b"nodes:\n  a: {}\x00\n", "is no valid YAML: special characters are not allowed"),
+        ("nodes: " + "[" * 3000, "is no valid YAML: maximum recursion depth exceeded"),
+        (b"#" * (MAX_BYTES + 1), "is larger than 1 MiB, which is no list of this kind"),
+        ("defaults:\n  host: x\nnodes: {n: {}}", "2: defaults.host: a host is one node's"),
+        ("nodes: {a: {}}\ndefaults: {family: a16w61}", "2: defaults.family: 'a16w61' is not legal; did you mean a16"),
+        ("nodes: {a: {}}\ndefaults: {tuner: trch}", "2: defaults.tuner: 'trch' is not legal; did you mean torch? (leg"),
+        ("nodes: {a: {}}\ndefaults: {tunar: torch}", "2: defaults.tunar: unknown key; did you mean tuner?"),
+        *((f'nodes:\n  "{name}": {{}}\n', "2: node ") for name in ("a b", "../a", "a" * 64, "\u00e4", "a\\u001b")),
     ],
+    ids=lambda _: "",
 )  # fmt: skip
 def test_wrong_document(tmp_path: Path, data: bytes | str, fault: str) -> None:
-    assert faults_of(tmp_path, data) == [fault]
-
-
-@pytest.mark.parametrize("name", ["a b", "-a", ".", "a/b", "../a", "a" * 64, "\u00e4", "a\\u001b"])
-def test_wrong_node_name(tmp_path: Path, name: str) -> None:
-    (fault,) = faults_of(tmp_path, f'nodes:\n  "{name}": {{}}\n')
-    assert fault.startswith("2: node ")
-    assert fault.endswith("the first a letter or digit")
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ("gpu: 1", "gpu: unknown key; did you mean gpus? (legal: host, port,"),
-        ("gpus: two", "gpus: must be auto, a number of GPUs"),
-        ("gpus: -1", "gpus: must be auto"),
-        ("gpus: true", "gpus: must be auto"),
-        ("gpus: []", "gpus: must be auto"),
-        ("gpus: [0, x]", "gpus: must be auto"),
-        ("gpus: [1, 1]", "gpus: names a GPU twice"),
-        ("gpus: [10000]", "gpus: must be auto"),
-        ("transport: ssg", "transport: 'ssg' is not legal; did you mean ssh? (legal: local, ssh)"),
-        ("transport: Local", "transport: 'Local' is not legal; did you mean local? (legal: local, ssh)"),
-        (
-            "engine: dockr",
-            "engine: 'dockr' is not legal; did you mean docker? (legal: apptainer, docker, process, pyxis)",
-        ),
-        ("workdir: ''", "workdir: must be text without control characters, and not empty"),
-        ('workdir: "a\\nb"', "workdir: must be text without control characters, and not empty"),
-        ("python: 3", "python: must be text: put it in quotes (it is '3')"),
-        ("python: [a]", "python: must be text: put it in quotes (it is a list)"),
-        ("env: [A]", "env: must be a mapping of names to values (it is a list)"),
-        ("env: {A: 1}", "env.A: must be text: put it in quotes (it is '1')"),
-        ("env: {A: }", "env.A: must be text: put it in quotes (it is empty)"),
-        ("env: {A-B: x}", "env.A-B: a variable's name must be"),
-        ('env: {A: "x\\ny"}', "env.A: must be one line of text"),
-        ("labels: x", "labels: must be a list, such as [a, b] (it is 'x')"),
-        ("labels: [a, 1]", "labels.1: must be text: put it in quotes (it is '1')"),
-        ("labels: [a b]", "labels.0: must be letters"),
-        ("python: 2024-99-99", "'2024-99-99' is no valid value: put it in quotes if it is text"),
-    ],
-)
-def test_wrong_option(tmp_path: Path, option: str, says: str) -> None:
-    fault = faults_of(tmp_path, f"nodes:\n  n:\n    {option}\n")[0]
-    place = "" if says.startswith("'2024") else "nodes.n."
-    assert fault.startswith(f"3: {place}{says}")
-
-
-@pytest.mark.parametrize(
-    ("option", "says"),
-    [
-        ("family: a16w61", "family: 'a16w61' is not legal; did you mean a16w16? (legal: a16w16,"),
-        ("family: 3", "family: must be text"),
-        ("tuner: trch", "tuner: 'trch' is not legal; did you mean torch? (legal: aiter, aiter-triton, replay, torch)"),
-        ("tunar: torch", "tunar: unknown key; did you mean tuner?"),
-    ],
-)
-def test_wrong_default(tmp_path: Path, option: str, says: str) -> None:
-    (fault,) = faults_of(tmp_path, f"nodes: {{a: {{}}}}\ndefaults:\n  {option}\n")
-    assert fault.startswith(f"3: defaults.{says}")
+    (found,) = faults_of(tmp_path, data)
+    assert found.startswith(fault)
 
 
 def test_all_at_once_from_top_to_bottom(tmp_path: Path) -> None:
@@ -164,30 +120,147 @@ nodes:
   c:
     env: {X: 1, Y: 2}
   c:
-    transport: local
-    transport: local
 extra: 1
 """)  # fmt: skip
-    assert [f.split(":")[0] for f in found] == ["2", "3", "5", "7", "7", "8", "10", "11"]
-
-
-def test_no_file_directory_and_size(tmp_path: Path) -> None:
+    assert [f.split(":")[0] for f in found] == ["2", "3", "5", "7", "7", "8", "9"]
     for path, fault in ((tmp_path / "none.yaml", "no such file"), (tmp_path, "is a directory")):
         with pytest.raises(InventoryError, match=fault):
             load_inventory(path)
-    assert faults_of(tmp_path, b"#" * (MAX_BYTES + 1)) == ["is larger than 1 MiB, which is no list of this kind"]
-    (fault,) = faults_of(tmp_path, "nodes:\n  - local\n")
-    assert fault.endswith("must be a mapping of name to options, not a list: write 'NAME:' for each node, not '- NAME'")
+
+
+@pytest.mark.parametrize(
+    ("option", "says"),
+    [
+        ("gpu: 1", "gpu: unknown key; did you mean gpus? (legal: host, port,"),
+        *((f"gpus: {value}", "gpus: must be auto") for value in ("two", "-1", "true", "[]", "[0, x]", "[10000]")),
+        ("gpus: [1, 1]", "gpus: names a GPU twice"),
+        ("results: ~/r", "results: must be a path on the node that begins with '/'"),
+        ("workdir: ''", "workdir: must be text without control characters, and not empty"),
+        ("python: 3", "python: must be text: put it in quotes (it is '3')"),
+        ("python: ${env:P}", "python: no reference can stand here"),
+        ("env: [A]", "env: must be a mapping of names to values (it is a list)"),
+        ("env: {A: }", "env.A: must be text: put it in quotes (it is empty)"),
+        ("env: {A-B: x}", "env.A-B: a variable's name must be"),
+        ('env: {A: "x\\ny"}', "env.A: must be one line of text"),
+        ("env: {HF_TOKEN: hf_0123456789}", "env: HF_TOKEN looks like a secret"),
+        ("env: {A: '${env:B'}", "env.A: a reference is written ${env:NAME}"),
+        ("labels: x", "labels: must be a list, such as [a, b] (it is 'x')"),
+        ("labels: [a b]", "labels.0: must be letters"),
+        *((f"host: {host}", "host: must be a host name") for host in ("-oProxyCommand=x", "me@h", "h:22", "a b", "''")),
+        ("port: 0", "port: Input should be greater than or equal to 1 (it is '0')"),
+        ("user: a;b", "user: must be a login name"),
+        ("proxy_jump: -oX", "proxy_jump: must be [USER@]HOST[:PORT]"),
+        ("cu_num: 0", "cu_num: "),
+        ("gfx: gfx950", ": gfx and cu_num go together: add cu_num"),
+        ("numa: [0]", "numa: a list needs gpus: as a number or a list"),
+        ("numa: yes", "numa: must be auto, none, or a list"),
+        *((f"{key}: x", f"{key}: a secret has no place in an inventory") for key in ("sudo_password", "token")),
+        ("shm_size: 16G", "shm_size: is an option of containers: put it under docker"),
+        ("docker: {privileged: true}", "docker.privileged: unknown key: containers are never privileged"),
+        ("docker: {device: x}", "docker.device: unknown key; did you mean devices? (legal: devices, group_add,"),
+        ("docker: {image: x}", "docker.image: is an option of the node: put it beside docker, not under it"),
+        ("docker: {devices: [/dev/../etc]}", "docker.devices.0: must be a device such as /dev/kfd"),
+        ("docker: {group_add: [-1]}", "docker.group_add.0: must be auto, a group's number"),
+        ("docker: {cap_add: [ALL]}", "docker.cap_add.0: ALL is as good as --privileged"),
+        ("docker: {security_opt: [--x]}", "docker.security_opt.0: must be an option such as"),
+        ("docker: {shm_size: 16 G}", "docker.shm_size: must be a size"),
+        ("docker: {ipc: hots}", "docker.ipc: 'hots' is not legal; did you mean host?"),
+        ("docker: {network: --x}", "docker.network: must be none, host, bridge"),
+        *((f"docker: {{volumes: ['{v}']}}", "docker.volumes.0: must be ") for v in ("/a", "~/a:/b", "/a/../b:/b")),
+        ("docker: {volumes: ['/a:/b:r o']}", "docker.volumes.0: what follows the second ':'"),
+        ("docker: {docker_command: docker}", "docker.docker_command: must be a list"),
+        ("docker: {user: 'a b'}", "docker.user: must be USER or UID:GID"),
+        ("docker: {ipc: none, shm_size: 1g}", "docker: ipc: none has no /dev/shm"),
+        ("docker: 3", "docker: must be a mapping of options to values"),
+    ],
+    ids=lambda _: "",
+)  # fmt: skip
+def test_wrong_option(tmp_path: Path, option: str, says: str) -> None:
+    (fault,) = faults_of(tmp_path, f"{SSH}{option}\n")
+    assert fault.startswith(f"2: nodes.n{says}" if says.startswith(":") else f"6: nodes.n.{says}")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ("transport: ssg", "transport: 'ssg' is not legal; did you mean ssh? (legal: local, ssh)"),
+        ("engine: dockr", "engine: 'dockr' is not legal; did you mean docker? (legal: apptainer, docker, process, p"),
+        ("engine: docker, image: a b", "image: must be an image such as"),
+        ("engine: docker", "engine: docker needs an image"),
+        ("host: x", "host: is for transport: ssh, and this node's is local"),
+        ("image: x", "image: is for engine: apptainer, docker, pyxis, and this node's is process"),
+        ("gpus: [4], numa: [0, 1]", "numa: has 2 entries for 1 slots"),
+        ("engine: docker, image: i, gpus: 0, docker: {devices: [/dev/dri]}", "gpus: 0 means no GPU"),
+        *((f"lease: slurm, count: {n}", "count: must be a number of leases such as 4, or a range such as 1-8")
+          for n in ("0", "8-1", "1.5", "many", "1-", "5000", "true")),
+        *((f"lease: slurm, time: {t}", "time: must be a time such as 4h, 90m or 1d12h") for t in ("4", "0h", "h")),
+        ("lease: slurm, time: 4:00:00", "time: must be a time such as 4h, 90m or 1d12h: YAML reads a time with colons"),
+        ("count: 3", "count: is for a pool of leases: add lease: slurm or lease: kubernetes"),
+        ("lease: slurm, namespace: x", "namespace: is for lease: kubernetes, and this node's is slurm"),
+        ("lease: slurm, transport: ssh", "transport: a lease is reached by its scheduler and not by SSH: name the log"),
+        ("lease: slurm, host: x", "host: is for transport: ssh: the options of a login node stand under hosts:"),
+        ("lease: slurm, gpus: [0, 1]", "gpus: which GPUs a lease has is the scheduler's choice"),
+        ("lease: kubernetes, image: i", "gpus: a pod needs a number of GPUs"),
+        ("lease: kubernetes, gpus: 1", "image: a pod needs an image"),
+        ("lease: kubernetes, gpus: 1, image: i, engine: docker", "engine: a pod is a container already"),
+        ("lease: pbs", "lease: 'pbs' is not legal (legal: slurm, kubernetes)"),
+    ],
+    ids=lambda _: "",
+)  # fmt: skip
+def test_what_does_not_fit_together(tmp_path: Path, options: str, fault: str) -> None:
+    (found,) = faults_of(tmp_path, f"nodes:\n  a: {{{options}}}\n")
+    assert found.removeprefix("2: nodes.a").lstrip(".: ").startswith(fault)
 
 
 def test_limit(tmp_path: Path) -> None:
     inventory = load(tmp_path, "nodes: {a: {labels: [x]}, b: {labels: [x, y]}, c: {}}")
-    assert list(limit(inventory, "x").nodes) == ["a", "b"]
-    assert list(limit(inventory, "y").nodes) == ["b"]
-    assert list(limit(inventory, "c").nodes) == ["c"]
-    assert list(inventory.nodes) == ["a", "b", "c"]
+    assert [list(limit(inventory, name).nodes) for name in "xyc"] == [["a", "b"], ["b"], ["c"]]
     with pytest.raises(InventoryError, match=re.escape("no node has the label 'z' (nodes and labels: a, b, c, x, y)")):
         limit(inventory, "z")
+
+
+def test_pools(tmp_path: Path) -> None:
+    nodes = load(tmp_path, """\
+hosts: {login1: {host: 198.18.0.9, port: 2222, user: me}}
+nodes:
+  mi355: {lease: slurm, via: login1, count: 1-8, time: 1d4h30m, gpus: 8, extra: ["--constraint=mi355x"]}
+  one: {lease: slurm, via: cluster}
+  pool: {lease: kubernetes, count: 4, gpus: 8, image: i, pod: {spec: {tolerations: [{operator: Exists}]}}}
+""").nodes  # fmt: skip
+    slurm, one, pods = nodes.values()
+    assert (slurm.count, slurm.time_s, slurm.is_here, slurm.extra) == ((1, 8), 102_600, False, ("--constraint=mi355x",))
+    assert slurm.login is not None
+    assert (slurm.login.host, slurm.login.port, slurm.login.user) == ("198.18.0.9", 2222, "me")
+    assert (one.via, one.login, one.count) == ("cluster", None, (1, 1))  # of the SSH configuration
+    assert (pods.count, pods.resource, pods.engine) == ((4, 4), "amd.com/gpu", "process")
+    assert pods.pod["spec"] == {"tolerations": [{"operator": "Exists"}]}
+
+
+@pytest.mark.parametrize("host", ["gpu-1", "fe80::1%eth0", "a.b.example.com", "x_y", "${env:H}.lan"])
+def test_hosts(tmp_path: Path, host: str) -> None:
+    assert load(tmp_path, f'nodes: {{n: {{transport: ssh, host: "{host}"}}}}').nodes["n"].host == host
+
+
+def test_a_missing_variable_names_file_line_node_and_name(tmp_path: Path) -> None:
+    node = load(tmp_path, "defaults:\n  user: ${env:U}\n" + SSH + "host: ${env:H}.x\n").nodes["n"]
+    with pytest.raises(InventoryError) as e:
+        resolved(node, {})
+    assert e.value.faults == [
+        f"{tmp_path}/inv.yaml:8: node n: host refers to ${{env:H}}, and H is not set here: export H=... and try again",
+        f"{tmp_path}/inv.yaml:2: node n: user refers to ${{env:U}}, and U is not set here: export U=... and try again",
+    ]
+
+
+@pytest.mark.parametrize("value", ["-oProxyCommand=touch x", "", "two words", "a\nb"])
+def test_a_value_is_checked_like_text_of_the_file_and_not_repeated(tmp_path: Path, value: str) -> None:
+    node = load(tmp_path, SSH + "host: ${env:H}\n").nodes["n"]
+    with pytest.raises(InventoryError, match=r"inv.yaml:6: node n: host, its references replaced, must be") as e:
+        resolved(node, {"H": value})
+    assert not value or value not in str(e.value)
+
+
+def test_the_schema_in_the_repository_is_up_to_date() -> None:
+    assert SCHEMA.read_text() == dumps(), "run: python -m tests.support.inventory_page"
 
 
 def test_docs_name_every_option_and_the_example_is_real(tmp_path: Path) -> None:
@@ -197,3 +270,40 @@ def test_docs_name_every_option_and_the_example_is_real(tmp_path: Path) -> None:
     assert list(load(tmp_path, good).nodes) == ["here", "there"]
     (said,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
     assert [f"error: inv.yaml:{f}" for f in faults_of(tmp_path, bad)] == said.splitlines()
+    for name, model in json.loads(dumps())["$defs"].items():
+        assert all(of.get("description") for of in model["properties"].values()), name
+    node = load_inventory(EXAMPLE).nodes["gpu-node-1"]
+    assert (node.docker.devices, node.docker.group_add) == (None, ())  # the GPU of the slot
+    for option in ("shm_size", "ipc", "network", "cap_add", "seccomp=unconfined"):
+        assert re.search(rf"^ +(- )?{re.escape(option)}[^#\n]*# \w+", EXAMPLE.read_text(), re.M), option
+
+
+def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def check(*words: str) -> str:
+        done = CliRunner().invoke(app, ["inventory", "check", *words])
+        if done.exception and not isinstance(done.exception, SystemExit):
+            raise done.exception
+        return done.output
+
+    monkeypatch.delenv("FLEET_USER", raising=False)
+    assert check("--schema") == dumps()
+    said = check(str(EXAMPLE))
+    assert "gpu-node-1: ssh to gpu-node-1.example.com, docker with rocm/atom" in said
+    assert "not set in your environment now: FLEET_USER" in said
+    with pytest.raises(InventoryError):
+        check("--env", str(EXAMPLE))
+    monkeypatch.setenv("FLEET_USER", "someone-private")
+    said = check("--env", "--json", str(EXAMPLE))
+    assert "someone-private" not in said
+    first = json.loads(said)["nodes"][0]
+    assert (first["name"], first["references"]) == ("gpu-node-1", {"FLEET_USER": True})
+    for example, words in (
+        ("slurm", "mi355: 1 to 8 leases by Slurm, partition compute, asked for on login1, processes, gpus 8"),
+        ("kubernetes", "pool: 1 to 8 leases by Kubernetes, pods with rocm/pytorch:latest, gpus 8"),
+    ):
+        said = check(str(EXAMPLE.with_name(f"{example}.example.yaml")))
+        assert words in said
+        assert "this machine" not in said
+    (tmp_path / "bad.yaml").write_text("nodes: {a: {gpu: 1, token: x}}")
+    found = json.loads(CliRunner().invoke(app, ["inventory", "check", "--json", str(tmp_path / "bad.yaml")]).stdout)
+    assert (found["ok"], len(found["faults"])) == (False, 2)

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import leased
+from orchestrator.controller import pools
 from orchestrator.controller.drive import drive
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.controller.snapshot import polled_status
+from orchestrator.controller.runs import polled_status
 from orchestrator.errors import NoUsableNodeError
 from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.leases import keeper
 from orchestrator.leases.base import EndCause
-from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.view.explain import explain
 from orchestrator.view.status import RunStatus
@@ -79,7 +79,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setattr(keeper, "USUAL_S", 0.01)
 
     def make(scheduler: Scheduler, options: str = "count: 1-3") -> LeasedRun:
-        monkeypatch.setattr(leased, "source_of", lambda node, run: scheduler)
+        monkeypatch.setattr(pools, "source_of", lambda node, run: scheduler)
         return LeasedRun(tmp_path, scheduler, options)
 
     yield make

@@ -8,15 +8,17 @@ import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from orchestrator.controller.drive import warn_without_wal
 from orchestrator.errors import LedgerError, RunBusyError
-from orchestrator.ledger import Ledger, LedgerReader, database
+from orchestrator.ledger import database
 from orchestrator.ledger.database import VERSION, checkpoints
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from tests.support.ledger_kit import BadNotes, Run
 from tests.waiting import wait_until
 
@@ -56,44 +58,35 @@ def test_a_file_system_without_a_write_ahead_log_is_named_and_the_ledger_works(
     assert said.endswith("--runs DIR")
 
 
-@pytest.mark.parametrize("open_", [Ledger.open, LedgerReader.open_readonly], ids=["write", "read"])
-class TestRefused:
-    def test_missing(self, tmp_path: Path, open_: object) -> None:
-        self.refuses(tmp_path / "ledger.db", open_, "there is no ledger.*runs list")
-
-    def test_no_database(self, tmp_path: Path, open_: object) -> None:
-        (tmp_path / "ledger.db").write_bytes(b"M,N,K\n1,2,3\n" * 400)
-        self.refuses(tmp_path / "ledger.db", open_, "damaged or no ledger at all")
-
-    def test_empty(self, tmp_path: Path, open_: object) -> None:
-        (tmp_path / "ledger.db").touch()
-        self.refuses(tmp_path / "ledger.db", open_, "no ledger of gemmfleet")
-
-    def test_another_database(self, tmp_path: Path, open_: object) -> None:
-        conn = sqlite3.connect(tmp_path / "ledger.db")
-        conn.execute("CREATE TABLE mine (x)")
-        conn.close()
-        self.refuses(tmp_path / "ledger.db", open_, "no ledger of gemmfleet")
-
-    @pytest.mark.parametrize("version", [1, VERSION - 1])
-    def test_older(self, tmp_path: Path, open_: object, version: int) -> None:
-        Ledger.create(tmp_path / "ledger.db").close()
-        conn = sqlite3.connect(tmp_path / "ledger.db")
+def _versioned(path: Path, version: int) -> None:
+    Ledger.create(path).close()
+    with contextlib.closing(sqlite3.connect(path)) as conn:
         conn.execute(f"PRAGMA user_version={version}")
-        conn.close()
-        self.refuses(tmp_path / "ledger.db", open_, f"gemmfleet 0.2 or older .*version {version}.*use gemmfleet 0.2")
 
-    def test_newer(self, tmp_path: Path, open_: object) -> None:
-        Ledger.create(tmp_path / "ledger.db").close()
-        conn = sqlite3.connect(tmp_path / "ledger.db")
-        conn.execute("PRAGMA user_version=99")
-        conn.close()
-        self.refuses(tmp_path / "ledger.db", open_, "newer gemmfleet .*version 99.*use that version")
 
-    def refuses(self, path: Path, open_: object, why: str) -> None:
-        assert callable(open_)
-        with pytest.raises(LedgerError, match=why):
-            open_(path)
+def _of_somebody_else(path: Path) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as conn:
+        conn.execute("CREATE TABLE mine (x)")
+
+
+@pytest.mark.parametrize("open_", [Ledger.open, LedgerReader.open_readonly], ids=["write", "read"])
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda path: None, "there is no ledger.*runs list"),
+        (lambda path: path.write_bytes(b"M,N,K\n1,2,3\n" * 400), "damaged or no ledger at all"),
+        (Path.touch, "no ledger of gemmfleet"),
+        (_of_somebody_else, "no ledger of gemmfleet"),
+        (lambda path: _versioned(path, VERSION - 1), f"0.2 or older .*version {VERSION - 1}.*use gemmfleet 0.2"),
+        (lambda path: _versioned(path, 99), "newer gemmfleet .*version 99.*use that version"),
+    ],
+)
+def test_what_is_no_ledger_of_ours_is_refused(
+    tmp_path: Path, make: Callable[[Path], object], why: str, open_: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "ledger.db")
+    with pytest.raises(LedgerError, match=why):
+        open_(tmp_path / "ledger.db")
 
 
 def test_damage_inside_is_said_when_it_is_met(tmp_path: Path) -> None:
@@ -108,39 +101,28 @@ def test_damage_inside_is_said_when_it_is_met(tmp_path: Path) -> None:
         list(reader.shapes())
 
 
-@pytest.fixture
-def nobody() -> Iterator[None]:
-    """Root may write anywhere: be nobody for the test. Another user already may not."""
-    if os.geteuid() != 0:
-        yield
-        return
-    os.seteuid(65534)
-    yield
-    os.seteuid(0)
-
-
 def test_a_folder_that_cannot_be_written_is_a_clear_error_unless_read_at_rest(
-    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> None:
     folder = tmp_path_factory.mktemp("readonly")
     Ledger.create(folder / "ledger.db").close()
-    parents = [p for p in folder.parents if p.stat().st_uid == os.geteuid() and p != Path("/")]
-    modes = {p: p.stat().st_mode & 0o7777 for p in parents}
-    for p in parents:
-        p.chmod(modes[p] | 0o555)
+    ours = {p: p.stat().st_mode for p in folder.parents[:-1] if p.stat().st_uid == os.geteuid()}
+    for p, mode in ours.items():
+        p.chmod(mode & 0o7777 | 0o555)
     folder.chmod(0o555)
-    request.getfixturevalue("nobody")
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)  # root may write anywhere
     try:
         with pytest.raises(LedgerError, match=r"ledger\.db-shm.*copy the run folder"):
             LedgerReader.open_readonly(folder / "ledger.db")
         with LedgerReader.open_readonly(folder / "ledger.db", at_rest=True) as reader:
             assert reader.counts().total == 0
     finally:
-        if os.getuid() == 0:
+        if is_root:
             os.seteuid(0)
-        folder.chmod(0o755)
-        for p, mode in modes.items():
-            p.chmod(mode)
+        for p, mode in {folder: 0o755, **ours}.items():
+            p.chmod(mode & 0o7777)
 
 
 def test_reading_at_rest_leaves_nothing_behind_and_still_sees_what_a_dead_controller_wrote(tmp_path: Path) -> None:
@@ -178,7 +160,7 @@ def test_a_full_disk_is_said_and_what_was_committed_stays(tmp_path: Path) -> Non
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from orchestrator.ledger import Ledger
+from orchestrator.ledger.writer import Ledger
 ledger = Ledger.open(Path(sys.argv[1]))
 with ledger.transaction():
     ledger.set_offset("n1", "0", "E", 100)

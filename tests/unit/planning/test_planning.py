@@ -1,4 +1,4 @@
-"""Units and their order, what is left out, and the plan that `--plan` shows."""
+"""Units and their order, what is left out, and the plan and notes that `--plan` and `shapes check` show."""
 
 from __future__ import annotations
 
@@ -8,19 +8,25 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from orchestrator.controller.earlier import drop_tuned
+from orchestrator.cli.app import app
+from orchestrator.controller.prepare import drop_tuned
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel
-from orchestrator.planning.plan import make_plan, make_work, seconds_of
-from orchestrator.shapes.model import Shape
+from orchestrator.planning.plan import make_plan, make_work, memory_note, risk_notes, seconds_of
+from orchestrator.shapes.model import Shape, operand_bytes
 from tests.support.ledger_kit import A8W8
 
 FLAT = CostModel(setup_s=1.0, shape_s=2.0, flop_s=0.0, weight_s=0.0, source="test")
 STEEP = CostModel(setup_s=0.5, shape_s=0.1, flop_s=1e-6, weight_s=1e-6, source="test")
-
 KEYS = st.tuples(st.integers(1, 300), st.sampled_from([64, 128, 4096]), st.sampled_from([64, 256]))
+BF16 = ("False", "torch.bfloat16", "torch.bfloat16", "False", "False")
+FP4 = get_family("a4w4_blockscale")
+N576 = "2 shapes (1x576x7168, 16x576x7168): N is no multiple of 128"
+K29568 = "1 shape (1x8192x29568): K is no multiple of 256"
+WHY = "kernels may fault there, so the tuner aiter runs"
 
 
 def numbered(keys: list[tuple[int, int, int]]) -> list[Shape]:
@@ -36,9 +42,8 @@ def test_each_shape_is_in_exactly_one_unit(keys: list[tuple[int, int, int]], cos
     assert sorted(i for w in work for unit in w.units for i in unit) == sorted(by_id)
     for w in work:
         assert len({by_id[i].key[1:] for unit in w.units for i in unit}) == 1
-        assert [len(unit) for unit in w.units] == [len(costs) for costs in w.costs_s]
         for unit, costs in zip(w.units, w.costs_s, strict=True):
-            assert sum(costs) == pytest.approx(sum(cost.cost_s(by_id[i], A8W8) for i in unit), abs=1e-3)
+            assert list(costs) == pytest.approx([cost.cost_s(by_id[i], A8W8) for i in unit], abs=1e-3)
     seconds = [seconds_of(w) for w in work if not w.alone]
     assert seconds == sorted(seconds, reverse=True)
     assert work == make_work(list(reversed(shapes)), A8W8, cost, tuner=tuner), "whatever the order of the file"
@@ -47,26 +52,20 @@ def test_each_shape_is_in_exactly_one_unit(keys: list[tuple[int, int, int]], cos
 def test_the_tuner_says_what_may_share_a_process() -> None:
     shapes = numbered([(m, n, 64) for n in (64, 128) for m in (1, 2)])
     assert {w.kind for w in make_work(shapes, A8W8, FLAT, tuner="torch")} == {"0"}
-    assert len({w.kind for w in make_work(shapes, A8W8, FLAT, tuner="aiter")}) == 2
-    assert [w.shares_end for w in make_work(shapes, A8W8, FLAT, tuner="aiter")] == [False, False]
-
-
-def test_shapes_of_one_bucket_are_one_unit_of_the_tuner_aiter_triton() -> None:
-    shapes = numbered([(m, 256, 512) for m in (1, 8, 9, 16, 17, 4096, 8192)])
-    (work,) = make_work(shapes, A8W8, FLAT, tuner="aiter-triton")
+    aiter = make_work(shapes, A8W8, FLAT, tuner="aiter")
+    assert (len({w.kind for w in aiter}), [w.shares_end for w in aiter]) == (2, [False, False])
+    buckets = numbered([(m, 256, 512) for m in (1, 8, 9, 16, 17, 4096, 8192)])
+    (work,) = make_work(buckets, A8W8, FLAT, tuner="aiter-triton")
     assert work.shares_end
-    assert [len(unit) for unit in work.units] != [1] * 7
-    assert sum(map(len, work.units)) == 7
+    assert len(work.units) < sum(map(len, work.units)) == 7
 
 
 def test_batched_and_fmoe_are_listed_by_all_but_their_m() -> None:
-    batched = get_family("batched_bf16")
     shapes = [Shape(1, (16, 1, 8, 8)), Shape(2, (16, 2, 8, 8)), Shape(3, (8, 1, 8, 8))]
-    assert [w.units for w in make_work(shapes, batched, FLAT)] == [((1,), (2,)), ((3,),)]
-    fmoe = get_family("fmoe")
+    assert [w.units for w in make_work(shapes, get_family("batched_bf16"), FLAT)] == [((1,), (2,)), ((3,),)]
     rest = (64, 32, 8, 2, "ActivationType.Silu", "torch.bfloat16", "torch.int8", "torch.int8", "QuantType.No", 1, 0)
     moe = [Shape(1, (16, *rest)), Shape(2, (8, *rest)), Shape(3, (8, *rest[:-1], 1))]
-    assert [w.units for w in make_work(moe, fmoe, FLAT)] == [((2,), (1,)), ((3,),)]
+    assert [w.units for w in make_work(moe, get_family("fmoe"), FLAT)] == [((2,), (1,)), ((3,),)]
 
 
 def test_the_plan_says_what_is_to_be_done_and_how_long_it_takes() -> None:
@@ -76,12 +75,10 @@ def test_the_plan_says_what_is_to_be_done_and_how_long_it_takes() -> None:
         skipped=shapes[:20], notes=["n"],
     )  # fmt: skip
     assert (plan.asked, plan.todo, len(plan.skipped)) == (120, 100, 20)
-    assert plan.nodes == {"a": 2, "b": 1}
     assert plan.cost_s >= sum(map(seconds_of, plan.work)) == pytest.approx(200.0)
     assert plan.cost_s / 3 <= plan.end_s <= plan.cost_s
     document = json.loads(json.dumps(plan.to_json()))
-    assert [w["cost_s"] for w in document["work"]] == [80.0, 80.0, 40.0]
-    assert document["todo"] == 100
+    assert ([w["cost_s"] for w in document["work"]], document["todo"]) == ([80.0, 80.0, 40.0], 100)
 
 
 TABLE = """gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio
@@ -96,45 +93,76 @@ Null,256,6,64,128,ck,1,0,5.0,k,1,1,0
 
 def test_what_the_table_has_for_this_device_is_skipped(tmp_path: Path) -> None:
     db = tmp_path / "db.csv"
-    db.write_text(TABLE)
     shapes = numbered([(m, 64, 128) for m in range(1, 8)])
+    new = drop_tuned(shapes, A8W8, db, "gfx950", 256)
+    assert new.todo == drop_tuned(shapes, A8W8, None, "gfx950", 256).todo == shapes
+    assert "will be created" in new.notes[0]
+    db.write_text(TABLE)
     todo, skipped, notes = drop_tuned(shapes, A8W8, db, "gfx950", 256)
-    assert [s.id for s in skipped] == [1, 4, 6]
-    assert [s.id for s in todo] == [2, 3, 5, 7]
+    assert ([s.id for s in skipped], [s.id for s in todo]) == ([1, 4, 6], [2, 3, 5, 7])
     assert notes == [f"{db}: 1 row has no gfx: taken as gfx950 because cu_num is 256, as AITER does"]
     again = drop_tuned(shapes, A8W8, db, "gfx950", 256, retune=True)
     assert (len(again.todo), again.skipped) == (7, [])
     other = drop_tuned(shapes, A8W8, db, "gfx1100", 96)
     assert other.skipped == []
     assert "gfx942/256" in other.notes[-1]
+    db.write_text("M,N,K\n1,2,3\n")
+    with pytest.raises(TunedDBError, match=r"db\.csv:1: is not a tuned table of a8w8_blockscale"):
+        drop_tuned(shapes, A8W8, db, "gfx950", 256)
 
 
-def test_an_old_table_without_gfx_is_read_with_a_note(tmp_path: Path) -> None:
-    db = tmp_path / "db.csv"
+def test_an_old_table_without_gfx_and_text_in_another_case(tmp_path: Path) -> None:
+    db, family = tmp_path / "db.csv", get_family("a16w16")
     db.write_text("cu_num,M,N,K,kernelId,splitK,us,kernelName\n80,1,64,128,1,0,5.0,k\n7,2,64,128,1,0,5.0,k\n")
     dropped = drop_tuned(numbered([(1, 64, 128), (2, 64, 128)]), A8W8, db, "gfx942", 80)
     assert [s.id for s in dropped.skipped] == [1]
     assert "none follows from cu_num 7" in dropped.notes[0]
-    assert "taken as gfx942" in dropped.notes[1]
-
-
-def test_text_keys_match_in_any_case(tmp_path: Path) -> None:
-    family = get_family("a16w16")
-    db = tmp_path / "db.csv"
-    db.write_text(
-        ",".join(family.tuned_header)
-        + "\ngfx950,256,1,64,64,FALSE,torch.bfloat16,torch.bfloat16,false,False,ck,1,0,5.0,k,0,1,1\n"
-    )
-    shape = Shape(1, (1, 64, 64, "False", "torch.bfloat16", "torch.bfloat16", "False", "False"))
+    row = "gfx950,256,1,64,64,FALSE,torch.bfloat16,torch.bfloat16,false,False,ck,1,0,5.0,k,0,1,1"
+    db.write_text(",".join(family.tuned_header) + f"\n{row}\n")
+    shape = Shape(1, (1, 64, 64, *BF16))
     assert drop_tuned([shape], family, db, "gfx950", 256).skipped == [shape]
 
 
-def test_no_table_yet_is_fine_and_a_wrong_one_is_not(tmp_path: Path) -> None:
-    shapes = numbered([(1, 64, 128)])
-    assert drop_tuned(shapes, A8W8, None, "gfx950", 256) == (shapes, [], [])
-    dropped = drop_tuned(shapes, A8W8, tmp_path / "new.csv", "gfx950", 256)
-    assert dropped.todo == shapes
-    assert "will be created" in dropped.notes[0]
-    (tmp_path / "shapes.csv").write_text("M,N,K\n1,2,3\n")
-    with pytest.raises(TunedDBError, match=r"shapes\.csv:1: is not a tuned table of a8w8_blockscale"):
-        drop_tuned(shapes, A8W8, tmp_path / "shapes.csv", "gfx950", 256)
+def test_what_cannot_fit_into_the_memory_is_named_largest_first() -> None:
+    family = get_family("a16w16")
+    shapes = [Shape(1, (1, 2, 3, *BF16)), Shape(2, (10**9, 1280, 8192, *BF16)), Shape(3, (10**9, 64, 64, *BF16))]
+    (note,) = memory_note(shapes, family, 80 * 2**30)
+    assert note.startswith("the operands of 2 shapes do not fit into the device's memory of 80 GiB, and will fail: ")
+    assert note.index("1000000000x1280x8192 (17") < note.index("1000000000x64x64 (238 GiB)")
+    assert memory_note(shapes[:1], family, 80 * 2**30) == memory_note(shapes, family, None) == []
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "moved"),
+    [
+        ("a16w16", (2, 3, 5, *BF16), 2 * (10 + 15 + 6)),
+        ("a4w4_blockscale", (2, 4, 32), (2 * 32 + 4 * 32) / 2 + 2 * 8),
+        ("a8w8", (2, 4, 32, "torch.int8"), 2 * 32 + 4 * 32 + 2 * 8),
+        ("batched_bf16", (7, 2, 3, 5), 7 * 2 * (10 + 15 + 6)),
+    ],
+)
+def test_operand_bytes_of_each_width(family: str, key: tuple[int | str, ...], moved: float) -> None:
+    assert operand_bytes(get_family(family))(key) == moved
+
+
+def test_shapes_on_which_kernels_of_aiter_may_fault_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [(m, 576, 7168) for m in (1, 2, 3, 4)] + [(1, 8192, 29568), (1, 8192, 8192)]
+    assert risk_notes(FP4, keys) == [
+        f"4 shapes (1x576x7168, 2x576x7168, 3x576x7168, ...): N is no multiple of 128: {WHY} each alone",
+        f"{K29568}: {WHY} it alone",
+    ]
+    assert risk_notes(FP4, keys, "torch") == []
+
+    def run(*args: str) -> str:
+        result = CliRunner().invoke(app, args)
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    monkeypatch.chdir(tmp_path)
+    Path("s.csv").write_text("M,N,K\n1,576,7168\n16,576,7168\n1,8192,29568\n1,8192,8192\n")
+    Path("inv.yaml").write_text("nodes: {n1: {transport: local, gpus: 0, gfx: gfx950, cu_num: 256}}\n")
+    plan = ("tune", "s.csv", "-i", "inv.yaml", "--family", FP4.name, "--plan")
+    for said in (run("shapes", "check", "s.csv", "--family", FP4.name), run(*plan, "--tuner", "aiter")):
+        assert N576 in said
+        assert K29568 in said
+    assert WHY not in run(*plan, "--tuner", "torch")

@@ -29,7 +29,7 @@ def test_two_nodes_convict(reason: Reason) -> None:
     places = {f.place for f in rig.shape(1).faults}
     assert len(places) == 2
     assert all(rig.policy.state.gpus[p].tuned > 1 for p in places)
-    assert rig.policy.why(1) == f"shape 1 is failed: {reason.message()}"
+    assert rig.policy.why(1) == f"shape 1 is failed: {reason.message}"
 
 
 def test_the_reason_is_that_of_the_last_fault() -> None:
@@ -60,7 +60,7 @@ def test_the_verdict_does_not_wait_for_ever_nor_for_slots_that_get_nothing() -> 
 
 def test_the_shape_in_flight_runs_alone_next_and_the_rest_goes_back_unblamed() -> None:
     rig = proven_nodes("a", "b")
-    rig.work(1, 2, 3, 4, cost_s=20.0)
+    rig.work(*range(1, 7), cost_s=20.0)
     mine = rig.attempt(1).shapes
     flying = mine[1]
     rig.tune(mine[0])

@@ -41,7 +41,7 @@ def faults_in_the_books(plan: SimPlan, result: Result, forgiven: Collection[Deat
                 out.append(f"shape {shape} was seen on {places}, yet unconfirmed")
     for killer in plan.faults.node_killers:
         heard = [d for d in result.deaths if d.why == f"shape {killer}" and d.followed and d not in forgiven]
-        if len(heard) > 4:  # three, and one more where it ran on two nodes at a time
+        if len(heard) > 3:
             out.append(f"shape {killer} took {len(heard)} nodes down")
         if result.shapes[killer].end == "tuned":
             out.append(f"shape {killer} cannot have been tuned")

@@ -115,7 +115,7 @@ def test_a_node_that_comes_back_late_loses_nothing() -> None:
 
 def test_a_node_that_is_back_says_what_was_really_in_flight() -> None:
     rig = proven_nodes("a", "b")
-    rig.work(*range(1, 9), cost_s=20.0)
+    rig.work(*range(1, 13), cost_s=20.0)
     a = rig.attempt(1)
     rig.start(a.shapes[0])
     rig.lost(a.node)

@@ -1,10 +1,8 @@
-"""All that a user can type is documented, and all that is documented exists."""
+"""All that a user can type is documented, and all that is documented exists: commands, faults, laws, links, modules."""
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Iterator
 
 import pytest
@@ -14,6 +12,7 @@ from orchestrator.cli.app import app
 from orchestrator.reasons import Reason
 from tests.aiter.versions import VERSIONS, table
 from tests.paths import ROOT
+from tests.planted.bugs import LAWS
 
 COMMANDS = (ROOT / "docs" / "reference" / "commands.md").read_text()
 
@@ -33,7 +32,6 @@ def commands() -> Iterator[tuple[str, object]]:
 
 @pytest.mark.parametrize(("name", "command"), list(commands()), ids=lambda v: v if isinstance(v, str) else "")
 def test_every_command_and_option_is_documented_and_has_help(name: str, command: object) -> None:
-    assert f"## gemmfleet {name}\n" in COMMANDS
     section = COMMANDS.split(f"## gemmfleet {name}\n", 1)[1].split("\n## ", 1)[0]
     assert getattr(command, "help", "")
     for param in getattr(command, "params", []):
@@ -49,33 +47,6 @@ def test_no_command_is_documented_that_is_not_there() -> None:
     assert sorted(documented) == sorted(name for name, _ in commands())
 
 
-def test_every_make_target_has_help() -> None:
-    text = (ROOT / "Makefile").read_text()
-    phony = re.search(r"^TARGETS +:= (.+)$", text, re.M)
-    assert phony
-    described = set(re.findall(r"^([a-z-]+):.*## ", text, re.M))
-    assert set(phony[1].split()) - described <= {"system-packages", "shapes-named"}
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in described:
-        assert re.search(rf"^  {target} ", shown, re.M), target
-
-
-@pytest.mark.parametrize(
-    ("words", "command"),
-    [
-        ("merge DB=t.csv RUN=r1", "db merge \"r1\" --into 't.csv'"),
-        ("export DB=t.csv FAMILY=a8w8 ARGS=--env", "db export 't.csv' --family 'a8w8' --env"),
-        ("verify RUN=r1 INVENTORY=i.yaml", "verify r1 -i 'i.yaml'"),
-        ("compare GOLDEN=a.csv TOT=b.csv", "compare 'a.csv' 'b.csv'"),
-    ],
-)
-def test_targets_of_tables_are_the_commands(words: str, command: str) -> None:
-    env = {k: v for k, v in os.environ.items() if k not in ("MAKEFLAGS", "MAKEOVERRIDES", "ARGS")}  # of an outer make
-    make = ["make", "--no-print-directory", "-n", *words.split()]
-    shown = subprocess.run(make, cwd=ROOT, env=env, capture_output=True, text=True, check=True).stdout
-    assert " ".join(shown.splitlines()[-1].split()) == f".venv/bin/gemmfleet {command}"
-
-
 def test_every_reason_is_explained() -> None:
     text = (ROOT / "docs" / "explanation" / "failures.md").read_text()
     for reason in Reason:
@@ -88,14 +59,33 @@ def test_the_table_of_aiter_versions_is_the_tested_one() -> None:
     assert table(VERSIONS) in (ROOT / "docs" / "explanation" / "aiter.md").read_text()
 
 
+def test_every_fault_in_the_docs_has_its_test() -> None:
+    text = (ROOT / "docs" / "explanation" / "failures.md").read_text()
+    section = text.partition("## Every fault, done for real")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 30
+    named = [re.findall(r"`(test_\w+)`", row) for row in rows]
+    assert [row for row, names in zip(rows, named, strict=True) if len(names) != 1] == []
+    source = "".join(p.read_text() for x in ("fleet", "integration") for p in (ROOT / "tests" / x).glob("test_*.py"))
+    defined = set(re.findall(r"^def (test_\w+)\(", source, re.MULTILINE))
+    assert {name for names in named for name in names} <= defined
+
+
+def test_every_law_has_its_tests() -> None:
+    """docs/contributing/tests.md has each law once, with tests that exist."""
+    text = (ROOT / "docs" / "contributing" / "tests.md").read_text()
+    rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| \d+ \| ", line)]
+    assert [int(row[0].removeprefix("| ")) for row in rows] == list(LAWS)
+    for row in rows:
+        named = re.findall(r"`([\w/.]+)::(\w+)`", row[2])
+        assert named, row
+        for file, name in named:
+            assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (file, name)
+
+
 def test_links_in_the_docs_lead_somewhere() -> None:
-    pages = [
-        *(ROOT / "docs").rglob("*.md"),
-        *ROOT.glob("*.md"),
-        *(ROOT / "benchmarks").rglob("*.md"),
-        *(ROOT / "examples").rglob("*.md"),
-    ]
-    for page in pages:
+    folders = ("docs", "benchmarks", "examples")
+    for page in (*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))):
         prose = re.sub(r"`[^`\n]*`", "", page.read_text())
         for link in re.findall(r"\]\(([^)\s]+)\)", prose):
             path, _, anchor = link.partition("#")
@@ -113,8 +103,22 @@ def test_modules_that_the_architecture_names_are_there() -> None:
     named = [f"{room}/{file}" for room, files in rows for file in re.findall(r"`([\w/]+\.py)`", files)]
     assert len(named) > 15, "the table of rooms"
     named += [f for f in re.findall(r"`([\w/.]+\.\w+)`", page) if "/" in f and f.endswith((".py", ".j2", ".sh"))]
-    roots = [ROOT, ROOT / "orchestrator", ROOT / "orchestrator" / "analysis"]
+    roots = [ROOT, ROOT / "orchestrator"]
     assert [f for f in named if not any((r / f).exists() for r in roots)] == []
+
+
+QUESTION = re.compile(r'\s*r?"""(What|Whether|How|Who|Whose|Which|Where|When|Why)\b')
+
+
+def test_no_docstring_begins_with_a_question_word() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}:{n}: {line.strip()}"
+        for folder in ("orchestrator", "worker", "benchmarks", "examples", "tests")
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for n, line in enumerate(path.read_text().splitlines(), 1)
+        if QUESTION.match(line)
+    ]
+    assert not found, "\n".join(["begin with a noun or an imperative:", *found])
 
 
 def anchors(markdown: str) -> set[str]:

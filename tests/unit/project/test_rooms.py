@@ -1,12 +1,15 @@
-"""Imports go one way: every room imports only the rooms below it, and of the worker only what both sides share."""
+"""Imports go one way: every room imports only rooms below it, and of the worker what both sides share; a record of the
+journal is interpreted in one place."""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from orchestrator.events import RECORD_TYPES
 from tests.paths import ROOT
 
 ORDER = (
@@ -112,3 +115,23 @@ def test_the_worker_imports_nothing_of_the_controllers() -> None:
 def test_the_page_shows_the_rooms_in_their_order() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text().partition("## The house")[2]
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == [r for r in reversed(ORDER) if r != "ground"]
+
+
+MOST = 5
+"""Modules that name a record: its definition, `apply`, what makes it, and at most two that carry it out or read it."""
+
+
+def test_a_record_is_named_in_few_modules() -> None:
+    named: dict[str, set[str]] = defaultdict(set)
+    for path in (ROOT / "orchestrator").rglob("*.py"):
+        module = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module == "orchestrator.events":
+                for alias in node.names:
+                    named[alias.name].add(module)
+            elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "ev":
+                named[node.attr].add(module)
+    for name in RECORD_TYPES:
+        known = {*named[name], "orchestrator/events.py"}
+        assert "orchestrator/policy/apply.py" in known, f"{name}: nothing applies it"
+        assert len(known) <= MOST, f"{name} is named in {sorted(known)}"

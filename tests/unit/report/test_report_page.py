@@ -5,49 +5,40 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
-from orchestrator.errors import InputError
 from orchestrator.report import page
 from orchestrator.report.collector import Collector
-from orchestrator.report.page import embedded, fit, fitted, render_page, run_or_folder, safe, write_report
-from tests.paths import ROOT
+from orchestrator.report.page import embedded, fit, fitted, render_page, safe
+from tests.support.command import command
 from tests.support.report_kit import empty_run, simulated_run
 
 HOSTILE = "</script><img src=x onerror=\"document.title='owned'\"><!--&amp;\u2028\u202eevil\x1b[31m\x00\ud800"
-STYLE = (ROOT / "templates" / "report" / "style.css").read_text()
 
 
 class Seen(HTMLParser):
-    def __init__(self) -> None:
+    """A page as a browser reads it: its tags, and the text of scripts and styles by id or tag."""
+
+    def __init__(self, page: str) -> None:
         super().__init__()
         self.tags: list[tuple[str, dict[str, str | None]]] = []
         self.text: dict[str, str] = {}
         self._in = ""
+        self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
         self._in = dict(attrs).get("id") or tag if tag in ("script", "style") else ""
 
     def handle_data(self, data: str) -> None:
-        if self._in:
-            self.text[self._in] = self.text.get(self._in, "") + data
+        self.text[self._in] = self.text.get(self._in, "") + data
 
     def handle_endtag(self, tag: str) -> None:
         self._in = ""
-
-
-def seen(page: str) -> Seen:
-    out = Seen()
-    out.feed(page)
-    return out
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +58,7 @@ def spoiled(value: Any) -> Any:
 def test_hostile_text_stays_text(document: dict[str, Any]) -> None:
     hostile = spoiled(document) | {"columns": document["columns"]}
     page = render_page(fitted(hostile, 1000, 10_000))
-    found = seen(page)
+    found = Seen(page)
     assert [t for t, _ in found.tags if t in ("img", "iframe", "object")] == []
     assert sum(t == "script" for t, _ in found.tags) == 2
     assert json.loads(found.text["data"]) == safe(fitted(hostile, 1000, 10_000))
@@ -85,7 +76,7 @@ def test_embedded_data_is_ascii_without_markup() -> None:
 
 def test_the_policy_allows_this_script_and_style_only(document: dict[str, Any]) -> None:
     for events in ("", "events?from=1"):
-        found = seen(render_page(fit(document), events=events))
+        found = Seen(render_page(fit(document), events=events))
         policy = next(a["content"] for t, a in found.tags if a.get("http-equiv") == "Content-Security-Policy")
         assert policy is not None
         assert policy.startswith("default-src 'none'; ")
@@ -115,52 +106,17 @@ def test_a_page_that_would_be_too_large_is_cut_and_failures_stay(
     assert sum(r[at["state"]] == "failed" for r in large["shapes"]) == 100
 
 
-@pytest.mark.parametrize("theme", [0, 1], ids=["light", "dark"])
-def test_contrast(theme: int) -> None:
-    """WCAG 2: 4.5 for text, 3 for what is drawn."""
-    pairs = dict(re.findall(r"--([\w-]+): light-dark\(([^)]+)\)", STYLE))
-    colour = {name: pair.split(", ")[theme] for name, pair in pairs.items()}
-    for ground in ("page", "card", "soft"):
-        for text in ("ink", "dim", "accent", "good", "bad", "warn"):
-            assert contrast(colour[text], colour[ground]) >= 4.5, (text, ground)
-    for ground in ("page", "card"):
-        for drawn in (f"c{i}" for i in range(8)):
-            assert contrast(colour[drawn], colour[ground]) >= 3.0, (drawn, ground)
-    assert contrast(colour["page"], colour["ink"]) >= 7.0
-
-
-def contrast(one: str, other: str) -> float:
-    def light(colour: str) -> float:
-        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-        return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-    high, low = sorted((light(one), light(other)), reverse=True)
-    return (high + 0.05) / (low + 0.05)
-
-
-def test_the_command_writes_into_the_run_and_replaces_only_its_own(tmp_path: Path) -> None:
+def test_the_page_goes_into_the_run_by_id_or_folder_and_replaces_only_its_own(tmp_path: Path) -> None:
     paths, _ = empty_run(tmp_path / "runs", 3)
-    runner = CliRunner()
-    for _ in range(2):
-        out = runner.invoke(app, ["report", "--runs", str(tmp_path / "runs"), "--json"], catch_exceptions=False)
-        told = json.loads(out.stdout)
+    for given in ([], [paths.run[:9]], [str(paths.root)]):
+        told = command("report", *given, "--runs", str(tmp_path / "runs"), "--json").json()
         assert told["file"] == str(paths.root / "report.html")
         assert told["bytes"] == (paths.root / "report.html").stat().st_size
-    other = tmp_path / "mine.html"
-    other.write_text("<p>mine</p>")
-    with pytest.raises(InputError, match="no page of ours"):
-        write_report(paths, other)
-    assert other.read_text() == "<p>mine</p>"
-    with pytest.raises(InputError, match="there is no folder"):
-        write_report(paths, tmp_path / "nowhere" / "x.html")
-
-
-def test_a_run_by_id_by_folder_and_none(tmp_path: Path) -> None:
-    paths, _ = empty_run(tmp_path / "runs", 3)
-    assert run_or_folder(tmp_path / "runs", paths.run[:9]).root == paths.root
-    assert run_or_folder(tmp_path, str(paths.root)).root == paths.root
-    with pytest.raises(InputError, match="no run folder"):
-        run_or_folder(tmp_path, str(tmp_path))
-    with pytest.raises(InputError, match="there is no run"):
-        run_or_folder(tmp_path / "runs", "2027")
+    (tmp_path / "mine.html").write_text("<p>mine</p>")
+    for run, out, why in (
+        (paths.run, "mine.html", "no page of ours"), (paths.run, "nowhere/x.html", "there is no folder"),
+        (str(tmp_path), "x.html", "no run folder"), ("2027", "x.html", "there is no run"),
+    ):  # fmt: skip
+        done = command("report", run, "-o", str(tmp_path / out), "--runs", str(tmp_path / "runs"))
+        assert (done.code, why in done.err) == (2, True), done.err
+    assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ from orchestrator import events as ev
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory, parse_inventory, with_image
-from orchestrator.ledger import LedgerReader
+from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
-from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, kernels_to_check, rows_to_check, write_rows
+from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, rows_to_check, write_rows
 from orchestrator.tables.locate import open_sources
 from tests.support.ledger_kit import Run, ended, row, started
 from worker.protocol import TableKernel, record
@@ -50,104 +50,76 @@ def test_a_rows_kernel_and_its_runners_up_are_measured(tmp_path: Path) -> None:
         ("gfx950", 256, 1, 512, 512): RowToCheck((asm, ck), 5.0, 3),
         ("gfx950", 256, 2, 512, 512): RowToCheck((TableKernel("ck", "3", CK, "1"),), 4.0, 1),
     }
-    assert rows_to_check(open_sources([tuned], [profile], None, A4W4), 9)["gfx950", 256, 1, 512, 512].kernels == (
-        asm, ck, TableKernel("ck", "4", CK, "1")
-    )  # fmt: skip
+    assert chip_of_rows(found, "gfx950", 0) == chip_of_rows(found, "", 0) == ("gfx950", 256)
+    assert chip_of_rows(found, "gfx942", 0) == ("gfx942", 0)
+    found |= {("gfx950", 128, *key[2:]): row for key, row in found.items()}
+    assert chip_of_rows(found, "gfx950", 0) == ("gfx950", 0), "which of the two is not guessed"
 
 
-def test_the_numbers_of_a16w16_are_in_a_column_of_another_name(tmp_path: Path) -> None:
-    tuned = tmp_path / "bf16_tuned_gemm.csv"
+def test_the_numbers_of_a16w16_are_in_a_column_of_another_name_and_pairs_are_refused(tmp_path: Path) -> None:
+    tuned, fmoe = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "tuned_fmoe.csv"
+    types = "False,torch.bfloat16,torch.bfloat16,False,False"
     tuned.write_text(
         "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"
-        "gfx950,256,1,64,64,False,torch.bfloat16,torch.bfloat16,False,False,flydsl,77,0,5.0,flydsl_a,0.0,1,1\n"
+        f"gfx950,256,1,64,64,{types},flydsl,77,0,5.0,flydsl_a,0.0,1,1\n"
     )
     (found,) = rows_to_check(open_sources([tuned], [], None, None), 3).values()
     assert found.kernels == (TableKernel("flydsl", "77", "flydsl_a", "0"),)
-
-
-def test_rows_of_pairs_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "tuned_fmoe.csv"
-    path.write_text("")
+    fmoe.write_text("")
     with pytest.raises(InputError, match="a row of fmoe is a pair of kernels"):
-        rows_to_check(open_sources([path], [], None, "fmoe"), 3)
+        rows_to_check(open_sources([fmoe], [], None, "fmoe"), 3)
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
-
-OWN, OTHER = TableKernel("ck", "1", "own", "0"), TableKernel("ck", "2", "other", "0")
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[Run]:
-    with Run(tmp_path, groups=((1, 2, 3, 4, 5, 6, 7, 8),)) as r:
-        r.send("g0001-1")
-        r.says(started("g0001-1"))
-        yield r
-
-
-def says(run: Run, shape: int, own: float | None, other: float, *, status: str = "ok") -> None:
-    """The attempt measures both kernels of a shape; None: the first is not there."""
-    rows = [("other", other, "ok")] + ([] if own is None else [("own", own, status)])
-    lines = [row("row", "g0001-1", shape, us=us, kernelName=n, status=s) for n, us, s in rows]
-    name, best, _ = min((r for r in rows if r[2] == "ok"), key=lambda r: r[1])
-    run.says(
-        record("shape_started", 1.0, attempt="g0001-1", shape=shape),
-        *lines,
-        row("shape_tuned", "g0001-1", shape, us=best * 0.99, kernelName=name),
-    )
-
-
-def test_verdicts_relative_to_the_median_row(run: Run, tmp_path: Path) -> None:
-    write_rows(tmp_path / "recheck.json", "t.csv", {i: RowToCheck((OWN, OTHER), 10.0, 9) for i in range(1, 9)}, 0.05)
-    assert kernels_to_check(tmp_path / "recheck.json")[3] == [OWN, OTHER]
-    assert kernels_to_check(tmp_path / "none.json") == {}
-    for shape, own, other in ((1, 11.0, 12.0), (2, 11.0, 12.0), (3, 11.4, 11.3), (4, 12.0, 12.5), (5, 11.0, 10.5)):
-        says(run, shape, own, other)
-    says(run, 6, None, 9.0)
-    says(run, 7, 1.0, 12.0, status="wrong")
-    run.says(ended("g0001-1", seconds=7.0, spent={"start": 2.5}))
-    found = judge(run.ledger, tmp_path / "recheck.json")
+def test_verdicts_relative_to_the_median_row(tmp_path: Path) -> None:
+    own, other = TableKernel("ck", "1", "own", "0"), TableKernel("ck", "2", "other", "0")
+    write_rows(tmp_path / "recheck.json", "t.csv", {i: RowToCheck((own, other), 10.0, 9) for i in range(1, 10)}, 0.05)
+    a = "g0001-1"
+    with Run(tmp_path, groups=(tuple(range(1, 10)),)) as run:
+        run.send(a)
+        run.says(started(a))
+        for shape, us, by, status in (
+            (1, 11.0, 12.0, "ok"), (2, 11.0, 12.0, "ok"), (3, 11.4, 11.3, "ok"), (4, 12.0, 12.5, "ok"),
+            (5, 11.0, 10.5, "ok"), (6, None, 9.0, "ok"), (7, 1.0, 12.0, "wrong"),
+        ):  # fmt: skip
+            rows = [("other", by, "ok"), *([("own", us, status)] if us else [])]
+            name, best, _ = min((r for r in rows if r[2] == "ok"), key=lambda r: r[1])
+            run.says(
+                record("shape_started", 1.0, attempt=a, shape=shape),
+                *(row("row", a, shape, us=us, kernelName=n, status=s) for n, us, s in rows),
+                row("shape_tuned", a, shape, us=best * 0.99, kernelName=name),
+            )
+        run.says(ended(a, seconds=7.0, spent={"start": 2.5}))
+        run.journal(ev.FailShape(9, Reason.NO_CANDIDATE, "none of 60 candidates ran", a, confirmed=True))
+        found = judge(run.ledger, tmp_path / "recheck.json")
     assert found.drift == pytest.approx(1.1), "a session in which all took a tenth longer"
     assert {r.key[0]: r.verdict for r in found.rows} == {
-        1: "good", 2: "good", 3: "good", 4: "slower", 5: "overtaken", 6: "gone", 7: "gone", 8: "not measured"
+        1: "good", 2: "good", 3: "good", 4: "slower", 5: "overtaken", 6: "gone", 7: "gone", 8: "not measured", 9: "gone"
     }  # fmt: skip
     by_m = {r.key[0]: r for r in found.rows}
     assert (by_m[5].now_us, by_m[5].by, by_m[5].by_us) == (11.0, "other", 10.5)
-    assert "no such kernel" in by_m[6].why
-    assert by_m[7].why.startswith("wrong")
-    assert found.counts == {"good": 3, "gone": 2, "slower": 1, "overtaken": 1, "not measured": 1}
-    assert found.slot_s == 9.5
-    document = found.to_json(run.ledger.family.key_names)
-    assert document["rows"][0]["key"] == {"M": 1, "N": 64, "K": 128}
-    assert document["to_tune"] == 5
+    for m, why in ((6, "no such kernel"), (7, "wrong"), (9, "none of 60 candidates ran")):
+        assert why in by_m[m].why
+    assert found.counts == {"good": 3, "gone": 3, "slower": 1, "overtaken": 1, "not measured": 1}
+    document = found.to_json(("M", "N", "K"))
+    assert (document["slot_s"], document["to_tune"], document["rows"][0]["key"]) == (
+        9.5,
+        6,
+        {"M": 1, "N": 64, "K": 128},
+    )
 
 
-def test_a_shape_that_failed_is_gone_with_its_reason(run: Run, tmp_path: Path) -> None:
-    write_rows(tmp_path / "recheck.json", "t.csv", {1: RowToCheck((OWN,), 10.0, 1)}, 0.05)
-    run.journal(ev.FailShape(1, Reason.NO_CANDIDATE, "none of 60 candidates ran", "g0001-1", confirmed=True))
-    (found,) = judge(run.ledger, tmp_path / "recheck.json").rows
-    assert (found.verdict, "none of 60 candidates ran" in found.why) == ("gone", True)
-
-
-# --- the command --------------------------------------------------------------------------------------------------
-
-
-def candidate(m: int, number: int, us: float, shift: int) -> dict[str, Any]:
-    known = {"M": m, "N": 512, "K": 512, "gfx": "gfx950", "cu_num": 256, "splitK": 0, "errRatio": 0.0, "status": "ok"}
-    return {**known, "kernelId": number + shift, "us": us, "kernelName": f"{CK}_{number}", "seconds": 0.0}
-
-
-def recording(path: Path, times: Mapping[int, Mapping[int, float]], shift: int = 0) -> Path:
+def recording(path: Path, times: dict[int, dict[int, float]], shift: int = 0) -> None:
     """A profile: M -> kernel -> time; `shift`: by which the numbers of its kernels differ from those in their names."""
-    rows = [candidate(m, n, us, shift) for m, of in times.items() for n, us in of.items()]
+    known = {"N": 512, "K": 512, "gfx": "gfx950", "cu_num": 256, "splitK": 0, "errRatio": 0.0, "status": "ok"}
+    rows = [
+        {**known, "M": m, "kernelId": n + shift, "us": us, "kernelName": f"{CK}_{n}", "seconds": 0.0}
+        for m, of in times.items()
+        for n, us in of.items()
+    ]
     with path.open("w", newline="") as f:
         out = csv.DictWriter(f, rows[0])
         out.writeheader()
         out.writerows(rows)
-    return path
-
-
-CHIP = ("-O", "gfx=gfx950", "-O", "cu_num=256")  # that the tuner poses as
 
 
 def gemmfleet(*words: str | Path) -> Any:
@@ -174,51 +146,33 @@ def fleet(tmp_path: Path) -> Path:
 
 
 def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> None:
-    runs, inventory = fleet / "runs", fleet / "inv.yaml"
-    common = ("-i", inventory, "--runs", runs, "--json")
-    old = (*CHIP, "-O", f"recording={fleet / 'old.csv'}")
-    assert gemmfleet("tune", fleet / "shapes.csv", *common, *old).exit_code == 0
+    runs = fleet / "runs"
+    common = ("-i", fleet / "inv.yaml", "--runs", runs)
+    chip = ("-O", "gfx=gfx950", "-O", "cu_num=256")  # that the tuner poses as
+    new = (*common, "--json", *chip, "-O", f"recording={fleet / 'new.csv'}")
+    assert (
+        gemmfleet("tune", fleet / "shapes.csv", *common, *chip, "-O", f"recording={fleet / 'old.csv'}").exit_code == 0
+    )
     (tuned,) = list_runs(runs)
-    new = (*CHIP, "-O", f"recording={fleet / 'new.csv'}")
-    checked = gemmfleet("recheck", tuned.root, *common, *new, "--only-check", "--runners-up", "2")
+    good = gemmfleet("recheck", tuned.root, *common)
+    assert (good.exit_code, len(list_runs(runs))) == (0, 2), good.stderr
+    assert "7 rows: 7 good; time now over then, median: 1.000" in good.stdout
+    assert "db merge" in good.stdout.splitlines()[-1]
+    checked = gemmfleet("recheck", tuned.root, *new, "--only-check", "--runners-up", "2")
     assert checked.exit_code == 1, checked.stderr
     found = json.loads(checked.stdout)
     assert found["counts"] == {"good": 4, "gone": 1, "slower": 1, "overtaken": 1}
-    assert {r["key"]["M"]: r["verdict"] for r in found["rows"] if r["verdict"] != "good"} == {
-        2: "gone", 3: "slower", 4: "overtaken"
-    }  # fmt: skip
+    verdicts = {r["key"]["M"]: r["verdict"] for r in found["rows"] if r["verdict"] != "good"}
+    assert verdicts == {2: "gone", 3: "slower", 4: "overtaken"}
     with LedgerReader.open_readonly(RunPaths(runs / found["runs"][0]).ledger) as ledger:
         assert sum(not r.winner for r in ledger.profile_rows()) == 3 * 7 - 1, "three of eight kernels, one of them gone"
         assert ledger.meta("units") == pytest.approx(3 / 8), "its seconds count for so much of a tuning"
-    done = gemmfleet("recheck", tuned.root / "tuned.csv", *common, *new, "--family", A4W4)
+    done = gemmfleet("recheck", tuned.root / "tuned.csv", *new, "--family", A4W4)
     assert done.exit_code == 0, done.stderr
     check, again = (RunPaths(runs / r) for r in json.loads(done.stdout)["runs"])
     assert (check.root / "queued.csv").read_text() == "M,N,K\n2,512,512\n3,512,512\n4,512,512\n"
     with LedgerReader.open_readonly(again.ledger) as ledger:
         assert [(w.key[0], w.us) for w in ledger.winners()] == [(2, 11.0), (3, 11.0), (4, 8.0)]
-        assert sum(not r.winner for r in ledger.profile_rows()) == 3 * 8 - 1
-
-
-def test_a_table_that_is_good_needs_no_tuning_and_the_way_on_is_shown(fleet: Path) -> None:
-    runs, inventory = fleet / "runs", fleet / "inv.yaml"
-    old = (*CHIP, "-O", f"recording={fleet / 'old.csv'}")
-    gemmfleet("tune", fleet / "shapes.csv", "-i", inventory, "--runs", runs, *old)
-    (tuned,) = list_runs(runs)
-    done = gemmfleet("recheck", tuned.root, "-i", inventory, "--runs", runs)
-    assert done.exit_code == 0, done.stderr
-    assert "7 rows: 7 good; time now over then, median: 1.000" in done.stdout
-    assert "db merge" in done.stdout.splitlines()[-1]
-    assert len(list_runs(runs)) == 2
-
-
-def test_a_node_that_cannot_say_its_compute_units_is_the_chip_of_the_table(tmp_path: Path) -> None:
-    """nvidia-smi does not tell them, and a lease is not there yet."""
-    tuned = table(tmp_path / "x_a4w4_blockscale_tuned_gemm.csv", (1, 3, 0, 5.0, CK), (2, 21, 0, 5.0, ASM))
-    rows = rows_to_check(open_sources([tuned], [], None, A4W4), 0)
-    assert chip_of_rows(rows, "gfx950", 0) == chip_of_rows(rows, "", 0) == ("gfx950", 256)
-    assert chip_of_rows(rows, "gfx942", 0) == ("gfx942", 0)
-    rows |= {("gfx950", 128, *key[2:]): row for key, row in rows.items()}
-    assert chip_of_rows(rows, "gfx950", 0) == ("gfx950", 0), "which of the two is not guessed"
 
 
 @pytest.mark.parametrize(
@@ -245,7 +199,6 @@ def test_the_new_image_replaces_every_image_of_the_runs_inventory(tmp_path: Path
         "defaults: {engine: docker, image: my/old:1, env: {TOKEN: '${env:TOKEN}'}}  # a comment\n"
         "nodes:\n  a:\n  b: {image: my/old:2}\n"
     )
-    text = with_image(path.read_bytes(), "my/new:3", str(path))
-    found = parse_inventory(text, str(path))
+    found = parse_inventory(with_image(path.read_bytes(), "my/new:3", str(path)), str(path))
     assert [found.nodes[n].image for n in "ab"] == ["my/new:3", "my/new:3"]
     assert found.nodes["a"].env == {"TOKEN": "${env:TOKEN}"} == load_inventory(path).nodes["a"].env

@@ -19,8 +19,7 @@ def read(family: str, rows: list[dict[str, Any]], *lines: str) -> list[VerifiedR
     reading = Reading("a", [{k: str(v) for k, v in r.items()} for r in rows], get_family(family))
     for line in (BEGIN, *lines, 'GEMMFLEET-VERIFY {"code": 0}'):
         reading.line(line)
-    assert reading.found.why == ""
-    assert reading.found.code == 0
+    assert (reading.found.why, reading.found.code) == ("", 0)
     return reading.found.rows
 
 
@@ -29,11 +28,20 @@ HIT = "[aiter] shape is M:128, N:512, K:1024, found padded_M: 128, N:512, K:1024
 OK = "(128, 512, 1024)                         |       5.10 |       OK"
 
 
-def test_both_proofs() -> None:
-    (row,) = read("a4w4_blockscale", [A], HIT, OK)
-    assert (row.selected, row.verdict, row.us, row.proven) == (True, "ok", 5.1, True)
-    (row,) = read("a4w4_blockscale", [A], HIT, "(128, 512, 1024)     |       4.90 |       5.10 |       OK")
-    assert (row.us, row.proven) == (5.1, True)
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ((HIT, OK), (True, "ok", 5.1, "")),
+        ((HIT, "(128, 512, 1024)     |       4.90 |       5.10 |       OK"), (True, "ok", 5.1, "")),
+        ((HIT.replace("shape is M:128", "shape is M:100"),), (True, "not run", None, "")),  # it serves a smaller M
+        ((HIT, OK.replace("      OK", "MISMATCH"), "keys: M=128", "reason: err_ratio=0.37"), (True, "mismatch", 5.1, "err_ratio=0.37")),
+        ((HIT, "(128, 512, 1024)   |        N/A |    ERROR", "reason: boom"), (True, "error", None, "boom")),
+    ],
+)  # fmt: skip
+def test_both_proofs_are_needed(lines: tuple[str, ...], found: tuple[bool, str, float | None, str]) -> None:
+    (row,) = read("a4w4_blockscale", [A], *lines)
+    assert (row.selected, row.verdict, row.us, row.why) == found
+    assert row.proven == (found[1] == "ok")
 
 
 @pytest.mark.parametrize(
@@ -52,74 +60,56 @@ def test_a_lookup_that_took_something_else_proves_nothing(hit: str) -> None:
     assert (row.selected, row.verdict, row.proven) == (False, "ok", False)
 
 
-def test_a_row_that_serves_a_smaller_m() -> None:
-    (row,) = read("a4w4_blockscale", [A], HIT.replace("shape is M:128", "shape is M:100"))
-    assert (row.selected, row.verdict, row.proven) == (True, "not run", False)
+FP8, BF16 = "torch.float8_e4m3fn", "torch.bfloat16"
+TYPED = {"dtype": BF16, "outdtype": BF16, "scaleAB": False, "bpreshuffle": False}
+MOE = {
+    "token": 16, "model_dim": 7168, "inter_dim": 256, "expert": 257, "topk": 9, "act_type": "ActivationType.Silu",
+    "dtype": BF16, "q_dtype_a": FP8, "q_dtype_w": FP8, "q_type": "QuantType.per_1x128", "use_g1u1": 1,
+    "doweight_stage1": 0, "kernelName1": "a", "kernelName2": "b", "us": 9.0,
+}  # fmt: skip
 
 
-def test_not_right() -> None:
-    mismatch = OK.replace("      OK", "MISMATCH")
-    (row,) = read("a4w4_blockscale", [A], HIT, mismatch, "keys: M=128", "reason: err_ratio=0.37(>--errRatio=0.05)")
-    assert (row.verdict, row.why, row.proven) == ("mismatch", "err_ratio=0.37(>--errRatio=0.05)", False)
-    (row,) = read("a4w4_blockscale", [A], HIT, "(128, 512, 1024)   |        N/A |    ERROR", "reason: boom")
-    assert (row.verdict, row.us, row.why) == ("error", None, "boom")
-
-
-def test_every_family() -> None:
-    fp8, bf16 = "torch.float8_e4m3fn", "torch.bfloat16"
-    (row,) = read(
-        "a8w8_bpreshuffle", [{**A, "q_dtype_w": fp8}],
-        f"shape M:128, N:512, K:1024 q_dtype_w:{fp8}, found padded_M: 128, N:512, K:1024 is tuned, in /t/tuned.csv! libtype is ck! kernelName is k (kernelId 3)!",
-        f"(128, 512, 1024, {fp8})     |       5.10 |       OK",
-    )  # fmt: skip
-    assert row.proven
-    (row,) = read(
-        "a8w8", [{**A, "q_dtype_w": "torch.int8"}],
-        f"shape M:128, N:512, K:1024 q_dtype_w:{fp8}, found padded_M: 128, N:512, K:1024 is tuned, in /t/tuned.csv!",
-    )  # fmt: skip
-    assert not row.selected
-    rows = [
-        {**A, "bias": b, "dtype": bf16, "outdtype": bf16, "scaleAB": False, "bpreshuffle": False} for b in (True, False)
-    ]
-    hit = f"shape is M:128, N:512, K:1024 dtype='{bf16}' otype='{bf16}' bias=False, scaleAB=False, bpreshuffle=False found padded_M: 128, N:512, K:1024 is tuned on cu_num = 256 in /t/tuned.csv, libtype is hipblaslt, kernel name is "
-    assert [r.selected for r in read("a16w16", rows, hit)] == [False, True]
-    (row,) = read(
-        "batched_bf16", [{**A, "B": 16}],
-        "shape is B:16, M:128, N:512, K:1024 dtype is bf16, is tuned on cu_num = 256 in /t/tuned.csv, kernel name is k, splitK is 0!",
-        "(16, 128, 512, 1024)     |       5.10 |       OK",
-    )  # fmt: skip
-    assert row.proven
-    moe = {
-        "token": 16, "model_dim": 7168, "inter_dim": 256, "expert": 257, "topk": 9, "act_type": "ActivationType.Silu",
-        "dtype": bf16, "q_dtype_a": fp8, "q_dtype_w": fp8, "q_type": "QuantType.per_1x128", "use_g1u1": 1,
-        "doweight_stage1": 0, "kernelName1": "a", "kernelName2": "b", "us": 9.0,
-    }  # fmt: skip
-    (row, other) = read(
-        "fmoe", [moe, {**moe, "token": 32}],
-        f"[fused_moe] using 2stage (kernelName1='a', kernelName2='b') for ('gfx950', 256, 16, 7168, 256, 257, 9, 'ActivationType.Silu', '{bf16}', '{fp8}', '{fp8}', 'QuantType.per_1x128', True, False) ",
-        f"(16, 7168, 256, E=257, topk=9, ActivationType.Silu, {bf16}, {fp8}, {fp8}, QuantType.per_1x128, g1u1=1, dw_s1=0) |  9.00 | 9.50 | OK",
-    )  # fmt: skip
-    assert row.proven
-    assert not other.selected
-    assert other.verdict == "not run"
+@pytest.mark.parametrize(
+    ("family", "rows", "lines", "selected"),
+    [
+        ("a8w8_bpreshuffle", [{**A, "q_dtype_w": FP8}], [
+            f"shape M:128, N:512, K:1024 q_dtype_w:{FP8}, found padded_M: 128, N:512, K:1024 is tuned, in /t/tuned.csv! libtype is ck! kernelName is k (kernelId 3)!",
+            f"(128, 512, 1024, {FP8})     |       5.10 |       OK",
+        ], [True]),
+        ("a8w8", [{**A, "q_dtype_w": "torch.int8"}], [
+            f"shape M:128, N:512, K:1024 q_dtype_w:{FP8}, found padded_M: 128, N:512, K:1024 is tuned, in /t/tuned.csv!",
+        ], [False]),
+        ("a16w16", [{**A, **TYPED, "bias": True}, {**A, **TYPED, "bias": False}], [
+            f"shape is M:128, N:512, K:1024 dtype='{BF16}' otype='{BF16}' bias=False, scaleAB=False, bpreshuffle=False found padded_M: 128, N:512, K:1024 is tuned on cu_num = 256 in /t/tuned.csv, libtype is hipblaslt, kernel name is ",
+        ], [False, True]),
+        ("batched_bf16", [{**A, "B": 16}], [
+            "shape is B:16, M:128, N:512, K:1024 dtype is bf16, is tuned on cu_num = 256 in /t/tuned.csv, kernel name is k, splitK is 0!",
+            "(16, 128, 512, 1024)     |       5.10 |       OK",
+        ], [True]),
+        ("fmoe", [MOE, {**MOE, "token": 32}], [
+            f"[fused_moe] using 2stage (kernelName1='a', kernelName2='b') for ('gfx950', 256, 16, 7168, 256, 257, 9, 'ActivationType.Silu', '{BF16}', '{FP8}', '{FP8}', 'QuantType.per_1x128', True, False) ",
+            f"(16, 7168, 256, E=257, topk=9, ActivationType.Silu, {BF16}, {FP8}, {FP8}, QuantType.per_1x128, g1u1=1, dw_s1=0) |  9.00 | 9.50 | OK",
+        ], [True, False]),
+    ],
+)  # fmt: skip
+def test_every_family(family: str, rows: list[dict[str, Any]], lines: list[str], selected: list[bool]) -> None:
+    found = read(family, rows, *lines)
+    assert [r.selected for r in found] == selected
+    assert [r.proven for r in found] == (selected if len(lines) == 2 else [False] * len(rows))
 
 
 def test_without_run_config() -> None:
-    reading = Reading("a", [A | {"M": "1"}], get_family("a4w4_blockscale"))  # type: ignore[list-item]
+    reading = Reading("a", [{k: str(v) for k, v in A.items()}], get_family("a4w4_blockscale"))
     reading.line('GEMMFLEET-VERIFY {"supported": false, "why": "this AITER has no --run_config"}')
     assert reading.found.why == "this AITER has no --run_config"
 
 
 @given(st.text(max_size=300))
 def test_no_line_makes_it_fall(text: str) -> None:
+    hit = f"shape is M:128, N:512, K:1024{text} is tuned{text}"
+    lines = (text, hit, f"{text}|{text}| OK", "GEMMFLEET-VERIFY " + text, f"[fused_moe] {text}")
     reading = Reading("a", [{k: str(v) for k, v in A.items()}], get_family("a4w4_blockscale"))
-    for line in (
-        text,
-        f"shape is M:128, N:512, K:1024{text} is tuned{text}",
-        f"{text}|{text}| OK",
-        "GEMMFLEET-VERIFY " + text,
-        f"[fused_moe] {text}",
-    ):
+    for line in lines:
         reading.line(line.replace("\n", " "))
 
 
@@ -129,6 +119,4 @@ def test_rows_are_shared_out_and_a_compiled_kernel_is_compiled_once() -> None:
     assert sorted(i for mine in found for i in mine) == list(range(12))
     assert [len(mine) for mine in found] == [4, 4, 4]
     for kernel in "01":
-        holders = [n for n, mine in enumerate(found) if any(rows[i]["kernelName"].endswith(f"_{kernel}") for i in mine)]
-        assert len(holders) == 1
-    assert shared(rows[:1], "a4w4_blockscale", 3) == [[0], [], []]
+        assert sum(any(rows[i]["kernelName"].endswith(f"_{kernel}") for i in mine) for mine in found) == 1

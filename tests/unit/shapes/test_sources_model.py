@@ -20,7 +20,6 @@ from orchestrator.families import get_family
 from orchestrator.shapes.from_model import ModelConfig, model_shapes, parse_m, read_model
 from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
-from worker.families import FAMILIES
 
 MODELS = TEST_DATA / "models"
 
@@ -41,22 +40,16 @@ def gemms(name: str, tp: int, family: str = "a8w8", **kw: Any) -> set[tuple[int,
 KNOWN = [
     # model, tp, {(N, K)}: without lm_head and router, which stay unquantised
     ("llama-3-8b", 1, {(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)}),
-    ("llama-3-8b", 8, {(768, 4096), (4096, 512), (3584, 4096), (4096, 1792)}),
-    # AITER ships these for llama70B at tp 1, 4 and 8
+    # AITER ships these for llama70B at tp 1 and 8
     ("llama-3-70b", 1, {(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)}),
-    ("llama-3-70b", 4, {(2560, 8192), (8192, 2048), (14336, 8192), (8192, 7168)}),
     ("llama-3-70b", 8, {(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)}),
-    # and these for llama405B at tp 2, 4 and 8
+    # and these for llama405B at tp 2 and 8
     ("llama-3.1-405b", 2, {(9216, 16384), (16384, 8192), (53248, 16384), (16384, 26624)}),
-    ("llama-3.1-405b", 4, {(4608, 16384), (16384, 4096), (26624, 16384), (16384, 13312)}),
     ("llama-3.1-405b", 8, {(2304, 16384), (16384, 2048), (13312, 16384), (16384, 6656)}),
     # head_dim is 128, not 5120 / 64
     ("qwen3-32b", 1, {(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)}),
-    ("qwen3-32b", 4, {(2560, 5120), (5120, 2048), (12800, 5120), (5120, 6400)}),
-    # AITER ships these at tp 1, 2, 4 and 8; with 8 ranks and 4 key-value heads each rank has a copy of one
+    # AITER ships these at tp 1 and 8; with 8 ranks and 4 key-value heads each rank has a copy of one
     ("qwen3-235b-a22b", 1, {(9216, 4096), (4096, 8192)}),
-    ("qwen3-235b-a22b", 2, {(4608, 4096), (4096, 4096)}),
-    ("qwen3-235b-a22b", 4, {(2304, 4096), (4096, 2048)}),
     ("qwen3-235b-a22b", 8, {(1280, 4096), (4096, 1024)}),
     # AITER ships 2112x7168, 3072x1536, 4096x512, 7168x2048 and 512x7168 at tp 8
     ("deepseek-v3", 8, {
@@ -64,9 +57,8 @@ KNOWN = [
         (4608, 7168), (7168, 2304),  # the three dense layers
         (512, 7168), (7168, 256),  # the shared expert
     }),
-    # AITER ships these at tp 1, 2 and 8
+    # AITER ships these at tp 1 and 8
     ("gpt-oss-120b", 1, {(5120, 2880), (2880, 4096)}),
-    ("gpt-oss-120b", 2, {(2560, 2880), (2880, 2048)}),
     ("gpt-oss-120b", 8, {(640, 2880), (2880, 512)}),
 ]
 # fmt: on
@@ -131,8 +123,6 @@ def test_experts() -> None:
     assert "256" in model_shapes(model("gpt-oss-120b"), of, [1]).notes[0]
     with pytest.raises(InputError, match="has no experts"):
         row("llama-3-8b")
-    with pytest.raises(InputError, match="does not divide the experts"):
-        row("gpt-oss-120b", tp=128)
 
 
 def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
@@ -146,87 +136,78 @@ def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
     assert not names.keys() & {"q_a", "q_b", "q_kv_a"}
 
 
+def changed(folder: Path, name: str = "llama-3-8b", **change: Any) -> Path:
+    """The config of a model with other values, None for a key that is not there."""
+    raw = {**json.loads((MODELS / f"{name}.json").read_text()), **change}
+    (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
+    return folder / "config.json"
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "4096"}, "hidden_size is '4096', not a whole number"),
-        ({"num_attention_heads": True}, "num_attention_heads is 'True'"),
         ({"num_attention_heads": 33}, "not a multiple of num_attention_heads 33"),
         ({"torch_dtype": "int4"}, "torch_dtype is 'int4'"),
         ({"num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
     ],
 )
 def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any], told: str) -> None:
-    raw = {**json.loads((MODELS / "llama-3-8b.json").read_text()), **change}
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
     with pytest.raises(InputError, match=r"config\.json") as e:
-        read_model(file)
+        read_model(changed(tmp_path, **change))
     assert told in str(e.value)
 
 
-def test_all_faults_at_once_and_broken_files(tmp_path: Path) -> None:
-    file = tmp_path / "c.json"
-    file.write_text("{}")
-    with pytest.raises(InputError) as e:
-        read_model(file)
-    assert len(e.value.faults) >= 4
-    for text, told in (("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON")):
-        file.write_text(text)
-        with pytest.raises(InputError, match=told):
-            read_model(file)
-    with pytest.raises(InputError, match="no such file"):
-        read_model(tmp_path / "none.json")
-
-
-@pytest.mark.parametrize(("tp", "told"), [(3, "64 attention heads"), (64, "does not divide the MLP"), (6, "neither")])
-def test_ranks_that_do_not_fit(tmp_path: Path, tp: int, told: str) -> None:
-    raw = json.loads((MODELS / "llama-3-70b.json").read_text())
-    raw |= {"intermediate_size": 96} if tp == 64 else {}
-    raw |= {"num_attention_heads": 60, "head_dim": 64, "num_key_value_heads": 4} if tp == 6 else {}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("{}", "hidden_size is missing")],
+    ids=range(4),
+)
+def test_broken_files(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "c.json").write_text(text)
     with pytest.raises(InputError, match=told):
-        model_shapes(read_model(tmp_path), get_family("a8w8"), [1], tp=tp)
+        read_model(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize(
+    ("tp", "change", "told"),
+    [
+        (3, {}, "64 attention heads"), (64, {"intermediate_size": 96}, "does not divide the MLP"),
+        (6, {"num_attention_heads": 60, "head_dim": 64, "num_key_value_heads": 4}, "neither"),
+    ],
+)  # fmt: skip
+def test_ranks_that_do_not_fit(tmp_path: Path, tp: int, change: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        model_shapes(read_model(changed(tmp_path, "llama-3-70b", **change)), get_family("a8w8"), [1], tp=tp)
 
 
 def test_m_list() -> None:
     assert parse_m("16, 1,16") == [16, 1]
-    for bad in ("", "0", "1,,2", "1.5", "-1", "99999999999"):
+    for bad in ("0", "1,,2", "1.5", "99999999999"):
         with pytest.raises(InputError, match="--m"):
             parse_m(bad)
 
 
 def test_k_that_no_kernel_can_take_is_left_out_with_a_word(tmp_path: Path) -> None:
-    raw = json.loads((MODELS / "llama-3-8b.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**raw, "intermediate_size": 14336 + 16}))
-    found = model_shapes(read_model(tmp_path), get_family("a4w4_blockscale"), [1])
+    wider = read_model(changed(tmp_path, intermediate_size=14336 + 16))
+    found = model_shapes(wider, get_family("a4w4_blockscale"), [1])
     assert all(int(k[2]) % 32 == 0 for k in found.keys)
     assert any(n.startswith("left out down: K is no multiple of 32") for n in found.notes)
 
 
-@pytest.mark.parametrize("family", [f.name for f in FAMILIES.values() if f.format or not f.batched])
-def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str) -> None:
+@pytest.mark.parametrize(("family", "padded"), [("a8w8", 3), ("fmoe", 1), ("batched_bf16", 1)])
+def test_the_command_writes_what_tune_reads(tmp_path: Path, family: str, padded: int) -> None:
+    """`padded`: shapes that become one point of the grid."""
     out = tmp_path / "out.csv"
     args = ["shapes", "from-model", str(MODELS / "deepseek-v3.json"), "--tp", "8", "--m", "1,5,16", "--family", family]
     result = CliRunner().invoke(app, [*args, "-o", str(out)])
     assert result.exit_code == 0, (result.output, result.exception)
     listed = read_shapes(out, get_family(family))
     assert f"{len(listed.shapes)} shapes of family {family} for one rank of 8" in result.stdout
-    assert not [n for n in listed.notes if "repeats" in n]
-    again = CliRunner().invoke(app, [*args, "-o", str(out)])
-    assert isinstance(again.exception, InputError)
-    assert "is there already" in str(again.exception)
-    padded = CliRunner().invoke(app, [*args, "-o", str(out), "--force", "--pad-m", "--json"])
-    found = json.loads(padded.stdout)
-    assert len(read_shapes(out, get_family(family)).shapes) == found["shapes"]
-    if family.startswith("batched"):
-        assert found["shapes"] == len(listed.shapes)
-    elif family != "fmoe":
-        assert 3 * found["shapes"] == len(listed.shapes)  # 1, 5 and 16 are one point of the grid
-        assert "(67% less to tune)" in str(found["notes"])
-    else:
-        assert [s.key[0] for s in read_shapes(out, get_family(family)).shapes] == [1, 8, 16]
+    assert "is there already" in str(CliRunner().invoke(app, [*args, "-o", str(out)]).exception)
+    found = json.loads(CliRunner().invoke(app, [*args, "-o", str(out), "--force", "--pad-m", "--json"]).stdout)
+    assert padded * len(read_shapes(out, get_family(family)).shapes) == padded * found["shapes"] == len(listed.shapes)
 
 
 def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
@@ -237,7 +218,6 @@ def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
     for more, told in (
         (["--set", "x=1"], "cannot be set"),
         (["--set", "bias"], "write COLUMN=VALUE"),
-        (["--set", "bias=__import__('os')"], "holds a quote"),
         (["--layers", "okv"], "did you mean"),
         (["--json"], "needs -o"),
         (["--family", "a4"], "did you mean a4w4_blockscale"),

@@ -48,53 +48,49 @@ def test_lines_that_a_shell_takes(tmp_path: Path) -> None:
     a = table(tmp_path / "my tables" / "a4w4_blockscale_tuned_gemm.csv", {"M": 1}, {"M": 2})
     b = table(tmp_path / "b'.csv", {"M": 3}, of=get_family("a16w16"))
     code, out, err = export(a, b, "--env")
-    assert code == 0
-    assert "error" not in err
-    shown = subprocess.run(
-        ["sh", "-c", out + 'printf "%s\n" "$AITER_CONFIG_GEMM_A4W4" "$AITER_CONFIG_GEMM_BF16"'],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={},
-    )
-    assert shown.stdout.splitlines() == [str(a), str(b)]
+    script = out + 'printf "%s\n" "$AITER_CONFIG_GEMM_A4W4" "$AITER_CONFIG_GEMM_BF16"'
+    shown = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True, env={})
+    assert (code, shown.stdout.splitlines()) == (0, [str(a), str(b)])
     assert "AITER reads the listed tables only" in err
-
-
-def test_two_tables_of_a_family_are_one_line_as_the_container_sees_them(tmp_path: Path) -> None:
-    a, b = table(tmp_path / "a.csv", {"M": 1}), table(tmp_path / "b.csv", {"M": 2})
-    _, out, _ = export(a, b, "--family", A4W4.name, "--at", "/tables/")
-    assert out == "export AITER_CONFIG_GEMM_A4W4=/tables/a.csv:/tables/b.csv\n"
-    colon = table(tmp_path / "a:b.csv", {"M": 1})
-    with pytest.raises(InputError, match="splits the variable"):
-        export(colon)
-    same = table(tmp_path / "x" / "a.csv", {"M": 5})
-    with pytest.raises(InputError, match=r"two tables would be /t/a\.csv"):
-        export(a, same, "--at", "/t")
 
 
 def test_duplicates_are_fatal_and_o_writes_the_fastest_of_each(tmp_path: Path) -> None:
     a = table(tmp_path / "a.csv", {"M": 1, "us": 9.0}, {"M": 2, "us": 1.0})
     b = table(tmp_path / "b.csv", {"M": 1, "us": 4.0}, {"M": 2, "us": 2.0, "gfx": "gfx942"}, gfx=False)
     code, out, err = export(a, b)
-    assert code == 1
+    assert (code, out) == (1, "")  # `eval "$(gemmfleet db export ...)"` sets nothing
     assert "2 rows have the key of another row" in err  # b has no gfx column: 256 means gfx950
     assert f"{b}:2 has the key of {a}:2" in err
-    assert out == ""  # `eval "$(gemmfleet db export ...)"` sets nothing
-    assert json.loads(export(a, b, "--json")[1])["env"] == []
-    code, out, err = export(a, b, "-o", tmp_path / "out")
-    assert code == 0, err
     merged = tmp_path / "out" / "a4w4_blockscale_tuned_gemm.csv"
-    assert out == f"export AITER_CONFIG_GEMM_A4W4={merged}\n"
+    assert export(a, b, "-o", merged.parent)[:2] == (0, f"export AITER_CONFIG_GEMM_A4W4={merged}\n")
     rows = merged.read_text().splitlines()
     assert rows[0] == ",".join(A4W4.tuned_header)
     assert [r.split(",")[:3] + r.split(",")[7:8] for r in rows[1:]] == [
-        ["gfx950", "256", "1", "4.0"],
-        ["gfx950", "256", "2", "1.0"],
-    ]
-    with pytest.raises(InputError, match="exists; name another"):
-        export(a, b, "-o", tmp_path / "out")
-    assert export(a, b, "-o", tmp_path / "out", "--force")[0] == 0
+        ["gfx950", "256", "1", "4.0"], ["gfx950", "256", "2", "1.0"],
+    ]  # fmt: skip
+    assert export(a, b, "-o", merged.parent, "--force")[0] == 0
+
+
+def test_mistakes_are_told(tmp_path: Path) -> None:
+    a, same = table(tmp_path / "a.csv", {"M": 1}), table(tmp_path / "x" / "a.csv", {"M": 5})
+    mixed = table(tmp_path / "m.csv", {"M": 1}, {"M": 2, "kernelName": "torch_lut256_t2"})
+    ours = table(tmp_path / "b.csv", {"kernelName": "triton_64x64x64_g8_k1_w4_s3"}, of=get_family("a16w16"))
+    (inventory := tmp_path / "inv.yaml").write_text("nodes:\n  a: {transport: ssh, host: 127.0.0.1, port: 1}\n")
+    for words, says in (
+        ((table(tmp_path / "a:b.csv", {"M": 1}),), "splits the variable"),
+        ((a, same, "--at", "/t"), r"two tables would be /t/a\.csv"),
+        ((a, "-o", tmp_path, "--family", A4W4.name, "--model", "x", "--env"), "excludes --env and --at"),
+        ((a, "--model", "x", "--form", "upside-down"), "give model-first or table-first"),
+        ((a, "--gfx", "gfx950"), "together"),
+        ((a, "-i", inventory), "give gfx and cu_num"),
+        ((mixed,), r"m\.csv:3: torch_lut256_t2 is a kernel of gemmfleet's tuner torch"),
+        ((ours,), "a table of gemmfleet's own kernels"),
+        ((a, "--build", tmp_path / "x"), "no AITER tree"),
+        ((a, "--build", tmp_path / "nothing"), "is neither a folder with an AITER"),
+        ((tmp_path / "no.csv", tmp_path / "neither.csv", "--family", "a8w8"), r"(?s)no\.csv.*neither\.csv"),
+    ):
+        with pytest.raises((InputError, NoUsableNodeError), match=says):
+            export(*words)
 
 
 def test_another_chip(tmp_path: Path) -> None:
@@ -105,14 +101,8 @@ def test_another_chip(tmp_path: Path) -> None:
     code, _, err = export(a, "--gfx", "gfx950", "--cu-num", "256")
     assert code == 0
     assert "1 row is for other chips" in err
-    with pytest.raises(InputError, match="together"):
-        export(a, "--gfx", "gfx950")
-    inventory = tmp_path / "inv.yaml"
-    inventory.write_text("nodes:\n  a: {gfx: gfx942, cu_num: 304}\n")
+    (inventory := tmp_path / "inv.yaml").write_text("nodes:\n  a: {gfx: gfx942, cu_num: 304}\n")
     assert export(a, "-i", inventory)[0] == 1
-    inventory.write_text("nodes:\n  a: {transport: ssh, host: 127.0.0.1, port: 1}\n")
-    with pytest.raises(NoUsableNodeError, match="give gfx and cu_num"):
-        export(a, "-i", inventory)
 
 
 def built(root: Path, *rows: dict[str, Any], by_name: bool = True) -> Path:
@@ -124,8 +114,7 @@ def built(root: Path, *rows: dict[str, Any], by_name: bool = True) -> Path:
 
 @pytest.mark.parametrize(("by_name", "needed"), [(True, 1), (False, 2)])
 def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bool, needed: int) -> None:
-    rows = {"M": 99, "kernelName": CK}, {"M": 1, "kernelName": CK}
-    root = built(tmp_path / "aiter", *rows, by_name=by_name)
+    root = built(tmp_path / "aiter", {"M": 99, "kernelName": CK}, {"M": 1, "kernelName": CK}, by_name=by_name)
     mine = table(
         tmp_path / "a.csv",
         {"M": 1, "kernelName": CK},  # as shipped
@@ -137,44 +126,19 @@ def test_rebuild_is_needed_for_what_was_not_compiled(tmp_path: Path, by_name: bo
     assert code == 0
     assert f"{needed} of 4 rows with CK winners outside what {root} was compiled from" in err
     assert "# once, then never again: export AITER_REBUILD=1" in out
-    shipped = root / "aiter" / "configs" / A4W4.tuned_csv
-    shipped.write_text(shipped.read_text().rsplit(",", 3)[0] + "\n")  # AITER has tables with short rows
-    code, _, err = export(mine, "--build", root)
-    assert f"{needed} of 4 rows" in err
-    _, out, err = export(mine)
-    assert "3 of 4 rows with CK winners that may be outside" in err
-    _, out, _ = export(table(tmp_path / "b.csv", {"M": 4}), "--family", A4W4.name, "--build", root)
-    assert "REBUILD" not in out
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="no AITER tree"):
-        export(mine, "--build", tmp_path / "empty")
-    with pytest.raises(InputError, match="is neither a folder with an AITER"):
-        export(mine, "--build", tmp_path / "nothing")
+    assert "3 of 4 rows with CK winners that may be outside" in export(mine)[2]
 
 
 def test_no_rebuild_is_advised_for_what_no_build_can_have(tmp_path: Path) -> None:
     """Code generation of AITER raises on names that its lists lack (7136b240e1): the rows are named instead."""
     root = built(tmp_path / "aiter")
     mine = table(tmp_path / "a.csv", {"M": 1, "kernelName": CK}, {"M": 2, "kernelName": CK + "x"})
-    code, out, err = export(mine, "--build", root)
+    code, out, err = export(mine, "--build", root, "-o", tmp_path / "out")
     assert (code, out) == (1, "")
     assert f"1 of 2 rows cannot be loaded by {root}, rebuilt or not" in err
     assert f"{mine}:3: gfx950,256,2,64,64: csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_common.py lists no" in err
     assert "AITER_REBUILD" not in err
-    code, out, _ = export(mine, "--build", root, "-o", tmp_path / "out", "--json")
-    assert (code, json.loads(out)["files"], json.loads(out)["rebuild"]) == (1, [], False)
     assert not (tmp_path / "out").exists()
-
-
-def test_rows_of_our_own_tuners_are_not_exported(tmp_path: Path) -> None:
-    mixed = table(tmp_path / "a.csv", {"M": 1}, {"M": 2, "kernelName": "torch_lut256_t2"})
-    with pytest.raises(InputError) as e:
-        export(mixed)
-    assert f"  {mixed}:3: torch_lut256_t2 is a kernel of gemmfleet's tuner torch" in e.value.faults
-    assert e.value.faults[-1].startswith("delete these rows")
-    ours = table(tmp_path / "b.csv", {"M": 2, "kernelName": "triton_64x64x64_g8_k1_w4_s3"}, of=get_family("a16w16"))
-    with pytest.raises(InputError, match="a table of gemmfleet's own kernels"):
-        export(ours, "--json")
 
 
 def test_opus_rows_of_bf16_need_a_name_that_is_compiled(tmp_path: Path) -> None:
@@ -188,29 +152,25 @@ def test_aiter_finds_the_names_and_takes_them_for_no_other_family(family: Family
     """By the rule of `get_config_file`: *<table>*.csv without "untuned"."""
     tuned, untuned = model_names("qwen3_235b", family, form)
     for other in FAMILIES.values():
-        pattern = f"*{Path(other.tuned_csv).stem}*.csv"
-        assert fnmatch.fnmatch(tuned, pattern) == (other is family)
+        assert fnmatch.fnmatch(tuned, f"*{Path(other.tuned_csv).stem}*.csv") == (other is family)
     assert "untuned" not in tuned
-    assert "untuned" in untuned
     assert Path(family.untuned_csv).stem in untuned
 
 
-def test_names_as_shipped() -> None:
+@pytest.mark.parametrize(
+    ("model", "family", "types", "name"),
+    [
+        ("dsv3", "a4w4_blockscale", "", "dsv3_a4w4_blockscale_tuned_gemm.csv"),
+        ("qwen3_235b", "a8w8_blockscale", "", "a8w8_blockscale_tuned_gemm_qwen3_235b.csv"),
+        ("llama70B", "a16w16", "", "llama70B_bf16_tuned_gemm.csv"),
+        ("dsv3", "fmoe", "torch.float4_e2m1fn_x2", "dsv3_fp4_tuned_fmoe.csv"),
+        ("gptoss", "fmoe", "torch.bfloat16", "gptoss_a16w4_tuned_fmoe.csv"),
+    ],
+)
+def test_names_as_shipped(model: str, family: str, types: str, name: str) -> None:
     """aiter/configs/model_configs at e4048607a5."""
-    shipped = {
-        ("dsv3", "a4w4_blockscale", "model-first"): "dsv3_a4w4_blockscale_tuned_gemm.csv",
-        ("qwen3_235b", "a8w8_blockscale", "table-first"): "a8w8_blockscale_tuned_gemm_qwen3_235b.csv",
-        ("glm47", "a8w8_bpreshuffle", "table-first"): "a8w8_bpreshuffle_tuned_gemm_glm47.csv",
-        ("llama70B", "a16w16", "model-first"): "llama70B_bf16_tuned_gemm.csv",
-    }
-    for (model, family, form), name in shipped.items():
-        assert usual_form(get_family(family)) == form
-        assert model_names(model, get_family(family), usual_form(get_family(family)))[0] == name
-    fp4 = [{"q_dtype_a": "torch.float4_e2m1fn_x2", "q_dtype_w": "torch.float4_e2m1fn_x2"}]
-    a16w4 = [{"q_dtype_a": "torch.bfloat16", "q_dtype_w": "torch.float4_e2m1fn_x2"}]
-    fmoe = get_family("fmoe")
-    assert model_names("dsv3", fmoe, "model-first", fp4) == ("dsv3_fp4_tuned_fmoe.csv", "dsv3_fp4_untuned_fmoe.csv")
-    assert model_names("gptoss", fmoe, "model-first", a16w4)[0] == "gptoss_a16w4_tuned_fmoe.csv"
+    of, rows = get_family(family), [{"q_dtype_a": types, "q_dtype_w": "torch.float4_e2m1fn_x2"}]
+    assert model_names(model, of, usual_form(of), rows)[0] == name
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a b", "my_untuned", "x_bf16_tuned_gemm", "a" * 90])
@@ -220,25 +180,16 @@ def test_names_that_aiter_would_miss(bad: str) -> None:
 
 
 def test_model_files_and_their_neighbours(tmp_path: Path) -> None:
-    root = built(tmp_path, {"M": 1, "us": 3.0})
-    folder = root / "aiter" / "configs" / "model_configs"
+    folder = built(tmp_path, {"M": 1, "us": 3.0}) / "aiter" / "configs" / "model_configs"
     mine = table(tmp_path / "mine.csv", {"M": 2, "us": 1.0})
     code, out, _ = export(mine, "--family", A4W4.name, "--model", "llama70B", "-o", folder)
-    assert code == 0
-    tuned = folder / "llama70B_a4w4_blockscale_tuned_gemm.csv"
-    twin = folder / "llama70B_a4w4_blockscale_untuned_gemm.csv"
-    assert out.splitlines() == [f"written: {tuned}", f"written: {twin}"]
+    tuned, twin = (folder / f"llama70B_a4w4_blockscale_{word}_gemm.csv" for word in ("tuned", "untuned"))
+    assert (code, out.splitlines()) == (0, [f"written: {tuned}", f"written: {twin}"])
     assert [s.key for s in read_shapes(twin, A4W4).shapes] == [(2, 64, 64)]
-    assert family_of(tuned) is A4W4
     other = table(tmp_path / "other.csv", {"M": 1}, {"M": 2})
-    args = (other, "--family", A4W4.name, "--model", "x", "--form", "table-first", "-o", folder)
-    code, out, err = export(*args)
+    code, _, err = export(other, "--family", A4W4.name, "--model", "x", "--form", "table-first", "-o", folder)
     assert code == 1  # M=1 is in AITER's own table, M=2 in the other model's
     assert "2 rows have the key of another row" in err
-    with pytest.raises(InputError, match="excludes --env and --at"):
-        export(mine, "--model", "x", "--env")
-    with pytest.raises(InputError, match="give model-first or table-first"):
-        export(mine, "--model", "x", "--form", "upside-down", "--family", A4W4.name)
 
 
 def test_whose_table(tmp_path: Path) -> None:
@@ -247,8 +198,8 @@ def test_whose_table(tmp_path: Path) -> None:
         run = table(tmp_path / family.name / "tuned.csv", {}, of=family)
         (run.parent / "provenance.json").write_text(json.dumps({"family": family.name}))
         assert family_of(run) is family
-    assert family_of(table(tmp_path / "x.csv", {}, of=get_family("fmoe"))).name == "fmoe"
-    assert family_of(table(tmp_path / "x.csv", {}, of=get_family("a16w16"))).name == "a16w16"
+    for name in ("fmoe", "a16w16"):
+        assert family_of(table(tmp_path / "x.csv", {}, of=get_family(name))).name == name
     assert family_of(table(tmp_path / "x.csv", {"kernelName": CK})) is A4W4
     with pytest.raises(InputError, match="a list of shapes"):
         family_of(table(tmp_path / A4W4.untuned_csv, {}))
@@ -259,11 +210,5 @@ def test_whose_table(tmp_path: Path) -> None:
 def test_a_run_folder_and_json(tmp_path: Path) -> None:
     run = table(tmp_path / "run" / "tuned.csv", {"M": 1, "kernelName": CK})
     (run.parent / "provenance.json").write_text('{"family": "a4w4_blockscale"}')
-    code, out, _ = export(run.parent, "--json")
-    found = json.loads(out)
-    assert code == 0
-    assert found["env"] == [f"export AITER_CONFIG_GEMM_A4W4={run}"]
-    assert found["rebuild"] is True
-    with pytest.raises(InputError) as e:
-        export(tmp_path / "no.csv", tmp_path / "neither.csv", "--family", "a8w8")
-    assert len(e.value.faults) == 2
+    found = json.loads(export(run.parent, "--json")[1])
+    assert (found["env"], found["rebuild"]) == ([f"export AITER_CONFIG_GEMM_A4W4={run}"], True)

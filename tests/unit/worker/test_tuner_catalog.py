@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.controller import deploy
 from orchestrator.errors import InputError
-from orchestrator.families import flags, get_tuner
+from orchestrator.families import get_tuner
 from tests.paths import ROOT
 from worker.tuners import catalog
 
@@ -33,14 +33,14 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
     monkeypatch.syspath_prepend(str(tmp_path))
     forget()
 
-    def install(name: str = "mine", value: str = "their_tuner:SPEC", code: str | None = None) -> None:
+    def install(code: str | None = None, more: str = "") -> None:
         package = tmp_path / "their_tuner"
         package.mkdir()
         (package / "__init__.py").write_text(SPEC.format(name="mine", package="their_tuner") if code is None else code)
         facts = tmp_path / "their_tuner-1.dist-info"
         facts.mkdir()
         (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: their_tuner\nVersion: 1\n")
-        (facts / "entry_points.txt").write_text(f"[gemmfleet.tuners]\n{name} = {value}\n")
+        (facts / "entry_points.txt").write_text(f"[gemmfleet.tuners]\nmine = their_tuner:SPEC\n{more}")
         importlib.invalidate_caches()
 
     yield install
@@ -48,14 +48,8 @@ def put(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Installer]:
     forget()
 
 
-def test_built_in_tuners_have_a_spec_of_their_name() -> None:
-    assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch")
-    for name in catalog.built_in():
-        spec = catalog.find_tuner(name)
-        assert (spec.name, spec.worker_package) == (name, "")
-
-
 def test_a_tuner_imports_nothing_heavy_before_it_is_opened() -> None:
+    assert catalog.built_in() == ("aiter", "aiter-triton", "bench", "replay", "torch")
     code = (
         "import sys\nfrom worker.tuners import catalog\n"
         "for name in catalog.built_in():\n    catalog.find_tuner(name).create()\n"
@@ -65,31 +59,25 @@ def test_a_tuner_imports_nothing_heavy_before_it_is_opened() -> None:
     assert done.stdout.strip() == ""
 
 
-def test_flags_are_those_of_the_specs() -> None:
-    assert {flag.flag: tuners for flag, tuners in flags().values()} == {
-        "--search": ("aiter-triton",), "--budget": ("aiter-triton", "torch"),
-        "--again": ("aiter-triton", "torch"), "--warmup": ("aiter",), "--iters": ("aiter",),
-        "--tuner-timeout": ("aiter",), "--batch": ("aiter",), "--split-k": ("aiter",), "--tuner-arg": ("aiter",),
-    }  # fmt: skip
-
-
 def test_bench_has_a_command_of_its_own() -> None:
     with pytest.raises(InputError, match=r"the tuner bench has a command of its own: .*gemmfleet bench"):
         get_tuner("bench")
     assert get_tuner("bench", for_tune=False).side_by_side
 
 
-def test_a_package_brings_a_tuner(put: Installer) -> None:
-    put()
+@pytest.mark.parametrize("name", ["", "base", "nonesuch", "../replay", "os.path", "Replay"])
+def test_an_unknown_tuner_is_not_found(name: str) -> None:
+    with pytest.raises(catalog.TunerNotFoundError):
+        catalog.find_tuner(name)
+
+
+def test_a_package_brings_a_tuner_and_never_replaces_a_built_in_one(put: Installer) -> None:
+    put(more="torch = their_tuner:NONE\n")
     assert "mine" in catalog.names()
+    assert catalog.names().count("torch") == 1
+    assert catalog.find_tuner("torch").worker_package == ""
     assert "their_tuner" not in sys.modules, "its name is known without an import"
     assert get_tuner("mine").worker_package == "their_tuner"
-
-
-def test_an_entry_point_never_replaces_a_built_in_tuner(put: Installer) -> None:
-    put(name="torch", code="raise RuntimeError")
-    assert catalog.find_tuner("torch").worker_package == ""
-    assert catalog.names().count("torch") == 1
 
 
 @pytest.mark.parametrize(
@@ -108,12 +96,10 @@ def test_a_broken_package_is_named(put: Installer, code: str, says: str) -> None
     assert catalog.recorded_tuner("mine").name == "mine", "an old run of it can be read all the same"
 
 
-def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path) -> None:
+def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     put()
     package = tmp_path / "their_tuner"
     (package / "kernel.cl").write_text("one")
-    (package / "__pycache__").mkdir()
-    (package / "__pycache__" / "x.pyc").write_text("")
     plain, first = deploy.worker_code()[0], deploy.worker_code("their_tuner")
     assert {n for n in first[1] if not n.startswith("worker/")} == {
         "their_tuner/__init__.py", "their_tuner/kernel.cl",
@@ -122,11 +108,8 @@ def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path) -
     (package / "kernel.cl").write_text("two")
     forget()
     assert len({plain, first[0], deploy.worker_code("their_tuner")[0]}) == 3
-
-
-def test_what_cannot_be_shipped_is_refused(put: Installer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    put()
-    monkeypatch.setattr(deploy, "LARGEST_PACKAGE", 10)
+    monkeypatch.setattr(deploy, "LARGEST_PACKAGE", 2)
+    forget()
     with pytest.raises(InputError, match="has more than 0 MiB"):
         deploy.worker_code("their_tuner")
     (tmp_path / "one_file.py").write_text("")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 
 import pytest
@@ -48,10 +47,3 @@ def test_it_imports_the_standard_library_only(version: str) -> None:
     done = subprocess.run(argv, cwd=REPO, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["", "the worker imports orchestrator"]
-
-
-def test_no_line_of_it_imports_the_controller() -> None:
-    """Tuners that need torch are not imported above; they are read."""
-    lines = [(p, line) for p in (REPO / "worker").rglob("*.py") for line in p.read_text().splitlines()]
-    assert [(p, line) for p, line in lines if re.match(r"\s*(from|import)\s+orchestrator\b", line)] == []
-    assert len(lines) > 1000

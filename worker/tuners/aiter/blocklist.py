@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import re
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.kernel_lists import PLACES, KernelLists
+from worker.aiter_tree.kernels import PLACES, KernelLists
 from worker.device import Gauge
 from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
-from worker.protocol.candidates import BAD_ENDS
+from worker.protocol.spec import BAD_ENDS
 from worker.text import clean
 from worker.tuners.base import Place
 
@@ -66,24 +65,22 @@ class SlotIdentity:
 
 @dataclass(frozen=True, slots=True)
 class BlocklistEntry:
-    """A candidate that ended its process. `canary`: the slot proved healthy after it; without that nothing is used."""
+    """A candidate that ended its process on a slot that proved healthy after it."""
 
     where: SlotIdentity
     family: str
     candidate: CandidateId
     outcome: str
     detail: str
-    canary: bool
     t: float
-    gfx: str = ""
     confirmed: bool = False
 
     def as_json(self) -> dict[str, Any]:
+        """A line of the list."""
         return {
             "t": round(self.t, 3), "slot": self.where.slot, "image": self.where.image, "driver": self.where.driver,
-            "gfx": self.gfx, "family": self.family, **self.candidate.as_json(), "named": self.candidate.describe(),
-            "outcome": self.outcome, "detail": clean(self.detail, 500), "canary": self.canary,
-            "confirmed": self.confirmed,
+            "family": self.family, **self.candidate.as_json(), "named": self.candidate.describe(),
+            "outcome": self.outcome, "detail": clean(self.detail, 500), "confirmed": self.confirmed,
         }  # fmt: skip
 
     def withheld(self, source: str) -> Withheld:
@@ -97,7 +94,7 @@ class BlocklistEntry:
 
     def used_by(self, where: SlotIdentity, now: float) -> bool:
         """True if a slot leaves the candidate out on this evidence."""
-        if not self.canary or (self.where.image, self.where.driver) != (where.image, where.driver):
+        if (self.where.image, self.where.driver) != (where.image, where.driver):
             return False
         return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
 
@@ -125,23 +122,13 @@ def current_entries(lines: Iterable[str]) -> list[BlocklistEntry]:
                 elif at in out:
                     out[at] = replace(out[at], confirmed=True)
                 continue
-            entry = _entry(raw, candidate)
+            where = SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", "")))
+            known, outcome, detail = at in out and out[at].confirmed, str(raw["outcome"]), str(raw["detail"])
+            confirmed = known or raw.get("confirmed") is True
+            out[at] = BlocklistEntry(where, at[0], candidate, outcome, detail, float(raw["t"]), confirmed)
         except (ValueError, KeyError, TypeError, AttributeError):
             continue
-        known = out.pop(at, None)
-        if known is not None:
-            healthy = entry if entry.canary or not known.canary else known
-            entry = replace(healthy, confirmed=entry.confirmed or known.confirmed)
-        out[at] = entry
     return list(out.values())
-
-
-def _entry(raw: Mapping[str, Any], candidate: CandidateId) -> BlocklistEntry:
-    where = SlotIdentity(str(raw.get("slot", "")), str(raw["image"]), str(raw.get("driver", "")))
-    return BlocklistEntry(
-        where, str(raw["family"]), candidate, str(raw["outcome"]), str(raw["detail"]), raw["canary"] is True,
-        float(raw["t"]), str(raw.get("gfx", "")), raw.get("confirmed") is True,
-    )  # fmt: skip
 
 
 def is_number(text: str) -> bool:
@@ -198,19 +185,11 @@ def slot_identity(place: Place, image: str) -> SlotIdentity:
 
 
 def driver_version(root: Path = Path("/")) -> str:
-    """The GPU driver's version; of one that is part of Linux, Linux's."""
-    for name, path in (("amdgpu", "sys/module/amdgpu"), ("nvidia", "sys/module/nvidia")):
-        folder = root / path
-        if folder.is_dir():
-            try:
-                return f"{name} {(folder / 'version').read_text().strip()}"
-            except OSError:
-                return f"{name} of Linux {platform.release()}"
+    """The version of AMD's driver; of one that is part of Linux, Linux's."""
     try:
-        found = re.search(r"Module\s+([\d.]+)", (root / "proc/driver/nvidia/version").read_text())
+        return f"amdgpu {(root / 'sys/module/amdgpu/version').read_text().strip()}"
     except OSError:
-        return ""
-    return f"nvidia {found[1]}" if found else "nvidia"
+        return f"amdgpu of Linux {platform.release()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +234,7 @@ class LeftOut:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def chosen_candidates(lists: KernelLists, gfx: str, spec: Spec) -> dict[int, dict[str, Any]]:
+def chosen_candidates(lists: KernelLists, gfx: str, spec: Spec) -> list[dict[str, Any]]:
     """Entry of each shape of which only some kernels are to be measured, as the shim reads it, with the numbers of its
     key (`sizes`). Kernels of a table, maybe of another image, are named as this image's tuner knows them: CK's have no
     name there, only a number, and numbers move from version to version.
@@ -269,10 +248,8 @@ def chosen_candidates(lists: KernelLists, gfx: str, spec: Spec) -> dict[int, dic
             numbers = [str(n) for n, name in by_id.items() if name == kernel.name] if by_id else [kernel.number]
         return {"libtype": kernel.libtype, "numbers": numbers, "name": kernel.name, "split": kernel.split}
 
-    out = {}
-    for shape in spec.shapes:
-        only = spec.only_of(shape.id)
-        if only is not None:
-            sizes = [str(v) for v in shape.key.values() if isinstance(v, int)]
-            out[shape.id] = {"sizes": sizes, "only": [*map(here, only)]}
-    return out
+    return [
+        {"sizes": [str(v) for v in s.key.values() if isinstance(v, int)], "only": list(map(here, only))}
+        for s in spec.shapes
+        if (only := spec.only_of(s.id)) is not None
+    ]

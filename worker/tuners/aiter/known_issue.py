@@ -1,7 +1,7 @@
 """Known issues of AITER's tuners, as data: an issue, its sources in AITER's repository, its diagnosis in output.
 
-A new one takes three steps: a `KnownIssue` in `known_issues` or `setup_issues`, before the issues that follow from it,
-with a line of real output as `example`; its sources, compared with a clone by `make test-aiter AITER_GIT=PATH`; the
+A new one takes three steps: a `KnownIssue` in `known_issues`, before the issues that follow from it, with a line of
+real output as `example`; its sources, compared with a clone by `make test-aiter AITER_GIT=PATH`; the
 page printed again by `python -m tests.support.known_issues_page`.
 """
 

@@ -3,18 +3,27 @@
 The command line is made of the flags that the script has, and of no others. Inherited variables that would change the
 result are cleared, and recorded. Precedence for GPU_ARCHS, CU_NUM and the switches of single tuners: the inventory's
 `aiter:` section, its `env:`, the slot's own chip, the image.
+
+The chip and its canary are asked in a process of their own, because its context must not stay on the GPU:
+`python -m worker.tuners.aiter.launch facts|canary|times` prints one JSON object. `facts`: gfx, cu_num, device and
+versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason if the image's torch cannot
+multiply. `times`: compute_us and memory_us of the timed canary.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
 from worker.families import Family
+from worker.process import Child
 from worker.protocol.paths import AITER_CLEARED, AITER_SWITCHES, CLEARED_ENV, INVENTORY_ENV
 from worker.tuners.aiter.findings import SHIM, TunerScript
 from worker.tuners.aiter.spec import Options, tuner_arg_flags
@@ -95,36 +104,25 @@ def aiter_timeout(options: Options, batch: int) -> int:
 # --- environment ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Chip:
-    """The slot's chip, as rows are labelled with it."""
-
-    gfx: str = ""
-    cu_num: int | None = None
-
-    def variables(self) -> dict[str, str]:
-        """GPU_ARCHS and CU_NUM: `get_gfx()` takes the last entry of a list, which an image is built with."""
-        if not self.gfx.startswith("gfx"):
-            return {}
-        return {"GPU_ARCHS": self.gfx if self.gfx in KNOWN_TO_AITER else "native", "CU_NUM": str(self.cu_num or 0)}
-
-
-def chip_of(device: Mapping[str, Any]) -> Chip:
-    """The chip of a device as probe and torch name it."""
-    number = device.get("cu_num")
-    return Chip(str(device.get("gfx") or ""), int(number) if number else None)
+def chip_variables(device: Mapping[str, Any]) -> dict[str, str]:
+    """GPU_ARCHS and CU_NUM of a device as probe and torch name it: of a list, with which images are built, `get_gfx()`
+    takes the last entry."""
+    gfx = str(device.get("gfx") or "")
+    if not gfx.startswith("gfx"):
+        return {}
+    return {"GPU_ARCHS": gfx if gfx in KNOWN_TO_AITER else "native", "CU_NUM": str(device.get("cu_num") or 0)}
 
 
 def environment(
-    base: Mapping[str, str], root: Path, slot: Path | None, *, chip: Chip | None = None, watched: Path | None = None
+    base: Mapping[str, str], root: Path, slot: Path | None, device: Mapping[str, Any], watched: Path | None = None
 ) -> dict[str, str]:
     """The environment of a process that imports `aiter` from `root`. Nothing of ours is AITER's to import.
 
-    `slot`: the slot's folder with `jit` (where AITER builds) and `tmp`. `watched`: the folder of a process whose
-    candidates the shim reports.
+    `device`: gfx and cu_num as far as they are known. `slot`: the slot's folder with `jit` (where AITER builds) and
+    `tmp`. `watched`: the folder of a process whose candidates the shim reports.
     """
     env = {k: v for k, v in base.items() if not _is_taken(k, base)}
-    env = {**(chip.variables() if chip else {}), **env}
+    env = {**chip_variables(device), **env}
     inherited = base.get("PYTHONPATH", "").split(os.pathsep)
     ours = os.path.realpath(PACKAGE_PARENT)
     path = [*([SHIM] if watched else []), root, *(p for p in inherited if p and os.path.realpath(p) != ours)]
@@ -157,29 +155,103 @@ def _is_taken(name: str, base: Mapping[str, str]) -> bool:
     return name == WATCH_ENV or bool(AITER_CLEARED.fullmatch(name)) or (is_switch(name) and not named)
 
 
-def switch_record(chip: Chip, base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
+def switch_record(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> dict[str, dict[str, str]]:
     """Switches for provenance: `set` (ours), `overridden` (what the image had of those), `kept` (the inventory's)."""
     kept = inventory_switches(base)
-    ours = {n: v for n, v in chip.variables().items() if n not in kept}
+    ours = {n: v for n, v in chip_variables(device).items() if n not in kept}
     had = dict(word.split("=", 1) for word in base.get(CLEARED_ENV, "").split() if "=" in word)
     had |= {n: v for n, v in base.items() if n not in kept}
     return {"set": ours, "overridden": {n: had[n] for n, v in ours.items() if had.get(n, v) != v}, "kept": kept}
 
 
-def switch_warnings(chip: Chip, base: Mapping[str, str] = os.environ) -> list[str]:
+def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.environ) -> list[str]:
     """Warnings about switches of the inventory that change the candidates."""
-    kept, out = inventory_switches(base), []
-    arch = kept.get("GPU_ARCHS", "").split(";")[-1].strip()
-    if arch and arch not in ("native", chip.gfx):
-        out.append(
-            f"GPU_ARCHS={kept['GPU_ARCHS']} of the inventory is kept: AITER looks for the kernels of {arch}, and this "
-            f"slot is {chip.gfx or 'of no chip that is known'}; candidates are missing or wrong for it"
-        )
-    if "CU_NUM" in kept and kept["CU_NUM"].strip() not in ("0", str(chip.cu_num)):
-        out.append(
-            f"CU_NUM={kept['CU_NUM']} of the inventory is kept, and this slot has {chip.cu_num} compute units: rows "
-            "would be looked up for another chip"
-        )
-    if others := sorted(n for n in kept if n not in ("GPU_ARCHS", "CU_NUM")):
-        out.append(f"{', '.join(others)} of the inventory: kept, which changes AITER's candidates or their verdicts")
-    return out
+    gfx, cu_num = device.get("gfx"), device.get("cu_num")
+    harmless = {"GPU_ARCHS": ("native", gfx), "CU_NUM": ("0", str(cu_num))}
+    here = f"this slot has {gfx or 'no chip that is known'} with {cu_num} compute units"
+    return [
+        f"{name}={value} of the inventory is kept, which changes AITER's candidates or their verdicts: {here}"
+        for name, value in inventory_switches(base).items()
+        if value.split(";")[-1].strip() not in harmless.get(name, ())
+    ]
+
+
+# --- questions to the GPU -------------------------------------------------------------------------------------------
+
+CANARY_SIZE = 256
+MARK = "GEMMFLEET-ONCHIP "
+POLL_S = 0.1
+TIMEOUT_S = 240.0
+"""Seconds for an answer: the process imports torch."""
+
+
+def query_device(what: str, env: Mapping[str, str], alive: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """The answer of a fresh process; `{"error": text}` if there is none. KeyboardInterrupt ends it."""
+    path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
+    until = time.monotonic() + TIMEOUT_S
+    with tempfile.TemporaryFile() as out:
+        words = [sys.executable, "-m", "worker.tuners.aiter.launch", what]
+        try:
+            process = Child(words, env={**env, "PYTHONPATH": path}, out=out.fileno())
+        except OSError as e:
+            return {"error": f"cannot be started: {e}"}
+        try:
+            while process.returncode is None:
+                if time.monotonic() > until:
+                    return {"error": f"no answer within {TIMEOUT_S:g} s"}
+                alive()
+                time.sleep(POLL_S)
+        finally:
+            process.kill()
+        out.seek(0)
+        lines = out.read().decode(errors="replace").splitlines()
+    answer = next((line.removeprefix(MARK) for line in lines if line.startswith(MARK)), "")
+    print("".join(f"{line}\n" for line in lines if not line.startswith(MARK)), end="", flush=True)
+    try:
+        return dict(json.loads(answer))
+    except (ValueError, TypeError):
+        return {"error": f"ended with status {process.returncode} and without an answer"}
+
+
+def facts() -> dict[str, Any]:
+    """gfx, cu_num, device and versions by torch; `absent` if there is no torch or no GPU for it."""
+    import torch
+
+    out: dict[str, Any] = {"torch": str(torch.__version__), "hip": getattr(torch.version, "hip", None)}
+    if not torch.cuda.is_available():
+        return {"absent": "torch sees no GPU", **out}
+    props = torch.cuda.get_device_properties(torch.cuda.current_device())
+    gfx = str(getattr(props, "gcnArchName", "")).split(":")[0]
+    return {"gfx": gfx, "cu_num": int(props.multi_processor_count), "device": str(props.name), **out}
+
+
+def canary() -> dict[str, Any]:
+    """ok, us, detail; `absent` if torch is of no use."""
+    import torch
+
+    if not hasattr(torch, "mm"):
+        return {"absent": "this torch has no matrix product"}
+    from worker.tuners.common.device import Device
+    from worker.tuners.common.device import canary as torch_canary
+
+    ok, us, detail = torch_canary(Device(), CANARY_SIZE)
+    return {"ok": ok, "us": us, "detail": detail}
+
+
+def times() -> dict[str, Any]:
+    """compute_us and memory_us of the timed canary. Raises what torch raises."""
+    from worker.tuners.common.device import Device, timed_canary
+
+    compute, memory = timed_canary(Device())
+    return {"compute_us": compute, "memory_us": memory}
+
+
+if __name__ == "__main__":
+    try:
+        answered = {"facts": facts, "canary": canary, "times": times}[sys.argv[1]]()
+    except ImportError as e:
+        answered = {"error" if sys.argv[1] == "times" else "absent": f"no torch: {e}"}
+    except Exception as e:  # noqa: BLE001 - whatever the GPU does is the answer
+        answered = {"error": f"{type(e).__name__}: {e}"[:1000]}
+    print(MARK + json.dumps(answered), flush=True)
+    os._exit(0)  # what libraries do at exit may hang

@@ -216,7 +216,7 @@ def write_repro(job: Job, folder: Path, entry: BlocklistEntry, into: Path) -> Pa
         words[words.index("--timeout") + 1] = str(REPRO_TIMEOUT_S)
     lines = [
         "#!/bin/sh",
-        f"# {entry.outcome} of {entry.candidate.describe()} on {entry.gfx}, to be run in its image on its node:",
+        f"# {entry.outcome} of {entry.candidate.describe()} on {job.image.gfx}, to be run in its image on its node:",
         f"# image {entry.where.image}, slot {entry.where.slot}, driver {entry.where.driver or 'unknown'}",
         *(f"# {line}" for line in clean(entry.detail, 500).splitlines()),
         "# where AITER waits for ever for a process that died, end it with Ctrl-C",

@@ -1,41 +1,164 @@
 """A slot's AITER: the image's tree, findings and chip, the slot's folders, and what a family's shapes are tuned with.
 
-Files and chip are read once, when the tuner opens.
+Files and chip are read once, when the tuner opens. AITER builds its modules in a folder of the slot's own, which begins
+as a copy of what was built on this node before for the image and chip (`ModuleStore`, beside the run folders). A slot
+never builds into the store: a finished build is published there under a lock.
 """
 
 from __future__ import annotations
 
+import csv
+import fcntl
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Mapping
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker.aiter_tree.kernel_lists import KernelLists
-from worker.aiter_tree.locate import Tree, choose
+from worker.aiter_tree.kernels import KernelLists
+from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.device import identify
-from worker.families import Family
+from worker.families import FAMILIES, Family
+from worker.process import run_in_foreground
 from worker.protocol.paths import AITER_ROOT_ENV, CACHE_ENV, IMAGE_ENV
 from worker.tuners.aiter.blocklist import Blocklist, slot_identity
-from worker.tuners.aiter.device_query import query_device
-from worker.tuners.aiter.findings import WINDOWS, Findings, ShimFit, TunerScript, inspect, shim_fit
+from worker.tuners.aiter.findings import (
+    WINDOWS,
+    Applied,
+    Findings,
+    TunerScript,
+    WorkaroundRefusedError,
+    inspect,
+    needed,
+    prepare,
+)
 from worker.tuners.aiter.launch import (
-    Chip,
+    TUNED,
+    UNTUNED,
     batch_size,
-    chip_of,
     cleared_names,
     environment,
     ignored_options,
     inventory_switches,
+    query_device,
     switch_record,
     switch_warnings,
 )
-from worker.tuners.aiter.modules import ModuleStore, clear_stale_locks, link_shipped_modules
 from worker.tuners.aiter.rows import KernelNames
 from worker.tuners.aiter.spec import Options
-from worker.tuners.aiter.workarounds import Applied, WorkaroundRefusedError, needed, prepare
 from worker.tuners.base import Place
+
+POLL_S = 0.2
+_LEFT_OUT = ("build", "__pycache__")
+"""Folders of a built tree that are not kept: objects and sources are large and never read again."""
+_LOCKS = ("build/lock_*", "build/*/build/lock", "build/**/.ninja_lock", "*.lock")
+
+
+class ModuleStore:
+    """The node's store of built modules for one image and chip."""
+
+    def __init__(self, cache: Path, key: str) -> None:
+        self.root = cache / "aiter" / key
+        self.modules = self.root / "jit"
+        self.blocklist = self.root / "blocklist.jsonl"
+        self.repro = self.root / "repro"
+
+    def is_warm(self, what: str) -> bool:
+        """True if the modules of `what` (a family) were built and published."""
+        return (self.root / f"{what}.warm").exists()
+
+    @contextmanager
+    def building(self, alive_now: Callable[[], None]) -> Iterator[None]:
+        """Hold the node's right to build for this image. Waits, calling `alive_now`; a dead holder's ends by itself."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with open(self.root / "building", "ab") as f:
+            while True:
+                try:
+                    fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    alive_now()
+                    time.sleep(POLL_S)
+            yield
+
+    def publish(self, slot: Path, what: str) -> None:
+        """Publish what a slot built; every file by a rename, so that a copy never sees half of one."""
+        for path in sorted(slot.rglob("*")):
+            inside = path.relative_to(slot)
+            if path.is_symlink() or not path.is_file() or inside.parts[0] in _LEFT_OUT:
+                continue
+            to = self.modules / inside
+            to.parent.mkdir(parents=True, exist_ok=True)
+            aside = to.with_name(f".{to.name}.{os.getpid()}")
+            shutil.copy2(path, aside)
+            os.replace(aside, to)
+        (self.root / f"{what}.warm").touch()
+
+    def copy_to(self, slot: Path) -> None:
+        """Copy what the slot lacks."""
+        for path in sorted(self.modules.rglob("*")):
+            to = slot / path.relative_to(self.modules)
+            if path.is_file() and not path.name.startswith(".") and (to.is_symlink() or not to.exists()):
+                to.parent.mkdir(parents=True, exist_ok=True)
+                to.unlink(missing_ok=True)
+                shutil.copy2(path, to)
+
+
+def link_shipped_modules(slot: Path, package: Path) -> None:
+    """Link the modules that the image brings along: with a build folder of its own, AITER would not look for them.
+
+    A builder removes the link and writes a file of its own.
+    """
+    slot.mkdir(parents=True, exist_ok=True)
+    for path in (package / "jit").glob("*.so"):
+        if not os.path.lexists(slot / path.name):
+            (slot / path.name).symlink_to(path)
+
+
+def clear_stale_locks(folders: list[Path]) -> list[str]:
+    """Remove locks of dead owners; sentences about what was removed.
+
+    Every builder keeps its lock open. So a lock is stale if no process has it open, which can be told if all processes
+    of this user can be looked into.
+    """
+    found = [p for folder in folders for pattern in _LOCKS for p in folder.glob(pattern) if p.is_file()]
+    held = _open_files() if found else None
+    if held is None:
+        return []
+    removed: list[str] = []
+    for lock in found:
+        with suppress(OSError):  # its owner is just done
+            info = lock.stat()
+            if (info.st_dev, info.st_ino) not in held:
+                lock.unlink()
+                removed.append(f"removed the stale lock {lock.name} in {lock.parent}: nobody holds it")
+    return removed
+
+
+def _open_files() -> set[tuple[int, int]] | None:
+    """(device, inode) of every file that a process of ours has open; None if one cannot be looked into."""
+    out: set[tuple[int, int]] = set()
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if entry.stat().st_uid != os.geteuid():
+                continue
+            for fd in os.listdir(entry / "fd"):
+                with suppress(OSError):
+                    info = os.stat(entry / "fd" / fd)
+                    out.add((info.st_dev, info.st_ino))
+        except PermissionError:
+            return None
+        except OSError:  # it ended meanwhile
+            continue
+    return out
+
 
 BUILD_QUIET_S = 600.0
 """Seconds of silence without a compiler at work that are a hang while modules are built."""
@@ -56,7 +179,6 @@ class AiterImage:
     device: Mapping[str, Any]
     key: str
     digest: str
-    watch: ShimFit
     notes: tuple[str, ...] = ()
     seen_by_torch: bool = False
     applied: tuple[Applied, ...] = ()
@@ -64,10 +186,6 @@ class AiterImage:
     @property
     def gfx(self) -> str:
         return str(self.device.get("gfx") or "")
-
-    @property
-    def chip(self) -> Chip:
-        return chip_of(self.device)
 
     def script(self, family: Family) -> TunerScript | None:
         """The family's script in this tree, None if the tree has none."""
@@ -92,16 +210,16 @@ class AiterImage:
             return f"{family.name} needs {chips}, and this is {here}"
         if self.script(family) is None:
             return f"{self.named} has no tuner script for {family.name}"
-        if not self.watch.fits:
-            return f"{self.warning or self.named}; its candidates cannot be watched: {self.watch.why}"
+        if why := self.findings.misfit:
+            return f"{self.warning or self.named}; its candidates cannot be watched: {why}"
         return ""
 
     def as_json(self) -> dict[str, Any]:
         """Data for the record of the tuner's start, and so for provenance."""
         return {
             "root": str(self.tree.root), "version": self.tree.version, "commit": self.tree.commit, "image": self.digest,
-            "key": self.key, "cleared_env": cleared_names(), "shim": self.watch.as_json(), "warning": self.warning,
-            "notes": list(self.notes)[:20], "env": switch_record(self.chip),
+            "key": self.key, "cleared_env": cleared_names(), "shim": self.findings.misfit or "used",
+            "warning": self.warning, "notes": list(self.notes)[:20], "env": switch_record(self.device),
         }  # fmt: skip
 
 
@@ -110,13 +228,13 @@ def inspect_image(options: Options) -> AiterImage:
     gives no answer."""
     here = identify()
     tree, notes = tree_here(str(here["gfx"] or ""), options.family, options.root)
-    answer = query_device("facts", environment(os.environ, tree.root, None))
+    answer = query_device("facts", environment(os.environ, tree.root, None, {}))
     if "error" in answer:
         raise RuntimeError(f"the GPU cannot be queried: {answer['error']}")
     device = {k: answer.get(k) or here.get(k) for k in ("gfx", "cu_num", "device")}
     versions = {k: answer[k] for k in ("torch", "hip") if answer.get(k)}
     gfx, digest = str(device["gfx"] or ""), os.environ.get(IMAGE_ENV, "")
-    findings = inspect(tree, gfx) if gfx.startswith("gfx") else inspect(tree)
+    findings = inspect(tree, gfx)
     seen = {
         "image": digest, "gfx": gfx, "root": str(tree.root), "python": str(here["python"]), **findings.files,
         **{k: str(v) for k, v in versions.items()}, **inventory_switches(),
@@ -129,8 +247,7 @@ def inspect_image(options: Options) -> AiterImage:
         device={**device, **versions},
         key=hashlib.sha256(text.encode()).hexdigest()[:16],
         digest=digest,
-        watch=shim_fit(tree.package),
-        notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(chip_of(device)))),
+        notes=(*notes, *more, *(f"warning: {w}" for w in switch_warnings(device))),
         seen_by_torch="absent" not in answer,
     )
 
@@ -174,7 +291,7 @@ class Job:
 
     def env(self, watched: Path | None = None) -> dict[str, str]:
         """The environment of a process of AITER; `watched`: its folder, if the shim is to report its candidates."""
-        return environment(os.environ, self.image.tree.root, self.slot, chip=self.image.chip, watched=watched)
+        return environment(os.environ, self.image.tree.root, self.slot, self.image.device, watched)
 
 
 @dataclass(slots=True)
@@ -207,21 +324,20 @@ class Session:
     def adapted(self, family: Family, keys: Iterable[Mapping[str, object]] = ()) -> AiterImage:
         """The image with a scratch copy of its tree that has the workarounds which these shapes need; the image itself
         if they need none. Raises OSError."""
-        keys = list(keys)
         names = tuple(needed(self.image.findings, family, keys))
         if names and names not in self._images:
-            self._images[names] = self._with_workarounds(names, family, keys)
+            self._images[names] = self._with_workarounds(names)
         return self._images.get(names, self.image)
 
-    def _with_workarounds(self, names: tuple[str, ...], family: Family, keys: list[Mapping[str, object]]) -> AiterImage:
+    def _with_workarounds(self, names: tuple[str, ...]) -> AiterImage:
         try:
-            scratch, applied = prepare(self.image.findings, family, keys, self.slot / "-".join(("tree", *names)))
+            scratch, applied = prepare(self.image.findings, names, self.slot / "-".join(("tree", *names)))
         except WorkaroundRefusedError as e:
             say(f"a workaround is not applied: {e}")
             return self.image
         for one in applied:
             say(f"{one['name']} is applied to a scratch copy ({'; '.join(one['evidence'][:2])})")
-        return replace(self.image, tree=scratch.tree, applied=applied) if scratch else self.image
+        return replace(self.image, tree=scratch.tree, applied=applied)
 
     @property
     def applied(self) -> tuple[Applied, ...]:
@@ -246,4 +362,64 @@ class Session:
 
     def env(self) -> dict[str, str]:
         """The environment of a process that tunes nothing."""
-        return environment(os.environ, self.image.tree.root, self.slot, chip=self.image.chip)
+        return environment(os.environ, self.image.tree.root, self.slot, self.image.device)
+
+
+VERIFY_MARK = "GEMMFLEET-VERIFY "
+
+
+def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -> int:
+    """`worker verify`: run AITER's own production operators with a tuned table (`--run_config`), if the version has it.
+
+    Prints what AITER prints, between two lines of ours: which AITER it is, and how the script ended. Status 0 if the
+    script could be run at all, or has no --run_config.
+    """
+    here = identify()
+    gfx = str(here["gfx"] or "")
+    try:
+        tree, notes = tree_here(gfx, name)
+    except NotATreeError as e:
+        return _report(supported=False, why=str(e))
+    found = inspect(tree, gfx).families.get(name)
+    answer: dict[str, Any] = {
+        "gfx": gfx, "cu_num": here["cu_num"], "root": str(tree.root), "version": tree.version, "commit": tree.commit,
+        "notes": list(notes)[:10],
+    }  # fmt: skip
+    if found is None:
+        return _report(supported=False, why=f"this AITER has no script of {name}", **answer)
+    if not found.has("--run_config"):
+        return _report(supported=False, why="this AITER has no --run_config (it came on 2026-04-14)", **answer)
+    with tempfile.TemporaryDirectory(prefix="verify-", dir=os.environ.get("TMPDIR")) as scratch:
+        folder = Path(scratch)
+        for inside in ("jit/build", "tmp"):
+            (folder / inside).mkdir(parents=True)
+        link_shipped_modules(folder / "jit", tree.package)
+        argv = _verify_command(found, name, table, folder)
+        _report(supported=True, table=str(folder / TUNED), **answer)
+        env = environment({**os.environ, **slot_env}, tree.root, folder, here)
+        try:
+            code = run_in_foreground(argv, {**env, "AITER_LOG_TUNED_CONFIG": "1"}, tree.root, until_eof=until_eof)
+        except OSError as e:
+            print(f"{argv[0]}: {e}", flush=True)
+            code = 127
+    print(flush=True)
+    return _report(code=code)
+
+
+def _verify_command(script: TunerScript, name: str, table: Path, folder: Path) -> list[str]:
+    """The command line, with copies of the table and a list of its shapes: the script reads no list of its own."""
+    family, unused = FAMILIES[name], folder / "unused.csv"
+    for copy in (folder / TUNED, unused):
+        copy.write_bytes(table.read_bytes())
+    with table.open(newline="") as f, (folder / UNTUNED).open("w", newline="") as to:
+        writer = csv.writer(to, lineterminator="\n")
+        writer.writerow(family.key_names)
+        writer.writerows([row.get(c, "") for c in family.key_names] for row in csv.DictReader(f))
+    words = [sys.executable, str(script.path), "--run_config", str(folder / TUNED), "-i", str(folder / UNTUNED)]
+    return [*words, "-o", str(unused), *(f for f in family.aiter.flags if script.has(f))]
+
+
+def _report(**what: Any) -> int:
+    """Print a line of ours; 0."""
+    print(VERIFY_MARK + json.dumps(what), flush=True)
+    return 0

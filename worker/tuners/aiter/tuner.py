@@ -20,11 +20,11 @@ from worker.families import FAMILIES, Family, fp8_cell, legal_cells
 from worker.protocol import Row, Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
-from worker.tuners.aiter.device_query import query_device
+from worker.tuners.aiter.findings import Applied
+from worker.tuners.aiter.launch import query_device
 from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
 from worker.tuners.aiter.session import Job, Limits, Session, inspect_image, say
 from worker.tuners.aiter.spec import Options
-from worker.tuners.aiter.workarounds import Applied
 from worker.tuners.base import Emit, Place, TunerFault
 
 QUIET_SHARE = 0.8
@@ -120,8 +120,8 @@ class AiterTuner:
         built = time.monotonic() - began
         folder = (self._place.node_dir or Path.cwd()).absolute() / "attempts" / spec.attempt
         measuring = Measuring(session, job, emit, folder, self.canary, f"attempts/{folder.name}/{REPRO}/")
-        chosen = chosen_candidates(session.kernels, session.image.gfx, spec) if spec.only else {}
-        measuring.tune(shapes, isolate=len(spec.shapes) == 1, only=[chosen[s.id] for s in shapes if s.id in chosen])
+        only = chosen_candidates(session.kernels, session.image.gfx, spec)
+        measuring.tune(shapes, isolate=len(spec.shapes) == 1, only=only)
         return {"build": round(built, 6), "measure": round(time.monotonic() - began - built, 6)}
 
     def judge(self, spec: Spec) -> None:
@@ -214,7 +214,8 @@ class Measuring:
                 if end.current is not None:
                     for row in end.partial:  # measured is measured
                         self.emit.row(end.current, row)
-                raise TunerFault(*self._fault(end, faults))
+                more_faults = f"; the {faults}. candidate of this shape that ended its process" if faults > 1 else ""
+                raise TunerFault(_outcome(end), end.told(self.when) + more_faults)
             left_out = more
 
     def check_tiny(self, *, measured: bool) -> None:
@@ -230,9 +231,18 @@ class Measuring:
         if end.step is None or end.step.candidate in left_out.entries or end.current is None:
             return None
         ok, _, text = self.canary()
-        entry = self._note(end, canary=ok)
         if not ok:
             raise TunerFault(end.how, f"{end.told(self.when)}; after it the canary failed: {text}")
+        entry = BlocklistEntry(
+            self.session.blocklist.where,
+            self.job.family.name,
+            end.step.candidate,
+            _outcome(end),
+            end.told(),
+            time.time(),
+        )
+        if not self.when:  # a shape of our own proves nothing for a user's
+            self.session.blocklist.note(entry)
         self._lost.append(entry)
         if self.when and len(self._lost) >= HOPELESS:
             self.check_tiny(measured=any(r["us"] > 0 for r in end.partial))
@@ -242,23 +252,6 @@ class Measuring:
         say(f"candidate {entry.candidate.describe()}{of} is left out ({made.why(entry.candidate)})")
         self.emit.parked(end.current)
         return made
-
-    def _note(self, end: ProcessEnd, *, canary: bool) -> BlocklistEntry:
-        """Write the candidate at work into the blocklist, unless the shape is our own; its entry."""
-        assert end.step is not None
-        entry = BlocklistEntry(
-            self.session.blocklist.where, self.job.family.name, end.step.candidate, _outcome(end), end.told(), canary,
-            time.time(), self.job.image.gfx,
-        )  # fmt: skip
-        if not self.when:
-            self.session.blocklist.note(entry)
-        return entry
-
-    def _fault(self, end: ProcessEnd, faults: int) -> tuple[str, str]:
-        if end.step is not None:
-            self._note(end, canary=False)
-        more = f"; the {faults}. candidate of this shape that ended its process" if faults > 1 else ""
-        return _outcome(end), end.told(self.when) + more
 
 
 def _outcome(end: ProcessEnd) -> str:

@@ -7,11 +7,10 @@ A fault is a mapping:
   then SIGKILL to agent and itself), kill_worker (SIGKILL to its agent), hang, exit
   (with `code`), error (an exception), lie (breaks the protocol), wrong (every result is off), no_candidate,
   sick_canary;
-- `match`: columns of the shape's key, and/or shape, attempt, attempt_number, group, slot, node: a value or a
-  list of values; all must agree. sick_canary knows slot and node only. With kernelName, kernelId, splitK or libtype it
-  is one candidate's: the fault (abort or exit) happens in a process of its own, as AITER's does;
+- `match`: columns of the shape's key, and/or shape, attempt, group, slot, node: a value or a list of values; all must
+  agree. sick_canary knows slot and node only. With kernelName, kernelId, splitK or libtype it is one candidate's: the
+  fault (abort or exit) happens in a process of its own, as AITER's does;
 - `times`: how often (default: always), counted over processes in a folder of the node, or in `counters`;
-- `probability` and `seed`: intermittent, drawn from seed, attempt and shape, so the same in every replay;
 - `after_rows`: rows that come first; `deaf`: SIGINT is ignored; `grandchild`: leaves a process in its group;
 - `how`: what sick_canary does: `wrong` (the default), or a violent kind;
 - `guard`: false lets `oom` go beyond 128 MiB more than the process has (for a test that limits it by a cgroup).
@@ -27,7 +26,7 @@ import resource
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,6 @@ from worker.protocol import NodePaths
 from worker.tuners.base import Place
 
 VIOLENT = ("abort", "stop", "oom", "truncate", "kill_worker", "hang", "exit", "error", "lie")
-OF_A_CANDIDATE = ("kernelName", "kernelId", "splitK", "libtype")
 SOFT = ("hold", "wrong", "no_candidate", "sick_canary")
 
 
@@ -47,8 +45,6 @@ class Fault:
     kind: str
     match: Mapping[str, Any] = field(default_factory=dict)
     times: int | None = None
-    probability: float = 1.0
-    seed: int = 0
     after_rows: int = 0
     code: int = 3
     deaf: bool = False
@@ -58,51 +54,43 @@ class Fault:
     counters: str = ""
     until: str = "released"
 
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Fault:
-        """Raises ValueError on an unknown kind or field: a test that asks for nothing would pass."""
-        unknown = set(raw) - {f.name for f in fields(cls)}
-        how_is_known = raw.get("how", "wrong") in (*VIOLENT, "wrong")
-        if unknown or not how_is_known or raw.get("kind") not in (*VIOLENT, *SOFT):
-            raise ValueError(f"bad fault: {json.dumps(raw)}")
-        made = cls(**raw)
-        if made.of_candidates and made.kind not in ("abort", "exit"):
-            raise ValueError(f"bad fault of a candidate: {json.dumps(raw)}")
-        return made
+    def __post_init__(self) -> None:
+        """Raises ValueError on an unknown kind: a test that asks for nothing would pass."""
+        if self.kind not in (*VIOLENT, *SOFT) or self.how not in (*VIOLENT, "wrong"):
+            raise ValueError(f"bad fault: {self}")
 
     @property
     def of_candidates(self) -> bool:
         """Return whether it happens to single candidates."""
-        return any(name in self.match for name in OF_A_CANDIDATE)
+        return not {"kernelName", "kernelId", "splitK", "libtype"}.isdisjoint(self.match)
 
     def strikes(self, facts: Mapping[str, Any], place: Place) -> bool:
         """Return whether it happens now, to the shape (or canary) of these facts; count it if so."""
         for name, wanted in self.match.items():
-            legal = wanted if isinstance(wanted, list) else [wanted]
-            if str(facts.get(name)) not in [str(v) for v in legal]:
+            if str(facts.get(name)) not in map(str, wanted if isinstance(wanted, list) else [wanted]):
                 return False
-        if self.probability < 1.0:
-            text = f"{self.seed}/{facts.get('attempt')}/{facts.get('shape')}".encode()
-            draw = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") / 2**64
-            if draw >= self.probability:
-                return False
-        return self.times is None or self._count(place)
+        return self.times is None or self._count(place, self.times)
 
     def held(self, place: Place) -> bool:
         """Return whether a `hold` still keeps its shape."""
-        return self.kind == "hold" and not ((place.node_dir or Path.cwd()) / self.until).exists()
+        return self.kind == "hold" and not (folder_of(place) / self.until).exists()
 
-    def _count(self, place: Place) -> bool:
+    def _count(self, place: Place, times: int) -> bool:
         """One more time, unless it was `times` before; by a file, so that it outlives whom it kills."""
-        folder = Path(self.counters) if self.counters else _folder(place)
+        folder = Path(self.counters) if self.counters else folder_of(place) / "replay"
         folder.mkdir(parents=True, exist_ok=True)
         name = hashlib.blake2b(json.dumps(asdict(self), sort_keys=True).encode(), digest_size=8).hexdigest()
         with open(folder / name, "ab") as f:
             fcntl.flock(f, fcntl.LOCK_EX)
-            if self.times is not None and os.fstat(f.fileno()).st_size >= self.times:
+            if os.fstat(f.fileno()).st_size >= times:
                 return False
             f.write(b".")
         return True
+
+
+def folder_of(place: Place) -> Path:
+    """The node's folder, or this one without a node."""
+    return place.node_dir or Path.cwd()
 
 
 def strike(fault: Fault, place: Place) -> None:
@@ -128,7 +116,8 @@ def strike(fault: Fault, place: Place) -> None:
         raise RuntimeError("replay: an error that is no shape's fault")
     elif kind in ("truncate", "kill_worker"):
         if kind == "truncate":
-            _tear_record(place)
+            with open(NodePaths(folder_of(place)).events(place.slot), "ab", buffering=0) as f:
+                f.write(b'{"type":"row","t":%.3f,"attempt":"torn","shape":1,"row":{"us":1.0,"kern' % time.time())
         os.kill(place.agent_pid, signal.SIGKILL)
         time.sleep(5)  # the kernel ends us with our agent
         os.kill(os.getpid(), signal.SIGKILL)
@@ -143,19 +132,7 @@ def strike_apart(fault: Fault, place: Place) -> str:
         finally:
             os._exit(1)
     _, status = os.waitpid(pid, 0)
-    code = os.waitstatus_to_exitcode(status)
-    return f"its process {exit_words(code)}"
-
-
-def _folder(place: Place) -> Path:
-    return (place.node_dir or Path.cwd()) / "replay"
-
-
-def _tear_record(place: Place) -> None:
-    assert place.node_dir is not None
-    with open(NodePaths(place.node_dir).events(place.slot), "ab", buffering=0) as f:
-        f.write(b'{"type":"row","t":%.3f,"attempt":"torn","shape":1,"row":{"us":1.0,"kernelNa' % time.time())
-        os.fsync(f.fileno())
+    return f"its process {exit_words(os.waitstatus_to_exitcode(status))}"
 
 
 def _exhaust_memory(guard: bool) -> None:
@@ -172,11 +149,7 @@ def _exhaust_memory(guard: bool) -> None:
 
 def _leave_grandchild(place: Place) -> None:
     """Fork one that sleeps, with all our pipes open, as a tuner's pool of processes would be left."""
-    pid = os.fork()
-    if pid == 0:
+    if os.fork() == 0:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         time.sleep(600)
         os._exit(0)
-    folder = _folder(place)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"grandchild-{place.slot}").write_text(str(pid))

@@ -6,6 +6,7 @@ import os
 import random
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,7 @@ def books(n: Node, attempts: list[str]) -> None:
         assert len(ended) == 1, (attempt, [r["type"] for r in mine])
         assert mine[-1] is ended[0]
         assert len([r for r in mine if r["type"] == "attempt_started"]) <= 1
-        started = [r["shape"] for r in mine if r["type"] == "shape_started"]
-        settled = [r["shape"] for r in mine if r["type"] == "shape_tuned"]
+        started, settled = ([r["shape"] for r in mine if r["type"] == t] for t in ("shape_started", "shape_tuned"))
         assert started == sorted(set(started))
         assert settled == started[: len(settled)]
         open_shape = started[len(settled) :]
@@ -49,10 +49,8 @@ def kill_around(n: Node, seed: int, kills: int) -> None:
         time.sleep(rng.choice([rng.uniform(0, 0.25), rng.uniform(0.2, 0.5)]))
         victims = n.tuner_pids()
         if victims and rng.random() < 0.4:
-            try:
+            with suppress(ProcessLookupError):
                 os.kill(victims[0], signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             time.sleep(rng.uniform(0, 0.15))
         n.kill(agent)
     n.start()
@@ -61,13 +59,9 @@ def kill_around(n: Node, seed: int, kills: int) -> None:
     books(n, attempts)
 
 
-def test_ten_kills_at_random_moments(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, 10), *(pytest.param(seed, 40, marks=pytest.mark.soak) for seed in range(2, 6))]
+)
+def test_kills_at_random_moments(tmp_path: Path, seed: int, kills: int) -> None:
     with node(tmp_path, options={"seconds_per_shape": 0.01}) as n:
-        kill_around(n, seed=1, kills=10)
-
-
-@pytest.mark.soak
-@pytest.mark.parametrize("seed", range(2, 6))
-def test_many_kills_at_random_moments(tmp_path: Path, seed: int) -> None:
-    with node(tmp_path, options={"seconds_per_shape": 0.01}) as n:
-        kill_around(n, seed=seed, kills=40)
+        kill_around(n, seed, kills)

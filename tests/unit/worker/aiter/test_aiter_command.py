@@ -1,79 +1,181 @@
-"""The command line and environment of AITER's processes, from facts of the script."""
+"""The command line and environment of AITER's processes, and the cells that are safe to write for it."""
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from worker.families import FAMILIES
+from orchestrator.controller.node_plan import NodePlan, node_files, plan_nodes
+from orchestrator.inventory.load import load_inventory
+from worker.bench.tuner import _variables
+from worker.families import FAMILIES, backend_of, legal_cells
+from worker.protocol.bench import Options as BenchOptions
+from worker.protocol.bench import Side
 from worker.tuners.aiter.findings import TunerScript
-from worker.tuners.aiter.launch import aiter_timeout, argv, batch_size, ignored_options
-from worker.tuners.aiter.spec import Options, tuner_arg_flags
+from worker.tuners.aiter.launch import (
+    aiter_timeout,
+    argv,
+    batch_size,
+    cleared_names,
+    environment,
+    ignored_options,
+    inventory_switches,
+    switch_record,
+    switch_warnings,
+)
+from worker.tuners.aiter.spec import Options, risk, tuner_arg_flags
+from worker.tuners.aiter.tuner import tiny_key
 
-BARE = {"--untune_file": "value", "--tune_file": "value", "--mp": "value", "--splitK": "flag", "--errRatio": "value"}
-BASE = {**BARE, "--profile_file": "value", "--batch": "value", "--verbose": "flag", "--all": "flag", "--sort": "flag"}
-NEWEST = {
-    **BASE,
-    "--timeout": "value",
-    "--warmup": "value",
-    "--iters": "value",
-    "--libtype": "value",
-    "--sort": "value",
-    "--run_config": "value",
-}
-FILES = Path("/f")
-A4W4 = FAMILIES["a4w4_blockscale"]
+BASE = dict.fromkeys(("--untune_file", "--tune_file", "--mp", "--errRatio", "--profile_file"), "value")
+NEWEST = BASE | dict.fromkeys(("--batch", "--timeout", "--warmup", "--iters", "--libtype", "--run_config"), "value")
+A4W4, BLOCKSCALE = FAMILIES["a4w4_blockscale"], FAMILIES["a8w8_blockscale"]
+SLOT = {"gfx": "gfx950", "cu_num": 256}
 
 
-def facts(flags: dict[str, str]) -> TunerScript:
+def script(flags: dict[str, str]) -> TunerScript:
     return TunerScript(Path("/t/tune.py"), flags, ("M", "N", "K"))
 
 
-@pytest.mark.parametrize(("flags", "batch"), [(BASE, 1), (NEWEST, 4)])
-def test_a_version_with_the_topk_fault_gets_one_shape_a_batch(flags: dict[str, str], batch: int) -> None:
-    assert batch_size(A4W4, facts(flags), Options()) == batch
-    assert batch_size(A4W4, facts(flags), Options(batch=3)) == 3
-    assert ignored_options(facts(flags), Options()) == []
+def test_a_version_with_the_topk_fault_gets_one_shape_a_batch() -> None:
+    """And a family that may have no candidate, unless it is asked for."""
+    assert [batch_size(A4W4, script(flags), Options()) for flags in (BASE, NEWEST)] == [1, 4]
+    assert [batch_size(BLOCKSCALE, script(NEWEST), Options(batch=n)) for n in (0, 9)] == [1, 9]
 
 
-def test_a_family_that_may_have_no_candidate_is_never_batched_unasked() -> None:
-    assert batch_size(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options()) == 1
-    assert batch_size(FAMILIES["a8w8_blockscale"], facts(NEWEST), Options(batch=9)) == 9
-
-
-def test_what_is_ignored_is_said() -> None:
+def test_what_a_script_has_not_is_ignored_and_said() -> None:
     options = Options(warmup=7, iters=9, batch=3, split_k=True, tuner_timeout=50, tuner_args=("--libtype", "asm"))
-    notes = ignored_options(facts(BARE), options)
+    notes = ignored_options(script(BASE), options)
     ignored = {note.partition(" is ignored: tune.py of this image has no ")[0] for note in notes if "ignored" in note}
-    assert ignored == {"--warmup", "--iters", "--batch", "--tuner-arg --libtype"}
-    assert notes[-1] == "--tuner-timeout is kept by gemmfleet alone: tune.py of this image has no --timeout"
+    assert ignored == {"--warmup", "--iters", "--batch", "--split-k", "--tuner-arg --libtype"}
+    assert "--tuner-timeout is kept by gemmfleet alone" in notes[-1]
+    words = argv(A4W4, script(NEWEST), options, Path("/f"), batch=3, err_ratio=0.05)
+    assert words[-2:] == ["--libtype", "asm"]
+    assert "--splitK" not in words
 
 
-def test_further_words() -> None:
-    options = Options(tuner_args=("--libtype=asm", "--nonsense", "1"))
-    assert argv(A4W4, facts(NEWEST), options, FILES, batch=1, err_ratio=0.05)[-2:] == ["--libtype", "asm"]
-    for bad in (("-o", "x"), ("--tune_file=/etc/x",), ("--all",), ("asm",), ("-z",), ("--compare",)):
-        with pytest.raises(ValueError, match="--tuner-arg"):
-            tuner_arg_flags(bad)
-    with pytest.raises(ValueError, match=r"--grouped-gemm: it tunes AITER's tuned_grouped_fmoe\.csv"):
-        tuner_arg_flags(("--grouped-gemm",))
-    with pytest.raises(ValueError, match="--mxfp4-flydsl: it measures pairs of kernels"):
-        tuner_arg_flags(("--mxfp4-flydsl",))
-    with pytest.raises(ValueError, match="--apply is gemmfleet's to set"):
-        tuner_arg_flags(("--apply",))
-    tuner_arg_flags(("--blockPerCu", "1", "2", "-3"))
+@pytest.mark.parametrize(
+    "words",
+    [("-o", "x"), ("--tune_file=/etc/x",), ("--all",), ("asm",), ("-z",), ("--grouped-gemm",), ("--mxfp4-flydsl",)],
+)
+def test_arguments_that_are_ours_or_tune_something_else_are_refused(words: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="--tuner-arg"):
+        tuner_arg_flags(words)
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(ValueError, match=r"warmup is -1.*; split_k is 1.*; unknown option 'wramup'"):
+        Options.parse({"warmup": -1, "split_k": 1, "wramup": 1})
 
 
 def test_our_limit_comes_before_aiters() -> None:
-    assert aiter_timeout(Options(tuner_timeout=100), 1) > 100
     assert aiter_timeout(Options(tuner_timeout=100), 4) > 400, "it counts from the start of the batch until 2026-08"
     assert aiter_timeout(Options(), 1) > 24 * 3600
 
 
-def test_options_are_checked() -> None:
-    with pytest.raises(ValueError, match="unknown option 'wramup'"):
-        Options.parse({"wramup": 1})
-    with pytest.raises(ValueError, match=r"warmup is -1.*; split_k is 1"):
-        Options.parse({"warmup": -1, "split_k": 1})
-    assert Options.parse({"tuner_args": ["--a", "b"]}).tuner_args == ("--a", "b")
+# --- environment ----------------------------------------------------------------------------------------------------
+
+
+def test_what_the_inventory_names_wins_with_a_warning() -> None:
+    named = "GPU_ARCHS TUNE_MOE_ROUTING_SEED AITER_REBUILD HOME"
+    base = {
+        "GPU_ARCHS": "gfx950;gfx942", "CU_NUM": "80", "TUNE_MOE_ROUTING_SEED": "1", "AITER_KSPLIT": "2", "HOME": "/h",
+        "AITER_REBUILD": "1", "GEMMFLEET_INVENTORY_ENV": named,
+    }  # fmt: skip
+    env = environment(base, Path("/a"), Path("/slot"), SLOT)
+    assert (env["GPU_ARCHS"], env["CU_NUM"], env["TUNE_MOE_ROUTING_SEED"]) == ("gfx950;gfx942", "256", "1")
+    assert not {"AITER_REBUILD", "AITER_KSPLIT"} & set(env), "tables and builds are never the user's to choose here"
+    assert inventory_switches(base) == {"GPU_ARCHS": "gfx950;gfx942", "TUNE_MOE_ROUTING_SEED": "1"}
+    first, second = switch_warnings(SLOT, base)
+    assert "GPU_ARCHS=gfx950;gfx942 of the inventory is kept" in first
+    assert "TUNE_MOE_ROUTING_SEED=1" in second
+    assert switch_warnings(SLOT, {"GEMMFLEET_INVENTORY_ENV": "GPU_ARCHS", "GPU_ARCHS": "gfx942;gfx950"}) == []
+    for gfx, archs in (("gfx90a", "native"), ("cpu-x86_64", None)):
+        assert environment({}, Path("/a"), None, {"gfx": gfx, "cu_num": 8}).get("GPU_ARCHS") == archs
+
+
+def test_tune_sh_takes_away_what_the_inventory_does_not_name(tmp_path: Path) -> None:
+    """The real script up to where it looks for Python."""
+    plan = NodePlan(
+        "n", str(tmp_path), ("0",), "local", "process", None, {"TUNE_MOE_ROUTING_SEED": "7"}, {},
+        switches=("CU_NUM", "TUNE_MOE_ROUTING_SEED"),
+    )  # fmt: skip
+    text = node_files(plan, "run", "torch", {}, 60.0)["tune.sh"].data.decode()
+    (tmp_path / "tune.sh").write_text(text[: text.index("good() {")] + "env\n")
+    env = {"PATH": os.environ["PATH"], "GPU_ARCHS": "gfx950; gfx942", "CU_NUM": "304", "TUNE_MOE_EXPERT_BALANCE": "1"}
+    said = subprocess.run(["sh", "tune.sh"], cwd=tmp_path, env=env, capture_output=True, text=True, check=True).stdout
+    lines = dict(line.split("=", 1) for line in said.splitlines() if "=" in line)
+    assert lines["GEMMFLEET_INVENTORY_ENV"] == "CU_NUM TUNE_MOE_ROUTING_SEED"
+    assert (lines["CU_NUM"], lines["TUNE_MOE_ROUTING_SEED"]) == ("304", "7")
+    assert not {"GPU_ARCHS", "TUNE_MOE_EXPERT_BALANCE"} & set(lines)
+    assert switch_record(SLOT, lines)["overridden"] == {"GPU_ARCHS": "gfx950;gfx942"}
+    assert cleared_names(lines) == ["GPU_ARCHS", "TUNE_MOE_EXPERT_BALANCE"]
+
+
+def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
+    path = tmp_path / "inv.yaml"
+    path.write_text(
+        "nodes:\n  n:\n    transport: local\n    gpus: [0]\n    aiter: {gpu_archs: gfx950, cu_num: 128}\n"
+        "    env: {GPU_ARCHS: gfx942, CU_NUM: '${env:NUMBER}', OTHER: x}\n"
+    )
+    (plan,) = plan_nodes(load_inventory(path), "r", tmp_path)
+    assert (plan.env["GPU_ARCHS"], plan.env["CU_NUM"]) == ("gfx950", "128")
+    assert plan.switches == ("CU_NUM", "GPU_ARCHS")
+
+
+def test_benchs_backends_of_aiter_get_the_slots_own_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPU_ARCHS", "gfx950;gfx942")
+    env = Side("stack", "python3")  # another interpreter, so that nothing is looked for here
+    found = {n: _variables(n, tmp_path, BenchOptions(), "a8w8", env, SLOT) for n in ("aiter", "aiter-triton", "torch")}
+    assert [v.get("GPU_ARCHS") for v in found.values()] == ["gfx950", "gfx950", None]
+    monkeypatch.setenv("GEMMFLEET_INVENTORY_ENV", "GPU_ARCHS")
+    assert _variables("aiter", tmp_path, BenchOptions(), "a8w8", env, SLOT)["GPU_ARCHS"] == "gfx950;gfx942"
+
+
+# --- families -------------------------------------------------------------------------------------------------------
+
+
+def test_every_cell_that_a_shapes_file_may_hold_may_be_written() -> None:
+    for family in FAMILIES.values():
+        key = tiny_key(family, "gfx950")
+        for column in family.columns:
+            for legal in column.legal or ("64",):
+                assert legal_cells(family, {**key, column.name: legal})[column.name] == legal
+
+
+@pytest.mark.parametrize("evil", ["__import__('os').system('true')", "torch.int8 ", "torch.int9", "", "1\n2"])
+def test_nothing_else_reaches_a_file_that_aiter_evaluates(evil: str) -> None:
+    key = tiny_key(FAMILIES["a8w8"], "gfx950")
+    for column in ("q_dtype_w", "M"):
+        with pytest.raises(ValueError, match=f"{column} is"):
+            legal_cells(FAMILIES["a8w8"], {**key, column: evil})
+
+
+@pytest.mark.parametrize(
+    ("family", "row", "backend"),
+    [
+        ("a4w4_blockscale", {"kernelName": "_ZN5aiter42f4gemm_bf16_per1x32Fp4_BpreShuffle_192x256E"}, "asm"),
+        ("a4w4_blockscale", {"kernelName": "a4w4_blockscale_256x128x128x128"}, "ck"),
+        ("a4w4_blockscale", {"kernelName": "Null", "kernelId": "23"}, "asm"),
+        ("a8w8_blockscale", {"libtype": "triton", "kernelName": "x"}, "triton"),
+        ("a8w8_bpreshuffle", {"kernelName": "flydsl_bpreshuflle_64x"}, "flydsl"),
+        ("a8w8", {"kernelName": ""}, "ck"),
+        ("a16w16", {"kernelName": "Cijk_Alik_Bljk_BBS"}, "hipblaslt"),
+        ("a16w16", {"kernelName": "native"}, "torch"),
+        ("a16w16", {"kernelName": "sol2"}, "skinny"),
+        ("a16w16", {"kernelName": "opus_gemm_a"}, "opus"),
+        ("fmoe", {"kernelName1": "moe_ck2stages_gemm1"}, "ck"),
+        ("a16w16", {"kernelName": "what is this"}, ""),
+    ],
+)
+def test_the_backend_of_a_row(family: str, row: dict[str, str], backend: str) -> None:
+    assert backend_of(family, row) == backend
+
+
+def test_shapes_that_run_alone() -> None:
+    assert risk("a4w4_blockscale", {"M": 1, "N": 512, "K": 29568}) == "K is no multiple of 256"
+    assert "N is no multiple of 128" in risk("a4w4_blockscale", {"M": 1, "N": 576, "K": 7168})
+    assert not risk("a4w4_blockscale", {"M": 1, "N": 512, "K": 7168})
+    assert "64 GiB" in risk("a8w8", {"M": 65536, "N": 131072, "K": 131072})

@@ -3,144 +3,98 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tests.support import aitertree
-from tests.support.aitertree import SCRIPT, make
-from worker.aiter_tree.scratch import ScratchTree
+from tests.standins.aiter import change, make_tree
+from worker.aiter_tree.locate import ScratchTree
 from worker.families import FAMILIES
-from worker.tuners.aiter import workarounds
-from worker.tuners.aiter.findings import inspect
-from worker.tuners.aiter.workarounds import WorkaroundRefusedError, apply, needed, prepare
+from worker.tuners.aiter.findings import WORKAROUNDS, WorkaroundRefusedError, inspect, needed, prepare
 
-A4W4 = "a4w4_blockscale"
-UNTRIMMED = aitertree.QUANTISER.replace("[:M, :scaleN_valid]", "[:M]")
-OLD_NAMES = aitertree.A4W4.replace('"tile_M", "tile_N"', "'tile_m', \"tile_n\"")
+A4W4 = FAMILIES["a4w4_blockscale"]
+SCRIPT = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
+LIST = "hsa/gfx950/f4gemm/f4gemm_bf16_per1x32Fp4.csv"
+PLAIN_CORE = ("aiter/jit/core.py", "os.path.join(AITER_ASM_DIR, get_gfx())", "AITER_ASM_DIR")
+OLD_NAMES = (SCRIPT, '"tile_M", "tile_N"', "'tile_m', \"tile_n\"")
+UNTRIMMED = ("aiter/utility/fp4_utils.py", "[:scaleN_valid]", "[:]")
 ODD, EVEN = {"M": 64, "N": 256, "K": 384}, {"M": 64, "N": 256, "K": 512}
 
 
+def make(folder: Path, *changes: tuple[str, str, str]) -> Path:
+    """A tree of today with changes: file, text, new text."""
+    root = make_tree(folder, "newest").root
+    for name, old, new in changes:
+        change(root / name, (old, new))
+    return root
+
+
 def state(root: Path) -> dict[str, str]:
-    """Every file and link below a folder with what is in it."""
+    """Every file below a folder with its hash."""
     return {
-        str(p.relative_to(root)): f"-> {p.readlink()}" if p.is_symlink() else hashlib.sha256(p.read_bytes()).hexdigest()
+        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(root.rglob("*"))
-        if p.is_symlink() or p.is_file()
+        if p.is_file()
     }
 
 
 @pytest.mark.parametrize(
-    ("name", "changes"),
-    [
-        ("asm_dir_symlink", {"core": aitertree.PLAIN_CORE}),
-        ("tile_column_case", {"script": OLD_NAMES}),
-        ("k_trim", {"quantiser": UNTRIMMED}),
-    ],
+    ("name", "changed"),
+    [("asm_dir_symlink", PLAIN_CORE), ("tile_column_case", OLD_NAMES), ("k_trim", UNTRIMMED)],
 )
-def test_needed_and_applied(tmp_path: Path, name: str, changes: dict[str, str]) -> None:
-    root = make(tmp_path / "real", **changes)
-    before = state(root)
-    found = inspect(root)
-    assert found.workarounds[name].verdict == "needed"
-    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
-    fresh = inspect(scratch.tree)
-    assert fresh.workarounds[name].verdict == "needed"
-    applied = apply(name, found, scratch)
+def test_needed_and_applied(tmp_path: Path, name: str, changed: tuple[str, str, str]) -> None:
+    root = make(tmp_path / "real", changed)
+    before, found = state(root), inspect(root)
+    assert needed(found, A4W4, [ODD]) == [name]
+    scratch, (applied,) = prepare(found, [name], tmp_path / "scratch")
     assert inspect(scratch.tree).workarounds[name].verdict != "needed"
-    told = json.loads(json.dumps(applied))
-    assert told["name"] == name
-    assert "ROCm/aiter" in told["source"]
-    assert told["evidence"]
-    for entry in told["files"]:
-        assert entry["sha256_before"] != entry["sha256_after"]
-        if entry["file"] in before:
-            assert entry["sha256_before"] == before[entry["file"]]
+    assert (applied["name"], applied["source"][:11]) == (name, "ROCm/aiter ")
+    assert applied["evidence"]
+    for entry in applied["files"]:
+        assert entry["sha256_before"] == before.get(entry["file"], "") != entry["sha256_after"]
     assert state(root) == before
 
 
-def test_harmful_and_needless_ones_are_refused_with_the_reason(tmp_path: Path) -> None:
-    found = inspect(make(tmp_path / "real"))
-    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
-    before = state(tmp_path / "scratch")
-    with pytest.raises(WorkaroundRefusedError, match=r"would do harm here: .*tile_M,tile_N"):
-        apply("tile_column_case", found, scratch)
-    for name in ("asm_dir_symlink", "k_trim"):
-        with pytest.raises(WorkaroundRefusedError, match="not needed here"):
-            apply(name, found, scratch)
-    assert state(tmp_path / "scratch") == before
-
-
 def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> None:
-    root = make(tmp_path / "real", core=aitertree.PLAIN_CORE)
+    root = make(tmp_path / "real", PLAIN_CORE)
     (root / "hsa/f4gemm").symlink_to("gfx950/f4gemm")
     assert inspect(root).workarounds["asm_dir_symlink"].verdict == "harmless"
     (root / "hsa/gfx950/i8gemm").mkdir()
     (root / "hsa/gfx950/i8gemm/list.csv").write_text("tile_m\n")
-    found = inspect(root)
-    assert found.workarounds["asm_dir_symlink"].verdict == "needed"
-    scratch, applied = prepare(found, FAMILIES["a8w8_bpreshuffle"], [], tmp_path / "scratch")
-    assert scratch is not None
+    scratch, applied = prepare(inspect(root), ["asm_dir_symlink"], tmp_path / "scratch")
     assert [f["file"] for a in applied for f in a["files"]] == ["hsa/i8gemm"]
     assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
     assert (scratch.folder / "hsa/f4gemm/f4gemm_bf16_per1x32Fp4.csv").is_file()
 
 
 def test_two_in_one_file(tmp_path: Path) -> None:
-    root = make(tmp_path / "real", script=OLD_NAMES, quantiser=UNTRIMMED)
-    before = state(root)
-    scratch, applied = prepare(inspect(root), FAMILIES[A4W4], [ODD], tmp_path / "scratch")
-    assert scratch is not None
-    assert [a["name"] for a in applied] == ["tile_column_case", "k_trim"]
+    found = inspect(make(tmp_path / "real", OLD_NAMES, UNTRIMMED))
+    names = needed(found, A4W4, [EVEN, ODD])
+    assert names == ["tile_column_case", "k_trim"]
+    assert needed(found, A4W4, [EVEN]) == names[:1]
+    assert needed(found, FAMILIES["a8w8_bpreshuffle"], [ODD]) == []
+    scratch, applied = prepare(found, names, tmp_path / "scratch")
     assert applied[1]["files"][0]["sha256_before"] == applied[0]["files"][0]["sha256_after"]
-    text = scratch.tree.scripts[A4W4].read_text()
-    assert "['tile_M', \"tile_N\"]" in text
-    assert "tile_m, tile_n = first" in text  # a variable's name is nobody's business
+    text = scratch.tree.scripts[A4W4.name].read_text()
+    assert "['tile_M', \"tile_N\", " in text
     assert "x_f32 = x_f32 * x_scales_f32[..., : x_f32.shape[-1]]" in text
-    assert state(root) == before
-
-
-def test_what_is_needed_depends_on_family_and_shapes(tmp_path: Path) -> None:
-    found = inspect(make(tmp_path, core=aitertree.PLAIN_CORE, script=OLD_NAMES, quantiser=UNTRIMMED))
-    assert needed(found, FAMILIES[A4W4], [EVEN]) == ["asm_dir_symlink", "tile_column_case"]
-    assert needed(found, FAMILIES[A4W4], [EVEN, ODD]) == ["asm_dir_symlink", "tile_column_case", "k_trim"]
-    assert needed(found, FAMILIES["a8w8_bpreshuffle"], [ODD]) == ["asm_dir_symlink"]
-    today = inspect(make(tmp_path / "today"))
-    assert prepare(today, FAMILIES[A4W4], [ODD], tmp_path / "none") == (None, ())
-    assert not (tmp_path / "none").exists()
 
 
 def test_one_that_mends_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect(make(tmp_path / "real", quantiser=UNTRIMMED))
-    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
-    idle = replace(
-        workarounds.WORKAROUNDS["k_trim"], fix=lambda _, gfx, s: [(SCRIPT, s.tree.scripts[A4W4].read_bytes() + b"#\n")]
-    )
-    monkeypatch.setitem(workarounds.WORKAROUNDS, "k_trim", idle)
+    found = inspect(make(tmp_path / "real", UNTRIMMED))
+    script = (found.tree.root / SCRIPT).read_bytes()
+    monkeypatch.setitem(WORKAROUNDS, "k_trim", replace(WORKAROUNDS["k_trim"], fix=lambda *_: [(SCRIPT, script)]))
     with pytest.raises(WorkaroundRefusedError, match="mended nothing"):
-        apply("k_trim", found, scratch)
-
-
-def test_a_folder_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
-    found = inspect(make(tmp_path / "real"))
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine/data").write_text("dear")
-    with pytest.raises(FileExistsError):
-        ScratchTree.make(found.tree, tmp_path / "mine")
-    ScratchTree.make(found.tree, tmp_path / "scratch")
-    assert ScratchTree.make(found.tree, tmp_path / "scratch").tree.package.is_dir()  # an older copy is replaced
-    assert (tmp_path / "real/aiter/jit/core.py").is_file()
+        prepare(found, ["k_trim"], tmp_path / "scratch")
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
-    found = inspect(make(tmp_path / "real"))
-    scratch = ScratchTree.make(found.tree, tmp_path / "scratch")
-    before = state(tmp_path / "real")
-    scratch.write("aiter/jit/core.py", b"changed\n")
-    scratch.write("hsa/gfx950/f4gemm/f4gemm_bf16_per1x32Fp4.csv", b"changed\n")
-    with pytest.raises(OSError, match="behind a link"):
-        scratch.write("aiter/../../real/aiter/__init__.py", b"changed\n")
-    assert state(tmp_path / "real") == before
-    assert (scratch.folder / "aiter/jit/core.py").read_text() == "changed\n"
+    tree = inspect(make(tmp_path / "real")).tree
+    before = state(tree.root)
+    made = ScratchTree.with_files(tree, tmp_path / "scratch", {LIST: "x\n", "aiter/new/y.json": "y\n"}, [SCRIPT])
+    assert ((made.root / LIST).read_text(), (made.root / "aiter/new/y.json").read_text()) == ("x\n", "y\n")
+    assert not (made.root / SCRIPT).exists()
+    with pytest.raises(OSError, match="outside of the tree"):
+        ScratchTree.with_files(tree, tmp_path / "scratch", {"aiter/../../real/aiter/aiter/__init__.py": ""})
+    assert state(tree.root) == before

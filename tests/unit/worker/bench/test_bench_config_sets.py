@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.bench.request import config_sets
-from tests.standins.triton_tree import make
-from tests.standins.triton_tree import values as small
 from tests.support.config_tree import text_of, tree, values, winners
 from worker.aiter_tree.locate import Tree, tree_at
 from worker.bench import backends as on_node
-from worker.bench.case import parse
 from worker.bench.tuner import PROBE, BenchTuner
-from worker.protocol.bench import Options, Side
+from worker.protocol.bench import Options
 from worker.triton_configs.resolve import CONFIGS, Resolver
 from worker.tuners.base import Place
 from worker.tuners.common.problem import UnavailableError
@@ -77,45 +73,20 @@ def test_a_set_that_does_not_fit_the_tree_is_unavailable_with_the_reason(real: T
     assert not (tmp_path / "y.json").exists()
 
 
-def test_the_config_of_a_case_is_named_by_file_bucket_and_values(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = make(tmp_path / "tree", {"DEFAULT.json": {"M_LEQ_16": small(), "any": small(32, cache_modifier=".cg")}})
-    monkeypatch.setattr(on_node, "find_function", lambda places: (lambda: 90, ""))
-    case = parse("a16w16", {"M": 40, "N": 64, "K": 128}, "aiter-triton")
-    at = "90/triton/gemm/gemm_a16w16/DEFAULT.json"
-    assert on_node.config_read(root, "gemm_a16w16", case) == f"{at} any 32x32x32_g1_k1_w4_s2_cg"
-    assert on_node.config_read(root, "another", case) == ""
-    assert on_node.config_read(tmp_path, "gemm_a16w16", case) == ""
-
-
-def sides(**variables: str) -> dict[str, Any]:
-    configs = {"a": "", "b": json.dumps({"named": "B", "files": {}})}
-    of = [{"name": n, "variables": dict.fromkeys(variables, n), "configs": text} for n, text in configs.items()]
-    return {"backends": ["aiter-triton"], "sides": of}
-
-
-def test_each_side_gets_its_variables_and_its_set_only(tmp_path: Path) -> None:
-    raw = sides(SWITCH_X="")
-    tuner = BenchTuner()
+def test_each_side_gets_its_variables_and_its_set_and_the_probe_tells_both(tmp_path: Path) -> None:
+    switch, sets = "TRITON_SWITCH_X", {"a": "", "b": json.dumps({"named": "B", "files": {}})}
+    of = [{"name": n, "variables": {switch: n}, "configs": text} for n, text in sets.items()]
+    raw = {"backends": ["aiter-triton"], "sides": of}
+    tuner, options = BenchTuner(), Options.parse(raw)
     tuner.configure(raw, Place(tmp_path))
-    options = Options.parse(raw)
-    for side, asked in zip(options.sides, raw["sides"], strict=True):
+    for side in options.sides:
         who = tuner._runner(side, "aiter-triton", options, "a16w16")
-        assert [s["configs"] for s in who.raw["sides"]] == [asked["configs"]]
-        assert who.variables["SWITCH_X"] == side.name
+        assert ([s["configs"] for s in who.raw["sides"]], who.variables[switch]) == ([sets[side.name]], side.name)
         assert tuner._runner(side, PROBE, options, "").raw["sides"][0]["configs"] is None
-    assert tuner._runner(Side("c"), "aiter-triton", options, "a16w16").raw["sides"][0]["configs"] is None
-
-
-def test_the_probe_tells_variables_and_set(tmp_path: Path) -> None:
-    tuner = BenchTuner()
-    tuner.configure(sides(TRITON_SWITCH_X=""), Place(tmp_path))
     try:
         stacks = tuner.open()["bench"]
     finally:
         tuner.close()
     assert {n: s["configs"] for n, s in stacks.items()} == {"a": "the tree's own", "b": "B"}
-    assert stacks["b"]["variables"] == {"TRITON_SWITCH_X": "b"}
-    assert stacks["b"]["switches"]["TRITON_SWITCH_X"] == "b"
-    assert "TRITON_SWITCH_X" not in os.environ
+    assert stacks["b"]["variables"] == {switch: "b"}
+    assert stacks["b"]["switches"][switch] == "b"

@@ -5,35 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import partial
 
 from orchestrator.controller.facts import ARGV, TIMEOUT_S, script
-from orchestrator.controller.leases import KnownLease, MadeNode, Pool
+from orchestrator.controller.leases import MadeNode, Pool
+from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_check import NodeReport, check_node
-from orchestrator.controller.node_plan import GRANTED, plan_lease
+from orchestrator.controller.node_plan import GRANTED, NodePlan, plan_lease, ssh_transport
 from orchestrator.engines import OK, UNUSABLE, Finding
-from orchestrator.errors import EngineError, NodeError
+from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved
-from orchestrator.inventory.model import Inventory, Node
+from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.policy.model import State
+from orchestrator.transport import Transport
 from worker.text import plural
-
-if TYPE_CHECKING:
-    from orchestrator.controller.deploy import NodePlan
-    from orchestrator.controller.node import NodeDriver
-    from orchestrator.transport import Transport
-import os
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
-
-from orchestrator.errors import InventoryError
-from orchestrator.inventory.model import LoginHost
-
-if TYPE_CHECKING:
-    from orchestrator.transport.ssh import SshTransport
-
 
 AUTO_GPUS = 8
 """GPUs that a lease of a whole machine is taken to have before one is there."""
@@ -124,11 +109,6 @@ def machines_of(inventory: Inventory) -> Inventory:
     return inventory.model_copy(update={"nodes": {k: n for k, n in inventory.nodes.items() if n.lease is None}})
 
 
-def known_leases(state: State) -> dict[str, KnownLease]:
-    """Leases that earlier controllers of the run had, by id."""
-    return {n.lease: KnownLease(n.name, n.pool, n.state == "gone") for n in state.nodes.values() if n.lease}
-
-
 def node_maker(
     inventory: Inventory,
     sources: Mapping[str, LeaseSource],
@@ -176,20 +156,5 @@ def source_of(node: Node, run: str) -> LeaseSource:
         run, node.name, node.partition or "", node.account or "", node.time_s,
         node.gpus if isinstance(node.gpus, int) else None, node.extra, node.workdir or "",
     )  # fmt: skip
-    login = partial(_login, node.login or LoginHost(), node.via) if node.via else None
+    login = partial(ssh_transport, node.login or LoginHost(), node.via) if node.via else None
     return SlurmSource(pool, OUT, login)
-
-
-def _login(host: LoginHost, via: str, name: str) -> SshTransport:
-    """Transport to a login node; `name`: what messages call it."""
-    from orchestrator.transport.ssh import SshTransport
-
-    return SshTransport(
-        name,
-        host.host or via,
-        user=host.user,
-        port=host.port,
-        identity=os.path.expanduser(host.identity) if host.identity else None,
-        proxy_jump=host.proxy_jump,
-        config=Path(host.ssh_config).expanduser() if host.ssh_config else None,
-    )

@@ -1,24 +1,115 @@
-"""Snapshot of a run from outside: the ledger (read-only) plus a live poll of every node."""
+"""Runs seen from outside, without driving them: the list, the status with a poll of the nodes, and the removal."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from orchestrator.controller.deploy import NodePlan
+from orchestrator.command_hints import command
+from orchestrator.controller.facts import Gpu
 from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, poll
-from orchestrator.controller.node_plan import plan_nodes
+from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, transport_of
+from orchestrator.engines import Engine, WorkerState
+from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
-from orchestrator.ledger import LedgerReader, Replay
-from orchestrator.paths import RunConfig, holder
+from orchestrator.ledger.reader import Counts, LedgerReader, Replay
+from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
+from orchestrator.transport import connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
 from worker.device import HOT_C
 from worker.text import uncoloured
 
-if TYPE_CHECKING:
-    from orchestrator.controller.facts import Gpu
-    from orchestrator.paths import RunPaths
+UNENDED = ("planned", "running")
+"""States of a run that writes its counts later."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRun:
+    """A run in one line."""
+
+    paths: RunPaths
+    run: str
+    state: str
+    counts: Counts
+    family: str
+    shapes: str
+    created: float
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "run": self.run, "state": self.state, "created": self.created, "family": self.family,
+            "source": self.shapes, "folder": str(self.paths.root),
+            "shapes": {n: getattr(self.counts, n) for n in ("total", "tuned", "skipped", "failed")},
+        }  # fmt: skip
+
+
+def summaries(runs: Path) -> list[ListedRun]:
+    """Every run of a folder, oldest first; one whose files cannot be read is listed as `unreadable`."""
+    return [_summary(p) for p in list_runs(runs)]
+
+
+def _summary(paths: RunPaths) -> ListedRun:
+    try:
+        config = RunConfig.read(paths.config)
+        with LedgerReader.open_readonly(paths.ledger) as ledger:
+            state = ledger.state
+            counts = (None if state in UNENDED else _counted(paths)) or ledger.counts()
+    except OrchestratorError:
+        return ListedRun(paths, paths.run, "unreadable", Counts(), "", "", paths.config.stat().st_mtime)
+    state = state_now(state, driven=bool(holder(paths.lock)))
+    return ListedRun(paths, config.run, state, counts, config.family, config.shapes, config.created)
+
+
+def _counted(paths: RunPaths) -> Counts | None:
+    """Counts that a run wrote at its end; None where there are none: a journal need not be replayed for a list."""
+    try:
+        return Counts(**json.loads(paths.provenance.read_bytes())["counts"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[ListedRun]:
+    """Runs that may go: finished (with `unfinished`, any that nobody drives), old enough, not the `keep` newest."""
+    allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
+    idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]
+    going = idle[: max(0, len(idle) - keep)]
+    return [s for s in going if now - s.created >= older_s]
+
+
+def remove_run(paths: RunPaths) -> list[str]:
+    """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
+    if holder(paths.lock):
+        raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
+    troubles = []
+    try:
+        plans = plan_nodes(load_inventory(paths.inventory), paths.run, paths.root)
+    except InputError as e:
+        plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
+    for plan in plans:
+        try:
+            with connected(transport_of(plan)) as transport:
+                with contextlib.closing(engine_of(plan, transport)) as engine:
+                    if any(w.state == "running" for w in _workers(engine)):
+                        engine.stop(kill=True)
+                    engine.tidy()
+                transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
+        except OrchestratorError as e:
+            troubles.append(str(e))
+    shutil.rmtree(paths.root)
+    return troubles
+
+
+def _workers(engine: Engine) -> list[WorkerState]:
+    try:
+        return engine.list()
+    except OrchestratorError:
+        return []  # never deployed, or its scripts are gone: nothing can run there
+
 
 LOG_LINES = 3
 
@@ -66,8 +157,7 @@ class RunSnapshot:
     def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
         """Add an answer to the status; return the node's part of it."""
         plan = next(p for p in self.plans if p.node == answer.node)
-        add_answer(status, plan, answer)
-        return next(n for n in status.nodes if n.name == answer.node)
+        return add_answer(status, plan, answer)
 
 
 def _tail(paths: RunPaths, node: str) -> list[str]:
@@ -79,15 +169,15 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
         return []
 
 
-def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> None:
-    """Add the answer of a node to the status."""
+def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> NodeStatus:
+    """Add the answer of a node to the status; return the node's part of it."""
     node = next(n for n in s.nodes if n.name == plan.node)
     node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
     over = s.state in ("finished", "cancelled", "planned")
     if answer.error:
         if not over:
             node.state, node.detail = "slow" if answer.slow else "unreachable", answer.error
-        return
+        return node
     facts = answer.facts
     if facts is not None:
         node.live |= {
@@ -107,6 +197,7 @@ def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> None:
         if worker is not None and worker.state == "running":
             continue
         slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
+    return node
 
 
 def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:

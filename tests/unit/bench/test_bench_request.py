@@ -1,0 +1,145 @@
+"""Options, stacks and config sets of a bench as they are typed, and what reaches the workers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.bench import request
+from orchestrator.bench.request import config_sets, one_slot, sides
+from orchestrator.cli.app import app
+from orchestrator.errors import InputError
+from orchestrator.inventory.load import load_inventory
+from orchestrator.results.bench import redacted
+from tests.support.config_tree import tree, values, winners
+from worker.families import BATCHED
+from worker.protocol.bench import Options, Side, backends, lodge
+from worker.triton_configs.resolve import CONFIGS
+
+NAME = "gfx950-BATCHED_GEMM-A16W16"
+
+
+def test_backends_by_name_and_alias() -> None:
+    assert backends("gluon,torch,torch") == ("aiter-gluon", "torch")
+    assert backends(["aiter-batched"]) == BATCHED
+    with pytest.raises(ValueError, match=r"'own-triton' is no backend \(there are torch, aiter, aiter-triton"):
+        backends("own-triton")
+    with pytest.raises(ValueError, match=r"unknown option 'pace'.*; runs is 0, not a whole number from 1 to 20"):
+        Options.parse({"pace": 1, "runs": 0})
+    with pytest.raises(ValueError, match=r"sides is .*not a list of \{name, python, image, variables, configs\}"):
+        Options.parse({"sides": [{"name": "a"}, "b"]})
+
+
+def test_a_table_is_sent_whole_and_recorded_by_its_hash(tmp_path: Path) -> None:
+    path = tmp_path / "tuned.csv"
+    path.write_text("gfx,cu_num,M,N,K,us,kernelName\ngfx950,256,16,512,1024,5.0,one\n")
+    made = request.options([], ["torch"], path)
+    assert made["table"] == path.read_text()
+    assert redacted(made)["table"].startswith("sha256 ")
+    path.write_text("M,N\n1,2\n")
+    with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
+        request.options([], ["torch"], path)
+
+
+def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:
+    kernels = ("gluon/gemm_afp4wfp4.py", "gluon/triton_version.py", "configs/gfx950/gluon/gemm/x/DEFAULT.json")
+    for rel in (*kernels, "a.py"):
+        path = tmp_path / "aiter/ops/triton" / rel
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# {rel}")
+    assert sorted(request.gluon_files(tmp_path)) == sorted(f"aiter/ops/triton/{rel}" for rel in kernels)
+    with pytest.raises(InputError, match="neither"):
+        request.gluon_files(tmp_path / "aiter")
+
+
+def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["bench", "--plan", "--json"])
+    assert done.exit_code == 0, (done.output, done.exception)
+    assert "the FP4 guide's 15 shapes" in done.stderr
+    assert json.loads(done.stdout)["asked"] == 15
+
+
+def test_switches_follow_the_interpreter_or_image_and_reach_the_workers(tmp_path: Path) -> None:
+    words = ["golden=/g/python", "tot=/t/python,TRITON_HIP_USE_ASYNC_COPY=1,X=", "off=,X=a=b"]
+    assert sides(words, ()) == [
+        Side("golden", "/g/python"),
+        Side("tot", "/t/python", variables={"TRITON_HIP_USE_ASYNC_COPY": "1", "X": ""}),
+        Side("off", variables={"X": "a=b"}),
+    ]
+    assert list(Options.parse(request.options(sides(words, ()), ["torch"])).sides) == sides(words, ())
+    assert sides(["a=image:1,X=1"], ()) == [Side("a", image="image:1", variables={"X": "1"})]
+    source = tmp_path / "inv.yaml"
+    source.write_text("defaults: {engine: docker, image: x}\nnodes: {here: {env: {X: '0', Y: '2'}}, there: {}}\n")
+    (node,) = load_inventory(one_slot(source, tmp_path / "one.yaml", "here", [3])).nodes.values()
+    assert (node.name, node.gpus, dict(node.env)) == ("here", (3,), {"X": "0", "Y": "2"})
+
+
+@pytest.mark.parametrize(
+    ("envs", "sets", "says"),
+    [
+        (["tot=/p,X=1,2"], [], "'2' is not VAR=VALUE (a value holds no comma)"),
+        (["tot=/p,X=\x1b[1m"], [], "is not VAR=VALUE"),
+        (["tot=/p,X=1,X=2"], [], "X is there twice"),
+        (["tot=/p,HIP_VISIBLE_DEVICES=3"], [], "HIP_VISIBLE_DEVICES is set by gemmfleet itself"),
+        (["tot="], [], "--env 'tot=' is not NAME=/path/to/python"),
+        ([], ["a"], "--config-set 'a' is not NAME=DIR"),
+        ([], ["a="], "--config-set a=: names no folder"),
+        ([], ["a={t}", "a={t}"], "two sets have the name a"),
+        ([], ["today={t}"], "today is the node's own set here"),
+        ([], ["a={t}/none"], "none: holds neither GEMM configs of AITER (aiter/ops/triton/configs"),
+        ([], ["a={t}/bad"], "gfx950-X.json:1:2: no JSON"),
+        (["a=/p", "b=/q"], ["a={t}"], "at most one --env"),
+        (["a=image:1"], ["a={t}"], "at most one --env, an interpreter"),
+    ],
+)
+def test_bad_sides_are_one_clear_line(tmp_path: Path, envs: list[str], sets: list[str], says: str) -> None:
+    tree(tmp_path, {f"gemm/{NAME}.json": {"any": values()}})
+    tree(tmp_path / "bad", {"gemm/gfx950-X.json": "{"})
+    with pytest.raises(InputError) as e:
+        sides(envs, [w.format(t=tmp_path) for w in sets])
+    (line,) = e.value.faults
+    assert says in line
+
+
+def test_a_tree_gives_its_gemm_configs_and_one_set_is_compared_with_todays(tmp_path: Path) -> None:
+    nested = "gfx950/triton/gemm/batched_gemm_a16w16/DEFAULT.json"
+    files: dict[str, Any] = {f"gemm/{NAME}.json": {"any": values()}, nested: {"any": values(32)}}
+    root = tree(tmp_path / "t", {**files, "moe/gfx950-MOE.json": {}})
+    found = config_sets([f"new={root}"])
+    assert (list(found), found["today"]) == (["today", "new"], "")
+    document = json.loads(found["new"])
+    assert sorted(document["files"]) == sorted(files)
+    assert document["named"].startswith(f"{root} (2 files, sha256 ")
+    assert json.loads(config_sets([f"a={root / CONFIGS}", "b="])["a"])["files"] == document["files"]
+
+    asked = sides(["tot=/t/python,X=1"], [f"new={root}"])
+    options = request.options(asked, [])
+    assert options["backends"] == ["aiter-triton"]
+    assert [(s.name, s.python, dict(s.variables), s.configs) for s in Options.parse(options).sides] == [
+        ("today", "/t/python", {"X": "1"}, ""), ("new", "/t/python", {"X": "1"}, found["new"]),
+    ]  # fmt: skip
+    lodged, texts = lodge(options)
+    assert list(texts.values()) == [found["new"]]
+    assert redacted(lodged) == lodged
+    assert redacted(options)["sides"][1]["configs"].startswith("sha256 ")
+    with pytest.raises(InputError, match="torch, aiter reads no such configs"):
+        request.options(asked, ["torch,aiter-triton,aiter"])
+
+
+def test_a_runs_winners_are_sent_with_their_shapes(tmp_path: Path) -> None:
+    own, default = f"{NAME}-B=4-N=512-K=1024.json", f"{NAME}.json"
+    won = {own: {"M_LEQ_64": values(16)}, default: {"M_LEQ_64": values(8)}}
+    run = winners(tmp_path / "r1", won, [{"B": 4, "file": name} for name in won], "batched_bf16")
+    found = json.loads(config_sets([f"a={run / 'configs/aiter'}"])["a"])["winners"]
+    assert [(w["kind"], w["gfx"], w["shape"]) for w in found] == [
+        ("batched_bf16", "gfx950", [4, 512, 1024]), ("batched_bf16", "gfx950", None),
+    ]  # fmt: skip
+    assert found[0]["buckets"] == {"M_LEQ_64": values(16)}
+    assert json.loads(config_sets([f"a={run}"])["a"])["winners"] == found

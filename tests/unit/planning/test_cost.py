@@ -1,0 +1,230 @@
+"""The cost model: its guess, its fit to what earlier runs measured, and the seconds that a run still takes."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.controller.prepare import gather
+from orchestrator.families import get_family
+from orchestrator.ledger.writer import Ledger
+from orchestrator.planning.cost import CostModel, CostSample, units
+from orchestrator.planning.estimate import Bulk, Measured, Range, UnderWay, seconds_left
+from orchestrator.planning.plan import make_plan
+from orchestrator.shapes.model import Shape
+from tests.support.ledger_kit import A8W8, Run, ended
+from tests.support.marks import drawn
+from worker.families import FAMILIES
+
+TRUTH = CostModel(setup_s=3.0, shape_s=1.5, flop_s=2e-10, weight_s=4e-8, source="")
+GUESS = CostModel.default("torch", A8W8)
+
+
+def seconds_of(model: CostModel, shapes: float, flops: float, weights: float) -> float:
+    return model.setup_s + model.shape_s * shapes + model.flop_s * flops + model.weight_s * weights
+
+
+def measured(model: CostModel, n: int, noise: float = 0.0, seed: int = 1) -> list[CostSample]:
+    rng = random.Random(seed)
+    out = []
+    for _ in range(n):
+        shapes = rng.randint(1, 30)
+        size = (shapes, shapes * 10 ** rng.uniform(7, 11), shapes * 10 ** rng.uniform(5, 8))
+        out.append(CostSample(*size, seconds_of(model, *size) * rng.uniform(1 - noise, 1 + noise)))
+    return out
+
+
+def numbers(model: CostModel) -> list[float]:
+    return [model.setup_s, model.shape_s, model.flop_s, model.weight_s]
+
+
+@pytest.mark.parametrize("tuner", ["torch", "aiter", "aiter-triton", "replay", "new"])
+def test_every_family_has_a_first_guess_that_grows_with_the_shape(tuner: str) -> None:
+    for family in FAMILIES.values():
+        model = CostModel.default(tuner, family)
+        small = {c.name: 32 if c.kind == "int" else "" for c in family.columns}
+        assert 0 < model.cost_s(small, family) <= model.cost_s({**small, family.m_column: 4096}, family)
+        assert f"first guess for tuner {tuner}" in model.source
+
+
+def test_the_formula_is_as_its_docstring_says() -> None:
+    cost = TRUTH.cost_s(Shape(1, (8, 64, 128)), A8W8)
+    assert cost == pytest.approx(1.5 + 2e-10 * (2 * 8 * 64 * 128) + 4e-8 * (64 * 128))
+    batched = TRUTH.cost_s({"B": 4, "M": 8, "N": 64, "K": 128}, get_family("batched_bf16"))
+    assert batched == pytest.approx(1.5 + 2e-10 * (2 * 8 * 64 * 128 * 4) + 4e-8 * (64 * 128 * 4))
+
+
+def test_fit_finds_the_numbers_back_also_among_noise_and_outliers() -> None:
+    fitted = GUESS.fit(measured(TRUTH, 60))
+    assert numbers(fitted) == pytest.approx(numbers(TRUTH), rel=1e-3)
+    assert fitted.source == "fitted to 60 attempts of earlier runs (median error 0%)"
+    samples = measured(TRUTH, 80, noise=0.1)
+    broken = [replace(s, seconds=s.seconds * wrong) for s, wrong in zip(samples[:16], (50, 0.05) * 8, strict=True)]
+    fitted = GUESS.fit(broken + samples[16:])
+    for s in measured(TRUTH, 20, seed=7):
+        assert seconds_of(fitted, s.shapes, s.flops, s.weights) == pytest.approx(s.seconds, rel=0.15)
+
+
+def test_few_samples_only_correct_the_scale() -> None:
+    fitted = GUESS.fit([replace(s, seconds=s.seconds * 3) for s in measured(GUESS, 3)])
+    assert numbers(fitted) == pytest.approx([3 * v for v in numbers(GUESS)])
+    assert GUESS.fit([CostSample(0, 0, 0, 5.0), CostSample(1, 1, 1, 0.0)]) is GUESS
+
+
+positive = st.floats(1e-3, 1e9)
+
+
+@drawn(40)
+@given(st.lists(st.builds(CostSample, st.integers(1, 50), positive, positive, st.floats(1e-3, 1e5)), max_size=30))
+def test_no_measurement_makes_a_negative_or_broken_cost(samples: list[CostSample]) -> None:
+    assert all(0 <= v < float("inf") for v in numbers(GUESS.fit(samples)))
+
+
+def test_the_spread_is_narrower_with_each_run_and_wide_where_runs_differ() -> None:
+    spreads = [GUESS.spread]
+    for runs in (1, 3, 8):
+        samples = [replace(s, run=f"r{i % runs}") for i, s in enumerate(measured(TRUTH, 40, noise=0.05))]
+        fitted = GUESS.fit(samples, starts=[9.0, 12.0, 11.0])
+        assert (fitted.is_guess, fitted.start_s) == (False, 11.0)
+        spreads.append(fitted.spread)
+    assert spreads == sorted(spreads, reverse=True)
+    assert spreads[1] < 2.0 < spreads[0]
+    uneven = [replace(s, seconds=s.seconds * (1, 3, 1, 4)[i % 4], run=f"r{i % 4}") for i, s in enumerate(samples)]
+    assert GUESS.fit(uneven).spread > 1.3 * fitted.spread
+
+
+@pytest.mark.parametrize(
+    ("tuner", "options", "times"),
+    [
+        ("bench", {"backends": ["torch"], "sides": [1, 2, 3]}, 3.0), ("torch", {"budget_s_per_shape": 7.0}, 2.0),
+        ("aiter-triton", {"search": "exhaustive"}, 4.0), ("aiter", {}, 1.0),
+    ],
+)  # fmt: skip
+def test_options_that_make_a_shape_longer_count(tuner: str, options: dict[str, object], times: float) -> None:
+    assert units(tuner, options) == times
+    cost, shape = CostModel.default(tuner, A8W8, "gfx950"), Shape(1, (8, 64, 128))
+    assert cost.scaled(times).cost_s(shape, A8W8) == pytest.approx(times * cost.cost_s(shape, A8W8))
+
+
+def test_what_an_h200_took_is_within_the_first_range() -> None:
+    """Seen there: benchmarks/results/controller.md, aiter-triton.md. (tuner, shapes, seconds of the whole command)."""
+    for tuner, shapes, truth in (("aiter-triton", 10, 43.0), ("aiter-triton", 12, 42.0), ("bench", 15, 40.0)):
+        cost = CostModel.default(tuner, A8W8, "sm_90").scaled(2.0 if tuner == "bench" else 1.0)
+        todo = [Shape(i, (16 * (i % 5 + 1), 1280 * (i // 5 + 1), 8192)) for i in range(1, shapes + 1)]
+        plan = make_plan(todo, A8W8, cost, {"n": 1}, tuner=tuner, gfx="sm_90", cu_num=132)
+        assert plan.first_guess
+        assert plan.range_s[0] <= truth <= plan.range_s[1]
+        assert plan.end_s <= 4 * truth
+
+
+def earlier_run(folder: Path, **meta: Any) -> None:
+    folder.mkdir(parents=True)
+    with Run(folder, groups=((1, 2), (3,), (4,))) as run:
+        for attempt, shapes, outcome in (("g0001-1", (1, 2), ()), ("g0002-1", (3,), ("fault",)), ("g0003-1", (), ())):
+            run.send(attempt)
+            if shapes:
+                run.tune(attempt, *shapes)
+            run.says(ended(attempt, *outcome))
+        with run.ledger.transaction():
+            for key, value in meta.items():
+                run.ledger.set_meta(key, value)
+
+
+def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_path: Path) -> None:
+    earlier_run(tmp_path / "one")
+    earlier_run(tmp_path / "other-tuner", tuner="torch")
+    earlier_run(tmp_path / "other-family", family="a4w4_blockscale")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "ledger.db").write_bytes(b"no database" * 1000)
+    before = sorted(str(p) for p in tmp_path.rglob("*"))
+    found = gather(tmp_path, A8W8, "replay", "gfx950")
+    assert found.samples == gather(tmp_path, A8W8, "replay").samples
+    assert found.samples == [CostSample(2, 2.0 * (1 + 2) * 64 * 128, 2.0 * 64 * 128, 3.0)]
+    assert found.starts == [], "no start is known of a run without its time"
+    assert gather(tmp_path, A8W8, "replay", "gfx942").samples == gather(tmp_path / "no", A8W8, "replay").samples == []
+    assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
+
+
+def test_seconds_before_the_first_group_and_after_the_last_are_those_of_earlier_runs(tmp_path: Path) -> None:
+    earlier_run(tmp_path / "one")
+    with Ledger.open(tmp_path / "one" / "ledger.db") as ledger, ledger.transaction():
+        times = "SELECT min(t) FILTER (WHERE type='AttemptStarted'), max(t) FILTER (WHERE type='AttemptEnded')"
+        first, last = ledger.query(f"{times} FROM journal")[0]
+        for name, value in (("created", first - 7.0), ("ended", last + 2.0), ("units", 2.0)):
+            ledger.set_meta(name, value)
+    found = gather(tmp_path, A8W8, "replay")
+    assert found.starts == [pytest.approx(10.0)], "and the second in which the first attempt imported"
+    assert [s.shapes for s in found.samples] == [4], "two backends make two of each shape"
+
+
+def estimate(*args: Any, **more: Any) -> Range:
+    found = seconds_left(*args, **more)
+    assert found is not None
+    return found
+
+
+def test_nothing_left_is_no_time_and_something_is_never_none() -> None:
+    assert seconds_left([], 4, spread=2.0) is None
+    for quiet in (0.0, 30.0, 3000.0):
+        running = [UnderWay(10.0, 9.99, 10.0, quiet)]
+        left = estimate([], 1, spread=1.1, running=running)
+        assert 1.0 <= left.low_s <= left.mid_s <= left.high_s
+        assert estimate(Bulk(0, 0.0), 1, spread=1.1, running=running) == left
+
+
+def test_the_range_is_the_spread_until_groups_say_more() -> None:
+    left = estimate([10.0, 10.0, 10.0, 10.0], 2, spread=3.0, start=Range(5.0, 10.0, 30.0))
+    assert left.mid_s == pytest.approx(30.0)
+    assert left.low_s < 10.0 + 5.0
+    assert left.high_s > 60.0 + 30.0, "preparing comes on top"
+    wide, known = (estimate([10.0] * 20, 2, spread=6.0, over=over) for over in ((), [(10.0, 2.0)] * 10))
+    assert known.mid_s == pytest.approx(20.0, rel=0.1)
+    assert known.high_s / known.low_s < 2.0 < wide.high_s / wide.low_s
+    soon, late = (estimate([10.0] * 4, 1, spread=4.0, running=[UnderWay(10.0, 0.0, 0.0, s)]) for s in (1.0, 100.0))
+    assert late.mid_s > 2 * soon.mid_s, "a group in flight for longer than expected makes all that is left longer"
+
+
+def test_many_groups_are_sums_and_say_the_same() -> None:
+    few, many = (estimate([1.0] * n, 64, spread=2.0) for n in (4096, 8192))
+    assert many.mid_s == pytest.approx(2 * few.mid_s, rel=0.02)
+    assert estimate(Bulk(5000, 5000.0), 8, spread=2.0) == estimate([1.0] * 5000, 8, spread=2.0)
+    rng = random.Random(3)
+    over = [(rng.uniform(1.0, 90.0), rng.uniform(1.0, 200.0)) for _ in range(500)]
+    slow = Measured((1.3 * e, t) for e, t in over)
+    for name in Measured.__slots__:
+        assert getattr(Measured(over).paced(1.3), name) == pytest.approx(getattr(slow, name))
+
+
+def simulated(rng: random.Random, spread: float) -> tuple[float, Range]:
+    """(seconds that were left after a third of a run, what was thought of them)."""
+    factor = math.exp(rng.gauss(0.0, math.log(spread) / 1.645))
+    slots, estimates = rng.randint(1, 8), [rng.uniform(5.0, 60.0) for _ in range(rng.randint(24, 120))]
+    free, runs = [0.0] * slots, []
+    for e in sorted(estimates, reverse=True):
+        at = heapq.heappop(free)
+        end = at + e * factor * math.exp(rng.gauss(0.0, 0.2))
+        heapq.heappush(free, end)
+        runs.append((at, end, e))
+    last = max(end for _, end, _ in runs)
+    now = last / 3
+    left = estimate(
+        [e for at, _, e in runs if at > now], slots, spread=spread,
+        over=[(e, end - at) for at, end, e in runs if end <= now],
+        running=[UnderWay(e, 0.0, 0.0, now - at) for at, end, e in runs if at <= now < end],
+    )  # fmt: skip
+    return last - now, left
+
+
+def test_after_a_third_of_a_run_it_is_right_by_a_factor_of_1_3() -> None:
+    rng = random.Random(1)
+    cases = [simulated(rng, 5.0) for _ in range(300)]
+    assert sum(1 / 1.3 <= left.mid_s / truth <= 1.3 for truth, left in cases) >= 285
+    assert sum(left.low_s <= truth <= left.high_s for truth, left in cases) >= 270

@@ -1,0 +1,300 @@
+"""`gemmfleet analyze`: profiles of any date read, the best of each backend kept, and what it says as a whole."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.errors import InputError
+from orchestrator.families import get_family
+from orchestrator.planning.roofline import CHIPS, chip_of, roof_of
+from orchestrator.results.analyze import published
+from tests.support.analysis_kit import A4W4, ASM, CK, TABLES, a4w4, analyse, needs_tables, only, times, write
+from tests.support.ledger_kit import Run
+
+
+def profile(folder: Path, *rows: str, header: str = A4W4) -> Path:
+    return write(folder / "fp4_profile_a.csv", header, rows)
+
+
+def run(*args: object) -> str:
+    done = CliRunner().invoke(app, ["analyze", *map(str, args)])
+    assert done.exit_code == 0, (done.output, done.exception)
+    return done.stdout
+
+
+def test_the_fastest_valid_row_of_each_backend_counts_and_the_rest_is_counted(tmp_path: Path) -> None:
+    rows = [a4w4(9.5), a4w4(8.0), a4w4(12, CK, number=3), a4w4(4.0, err=0.051), a4w4(-1), a4w4(0, CK), a4w4("inf", CK),
+            a4w4("nan"), a4w4("Null", "Null"), a4w4(5.0, err=""), a4w4(3, shape="64,512.5,1024"),
+            a4w4("fast")]  # fmt: skip
+    table = analyse(profile(tmp_path, *rows))
+    shape = only(table)
+    assert (shape["gfx"], shape["cu_num"], list(shape["key"].values())) == ("gfx950", 256, [64, 512, 1024])
+    assert times(table) == [{"asm": 8.0, "ck": 12.0}]
+    assert shape["backends"]["asm"]["tflops"] == pytest.approx(2 * 64 * 512 * 1024 / 8.0 / 1e6)
+    assert (shape["best"], shape["asm_over_best_other"]) == ("asm", pytest.approx(1.5))
+    by_backend = table["left_out"].pop("by_backend")
+    assert table["left_out"] == {"no_time": 5, "not_finite": 1, "error_ratio": 2, "no_shape": 1, "malformed": 0}
+    assert by_backend["ck"] == {"no_time": 1, "not_finite": 1}
+    assert [(w["err_ratio"], w["us"]) for w in shape["beyond_err_ratio"]] == [(None, 5.0), (0.051, 4.0)]
+    assert shape["wrong_was_faster"]
+    assert table["inputs"][0]["rows"] == len(rows)
+
+
+def test_headers_of_every_date_are_read_by_name(tmp_path: Path) -> None:
+    rest = "512,1024"
+    for n, (header, row, end) in enumerate((
+        ("cu_num,M,N,K,kernelId,splitK,us,kernelName", f"256,1,{rest},30,0,5.0,{ASM}", "\n"),
+        ("gfx," + A4W4, "gfx950," + a4w4(6.0, shape=f"2,{rest}"), "\n"),
+        ("errRatio,kernelName,K,us,M,N,cu_num,extra", f"0.0,{CK},1024,7.0,3,512,256,x", "\n"),
+        ("\ufeff" + A4W4, a4w4(8.0, shape=f"4,{rest}"), "\r\n"),
+        (A4W4, a4w4(" 9.0 ", shape=f" 5, {rest}"), "\r"),
+        (A4W4, a4w4(10.0, "Null", shape=f"6,{rest}", number=19), "\n"),  # without a name, told by its number
+    )):  # fmt: skip
+        write(tmp_path / f"fp4_profile_{n}.csv", header, [row], end)
+    table = analyse(tmp_path)
+    assert times(table) == [{"asm": 5.0}, {"asm": 6.0}, {"ck": 7.0}, {"asm": 8.0}, {"asm": 9.0}, {"ck": 10.0}]
+    assert {(r["gfx"], r["cu_num"]) for r in table["rows"]} == {("gfx950", 256)}
+    assert any("no column of errors" in n and "fp4_profile_0.csv" in n for n in table["notes"])
+
+
+def test_the_four_ways_of_the_runbook_and_a_long_benchmark(tmp_path: Path) -> None:
+    profile(tmp_path, a4w4(8.0), a4w4(10.0, CK))
+    write(tmp_path / "fp4_tuned_a.csv", A4W4, [a4w4(8.0)])
+    rows = ["64,512,1024,5.6,12.0,0.0,0.0", "1,512,1024,0.1,10.5,0.1,9.9"]
+    wide = "M,N,K,triton_tflops,triton_us,gluon_tflops,gluon_us"
+    write(tmp_path / "fp4_triton_gluon_bench.csv", wide, rows)
+    write(tmp_path / "fp4_suite.csv", "M,N,K", ["1,2,3"])
+    table = analyse(tmp_path)
+    assert table["backends"] == ["asm", "ck", "aiter-gluon", "aiter-triton"]
+    assert [set(t) for t in times(table)] == [{"aiter-triton", "aiter-gluon"}, {"asm", "ck", "aiter-triton"}]
+    assert table["left_out"]["by_backend"]["aiter-gluon"] == {"no_time": 1}
+    for words in ("fp4_suite.csv", "taken as gfx950 with 256 CUs"):
+        assert any(words in n for n in table["notes"])
+    rows = ["64,512,1024,triton,9,7.46,n1", "64,512,1024,gluon,8,8.39,n1", "64,512,1024,mine,7,9.59,n1"]
+    long = analyse(write(tmp_path / "bench.csv", "M,N,K,backend,us,tflops,node", rows))
+    assert (long["family"], long["backends"]) == ("gemm", ["aiter-gluon", "aiter-triton", "unknown"])
+
+
+def test_the_result_does_not_depend_on_the_order_of_rows_files_and_threads(tmp_path: Path) -> None:
+    rows = [a4w4(8.0, f"_ZN{i}E", number=30 + i) for i in range(6)]
+    seen = set()
+    for i, order in enumerate(itertools.islice(itertools.permutations(rows), 0, None, 61)):
+        (folder := tmp_path / str(i)).mkdir()
+        profile(folder, *order[: i % 7])
+        write(folder / "fp4_profile_b.csv", A4W4, order[i % 7 :])
+        seen.add(only(analyse(folder))["backends"]["asm"]["kernel"])
+    assert len(seen) == 1
+
+
+def test_devices_and_families_do_not_mix(tmp_path: Path) -> None:
+    rows = ["gfx950," + a4w4(8.0), "gfx942," + a4w4(9.0).replace("256,", "304,", 1), "Null," + a4w4(7.0)]
+    table = analyse(profile(tmp_path, *rows, header="gfx," + A4W4))
+    assert [(r["gfx"], r["cu_num"]) for r in table["rows"]] == [("gfx942", 304), ("gfx950", 256)]
+    assert times(table) == [{"asm": 9.0}, {"asm": 7.0}]
+    write(tmp_path / "fp4_bench.csv", "M,N,K,triton_us", ["64,512,1024,6.0"])
+    assert any("kept apart" in n for n in analyse(tmp_path)["notes"])
+    other = "256,1,2,3,torch.int8,1,0,9.0,a8w8_x,0,0,0"
+    write(tmp_path / "a8w8_tuned_gemm.csv", A4W4.replace("N,K,", "N,K,q_dtype_w,"), [other])
+    with pytest.raises(InputError, match=r"several families.*--family"):
+        analyse(tmp_path)
+    assert analyse(tmp_path, family="a8w8")["backends"] == ["ck"]
+
+
+def test_a_tflops_column_that_is_wrong_is_said_and_not_used(tmp_path: Path) -> None:
+    right = 2 * 64 * 512 * 1024 / 8.0 / 1e6
+    for said, bad in ((right * 1.04, False), (right * 1.06, True)):
+        table = analyse(profile(tmp_path, f"256,64,512,1024,30,0,8.0,{ASM},{said:.4f},1.0,0.0"))
+        assert only(table)["backends"]["asm"]["tflops"] == pytest.approx(right)
+        assert any("tflops column" in n for n in table["notes"]) is bad
+
+
+def test_keys_beyond_sizes_and_their_spelling(tmp_path: Path) -> None:
+    names = "bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw,cu_num"
+    rows = ["1,2,3,FALSE,torch.bfloat16,torch.bfloat16,False,False,hipblaslt,7,0,2.0,x,0.0,0,0,256",
+            "1,2,3,False,torch.bfloat16,torch.bfloat16,False,False,torch,0,0,3.0,native,0.0,0,0,256",
+            "1,2,3,True,torch.bfloat16,torch.bfloat16,False,False,,0,0,4.0,native,0.0,0,0,256"]  # fmt: skip
+    table = analyse(write(tmp_path / "bf16_tuned_gemm.csv", f"M,N,K,{names}", rows))
+    assert [set(t) for t in times(table)] == [{"hipblaslt", "torch"}, {"torch"}]
+    assert [r["shape"] for r in table["rows"]] == ["1x2x3 bias=False", "1x2x3 bias=True"]
+
+
+def test_a_run_is_read_from_its_ledger_while_it_has_not_ended(tmp_path: Path) -> None:
+    root = tmp_path / "runs" / "20260101-000000-abcd"
+    root.mkdir(parents=True)
+    (root / "run.yaml").write_text("run: x\n")
+    with Run(root) as r:
+        r.send("g0001-1")
+        r.tune("g0001-1", 1, 2, us=10.0)
+    table = analyse(root)
+    assert times(table) == [{"ck": 10.0}] * 2
+    assert any("has not ended" in n for n in table["notes"])
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("name", "shapes", "backends"),
+    [("a4w4_blockscale_tuned_gemm", 1470, {"asm", "ck"}), ("bf16_tuned_batched_gemm", 26, {"ck"}),
+     ("bf16_tuned_gemm", 232, {"asm", "aiter-triton", "flydsl", "opus"}),
+     ("a8w8_blockscale_tuned_gemm", 6630, {"ck", "cktile"}),
+     ("a8w8_bpreshuffle_tuned_gemm", 598, {"asm", "ck", "cktile", "flydsl"}), ("tuned_fmoe", 617, {"asm", "ck"})],
+)  # fmt: skip
+def test_every_table_that_aiter_ships_is_read(name: str, shapes: int, backends: set[str]) -> None:
+    table = analyse(TABLES / f"{name}.csv")
+    assert (len(table["rows"]), set(table["backends"])) == (shapes, backends)
+    assert sum(map(bool, times(table))) + table["left_out"]["error_ratio"] == shapes
+    assert all(r["roofline"]["share"] < 1 for r in table["rows"] if r["roofline"] and r["best"])
+
+
+def test_damaged_lines_are_left_out_counted_and_named(tmp_path: Path) -> None:
+    good = (a4w4(8.0), a4w4(9.0))
+    foreign = a4w4(1.0).replace(ASM, "@").encode().replace(b"@", b"_ZN\xff") + b"\n"
+    for bad, n, says in (
+        (b"256,64,512,1024,30,0,3.\n" + (a4w4(2.0) + ",1,2\n").encode(), 2, "a.csv:4: 2 lines are not rows"),
+        (foreign, 1, "a.csv:4: 1 line is not a row"),
+        (a4w4(4.0, err="0.0").encode(), 1, "no line end"),  # may have been 0.05 or 0.3
+        (b"256,64,5", 1, "a.csv:4: 1 line is not a row"),
+    ):
+        path = profile(tmp_path, *good)
+        path.write_bytes(path.read_bytes() + bad)
+        table = analyse(path)
+        assert (times(table), table["left_out"]["malformed"]) == ([{"asm": 8.0}], n)
+        assert any(says in note for note in table["notes"])
+    path.write_bytes((A4W4 + "\r\n" + a4w4(8.0) + "\n" + a4w4(7.0) + "\r\n\n" + a4w4(9.0) + "\r").encode())
+    table = analyse(path)
+    assert (times(table), table["inputs"][0]["rows"], table["left_out"]["malformed"]) == ([{"asm": 7.0}], 3, 0)
+    quoted = only(analyse(profile(tmp_path, a4w4(8.0, '"' + ASM + ',x ""1"""'), a4w4(9.0))))
+    assert quoted["backends"]["asm"]["kernel"] == ASM + ',x "1"'
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"), (b"PK\x03\x04....", "workbook"), (b"M,N\0,K\n", "binary"), (b"\xff\xfeM\0", "UTF-16"),
+        (b"M,N,K\n1,2,3\n", "no column of times"), (b"us,x\n1,2\n", "has no M, N and K"),
+        (b"M,N,K,us,us\n1,2,3,4,5\n", "column us is there twice"), (b"M" * 70_000 + b"\n", "longer than"),
+        (A4W4.encode() + b"\n", "there are no rows"),
+        ("\n".join([A4W4, *[a4w4(8.0)] * 999, a4w4(7.0, '"' + ASM), a4w4(6.0)]).encode(), "a.csv:1001: opens a quote"),
+        ("\n".join([A4W4, *[a4w4(8.0)] * 999, a4w4(7.0, "\0"), ""]).encode(), "a.csv:1001: holds a NUL byte"),
+        ("\n".join([A4W4, a4w4(8.0), "x" * 200_000]).encode(), "a.csv:3: is longer than 128 KiB"),
+    ],
+    ids=range(12),
+)  # fmt: skip
+def test_what_is_no_table_is_refused_by_name(tmp_path: Path, content: bytes, says: str) -> None:
+    path = tmp_path / "fp4_profile_a.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=says) as e:
+        analyse(path)
+    assert path.name in str(e.value)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rows = [a4w4(8.0), a4w4(10.0, CK), a4w4(9.0, shape="1,512,1024"), a4w4(6.0, CK, shape="1,512,1024"),
+            a4w4(-1, shape="7,512,1024"), a4w4(5.0, err=0.3)]  # fmt: skip
+    profile(tmp_path, *rows)
+    write(tmp_path / "fp4_triton_gluon_bench.csv", "M,N,K,triton_us,gluon_us", ["64,512,1024,16.0,20.0"])
+    return tmp_path
+
+
+def test_json_is_one_document(folder: Path) -> None:
+    doc = json.loads(run(folder, "--json"))
+    assert [r["shape"] for r in doc["rows"]] == ["1x512x1024", "7x512x1024", "64x512x1024"]
+    last, summary = doc["rows"][-1], doc["summary"]
+    assert (last["best"], last["asm_over_best_other"]) == ("asm", 1.25)
+    assert set(last["backends"]) == {"asm", "ck", "aiter-triton", "aiter-gluon"}
+    assert doc["left_out"]["no_time"] == doc["left_out"]["error_ratio"] == 1
+    named = [summary[n] for n in ("asm_loses", "no_backend", "beyond_err_ratio")]
+    assert named == [["1x512x1024"], ["7x512x1024"], ["64x512x1024"]]
+    pair = next(p for p in summary["pairs"] if (p["first"], p["second"]) == ("asm", "ck"))
+    assert pair == {
+        "first": "asm", "second": "ck", "shapes": 2, "wins": 1, "least": pytest.approx(2 / 3), "most": 1.25,
+        "mean": pytest.approx((2 / 3 + 1.25) / 2), "geomean": pytest.approx((2 / 3 * 1.25) ** 0.5),
+    }  # fmt: skip
+    ratio = next(p for p in summary["pairs"] if p["first"] == "aiter-gluon")
+    assert (ratio["second"], ratio["mean"]) == ("aiter-triton", 0.8)  # Gluon over Triton, as the guide has it
+    assert [(w["backend"], w["err_ratio"], w["us"]) for w in last["beyond_err_ratio"]] == [("asm", 0.3, 5.0)]
+
+
+def test_a_person_reads_the_same_as_text_and_as_markdown(folder: Path) -> None:
+    text = run(folder)
+    assert "1 row of 1 shape above 0.05, faster than any valid row on 64x512x1024: listed below" in text
+    (line,) = [x for x in text.splitlines() if x.split()[0:1] == ["64x512x1024"] and "0.3" in x]
+    assert "ASM" in line
+    assert "5.00" in line
+    write(folder / "fp4_profile_b.csv", "gfx," + A4W4, ["a|b<i>," + a4w4(1.0, shape="2,512,1024")])
+    page = run(folder, "--format", "markdown")
+    assert "| 1x512x1024 gfx950/256 | 0.12 | **0.17** | - | - | CK | 0.67x |" in page
+    assert "a\\|b&lt;i>" in page
+    assert "errRatio" in page
+
+
+def test_csv_can_be_read_again(folder: Path, tmp_path: Path) -> None:
+    (out := tmp_path / "best" / "x.csv").parent.mkdir()
+    assert run(folder, "-o", out) == ""
+    assert list(csv.DictReader(out.read_text().splitlines()))[2]["best"] == "asm"
+    again = analyse(out, family="a4w4_blockscale")
+    assert again["backends"] == ["asm", "ck", "aiter-gluon", "aiter-triton"]
+    assert again["rows"][0]["backends"]["ck"]["us"] == 6.0
+
+
+def test_mistakes_are_told(folder: Path) -> None:
+    mine = folder / "fp4_profile_a.csv"
+    before = mine.read_bytes()
+    for args, says in (
+        (["nothing/there.csv"], "no such file"),
+        (["--family", "a4w5", folder], "did you mean"), (["--chip", "x", folder], "MI3"),
+        (["--reference", "h100", folder], "mi355x, mi350x"),
+        (["--json", "--format", "csv", folder], "contradict each other"),
+        (["--runs", folder / "no"], "there are no runs"),
+        ([mine, "-o", mine, "--format", "csv"], "one of the inputs"),
+    ):  # fmt: skip
+        done = CliRunner().invoke(app, ["analyze", *map(str, args)])
+        assert isinstance(done.exception, InputError), args
+        assert says in str(done.exception)
+    assert mine.read_bytes() == before
+
+
+def test_rooflines_are_the_data_sheets() -> None:
+    fp4, mi355x = get_family("a4w4_blockscale"), CHIPS["mi355x"]
+    assert mi355x.peaks["fp4"] == pytest.approx(10_066, abs=1)
+    big, thin = (roof_of(fp4, shape, mi355x) for shape in ((16384, 16384, 32768), (1, 16384, 16384)))
+    assert big is not None
+    assert thin is not None
+    moved = (16384 + 16384 * 16384) / 2 + 2 * 16384
+    assert (big.bound, big.tflops) == ("compute", mi355x.peaks["fp4"])
+    assert thin.bound == "memory"
+    assert thin.tflops == pytest.approx(2 * 16384 * 16384 / moved * 8)
+    assert roof_of(fp4, (1, 1, 32), CHIPS["h200"]) is None
+    assert chip_of(("gfx950", 256), ["AMD Instinct MI350X"]) == (CHIPS["mi350x"], "")
+    chip, said = chip_of(("gfx950", 256))
+    assert (chip, "may be MI355X or MI350X" in said) == (mi355x, True)
+    assert chip_of(("sm_90", 132), ["NVIDIA H200"])[0] is CHIPS["h200"]
+    chip, said = chip_of(("cpu-x86_64-avx2", 8))
+    assert (chip, "no data sheet is known" in said) == (None, True)
+
+
+def test_times_that_no_chip_reaches_are_pointed_out(tmp_path: Path) -> None:
+    big, thin = 2 * 16384 * 16384 * 32768 / 10_066e6, 16384 * 16384 / 2 / 8e6
+    rows = [a4w4(big / 1.5, shape="16384,16384,32768"), a4w4(thin / 2, shape="1,16384,16384")]
+    compute, memory = (n for n in analyse(profile(tmp_path, *rows))["notes"] if "above" in n)
+    assert "1 shape is above the compute roofline (most: 16384x16384x32768 at 150%)" in compute
+    assert "1 shape is above the memory roofline (most: 1x16384x16384 at 20" in memory
+    assert ("cache" in memory, "cache" in compute) == (True, False)
+
+
+def test_published_figures_are_consistent_and_deviations_marked(tmp_path: Path) -> None:
+    rows = [a4w4(3047 / 1.06, shape="16384,16384,32768"), a4w4(1538, shape="16384,8192,32768")]
+    found = analyse(profile(tmp_path, *rows), reference="MI355X")["reference"]
+    assert (len(found["rows"]), [r["off"] for r in found["rows"][:3]]) == (18, [True, False, False])
+    assert found["rows"][2]["deviation"] is None
+    source, figures = published()
+    assert "guide" in source
+    made = 2 * figures.M * figures.N * figures.K / figures.us / 1e6
+    assert list(made) == pytest.approx(list(figures.tflops), rel=0.005)

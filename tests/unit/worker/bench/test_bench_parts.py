@@ -1,0 +1,124 @@
+"""Parts of a bench: the rule of repeated runs, traces of rocprofv3, and long texts that travel once."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from orchestrator.bench import request
+from orchestrator.controller.node_plan import node_files
+from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.paths import RunConfig
+from tests.paths import TEST_DATA
+from worker.bench.runner import Refused, per_call_us, profiler_argv
+from worker.protocol.bench import Rule, fetch, lodge, mean_of_runs, rounds, wants_more
+
+GEMM, REDUCE = "_gemm_afp4wfp4_kernel_BLOCK_SIZE_M_256.kd", "_gemm_afp4wfp4_reduce_kernel.kd"
+
+
+@pytest.mark.parametrize(
+    ("runs", "rule", "us", "status", "more"),
+    [
+        ([100.0, 104.0, 102.0], Rule(), 102.0, "ok", False),
+        ([97.4, 100.0, 102.6], Rule(), 100.0, "unstable", True),
+        ([100.0, 130.0, 101.0, 150.0, 102.0], Rule(), 101.0, "ok", False),  # the three that agree best
+        ([100.0, 100.0], Rule(), 100.0, "short", True),
+        ([7.0], Rule(1, 0), 7.0, "ok", False),
+    ],
+)
+def test_runs_that_agree_are_their_mean(runs: list[float], rule: Rule, us: float, status: str, more: bool) -> None:
+    found = mean_of_runs(runs, rule)
+    assert (round(found.us, 6), found.status, found.taken) == (us, status, len(runs))
+    assert wants_more(runs, rule) is more
+
+
+def test_rounds_are_drawn_anew_and_only_who_does_not_agree_runs_again_with_its_partner() -> None:
+    steady, loose = [1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]
+    times = {"g:torch": steady, "t:torch": loose, "g:other": steady, "t:other": steady}
+    taken: dict[str, list[float]] = {name: [] for name in times}
+    orders = []
+    for order in rounds(taken, {name: name[2:] for name in times}, Rule(), random.Random(0)):
+        orders.append(tuple(order))
+        for name in order:
+            taken[name].append(times[name][len(taken[name])])
+    assert [sorted(o) for o in orders] == [sorted(times)] * 3 + [["g:torch", "t:torch"]] * 2
+    assert len(set(orders[:3])) > 1
+
+
+def trace(folder: Path, text: str = "") -> Path:
+    """A trace written by hand in the documented format with made-up times; none is from a run of ours."""
+    (folder / "host" / "17").mkdir(parents=True)
+    path = folder / "host" / "17" / "one_kernel_trace.csv"
+    shutil.copy(TEST_DATA / "bench" / path.name, path)
+    if text:
+        path.write_text('"Kernel_Name","Start_Timestamp","End_Timestamp"\n' + text)
+    return folder
+
+
+def test_a_trace_leaves_the_warm_up_out_and_kernels_are_selected_by_name(tmp_path: Path) -> None:
+    folder = trace(tmp_path)
+    assert per_call_us(folder, "", 1, 2) == ((10 + 12 + 2 + 4) / 2, f"{GEMM} + {REDUCE}")
+    assert per_call_us(folder, "reduce", 1, 2) == (3.0, REDUCE)
+    fills = trace(tmp_path / "fills", "k,0,5\nk,5,10\n__amd_rocclr_fill,0,800\n__amd_rocclr_fill,800,1600\n")
+    assert per_call_us(fills, "", 1, 1) == (0.005, "k"), "the runtime's own kernels count only if asked for"
+    assert per_call_us(fills, "__amd_rocclr", 1, 1)[0] == pytest.approx(0.8)
+    for pattern, warmup, says in (
+        ("flash", 1, "no kernel matching 'flash' ran .* there were: .*_gemm_afp4wfp4_kernel"),
+        ("", 3, "whole number of times in each of 5 calls"),
+    ):
+        with pytest.raises(Refused, match=says):
+            per_call_us(folder, pattern, warmup, 2)
+
+
+def test_without_a_trace_or_the_tool_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Refused, match=r"_trace\.csv:2: "):
+        per_call_us(trace(tmp_path / "bad", "k,1\n"))
+    with pytest.raises(Refused, match="there were: none"):
+        per_call_us(tmp_path / "nothing")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Refused, match="rocprofv3 is neither in PATH"):
+        profiler_argv(["python"], tmp_path)
+
+
+def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:
+    given = {
+        "table": "M,N\n1,2\n", "gluon": {"aiter/x.py": "# a\n", "aiter/y.json": "{}"}, "seed": 3,
+        "sides": [{"name": "a", "configs": ""}, {"name": "b", "configs": "{1}"}],
+    }  # fmt: skip
+    lodged, texts = lodge(given)
+    for digest, text in texts.items():
+        (tmp_path / digest).write_text(text)
+    assert len(texts) == 4
+    assert "M,N" not in json.dumps(lodged)
+    assert fetch(lodged, tmp_path) == fetch(given, tmp_path) == given
+    path = tmp_path / lodged["table"].removeprefix("sha256:")
+    path.write_text("other")
+    with pytest.raises(ValueError, match="its hash differs"):
+        fetch(lodged, tmp_path)
+    path.unlink()
+    with pytest.raises(ValueError, match="cannot be read"):
+        fetch(lodged, tmp_path)
+
+
+def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> None:
+    rows = "".join(f"gfx950,256,{m},512,1024,1,0,5.0,k,1,1,0\n" for m in range(1, 2000))
+    (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n" + rows)
+    (tmp_path / "s.csv").write_text("M,N,K\n16,512,1024\n")
+    options, texts = lodge(request.options([], ["aiter"], tmp_path / "t.csv"))
+    asked = RunRequest(
+        tmp_path / "s.csv", tmp_path / "runs", family="a4w4_blockscale", tuner=request.TUNER, bench=True
+    )  # fmt: skip
+    ready = prepare(replace(asked, options=options, texts=texts))
+    paths = ready.create()
+    config = RunConfig.read(paths.config)
+    assert paths.config.stat().st_size < 4000
+    files = node_files(ready.nodes[0], config.run, config.tuner, config.options, 1.0, paths.texts)
+    (text,) = [n for n in files if n.startswith("code/texts/")]
+    assert b"1999,512" in files[text].data
+    assert b"1999,512" not in files["node.json"].data
+    assert list(files).index(text) < list(files).index(next(n for n in files if n.endswith("/complete")))
