@@ -1,7 +1,10 @@
-"""The search against stand-ins for GPU, kernels and compiler: real processes, pipes and deaths."""
+"""The search against stand-ins for GPU, kernels and compiler (processes, pipes and deaths are real), and its policy."""
 
 from __future__ import annotations
 
+import os
+import random
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +13,17 @@ from typing import Any
 import pytest
 
 from tests.support.search_standin import PROBLEM, Kit, Tile, true_us
+from worker.registry import parse_options
+from worker.triton_configs.kinds import BY_NAME
+from worker.tuners.aiter_triton import space
+from worker.tuners.aiter_triton.space import AiterConfig
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompileResult
 from worker.tuners.search.measuring import Answer, Ask
-from worker.tuners.search.source import CompileFacts
+from worker.tuners.search.model import CandidateRanker, Knobs, StopRules, estimate_us
+from worker.tuners.search.source import CompileFacts, SearchOptions, known
+from worker.tuners.search.tuner import KernelStore
 
 Make = Callable[..., Kit]
 
@@ -164,3 +173,132 @@ def test_the_shapes_of_a_group_share_compiled_kernels(kit: Make) -> None:
     assert k.run(FIVE) == BEST.name
     assert k.context.jobs([second]) == [], "there is nothing left to compile"
     assert k.run(FIVE, task=second) == BEST.name
+
+
+H200 = known(90)
+SHAPES = [(16, 1536, 7168), (512, 7168, 2048), (4096, 6144, 4096)]
+
+
+def ranker_of(*us: float, apart: float = 5.0, **rules: Any) -> CandidateRanker:
+    """A ranker of candidates with these estimates, so far apart that none teaches another."""
+    return CandidateRanker(us, [(apart * i,) for i in range(len(us))], StopRules(**rules))
+
+
+def tried_with(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
+    """Candidates tried, in order, with measured `times`."""
+    tried = []
+    while not ranker.stop_reason():
+        tried.append(ranker.order()[0])
+        ranker.measured(tried[-1], times[tried[-1]])
+    return tried
+
+
+def listed(m: int, n: int, k: int) -> tuple[list[AiterConfig], list[float]]:
+    """Candidates of AITER's a16w16 with their estimates."""
+    p = Problem("a16w16", 1, m, n, k, "bfloat16")
+    found = space.candidates(BY_NAME["a16w16"], p, H200, lambda values: dict(values), most=300)
+    return found, [space.estimate(p, c, H200) for c in found]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_fast_comes_near_the_best_where_neighbours_are_alike(shape: tuple[int, int, int]) -> None:
+    """The model is wrong by a factor for each knob's value; the ranker learns it."""
+    found, estimates = listed(*shape)
+    points = [c.features for c in found]
+    ratios = []
+    for seed in range(6):
+        rng = random.Random(seed)
+        values = [sorted(set(column)) for column in zip(*points, strict=True)]
+        wrong = {(knob, v): rng.lognormvariate(0, 0.15) for knob, known in enumerate(values) for v in known}
+        times = {}
+        for i, point in enumerate(points):
+            times[i] = estimates[i] * rng.lognormvariate(0, 0.02)
+            for knob, value in enumerate(point):
+                times[i] *= wrong[(knob, value)]
+        tried = tried_with(CandidateRanker(estimates, points, StopRules()), times)
+        assert len(tried) <= min(len(found), 64)
+        ratios.append(min(times[i] for i in tried) / min(times.values()))
+    assert statistics.geometric_mean(ratios) <= 1.05
+    assert max(ratios) <= 1.3
+
+
+def test_exhaustive_tries_every_candidate_seeds_first_and_in_an_order_that_a_neighbour_taught() -> None:
+    ranker, neighbour = ranker_of(10.0, 11.0, 12.0, all=True), ranker_of(20.0, 21.0, 22.0)
+    neighbour.measured(0, 60.0)
+    neighbour.measured(1, 21.0)
+    ranker.learn(neighbour)
+    ranker.first([2])
+    assert tried_with(ranker, {0: 10.0, 1: 11.0, 2: 12.0}) == [2, 1, 0]
+
+
+def test_the_model_knows_what_costs() -> None:
+    decode, large = Problem("a16w16", 1, 16, 1536, 7168, "bfloat16"), Problem("a16w16", 1, 8192, 8192, 8192, "bfloat16")
+    few = Knobs(16, 64, 128, 8, 1, 4, 4)  # 24 tiles leave 108 of 132 multiprocessors idle
+    assert estimate_us(decode, replace(few, split_k=5), H200) < estimate_us(decode, few, H200)
+    assert estimate_us(large, Knobs(128, 256, 64, 8, 1, 8, 3), H200) < estimate_us(large, few, H200)
+    for p, c in ((decode, few), (large, Knobs(128, 256, 64, 8, 1, 8, 3))):
+        floor = max(p.moved_bytes / (H200.memory_gbs * 1e3), p.flops / (H200.peak(p.dtype) * 1e6))
+        assert estimate_us(p, c, H200) > floor, "never below what memory or the matrix units take"
+
+
+def test_the_search_goes_on_while_a_candidate_may_win() -> None:
+    ranker = ranker_of(10.0, 10.0, 10.0, 1.0, apart=20, at_least=2, patience=1)
+    for i in (0, 1, 2):
+        ranker.measured(i, 10.0)
+    assert ranker.stop_reason() == ""
+    ranker.measured(3, 9.999)
+    assert ranker.stop_reason()
+
+
+def test_the_last_are_taken_after_all_others_and_keep_no_search_going() -> None:
+    ranker = ranker_of(10.0, 20.0, 30.0, apart=9, at_least=1, patience=0)
+    ranker.last(0)
+    assert ranker.order() == [1, 2, 0]
+    ranker.measured(1, 15.0)
+    ranker.measured(2, 14.0)
+    assert ranker.order() == [0]
+    assert ranker.stop_reason() == "no candidate left can win"
+
+
+def test_the_store_keeps_faults_and_a_torn_line_costs_only_itself(tmp_path: Path) -> None:
+    store = KernelStore(tmp_path, {"device": "x", "triton": "1"})
+    (store.root / "blocked.jsonl").write_bytes(b'[1]\nnull\n\xff\n{"family":"a16w16","candidate":3}\n{"family":"a16')
+    assert [store.faulted("a16w16", "bad", "SIGSEGV") for _ in range(2)] == [1, 2]
+    for triton, blocked in (("1", {"bad"}), ("2", set())):
+        assert KernelStore(tmp_path, {"triton": triton, "device": "x"}).blocked("a16w16") == blocked
+
+
+def test_the_cache_stays_below_its_size(tmp_path: Path) -> None:
+    store = KernelStore(tmp_path, {"device": "x"})
+    for i in range(4):
+        folder = store.compiled / f"k{i}"
+        folder.mkdir()
+        (folder / "cubin").write_bytes(b"x" * 1000)
+        os.utime(folder / "cubin", (1000 + i, 1000 + i))
+    assert store.prune(2500) == 2
+    assert sorted(p.name for p in store.compiled.iterdir()) == ["k2", "k3"]
+
+
+def test_options_name_every_fault() -> None:
+    raw = {"serach": "fast", "search": "quick", "budget_s_per_shape": -1, "seed": 1.5}
+    with pytest.raises(ValueError, match="unknown option 'serach'") as e:
+        parse_options(SearchOptions, "aiter-triton", raw)
+    for word in ("neither fast nor exhaustive", "budget_s_per_shape", "seed is 1.5"):
+        assert word in str(e.value)
+    with pytest.raises(ValueError, match="max_samples is less"):
+        parse_options(SearchOptions, "aiter-triton", {"max_samples": 1})
+
+
+@pytest.mark.parametrize(("looks", "taken", "kept"), [(2, 3, ""), (1000, 5, "1 sample while the clock was throttled")])
+def test_samples_under_a_throttled_clock_are_taken_again_a_few_times(looks: int, taken: int, kept: str) -> None:
+    bench = pytest.importorskip("worker.tuners.search.device_bench", reason="there is no torch, or no Triton")
+    samples, told = iter(range(1, 9)), iter(["heat"] * looks)
+
+    class Counted(bench.WallTimer):  # type: ignore[misc, name-defined]
+        def __call__(self, calls: int) -> float:
+            return next(samples)
+
+    guard = bench.Unthrottled(bench.Clock("test", lambda: next(told, "")), Counted([]), lambda _: None)
+    assert guard(4) == taken
+    assert guard.remark.startswith(kept)
+    assert bool(guard.remark) is bool(kept)

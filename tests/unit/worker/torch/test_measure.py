@@ -12,10 +12,8 @@ import pytest
 
 from worker import without_gc
 from worker.tuners.common.measure import (
-    SETTLE_S,
     SMALL_MARGIN,
     SUSTAINED_ROUNDS,
-    SUSTAINED_S,
     Measurement,
     Ranking,
     SamplingPolicy,
@@ -154,13 +152,6 @@ def test_a_ranking_ends_when_it_is_decided_or_its_time_is_up_and_a_small_margin_
     assert close.rounds == 20, "all rounds count"
     assert abs(close.margin or 99) < SMALL_MARGIN
     assert Machine(seed=3, noise=0.02).rank((1000, 1500), again=3).rounds == 5
-
-
-def test_a_sustained_ranking_runs_each_contender_before_its_sample() -> None:
-    m = Machine()
-    assert m.rank((1000, 2000), sustained=True).winner == 0
-    for nth, seconds in enumerate((SETTLE_S, SUSTAINED_S)):
-        assert set(m.taken[nth::2]) == {(t, round(seconds / t)) for t in (1e-3, 2e-3)}
 
 
 def test_sustained_the_clearly_slower_drop_out_and_the_nearest_are_told_apart() -> None:
