@@ -17,10 +17,9 @@ from orchestrator.configs import aiter as merging
 from orchestrator.configs.aiter import LIST, Call, Trial, run_trial
 from orchestrator.configs.merge import merge, undo
 from orchestrator.configs.winners import FIELD, FOLDER, TABLE, decisions, read_winners, write
-from orchestrator.controller.prepare import _counts
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.shapes.model import Shape, ShapeList
+from orchestrator.shapes.model import Shape
 from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import check_db
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
@@ -94,13 +93,6 @@ def test_a_new_file_holds_every_bucket_of_the_default_and_moves_no_other_m(
     assert text_of(root) == files
 
 
-def test_a_file_that_is_there_keeps_its_other_keys(root: Path, tmp_path: Path) -> None:
-    old = {"_note": "mine", "M_LEQ_16": values(8), "M_LEQ_64": values(32), "any": values(2)}
-    tree(root, {f"gemm/{OWN}": old})
-    merge(winners(tmp_path / "run", WON, [{}]), root)
-    assert json.loads(text_of(root)[f"gemm/{OWN}"]) == old | {"M_LEQ_64": values(16)}
-
-
 @given(
     st.fixed_dictionaries({"any": st.just({"a": -1})}, optional={b: st.just({"a": i}) for i, b in enumerate(BUCKETS)}),
     st.sets(st.sampled_from([*BUCKETS[:4], "any"])),
@@ -164,11 +156,6 @@ def test_a_winner_that_does_not_hold_is_refused(
 ) -> None:
     run = winners(tmp_path / "run", {OWN: {bucket: config}}, [{"bucket": bucket, **row} for row in rows])
     assert any(fault in f for f in refused(run, root))
-
-
-def test_noise_and_very_short_kernels_do_not_count_as_slower(root: Path, tmp_path: Path) -> None:
-    rows = [{"old_us": 10.0, "new_us": 10.5}, {"M": 40, "old_us": 2.0, "new_us": 3.9}]
-    assert merge(winners(tmp_path / "run", WON, rows), root).changes
 
 
 def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
@@ -376,13 +363,3 @@ def test_no_table_takes_the_winners(tmp_path: Path) -> None:
     (tmp_path / "provenance.json").write_text(json.dumps({"format": 1, "run": "r1", "tuner": "aiter-triton"}))
     with pytest.raises(InputError, match=r"its winners are config files.*configs merge .* --into TREE"):
         open_sources([tmp_path], [], None, FAMILY.name)
-
-
-def test_calls_of_the_workload_come_from_the_column_count() -> None:
-    shapes = [Shape(1, (16, 512, 1024)), Shape(2, (32, 512, 1024))]
-    assert _counts(ShapeList(shapes, annotations={"model": ["a", "b"]})) == {}
-    counts = {"16x512x1024": 3.0, "32x512x1024": 0.5}
-    assert _counts(ShapeList(shapes, annotations={"count": ["3", "0.5"]})) == {"counts": counts}
-    for cell in ("", "many", "0", "nan"):
-        with pytest.raises(InputError, match="count of the shape 32x512x1024 is"):
-            _counts(ShapeList(shapes, annotations={"count": ["3", cell]}, source="s.csv"))

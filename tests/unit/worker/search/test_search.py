@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from tests.support.search_standin import PROBLEM, Kit, Tile, true_us
-from worker.registry import parse_options
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.space import AiterConfig
@@ -22,7 +21,7 @@ from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompileResult
 from worker.tuners.search.measuring import Answer, Ask
 from worker.tuners.search.model import CandidateRanker, Knobs, StopRules, estimate_us
-from worker.tuners.search.source import CompileFacts, SearchOptions, known
+from worker.tuners.search.source import CompileFacts, known
 from worker.tuners.search.tuner import KernelStore
 
 Make = Callable[..., Kit]
@@ -277,16 +276,6 @@ def test_the_cache_stays_below_its_size(tmp_path: Path) -> None:
         os.utime(folder / "cubin", (1000 + i, 1000 + i))
     assert store.prune(2500) == 2
     assert sorted(p.name for p in store.compiled.iterdir()) == ["k2", "k3"]
-
-
-def test_options_name_every_fault() -> None:
-    raw = {"serach": "fast", "search": "quick", "budget_s_per_shape": -1, "seed": 1.5}
-    with pytest.raises(ValueError, match="unknown option 'serach'") as e:
-        parse_options(SearchOptions, "aiter-triton", raw)
-    for word in ("neither fast nor exhaustive", "budget_s_per_shape", "seed is 1.5"):
-        assert word in str(e.value)
-    with pytest.raises(ValueError, match="max_samples is less"):
-        parse_options(SearchOptions, "aiter-triton", {"max_samples": 1})
 
 
 @pytest.mark.parametrize(("looks", "taken", "kept"), [(2, 3, ""), (1000, 5, "1 sample while the clock was throttled")])

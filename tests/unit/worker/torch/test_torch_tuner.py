@@ -135,22 +135,6 @@ def test_numbers_of_variants_are_unique_and_never_used_again() -> None:
             assert not numbers & set(used)
 
 
-@pytest.mark.parametrize(("family", "count"), [(A16W16, 3), (A8W8, 2), (A4W4, 1)])
-def test_what_a_gpu_gets_computes_the_same_on_a_cpu(family: str, count: int) -> None:
-    """Those of a GPU that a CPU can run as well."""
-    p = parse(family, mnk(20, 272, 512))
-    operands, ran = operands_of(p), set()
-    reference = operands.reference(lambda: None)
-    for v in variants(p, gpu=True):
-        try:
-            run = v.make(Workspace(p, CPU, None, 1 << 34))
-        except UnsupportedError:
-            continue
-        assert error_ratio(run(operands.checked, operands.weights.layout(v.layout)[0]), reference) == 0, v.stem
-        ran.add(v.stem)
-    assert len(ran) == count
-
-
 def test_one_verdict_a_shape_in_order_and_import_is_counted_once() -> None:
     made, log = TorchTuner(), Log()
     made.open()
@@ -166,21 +150,6 @@ def test_one_verdict_a_shape_in_order_and_import_is_counted_once() -> None:
     assert first["import"] > 0
     assert first["measure"] > 0
     assert made.tune(spec(A16W16, keys[0]), Log().emit())["import"] == 0
-
-
-def test_threads_are_an_option_and_an_interrupt_leaves_the_device_as_it_was(tuner: TorchTuner) -> None:
-    rows: list[Row] = []
-
-    def send(message: dict[str, Any]) -> None:
-        if message["type"] == "row":
-            rows.append(message["row"])
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tuner.tune(spec(A16W16, mnk(2, 8, 64), threads=[1]), Emit(send))
-    assert torch.get_num_threads() == Device().cores
-    if not torch.cuda.is_available():
-        assert [(r["kernelName"], r["kernelId"]) for r in rows] == [("torch_linear_wnk_t1", 10_001)]
 
 
 def test_only_the_kernels_of_a_table_are_measured(tuner: TorchTuner) -> None:
@@ -358,23 +327,6 @@ def test_a_wrong_candidate_is_rejected_and_cannot_win() -> None:
     assert log.rows[1]["errRatio"] == pytest.approx(3 / 32), "what is not written is wrong"
     assert winner(log) == "torch_c2_t1"
     assert search(lossy).of("shape_failed")[0]["reason"] == "wrong_result"
-
-
-def test_a_candidate_that_returns_an_earlier_answer_is_wrong() -> None:
-    """An output of its own that it filled once, before anything was poisoned or checked."""
-    kept: list[torch.Tensor] = []
-
-    def make(workspace: Workspace) -> Run:
-        inner = good(workspace)
-
-        def run(x: Operand, w: Operand) -> torch.Tensor:
-            if not kept:
-                kept.append(inner(x, w).clone())
-            return kept[0]
-
-        return run
-
-    assert verdicts(search(make, make)) == ["ok", "wrong"], "the second finds the first's output poisoned"
 
 
 @pytest.mark.parametrize(
