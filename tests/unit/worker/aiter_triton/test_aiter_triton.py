@@ -24,7 +24,6 @@ from worker.triton_configs.resolve import ResolveError, slower
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.space import KindProblem, Seeds, config_of, problem_of
 from worker.tuners.aiter_triton.tuner import Point, best, bucket_of, plan
-from worker.tuners.search.model import Knobs
 from worker.tuners.search.source import Target, known
 
 HALF = {"dtype": "torch.float16", "outdtype": "torch.float16"}  # the interpreter takes bfloat16 for integers
@@ -202,14 +201,6 @@ def problem(kind: str = "a16w16", family: str = "", gfx: str = "gfx950", **key: 
 def as_given(given: dict[str, Any]) -> dict[str, Any]:
     """A wrapper that rewrites nothing."""
     return dict(given)
-
-
-def test_a_name_spells_every_knob() -> None:
-    made = config_of(values(16, 64, 256, amd=True, cache_modifier=".cg", NUM_KSPLIT=4, kpack=2))
-    assert made.name == "config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg_kpack=2"
-    assert (made.split_k, made.simplicity) == (4, (4, 2, 2))
-    assert made.knobs == Knobs(16, 64, 256, 1, 4, 4, 2, 2, 16, 2)
-    assert config_of(made.values) == made
 
 
 def test_seeds_are_todays_bucket_its_neighbours_the_defaults_and_those_of_near_shapes(tmp_path: Path) -> None:
