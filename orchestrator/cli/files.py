@@ -403,7 +403,7 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
         raise InputError(
             f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
         )
-    from orchestrator.image.takeout import EVERYTHING, TRITON, take_out
+    from orchestrator.image.build import EVERYTHING, TRITON, take_out
 
     with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
         take_out(build, Path(scratch), inventory, TRITON if triton else EVERYTHING)

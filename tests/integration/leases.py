@@ -8,12 +8,14 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
 from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.paths import list_runs
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
+
+Kind = TypeVar("Kind", bound=Record)
 
 
 class LeaseBench(ABC):
@@ -67,23 +69,16 @@ class LeaseBench(ABC):
 
     def finish(self, run: subprocess.Popen[str]) -> None:
         """Let the run come to its end and check its books."""
-        try:
-            wait_until(lambda: self.over(run), "the run is over")
-        except AssertionError as e:
-            raise AssertionError(f"{e}\n{self.printed(run)}\n{self.dump()}") from None
+        wait_until(lambda: self.over(run), "the run is over")
         assert run.returncode == 0, self.printed(run)
         self.check()
-
-    def dump(self) -> str:
-        with self.bench.ledger() as ledger:
-            return "\n".join(f"{t:.2f} {r}" for t, r in ledger.journal_records())
 
     def check(self) -> None:
         """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
         and `explain` agrees with the log of faults."""
         self.bench.check_books(tuned=self.listed, failed={})
-        measured = Counter(r.shape for r in self.records(ShapeTuned) if isinstance(r, ShapeTuned))
-        assert not [s for s, n in measured.items() if n > 1], self.dump()
+        measured = Counter(r.shape for r in self.records(ShapeTuned))
+        assert not [s for s, n in measured.items() if n > 1]
         assert not self.records(FailShape), "nobody is suspected"
         wait_until(lambda: not self.left(), "nothing is left in the queue")
         self.check_explained()
@@ -114,15 +109,15 @@ class LeaseBench(ABC):
 
     # --- what there is ------------------------------------------------------------------------------------------------
 
-    def records(self, *kinds: type[Record]) -> list[Record]:
+    def records(self, kind: type[Kind]) -> list[Kind]:
         if not list_runs(self.bench.runs):
             return []
         with self.bench.ledger() as ledger:
-            return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
+            return [r for _, r in ledger.journal_records() if isinstance(r, kind)]
 
     def expected(self) -> list[NodeExpected]:
         """The leases that became nodes."""
-        return [r for r in self.records(NodeExpected) if isinstance(r, NodeExpected)]
+        return self.records(NodeExpected)
 
     def ends(self) -> list[LeaseEnded]:
-        return [r for r in self.records(LeaseEnded) if isinstance(r, LeaseEnded)]
+        return self.records(LeaseEnded)

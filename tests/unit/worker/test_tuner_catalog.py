@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller import deploy
+from orchestrator.controller import node_plan
 from orchestrator.errors import InputError
 from orchestrator.families import get_tuner
 from tests.paths import ROOT
@@ -23,7 +23,7 @@ Installer = Callable[..., None]
 
 
 def forget() -> None:
-    for cached in (catalog.find_tuner, catalog.recorded_tuner, deploy.worker_code):
+    for cached in (catalog.find_tuner, catalog.recorded_tuner, node_plan.worker_code):
         cached.cache_clear()
 
 
@@ -100,18 +100,18 @@ def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path, m
     put()
     package = tmp_path / "their_tuner"
     (package / "kernel.cl").write_text("one")
-    plain, first = deploy.worker_code()[0], deploy.worker_code("their_tuner")
+    plain, first = node_plan.worker_code()[0], node_plan.worker_code("their_tuner")
     assert {n for n in first[1] if not n.startswith("worker/")} == {
         "their_tuner/__init__.py", "their_tuner/kernel.cl",
         "their_tuner-0.dist-info/METADATA", "their_tuner-0.dist-info/entry_points.txt",
     }  # fmt: skip
     (package / "kernel.cl").write_text("two")
     forget()
-    assert len({plain, first[0], deploy.worker_code("their_tuner")[0]}) == 3
-    monkeypatch.setattr(deploy, "LARGEST_PACKAGE", 2)
+    assert len({plain, first[0], node_plan.worker_code("their_tuner")[0]}) == 3
+    monkeypatch.setattr(node_plan, "LARGEST_PACKAGE", 2)
     forget()
     with pytest.raises(InputError, match="has more than 0 MiB"):
-        deploy.worker_code("their_tuner")
+        node_plan.worker_code("their_tuner")
     (tmp_path / "one_file.py").write_text("")
     with pytest.raises(InputError, match="one_file of the tuner is no folder"):
-        deploy.worker_code("one_file")
+        node_plan.worker_code("one_file")
