@@ -129,6 +129,13 @@ def boolean(value: Any) -> bool:
     return value
 
 
+def text(value: Any) -> str:
+    """Rule: text."""
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return value
+
+
 def is_whole(value: Any) -> bool:
     """True for an integer (True and False are none)."""
     return isinstance(value, int) and not isinstance(value, bool)

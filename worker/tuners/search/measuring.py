@@ -26,7 +26,6 @@ from worker.protocol import is_wrong
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import (
     RUNNER_UP,
-    SETTLE_S,
     Measurement,
     Ranking,
     SamplingPolicy,
@@ -60,8 +59,7 @@ class Prepare:
     problem: Problem
     seed: int
     rotate_bytes: int
-    min_samples: int
-    max_samples: int
+    policy: SamplingPolicy
     err_limit: float
 
 
@@ -388,12 +386,8 @@ class MeasuringServer:
     def _prepare(self, command: Prepare) -> None:
         start = now()
         self._contenders.clear()
+        self._policy, self._err_limit = command.policy, command.err_limit
         self._sustained = command.problem.is_sustained
-        self._policy = SamplingPolicy(
-            min_sample_s=1.0, min_samples=command.min_samples, max_samples=command.max_samples, target=0.004,
-            hopeless=1.2, hopeless_after=3, far=1.6, settle_s=SETTLE_S if self._sustained else 0.0,
-        )  # fmt: skip
-        self._err_limit = command.err_limit
         refused = self._bench.prepare(command.problem, command.seed, command.rotate_bytes, self._tick)
         self._send(Prepared(refused, now() - start))
         self._prepared.set()

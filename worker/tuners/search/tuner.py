@@ -122,10 +122,11 @@ class SearchTuner(ABC):
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
-        self._source: KernelSource  # since `open`, as the next three
+        self._source: KernelSource  # since `open`, as the next four
         self._pool: CompilePool
         self._measurer: MeasuringProcess
         self._store: KernelStore
+        self._scratch: Path
         self._compiled: dict[str, CompileResult] = {}
         self._import_s = 0.0
 
@@ -159,9 +160,9 @@ class SearchTuner(ABC):
         about = {k: str(opened.info[k]) for k in facts if opened.info.get(k)}
         self._store = KernelStore(cache, {**about, "source": digest})
         self._store.prune(CACHE_BYTES)
-        scratch = self._scratch
-        scratch.mkdir(parents=True, exist_ok=True)
-        env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(scratch)}
+        self._scratch = self._store.root / "tmp" / str(os.getpid())
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(self._scratch)}
         env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
         self._measurer.settle(env)
         compilers = options.compilers or max(1, own_cores() - 1)
@@ -221,7 +222,3 @@ class SearchTuner(ABC):
         if not isinstance(said, Answer):
             raise TunerFault("fault", getattr(said, "detail", f"unexpected answer {said!r}"))
         return said.value
-
-    @property
-    def _scratch(self) -> Path:
-        return self._store.root / "tmp" / str(os.getpid())
