@@ -27,6 +27,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -95,14 +96,11 @@ def cores_of(text: str) -> set[int]:
 
 def pin(cpus: str) -> int:
     """Restrict this process to the cores that it may use of these; their number, 0 where nothing was changed."""
-    try:
-        wanted = cores_of(cpus) & os.sched_getaffinity(0)
-        if not wanted:
-            return 0
-        os.sched_setaffinity(0, wanted)
-    except (OSError, ValueError):
-        return 0
-    return len(wanted)
+    with suppress(OSError, ValueError):
+        if wanted := cores_of(cpus) & os.sched_getaffinity(0):
+            os.sched_setaffinity(0, wanted)
+            return len(wanted)
+    return 0
 
 
 def slots_on_cores(slots: Mapping[str, Mapping[str, str]], slot: str) -> int:
