@@ -16,7 +16,6 @@ from orchestrator import __version__
 from orchestrator.configs.aiter import AiterTree, journal_of
 from orchestrator.configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
 from orchestrator.errors import InputError
-from orchestrator.tables.journal import TakenBack
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
 from orchestrator.tables.write import utc
@@ -110,7 +109,7 @@ def merge(
     return out
 
 
-def undo(root: Path) -> TakenBack:
+def undo(root: Path) -> dict[str, Any]:
     """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since."""
     journal = journal_of(root)
     with journal.writing():

@@ -271,10 +271,10 @@ def test_the_last_merge_is_taken_back_byte_by_byte(root: Path, tmp_path: Path) -
     assert line["facts"] == {"run": "r1", "tuner": "aiter-triton"}
     assert line["buckets"][0]["measured"] == {"M_LEQ_64": [[None, 512, 1024, 64, 1, 20.0, 15.0, ""]]}
     merge(winners(tmp_path / "two", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
-    assert undo(root).restored == (str(CONFIGS / "gemm" / OWN),)
+    assert undo(root)["restored"] == (str(CONFIGS / "gemm" / OWN),)
     assert text_of(root) == between
     last = undo(root)
-    assert (last.run, last.removed, last.left) == ("one", (str(CONFIGS / "gemm" / OWN),), 0)
+    assert (last["run"], last["removed"], last["left"]) == ("one", (str(CONFIGS / "gemm" / OWN),), 0)
     assert text_of(root) == before
     with pytest.raises(InputError, match="nothing to undo"):
         undo(root)
@@ -290,7 +290,7 @@ def test_a_file_changed_since_is_left_alone_and_one_that_was_never_written_is_no
         undo(root)
     (root / CONFIGS / "gemm" / OWN).unlink()
     done = undo(root)
-    assert (done.restored, done.removed) == ((), ())
+    assert (done["restored"], done["removed"]) == ((), ())
     assert text_of(root) == before
 
 
