@@ -291,7 +291,7 @@ def merge_configs(
     page = Page(done.to_json())
     for c in done.changes:
         word = f"new; other buckets copied from {c.source.name}" if c.before is None else "changed"
-        page.line(f"{c.path.relative_to(into)}: {', '.join(c.buckets)} ({word})")
+        page.line(f"{c.path.relative_to(into)}: {', '.join(c.won.winners)} ({word})")
         page.line(*[f"  read by {', '.join(c.callers)} as well"] * bool(c.callers))
     if done.proof:
         page.line(f"proven by {done.proof}: {plural(done.lookups, 'lookup')} as planned, neighbours as before")
