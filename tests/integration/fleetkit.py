@@ -55,8 +55,7 @@ def mend(node: HeavyNode) -> None:
 def begun(bench: Bench, n: int, *more: str, free: int = 0, faults: Sequence[dict[str, Any]] = (), **kw: Any) -> Any:
     """A tune of groups of one shape that has tuned n; what comes after the first `free` (n) waits for `release`."""
     before = len(list_runs(bench.runs))
-    groups = len(bench.shapes_csv.read_text().splitlines()) - 1
-    faults = [*faults, bench.held(max(n, free), groups)]
+    faults = [*faults, bench.held(max(n, free))]
     run = bench.start("tune", *bench.tune_args(more=more, faults=faults, **kw))
     wait_until(lambda: (len(list_runs(bench.runs)) > before and bench.tuned() >= n) or run.poll() is not None, "go")
     assert run.poll() is None, run.communicate()[0]

@@ -45,7 +45,7 @@ class LeaseBench(ABC):
         """A run with a shape a group, of which `tuned` (by default `after`) are tuned. Those after the first `after`
         wait, for `held` or for `over`."""
         self.bench.shapes(groups)
-        waiting = [*held, self.bench.held(after, groups)]
+        waiting = [*held, self.bench.held(after)]
         run = self.bench.start("tune", *self.bench.tune_args(waiting))
         tuned = after if tuned is None else tuned
         wait_until(lambda: self.bench.tuned() >= tuned or run.poll() is not None, f"{tuned} shapes are tuned")

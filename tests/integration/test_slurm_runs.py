@@ -94,7 +94,7 @@ def test_a_killed_controller_is_followed_by_one_that_takes_the_lease_over(pool: 
     path = os.environ["PATH"]
     os.environ["PATH"] = f"{fake.parent}:{path}"
     try:
-        run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
+        run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2)]))
         run.wait(PATIENCE_S)
     finally:
         os.environ["PATH"] = path
