@@ -21,9 +21,17 @@ from pathlib import Path
 
 import tenacity
 
-from orchestrator.controller.messages import FromStream, Message, NodeTakenOver, NodeUp, Taken, Timeouts
+from orchestrator.controller.messages import (
+    Beat,
+    FromStream,
+    Message,
+    NodeTakenOver,
+    NodeUp,
+    Taken,
+    Timeouts,
+    read_frames,
+)
 from orchestrator.controller.node_plan import attempts_in, bring_home, missing_files, take_back_all
-from orchestrator.controller.stream import Beat, read_frames
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost

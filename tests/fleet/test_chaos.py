@@ -28,7 +28,7 @@ PACE = 0.15
 )
 def test_the_laws_hold(fleet: Fleet, seed: int) -> None:
     chaos = draw(seed, groups=GROUPS)
-    print(*chaos.lines(), sep="\n")
+    print(chaos)
     n = fleet.shapes(GROUPS, PER_GROUP)
     run = Run(fleet, chaos, n)
     run.go()

@@ -10,8 +10,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from typing import Any
 
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
-from orchestrator.paths import list_runs
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, ShapeTuned
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
 
@@ -81,10 +80,10 @@ class LeaseBench(ABC):
     def check(self) -> None:
         """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
         and `explain` agrees with the log of faults."""
-        self.bench.check_books(tuned=self.listed, failed={})
-        measured = Counter(r.shape for r in self.records(ShapeTuned) if isinstance(r, ShapeTuned))
-        assert not [s for s, n in measured.items() if n > 1], self.dump()
-        assert not self.records(FailShape), "nobody is suspected"
+        self.bench.check_books(self.bench.groups)
+        measured = Counter(r.shape for r in self.bench.journal(ShapeTuned))
+        assert set(measured.values()) == {1}, self.dump()
+        assert not self.bench.journal(FailShape), "nobody is suspected"
         wait_until(lambda: not self.left(), "nothing is left in the queue")
         self.check_explained()
 
@@ -107,22 +106,9 @@ class LeaseBench(ABC):
             self.bench.release()
         return run.poll() is not None
 
-    @property
-    def listed(self) -> int:
-        """Shapes of the list."""
-        return len(self.bench.shapes_csv.read_text().splitlines()) - 1
-
-    # --- what there is ------------------------------------------------------------------------------------------------
-
-    def records(self, *kinds: type[Record]) -> list[Record]:
-        if not list_runs(self.bench.runs):
-            return []
-        with self.bench.ledger() as ledger:
-            return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
-
     def expected(self) -> list[NodeExpected]:
         """The leases that became nodes."""
-        return [r for r in self.records(NodeExpected) if isinstance(r, NodeExpected)]
+        return self.bench.journal(NodeExpected)
 
     def ends(self) -> list[LeaseEnded]:
-        return [r for r in self.records(LeaseEnded) if isinstance(r, LeaseEnded)]
+        return self.bench.journal(LeaseEnded)

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.controller.messages import Beat, read_frames
 from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
-from orchestrator.controller.stream import Beat, read_frames
 from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError

@@ -87,7 +87,6 @@ def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:
     bench.release()
     watched, _ = watch.communicate(timeout=PATIENCE_S)
     assert f"{n}/{n} shapes tuned" in watched
-    wait_until(lambda: bench.paths.tuned.exists(), "the detached controller writes the results")
     wait_until(lambda: bench.run("status", "--json").json()["state"] == "finished", "it ends")
     bench.check_books(tuned=n)
 

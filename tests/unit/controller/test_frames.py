@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.controller.stream import MAX_CHUNK, Beat, read_frames
+from orchestrator.controller.messages import MAX_CHUNK, Beat, read_frames
 from orchestrator.ledger.ingest import Chunk
 from worker.protocol import ProtocolError
 

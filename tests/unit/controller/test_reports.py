@@ -9,8 +9,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.controller.exchange import NodeReports
-from orchestrator.controller.messages import FromStream, NodeUp, Timeouts
-from orchestrator.controller.stream import Beat
+from orchestrator.controller.messages import Beat, FromStream, NodeUp, Timeouts
 from tests.support.policy_rig import Rig
 
 
