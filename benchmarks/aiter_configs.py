@@ -1,12 +1,10 @@
 """Places of AITER's shipped Triton configs in the order of our model, before and after it is corrected for them.
 
-    python -m benchmarks.aiter_configs TREE [--gfx gfx950] [--buckets 500] [--only model|default] [--out FILE]
+    python -m benchmarks.aiter_configs TREE [--gfx gfx950] [--buckets 500]
 
 A shipped bucket stands against 100 drawn legal configs of the same shape. The weights (`space.WEIGHTS`) are those of a
 conditional logit (the shipped config is chosen with probability exp(-estimate) among the drawn) fitted to half of the
 files; the other half is judged.
-
-`--only default`: instead of that, benchmarks/aiter_default.py on this machine's GPU.
 """
 
 from __future__ import annotations
@@ -15,15 +13,12 @@ import argparse
 import math
 import random
 import re
-import tempfile
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.aiter_default import prove
-from benchmarks.figure import show
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, Resolver, bound_of
 from worker.tuners.aiter_triton import space
@@ -116,13 +111,7 @@ def main() -> None:
     options.add_argument("tree", type=Path)
     options.add_argument("--gfx", default="gfx950")
     options.add_argument("--buckets", type=int, default=500)
-    options.add_argument("--only", choices=("model", "default"), default="model")
-    options.add_argument("--out", type=Path, default=None)
     args = options.parse_args()
-    if args.only == "default":
-        with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as folder:
-            show(prove(args.tree, Path(folder), args.out))
-        return
     rng, target = random.Random(1), known(args.gfx)
     cases = list(shipped(Resolver(args.tree, args.gfx), args.gfx))
     rng.shuffle(cases)

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -21,14 +22,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from benchmarks.aiter_default import tree_for
 from benchmarks.figure import Figure, LeftOutError, show
 from tests.standins.triton_tree import make, values
 from worker.protocol import Spec, SpecShape
-from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.kinds import BY_NAME, ConfigKind
+from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.source import AiterSource
-from worker.tuners.aiter_triton.space import AiterConfig, KindProblem
+from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, portable
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
 from worker.tuners.search.measuring import NoDeviceError
@@ -40,6 +41,32 @@ FP8 = {"q_dtype_w": "torch.float8_e4m3fn"}
 DRAWN, WITHIN = 440, 1.03
 LAST = {"M_LEQ_16": values(16, 64, 64), "M_LEQ_64": values(32, 64, 64), "any": values(64, 64, 64)}
 """The stand-in's default file: what a search has to beat."""
+
+
+PARTS = ("__init__.py", "ops", "jit/core.py", "jit/utils", "utility")
+"""Parts of AITER's package that its Triton wrappers need."""
+
+
+def tree_for(source: Path, folder: Path, arch: str, kinds: Sequence[ConfigKind]) -> Path:
+    """A copy of a tree's Triton parts that has a default of each kind for the chip."""
+    for part in PARTS:
+        path = source / "aiter" / part
+        if path.is_dir():
+            shutil.copytree(path, folder / "aiter" / part, ignore=shutil.ignore_patterns("*.so", "*.co", "*.hsaco"))
+        else:
+            (folder / "aiter" / part).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / "aiter" / part)
+    for kind in kinds:
+        try:
+            Resolver(folder, arch).place(kind.config)
+        except ResolveError:
+            theirs = Resolver(folder, "gfx950")
+            buckets = theirs.read(theirs.place(kind.config).default).buckets
+            text = json.dumps({name: portable(values, kind, arch) for name, values in buckets.items()}, indent=4)
+            path = folder / CONFIGS / arch / "triton" / "gemm" / folder_name(kind.config) / "DEFAULT.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+    return folder
 
 
 def families(tree: Path | None) -> list[tuple[str, dict[str, str]]]:

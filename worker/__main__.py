@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from worker.protocol import SLOT_RE
@@ -64,13 +65,11 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run a verb; its exit status."""
     args = parser().parse_args(argv)
-    if args.verb == "agent":
+    if args.verb in ("agent", "run"):
         from worker.agent import loop
 
-        return loop.main(args.node_dir, args.slot)
-    if args.verb == "run":
-        from worker.agent import loop
-
+        if args.verb == "agent":
+            return loop.main(args.node_dir, args.slot)
         return loop.run_group(args.group, args.node_dir, args.slot, args.tuner)
     if args.verb == "follow":
         from worker.agent import follow
@@ -104,8 +103,7 @@ def _probe(args: argparse.Namespace) -> int:
     from worker.device import identify
 
     facts = {**identify(), **software.installed()}
-    aiter = software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else "")
-    if aiter is not None:
+    if aiter := software.aiter(facts["gfx"] if facts["gfx"].startswith("gfx") else ""):
         facts["aiter"] = aiter
     print(json.dumps(facts, indent=None if args.json else 1))
     return 0
@@ -130,11 +128,9 @@ def _child(args: argparse.Namespace) -> int:
 
     place = Place(args.node_dir, args.node, args.slot, args.parent)
     status = tuner_main.main(args.tuner, args.options, args.fd, args.parent, place)
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            pass
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(status)  # what libraries do at exit may hang, and there is nothing left to save
 
 

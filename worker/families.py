@@ -167,10 +167,7 @@ class Family:
 
     def column(self, name: str) -> Column:
         """The key column of that name; KeyError where the family has none."""
-        for c in self.columns:
-            if c.name == name:
-                return c
-        raise KeyError(name)
+        return {c.name: c for c in self.columns}[name]
 
     def flops(self, key: Mapping[str, int | str]) -> float:
         """Floating-point operations of one shape, as AITER counts them for its tflops column.

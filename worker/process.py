@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
 
@@ -98,10 +99,8 @@ class Child:
     def signal(self, number: int) -> None:
         """Send a signal to its whole group, as a terminal does."""
         if self._proc.returncode is None:
-            try:
+            with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
-            except (ProcessLookupError, PermissionError):
-                pass
 
     def stop(self, grace_s: float) -> None:
         """SIGINT to the group, after `grace_s` seconds SIGKILL; nothing of it lives on."""
@@ -122,7 +121,8 @@ class Child:
             self.signal(signal.SIGKILL)
             others = [pid for pid in self.members() if pid != self.pid]
             for pid in others:
-                _kill(pid)
+                with suppress(OSError):  # it ended meanwhile, or is another user's
+                    os.kill(pid, signal.SIGKILL)
             if (not others and self.returncode is not None) or time.monotonic() > until:
                 break
             time.sleep(POLL_S)  # again: one may have forked meanwhile
@@ -163,12 +163,10 @@ class OutputLog:
             data = f.read(READ_AT_ONCE)
         self._at += len(data)
         if mirror is not None:
-            try:
-                written = 0
+            written = 0
+            with suppress(OSError):  # the slot's log is full or closed; this log has it
                 while written < len(data):
                     written += os.write(mirror, data[written:])
-            except OSError:  # the slot's log is full or closed; this log has it
-                pass
         return data
 
     def tail(self, limit: int) -> str:
@@ -267,14 +265,10 @@ def kill_marked(mark: str) -> list[int]:
     for pid in _numbers():
         if pid in (os.getpid(), os.getppid()):
             continue
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                if mark.encode() not in f.read().split(b"\0"):
-                    continue
-            os.kill(pid, signal.SIGKILL)
-        except OSError:  # it ended meanwhile, or is another user's
-            continue
-        killed.append(pid)
+        with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as f:  # it ended meanwhile, or is another user's
+            if mark.encode() in f.read().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+                killed.append(pid)
     return killed
 
 
@@ -301,13 +295,6 @@ def _stat(pid: int) -> _Stat | None:
 
 def _numbers() -> list[int]:
     return [int(n) for n in os.listdir("/proc") if n.isdigit()] if os.path.isdir("/proc") else []
-
-
-def _kill(pid: int) -> None:
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except OSError:  # it ended meanwhile, or is another user's
-        pass
 
 
 def _lead_group() -> Callable[[], None]:

@@ -99,9 +99,9 @@ def whole(least: int, most: int | None = None) -> Rule:
     """Rule: a whole number in a range."""
 
     def rule(value: Any) -> int:
-        if not is_whole(value) or value < least or (most is not None and value > most):
+        if type(value) is not int or value < least or (most is not None and value > most):
             raise ValueError(f"not a whole number from {least}" + ("" if most is None else f" to {most}"))
-        return int(value)
+        return value
 
     return rule
 
@@ -127,11 +127,6 @@ def boolean(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("neither true nor false")
     return value
-
-
-def is_whole(value: Any) -> bool:
-    """True for an integer (True and False are none)."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def parse_options(cls: type[T], tuner: str, raw: Mapping[str, Any]) -> T:

@@ -17,13 +17,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.figure import LeftOutError
 from benchmarks.peers.callers import PEERS, WORKS, PeerError
 from benchmarks.peers.environment import Environment
 from benchmarks.peers.table import Row
 from orchestrator.controller.node_plan import node_files, node_folders, plan_nodes
 from orchestrator.inventory.load import load_inventory
 from orchestrator.transport import RemoteFile
-from tests.integration.sshd import LightFleet, Sshd, light_fleet, plain_login
+from tests.integration.sshd import SSHD, LightFleet, Sshd, light_fleet, plain_login
 
 STATUS = "cat /proc/loadavg; uname -n; df -Pk . | tail -n 1"
 SFTP = "Subsystem sftp internal-sftp"
@@ -60,6 +61,12 @@ class Fleet:
             if (found := sizes(Path(node["to"]))) != self.sizes:
                 raise PeerError(f"{node['name']} has {len(found)} files, not the {len(self.sizes)} that were sent")
         shutil.rmtree(self.ssh.folder / "deployed" / job["run"])
+
+
+def need_sshd() -> None:
+    """Raise LeftOutError where light nodes cannot be had."""
+    if not Path(SSHD).exists():
+        raise LeftOutError("it needs sshd (on Debian or Ubuntu: apt-get install openssh-server)")
 
 
 def take(to: Path) -> str:

@@ -334,12 +334,8 @@ def check_configs(
     Lints every file and compiles every bucket; exit code 1 on an error.
     """
     from orchestrator.configs import check
-    from worker.triton_configs.kinds import KINDS, kinds_of
 
-    kinds = kinds_of(family) if family else KINDS
-    if not kinds:
-        known = ", ".join(dict.fromkeys(name for k in KINDS for name in (k.family, k.name) if name))
-        raise InputError(f"--family {family}: has no Triton configs; there are {known}")
+    kinds = check.kinds_named(family)
     size = check.size_of(shape)
     with opened_tree(build, inventory, triton=True) as root:
         chips = [gfx] if gfx else check.chips_of(root)
@@ -403,7 +399,7 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
         raise InputError(
             f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
         )
-    from orchestrator.image.takeout import EVERYTHING, TRITON, take_out
+    from orchestrator.image.build import EVERYTHING, TRITON, take_out
 
     with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
         take_out(build, Path(scratch), inventory, TRITON if triton else EVERYTHING)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 import webbrowser
 from collections import Counter
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -113,19 +112,16 @@ def logs(
     from orchestrator.paths import holder
 
     paths = find_run(runs, run)
-    tail = LogTail(paths.logs, node)
     nodes = sorted(p.name for p in paths.nodes.iterdir()) if paths.nodes.is_dir() else []
     if node is not None and node not in nodes:
         raise InputError(f"no node {node!r} in run {paths.run} (there: {', '.join(nodes) or 'none yet'})")
-    for line in tail.more(lines):
-        print(line)
-    while follow:
-        alive = bool(holder(paths.lock))
-        for line in tail.more():
+    at, alive = Counter[Path](), True
+    while alive:
+        alive = follow and bool(holder(paths.lock))
+        for line in _new_lines(paths.logs.glob(f"{node or '*'}.log"), at, lines):
             print(line, flush=True)
-        if not alive:
-            return
-        time.sleep(0.2)
+        lines = 0
+        time.sleep(0.2 if alive else 0.0)
 
 
 def explain(
@@ -154,22 +150,18 @@ def explain(
     return page
 
 
-class LogTail:
-    """Reader of growing `logs/<node>.log` files; each line begins with its node and is safe for a terminal."""
+def _new_lines(files: Iterable[Path], at: Counter[Path], most: int = 0) -> Iterator[str]:
+    """Yield the whole lines beyond `at` of growing `logs/<node>.log` files, of each the last `most` (0: all).
 
-    def __init__(self, folder: Path, node: str | None) -> None:
-        self._glob, self._at = partial(folder.glob, f"{node or '*'}.log"), Counter[Path]()
-
-    def more(self, most: int = 0) -> Iterator[str]:
-        """Yield the whole lines added since the last call, of each node the last `most` (0: all)."""
-        for path in sorted(self._glob()):
-            with path.open("rb") as f:
-                f.seek(self._at[path])
-                data = f.read()
-            data = data[: data.rfind(b"\n") + 1]
-            self._at[path] += len(data)
-            lines = data.decode("utf-8", "replace").splitlines()
-            yield from (f"{path.stem} {plain(line)}" for line in lines[-most:])
+    Each line begins with its node and is safe for a terminal.
+    """
+    for path in sorted(files):
+        with path.open("rb") as f:
+            f.seek(at[path])
+            data = f.read()
+        data = data[: data.rfind(b"\n") + 1]
+        at[path] += len(data)
+        yield from (f"{path.stem} {plain(x)}" for x in data.decode("utf-8", "replace").splitlines()[-most:])
 
 
 def list_(runs: RunsOpt = DEFAULT_RUNS) -> Page:

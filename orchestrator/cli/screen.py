@@ -22,8 +22,6 @@ from worker.text import plural
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from orchestrator.controller.node_check import Watch
-    from orchestrator.controller.runs import RunSnapshot
 
 MAX_LINES = 24
 """Lines of the live view."""
@@ -38,9 +36,9 @@ MOST_NODES = 40
 _WELL = ("idle", "busy", "starting")
 
 
-def make_view(*, quiet: bool = False) -> RichView | LineView:
+def make_view(every: float = 10.0, *, quiet: bool = False) -> RichView | LineView:
     """Return RichView if standard output is a terminal, else LineView. `quiet`: only notes, on standard error."""
-    return RichView() if sys.stdout.isatty() and not quiet else LineView(quiet=quiet)
+    return RichView() if sys.stdout.isatty() and not quiet else LineView(every, quiet=quiet)
 
 
 class LineView:
@@ -125,7 +123,8 @@ def status_rows(node: NodeStatus) -> list[tuple[str, ...]]:
         state = _state(node, slot.state)
         since = duration(time.time() - slot.since) if slot.attempt and slot.since else ""
         name, tuned, failed = (plain(node.name), str(node.tuned), str(node.failed)) if i == 0 else ("", "", "")
-        doing = doing_words(node, i)
+        detail = node.detail if i == 0 else ""  # of a node that is away it says more than the shape
+        doing = (detail or slot.doing) if node.state in AWAY else (slot.doing or detail)
         doing = plain(doing) if doing == node.detail else plain(doing, 160)
         rows.append((name, slot.slot, plain(state, 40), tuned, failed, since, gpu_words(slot.gpu), doing))
     return rows or [(plain(node.name), "", node.state, str(node.tuned), str(node.failed), "", "", plain(node.detail))]
@@ -142,12 +141,6 @@ def gpu_words(gpu: dict[str, Any] | None) -> str:
     if gpu.get("temperature_c"):
         parts.append(f"{max(gpu['temperature_c'].values()):.0f} C")
     return plain(", ".join(parts), 60)
-
-
-def doing_words(node: NodeStatus, i: int) -> str:
-    """Return what slot number `i` measures, or why its node does not answer."""
-    detail = node.detail if i == 0 else ""
-    return (detail or node.slots[i].doing) if node.state in AWAY else (node.slots[i].doing or detail)
 
 
 class RichView:
@@ -209,12 +202,6 @@ def picture(s: RunStatus) -> RenderableType:
     return Group(head, counts, table, *red, *[Text(f"  ... and {more}", style="dim")] * bool(more))
 
 
-def lease_words(node: NodeStatus, now: float) -> str:
-    """Return `lease 17 on g1, 41 min left`."""
-    left = f", {duration(max(0.0, node.ends_at - now))} left" if node.ends_at else ""
-    return f"lease {node.lease} on {node.host}{left}"
-
-
 def show_status(paths: RunPaths, limit_s: float) -> None:
     """Print the status of a run: the ledger's at once, each node as it answers, last log lines, result files."""
     from orchestrator.controller.node_check import poll
@@ -257,7 +244,8 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
         say(f"! {words}")
     for node in shown:
         if node.host and node.state != "ended":
-            say(f"{node.name} is {lease_words(node, time.time())}", "dim")
+            left = f", {duration(max(0.0, node.ends_at - time.time()))} left" if node.ends_at else ""
+            say(f"{node.name} is lease {node.lease} on {node.host}{left}", "dim")
         for line in node.log:
             say(f"{node.name} {plain(line, 200)}", "dim")
     for file in status.files:
@@ -266,43 +254,27 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
 
 
 def watch_status(paths: RunPaths, limit_s: float) -> None:
-    """Redraw the status twice a second until the run ends or Ctrl-C, polling the nodes all the while."""
-    from rich.live import Live
+    """Show the status until the run ends or Ctrl-C, polling the nodes all the while.
 
+    A note tells when a node's reachability or a GPU's health changes.
+    """
     from orchestrator.controller.node_check import Watch
     from orchestrator.controller.runs import RunSnapshot
 
-    snapshot = RunSnapshot(paths)
-    with closing(Watch(snapshot.plans, limit_s)) as watch:
-        if not sys.stdout.isatty():
-            _watch_lines(paths, snapshot, watch)
-            return
-        with Live(console=console(), refresh_per_second=4, transient=True) as live:
-            alive = True
-            while alive:
-                alive, status = bool(holder(paths.lock)), snapshot.status()
-                for answer in watch.answers():
-                    snapshot.add(status, answer)
-                live.update(picture(status), refresh=True)
-                time.sleep(0.5 if alive else 0.0)
-    show_status(paths, limit_s)
-
-
-def _watch_lines(paths: RunPaths, snapshot: RunSnapshot, watch: Watch) -> None:
-    """Print a line per change of progress, of a node's reachability, or of a GPU's health."""
-    last, printed, alive = "", dict[str, str](), True
-    while alive:
-        alive, status = bool(holder(paths.lock)), snapshot.status()
-        if (line := summary_line(status)) != last:
-            print(line, flush=True)
-        last = line
-        for answer in watch.answers():
-            node = snapshot.add(status, answer)
-            words = answer.error or _health(node)
-            if words != printed.get(node.name, "answers"):
-                print(plain(f"{node.name}: {words}"), flush=True)
-            printed[node.name] = words
-        time.sleep(1.0 if alive else 0.0)
+    snapshot, printed, alive = RunSnapshot(paths), dict[str, str](), True
+    with closing(Watch(snapshot.plans, limit_s)) as watch, closing(make_view(every=0.0)) as view:
+        while alive:
+            alive, status = bool(holder(paths.lock)), snapshot.status()
+            for answer in watch.answers():
+                node = snapshot.add(status, answer)
+                words = answer.error or _health(node)
+                if words != printed.get(node.name, "answers"):
+                    view.note(f"{node.name}: {words}")
+                printed[node.name] = words
+            view.update(status)
+            time.sleep(0.5 if alive else 0.0)
+    if sys.stdout.isatty():
+        show_status(paths, limit_s)
 
 
 def _health(node: NodeStatus) -> str:

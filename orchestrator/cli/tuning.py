@@ -104,21 +104,15 @@ def plan_page(prepared: Prepared) -> Page:
 
 def headline(plan: Plan) -> str:
     """Return `28 shapes, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
-    slots = sum(plan.nodes.values())
+    slots, left = sum(plan.nodes.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
+    left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
     skipped = f", {len(plan.skipped)} skipped" if plan.skipped else ""
     what = f"bench of {plan.family}" if plan.tuner == "bench" else f"{plan.family} with tuner {plan.tuner}"
     return (
         f"{what} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
         f"{plural(plan.todo, 'shape')}{skipped}, "
-        f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {estimate(plan)}"
+        f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {left}"
     )
-
-
-def estimate(plan: Plan) -> str:
-    """Return `about 2 min 05 s`, or with little known `about 20 s to 3 min 00 s; a first guess`."""
-    words = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
-    words = words if words.startswith("about") else f"about {words}"
-    return f"{words}; a first guess" if plan.first_guess else words
 
 
 def start(prepared: Prepared, options: RunOptions) -> Page:

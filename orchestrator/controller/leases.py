@@ -25,8 +25,7 @@ from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_registry import NodeRegistry, Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import Event, FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
-from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState
-from orchestrator.leases.holder import rows_of
+from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState, rows_of
 from orchestrator.leases.keeper import USUAL_S, Keeper, Look, Order
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy

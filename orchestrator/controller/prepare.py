@@ -34,7 +34,7 @@ from orchestrator.inventory.model import Inventory, Node
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder, new_run_id
-from orchestrator.planning.cost import CostModel, CostSample, units, weights
+from orchestrator.planning.cost import CostModel, CostSample, weights
 from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes
 from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
@@ -45,6 +45,7 @@ from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.tables.tuned import Table, chip_name, read_table
 from orchestrator.templating import data_folder
 from worker.families import Family
+from worker.tuners.catalog import recorded_tuner
 
 
 class Dropped(NamedTuple):
@@ -263,7 +264,8 @@ class Prepared:
             for key in ("run", "family", "tuner"):
                 ledger.set_meta(key, getattr(self.config, key))
             ledger.set_meta("cost", asdict(self.cost))
-            ledger.set_meta("units", self.request.share * units(self.config.tuner, self.config.options))
+            factor = recorded_tuner(self.config.tuner).cost_factor(self.config.options)
+            ledger.set_meta("units", self.request.share * factor)
             if self.worths:
                 ledger.set_meta(WORTHS, {i: astuple(w) for i, w in self.worths.items()})
             ledger.set_meta("created", self.config.created)
@@ -327,7 +329,7 @@ def prepare(request: RunRequest) -> Prepared:
     tuned = tuned_times(request.db, family, gfx, cu_num) if request.by_value else {}
     worth = _worths(listed, dropped.skipped, tuned, family, (gfx, cu_num or None)) if request.by_value else {}
     cost = CostModel.default(tuner, family, gfx).fit(*gather(request.runs, family, tuner, gfx))
-    cost = cost.scaled(request.share * units(tuner, request.options))
+    cost = cost.scaled(request.share * recorded_tuner(tuner).cost_factor(request.options))
     plan = make_plan(
         dropped.todo,
         family,
@@ -381,7 +383,6 @@ def prepare_recheck(
     """Return the run that measures a table's rows, and what it measures of each shape. Raises InputError."""
     from orchestrator.tables.locate import open_sources
     from orchestrator.tables.tuned import chip_name
-    from worker.tuners.catalog import recorded_tuner
 
     table = request.shapes
     if (table / "run.yaml").is_file():

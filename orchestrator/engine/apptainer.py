@@ -7,7 +7,7 @@ from typing import Any
 from orchestrator.engine.process import create, scripts
 from orchestrator.engine.pyxis import conflicts
 from orchestrator.engines import EngineSpec
-from orchestrator.transport.quoting import quote
+from orchestrator.transport.base import quote
 
 
 def _enter(node: Any) -> str:

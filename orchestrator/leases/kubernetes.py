@@ -15,8 +15,7 @@ from typing import Any
 
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import TransportError
-from orchestrator.leases import holder
-from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.base import EndCause, Lease, LeaseState, holder_script, leftovers_in, prelude
 from orchestrator.transport.base import Transport
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.pod import CALL_S, PodOpener, call, connect, status_of
@@ -76,7 +75,7 @@ class KubernetesSource:
         from kubernetes import client
 
         self._run, self._pool, self._request = run, pool, request
-        self._script = holder.script(run, pool, request.workdir, most=LOG_BYTES)
+        self._script = holder_script(run, pool, request.workdir, most=LOG_BYTES)
         self._namespace, self._core = namespace or ours, client.CoreV1Api(self._api)
         self._troubled: dict[str, float] = {}
         """Name -> time since which it has been in trouble."""
@@ -111,12 +110,12 @@ class KubernetesSource:
     def transport(self, lease: Lease, node: str) -> Transport:
         """Files and commands in a pod that runs. `node`: its name in messages."""
         opener = PodOpener(node, self._api, self._namespace, lease.id, CONTAINER)
-        return ExecTransport(node, opener, holder.prelude(self._request.workdir, lease.id))
+        return ExecTransport(node, opener, prelude(self._request.workdir, lease.id))
 
     def leftovers(self, lease: Lease) -> bytes | None:
         """The rows that a pod's holder wrote into its log, or None."""
         log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=CONTAINER, seconds=LOG_S)
-        return holder.leftovers_in(log.encode()) if log else None
+        return leftovers_in(log.encode()) if log else None
 
     def close(self) -> None:
         """The pods go on."""

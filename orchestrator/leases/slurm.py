@@ -16,12 +16,10 @@ from dataclasses import dataclass
 
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.leases import holder
-from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.transport.base import Completed
+from orchestrator.leases.base import EndCause, Lease, LeaseState, folder_word, holder_script, leftovers_in, prelude
+from orchestrator.transport.base import Completed, quote
 from orchestrator.transport.exec import ExecTransport, SrunOpener
 from orchestrator.transport.local import LocalTransport
-from orchestrator.transport.quoting import quote
 from orchestrator.transport.ssh import SshTransport
 
 COMMAND_S = 30.0
@@ -106,7 +104,7 @@ class SlurmSource:
         """
         self.pool = pool
         # of this run alone: the numbers of jobs come again, and other clusters have them, too
-        self._out, self._via = f"{holder.folder_word(out)}/{quote(pool.run)}", via
+        self._out, self._via = f"{folder_word(out)}/{quote(pool.run)}", via
         self._name = f"Slurm for {pool.pool}"
         self._one, self._login, self._connected = threading.Lock(), self._reach(self._name), False
         self._kinds: list[NodeKind] = []
@@ -129,7 +127,7 @@ class SlurmSource:
         """Run sbatch; its answer."""
         # the file shows a holder that this folder is the one which we read
         text = f'mkdir -p -m 700 -- {self._out} && : >{self._out}/here && exec "$@"'
-        script = holder.script(self.pool.run, self.pool.pool, self.pool.workdir, out=self._out)
+        script = holder_script(self.pool.run, self.pool.pool, self.pool.workdir, out=self._out)
         before = ("sh", "-c", text, "sh")
         done = self._scheduler("sbatch", *self._options(), *more, before=before, stdin=script.encode())
         return (done.out + done.err).decode("utf-8", "replace").strip()
@@ -154,14 +152,14 @@ class SlurmSource:
         if not lease.way:
             raise TransportError(node, f"Slurm runs no job {lease.id}")
         opener = SrunOpener(self._reach(node), lease.way)
-        return ExecTransport(node, opener, holder.prelude(self.pool.workdir, lease.id))
+        return ExecTransport(node, opener, prelude(self.pool.workdir, lease.id))
 
     def leftovers(self, lease: Lease) -> bytes | None:
         """The rows that a job's holder wrote into its output, or None. One that is about to is waited for."""
         until = time.monotonic() + (LAST_ROWS_S if lease.why.startswith("COMPLETING") else 0.0)
         while True:
             done = self._command(["sh", "-c", f"exec cat -- {self._out}/{quote(lease.id)}.out"])
-            rows = holder.leftovers_in(done.out) if done.code == 0 else None
+            rows = leftovers_in(done.out) if done.code == 0 else None
             if rows is not None or time.monotonic() > until:
                 return rows
             time.sleep(0.1)

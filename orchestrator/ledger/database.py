@@ -236,14 +236,14 @@ EVERY_S = 0.25
 
 
 @contextlib.contextmanager
-def checkpoints(path: Path, every_s: float = EVERY_S) -> Iterator[None]:
+def checkpoints(path: Path) -> Iterator[None]:
     """Copy what was committed, now and then, while the context lasts."""
     over = threading.Event()
 
     def work() -> None:
         # without it the writer copies by itself, as before
         with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path)) as conn:
-            while not over.wait(every_s):
+            while not over.wait(EVERY_S):
                 conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 
     thread = threading.Thread(target=work, name="checkpoints", daemon=True)

@@ -126,11 +126,6 @@ class CostModel:
         return self.setup_s + self.shape_s * s.shapes + self.flop_s * s.flops + self.weight_s * s.weights
 
 
-def units(tuner: str, options: Mapping[str, Any]) -> float:
-    """Factor on a shape's cost with these options."""
-    return recorded_tuner(tuner).cost_factor(options)
-
-
 def weights(key: Mapping[str, int | str], family: Family) -> float:
     """flops / (2*M): the elements of a GEMM's weight matrix."""
     return family.flops(key) / (2.0 * int(key[family.m_column]))

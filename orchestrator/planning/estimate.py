@@ -50,18 +50,6 @@ class UnderWay:
     """Estimate of the shape in flight, with the set-up where nothing is settled; 0: not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bulk:
-    """Groups too many to be scheduled one by one. `longest`: seconds of the longest, as far as it is known."""
-
-    number: int
-    seconds: float
-    longest: float = 0.0
-
-    def __len__(self) -> int:
-        return self.number
-
-
 class Measured:
     """Groups that are over, as sums of their (estimate, measured) seconds: a run has many."""
 
@@ -102,7 +90,7 @@ class Measured:
 
 
 def seconds_left(
-    waiting: Sequence[float] | Bulk,
+    waiting: Sequence[float],
     slots: int,
     *,
     spread: float,
@@ -119,8 +107,6 @@ def seconds_left(
     """
     if not waiting and not running:
         return None
-    if not isinstance(waiting, Bulk) and len(waiting) > MOST_SCHEDULED:
-        waiting = Bulk(len(waiting), sum(waiting), max(waiting))
     factor, known, noise = _factor(over if isinstance(over, Measured) else Measured(over), running, spread)
     off = math.sqrt(known * known + noise * noise * max(1, slots) / (len(waiting) + len(running) + slots))
     begins = start or Range(0.0, 0.0, 0.0)
@@ -160,17 +146,15 @@ def _next(u: UnderWay) -> float:
     return u.next_s or (u.estimate_s - u.done_s)
 
 
-def _end(
-    waiting: Sequence[float] | Bulk, running: Sequence[UnderWay], slots: int, factor: float, shift: float
-) -> float:
+def _end(waiting: Sequence[float], running: Sequence[UnderWay], slots: int, factor: float, shift: float) -> float:
     """Seconds until the last group is over, each taking `factor` times its estimate, the longest first."""
     busy = sorted(_rest(u, factor, shift) for u in running)
     slots = max(1, slots, len(busy))
     free = [0.0] * (slots - len(busy)) + busy
     last = free[-1]
-    if isinstance(waiting, Bulk):
-        even = (sum(free) + factor * waiting.seconds) / slots
-        return max(last, even + factor * waiting.seconds / max(1, len(waiting)), factor * waiting.longest)
+    if len(waiting) > MOST_SCHEDULED:
+        total = factor * sum(waiting)
+        return max(last, (sum(free) + total) / slots + total / len(waiting), factor * max(waiting))
     for seconds in sorted(waiting, reverse=True):
         at = heapq.heappop(free) + factor * seconds
         heapq.heappush(free, at)

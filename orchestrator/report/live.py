@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import secrets
 import socket
@@ -11,8 +10,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -36,15 +34,12 @@ IDLE_SHARE = 4.0
 KEPT = 3
 """Documents kept, against which changes can be computed."""
 
-T = TypeVar("T")
-
 
 class DocumentWatch:
-    """Latest documents of a run, `latest` as (number, document). Call `start`, `run` until cancelled, then `close`."""
+    """Latest documents of a run, `latest` as (number, document). Call `start`, then `run` until cancelled."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._collector = Collector(paths)
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="collector")
         self._kept: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
         self._changed = asyncio.Event()
         self._stamp: object = None
@@ -62,13 +57,13 @@ class DocumentWatch:
 
     async def start(self) -> None:
         """Collect the first document. Raises LedgerError, InputError."""
-        await self._collect(await self._in_thread(self._collector.stamp))
+        await self._collect(await asyncio.to_thread(self._collector.stamp))
 
     async def run(self) -> None:
         while True:
             await asyncio.sleep(self._wait_s)
             try:
-                stamp = await self._in_thread(self._collector.stamp)
+                stamp = await asyncio.to_thread(self._collector.stamp)
                 going = bool(self.latest[1]["going"])
                 if stamp != self._stamp or (going and time.monotonic() - self._at > STALE_S):
                     await self._collect(stamp)
@@ -85,21 +80,15 @@ class DocumentWatch:
                 return False
         return self.latest[0] != number
 
-    def close(self) -> None:
-        self._thread.shutdown(wait=True)
-
     async def _collect(self, stamp: object) -> None:
         began = time.monotonic()
-        document = await self._in_thread(lambda: fit(self._collector.document()))
+        document = await asyncio.to_thread(lambda: fit(self._collector.document()))
         self._at = time.monotonic()
         self._wait_s = max(EVERY_S, IDLE_SHARE * (self._at - began))
         self._stamp = stamp
         self._kept.append((self._kept[-1][0] + 1 if self._kept else 1, document))
         self._changed.set()
         self._changed = asyncio.Event()
-
-    async def _in_thread(self, do: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, do)
 
     def _warn(self, problem: str) -> None:
         """Print a problem once; the last document stays."""
@@ -127,30 +116,9 @@ LOOK_S = 0.5
 """Longest time until a stream notices that the server ends."""
 
 
-def make_app(paths: RunPaths, *, ending: Callable[[], bool], failed: Callable[[OrchestratorError], None]) -> Starlette:
-    """Return the application of a run.
-
-    `ending` ends the streams when the server is about to end; `failed` receives the error that prevents the first page.
-    """
-    watch = DocumentWatch(paths)
+def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
+    """Return the application that shows the documents; `ending` ends its streams when the server is about to end."""
     streams = 0
-
-    @contextlib.asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        try:
-            await watch.start()
-        except OrchestratorError as e:
-            watch.close()
-            failed(e)
-            raise
-        task = asyncio.create_task(watch.run())
-        try:
-            yield
-        finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
-            watch.close()
 
     async def page(request: Request) -> Response:
         number, document = watch.latest
@@ -162,24 +130,21 @@ def make_app(paths: RunPaths, *, ending: Callable[[], bool], failed: Callable[[O
         if streams >= MOST_STREAMS:
             return PlainTextResponse("Too many pages are open.\n", 503)
         streams += 1
+        # the number of the document that the page has, from its last event or its address
+        number = request.headers.get("last-event-id") or request.query_params.get("from", "")
+        seen = int(number) if number.isascii() and number.isdigit() and len(number) < 18 else 0
 
         async def closing() -> AsyncIterator[str]:
             nonlocal streams
             try:
-                async for text in _stream(watch, _seen(request), ending):
+                async for text in _stream(watch, seen, ending):
                     yield text
             finally:
                 streams -= 1
 
         return StreamingResponse(closing(), media_type="text/event-stream")
 
-    return Starlette(routes=[Route("/", page), Route("/events", events)], lifespan=lifespan)
-
-
-def _seen(request: Request) -> int:
-    """Return the number of the document that the page has, from its last event or its address; 0 without one."""
-    number_text = request.headers.get("last-event-id") or request.query_params.get("from", "")
-    return int(number_text) if number_text.isascii() and number_text.isdigit() and len(number_text) < 18 else 0
+    return Starlette(routes=[Route("/", page), Route("/events", events)])
 
 
 async def _stream(watch: DocumentWatch, seen: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
@@ -226,16 +191,12 @@ class Guard:
         self._session = secrets.token_urlsafe(24)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self._app(scope, receive, send)
-        elif scope["type"] == "http":
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(HEADERS)
+            await send(message)
 
-            async def guarded(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    MutableHeaders(scope=message).update(HEADERS)
-                await send(message)
-
-            await (self._answer(Request(scope)) or self._app)(scope, receive, guarded)
+        await (self._answer(Request(scope)) or self._app)(scope, receive, guarded)
 
     def _answer(self, request: Request) -> Response | None:
         """Return what the guard itself answers, None for a request that may pass."""
@@ -265,12 +226,11 @@ class PageServer:
         """Listen on `port`, 0 for any free one. Raises InputError where it is in use."""
         self._socket = _listen(port)
         number = int(self._socket.getsockname()[1])
-        self._failed: list[OrchestratorError] = []
-        app = make_app(paths, ending=lambda: self._server.should_exit, failed=self._failed.append)
-        guard = Guard(app, number)
+        self._watch = DocumentWatch(paths)
+        guard = Guard(make_app(self._watch, lambda: self._server.should_exit), number)
         self.url = f"http://{HOST}:{number}/?token={guard.token}"
         config = uvicorn.Config(
-            guard, log_level="critical", access_log=False, server_header=False, ws="none", lifespan="on",
+            guard, log_level="critical", access_log=False, server_header=False, ws="none", lifespan="off",
             timeout_graceful_shutdown=GRACE_S, limit_concurrency=64,
         )  # fmt: skip
         self._server = uvicorn.Server(config)
@@ -278,14 +238,15 @@ class PageServer:
     def run(self) -> None:
         """Serve until stopped. Raises LedgerError or InputError where the first page fails."""
         try:
-            self._server.run(sockets=[self._socket])
-        except SystemExit:  # uvicorn exits so when the application does not start
-            if not self._failed:
-                raise
+            asyncio.run(self._serve())
         finally:
             self._socket.close()
-        for e in self._failed:
-            raise e
+
+    async def _serve(self) -> None:
+        await self._watch.start()
+        watching = asyncio.create_task(self._watch.run())
+        await self._server.serve(sockets=[self._socket])
+        watching.cancel()
 
     def stop(self) -> None:
         """End `run`, from another thread."""

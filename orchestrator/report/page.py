@@ -40,14 +40,10 @@ _FRAME = 250_000
 """Room for all of a page but its data."""
 
 
-class PageTooLargeError(OrchestratorError):
-    """Even the shortest page would be larger than it may be."""
-
-
 def render_page(document: dict[str, Any], *, events: str = "") -> str:
     """The page of a document that `fit` has cut. `events`: where a served page hears of changes; "" for a file.
 
-    Raises PageTooLargeError, TemplateError.
+    Raises OrchestratorError where even the shortest page would be too large, and TemplateError.
     """
     style, script = _part("style.css"), "\n".join(_part(f"{name}.js") for name in SCRIPTS)
     page: str = _template().render(
@@ -56,7 +52,7 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
         policy=policy(style, script, live=bool(events)),
     )  # fmt: skip
     if len(page.encode()) > MAX_BYTES:
-        raise PageTooLargeError(
+        raise OrchestratorError(
             f"the page of run {escaped(str(document['run']))} would be larger than {MAX_BYTES:,} bytes"
         )
     return page

@@ -75,19 +75,14 @@ def element_type(family: Family) -> Callable[[Key], tuple[str, float] | None]:
 def operand_bytes(family: Family) -> Callable[[Key], float]:
     """A function from a key to the bytes of A, B and the result, without scales; 0 where they are not known (fmoe)."""
     typed, names = element_type(family), family.key_names
-    if not {"M", "N", "K"} <= set(names):
-        return lambda key: 0.0
-    at_m, at_n, at_k = (names.index(c) for c in ("M", "N", "K"))
-    at_b = names.index("B") if "B" in names else None
-    at_out = names.index("outdtype") if "outdtype" in names else None
 
     def size(key: Key) -> float:
-        kind = typed(key)
+        kind, of = typed(key), dict(zip(names, key, strict=True))
         if kind is None:
             return 0.0
-        m, n, k = int(key[at_m]), int(key[at_n]), int(key[at_k])
-        out = ELEMENT_TYPES.get(str(key[at_out]), ("", 2.0))[1] if at_out is not None else 2.0
-        return (int(key[at_b]) if at_b is not None else 1) * (kind[1] * (m * k + n * k) + out * m * n)
+        m, n, k = (int(of[name]) for name in "MNK")
+        out = ELEMENT_TYPES.get(str(of.get("outdtype")), ("", 2.0))[1]
+        return int(of.get("B", 1)) * (kind[1] * (m * k + n * k) + out * m * n)
 
     return size
 
@@ -110,15 +105,10 @@ def write_list(
 ) -> None:
     """Write a shape list that `tune` reads, with the `calls` of each shape where they are known. Raises InputError
     where the file is there and `force` is not given."""
-    text = render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls)
+    if path.exists() and not force:
+        raise InputError(f"{path} is there already; give another name with -o, or --force to replace it")
     try:
-        if force:
-            write_atomic(path, text)
-            return
-        with open(path, "x", encoding="utf-8") as f:
-            f.write(text)
-    except FileExistsError:
-        raise InputError(f"{path} is there already; give another name with -o, or --force to replace it") from None
+        write_atomic(path, render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls))
     except OSError as e:
         raise InputError(f"{path}: cannot be written: {e.strerror or e}") from e
 

@@ -1,11 +1,19 @@
-"""Interface of transports, by which files and commands reach a node: `local` (this machine), `ssh` and `exec`."""
+"""Interface of transports, by which files and commands reach a node: `local` (this machine), `ssh` and `exec`.
+
+At the end: the quoting of command lines and paths for the POSIX shell of a node.
+"""
 
 from __future__ import annotations
 
+import math
+import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+from orchestrator.errors import TransportError, UnreachableError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +61,42 @@ class Channel(Protocol):
         ...
 
 
+class TimedChannel(ABC):
+    """A Channel whose calls end by a deadline (time.monotonic()), with TimeoutError."""
+
+    _node: str
+
+    @abstractmethod
+    def read(self, size: int, deadline: float | None = None) -> bytes: ...
+
+    @abstractmethod
+    def send(self, data: bytes, deadline: float | None = None) -> None:
+        """Send all of `data`; OSError where the command listens no more."""
+
+    def write(self, data: bytes) -> None:
+        """Send all of `data` to its standard input. Raises UnreachableError where it does not take it any more."""
+        try:
+            self.send(data)
+        except OSError as e:
+            text = f"the connection broke ({self.broken})" if self.broken else "the command takes no more input"
+            raise UnreachableError(self._node, text) from e
+
+    @property
+    def broken(self) -> str:
+        """Reason why its connection broke, "" where it did not."""
+        return ""
+
+    @property
+    @abstractmethod
+    def ended(self) -> bool: ...
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    @abstractmethod
+    def error(self) -> str: ...
+
+
 class Transport(Protocol):
     """Every method may raise TransportError, and is safe to call from several threads after `connect`."""
 
@@ -91,3 +135,44 @@ def connected(transport: AnyTransport) -> Iterator[AnyTransport]:
         yield transport
     finally:
         transport.close()
+
+
+def command_line(argv: Sequence[str]) -> str:
+    """Command line for the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
+
+    Raises ValueError for what no command line can carry.
+    """
+    if not argv or any("\0" in w for w in argv):
+        raise ValueError("a command needs words without NUL characters")
+    return "exec " + " ".join(map(quote, argv))
+
+
+def command_of(node: str, argv: Sequence[str]) -> str:
+    """Command line for a node's login shell. Raises TransportError for what no command line can carry."""
+    try:
+        return command_line(argv)
+    except ValueError as e:
+        raise TransportError(node, str(e)) from e
+
+
+def limited(line: str, seconds: float) -> str:
+    """Command line for a command (of `command_line`) that the node itself ends, with all that it started in its process
+    group, when it takes longer; where the node has `timeout` (of GNU, or a busybox: there the command alone). Who
+    started it need not live. Its code is 128 and the number of the signal that ended it.
+    """
+    return (
+        f"set -- {line.removeprefix('exec ')}; if timeout -s KILL 9 true 2>/dev/null;"
+        f' then timeout -s KILL {math.ceil(seconds)} "$@"; else (exec "$@"); fi; exit "$?"'
+    )
+
+
+def quote(word: str) -> str:
+    """Quote as shlex.quote; also `A=b` and a `~` at the beginning."""
+    return (
+        shlex.quote(word) if "=" not in word and not word.startswith("~") else "'" + word.replace("'", "'\"'\"'") + "'"
+    )
+
+
+def absolute(folder: str) -> str:
+    """A path that no command takes for an option; relative ones begin where commands do."""
+    return folder if folder.startswith("/") else f"./{folder}"

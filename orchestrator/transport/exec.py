@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.transport.base import Channel, Completed
-from orchestrator.transport.kept_shell import KeptShell, ShellError, ShellLost, TimedChannel
+from orchestrator.transport.base import Channel, Completed, RemoteFile, TimedChannel, command_of
+from orchestrator.transport.kept_shell import KeptShell, ShellError
 from orchestrator.transport.local import LocalTransport, ProcessChannel
-from orchestrator.transport.quoting import command_line
-from orchestrator.transport.shell import CALL_S, ShellTransport
-from orchestrator.transport.ssh import SshTransport
-from orchestrator.transport.ssh.link import SshChannel
+from orchestrator.transport.shell import CALL_S, CommandTransport
+from orchestrator.transport.ssh import SshChannel, SshTransport
 
 MAX_SHELLS = 4
 """Shells at once: a command that takes long holds one."""
+SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
+"""Limits of a kept shell; anything larger goes as a tar stream."""
 CONNECT_S = 30.0
 SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--unbuffered", "--quiet")
+T = TypeVar("T")
 
 
 class Opener(Protocol):
@@ -49,7 +49,7 @@ class SrunOpener:
         return self._transport.open([*self._argv, command])
 
 
-class ExecTransport(ShellTransport):
+class ExecTransport(CommandTransport):
     """The transport `exec`."""
 
     def __init__(self, node: str, opener: Opener, prelude: str = "") -> None:
@@ -66,9 +66,7 @@ class ExecTransport(ShellTransport):
         self._drop_shells()
         self._opener.connect()
         self._open = True
-        deadline = time.monotonic() + CONNECT_S
-        with self._kept_shell(deadline) as shell:
-            shell.open(deadline)
+        self._ask(lambda shell, deadline: shell.open(deadline), "cannot start a shell", CONNECT_S)
 
     def close(self) -> None:
         """Calls that are under way in other threads end with a TransportError."""
@@ -82,40 +80,45 @@ class ExecTransport(ShellTransport):
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
-        return self._start(_line(self.node, argv), time.monotonic() + CALL_S)
+        return self._start(command_of(self.node, argv), time.monotonic() + CALL_S)
 
     def _start(self, command: str, deadline: float) -> TimedChannel:
         if not self._open:
             raise UnreachableError(self.node, "there is no connection")
         return self._opener.start(self._prelude + command, deadline)
 
-    @contextmanager
-    def _kept_shell(self, deadline: float) -> Iterator[KeptShell]:
-        """A shell that nobody else uses, as soon as there is one."""
+    def _ask(self, ask: Callable[[KeptShell, float], T], what: str, seconds: float = CALL_S) -> T:
+        """The answer of a shell that nobody else uses, as soon as there is one. `what`: begins its errors."""
+        deadline = time.monotonic() + seconds
         try:
-            shell = self._free.get(timeout=max(0.0, deadline - time.monotonic()))
+            shell = self._free.get(timeout=seconds)
         except queue.Empty:
             raise TransportError(self.node, "the shells on the node are busy for too long") from None
         try:
-            yield shell
-        except ShellLost as e:
-            raise UnreachableError(self.node, str(e)) from e
+            return ask(shell, deadline)
+        except ShellError as e:
+            raise TransportError(self.node, f"{what}: {e}") from e
         finally:
             self._free.put(shell)
 
+    def _put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) -> None:
+        if not files or empty or len(files) > SMALL_FILES or sum(len(f.data) for f in files.values()) > SMALL_BYTES:
+            super()._put(folder, files, empty)
+            return
+        for name, file in files.items():
+            path = f"{folder}/{name}"
+            self._ask(lambda shell, until, p=path, f=file: shell.write(p, f, until), f"cannot write {path}")  # type: ignore[misc]
+
+    def _rename(self, src: str, dst: str) -> bool:
+        return self._ask(lambda shell, deadline: shell.rename(src, dst, deadline), f"cannot rename {src}")
+
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
-        _line(self.node, argv)
+        command_of(self.node, argv)
+
+        def run(shell: KeptShell, deadline: float) -> Completed:
+            return shell.run(argv, stdin, timeout, time.monotonic() + timeout)
+
         try:
-            with self._kept_shell(time.monotonic() + CALL_S) as shell:
-                return shell.run(argv, stdin, timeout, time.monotonic() + timeout)
+            return self._ask(run, name)
         except SlowError as e:
             raise SlowError(self.node, f"{name} took longer than {timeout:g} s") from e
-        except ShellError as e:
-            raise TransportError(self.node, f"{name}: {e}") from e
-
-
-def _line(node: str, argv: Sequence[str]) -> str:
-    try:
-        return command_line(argv)
-    except ValueError as e:
-        raise TransportError(node, str(e)) from e

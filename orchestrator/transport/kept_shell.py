@@ -13,15 +13,11 @@ import contextlib
 import math
 import posixpath
 import secrets
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
 
-from orchestrator.errors import SlowError, TransportError
-from orchestrator.transport.base import Channel, Completed, RemoteFile
-from orchestrator.transport.quoting import command_line, quote
+from orchestrator.errors import SlowError, UnreachableError
+from orchestrator.transport.base import Completed, RemoteFile, TimedChannel, command_line, quote
 
 SCRIPT = """\
 LC_ALL=C; export LC_ALL; umask 077; set -fC; n='
@@ -70,103 +66,81 @@ class ShellError(Exception):
     """The request failed on the node; the text is the node's own."""
 
 
-class ShellLost(Exception):
-    """The shell is gone; whether the last request was done is unknown."""
-
-
-class TimedChannel(Channel, Protocol):
-    """A channel whose calls end by a deadline (time.monotonic()), with TimeoutError."""
-
-    def read(self, size: int, deadline: float | None = None) -> bytes: ...
-
-    def send(self, data: bytes, deadline: float | None = None) -> None:
-        """Send all of `data`; OSError where the command listens no more."""
-        ...
-
-    @property
-    def ended(self) -> bool: ...
-
-
 class KeptShell:
-    """One shell, one request at a time; started when first used, and again when it is gone."""
+    """One shell, one request at a time; started when first used, and again when it is gone.
+
+    Every request may raise ShellError, SlowError, and UnreachableError where it is unknown whether it was done.
+    """
 
     def __init__(self, node: str, start: Callable[[str, float], TimedChannel]) -> None:
         self._node = node
         self._start = start
-        self._one = threading.Lock()
         self._channel: TimedChannel | None = None
         self._buffer = bytearray()
         self._number = 0
 
     def write(self, path: str, file: RemoteFile, deadline: float) -> None:
-        """Put a file in place by rename; its folder is made (0700). Raises ShellError, ShellLost, TransportError."""
+        """Put a file in place by rename; its folder is made (0700)."""
         folder = posixpath.dirname(path)
         aside = posixpath.join(folder, f".{secrets.token_hex(8)}.tmp")
         words = [str(len(file.data)), f"{file.mode:o}", folder or ".", aside, path]
-        for last in (False, True):
-            try:
-                self._ask("w", words, file.data, deadline)
-                return
-            except ShellLost:
-                if last:  # doing it twice does no harm
-                    raise
+        try:
+            self._ask("w", words, file.data, deadline)
+        except UnreachableError:  # doing it twice does no harm
+            self._ask("w", words, file.data, deadline)
 
     def rename(self, src: str, dst: str, deadline: float) -> bool:
-        """False where `src` is gone. Raises ShellError, ShellLost, TransportError."""
+        """False where `src` is gone."""
         return self._ask("m", [src, dst], b"", deadline)[0] != GONE
 
     def run(self, argv: Sequence[str], stdin: bytes, limit: float, deadline: float) -> Completed:
-        """Run a command where the shell began, for `limit` seconds at most. Raises as `rename`, and SlowError."""
+        """Run a command where the shell began, for `limit` seconds at most."""
         words = [str(math.ceil(limit + AFTERLIFE_S)), str(len(stdin)), *argv]
         code, out, err = self._ask("x", words, stdin, deadline)
         return Completed(code if code <= 128 else 128 - code, out, err)
 
-    def open(self, deadline: float) -> None:
-        """Start it anew. Raises ShellLost, TransportError."""
-        with self._alone(deadline):
-            self._open(deadline)
-
     def close(self) -> None:
-        """Close the shell; a request that waits gets ShellLost."""
-        self._drop()
+        """Close the shell; a request that waits gets UnreachableError."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
 
     # --- one request ----------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _alone(self, deadline: float) -> Iterator[None]:
-        if not self._one.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise TransportError(self._node, "the shell on the node is busy for too long")
-        try:
-            yield
-        finally:
-            self._one.release()
-
     def _ask(self, verb: str, words: Sequence[str], data: bytes, deadline: float) -> tuple[int, bytes, bytes]:
         """(code, output or message, errors) of a request."""
-        with self._alone(deadline):
-            channel = self._channel
-            if channel is None or channel.ended:
-                channel = self._open(deadline)
-            self._number += 1
-            number = str(self._number)
-            # a newline would end the request: the shell has it as $n
-            request = " ".join([verb, number, *(quote(w).replace("\n", "'\"$n\"'") for w in words)]) + "\n"
-            payload = request.encode("utf-8", "surrogateescape") + data
-            try:
-                with contextlib.suppress(BrokenPipeError, ConnectionError):
-                    channel.send(payload, deadline)  # where the shell ended in between, its answer has the reason
-                return self._answer(channel, number, deadline)
-            except BaseException as e:
-                if not isinstance(e, ShellError) or verb != "m":
-                    self._drop()
-                if isinstance(e, TimeoutError):
-                    raise SlowError(self._node, "the node did not answer in time") from e
-                raise
+        channel = self._channel
+        if channel is None or channel.ended:
+            channel = self.open(deadline)
+        self._number += 1
+        number = str(self._number)
+        # a newline would end the request: the shell has it as $n
+        request = " ".join([verb, number, *(quote(w).replace("\n", "'\"$n\"'") for w in words)]) + "\n"
+        with self._to_its_end(keep=verb == "m"):
+            with contextlib.suppress(BrokenPipeError, ConnectionError):
+                # where the shell ended in between, its answer has the reason
+                channel.send(request.encode("utf-8", "surrogateescape") + data, deadline)
+            return self._answer(channel, number, deadline)
+
+    @contextmanager
+    def _to_its_end(self, *, keep: bool = False) -> Iterator[None]:
+        """Close the shell if the block fails; `keep`: not for an error that the node has reported."""
+        try:
+            yield
+        except BaseException as e:
+            if not (keep and isinstance(e, ShellError)):
+                self.close()
+            if isinstance(e, TimeoutError):
+                raise SlowError(self._node, "the node did not answer in time") from e
+            raise
+
+    def _lost(self, words: str) -> UnreachableError:
+        return UnreachableError(self._node, f"the shell on the node {words}")
 
     def _answer(self, channel: TimedChannel, number: str, deadline: float) -> tuple[int, bytes, bytes]:
         head = self._line(channel, deadline).split()
         if len(head) not in (3, 4) or head[0] != number.encode() or not all(h.isdigit() for h in head[1:]):
-            raise ShellLost(f"the shell on the node answered {b' '.join(head)[:80]!r}")
+            raise self._lost(f"answered {b' '.join(head)[:80]!r}")
         code, length, *more = map(int, head[1:])
         if more:
             if length + more[0] > MAX_OUTPUT:
@@ -187,7 +161,7 @@ class KeptShell:
     def _line(self, channel: TimedChannel, deadline: float) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > MAX_BANNER:
-                raise ShellLost("the shell on the node talks too much")
+                raise self._lost("talks too much")
             self._fill(channel, deadline)
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
@@ -196,31 +170,20 @@ class KeptShell:
     def _fill(self, channel: TimedChannel, deadline: float) -> None:
         more = channel.read(65536, deadline)
         if not more:
-            raise ShellLost(f"the shell on the node {channel.error()}")
+            raise self._lost(channel.error())
         self._buffer += more
 
-    def _open(self, deadline: float) -> TimedChannel:
-        """A new shell, past whatever the login prints."""
-        self._drop()
+    def open(self, deadline: float) -> TimedChannel:
+        """Start it anew, past whatever the login prints."""
+        self.close()
         mark = f"ready-{secrets.token_hex(8)}"
         channel = self._start(command_line(["sh", "-c", SCRIPT, mark]), deadline)
         self._channel = channel
         self._buffer.clear()
         seen = 0
-        try:
+        with self._to_its_end():
             while (line := self._line(channel, deadline)) != mark.encode():
                 seen += len(line) + 1
                 if seen > MAX_BANNER:
-                    raise ShellLost("the login shell on the node talks too much")
-        except TimeoutError as e:
-            self._drop()
-            raise SlowError(self._node, "the node did not answer in time") from e
-        except BaseException:
-            self._drop()
-            raise
+                    raise self._lost("talks too much")
         return channel
-
-    def _drop(self) -> None:
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError
-from orchestrator.transport.base import Completed, RemoteFile
+from orchestrator.transport.base import Completed, RemoteFile, TimedChannel
 from orchestrator.transport.shell import faults
 
 MAX_WORDS = 256 * 1024
@@ -108,7 +108,7 @@ def _write(path: Path, file: RemoteFile) -> None:
         raise
 
 
-class ProcessChannel:
+class ProcessChannel(TimedChannel):
     """A subprocess whose standard input stays open: its end shows the command that nobody reads any more."""
 
     def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:
@@ -126,22 +126,26 @@ class ProcessChannel:
             self._poll.register(stream, select.POLLIN)
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._words = bytearray()
-        self._closing = self.ended = False
+        self._closing = self._ended = False
 
     def read(self, size: int, deadline: float | None = None) -> bytes:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
         with self._reading:
-            while not self._closing and not self.ended:
+            while not self._closing and not self._ended:
                 ready = {fd for fd, _ in self._poll.poll(1000 * _left(deadline))}
                 if not self._err.closed and self._err.fileno() in ready:
                     self._keep_words()
                 if self._out.fileno() in ready:
                     data = os.read(self._out.fileno(), size)
-                    self.ended = not data
+                    self._ended = not data
                     return data
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError
             return b""
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
 
     def _keep_words(self) -> None:
         more = os.read(self._err.fileno(), 65536)
@@ -151,16 +155,12 @@ class ProcessChannel:
         self._words += more
         del self._words[:-MAX_WORDS]
 
-    def write(self, data: bytes) -> None:
-        try:
-            self.send(data)
-        except (OSError, ValueError) as e:  # a broken pipe, or closed by us
-            raise TransportError(self._node, "the command takes no more input") from e
-
     def send(self, data: bytes, deadline: float | None = None) -> None:
         """Send all of `data`. Raises TimeoutError, or OSError where the command listens no more."""
         view = memoryview(data)
         with self._writing:
+            if self._closing:
+                raise BrokenPipeError("it was closed")
             poll = select.poll()
             poll.register(self._in, select.POLLOUT)
             while view and not self._closing:

@@ -22,6 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.errors import HostKeyError, InputError, LoginError, TransportError, UnreachableError
+from orchestrator.transport.base import TimedChannel
 
 CONNECT_S, CALL_S = 5.0, 20.0
 SILENCE_S = 60.0
@@ -163,7 +164,7 @@ class PodOpener:
         return PodChannel(self._node, link)
 
 
-class PodChannel:
+class PodChannel(TimedChannel):
     """A command in a pod: the Channel of `open`, and with time limits what kept shells are made of."""
 
     def __init__(self, node: str, link: Any) -> None:
@@ -173,11 +174,15 @@ class PodChannel:
         link.sock.settimeout(SILENCE_S)
         self._one = threading.Lock()  # TLS cannot read in one thread and write in another
         self._out, self._words, self._status = bytearray(), bytearray(), b""
-        self._broken = ""
+        self._cut = ""
+
+    @property
+    def broken(self) -> str:
+        return self._cut
 
     @property
     def ended(self) -> bool:
-        return bool(self._status or self._broken)
+        return bool(self._status or self._cut)
 
     def read(self, size: int, deadline: float | None = None) -> bytes:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
@@ -205,7 +210,7 @@ class PodChannel:
             try:
                 status, words, out = (link.read_channel(c) for c in (STATUS, STDERR, STDOUT))
             except Exception as e:  # noqa: BLE001  the websocket's and the socket's; whatever it is, there is no more
-                self._broken = self._broken or str(e) or type(e).__name__
+                self._cut = self._cut or str(e) or type(e).__name__
                 return False
             self._out += out
             self._words += words
@@ -213,15 +218,8 @@ class PodChannel:
             self._status = self._status or status
             more = bool(status or words or out)
             if not more and not link.is_open():
-                self._broken = self._broken or "the other side hung up"
+                self._cut = self._cut or "the other side hung up"
             return more
-
-    def write(self, data: bytes) -> None:
-        """Send all of `data` to its standard input. Raises TransportError where it does not take it any more."""
-        try:
-            self.send(data)
-        except OSError as e:
-            raise UnreachableError(self._node, f"the connection broke ({self._broken or e})") from e
 
     def send(self, data: bytes, deadline: float | None = None) -> None:
         """Raises TimeoutError, or BrokenPipeError where the command listens no more."""
@@ -229,7 +227,7 @@ class PodChannel:
 
         for at in range(0, len(data), CHUNK):
             if self.ended:
-                raise BrokenPipeError(self._broken or "the command has ended")
+                raise BrokenPipeError(self._cut or "the command has ended")
             try:
                 left = SILENCE_S if deadline is None else max(0.001, deadline - time.monotonic())
                 with self._one:
@@ -247,7 +245,7 @@ class PodChannel:
         self._break("closed")
 
     def _break(self, why: str) -> None:
-        self._broken = self._broken or why
+        self._cut = self._cut or why
         self._link.sock.abort()  # wakes whoever reads or writes
         with self._one:
             self._link.sock.shutdown()
@@ -255,7 +253,7 @@ class PodChannel:
     def error(self) -> str:
         """Reason of its end: exit code and last message, or that of the broken connection."""
         last = self._words.decode("utf-8", "replace").strip()[-1000:]
-        text = f"the connection broke ({self._broken})"
+        text = f"the connection broke ({self._cut})"
         if self._status:
             code, said = _end_of(self._status)
             text, last = f"ended with code {code}" if code is not None else "ended without an exit code", last or said

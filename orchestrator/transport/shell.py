@@ -3,8 +3,6 @@
 Files go as one tar stream: it is unpacked aside on the node, then each file is renamed into place. The node needs sh,
 tar (GNU, busybox or BSD), mkdir, mv and rm. The last member is a shell script that puts things in place: it is there
 only if everything before it is. Where the folder does not exist yet, the whole tree becomes it by one rename.
-
-Where every command costs a start, small files and renames go through a shell that is kept open (kept_shell.py).
 """
 
 from __future__ import annotations
@@ -15,20 +13,13 @@ import secrets
 import tarfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.errors import TransportError
-from orchestrator.transport.base import Completed, RemoteFile
-from orchestrator.transport.kept_shell import KeptShell, ShellError, ShellLost
-from orchestrator.transport.quoting import absolute, quote
+from orchestrator.transport.base import Completed, RemoteFile, absolute, quote
 
-SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
-"""Limits of the kept shell; anything larger goes as a tar stream on a channel of its own."""
 CALL_S, BYTES_A_SECOND = 60.0, 250_000
 """Time for a put or rename, and the slowest link that still is one."""
-T = TypeVar("T")
 
 
 RENAME = """\
@@ -83,35 +74,6 @@ class CommandTransport(ABC):
         if done.code not in (0, 3):
             raise TransportError(self.node, f"cannot rename {src}: {done.text or f'code {done.code}'}")
         return done.code == 0
-
-
-class ShellTransport(CommandTransport):
-    """A few small files, and renames, through a kept shell."""
-
-    @abstractmethod
-    def _kept_shell(self, deadline: float) -> AbstractContextManager[KeptShell]:
-        """The kept shell, for one request that ends by the deadline. Raises TransportError where the node is gone."""
-
-    def _put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str]) -> None:
-        if not files or empty or len(files) > SMALL_FILES or sum(len(f.data) for f in files.values()) > SMALL_BYTES:
-            super()._put(folder, files, empty)
-            return
-        for name, file in files.items():
-            self._write(f"{folder}/{name}", file)
-
-    def _write(self, path: str, file: RemoteFile) -> None:
-        self._ask_shell(lambda shell, deadline: shell.write(path, file, deadline), f"cannot write {path}")
-
-    def _rename(self, src: str, dst: str) -> bool:
-        return self._ask_shell(lambda shell, deadline: shell.rename(src, dst, deadline), f"cannot rename {src}")
-
-    def _ask_shell(self, ask: Callable[[KeptShell, float], T], what: str) -> T:
-        deadline = time.monotonic() + CALL_S
-        try:
-            with self._kept_shell(deadline) as shell:
-                return ask(shell, deadline)
-        except (ShellError, ShellLost) as e:
-            raise TransportError(self.node, f"{what}: {e}") from e
 
 
 # --- the tar stream ---------------------------------------------------------------------------------------------------

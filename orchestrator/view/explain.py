@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from orchestrator.errors import InputError
@@ -15,8 +15,8 @@ from orchestrator.policy.why import why
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
 from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
 from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
-from worker.device import HOT_C, evidence
 from worker.families import backend_of
+from worker.protocol import HOT_C, evidence
 from worker.text import and_more, plural
 
 FAULTS = ("fault", "error", "hang", "oom")
@@ -88,20 +88,9 @@ def _what(status: str, detail: str) -> str:
     return f"{status}: {detail}" if detail else status
 
 
-@dataclass(frozen=True, slots=True)
-class SlotWarning:
-    """A slot with suspicious readings around an attempt."""
-
-    node: str
-    slot: str
-    attempt: str
-    t: float
-    text: str
-
-
-def slot_warnings(ledger: LedgerReader) -> list[SlotWarning]:
-    """Attempts during which hardware errors rose, or whose GPU was hot."""
-    out, attempts = [], ledger.replayed.attempts
+def slot_warnings(ledger: LedgerReader) -> dict[str, list[Step]]:
+    """Steps by node for attempts during which hardware errors rose, or whose GPU was hot."""
+    out, attempts = defaultdict[str, list[Step]](list), ledger.replayed.attempts
     for id_, report in ledger.reports().items():
         a = attempts.get(id_)
         before, after = (report.conditions.get(when, {}) for when in ("before", "after"))
@@ -110,13 +99,9 @@ def slot_warnings(ledger: LedgerReader) -> list[SlotWarning]:
         degrees = [x for x in warm.values() if isinstance(x, int | float)] if isinstance(warm, dict) else []
         words += [f"{max(degrees):.0f} C at its end"] if max(degrees, default=0.0) >= HOT_C else []
         if a is not None:
-            out += [SlotWarning(a.node, a.slot, id_, a.ended_at or a.sent_at, text) for text in words if text]
-    return sorted(out, key=lambda w: w.t)
-
-
-def reproductions(paths: RunPaths, attempts: Iterable[str]) -> list[Path]:
-    """Scripts that show a fault again, as the workers wrote them for these attempts."""
-    return [p for a in attempts for p in sorted(paths.attempt(a).glob(f"**/{REPRODUCTION}"))][:MOST]
+            t = a.ended_at or a.sent_at
+            out[a.node] += [(t, f"slot {a.slot} ({id_}): {text}", "reading") for text in words if text]
+    return out
 
 
 MOST_STEPS = 14
@@ -208,8 +193,7 @@ class _Stories:
             for pool, leases in state.queued_leases.items()
             if leases
         ]
-        warned = {w.node for w in self._warnings}
-        nodes = [n for n in state.nodes if n in warned or incidents_of(state, n)]
+        nodes = [n for n in state.nodes if self._warnings.get(n) or incidents_of(state, n)]
         rank = {"failed": 0, "pending": 1, "tuned": 2}
         shapes = [s for s in state.shapes.values() if went_wrong(state, s)]
         shapes.sort(key=lambda s: (rank[s.state], s.confirmed is not False))
@@ -264,8 +248,7 @@ class _Stories:
         now += "".join(f"; slot {s.name} {s.state} ({s.why})" for s in node.slots.values() if s.why)
         now += "".join(f"; slot {slot} is {words}" for (n, slot), words in flags(state).items() if n == name)
         incidents = incidents_of(state, name)
-        steps = [(i.start, i.text, i.kind) for i in incidents]
-        steps += [(w.t, f"slot {w.slot} ({w.attempt}): {w.text}", "reading") for w in self._warnings if w.node == name]
+        steps = [(i.start, i.text, i.kind) for i in incidents] + self._warnings.get(name, [])
         notes = [INCIDENTS[k] for k in sorted({i.kind for i in incidents}) if k in INCIDENTS]
         if not brief:
             steps += [
@@ -305,5 +288,5 @@ class _Stories:
         return [text for reason, node in nodes.items() for text in advice(reason, self._paths.named, node)]
 
     def _again(self, attempts: Iterable[str]) -> list[str]:
-        found = reproductions(self._paths, dict.fromkeys(attempts))
-        return [f"To see the fault again, on that node in the image: {script}" for script in found]
+        found = [p for a in dict.fromkeys(attempts) for p in sorted(self._paths.attempt(a).glob(f"**/{REPRODUCTION}"))]
+        return [f"To see the fault again, on that node in the image: {script}" for script in found[:MOST]]

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.events import CanaryTimed
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig
-from orchestrator.planning.estimate import MOST_SCHEDULED, Bulk, Measured, Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import MOST_SCHEDULED, Measured, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import GROUPS
 from orchestrator.policy.model import Attempt, Node, Slot, SlotId, State
 from orchestrator.shapes.model import describe
@@ -303,16 +303,18 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
     )  # fmt: skip
 
 
-def _waiting(state: State, at_work: list[Attempt], usual: float, slots: int) -> list[float] | Bulk:
+def _waiting(state: State, at_work: list[Attempt], usual: float, slots: int) -> list[float]:
     """Estimates of what nobody works on, each with its part of a set-up: of the units that may share one there will be
-    a few groups for each slot. A large run's are summed up."""
+    a few groups for each slot. A large run's are taken to be of one size, but for the longest."""
     kinds = state.kinds.values()
     units = sum(len(k.waiting) for k in kinds)
     shared = units - sum(len(k.waiting) for k in kinds if k.alone)
     part = min(shared, GROUPS * slots if slots > 1 else 1) / max(1, shared)
     if state.pending > MOST_SCHEDULED:
         seconds = state.left_s - sum(a.left_s for a in at_work) + state.setup_s * (units - shared + part * shared)
-        return Bulk(units, usual * seconds, usual * max((-k.waiting[0][0] for k in kinds if k.waiting), default=0.0))
+        longest = max((-k.waiting[0][0] for k in kinds if k.waiting), default=0.0)
+        rest = max(0.0, seconds - longest) / max(1, units - 1)
+        return [usual * longest, *[usual * rest] * (units - 1)][:units]
     held = {i for a in at_work for i in a.shapes}
     left = [s for s in state.shapes.values() if s.state == "pending" and s.id not in held]
     return [usual * (s.cost_s + state.setup_s * (1.0 if state.kinds[s.kind].alone else part)) for s in left]

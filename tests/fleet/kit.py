@@ -148,7 +148,7 @@ class Fleet(Books):
         return Controller(self.server, pid, out)
 
     def start(self, *faults: Fault, seconds: float = 0.0, **more: Any) -> Controller:
-        """Start a run. `faults` as in gemmfleet_faulty.faults, `more` as for `create`."""
+        """Start a run. `faults` as in gemmfleet_faulty.tuner, `more` as for `create`."""
         return self.drive(run=self.create(faults, seconds, **more))
 
     def tune(self, *faults: Fault, seconds: float = 0.0, **more: Any) -> Controller:

@@ -53,23 +53,15 @@ class Browser:
 
     def requests(self) -> list[str]:
         """URLs that were requested since the last call."""
-        found = []
-        for entry in self._log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] in ("Network.requestWillBeSent", "Network.webSocketCreated"):
-                found.append(str(message["params"].get("request", message["params"])["url"]))
-        return found
+        messages = (json.loads(entry["message"])["message"] for entry in self._log("performance"))
+        sent = (
+            m["params"] for m in messages if m["method"] in ("Network.requestWillBeSent", "Network.webSocketCreated")
+        )
+        return [str(params.get("request", params)["url"]) for params in sent]
 
     def _log(self, kind: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.driver.get_log(kind)  # type: ignore[no-untyped-call]
         return found
-
-    def media(self, scheme: str = "light", width: int = 1280, height: int = 900) -> None:
-        """The colours that the system asks for, and the size of the window."""
-        features = [{"name": "prefers-color-scheme", "value": scheme}]
-        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
 
 @contextmanager

@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import FrameType
 
@@ -31,31 +30,29 @@ GRACE_S = 5
 """A demo that is stopped does not wait for the shapes in flight as long as a real run would."""
 
 
-class Stops:
-    """Ctrl-C is for the command that runs, as if the user had typed it; between commands it ends the demo."""
+class Commands:
+    """Commands as a user types them. Ctrl-C is for the one that runs; between two of them it ends the demo."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self.stopped = False
         self._running = False
         self._child: subprocess.Popen[bytes] | None = None
         for number in STOPS:
             signal.signal(number, self._stop)
 
-    def run(self, argv: list[str]) -> int:
+    def run(self, *args: str) -> int:
         """Run a command in a session of its own, where only we pass signals on; its exit code."""
+        say(f"\n$ gemmfleet {shlex.join(args)}")
         self._running = True
         try:
+            argv = [sys.executable, "-m", "orchestrator", *args]
             self._child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, start_new_session=True)
-            if self._asked:
+            if self.stopped:
                 self._child.send_signal(signal.SIGINT)
             code = self._child.wait()
         finally:
             self._running, self._child = False, None
         return code if code >= 0 else 128 - code
-
-    def asked(self) -> bool:
-        """Return whether a signal has asked us to stop."""
-        return self._asked
 
     def ignore(self) -> None:
         """From now on nothing stops us, nor the commands that we start."""
@@ -63,7 +60,7 @@ class Stops:
             signal.signal(number, signal.SIG_IGN)
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        self._asked = True
+        self.stopped = True
         if not self._running:
             self.ignore()
             raise KeyboardInterrupt
@@ -71,59 +68,37 @@ class Stops:
             self._child.send_signal(signal.SIGINT)
 
 
-class Demo:
-    """The steps, each with what a user would type."""
+def play(fleet: HeavyFleet, shapes: Path, runs: Path, commands: Commands) -> int:
+    """All steps while the nodes are up, each with what a user would type; the exit code of the first that fails."""
+    inventory, where = fleet.folder / "inventory.yaml", [] if runs == Path("runs") else ["--runs", str(runs)]
+    say("\n== 1/5  two nodes: containers with an sshd, a dockerd and an address of their own")
+    fleet.start(2, users=("root", "tuner"), torch=True, say=say)
+    say("\n".join(f"{node.name}  {node.user}@{node.address}" for node in fleet.nodes))
+    say(f"their worker image {TORCH_IMAGE} holds torch for CPUs")
+    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
+    inventory.write_text(fleet.inventory(TORCH_IMAGE, "torch"))
+    say(f"\n== 2/5  the inventory that names them, {inventory}\n{inventory.read_text().rstrip()}")
+    say("\n== 3/5  can they be used?")
+    code = commands.run("nodes", "check", "-i", str(inventory))
+    if code or commands.stopped:
+        return code or 130
+    say("\n== 4/5  the job: the shapes are split over both nodes, and their workers' output comes back live")
+    code = commands.run("tune", str(shapes), "-i", str(inventory), "--grace", str(GRACE_S), *where)
+    ours = [run for run in list_runs(runs) if _inventory_of(run) == str(inventory)]
+    if not ours or commands.stopped:
+        say("the nodes go with the demo, so a run of it cannot be resumed; what was measured is in its folder")
+        return code or 130
+    say("\n== 5/5  how it went")
+    told = commands.run("status", ours[0].run, *where) or commands.run("explain", ours[0].run, "g0001", *where)
+    say(f"\nthe result, {ours[0].tuned}:\n{ours[0].tuned.read_text().rstrip()}")
+    say("(times of a CPU that two nodes share: for trying out, not measurements)")
+    return code or told
 
-    def __init__(self, fleet: HeavyFleet, shapes: Path, runs: Path, stops: Stops) -> None:
-        self._fleet, self._shapes, self._runs, self._stops = fleet, shapes, runs, stops
-        self._inventory = fleet.folder / "inventory.yaml"
 
-    def play(self) -> int:
-        """All steps while the nodes are up; the exit code of the first command that fails."""
-        began = time.monotonic()
-        say("\n== 1/5  two nodes: containers with an sshd, a dockerd and an address of their own")
-        self._fleet.start(2, users=("root", "tuner"), torch=True, say=say)
-        for node in self._fleet.nodes:
-            say(f"{node.name}  {node.user}@{node.address}")
-        say(f"up after {time.monotonic() - began:.0f} s; their worker image {TORCH_IMAGE} holds torch for CPUs")
-        (self._fleet.folder / "ssh_config").write_text(self._fleet.ssh_config())
-        self._inventory.write_text(self._fleet.inventory(TORCH_IMAGE, "torch"))
-        say(f"\n== 2/5  the inventory that names them, {self._inventory}\n{self._inventory.read_text().rstrip()}")
-
-        say("\n== 3/5  can they be used?")
-        code = self._type("nodes", "check", "-i", str(self._inventory))
-        if code or self._stops.asked():
-            return code or 130
-        say("\n== 4/5  the job: the shapes are split over both nodes, and their workers' output comes back live")
-        code = self._type(
-            "tune", str(self._shapes), "-i", str(self._inventory), "--grace", str(GRACE_S), *self._runs_option()
-        )
-        run = self._run()
-        if run is None or self._stops.asked():
-            if run:
-                say("the nodes go with the demo, so this run cannot be resumed; what was measured is in its folder")
-            return code or 130
-        say("\n== 5/5  how it went")
-        told = self._type("status", run.run, *self._runs_option())
-        told = told or self._type("explain", run.run, "g0001", *self._runs_option())
-        say(f"\nthe result, {run.tuned}:\n{run.tuned.read_text().rstrip()}")
-        say("(times of a CPU that two nodes share: for trying out, not measurements)")
-        return code or told
-
-    def _type(self, *args: str) -> int:
-        say(f"\n$ gemmfleet {shlex.join(args)}")
-        return self._stops.run([sys.executable, "-m", "orchestrator", *args])
-
-    def _runs_option(self) -> list[str]:
-        return [] if self._runs == Path("runs") else ["--runs", str(self._runs)]
-
-    def _run(self) -> RunPaths | None:
-        """The run that has our inventory; others may begin beside it."""
-        for run in reversed(list_runs(self._runs)):
-            with contextlib.suppress(InputError):
-                if RunConfig.read(run.config).inventory == str(self._inventory):
-                    return run
-        return None
+def _inventory_of(run: RunPaths) -> str:
+    with contextlib.suppress(InputError):  # others may begin beside ours
+        return RunConfig.read(run.config).inventory
+    return ""
 
 
 def main() -> int:
@@ -138,22 +113,22 @@ def main() -> int:
         "two nodes on this machine, a small job on them, and all taken down again. Ctrl-C stops at any point.\n"
         f"The nodes share {os.cpu_count()} CPU cores: the times are for trying out, not measurements."
     )
-    stops = Stops()
+    commands = Commands()
     code = 3
     with tempfile.TemporaryDirectory(prefix="gemmfleet-demo-") as folder:
         fleet = HeavyFleet(Path(folder))
         try:
-            code = Demo(fleet, args.shapes, args.runs, stops).play()
+            code = play(fleet, args.shapes, args.runs, commands)
         except (HeavyError, subprocess.TimeoutExpired) as e:
             print(f"error: {e}", file=sys.stderr)
         except KeyboardInterrupt:
             code = 130
         finally:
-            stops.ignore()
+            commands.ignore()
             say("\ntaking the nodes down ...")
             fleet.stop()
-    say("the nodes are gone" + (": stopped" if stops.asked() else ""))
-    return 130 if stops.asked() else code
+    say("the nodes are gone" + (": stopped" if commands.stopped else ""))
+    return 130 if commands.stopped else code
 
 
 def why_not() -> str:

@@ -66,23 +66,16 @@ class LeaseBench(ABC):
 
     def finish(self, run: subprocess.Popen[str]) -> None:
         """Let the run come to its end and check its books."""
-        try:
-            wait_until(lambda: self.over(run), "the run is over")
-        except AssertionError as e:
-            raise AssertionError(f"{e}\n{self.printed(run)}\n{self.dump()}") from None
+        wait_until(lambda: self.over(run), "the run is over")
         assert run.returncode == 0, self.printed(run)
         self.check()
-
-    def dump(self) -> str:
-        with self.bench.ledger() as ledger:
-            return "\n".join(f"{t:.2f} {r}" for t, r in ledger.journal_records())
 
     def check(self) -> None:
         """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
         and `explain` agrees with the log of faults."""
         self.bench.check_books(self.bench.groups)
         measured = Counter(r.shape for r in self.bench.journal(ShapeTuned))
-        assert set(measured.values()) == {1}, self.dump()
+        assert set(measured.values()) == {1}
         assert not self.bench.journal(FailShape), "nobody is suspected"
         wait_until(lambda: not self.left(), "nothing is left in the queue")
         self.check_explained()

@@ -228,6 +228,11 @@ class SlurmCluster:
         """Jobs that wait or run, as squeue prints them."""
         return self.run("squeue", "-h", "-r", "-o", "%i %j %T %N").stdout
 
+    def fill(self) -> str:
+        """A job of higher priority that takes every node, and whatever runs there; its id."""
+        words = ("sbatch", "--parsable", "-p", URGENT, "-N3", "--exclusive", "-o", "/dev/null", "--wrap", "sleep 600")
+        return self.run(*words).stdout.strip()
+
     def begin_soon(self, job: str) -> None:
         """Let a job that was queued again begin now, which would be in two minutes.
 

@@ -1,4 +1,4 @@
-"""Light nodes: real sshd processes on loopback addresses, each with its own host keys, users and limits.
+"""Light nodes: real sshd processes on loopback addresses, each with its own host keys and limits.
 
 Run as root, a node lets several users in; run as another user, only that one. Everything lies in one folder that is
 removed in the end; the only thing outside is the test user (`plain_login`) and sshd's own /run/sshd.
@@ -20,20 +20,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.waiting import PATIENCE_S
+from tests.waiting import wait_until
 from worker.protocol import LOCKS_ENV
 
 SSHD = shutil.which("sshd") or "/usr/sbin/sshd"
-HOST_KEYS = ("ed25519",)
 NO_BASHRC = "SHLVL=1"
 """For `SetEnv`: bash then reads no ~/.bashrc, which is this machine's own. pyenv's takes a lock there that outlives a
 session which is killed, and the next ones wait a minute for it."""
 
 
-def keygen(path: Path, kind: str = "ed25519", password: str = "", comment: str = "gf") -> Path:
+def keygen(path: Path, kind: str = "ed25519", password: str = "") -> Path:
     """A new key pair; returns `path`."""
     bits = ["-b", "2048"] if kind == "rsa" else []
-    subprocess.run(["ssh-keygen", "-q", "-t", kind, *bits, "-N", password, "-C", comment, "-f", str(path)], check=True)
+    subprocess.run(["ssh-keygen", "-q", "-t", kind, *bits, "-N", password, "-C", "gf", "-f", str(path)], check=True)
     return path
 
 
@@ -73,7 +72,7 @@ def tree(pid: int) -> list[int]:
 
 @dataclass
 class Sshd:
-    """One node."""
+    """One node. `options`: more lines for its sshd_config; the first of a setting wins, so these come first."""
 
     name: str
     address: str
@@ -81,53 +80,39 @@ class Sshd:
     authorized: Path
     key_types: Sequence[str]
     options: Sequence[str]
-    """More lines for its sshd_config; the first of a setting wins, so these come first."""
     port: int
-    _process: subprocess.Popen[bytes] | None = None
 
     def __post_init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
         self.folder.mkdir(parents=True)
-        for kind in self.key_types:
-            keygen(self.host_key(kind), kind, comment=self.name)
-        self.configure()
+        keys = [keygen(self.folder / f"host_{kind}", kind) for kind in self.key_types]
+        lines = [
+            *self.options,
+            f"SetEnv {NO_BASHRC} {LOCKS_ENV}={self.folder}/locks",
+            f"ListenAddress {self.address}:{self.port}",
+            *(f"HostKey {key}" for key in keys),
+            f"AuthorizedKeysFile {self.authorized}",
+            "PidFile none",
+            "StrictModes no",
+            "PermitRootLogin prohibit-password",
+            *(f"{off} no" for off in ("PasswordAuthentication", "KbdInteractiveAuthentication", "UsePAM", "UseDNS")),
+            *(f"{off} no" for off in ("PrintMotd", "PrintLastLog")),
+            "MaxStartups 200:30:400",
+            "LogLevel VERBOSE",
+        ]
+        (self.folder / "sshd_config").write_text("\n".join(lines) + "\n")
 
-    def host_key(self, kind: str = "ed25519") -> Path:
-        return self.folder / f"host_{kind}"
+    @property
+    def place(self) -> str:
+        return f"{self.address}:{self.port}"
 
     @property
     def known_name(self) -> str:
         return f"[{self.address}]:{self.port}"
 
-    def known_line(self, kind: str = "ed25519", name: str = "") -> str:
+    def known_line(self, kind: str = "") -> str:
         """Its line of a known_hosts file."""
-        return f"{name or self.known_name} {public(self.host_key(kind))}\n"
-
-    def configure(self, *options: str) -> None:
-        """Write its sshd_config anew; holds from the next start on."""
-        lines = [
-            *options,
-            *self.options,
-            f"SetEnv {NO_BASHRC} {LOCKS_ENV}={self.folder}/locks",
-            f"ListenAddress {self.address}:{self.port}",
-            *(f"HostKey {self.host_key(k)}" for k in self.key_types),
-            f"AuthorizedKeysFile {self.authorized}",
-            "PidFile none",
-            "StrictModes no",
-            "PermitRootLogin prohibit-password",
-            "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no",
-            "UsePAM no",
-            "UseDNS no",
-            "PrintMotd no",
-            "PrintLastLog no",
-            "MaxStartups 200:30:400",
-            "LogLevel VERBOSE",
-        ]
-        self.config.write_text("\n".join(lines) + "\n")
-
-    @property
-    def config(self) -> Path:
-        return self.folder / "sshd_config"
+        return f"{self.known_name} {public(self.folder / f'host_{kind or self.key_types[0]}')}\n"
 
     @property
     def log(self) -> str:
@@ -136,24 +121,24 @@ class Sshd:
     def start(self, *, wait: bool = True) -> None:
         with (self.folder / "sshd.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(self.config)],
+                [SSHD, "-D", "-e", "-f", str(self.folder / "sshd_config")],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
                 env={"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
             )  # fmt: skip
         if wait:
             self.wait()
 
-    def wait(self, seconds: float = PATIENCE_S) -> None:
+    def wait(self) -> None:
         """Until it answers."""
-        until = time.monotonic() + seconds
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 1.0) as s:
-                if s.recv(4):
-                    return
+
+        def answers() -> bool:
             assert self._process is not None
-            if self._process.poll() is not None or time.monotonic() > until:
-                raise AssertionError(f"{self.name} does not start: {self.log[-2000:]}")
-            time.sleep(0.02)
+            assert self._process.poll() is None, f"{self.name} does not start: {self.log[-2000:]}"
+            with contextlib.suppress(OSError), socket.create_connection((self.address, self.port), 1.0) as s:
+                return bool(s.recv(4))
+            return False
+
+        wait_until(answers, f"{self.name} answers")
 
     @property
     def pid(self) -> int:
@@ -166,12 +151,10 @@ class Sshd:
 
     def kill(self) -> None:
         """Node death: the server, its connections and what runs in them."""
-        if self._process is None:
-            return
-        pids = tree(self.pid)
-        _signal(pids, signal.SIGKILL)
-        self._process.wait()
-        self._process = None
+        if self._process is not None:
+            _signal(tree(self.pid), signal.SIGKILL)
+            self._process.wait()
+            self._process = None
 
     def stop_listening(self) -> None:
         """The server goes, its connections stay."""
@@ -189,10 +172,6 @@ class Sshd:
 
     def resume(self) -> None:
         _signal(tree(self.pid), signal.SIGCONT)
-
-    def restart(self) -> None:
-        self.kill()
-        self.start()
 
 
 def _signal(pids: Sequence[int], number: int) -> None:
@@ -216,24 +195,21 @@ class LightFleet:
         self.authorized = self.folder / "authorized_keys"
         self.authorized.write_text(public(self.key) + "\n")
         self.authorized.chmod(0o644)
-        self.known_hosts = self.folder / "known_hosts"
-        self.known_hosts.write_text("")
-        self.config = self.folder / "ssh_config"
+        self.known_hosts, self.config = self.folder / "known_hosts", self.folder / "ssh_config"
+        self.known_hosts.touch()
         self.write_config()
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
 
-    def add(self, *options: str, key_types: Sequence[str] = HOST_KEYS, known: bool = True, start: bool = True) -> Sshd:
-        """One more node, on an address of its own; `options` are lines for its sshd_config."""
+    def add(self, *options: str, key_types: Sequence[str] = ("ed25519",), wait: bool = True) -> Sshd:
+        """One more node, on an address of its own, whose key is known; `options` are lines for its sshd_config."""
         n = len(self.nodes) + 1
-        name = f"n{n:03d}"
-        address = f"127.0.{10 + n // 250}.{n % 250 + 1}"
+        name, address = f"n{n:03d}", f"127.0.{10 + n // 250}.{n % 250 + 1}"
         node = Sshd(name, address, self.folder / name, self.authorized, key_types, options, self._port(address))
         self.nodes.append(node)
-        if known:
-            self.trust(node)
-        if start:
-            node.start()
+        with self.known_hosts.open("a") as f:
+            f.write(node.known_line())
+        node.start(wait=wait)
         return node
 
     def _port(self, address: str) -> int:
@@ -247,17 +223,10 @@ class LightFleet:
 
     def up(self, count: int, *options: str) -> list[Sshd]:
         """`count` nodes, started at the same time; `options` as for `add`."""
-        nodes = [self.add(*options, start=False) for _ in range(count)]
-        for node in nodes:
-            node.start(wait=False)
+        nodes = [self.add(*options, wait=False) for _ in range(count)]
         for node in nodes:
             node.wait()
         return nodes
-
-    def trust(self, node: Sshd, kind: str = "", name: str = "") -> None:
-        """Write its key into known_hosts."""
-        with self.known_hosts.open("a") as f:
-            f.write(node.known_line(kind or node.key_types[0], name))
 
     def write_config(self, text: str = "") -> None:
         """The client's ssh_config: `text`, then what holds for all hosts."""
@@ -265,10 +234,6 @@ class LightFleet:
             f"{text}\nHost *\n  User {self.user}\n  IdentityFile {self.key}\n  IdentitiesOnly yes\n"
             f"  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n  IdentityAgent none\n"
         )
-
-    def close(self) -> None:
-        for node in self.nodes:
-            node.kill()
 
 
 @contextlib.contextmanager
@@ -280,5 +245,6 @@ def light_fleet(user: str | None = None) -> Iterator[LightFleet]:
     try:
         yield fleet
     finally:
-        fleet.close()
+        for node in fleet.nodes:
+            node.kill()
         shutil.rmtree(folder, ignore_errors=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +12,7 @@ import pytest
 
 from tests.integration.kit import Bench, read_csv
 from tests.standins.kernels import make_kernels
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 RUNBOOK = ["M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us"]
 QUICK = ("--sample", "0.02", "-O", "rotate_mb=1")
@@ -110,19 +108,6 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
     told = judged.json()
     assert told["paired"] is True
     assert {(r["key"]["kernel"], r["key"]["M"]) for r in told["rows"]} == {("torch/mm", "8"), ("torch/mm", "16")}
-
-
-@pytest.mark.full
-def test_ctrl_c_leaves_what_was_measured(bench: Bench) -> None:
-    local(bench)
-    bench.shapes_csv.write_text("M,N,K\n" + "".join(f"8,{n},64\n" for n in range(32, 320, 8)))
-    p = bench.start("bench", *args(bench, "-b", "torch", "--grace", "1"))
-    wait_until(lambda: bench.tuned() >= 2, "two shapes are measured")
-    p.send_signal(signal.SIGINT)
-    p.wait(PATIENCE_S)
-    assert p.returncode == 130
-    rows = list(csv.DictReader((bench.paths.root / "bench.csv").read_text().splitlines()))
-    assert 2 <= len([r for r in rows if float(r["torch_us"]) > 0]) < 36
 
 
 def test_bad_input_is_told_before_anything_is_written(bench: Bench) -> None:

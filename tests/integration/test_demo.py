@@ -29,9 +29,9 @@ def test_the_demo_tunes_on_two_nodes_and_leaves_nothing(tmp_path: Path) -> None:
     temp, runs = tmp_path / "temp", tmp_path / "runs"
     temp.mkdir()
     env = {**os.environ, "TMPDIR": str(temp), "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen([*ARGV, str(runs)], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([*ARGV, str(runs)], cwd=ROOT, env=env, stdout=subprocess.PIPE) as process:
         try:
-            out, _ = process.communicate(timeout=PATIENCE_S)
+            out = process.communicate(timeout=PATIENCE_S)[0].decode()
         finally:
             process.send_signal(signal.SIGINT)  # it takes its nodes down, and then nothing is left of it
     assert process.returncode == 0, out

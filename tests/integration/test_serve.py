@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import os
 import signal
 import subprocess
 import sys
@@ -102,27 +101,20 @@ def test_what_cannot_be_served_is_an_error(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:
-    paths = simulated_run(tmp_path, 12)
-    argv = [sys.executable, "-m", "orchestrator", "report", "--live", "--runs", str(tmp_path)]
-    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
-        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=env
-    ) as process:
+    simulated_run(tmp_path, 12)
+    argv = [sys.executable, "-u", "-m", "orchestrator", "report", "--live", "--runs", str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip().rpartition(" ")[2]
         cookie = get(url, "URL")[1]["set-cookie"].partition(";")[0]
-        host = url.removeprefix("http://").partition("/")[0]
-        stream = http.client.HTTPConnection(host, timeout=PATIENCE_S)
+        stream = http.client.HTTPConnection(url.split("/")[2], timeout=PATIENCE_S)
         stream.request("GET", "/events?from=1", headers={"Cookie": cookie})
-        answer = stream.getresponse()
-        assert answer.readline() == b"retry: 2000\n"
+        assert stream.getresponse().readline() == b"retry: 2000\n"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=PATIENCE_S)
         stream.close()
-    assert process.returncode == 0
+    assert (process.returncode, err) == (0, "")
     assert "server ended; the run is not affected" in out
-    assert err == ""
-    assert paths.run in url or url.startswith("http://127.0.0.1:")
 
 
 @pytest.mark.system
@@ -137,25 +129,21 @@ def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
             browser.open(server.url)
             assert browser.run("return location.pathname + location.search") == "/"
             assert browser.text("#state") == "planned"
+            assert browser.text("#chart-fleet") == "No node has been given work yet."
             browser.run("document.querySelector('[data-field=TFLOPS]').click(); window.same = true")
             with ledger.transaction():
                 ledger.set_meta("state", "running")
-            kit.fill(ledger, simulator.journal[:half], asked, {})
-            browser.until(lambda: browser.text("#state") == "running", "the page says that it runs")
+            kit.fill(ledger, simulator.journal[:half], asked)
             tuned = ledger.counts().tuned
-            assert tuned > 5
             browser.until(lambda: f"{tuned} tuned" in browser.text("#sentences"), "the page has what was tuned")
+            assert (browser.text("#state"), browser.text("#live")) == ("running", "live")
             assert browser.run("return document.querySelectorAll('#chart-fleet path.k-done').length") > 0
-            assert browser.text("#live") == "live"
             assert browser.run("return document.querySelector('[aria-sort=descending]').textContent") == "TFLOPS"
-            kit.fill(ledger, simulator.journal[half:], asked, {})
+            kit.fill(ledger, simulator.journal[half:], asked)
             with ledger.transaction():
                 ledger.set_meta("state", "finished")
         browser.until(lambda: browser.text("#state") == "finished", "the page says that it is over")
-        browser.until(
-            lambda: "failed" in browser.text("#live") or "finished" in browser.text("#live"), "it says so above"
-        )
-        assert browser.run("return window.same") is True
+        assert browser.run("return window.same") is True, "it was never loaded again"
         assert int(browser.run("return document.documentElement.dataset.changes")) >= 2
         assert browser.texts("#failed article")
         own = server.url.partition("?")[0]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -38,67 +36,26 @@ def test_a_refusing_node_is_told_at_once_and_the_result_files_are_there(make_ben
     assert "refused the connection" in refuses["live"]["error"]
     assert status["state"] == "finished"
     assert {f["path"].rsplit("/", 1)[-1] for f in status["files"]} >= {"tuned.csv", "profile.csv", "provenance.json"}
-    assert all(f["bytes"] == bench.paths.root.joinpath(f["path"]).stat().st_size for f in status["files"])
     shown = bench.run("status").out
-    assert "here " in shown
-    assert "refuses " in shown
-    assert "tuned.csv" in shown
+    assert all(words in shown for words in ("here ", "refuses ", "tuned.csv")), shown
 
 
 @pytest.mark.system
 def test_a_slow_node_is_not_called_unreachable(make_bench: Callable[..., Bench]) -> None:
-    """Slow: it lets us in and answers nothing while its gate is shut, or says hello and no more. Unreachable: it takes
-    the connection, as a kernel does, and nobody says hello."""
+    """Slow: it lets us in and answers nothing. Unreachable: it takes the connection, as a kernel does, and no more."""
     bench = make_bench(slots=1)
     bench.shapes(groups=1)
     assert bench.tune().code == 0
-    hello, mute = (socket.create_server(("127.0.0.1", 0)) for _ in range(2))
-    with light_fleet() as fleet, hello, mute:
-        gate = fleet.folder / "gate"
-        gate.touch()
-        gate.chmod(0o644)
-        node = fleet.add(f'ForceCommand while [ -e {gate} ]; do sleep 0.1; done; eval "$SSH_ORIGINAL_COMMAND"')
-
-        def greet() -> None:
-            with contextlib.suppress(OSError):
-                connection, _ = hello.accept()
-                connection.sendall(b"SSH-2.0-OpenSSH_9.9\r\n")
-                held.append(connection)
-
-        held: list[socket.socket] = []
-        threading.Thread(target=greet, daemon=True).start()
-        places = {
-            "busy": (node.address, node.port), "hello": hello.getsockname(), "mute": mute.getsockname(),
-        }  # fmt: skip
+    with light_fleet() as fleet, socket.create_server(("127.0.0.1", 0)) as mute:
+        node = fleet.add("ForceCommand sleep 600")
         options = f"transport: ssh, ssh_config: {fleet.config}, gpus: 0, gfx: cpu, cu_num: 1"
-        inventory = bench.paths.inventory
-        text = inventory.read_text()
-        inventory.write_text(
-            text + "".join(f"  {n}: {{host: {h}, port: {p}, {options}}}\n" for n, (h, p) in places.items())
-        )
-        status = bench.run("status", "--timeout", "10", "--json").json()
-        live = {n["name"]: n["live"] for n in status["nodes"]}
-        assert {n: live[n]["slow"] for n in places} == {"busy": True, "hello": True, "mute": False}, live
-        assert (
-            "no answer within 10 s, though it took the connection: --timeout gives it longer" in live["busy"]["error"]
-        )
-        assert live["mute"]["error"] == "no answer within 10 s"
-        for connection in held:
-            connection.close()
-        inventory.write_text(text + f"  busy: {{host: {node.address}, port: {node.port}, {options}}}\n")
-
-        def let_go() -> None:
-            wait_until(lambda: len(node.sessions()) > 1, "it is being asked")
-            gate.unlink()
-
-        letting = threading.Thread(target=let_go)
-        letting.start()
-        status = bench.run("status", "--timeout", "600", "--json").json()
-        letting.join()
-        (busy,) = [n for n in status["nodes"] if n["name"] == "busy"]
-        assert busy["live"]["slow"] is False
-        assert busy["live"]["error"] == ""
-        assert len(busy["live"]["load"]) == 3, "it was asked; a folder that is not there has no workers"
+        with bench.paths.inventory.open("a") as inventory:
+            for name, (host, port) in {"busy": (node.address, node.port), "mute": mute.getsockname()}.items():
+                inventory.write(f"  {name}: {{host: {host}, port: {port}, {options}}}\n")
+        live = {n["name"]: n["live"] for n in bench.run("status", "--timeout", "10", "--json").json()["nodes"]}
+    assert (live["busy"]["slow"], live["mute"]["slow"]) == (True, False), live
+    assert "no answer within 10 s, though it took the connection: --timeout gives it longer" in live["busy"]["error"]
+    assert live["mute"]["error"] == "no answer within 10 s"
 
 
 def test_a_slow_node_keeps_what_is_known_of_it() -> None:
@@ -111,9 +68,6 @@ def test_a_slow_node_keeps_what_is_known_of_it() -> None:
     assert status_rows(NodeStatus("n", "slow", [SlotStatus("0")], detail="no answer"))[0][2] == "slow"
 
 
-ON_STATUS_NODES = pytest.mark.xdist_group("status")
-
-
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
@@ -124,7 +78,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet.stop()
 
 
-@ON_STATUS_NODES
+@pytest.mark.xdist_group("status")
 @pytest.mark.system
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
 def test_what_gpus_and_containers_do_is_shown_while_others_say_nothing(

@@ -4,28 +4,14 @@ changes the entry with it: the law still needs a test that fails without it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-LAWS: dict[int, str] = {
-    1: "every shape ends exactly once, and no key has two rows",
-    2: "an attempt is judged by its rows, never by an exit code",
-    3: "a row is saved when it exists, and the first complete attempt settles",
-    4: "the controller may be killed at any instant",
-    5: "a lost node, link, container or lease uses up no try",
-    6: "blame needs evidence from two slots",
-    7: "a workaround is applied only where its predicate holds, and is recorded",
-    8: "rows of different gfx, cu_num, image or tuner version never mix silently",
-    9: "a user's file is replaced by a rename, with the old one kept",
-    10: "command lines are argv lists or rendered scripts",
-    11: "host keys are checked on every hop, and secrets are in no file",
-    12: "what comes from a node or a user's file is data",
-    13: "numbers say where they were measured",
-    14: "a table takes only what its reader can dispatch, judged by the reader's own look-up",
-    15: "a gate fails closed",
-    16: "no row or config of ours makes anything slower",
-    17: "one fact has one place, and a room imports only what is below it",
-}
-"""The laws of the design, in short."""
+from tests.paths import ROOT
+
+_PAGE = (ROOT / "docs" / "contributing" / "tests.md").read_text()
+LAWS = {int(n): says for n, says in re.findall(r"^\| (\d+) \| ([^|]+) \|", _PAGE, re.MULTILINE)}
+"""The laws of the design, in short, as the page has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,25 +183,25 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/controller/test_templates.py::test_values_reach_the_worker_as_they_are_and_run_nothing",),
     ),
     Bug(
-        "command-line-unquoted", 10, "orchestrator/transport/quoting.py",
+        "command-line-unquoted", 10, "orchestrator/transport/base.py",
         'return "exec " + " ".join(map(quote, argv))',
         'return "exec " + " ".join(f\'"{word}"\' for word in argv)',
         "The shell of a node expands what is in the words of a command.",
         ("tests/unit/transport/test_shell.py::test_a_command_line_gives_each_word_as_it_is",),
     ),
     Bug(
-        "changed-host-key-accepted", 11, "orchestrator/transport/ssh/connection.py",
+        "changed-host-key-accepted", 11, "orchestrator/transport/ssh_connection.py",
         "        raise hop.host_keys.changed(e) from e\n",
         "        hop.connection.client.get_host_keys().clear()\n        tried = hop.connection.open()\n",
         "A host whose key has changed is trusted under --accept-new-host-keys.",
-        ("tests/unit/transport/test_ssh_connection.py::test_a_wrong_key_of_any_hop_is_refused_before_a_login",),
+        ("tests/integration/test_ssh.py::test_a_wrong_key_of_any_hop_is_refused_before_a_login",),
     ),
     Bug(
-        "hop-not-checked", 11, "orchestrator/transport/ssh/connection.py",
+        "hop-not-checked", 11, "orchestrator/transport/ssh_connection.py",
         "KnownOnly(node, made, found, accept_new)",
         "KnownOnly(node, made, found, accept_new or bool(gateways))",
         "The host behind a jump host is trusted whatever key it shows.",
-        ("tests/unit/transport/test_ssh_connection.py::test_an_unknown_key_of_any_hop_is_refused_or_kept_once",),
+        ("tests/integration/test_ssh.py::test_an_unknown_key_of_any_hop_is_refused_or_kept_once",),
     ),
     Bug(
         "secret-in-a-file", 11, "orchestrator/controller/node_plan.py",

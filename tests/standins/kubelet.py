@@ -26,25 +26,23 @@ import shutil
 import signal
 import ssl
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from aiohttp import WSMsgType, web
-from kubernetes import client, watch
+from kubernetes import client
 
-BEAT_S = 1.0
-RETRY_S = 0.3
+BEAT_S, LOOK_S, RETRY_S = 1.0, 0.1, 0.3
 NOT_YET = (401, 403, 429)
 """Refusals of an API server that has just started, and not read its roles yet."""
 MARK = "STANDIN_POD"
 """Variable in the environment of every process of a pod: its uid."""
 POD_ENV = ("PATH", "LANG", "LC_ALL", "PYTHONPATH", "HOME")
 """Variables that pods have of this process."""
+Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,83 +56,50 @@ class Settings:
     nodes: dict[str, int]
     """Name -> port."""
     gpus: int
-    resource: str = "amd.com/gpu"
 
 
 def now() -> str:
-    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-@dataclass(eq=False)
-class Node:
-    name: str
-    port: int
-    down: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 @dataclass(eq=False)
 class Pod:
-    """A pod bound to one of the nodes."""
+    """A pod bound to one of the nodes; `fault`: reason and message of its end."""
 
-    spec: dict[str, Any]
-    node: Node
+    spec: Json
+    node: str
     folder: Path
-    process: asyncio.subprocess.Process | None = None
-    gpus: list[int] = field(default_factory=list)
     env: dict[str, str] = field(default_factory=dict)
-    fault: tuple[str, str, str] | None = None
-    """Reason and message of the pod, reason of the container."""
+    process: asyncio.subprocess.Process | None = None
+    fault: tuple[str, str] | None = None
     connections: set[asyncio.Transport] = field(default_factory=set)
     frozen: bool = False
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    @property
-    def name(self) -> str:
-        return str(self.spec["metadata"]["name"])
-
-    @property
-    def namespace(self) -> str:
-        return str(self.spec["metadata"]["namespace"])
-
-    @property
-    def uid(self) -> str:
-        return str(self.spec["metadata"]["uid"])
+    def __post_init__(self) -> None:
+        metadata = self.spec["metadata"]
+        self.name, self.uid, self.container = metadata["name"], metadata["uid"], self.spec["spec"]["containers"][0]
+        self.of = (self.name, metadata["namespace"])
 
     @property
     def deleting(self) -> bool:
         return "deletionTimestamp" in self.spec["metadata"]
 
-    @property
-    def container(self) -> dict[str, Any]:
-        return dict(self.spec["spec"]["containers"][0])
+    def cut(self) -> None:
+        for connection in list(self.connections):
+            connection.abort()
 
-    @property
-    def grace_s(self) -> float:
-        given = self.spec["metadata"].get("deletionGracePeriodSeconds")
-        return float(given if given is not None else self.spec["spec"].get("terminationGracePeriodSeconds", 30))
-
-
-def kill_all(uid: str) -> None:
-    """SIGKILL to every process of a pod, until there is none."""
-    mark = f"{MARK}={uid}".encode()
-    while True:
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError):
-                if (
-                    mark in (entry / "environ").read_bytes().split(b"\0")
-                    and b") Z " not in (entry / "stat").read_bytes()
-                ):
-                    found.append(int(entry.name))
-        if not found:
-            return
-        for pid in found:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
+    def kill(self) -> None:
+        """SIGKILL to every process of it, until there is none."""
+        mark, found = f"{MARK}={self.uid}".encode(), [0]
+        while found:
+            found = []
+            for entry in Path("/proc").glob("[0-9]*"):
+                with contextlib.suppress(OSError):
+                    ours = mark in (entry / "environ").read_bytes().split(b"\0")
+                    if ours and b") Z " not in (entry / "stat").read_bytes():
+                        os.kill(int(entry.name), signal.SIGKILL)
+                        found.append(int(entry.name))
+            time.sleep(0.02)
 
 
 class Kubelets:
@@ -144,40 +109,44 @@ class Kubelets:
         configuration.host, configuration.ssl_ca_cert = settings.server, settings.ca
         configuration.api_key["BearerToken"] = f"Bearer {settings.token}"
         self.api = client.ApiClient(configuration)
-        self.core, self.coordination = client.CoreV1Api(self.api), client.CoordinationV1Api(self.api)
-        self.nodes = {name: Node(name, port) for name, port in settings.nodes.items()}
+        self.core, self.leases = client.CoreV1Api(self.api), client.CoordinationV1Api(self.api)
+        self.down: set[str] = set()
+        """Nodes that are dead."""
         self.pods: dict[str, Pod] = {}
         """By uid."""
         self.tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        threading.Thread(target=self.watch, args=(loop,), daemon=True).start()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(self.settings.certificate)
         # only the API server may come in: it has a certificate of the cluster's authority
         context.load_verify_locations(self.settings.ca)
         context.verify_mode = ssl.CERT_REQUIRED
-        async with contextlib.AsyncExitStack() as stack:
-            for node in self.nodes.values():
-                await stack.enter_async_context(self.server(node, context))
-                self.start(self.beat(node))
-            print("ready", flush=True)
-            commands = asyncio.StreamReader()
-            await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
-            while line := await commands.readline():
-                verb, _, what = line.decode().strip().partition(" ")
-                print(await self.fault(verb, what), flush=True)
-            for pod in list(self.pods.values()):
-                await asyncio.to_thread(kill_all, pod.uid)
-            os._exit(0)  # nothing here needs to be put in order
+        for node, port in self.settings.nodes.items():
+            app = web.Application()
+            app["node"] = node
+            app.router.add_route("*", "/{path:.*}", self.answer)
+            runner = web.AppRunner(app, access_log=None)
+            await runner.setup()
+            await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()
+            self.start(self.beat(node, port))
+        self.start(self.look())
+        print("ready", flush=True)
+        commands = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
+        while line := await commands.readline():
+            verb, _, what = line.decode().strip().partition(" ")
+            print(await self.fault(verb, what), flush=True)
+        for pod in self.pods.values():
+            pod.kill()
+        os._exit(0)  # nothing here needs to be put in order
 
     def start(self, coroutine: Any) -> None:
         task = asyncio.create_task(coroutine)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    # --- the API ---------------------------------------------------------------------------------------------------
+    # --- the API ------------------------------------------------------------------------------------------------------
 
     async def insist(self, call: Any, *args: Any, **options: Any) -> Any:
         """Result of a call of the API, tried again while the server is away or NOT_YET; None where it refuses."""
@@ -191,236 +160,140 @@ class Kubelets:
                 pass
             await asyncio.sleep(RETRY_S)
 
-    def watch(self, loop: asyncio.AbstractEventLoop) -> None:
+    async def look(self) -> None:
+        """Take on pods that are bound to our nodes, and bury those that are gone."""
         while True:
-            with contextlib.suppress(Exception):
-                found = self.core.list_pod_for_all_namespaces(_request_timeout=10)
-                pods = [self.api.sanitize_for_serialization(p) for p in found.items]
-                loop.call_soon_threadsafe(self.relisted, pods)
-                stream = watch.Watch().stream(
-                    self.core.list_pod_for_all_namespaces,
-                    resource_version=found.metadata.resource_version,
-                    timeout_seconds=30,
-                    _request_timeout=(5, 35),
-                )
-                for event in stream:
-                    loop.call_soon_threadsafe(self.saw, event["raw_object"], event["type"] == "DELETED")
-            time.sleep(RETRY_S)
+            found = await self.insist(self.core.list_pod_for_all_namespaces)
+            there = {pod.metadata.uid: self.api.sanitize_for_serialization(pod) for pod in found.items}
+            for uid, spec in there.items():
+                node = spec["spec"].get("nodeName", "")
+                if uid in self.pods:
+                    self.pods[uid].spec = spec
+                elif node in self.settings.nodes and spec["status"].get("phase") == "Pending":
+                    folder = Path(self.settings.folder) / f"{spec['metadata']['name']}.{uid[:8]}"
+                    self.pods[uid] = Pod(spec, node, folder)
+                    self.start(self.live(self.pods[uid]))
+            for uid in self.pods.keys() - there.keys():
+                pod = self.pods.pop(uid)
+                await asyncio.to_thread(pod.kill)
+                shutil.rmtree(pod.folder, ignore_errors=True)
+            await asyncio.sleep(LOOK_S)
 
-    def relisted(self, pods: list[dict[str, Any]]) -> None:
-        for pod in pods:
-            self.saw(pod, False)
-        for uid in set(self.pods) - {p["metadata"]["uid"] for p in pods}:
-            self.saw(self.pods[uid].spec, True)
-
-    def saw(self, spec: dict[str, Any], gone: bool) -> None:
-        uid, node = spec["metadata"]["uid"], self.nodes.get(spec["spec"].get("nodeName", ""))
-        pod = self.pods.get(uid)
-        if gone and pod is not None:
-            del self.pods[uid]
-            self.start(self.bury(pod))
-        elif gone or node is None:
-            return
-        elif pod is not None:
-            pod.spec = spec
-            pod.changed.set()
-        elif spec.get("status", {}).get("phase") == "Pending" or "deletionTimestamp" in spec["metadata"]:
-            pod = self.pods[uid] = Pod(spec, node, Path(self.settings.folder) / f"{spec['metadata']['name']}.{uid[:8]}")
-            self.start(self.live(pod))
-
-    async def beat(self, node: Node) -> None:
-        registered = False
-        while True:
-            if not node.down:
-                if not registered:
-                    await self.insist(self.core.create_node, {"metadata": {
-                        "name": node.name, "labels": {"kubernetes.io/hostname": node.name, "kubernetes.io/os": "linux"}
-                    }})  # fmt: skip
-                    registered = True
-                with contextlib.suppress(Exception):
-                    await asyncio.to_thread(self.beat_once, node)
-            node.changed.clear()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(node.changed.wait(), BEAT_S)
-
-    def beat_once(self, node: Node) -> None:
+    async def beat(self, node: str, port: int) -> None:
+        labels = {"kubernetes.io/hostname": node, "kubernetes.io/os": "linux"}
+        await self.insist(self.core.create_node, {"metadata": {"name": node, "labels": labels}})
+        amount = {"cpu": "64", "memory": "64Gi", "pods": "110", "amd.com/gpu": str(self.settings.gpus)}
         ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "a stand-in"}
-        amount = {"cpu": "64", "memory": "64Gi", "pods": "110", self.settings.resource: str(self.settings.gpus)}
-        self.core.patch_node_status(node.name, {"status": {
-            "capacity": amount, "allocatable": amount,
-            "conditions": [{**ready, "lastHeartbeatTime": now(), "lastTransitionTime": now()}],
-            "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-            "daemonEndpoints": {"kubeletEndpoint": {"Port": node.port}},
-        }}, _request_timeout=5)  # fmt: skip
-        held = {"holderIdentity": node.name, "leaseDurationSeconds": 8,
-                "renewTime": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")}  # fmt: skip
-        body = {"metadata": {"name": node.name}, "spec": held}
-        leases = self.coordination
-        try:
-            leases.patch_namespaced_lease(node.name, "kube-node-lease", body, _request_timeout=5)
-        except client.ApiException:
-            leases.create_namespaced_lease("kube-node-lease", body, _request_timeout=5)
+        while True:
+            if node not in self.down:
+                held = {"holderIdentity": node, "leaseDurationSeconds": 8, "renewTime": now()}
+                status = {
+                    "capacity": amount, "allocatable": amount,
+                    "conditions": [{**ready, "lastHeartbeatTime": now(), "lastTransitionTime": now()}],
+                    "addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
+                    "daemonEndpoints": {"kubeletEndpoint": {"Port": port}},
+                }  # fmt: skip
+                lease = {"metadata": {"name": node}, "spec": held}
+                await self.insist(self.core.patch_node_status, node, {"status": status})
+                if not await self.insist(self.leases.patch_namespaced_lease, node, "kube-node-lease", lease):
+                    await self.insist(self.leases.create_namespaced_lease, "kube-node-lease", lease)
+            await asyncio.sleep(BEAT_S)
 
-    async def report(self, pod: Pod, phase: str, state: dict[str, Any], reason: str = "", message: str = "") -> None:
-        running = "True" if phase == "Running" else "False"
-        conditions = [{"type": t, "status": running} for t in ("Ready", "ContainersReady")]
-        status: dict[str, Any] = {
+    async def report(self, pod: Pod, phase: str, state: Json, reason: str = "", message: str = "") -> None:
+        running = phase == "Running"
+        kinds = {"Ready": running, "ContainersReady": running, "Initialized": True}
+        status: Json = {
             "phase": phase, "reason": reason or None, "message": message or None, "hostIP": "127.0.0.1",
-            "podIP": "127.0.0.1", "conditions": [*conditions, {"type": "Initialized", "status": "True"}],
+            "podIP": "127.0.0.1", "conditions": [{"type": t, "status": str(is_so)} for t, is_so in kinds.items()],
             "containerStatuses": [{
                 "name": pod.container["name"], "image": pod.container["image"], "imageID": "", "restartCount": 0,
-                "ready": phase == "Running", "started": phase == "Running", "state": state,
+                "ready": running, "started": running, "state": state,
             }],
+            **({"startTime": now()} if running else {}),
         }  # fmt: skip
-        if phase == "Running":
-            status["startTime"] = now()
-        await self.insist(self.core.patch_namespaced_pod_status, pod.name, pod.namespace, {"status": status})
+        await self.insist(self.core.patch_namespaced_pod_status, *pod.of, {"status": status})
 
-    # --- pods ------------------------------------------------------------------------------------------------------
+    # --- pods ---------------------------------------------------------------------------------------------------------
 
     async def live(self, pod: Pod) -> None:
         """A pod from its binding to its removal."""
         if not pod.deleting:
             await self.contain(pod)
-        while not pod.deleting or pod.node.down:
-            await self.change(pod)
-        await self.end(pod)
+        while not pod.deleting or pod.node in self.down:
+            await asyncio.sleep(LOOK_S)
         options = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod.uid}}
-        await self.insist(self.core.delete_namespaced_pod, pod.name, pod.namespace, body=options)
+        await self.insist(self.core.delete_namespaced_pod, *pod.of, body=options)
 
     async def contain(self, pod: Pod) -> None:
         """Run its container until that ends or must end."""
-        await self.launch(pod)
-        process = pod.process
-        assert process is not None
-        ended = asyncio.create_task(process.wait())
-        limit = pod.spec["spec"].get("activeDeadlineSeconds")
-        until = time.monotonic() + (limit if limit is not None else 1e9)
-        await self.report(pod, "Running", {"running": {"startedAt": now()}})
-        while not (ended.done() or pod.deleting or pod.fault) or pod.node.down:
-            await self.change(pod, min(until - time.monotonic(), 1e6), ended)
-            if time.monotonic() >= until and not pod.fault:
-                text = "Pod was active on the node longer than the specified deadline"
-                pod.fault = ("DeadlineExceeded", text, "Error")
-        await self.end(pod)
-        code = process.returncode or 0
-        phase = "Failed" if pod.fault or code else "Succeeded"
-        reason, message, of_container = pod.fault or ("", "", "Error" if code else "Completed")
-        killed = code if code >= 0 else 128 - code
-        state = {"exitCode": killed, "reason": of_container, "finishedAt": now()}
-        await self.report(pod, phase, {"terminated": state}, reason, message)
-
-    async def launch(self, pod: Pod) -> None:
-        taken = {g for p in self.pods.values() if p.node is pod.node and p is not pod for g in p.gpus}
-        wanted = int(pod.container.get("resources", {}).get("limits", {}).get(self.settings.resource, 0))
-        pod.gpus = [g for g in range(self.settings.gpus) if g not in taken][:wanted]
         (pod.folder / "tmp").mkdir(parents=True)
-        pod.env = {
-            **{name: os.environ[name] for name in POD_ENV if name in os.environ},
-            "TMPDIR": str(pod.folder / "tmp"),
-            "NODE_NAME": pod.node.name,
-            "STANDIN_GPUS": ",".join(map(str, pod.gpus)),
-            MARK: pod.uid,
-            **{e["name"]: e.get("value", "") for e in pod.container.get("env", ())},
-        }
+        pod.env = {name: os.environ[name] for name in POD_ENV if name in os.environ}
+        pod.env |= {"TMPDIR": str(pod.folder / "tmp"), MARK: pod.uid}
+        pod.env |= {e["name"]: e.get("value", "") for e in pod.container.get("env", ())}
         with (pod.folder / "log").open("ab") as log:
-            pod.process = await asyncio.create_subprocess_exec(
-                *pod.container.get("command", ()), *pod.container.get("args", ()),
-                stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
+            pod.process = process = await asyncio.create_subprocess_exec(
+                *pod.container["command"], stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
                 env=pod.env, cwd=pod.folder, start_new_session=True,
             )  # fmt: skip
-
-    async def change(self, pod: Pod, timeout: float | None = None, *tasks: asyncio.Task[Any]) -> None:
-        """Return at the next change of a pod, or when a task or the time ends."""
-        pod.changed.clear()
-        waiting = asyncio.create_task(pod.changed.wait())
-        await asyncio.wait((waiting, *tasks), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
-
-    async def end(self, pod: Pod) -> None:
-        """End its processes: the first gets SIGTERM and the grace period."""
-        process = pod.process
-        if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
+        until = time.monotonic() + pod.spec["spec"].get("activeDeadlineSeconds", 1e9)
+        await self.report(pod, "Running", {"running": {"startedAt": now()}})
+        while not (process.returncode is not None or pod.deleting or pod.fault) or pod.node in self.down:
+            if time.monotonic() >= until and not pod.fault:
+                pod.fault = ("DeadlineExceeded", "Pod was active on the node longer than the specified deadline")
+            await asyncio.sleep(LOOK_S)
+        # the first process gets SIGTERM and the grace period
+        if process.returncode is None:
+            process.terminate()
+            grace = pod.spec["metadata"].get("deletionGracePeriodSeconds")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), pod.grace_s)
-        await asyncio.to_thread(kill_all, pod.uid)
-        if process is not None:
-            await process.wait()
-        for connection in list(pod.connections):
-            connection.abort()
-        pod.gpus = []
-
-    async def bury(self, pod: Pod) -> None:
-        await asyncio.to_thread(kill_all, pod.uid)
-        shutil.rmtree(pod.folder, ignore_errors=True)
-
-    # --- faults ----------------------------------------------------------------------------------------------------
+                default = pod.spec["spec"].get("terminationGracePeriodSeconds", 30)
+                await asyncio.wait_for(process.wait(), default if grace is None else grace)
+        await asyncio.to_thread(pod.kill)
+        code = await process.wait()
+        pod.cut()
+        reason, message = pod.fault or ("", "")
+        bad = bool(pod.fault or code)
+        state = {"exitCode": code if code >= 0 else 128 - code, "reason": "Error" if bad else "Completed"}
+        ended = {"terminated": {**state, "finishedAt": now()}}
+        await self.report(pod, "Failed" if bad else "Succeeded", ended, reason, message)
 
     async def fault(self, verb: str, name: str) -> str:
-        if verb in ("kill", "revive") and name in self.nodes:
-            await self.node_fault(verb, self.nodes[name])
+        if verb == "revive":
+            self.down.discard(name)
+            for pod in self.pods.values():
+                pod.frozen = pod.frozen and pod.node != name
             return "ok"
-        pod = next((p for p in self.pods.values() if p.name == name), None)
-        if pod is None:
-            return f"there is no {name}"
+        if verb == "kill":
+            self.down.add(name)
+            for pod in self.pods.values():
+                if pod.node == name:
+                    pod.fault = ("", "")
+                    pod.cut()
+                    await asyncio.to_thread(pod.kill)
+            return "ok"
+        pod = next(p for p in self.pods.values() if p.name == name)
         if verb == "evict":
-            pod.fault = ("Evicted", "The node was low on resource: memory. ", "Error")
+            pod.fault = ("Evicted", "The node was low on resource: memory. ")
         elif verb == "cut":
-            for connection in list(pod.connections):
-                connection.abort()
+            pod.cut()
         elif verb == "freeze":
             pod.frozen = True
             for connection in pod.connections:
                 if not connection.is_closing():
                     connection.pause_reading()
-        else:
-            return f"{verb} is unknown"
-        pod.changed.set()
         return "ok"
 
-    async def node_fault(self, verb: str, node: Node) -> None:
-        pods = [p for p in self.pods.values() if p.node is node]
-        node.down = verb != "revive"
-        for pod in pods:
-            pod.frozen = False
-            if verb == "kill":
-                for connection in list(pod.connections):
-                    connection.abort()
-                pod.fault = ("", "", "Error")
-                await asyncio.to_thread(kill_all, pod.uid)
-            pod.changed.set()
-        node.changed.set()
+    # --- what the API server hands on ---------------------------------------------------------------------------------
 
-    # --- what the API server hands on --------------------------------------------------------------------------------
-
-    @contextlib.asynccontextmanager
-    async def server(self, node: Node, context: ssl.SSLContext) -> AsyncIterator[None]:
-        async def answer(request: web.Request) -> web.StreamResponse:
-            return await self.answer(node, request)
-
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        try:
-            await web.TCPSite(runner, "127.0.0.1", node.port, ssl_context=context).start()
-            yield
-        finally:
-            await runner.cleanup()
-
-    def find(self, node: Node, path: str) -> Pod | None:
-        """The pod of `/VERB/NAMESPACE/POD/CONTAINER`."""
-        parts = path.split("/")
-        pods = (p for p in self.pods.values() if p.node is node and not node.down)
-        return next((p for p in pods if len(parts) > 3 and [p.namespace, p.name] == parts[2:4]), None)
-
-    async def answer(self, node: Node, request: web.Request) -> web.StreamResponse:
-        pod = self.find(node, request.path)
-        if pod is None:
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """`/VERB/NAMESPACE/POD/CONTAINER`, of exec or containerLogs."""
+        verb, namespace, name = request.path.split("/")[1:4]
+        node = request.app["node"]
+        pods = (p for p in self.pods.values() if p.of == (name, namespace) and p.node == node)
+        pod = next(pods, None)
+        if pod is None or node in self.down:
             return web.Response(status=404, text="there is no such pod\n")
-        if request.path.startswith("/containerLogs/"):
+        if verb == "containerLogs":
             return web.Response(body=(pod.folder / "log").read_bytes())
         if pod.process is None or pod.process.returncode is not None or pod.fault:
             return web.Response(status=500, text="container is not running\n")
@@ -430,28 +303,24 @@ class Kubelets:
         assert isinstance(transport, asyncio.Transport)
         pod.connections.add(transport)
         try:
-            await self.command(pod, connection, request.query.getall("command"), request.query.get("input") == "1")
+            await self.command(pod, connection, request.query.getall("command"))
         except ConnectionError:
             pass
         finally:
             pod.connections.discard(transport)
         return connection
 
-    async def command(self, pod: Pod, connection: web.WebSocketResponse, argv: list[str], with_input: bool) -> None:
+    async def command(self, pod: Pod, connection: web.WebSocketResponse, argv: list[str]) -> None:
         pipe = asyncio.subprocess.PIPE
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *argv, stdin=pipe if with_input else asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-                env=pod.env, cwd=pod.folder, start_new_session=True,
-            )  # fmt: skip
-        except OSError as e:
-            words = f'exec failed: unable to start container process: exec: "{argv[0]}": {e.strerror}'
-            await self.status(connection, 126, words)
-            return
+        process = await asyncio.create_subprocess_exec(
+            *argv, stdin=pipe, stdout=pipe, stderr=pipe, env=pod.env, cwd=pod.folder, start_new_session=True
+        )
+        stdin, streams = process.stdin, {b"\1": process.stdout, b"\2": process.stderr}
+        assert stdin is not None
 
-        async def output(stream: asyncio.StreamReader | None, channel: bytes) -> None:
-            assert stream is not None
-            while data := await stream.read(32768):
+        async def output(channel: bytes) -> None:
+            stream = streams[channel]
+            while stream is not None and (data := await stream.read(32768)):
                 while pod.frozen:
                     await asyncio.sleep(BEAT_S)
                 await connection.send_bytes(channel + data)
@@ -459,34 +328,19 @@ class Kubelets:
         async def take() -> None:
             with contextlib.suppress(ConnectionError):
                 async for message in connection:
-                    if message.type is WSMsgType.BINARY and message.data[:1] == b"\0" and process.stdin is not None:
-                        process.stdin.write(message.data[1:])
-                        await process.stdin.drain()
-            if process.stdin is not None:
-                process.stdin.close()
+                    if message.type is WSMsgType.BINARY and message.data[:1] == b"\0":
+                        stdin.write(message.data[1:])
+                        await stdin.drain()
+            stdin.close()
+            await process.wait()
 
-        taking = asyncio.create_task(take())
-        try:
-            await asyncio.gather(output(process.stdout, b"\1"), output(process.stderr, b"\2"))
-        finally:
-            self.start(self.reap(process, taking))
-        await self.status(connection, await process.wait())
-
-    async def reap(self, process: asyncio.subprocess.Process, taking: asyncio.Task[None]) -> None:
-        await process.wait()
-        taking.cancel()
-
-    async def status(self, connection: web.WebSocketResponse, code: int, words: str = "") -> None:
-        if code == 0:
-            status: dict[str, Any] = {"metadata": {}, "status": "Success"}
-        elif words:
-            status = {"metadata": {}, "status": "Failure", "reason": "InternalError", "message": words, "code": 500}
-        else:
-            number = code if code > 0 else 128 - code
-            words = f"command terminated with non-zero exit code: exit status {number}"
-            causes = [{"reason": "ExitCode", "message": str(number)}]
-            status = {"metadata": {}, "status": "Failure", "reason": "NonZeroExitCode", "message": words}
-            status["details"] = {"causes": causes}
+        self.start(take())
+        await asyncio.gather(*map(output, streams))
+        code = await process.wait()
+        status: Json = {"metadata": {}, "status": "Success"}
+        if code:
+            causes = [{"reason": "ExitCode", "message": str(code if code > 0 else 128 - code)}]
+            status = {"metadata": {}, "status": "Failure", "reason": "NonZeroExitCode", "details": {"causes": causes}}
         await connection.send_bytes(b"\3" + json.dumps(status).encode())
         await connection.close()
 

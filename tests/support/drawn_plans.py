@@ -14,17 +14,13 @@ FAULT_REASONS = (Reason.FAULT, Reason.OOM, Reason.HANG, Reason.ERROR)
 
 
 def draw_groups(
-    rng: random.Random,
-    count: int,
-    shapes: tuple[int, int] = (1, 6),
-    seconds: tuple[float, float] = (1.0, 20.0),
-    error: float = 0.3,
-) -> tuple[SimGroup, ...]:
-    """`shapes` and `seconds`: from, to, per group and per shape; `error`: how far off an estimate is at most."""
+    rng: random.Random, count: int, shapes: tuple[int, int] = (1, 6), error: float = 0.3
+) -> tuple[SimGroup, ...]:  # fmt: skip
+    """`shapes`: of a group, from and to; `error`: how far off an estimate is at most."""
     out, first = [], 1
     for i in range(count):
         n = rng.randint(*shapes)
-        took = tuple(rng.uniform(*seconds) for _ in range(n))
+        took = tuple(rng.uniform(1.0, 20.0) for _ in range(n))
         estimate = sum(took) * rng.uniform(1 - error, 1 + error)
         out.append(SimGroup(f"g{i + 1:04d}", tuple(range(first, first + n)), took, estimate))
         first += n
@@ -108,8 +104,8 @@ def _outages(rng: random.Random, nodes: Sequence[str], haven: str, span: float) 
         seconds: float | None = rng.choice((5.0, 30.0, 120.0, 600.0))
         if node != haven and rng.random() < 0.3:
             seconds = None
-        kind = "link" if rng.random() < 0.5 else "power"
-        out.append(Outage(node, rng.uniform(0, span), seconds, "link" if kind == "link" else "power"))
+        is_link = rng.random() < 0.5
+        out.append(Outage(node, rng.uniform(0, span), seconds, "link" if is_link else "power"))
     return tuple(out)
 
 

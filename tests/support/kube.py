@@ -7,8 +7,7 @@ the nodes. RBAC is on, and all certificates are of an authority that is made for
     with Cluster(folder, nodes=2) as cluster:
         os.environ["KUBECONFIG"] = str(cluster.kubeconfig())
 
-Users: `admin`; `tuner`, who may do in the namespace `tuning` what ROLE says; `watcher`, who may all of that but exec.
-The service account `tuning/tuner` may what `tuner` may.
+Users: `admin`, and `tuner`, who may do in the namespace `tuning` what ROLE says.
 """
 
 from __future__ import annotations
@@ -21,14 +20,12 @@ import lzma
 import os
 import secrets
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
-from http import HTTPStatus
 from pathlib import Path
 from ssl import create_default_context
 from typing import IO, Any
@@ -41,6 +38,7 @@ from tests.waiting import PATIENCE_S, wait_until
 CACHE = Path.home() / ".cache" / "gemmfleet-tests"
 ROLE = ROOT / "examples" / "kubernetes-role.yaml"
 NAMESPACE = "tuning"
+OF_NAMESPACE = f"/api/v1/namespaces/{NAMESPACE}"
 RBAC = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
 GRACE_S = 8
 """Seconds without a beat after which a node is NotReady."""
@@ -101,22 +99,22 @@ class Cluster:
         self.nodes = [f"k{i + 1}" for i in range(nodes)]
         self._gpus = gpus
         self._processes: dict[str, subprocess.Popen[str]] = {}
-        self._tokens = {user: secrets.token_hex(16) for user in ("admin", "tuner", "watcher")}
+        self._tokens = {user: secrets.token_hex(16) for user in ("admin", "tuner")}
 
     def __enter__(self) -> Cluster:
         try:
-            self.start()
+            self._start()
         except BaseException:
-            self.stop()
+            self._stop()
             raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self._stop()
 
     # --- up and down -----------------------------------------------------------------------------------------------
 
-    def start(self) -> None:
+    def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._etcd, self._peer, self._api, manager, scheduler, *kubelets = free_ports(5 + len(self.nodes))
         self._certificates()
@@ -139,17 +137,17 @@ class Cluster:
         self._namespace()
         wait_until(lambda: all(map(self.is_ready, self.nodes)), "the nodes are ready")
 
-    def stop(self) -> None:
-        for name in reversed(self._processes):
-            self._processes[name].send_signal(signal.SIGKILL if name != "kubelets" else signal.SIGTERM)
-            if name == "kubelets":
-                self._end_kubelets()
+    def _stop(self) -> None:
+        for name, process in reversed(self._processes.items()):
+            if name != "kubelets":
+                process.kill()
+            elif process.stdin is not None:
+                with contextlib.suppress(OSError):  # they end with their input
+                    process.stdin.close()
         for process in self._processes.values():
             process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-        self._processes.clear()
+            if process.stdout is not None:
+                process.stdout.close()
 
     def start_api(self) -> None:
         """Bring the API server up, at first or again."""
@@ -165,9 +163,9 @@ class Cluster:
         )  # fmt: skip
         wait_until(self._api_is_ready, "the API server is ready")
 
-    def stop_api(self, how: int = signal.SIGKILL) -> None:
+    def stop_api(self) -> None:
         process = self._processes.pop("api")
-        process.send_signal(how)
+        process.kill()
         process.wait()
 
     def _run(self, name: str, *argv: object, **options: Any) -> subprocess.Popen[str]:
@@ -199,12 +197,6 @@ class Cluster:
         process = self._run("kubelets", *argv, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self._replied(process.stdout, "ready")
 
-    def _end_kubelets(self) -> None:
-        process = self._processes["kubelets"]
-        assert process.stdin is not None
-        with contextlib.suppress(OSError):
-            process.stdin.close()
-
     def _replied(self, replies: IO[str] | None, wanted: str) -> None:
         assert replies is not None
         if (reply := replies.readline().strip()) != wanted:
@@ -230,23 +222,15 @@ class Cluster:
         tokens.write_text("".join(f"{t},{u},{u},{groups.get(u, '')}\n" for u, t in self._tokens.items()))
 
     def _namespace(self) -> None:
-        """The namespace, with the role of the page and one that lacks exec."""
-        documents = [d for d in yaml.safe_load_all(ROLE.read_text()) if d]
-        self.post("/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        self.post(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "tuner"}})
-        (role,) = (d for d in documents if d["kind"] == "Role")
-        rules = {role["metadata"]["name"]: role["rules"]}
-        rules["watcher"] = [r for r in role["rules"] if r["resources"] != ["pods/exec"]]
-        path = RBAC
-        everyone = [{"kind": "User", "name": "tuner"}, {"kind": "ServiceAccount", "name": "tuner"}]
-        for name, given in rules.items():
-            self.post(f"{path}/roles", {"metadata": {"name": name}, "rules": given})
-            subjects = [{"kind": "User", "name": "watcher"}] if name == "watcher" else everyone
-            body = {"metadata": {"name": name}, "subjects": subjects}
-            body["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-            self.post(f"{path}/rolebindings", body)
-        account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
-        wait_until(lambda: self.get(account), "pods can be made in the namespace")
+        """The namespace, with the role of the page."""
+        self.request("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        (role,) = (d for d in yaml.safe_load_all(ROLE.read_text()) if d and d["kind"] == "Role")
+        of = {"metadata": {"name": "tuner"}}
+        self.request("POST", f"{RBAC}/roles", {**of, "rules": role["rules"]})
+        to = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "tuner"}
+        binding = {**of, "subjects": [{"kind": "User", "name": "tuner"}], "roleRef": to}
+        self.request("POST", f"{RBAC}/rolebindings", binding)
+        wait_until(lambda: self.get(f"{OF_NAMESPACE}/serviceaccounts/default"), "pods can be made in the namespace")
 
     @property
     def server(self) -> str:
@@ -261,29 +245,14 @@ class Cluster:
         """Certificate of an authority that has nothing to do with the cluster."""
         return self.folder / "wrong-ca.pem"
 
-    @property
-    def port(self) -> int:
-        return self._api
-
     def kubeconfig(
-        self,
-        user: str = "tuner",
-        *,
-        ca: Path | None = None,
-        insecure: bool = False,
-        port: int = 0,
-        certificate: bool = False,
+        self, user: str = "tuner", *, ca: Path | None = None, insecure: bool = False, certificate: bool = False
     ) -> Path:
-        """A kubeconfig of a user; `ca`: in place of the cluster's own; `port`: of something in between.
+        """A kubeconfig of a user; `ca`: in place of the cluster's own.
 
         `certificate`: the user `tuner` shows a certificate in place of a token.
         """
-        cluster: dict[str, Any] = {"server": f"https://127.0.0.1:{port or self._api}"}
-        if insecure:
-            cluster["insecure-skip-tls-verify"] = True
-        else:
-            cluster["certificate-authority"] = str(ca or self.ca)
-        context = {"cluster": "lab", "user": user, "namespace": NAMESPACE}
+        trust = {"insecure-skip-tls-verify": True} if insecure else {"certificate-authority": str(ca or self.ca)}
         who = {"token": self._tokens[user]}
         if certificate:
             who = dict.fromkeys(("client-certificate", "client-key"), str(self.folder / "tuner.pem"))
@@ -291,26 +260,11 @@ class Cluster:
         path.touch(0o600)
         path.write_text(yaml.safe_dump({
             "apiVersion": "v1", "kind": "Config", "current-context": "lab",
-            "clusters": [{"name": "lab", "cluster": cluster}],
+            "clusters": [{"name": "lab", "cluster": {"server": self.server, **trust}}],
             "users": [{"name": user, "user": who}],
-            "contexts": [{"name": "lab", "context": context}],
+            "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": NAMESPACE}}],
         }))  # fmt: skip
         return path
-
-    def service_account(self, folder: Path) -> dict[str, str]:
-        """Environment of a pod with the service account `tuner`, whose files are put into `folder`."""
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/tuner/token"
-        token = json.loads(
-            self.post(path, {"kind": "TokenRequest", "apiVersion": "authentication.k8s.io/v1", "spec": {}})
-        )
-        for name, text in (
-            ("token", token["status"]["token"]),
-            ("namespace", NAMESPACE),
-            ("ca.crt", self.ca.read_text()),
-        ):
-            (folder / name).touch(0o600)
-            (folder / name).write_text(text)
-        return {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(self._api)}
 
     # --- requests as admin -----------------------------------------------------------------------------------------
 
@@ -329,40 +283,33 @@ class Cluster:
         except urllib.error.HTTPError:
             return b""
 
-    def post(self, path: str, body: object) -> bytes:
-        return self.request("POST", path, body)
-
     def pods(self) -> list[dict[str, Any]]:
         """All pods of the namespace."""
-        return list(json.loads(self.get(f"/api/v1/namespaces/{NAMESPACE}/pods"))["items"])
+        return list(json.loads(self.get(f"{OF_NAMESPACE}/pods"))["items"])
 
     def delete_pod(self, name: str) -> None:
         """A pod that has just gone is deleted, too."""
-        try:
-            self.request("DELETE", f"/api/v1/namespaces/{NAMESPACE}/pods/{name}")
-        except urllib.error.HTTPError as e:
-            if e.code != HTTPStatus.NOT_FOUND:
-                raise
+        with contextlib.suppress(urllib.error.HTTPError):
+            self.request("DELETE", f"{OF_NAMESPACE}/pods/{name}")
 
     def quota(self, **hard: str) -> None:
-        """A ResourceQuota of the namespace; none without limits."""
-        path = f"/api/v1/namespaces/{NAMESPACE}/resourcequotas"
-        with contextlib.suppress(urllib.error.HTTPError):
-            self.request("DELETE", f"{path}/tests")
-        if hard:
-            self.post(path, {"metadata": {"name": "tests"}, "spec": {"hard": hard}})
-            # the controller must have counted before anything is refused
-            wait_until(
-                lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used"), "quota counts"
-            )
+        """A ResourceQuota of the namespace; `mend` removes it."""
+        path = f"{OF_NAMESPACE}/resourcequotas"
+        self.request("POST", path, {"metadata": {"name": "tests"}, "spec": {"hard": hard}})
+        # the controller must have counted before anything is refused
+        counted = lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used")  # noqa: E731
+        wait_until(counted, "the quota counts")
 
-    def hold(self, node: str) -> None:
-        """A pod of somebody else's that takes all GPUs of a node."""
-        limits = {"limits": {"amd.com/gpu": str(self._gpus)}}
-        container = {"name": "other", "image": "other", "command": ["sleep", "600"], "resources": limits}
-        spec: dict[str, Any] = {"nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
-        spec["automountServiceAccountToken"] = False  # there is no controller that would make one
-        self.post(f"/api/v1/namespaces/{NAMESPACE}/pods", {"metadata": {"name": f"other-{node}"}, "spec": spec})
+    def mend(self) -> None:
+        """As it was found: no quota, no pod, every node ready."""
+        with contextlib.suppress(urllib.error.HTTPError):
+            self.request("DELETE", f"{OF_NAMESPACE}/resourcequotas/tests")
+        for node in self.nodes:
+            self.fault("revive", node)
+        for pod in self.pods():
+            self.delete_pod(pod["metadata"]["name"])
+        wait_until(lambda: not self.pods(), "no pod is left")
+        wait_until(lambda: all(map(self.is_ready, self.nodes)), "the nodes are ready")
 
     def is_ready(self, node: str) -> bool:
         """Ready in the eyes of the control plane."""

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -120,14 +121,10 @@ class Stream:
 
     def _slot(self, slot: str, now: float) -> dict[str, Any]:
         alive, age, waits = is_alive(self.paths, slot), None, ""
-        try:
+        with suppress(OSError):
             age = round(max(0.0, now - os.stat(self.paths.beat(slot)).st_mtime), 3)
-        except OSError:
-            pass
-        try:  # as worker.agent.inbox.sign writes it
+        with suppress(OSError):  # as worker.agent.inbox.sign writes it
             waits = self.paths.lock(slot).read_text(errors="replace").partition("\n")[2][:200] if alive else ""
-        except OSError:
-            pass
         return {"alive": alive, "age": age, **({"waits": waits} if waits else {})}
 
     def _slots_there(self) -> list[str]:
@@ -191,12 +188,11 @@ def follow(stream: Stream, out: int, beat_s: float = BEAT_S) -> None:
 def parse_start(text: str) -> dict[str, dict[str, int]]:
     """Offsets from `{"E":{"0":123},"L":{"0":45}}`. Raises ValueError."""
     raw = json.loads(text)
-    for kind, offsets in raw.items() if isinstance(raw, dict) else (("", None),):
-        if kind not in ("E", "L") or not isinstance(offsets, dict):
+    for offsets in raw.values() if isinstance(raw, dict) and set(raw) <= {"E", "L"} else (None,):
+        if not isinstance(offsets, dict) or not all(
+            SLOT_RE.match(slot) and type(offset) is int and offset >= 0 for slot, offset in offsets.items()
+        ):
             raise ValueError('offsets look like {"E":{"0":123},"L":{"0":45}}')
-        for slot, offset in offsets.items():
-            if not SLOT_RE.match(slot) or type(offset) is not int or offset < 0:
-                raise ValueError(f"{offset!r} is not an offset of slot {slot!r}")
     return dict(raw)
 
 
@@ -210,19 +206,15 @@ def main(node_dir: Path, start: str) -> int:
         print(f"worker follow: {e}", file=sys.stderr)
         return 2
     threading.Thread(target=_exit_with_stdin, daemon=True).start()
-    try:
+    with suppress(BrokenPipeError, KeyboardInterrupt):
         follow(stream, sys.stdout.fileno())
-    except (BrokenPipeError, KeyboardInterrupt):
-        pass
     os._exit(0)  # the thread may sit in a read that would hold a clean exit up
 
 
 def _exit_with_stdin() -> None:
-    try:
+    with suppress(OSError):
         while os.read(0, 4096):
             pass
-    except OSError:
-        pass
     os._exit(0)
 
 

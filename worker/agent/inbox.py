@@ -167,10 +167,6 @@ class Control:
         """Remove the request once it was carried out."""
         self._paths.cancel(attempt).unlink(missing_ok=True)
 
-    def epoch(self) -> int:
-        """Number of the controller that this node obeys, 0 for none yet."""
-        return read_epoch(self._paths)
-
     def _read_stop(self) -> None:
         word = read_stop(self._paths)
         if word:
@@ -191,7 +187,7 @@ def read_stop(paths: NodePaths) -> str:
 
 
 def read_epoch(paths: NodePaths) -> int:
-    """The number in the epoch file, 0 where there is none."""
+    """Number of the controller that this node obeys, 0 for none yet."""
     try:
         return int(paths.epoch.read_bytes()[:64])
     except (FileNotFoundError, ValueError):

@@ -12,7 +12,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,13 +28,15 @@ from worker.agent.inbox import (
     SpecRejectedError,
     accept,
     lock_slot,
+    read_epoch,
     read_spec,
     sign,
 )  # fmt: skip
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
-from worker.agent.tuner_process import TunerProcess, slot_token, sweep
+from worker.agent.tuner_process import TOKEN, TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
-from worker.device import SLOTS_ON_CORES, Gauge, evidence, identify, pin, slots_on_cores
+from worker.device import SLOTS_ON_CORES, Gauge, identify, pin, slots_on_cores
+from worker.process import kill_marked
 from worker.protocol import (
     CPUS,
     DEVICE_LOCK,
@@ -46,6 +47,7 @@ from worker.protocol import (
     ProtocolError,
     Spec,
     SpecShape,
+    evidence,
     record,
 )  # fmt: skip
 from worker.protocol.paths import IMAGE_ENV
@@ -98,9 +100,10 @@ class Agent:
             return 0
         if cores := pin(self._config.slots[self._slot].get(CPUS, "")):
             self._log(f"runs on {cores} cores near its GPU")
-        for pid in sweep(self._token):
+        # the lock is ours: nobody else can have a living tuner of this slot
+        for pid in kill_marked(f"{TOKEN}={self._token}"):
             self._log(f"ended process {pid}, which an earlier worker of this slot left behind")
-        info = {"pid": os.getpid(), "epoch": self._control.epoch(), "protocol": PROTOCOL, "code": code_sha()}
+        info = {"pid": os.getpid(), "epoch": read_epoch(self._paths), "protocol": PROTOCOL, "code": code_sha()}
         if digest := os.environ.get(IMAGE_ENV):
             info["image"] = digest
         self._records.append(
@@ -195,7 +198,7 @@ class Agent:
             with suppress(OSError):
                 self._device.take()  # a shared device whose other run has ended is ours from now on
         try:
-            spec, line = accept(claim, run=self._config.run, epoch=self._control.epoch(), tuner=self._config.tuner)
+            spec, line = accept(claim, run=self._config.run, epoch=read_epoch(self._paths), tuner=self._config.tuner)
             room = self._make_folder(attempt)
         except SpecRejectedError as e:
             self._log(f"rejected {attempt}: {e}")
@@ -323,13 +326,10 @@ class Printer(RecordFile):
     def __init__(self, path: Path, shapes: Sequence[SpecShape]) -> None:
         super().__init__(path)
         self._keys = {s.id: " ".join(f"{k}={v}" for k, v in s.key.items()) for s in shapes}
-        self._rows: Counter[int] = Counter()
         self.tuned = 0
 
     def append(self, record: Mapping[str, Any]) -> None:
         super().append(record)
-        if record["type"] == "row":
-            self._rows[record["shape"]] += 1
         self.tuned += record["type"] == "shape_tuned"
         if line := self._line(record):
             print(line, flush=True)
@@ -347,8 +347,7 @@ class Printer(RecordFile):
         if r["type"] == "shape_failed":
             return f"{shape}: {r['reason']}, {r['detail']}"
         row = r["row"]
-        best = f"{row['us']:.4g} us, {row.get('tflops', 0):.4g} TFLOPS, {row.get('kernelName', '?')}"
-        return f"{shape}: {best} (of {plural(self._rows[r['shape']], 'candidate')})"
+        return f"{shape}: {row['us']:.4g} us, {row.get('tflops', 0):.4g} TFLOPS, {row.get('kernelName', '?')}"
 
 
 def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:

@@ -110,12 +110,9 @@ class RecordFile:
 def _sync_folder(folder: Path) -> None:
     """Put a new file's name on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
+    with suppress(OSError):  # a file system that cannot, or has no room to
         os.fsync(fd)
-    except OSError:  # a file system that cannot, or has no room to
-        pass
-    finally:
-        os.close(fd)
+    os.close(fd)
 
 
 def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -132,10 +133,8 @@ class Wire:
 def _offer_to_oom_killer() -> None:
     """Have the kernel kill the tuner before the agent, which reports it, where memory runs out."""
     path = Path("/proc/self/oom_score_adj")
-    try:
+    with suppress(OSError, ValueError):
         path.write_text(str(min(1000, int(path.read_text()) + 300)))
-    except (OSError, ValueError):
-        pass
 
 
 def _error(e: BaseException) -> dict[str, Any]:
@@ -143,20 +142,14 @@ def _error(e: BaseException) -> dict[str, Any]:
     name, text = type(e).__name__, str(e)
     if isinstance(e, TunerFault):  # its text is complete, a traceback adds nothing
         return {"type": e.outcome, "detail": clean(text)}
-    if isinstance(e, MemoryError):
+    full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+    kind = "disk_full" if full else "error"
+    if isinstance(e, MemoryError) or name == "OutOfMemoryError" or "out of memory" in text.lower():
         traceback.clear_frames(e.__traceback__)  # let go of what filled the memory
         kind = "oom"
-    elif name == "OutOfMemoryError" or "out of memory" in text.lower():
-        kind = "oom"
-    elif isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT):
-        kind = "disk_full"
-    else:
-        kind = "error"
-    try:
-        if not isinstance(e, TunerNotFoundError):
+    if not isinstance(e, TunerNotFoundError):
+        with suppress(OSError):  # the log's disk may be full
             traceback.print_exception(type(e), e, e.__traceback__)
-    except OSError:  # the log's disk may be full
-        pass
     return {"type": kind, "detail": clean(f"{name}: {text}" if text else name)}
 
 

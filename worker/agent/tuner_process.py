@@ -16,11 +16,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child, Stopwatch, exit_words, kill_marked
+from worker.process import Child, Stopwatch, exit_words
 from worker.protocol import MAX_RECORD_BYTES
 
 UNKILLABLE_S = 5.0
@@ -44,18 +45,10 @@ class TunerProcess:
         """Spawn it. `place`: node_dir, node, slot, token. Raises OSError."""
         messages, theirs = os.pipe()
         argv = [
-            sys.executable,
-            "-u",
-            "-m",
-            "worker",
-            "child",
-            "--tuner",
-            tuner,
-            "--options",
-            json.dumps(options),
-        ]
-        argv += ["--fd", str(theirs), "--parent", str(os.getpid()), "--slot", place["slot"]]
-        argv += ["--node", place["node"], "--node-dir", place["node_dir"]]
+            sys.executable, "-u", "-m", "worker", "child", "--tuner", tuner, "--options", json.dumps(options),
+            "--fd", str(theirs), "--parent", str(os.getpid()), "--slot", place["slot"], "--node", place["node"],
+            "--node-dir", place["node_dir"],
+        ]  # fmt: skip
         path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), os.environ.get("PYTHONPATH", "")) if p)
         try:
             self._child = Child(
@@ -157,10 +150,8 @@ class TunerProcess:
 
     def close(self, grace: float = 2.0) -> None:
         """Ask it to end by closing its stdin, then end it."""
-        try:
+        with suppress(OSError):
             self._child.stdin.close()
-        except OSError:
-            pass
         self.reap(grace)
         if self._messages >= 0:
             os.close(self._messages)
@@ -208,14 +199,6 @@ def slot_token(root: Path, slot: str) -> str:
     """The token of a slot's tuner: by the folder itself, which may have the same path in several containers."""
     info = os.stat(root)
     return f"{root.resolve()}:{info.st_dev}.{info.st_ino}:{slot}"
-
-
-def sweep(token: str) -> list[int]:
-    """Kill the processes that an earlier worker's tuner left behind, which carry `token`; their numbers.
-
-    Only for the holder of the slot's lock: nobody else can have a living tuner of that token.
-    """
-    return kill_marked(f"{TOKEN}={token}")
 
 
 def ending_of(proc: TunerProcess, counters: dict[str, int]) -> tuple[str, str]:
@@ -275,10 +258,7 @@ def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
 
 def _field(path: Path, name: str) -> int | None:
     try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        pass
-    return None
+        found = dict(line.split(" ", 1) for line in path.read_text().splitlines())
+        return int(found[name])
+    except (OSError, ValueError, KeyError):
+        return None

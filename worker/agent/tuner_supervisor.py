@@ -12,7 +12,6 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from worker.agent.attempt import LAST_WORDS, Ended, with_log
@@ -22,30 +21,7 @@ from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import Spec, record
 from worker.text import clean
 
-SHARE = 0.01
-
-
-@dataclass(slots=True)
-class CanaryBudget:
-    """`since`: seconds on some clock at which the slot began to work. `next_s`: what the next one is expected to take,
-    None where the tuner has none. `closed`: one failed, and no other is tried.
-    """
-
-    since: float
-    next_s: float | None = None
-    spent_s: float = 0.0
-    closed: bool = False
-
-    def allows(self, now: float) -> bool:
-        """True where another one would still be within SHARE of the time since `since`."""
-        if self.closed or self.next_s is None:
-            return False
-        return self.spent_s + self.next_s <= SHARE * (now - self.since)
-
-    def took(self, seconds: float) -> None:
-        """Count one."""
-        self.next_s = seconds
-        self.spent_s += seconds
+SHARE = 0.01  # of the slot's time may go into timed canaries
 
 
 STARTS = 2  # in a row where the process is lost before it proved itself; an answer is final at once
@@ -94,7 +70,9 @@ class TunerSupervisor:
         self._canary_timeout_s = canary_timeout_s
         self._deaths: deque[float] = deque(maxlen=IDLE_DEATHS)
         self._start_s = 0.0
-        self._timed = CanaryBudget(time.monotonic())
+        self._since = time.monotonic()
+        # seconds that timed canaries took, and that the next one is expected to take; infinite: none is tried
+        self._timed_s, self._next_timed_s = 0.0, math.inf
         self.proc: TunerProcess | None = None
         self.device: dict[str, Any] = {}
         self.sick = False
@@ -133,7 +111,8 @@ class TunerSupervisor:
         A tuner that cannot is not asked again; a process that is lost over it is replaced as any other.
         """
         began = time.monotonic()
-        if self.proc is None or self.proc.gone or self._control.stop or not self._timed.allows(began):
+        costly = self._timed_s + self._next_timed_s > SHARE * (began - self._since)
+        if self.proc is None or self.proc.gone or self._control.stop or costly:
             return
         self.proc.send(b"P")
         try:
@@ -141,10 +120,10 @@ class TunerSupervisor:
         except (TunerFailedError, StoppedError) as e:
             if isinstance(e, StoppedError) or e.lost or e.outcome == "hang":
                 self.drop()
-            self._timed.closed = True
+            self._timed_s = math.inf
             return
-        seconds = time.monotonic() - began
-        self._timed.took(seconds)
+        seconds = self._next_timed_s = time.monotonic() - began
+        self._timed_s += seconds
         compute, memory = (_positive(message.get(k)) for k in ("compute_us", "memory_us"))
         if compute < 0 and memory < 0:
             return
@@ -199,8 +178,8 @@ class TunerSupervisor:
             raise TunerFailedError("error", "the tuner's ready does not describe its device")
         self.device = device
         expected = _positive(message.get("timed_canary_s"))
-        if expected > 0 and self._timed.spent_s == 0:
-            self._timed.next_s = expected
+        if expected > 0 and not self._timed_s:
+            self._next_timed_s = expected
         self._start_s = round(time.monotonic() - self.proc.spawned, 6)
         self._records.append(record("tuner_ready", time.time(), tuner=self._name, device=device, seconds=self._start_s))
 

@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any, TypeVar
 
 from worker.families import BATCHED, BENCHED
@@ -55,11 +56,11 @@ def mean_of_runs(values: Sequence[float], rule: Rule = Rule()) -> RunMean:
         raise ValueError("no run was taken")
     ordered = sorted(values)
     if len(ordered) < rule.runs:
-        return RunMean(_mean(ordered), spread(ordered), len(ordered), len(ordered), "short")
+        return RunMean(fmean(ordered), spread(ordered), len(ordered), len(ordered), "short")
     windows = [ordered[i : i + rule.runs] for i in range(len(ordered) - rule.runs + 1)]
     best = min(windows, key=spread)
     status = "ok" if spread(best) <= rule.within else "unstable"
-    return RunMean(_mean(best), spread(best), len(best), len(ordered), status)
+    return RunMean(fmean(best), spread(best), len(best), len(ordered), status)
 
 
 def wants_more(values: Sequence[float], rule: Rule = Rule()) -> bool:
@@ -88,11 +89,7 @@ def rounds(
 
 def spread(values: Sequence[float]) -> float:
     """(max - min) / mean; 0 for a single value."""
-    return (max(values) - min(values)) / _mean(values) if values else 0.0
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+    return (max(values) - min(values)) / fmean(values) if values else 0.0
 
 
 def with_texts(options: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:

@@ -18,10 +18,6 @@ def create() -> Tuner:
     return BenchTuner()
 
 
-def _accept(options: Mapping[str, Any]) -> None:
-    """Nothing to check: the command `bench` makes the options itself, and checks what was typed."""
-
-
 def _factor(options: Mapping[str, Any]) -> float:
     backends = len(options.get("backends") or ()) or 2  # where none is named, two of AITER's are likely
     return float(backends * max(1, len(options.get("sides") or ())))
@@ -30,7 +26,7 @@ def _factor(options: Mapping[str, Any]) -> float:
 SPEC = TunerSpec(
     name="bench",
     create=create,
-    parse_options=_accept,
+    parse_options=lambda options: None,  # the command `bench` makes them itself, and checks what was typed
     cost_guess=CostGuess(1.0, 1.0, 1e-13, 1e-9, 12.0),  # about a second a shape and backend
     cost_guess_cpu=CostGuess(1.0, 1.5, 1e-10, 2e-8, 8.0),
     cost_factor=_factor,

@@ -69,18 +69,6 @@ def _no_check(options: Mapping[str, Any]) -> None:
         raise ValueError(f"unknown option {', '.join(map(repr, options))} (there are none)")
 
 
-def _as_long(options: Mapping[str, Any]) -> float:
-    return 1.0
-
-
-def _usual_err_ratio(family: str) -> float:
-    return 0.05
-
-
-def _own_version(name: str, device: Mapping[str, Any]) -> str:
-    return str(device.get(name) or "")
-
-
 @dataclass(frozen=True, slots=True)
 class TunerSpec:
     """A tuner as the registry knows it."""
@@ -100,7 +88,7 @@ class TunerSpec:
     """Guess on a CPU, where it differs."""
     slower_families: Mapping[str, float] = field(default_factory=dict)
     """Factors on the cost of a shape, by family."""
-    cost_factor: Callable[[Mapping[str, Any]], float] = _as_long
+    cost_factor: Callable[[Mapping[str, Any]], float] = lambda options: 1.0
     """Factor on the time of a shape with these options."""
     start_limits: tuple[float, float] | None = None
     """Seconds (until ready, until the canary answered) where they are longer than the worker's usual."""
@@ -113,7 +101,7 @@ class TunerSpec:
     wants_counts: bool = False
     """Its options name the calls of each shape of the workload, as `counts`, where the shapes file has a column
     `count`."""
-    err_ratio: Callable[[str], float] = _usual_err_ratio
+    err_ratio: Callable[[str], float] = lambda family: 0.05
     """(family) -> largest share of wrong elements of a winner."""
     flags: tuple[Flag, ...] = ()
     """Options that `gemmfleet tune` has as flags; the others are given by -O NAME=VALUE."""
@@ -128,7 +116,7 @@ class TunerSpec:
     a whole. None: each shape is one."""
     mixes: bool = False
     """A process may tune shapes of several (N, K), and may be ended between two shapes."""
-    version: Callable[[str, Mapping[str, Any]], str] = _own_version
+    version: Callable[[str, Mapping[str, Any]], str] = lambda name, device: str(device.get(name) or "")
     """(name, device facts of a slot) -> what must be the same for two rows to come from one version; "" for unknown."""
     own_command: str = ""
     """Command line that runs it where that is not `tune`."""

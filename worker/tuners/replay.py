@@ -25,7 +25,7 @@ from worker.tuners.catalog import CostGuess, TunerSpec
 
 if TYPE_CHECKING:
     from worker.protocol import Row, Spec, SpecShape
-    from worker.tuners.base import Emit, Place, Tuner
+    from worker.tuners.base import Emit, Place
 
 Key = Mapping[str, int | str]
 SLICE_S = 0.1
@@ -212,14 +212,9 @@ def pause(seconds: float, emit: Emit) -> None:
         emit.alive()
 
 
-def create() -> Tuner:
-    """A tuner that has not been opened."""
-    return ReplayTuner()
-
-
 SPEC = TunerSpec(
     name="replay",
-    create=create,
+    create=ReplayTuner,
     parse_options=Options.parse,
     cost_guess=CostGuess(0.001, 0.01, 0.0, 0.0, 1.0),
 )

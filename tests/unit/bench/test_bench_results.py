@@ -18,8 +18,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import ProfileRow
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.bench import BenchResults, Result, compared, long, record, results
-from orchestrator.results.comparison import differences
+from orchestrator.results.bench import BenchResults, Result, compared, long, results
 from tests.support.ledger_kit import A8W8, DEVICE, Run
 from tests.support.ledger_kit import row as row_record
 from worker.protocol import record as worker_record
@@ -80,21 +79,6 @@ def test_passes_are_one_result_whose_runs_have_to_agree() -> None:
     assert (one.status, one.samples, one.runs) == ("ok", 3, ((1, 100.0), (2, 103.0), (3, 98.0)))
     assert (one.us, one.tflops) == pytest.approx((301 / 3, 2 * 16 * 512 * 1024 / one.us / 1e6))
     assert results([*passes, row(4, -1.0, "fault")], Rule())[0].status == "fault"
-
-
-def test_a_record_has_the_switches_as_under_test(tmp_path: Path) -> None:
-    stacks: list[dict[str, Any]] = [
-        {"torch": "2.9", "switches": {"TRITON_X": "0", "HSA_Y": "1"}},
-        {"torch": "2.9", "switches": {"HSA_Y": "2"}, "variables": {"TRITON_X": "1", "LD_PRELOAD": "a.so"}},
-    ]
-    both = [record(RunPaths(tmp_path), "a", side, stack, []) for side, stack in enumerate(stacks, 1)]
-    assert both[1]["switches"] == {"HSA_Y": "2", "TRITON_X": "1", "LD_PRELOAD": "a.so"}
-    golden, tot = (
-        {**{f"switches.{k}": v for k, v in r["switches"].items()}, "under_test": r.get("under_test", "")} for r in both
-    )
-    assert {d["field"]: d["kind"] for d in differences(golden, tot)} == {
-        "switches.TRITON_X": "test", "switches.LD_PRELOAD": "test", "switches.HSA_Y": "other", "under_test": "name",
-    }  # fmt: skip
 
 
 def test_the_compare_line_and_the_records_have_the_order_of_env(

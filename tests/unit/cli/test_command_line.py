@@ -131,28 +131,20 @@ PATHS = RunPaths(Path("runs/20260131-154500-3f9a"))
 CONFIG = RunConfig(PATHS.run, 0.0, [], "0", "a4w4_blockscale", "aiter", "s.csv", "", "inv.yaml")
 
 
-def program_at(path: Path) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
 def test_the_program_is_named_as_it_can_be_typed_from_here(tmp_path: Path) -> None:
-    venv, other = tmp_path / "project" / ".venv" / "bin", program_at(tmp_path / "other" / "gemmfleet").parent
-    program_at(venv / "gemmfleet")
-    ours, here = str(venv / "python"), venv.parents[1]
-    for path, cwd, expected in (
-        (f"/usr/bin:{venv}", here, "gemmfleet"),
-        ("/usr/bin", here, ".venv/bin/gemmfleet"),
-        (str(other), here, ".venv/bin/gemmfleet"),  # another gemmfleet on the path is not ours
-        ("/usr/bin", venv.parents[2], "project/.venv/bin/gemmfleet"),
-        ("/usr/bin", venv / "x", str(venv / "gemmfleet")),
+    ours, other, blanks = (tmp_path / name for name in ("project/.venv/bin", "other", "my env"))
+    for folder in (ours, other, blanks):
+        folder.mkdir(parents=True)
+        (folder / "gemmfleet").touch(0o755)
+    for folder, path, cwd, expected in (
+        (ours, f"/usr/bin:{ours}", tmp_path, "gemmfleet"),
+        (ours, str(other), tmp_path / "project", ".venv/bin/gemmfleet"),  # another one on the path is not ours
+        (ours, "/usr/bin", tmp_path, "project/.venv/bin/gemmfleet"),
+        (ours, "/usr/bin", ours / "x", str(ours / "gemmfleet")),
+        (blanks, "", tmp_path, "'my env/gemmfleet'"),
+        (tmp_path / "x", "", tmp_path, "x/python -m orchestrator"),
     ):
-        assert called(ours, path, cwd) == expected
-    assert called(str(program_at(tmp_path / "my env" / "gemmfleet")), "", tmp_path) == "'my env/gemmfleet'"
-    (venv / "gemmfleet").unlink()
-    assert called(ours, "/usr/bin", here) == ".venv/bin/python -m orchestrator"
+        assert called(str(folder / "python"), path, cwd) == expected
 
 
 def test_no_message_spells_the_program_by_hand() -> None:

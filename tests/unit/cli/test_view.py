@@ -17,7 +17,7 @@ from orchestrator.errors import EngineError
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.support.command import command
 from worker.text import clean as worker_clean
-from worker.text import plural, tail
+from worker.text import tail
 
 
 def status(*nodes: NodeStatus) -> RunStatus:
@@ -113,8 +113,3 @@ def test_colours_of_remote_programs_leave_nothing_behind(printed: str, shown: st
     log.write_text("x" * 50 + "\x1b[31mred\x1b[0m\nlast line\n")
     with log.open() as f:
         assert tail(f.fileno(), 0, 20) == "last line", "a log that is cut does not begin within a colour"
-
-
-def test_counted_nouns_agree_in_number() -> None:
-    assert [plural(n, "shape") for n in (0, 1, 5000)] == ["0 shapes", "1 shape", "5,000 shapes"]
-    assert [plural(n, "row is", "rows are") for n in (1, 3)] == ["1 row is", "3 rows are"]

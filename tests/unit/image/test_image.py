@@ -22,25 +22,21 @@ def recipe(**kw: Any) -> Recipe:
     return Recipe(**{"base": "my/base:1", "tag": "my/aiter:1", "gfx": ("gfx950",), **kw})
 
 
-def run_lines(text: str) -> list[str]:
-    """The shell of each RUN, as Docker hands it to sh -c."""
-    joined = text.replace("\\\n", "")
-    return [line.removeprefix("RUN ") for line in joined.splitlines() if line.startswith("RUN ")]
-
-
 def test_what_is_rendered_is_what_was_asked() -> None:
     text = recipe(ref="v0.1.13", prebuild=1, jobs=8, gfx=("gfx942", "gfx950"), repo="git://host/aiter").dockerfile()
-    lines = run_lines(text)
-    assert text.splitlines()[1] == "FROM my/base:1"
-    assert any("git clone" in x and "git://host/aiter /opt/aiter" in x and "fetch origin v0.1.13" in x for x in lines)
-    assert any("submodule update --init --recursive" in x for x in lines)
-    assert any(
-        "export PREBUILD_KERNELS=1 GPU_ARCHS='gfx942;gfx950' AITER_USE_SYSTEM_TRITON=1 MAX_JOBS=8;" in x for x in lines
-    )
-    assert "COPY" not in text
-    assert "ENV" not in text
+    lines = [x.removeprefix("RUN ") for x in text.replace("\\\n", "").splitlines() if x.startswith("RUN ")]
     for line in lines:  # sh reads them
         subprocess.run(["sh", "-n", "-c", line], check=True)
+    for words in (
+        "git://host/aiter /opt/aiter",
+        "fetch origin v0.1.13",
+        "submodule update --init --recursive",
+        "export PREBUILD_KERNELS=1 GPU_ARCHS='gfx942;gfx950' AITER_USE_SYSTEM_TRITON=1 MAX_JOBS=8;",
+    ):
+        assert any(words in x for x in lines), words
+    assert text.splitlines()[1] == "FROM my/base:1"
+    assert "COPY" not in text
+    assert "ENV" not in text
     assert "requirements.txt" not in recipe(requirements=False).dockerfile()
 
 
@@ -64,26 +60,19 @@ def test_tables_are_compiled_with_and_used(tmp_path: Path) -> None:
         ({"base": "a b"}, "--base"),
         ({"tag": "-x"}, "--tag"),
         ({"ref": "main; rm -rf /"}, "--ref"),
-        ({"ref": "--upload-pack=x"}, "--ref"),
         ({"ref": "a..b"}, "--ref"),
         ({"repo": "--upload-pack=x"}, "--repo"),
         ({"repo": "ext::sh -c id"}, "--repo"),
-        ({"repo": "https://h/a b"}, "--repo"),
-        ({"repo": "https://me:secret@h/aiter.git"}, "password"),
+        ({"repo": "https://me:hunter2@h/aiter.git"}, "password"),
         ({"gfx": ()}, "no chip"),
         ({"gfx": ("sm_90",)}, "--gfx"),
         ({"prebuild": 7}, "--prebuild"),
     ],
 )
 def test_what_is_refused(kw: dict[str, Any], told: str) -> None:
-    with pytest.raises(InputError, match=told):
+    with pytest.raises(InputError, match=told) as e:
         recipe(**kw)
-
-
-def test_a_secret_is_never_repeated() -> None:
-    with pytest.raises(InputError) as e:
-        recipe(repo="https://me:hunter2@h/aiter.git")
-    assert "hunter2" not in str(e.value)
+    assert "hunter2" not in str(e.value), "a secret is never repeated"
 
 
 def image(*args: str) -> str:
@@ -94,57 +83,45 @@ def image(*args: str) -> str:
 
 
 def test_the_inventory_says_image_and_chip(tmp_path: Path) -> None:
-    inventory = tmp_path / "inv.yaml"
+    inventory, out = tmp_path / "inv.yaml", tmp_path / "folder"
     node = "transport: ssh, engine: docker, image: my/aiter:2, gfx: gfx950, cu_num: 256"
     inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node}}}\n")
-    out = tmp_path / "folder"
     told = image("build", "--render", "-i", str(inventory), "--base", "b", "-o", str(out))
     assert told == f"written: {out}; build it with: sh {out}/build.sh\n"
     assert sorted(os.listdir(out)) == ["Dockerfile", "build.sh"]
     assert "--tag my/aiter:2" in (out / "build.sh").read_text()
     assert "GPU_ARCHS=gfx950" in image("build", "--render", "-i", str(inventory), "--base", "b")
-    for shell in ("sh", "bash"):
-        subprocess.run([shell, "-n", str(out / "build.sh")], check=True)
+    subprocess.run(["sh", "-n", out / "build.sh"], check=True)
     if shutil.which("shellcheck"):
-        subprocess.run(["shellcheck", "-S", "warning", str(out / "build.sh")], check=True)
+        subprocess.run(["shellcheck", "-S", "warning", out / "build.sh"], check=True)
     inventory.write_text(f"nodes:\n  a: {{{node}}}\n  b: {{{node.replace(':2', ':3')}}}\n")
-    with pytest.raises(InputError, match="give --tag"):
-        image("build", "--render", "-i", str(inventory), "--base", "b")
-    with pytest.raises(InputError, match="has no node 'c'"):
-        image("build", "-i", str(inventory), "--base", "b", "--tag", "t", "--node", "c")
-    with pytest.raises(InputError, match="--node needs the inventory"):
-        image("build", "--base", "b", "--tag", "t", "--node", "c")
+    for args, says in (
+        (("--render", "-i", str(inventory)), "give --tag"),
+        (("-i", str(inventory), "--tag", "t", "--node", "c"), "has no node 'c'"),
+        (("--tag", "t", "--node", "c"), "--node needs the inventory"),
+    ):
+        with pytest.raises(InputError, match=says):
+            image("build", "--base", "b", *args)
 
 
-@pytest.fixture
-def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A stand-in for the docker command: notes how it was called, prints, ends with the code in `code`."""
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    (folder / "docker").write_text(
-        f'#!/bin/sh\necho "$PWD $*" >>{tmp_path}/calls\n'
-        'case "$1" in\n'
-        "image) echo sha256:abc ;;\n"
-        f"*) printf 'Step 1\\n\\033[31mred\\033[0m warning\\n' >&2; exit \"$(cat {tmp_path}/code)\" ;;\n"
-        "esac\n"
+def test_a_build_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a stand-in for docker, which notes how it was called, prints, and ends with the code in `code`."""
+    docker = tmp_path / "bin/docker"
+    docker.parent.mkdir()
+    docker.write_text(
+        f'#!/bin/sh\necho "$PWD $*" >>{tmp_path}/calls\n[ "$1" = image ] && echo sha256:abc && exit\n'
+        f"printf 'Step 1\\n\\033[31mred\\033[0m warning\\n' >&2; exit \"$(cat {tmp_path}/code)\"\n"
     )
-    (folder / "docker").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{docker.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "code").write_text("0")
-    return tmp_path
-
-
-def test_a_build_here(docker: Path) -> None:
     args = ("build", "--base", "b", "--tag", "x/y:1", "--gfx", "gfx950", "--network", "host", "--no-cache")
-    out = image(*args)
-    folder = docker / "home" / ".gemmfleet" / "images" / "x-y-1"
-    assert out.splitlines() == [
-        "[this machine] Step 1", "[this machine] red warning", "[this machine] built x/y:1: sha256:abc",
-    ]  # fmt: skip
-    calls = (docker / "calls").read_text().splitlines()
-    assert calls[0] == f"{folder} build --tag x/y:1 --network host --no-cache ."
+    said = ["Step 1", "red warning", "built x/y:1: sha256:abc"]
+    assert image(*args).splitlines() == [f"[this machine] {line}" for line in said]
+    call = (tmp_path / "calls").read_text().splitlines()[0]
+    assert call == f"{tmp_path}/.gemmfleet/images/x-y-1 build --tag x/y:1 --network host --no-cache ."
     assert json.loads(image(*args, "--json")) == {"image": "x/y:1", "built": {"this machine": "sha256:abc"}}
-    (docker / "code").write_text("3")
+    (tmp_path / "code").write_text("3")
     with pytest.raises(EngineError, match=r"(?s)the build failed .*build\.sh repeats it.*red warning"):
         image(*args)

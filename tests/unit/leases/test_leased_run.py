@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, TypeVar
 
 import pytest
 
@@ -20,29 +22,17 @@ from orchestrator.leases.base import EndCause
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.view.explain import explain
-from orchestrator.view.status import RunStatus
 from tests.support.processes import kill_in
 from tests.unit.leases.standin import Scheduler
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
-
-class Notes:
-    """Everything that a person was shown."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def update(self, status: RunStatus) -> None:
-        """Nobody watches."""
-
-    def note(self, text: str, *, bad: bool = False) -> None:
-        self.lines.append(text)
+Kind = TypeVar("Kind", bound=Record)
 
 
 class LeasedRun:
     """A run of 24 shapes in 12 groups on a pool of leases with two slots each."""
 
-    def __init__(self, folder: Path, scheduler: Scheduler, options: str = "count: 1-3") -> None:
+    def __init__(self, folder: Path, scheduler: Scheduler, options: str) -> None:
         (folder / "i.yaml").write_text(
             f"defaults: {{tuner: replay}}\nnodes:\n  pool: {{lease: slurm, gpus: 2, {options}}}\n"
         )
@@ -52,20 +42,27 @@ class LeasedRun:
             folder / "s.csv", folder / "runs", folder / "i.yaml", "a16w16", options={"seconds_per_shape": 0.1}
         )
         self.paths: RunPaths = prepare(request).create()
-        self.scheduler, self.notes = scheduler, Notes()
-        self.state = ""
+        self.scheduler = scheduler
+        self.lines: list[str] = []
+        """Everything that a person was shown."""
+        self.view: Any = SimpleNamespace(update=lambda status: None, note=lambda text, **_: self.lines.append(text))
+        self.state = self.error = ""
+        self._thread = threading.Thread(target=self._go, daemon=True)
+        self.start = self._thread.start
 
-    def start(self) -> threading.Thread:
-        def run() -> None:
-            self.state = drive(self.paths, self.notes, handle_signals=False).state
+    def _go(self) -> None:
+        try:
+            self.state = drive(self.paths, self.view, handle_signals=False).state
+        except NoUsableNodeError as e:
+            self.error = str(e)
 
-        thread = threading.Thread(target=run, daemon=True)
-        thread.start()
-        return thread
+    def finish(self) -> None:
+        self._thread.join(PATIENCE_S)
+        assert (self.state, self.tuned()) == ("finished", 24)
 
-    def records(self, *kinds: type[Record]) -> list[Record]:
+    def records(self, kind: type[Kind]) -> list[Kind]:
         with Ledger.open(self.paths.ledger) as ledger:
-            return [r for _, r in ledger.journal_records() if isinstance(r, kinds)]
+            return [r for _, r in ledger.journal_records() if isinstance(r, kind)]
 
     def tuned(self) -> int:
         with Ledger.open(self.paths.ledger) as ledger:
@@ -90,20 +87,15 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
 
 def test_a_lease_that_the_scheduler_takes_back_costs_nobody_anything(make_run: Callable[..., LeasedRun]) -> None:
     run = make_run(Scheduler(grants=True))
-    thread = run.start()
+    run.start()
     wait_until(run.tuned, "the first lease works")
     run.scheduler.end("1", EndCause.PREEMPTED)
-    thread.join(120)
-    assert (run.state, run.tuned()) == ("finished", 24)
-    assert [(e.node, e.host, e.lease) for e in run.records(NodeExpected) if isinstance(e, NodeExpected)] == [
-        ("pool-1", "g1", "1"),
-        ("pool-2", "g2", "2"),
-    ]
-    (ended,) = [e for e in run.records(LeaseEnded) if isinstance(e, LeaseEnded)]
-    assert (ended.node, ended.cause, ended.charged) == ("pool-1", "preempted", False)
+    run.finish()
+    nodes = [(e.node, e.host, e.lease) for e in run.records(NodeExpected)]
+    assert nodes == [("pool-1", "g1", "1"), ("pool-2", "g2", "2")]
+    assert [(e.node, e.cause, e.charged) for e in run.records(LeaseEnded)] == [("pool-1", "preempted", False)]
     assert run.scheduler.held() == [], "nothing is left in the queue"
-    tuned = [r.shape for r in run.records(ShapeTuned) if isinstance(r, ShapeTuned)]
-    assert sorted(tuned) == list(range(1, 25)), "what was tuned is not measured again"
+    assert sorted(r.shape for r in run.records(ShapeTuned)) == [*range(1, 25)], "nothing is measured again"
     assert not run.records(FailShape), "nobody is suspected"
 
 
@@ -111,51 +103,38 @@ def test_cancel_of_a_run_without_a_controller_gives_its_leases_back(make_run: Ca
     run = make_run(Scheduler(grants=True), "count: 2")
     run.scheduler.ask(2)
     assert len(run.scheduler.held()) == 2, "as a controller that was killed left them"
-    assert drive(run.paths, run.notes, cancel=True, handle_signals=False).state == "cancelled"
+    assert drive(run.paths, run.view, cancel=True, handle_signals=False).state == "cancelled"
     assert run.scheduler.held() == []
 
 
 def test_a_run_waits_for_its_first_lease_and_a_queue_is_no_failure(make_run: Callable[..., LeasedRun]) -> None:
     run = make_run(Scheduler())
-    thread = run.start()
+    run.start()
     wait_until(lambda: run.scheduler.requests, "a lease is asked for")
     assert run.scheduler.requests == [(1, frozenset())]
     wait_until(lambda: [n.state for n in polled_status(run.paths).nodes] == ["queued"], "status shows it")
     assert "pool pool: 1 lease is queued: 1 (Priority)" in "\n".join(explain(run.paths, None).lines())
     run.scheduler.ready("1", "g7")
-    thread.join(120)
-    assert (run.state, run.tuned()) == ("finished", 24)
-    assert run.scheduler.held() == []
+    run.finish()
 
 
 def test_a_pool_that_never_gets_ready_ends_the_run_with_the_schedulers_words(
     make_run: Callable[..., LeasedRun],
 ) -> None:
     run = make_run(Scheduler())
-    errors: list[str] = []
-
-    def go() -> None:
-        try:
-            drive(run.paths, run.notes, handle_signals=False)
-        except NoUsableNodeError as e:
-            errors.append(str(e))
-
-    thread = threading.Thread(target=go, daemon=True)
-    thread.start()
+    run.start()
     for i in ("1", "2", "3"):
         wait_until(lambda i=i: i in run.scheduler.leases, "another is asked for")  # type: ignore[misc]
         run.scheduler.end(i, EndCause.FAILED, "BOOT_FAIL")
-    thread.join(120)
-    assert ["BOOT_FAIL" in e for e in errors] == [True], errors
+    wait_until(lambda: "BOOT_FAIL" in run.error, "the run ends")
 
 
 def test_a_lease_near_its_end_takes_no_more_work(make_run: Callable[..., LeasedRun]) -> None:
     run = make_run(Scheduler(), "count: 1")
-    thread = run.start()
+    run.start()
     wait_until(lambda: run.scheduler.leases, "a lease is asked for")
     run.scheduler.ready("1", "g1", ends_at=time.time() + 20.0)
     wait_until(lambda: "2" in run.scheduler.leases, "another is asked for in time")
     run.scheduler.ready("2", "g2")
-    thread.join(120)
-    assert (run.state, run.tuned()) == ("finished", 24)
-    assert any("takes no more work: its lease ends in" in line for line in run.notes.lines), run.notes.lines
+    run.finish()
+    assert any("takes no more work: its lease ends in" in line for line in run.lines), run.lines

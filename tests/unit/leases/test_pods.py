@@ -1,68 +1,71 @@
-"""Pods that are requested, and the meaning of their states; these are of a real API server, shortened."""
+"""Pods that are requested, listed, and the meaning of their states, which are of a real API server, shortened."""
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
-from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from urllib3 import HTTPResponse
 
+from orchestrator.errors import InputError, LoginError, TransportError, UnreachableError
+from orchestrator.leases import kubernetes
 from orchestrator.leases.base import EndCause, LeaseState
 from orchestrator.leases.kubernetes import (
     CONTAINER,
     NOT_READY_S,
     PULL_S,
+    KubernetesSource,
     PodRequest,
     lease_of,
     manifest,
     new_name,
     template_faults,
     trouble,
-)
+)  # fmt: skip
+from orchestrator.transport.pod import connect, refusal
+
+pytest.importorskip("kubernetes")
 
 REQUEST = PodRequest("rocm/pytorch:latest", gpus=8, time_s=14400)
+QUEUED, READY, ENDED = LeaseState
+Json = dict[str, Any]
 
 
-def made(avoid: tuple[str, ...] = (), **template: Any) -> dict[str, Any]:
+def made(avoid: tuple[str, ...] = (), **template: Any) -> Json:
     return manifest(
         replace(REQUEST, template=template), "20260131-154500-3f9a", "pool", "gemmfleet-a", "echo holder", avoid
     )
 
 
-def pod(status: dict[str, Any], host: str = "k1", **metadata: Any) -> dict[str, Any]:
-    spec: dict[str, Any] = {"nodeName": host} if host else {}
+def pod(status: Json, host: str = "k1", **metadata: Any) -> Json:
+    spec: Json = {"nodeName": host} if host else {}
     return {"metadata": {"name": "a", **metadata}, "spec": spec, "status": status}
 
 
-def container(**state: Any) -> list[dict[str, Any]]:
+def conditions(ready: str) -> list[Json]:
+    return [{"type": "Ready", "status": ready}, {"type": "ContainersReady", "status": "True"}]
+
+
+def container(**state: Any) -> list[Json]:
     return [{"name": "sidecar", "state": {"running": {}}}, {"name": CONTAINER, "state": state}]
 
 
-def running(**status: Any) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": "True"}, {"type": "ContainersReady", "status": "True"}]
-    return {"phase": "Running", "containerStatuses": container(running={}), "conditions": conditions, **status}
+def running(**status: Any) -> Json:
+    given = {"phase": "Running", "containerStatuses": container(running={}), "conditions": conditions("True")}
+    return given | status
 
 
-def ended(of_container: str = "Error", code: int = 1, **status: Any) -> dict[str, Any]:
+def ended(of_container: str = "Error", code: int = 1, **status: Any) -> Json:
     states = container(terminated={"reason": of_container, "exitCode": code})
     return {"phase": "Failed" if code else "Succeeded", "containerStatuses": states, **status}
 
 
-# --- the pod that is asked for --------------------------------------------------------------------------------------
-
-
-def test_a_pod_has_no_privilege_no_token_and_is_never_started_again() -> None:
-    spec = made()["spec"]
-    (only,) = spec["containers"]
-    assert spec["restartPolicy"] == "Never"
-    assert spec["automountServiceAccountToken"] is False
-    assert spec["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}}
-    assert only["securityContext"] == {"allowPrivilegeEscalation": False}
-    assert spec["activeDeadlineSeconds"] == 14400
-    assert only["command"] == ["sh", "-c", "echo holder"]
-    assert only["resources"]["limits"] == {"amd.com/gpu": "8"}
+# --- the pod that is asked for ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("pool", ["pool", "MI355x.eu_west", "p" * 63, "-"])
@@ -72,46 +75,53 @@ def test_the_name_is_a_dns_label(pool: str) -> None:
     assert name != new_name("20260131-154500-3f9a", pool)
 
 
-def test_the_template_is_merged_into_the_pod() -> None:
-    spec = made(
-        metadata={"labels": {"kueue.x-k8s.io/queue-name": "gpus"}, "annotations": {"a": "b"}},
+def test_a_pod_has_no_privilege_and_the_template_is_merged_into_it() -> None:
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]
+    sidecar = {"name": "sidecar", "image": "busybox"}
+    tolerations = [{"key": "amd.com/gpu", "operator": "Exists"}]
+    found = made(
+        metadata={"labels": {"kueue.x-k8s.io/queue-name": "gpus"}},
         spec={
-            "tolerations": [{"key": "amd.com/gpu", "operator": "Exists"}],
-            "nodeSelector": {"pool": "mi355x"},
+            "tolerations": tolerations,
             "securityContext": {"fsGroup": 44},
-            "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
-            "containers": [
-                {"volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}], "env": [{"name": "A", "value": "1"}]},
-                {"name": "sidecar", "image": "busybox"},
-            ],
+            "containers": [{"volumeMounts": mounts, "env": [{"name": "A", "value": "1"}]}, sidecar],
         },
     )
-    assert spec["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
-    assert spec["metadata"]["labels"]["gemmfleet/pool"] == "pool"
-    pod = spec["spec"]
-    assert pod["tolerations"] == [{"key": "amd.com/gpu", "operator": "Exists"}]
-    assert pod["nodeSelector"] == {"pool": "mi355x"}
-    assert pod["securityContext"] == {"seccompProfile": {"type": "RuntimeDefault"}, "fsGroup": 44}
-    ours, sidecar = pod["containers"]
-    assert ours["name"] == CONTAINER
-    assert ours["image"] == REQUEST.image
-    assert ours["volumeMounts"] == [{"name": "shm", "mountPath": "/dev/shm"}]
-    assert [e["name"] for e in ours["env"]] == ["GEMMFLEET_LEASE", "A"]
-    assert sidecar == {"name": "sidecar", "image": "busybox"}
+    assert found["metadata"]["labels"] == {
+        "gemmfleet/run": "20260131-154500-3f9a", "gemmfleet/pool": "pool", "kueue.x-k8s.io/queue-name": "gpus",
+    }  # fmt: skip
+    ours = {
+        "name": CONTAINER,
+        "image": REQUEST.image,
+        "command": ["sh", "-c", "echo holder"],
+        "env": [{"name": "GEMMFLEET_LEASE", "value": "gemmfleet-a"}, {"name": "A", "value": "1"}],
+        "securityContext": {"allowPrivilegeEscalation": False},
+        "resources": {"limits": {"amd.com/gpu": "8"}},
+        "volumeMounts": mounts,
+    }
+    assert found["spec"] == {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 60,
+        "activeDeadlineSeconds": 14400,
+        "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}, "fsGroup": 44},
+        "tolerations": tolerations,
+        "containers": [ours, sidecar],
+    }
 
 
 def test_hosts_to_avoid_are_in_every_alternative_of_the_affinity() -> None:
-    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
-    other = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["b"]}]}
-    required = {"nodeSelectorTerms": [zone, other]}
-    given = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}, "podAntiAffinity": {"x": 1}}
-    affinity = made(avoid=("k2", "k1"), spec={"affinity": given})["spec"]["affinity"]
-    terms = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    zones = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": [zone]}]} for zone in "ab"]
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    given = {"nodeAffinity": {required: {"nodeSelectorTerms": zones}}, "podAntiAffinity": {"x": 1}}
     away = [{"key": "metadata.name", "operator": "NotIn", "values": [h]} for h in ("k1", "k2")]
-    assert terms == [{**zone, "matchFields": away}, {**other, "matchFields": away}]
-    assert affinity["podAntiAffinity"] == {"x": 1}
-    alone = made(avoid=("k1",))["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
-    assert alone == {"nodeSelectorTerms": [{"matchFields": away[:1]}]}
+    terms = [{**zone, "matchFields": away} for zone in zones]
+    assert made(avoid=("k2", "k1"), spec={"affinity": given})["spec"]["affinity"] == {
+        "nodeAffinity": {required: {"nodeSelectorTerms": terms}}, "podAntiAffinity": {"x": 1},
+    }  # fmt: skip
+    alone = {"nodeAffinity": {required: {"nodeSelectorTerms": [{"matchFields": away[:1]}]}}}
+    assert made(avoid=("k1",))["spec"]["affinity"] == alone
 
 
 @pytest.mark.parametrize(
@@ -129,86 +139,163 @@ def test_hosts_to_avoid_are_in_every_alternative_of_the_affinity() -> None:
         ({"spec": {"containers": [{"resources": {"limits": {"amd.com/gpu": 1}}}]}}, "give `gpus:`"),
     ],
 )
-def test_what_a_template_must_not_set_is_named_with_its_way_out(template: dict[str, Any], fault: str) -> None:
+def test_what_a_template_must_not_set_is_named_with_its_way_out(template: Json, fault: str) -> None:
     assert any(fault in f for f in template_faults(template))
 
 
-# --- what the state of one means ------------------------------------------------------------------------------------
+# --- what the state of one means --------------------------------------------------------------------------------------
 
 
-def test_a_pod_that_waits_for_the_scheduler_quotes_it() -> None:
-    words = "0/2 nodes are available: 2 Insufficient amd.com/gpu."
-    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
-    lease = lease_of(pod({"phase": "Pending", "conditions": [scheduled]}, host=""))
-    assert (lease.state, lease.host, lease.why) == (LeaseState.QUEUED, "", words)
-    gated = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
-    assert lease_of(pod({"phase": "Pending", "conditions": [gated]}, host="")).why == "SchedulingGated"
-    assert lease_of(pod({"phase": "Pending"}, host="")).why == "waits for the scheduler"
-    assert lease_of(pod({"phase": "Pending"})).why == "starts on k1"
+def waits(reason: str, words: str = "", kind: str = "PodScheduled") -> Json:
+    return {"phase": "Pending", "conditions": [{"type": kind, "status": "False", "reason": reason, "message": words}]}
 
 
-def test_a_running_pod_is_ready_until_its_time_is_over() -> None:
-    given = pod(running(startTime="2026-01-31T15:45:00Z"))
-    given["spec"]["activeDeadlineSeconds"] = 3600
-    lease = lease_of(given)
-    assert (lease.state, lease.host, lease.cause) == (LeaseState.READY, "k1", None)
-    assert lease.ends_at == datetime(2026, 1, 31, 16, 45, tzinfo=timezone.utc).timestamp()
-
-
-def test_a_pod_that_is_being_deleted_is_ready_until_its_container_ends() -> None:
-    lease = lease_of(pod(running(), deletionTimestamp="2026-01-31T15:46:00Z"))
-    assert (lease.state, lease.ends_at) == (
-        LeaseState.READY,
-        datetime(2026, 1, 31, 15, 46, tzinfo=timezone.utc).timestamp(),
-    )
-    assert lease.why == "the pod was deleted"
-
-
-@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff"])
-def test_an_image_that_cannot_be_pulled_is_given_up_after_some_patience(reason: str) -> None:
-    given = pod(
-        {"phase": "Pending", "containerStatuses": container(waiting={"reason": reason, "message": "not found"})}
-    )
-    lease = lease_of(given)
-    assert trouble(given) == (lease.why, PULL_S)
-    assert (lease.state, lease.why) == (LeaseState.QUEUED, f"{reason}: not found")
-
-
-def target(reason: str) -> dict[str, Any]:
+def target(reason: str) -> Json:
     return {"conditions": [{"type": "DisruptionTarget", "status": "True", "reason": reason, "message": "words"}]}
 
 
+NO_IMAGE = {"phase": "Pending", "containerStatuses": container(waiting={"reason": "ErrImagePull", "message": "none"})}
+LATE = {"startTime": "2026-01-31T15:45:00Z"}
 DELETED = {"deletionTimestamp": "2026-01-31T15:46:00Z"}
+FEW = "0/2 nodes are available: 2 Insufficient amd.com/gpu."
+NODE_HAD_NOT = "Node didn't have enough"
 
 
 @pytest.mark.parametrize(
-    ("status", "metadata", "cause", "why"),
+    ("given", "state", "cause", "why"),
     [
-        (ended("Completed", 0), {}, EndCause.RELEASED, "Completed"),
-        (ended("OOMKilled", 137), {}, EndCause.FAILED, "OOMKilled, exit code 137"),
-        (ended("Error", 3), {}, EndCause.FAILED, "Error, exit code 3"),
-        (ended("Error", 0), DELETED, EndCause.PREEMPTED, "the pod was deleted"),
-        (ended("Error", 137, reason="Evicted", message="low on it"), {}, EndCause.PREEMPTED, "Evicted: low on it"),
-        (ended("Error", 137, reason="DeadlineExceeded"), {}, EndCause.TIME_LIMIT, "DeadlineExceeded"),
-        (ended("Error", 143, reason="Terminated", message="shutdown"), {}, EndCause.PREEMPTED, "Terminated: shutdown"),
-        (ended("Error", 143, **target("PreemptionByScheduler")), DELETED, EndCause.PREEMPTED,
+        (pod(waits("Unschedulable", FEW), host=""), QUEUED, None, FEW),
+        (pod(waits("SchedulingGated"), host=""), QUEUED, None, "SchedulingGated"),
+        (pod({"phase": "Pending"}, host=""), QUEUED, None, "waits for the scheduler"),
+        (pod({"phase": "Pending"}), QUEUED, None, "starts on k1"),
+        (pod(NO_IMAGE), QUEUED, None, "ErrImagePull: none"),
+        (pod(running()), READY, None, ""),
+        (pod(running(), **DELETED), READY, None, "the pod was deleted"),
+        (pod(ended("Completed", 0)), ENDED, EndCause.RELEASED, "Completed"),
+        (pod(ended("OOMKilled", 137)), ENDED, EndCause.FAILED, "OOMKilled, exit code 137"),
+        (pod(ended("Error", 0), **DELETED), ENDED, EndCause.PREEMPTED, "the pod was deleted"),
+        (pod(ended(reason="Evicted", message="low on it")), ENDED, EndCause.PREEMPTED, "Evicted: low on it"),
+        (pod(ended(reason="DeadlineExceeded")), ENDED, EndCause.TIME_LIMIT, "DeadlineExceeded"),
+        (pod(ended(reason="Terminated", message="shutdown")), ENDED, EndCause.PREEMPTED, "Terminated: shutdown"),
+        (pod(ended(**target("PreemptionByScheduler")), **DELETED), ENDED, EndCause.PREEMPTED,
          "PreemptionByScheduler: words"),
-        (ended("Error", 143, **target("EvictionByEvictionAPI")), DELETED, EndCause.PREEMPTED,
-         "EvictionByEvictionAPI: words"),
-        ({"phase": "Failed", "reason": "OutOfamd.com/gpu", "message": "Node didn't have enough"}, {}, EndCause.FAILED,
-         "OutOfamd.com/gpu: Node didn't have enough"),
-        ({**running(), "reason": "NodeLost"}, {}, EndCause.FAILED, "NodeLost"),
+        (pod({"phase": "Failed", "reason": "OutOfgpu", "message": NODE_HAD_NOT}), ENDED, EndCause.FAILED,
+         f"OutOfgpu: {NODE_HAD_NOT}"),
+        (pod({**running(), "reason": "NodeLost"}), ENDED, EndCause.FAILED, "NodeLost"),
     ],
 )  # fmt: skip
-def test_why_a_pod_ended(status: dict[str, Any], metadata: dict[str, Any], cause: EndCause, why: str) -> None:
-    lease = lease_of(pod(status, **metadata))
-    assert (lease.state, lease.cause, lease.why) == (LeaseState.ENDED, cause, why)
+def test_what_the_state_of_a_pod_means(given: Json, state: LeaseState, cause: EndCause | None, why: str) -> None:
+    lease = lease_of(given)
+    assert (lease.state, lease.cause, lease.why) == (state, cause, why)
 
 
-def test_a_pod_on_a_node_that_is_not_ready_is_in_trouble() -> None:
-    conditions = [{"type": "Ready", "status": "False"}, {"type": "ContainersReady", "status": "True"}]
-    given = pod(running(conditions=conditions))
-    assert trouble(given) == ("node k1 is NotReady", NOT_READY_S)
-    assert lease_of(given).state is LeaseState.READY, "it may pass"
-    given["spec"]["readinessGates"] = [{"conditionType": "somebody/elses"}]
-    assert trouble(given) == ("", 0.0)
+def test_a_lease_ends_at_its_deadline_or_with_its_deletion() -> None:
+    given = pod(running(**LATE))
+    given["spec"]["activeDeadlineSeconds"] = 3600
+    assert lease_of(given).ends_at == 1769877900.0
+    given["metadata"] |= DELETED
+    assert lease_of(given).ends_at == 1769874360.0
+
+
+def test_trouble_of_a_pod_that_may_pass() -> None:
+    lost = pod(running(conditions=conditions("False")))
+    assert trouble(pod(NO_IMAGE)) == ("ErrImagePull: none", PULL_S)
+    assert trouble(lost) == ("node k1 is NotReady", NOT_READY_S)
+    assert lease_of(lost).state is READY, "it may pass"
+    lost["spec"]["readinessGates"] = [{"conditionType": "somebody/elses"}]
+    assert trouble(lost) == ("", 0.0)
+
+
+# --- answers of the API server; tests/integration/test_kubernetes.py has a real one -----------------------------------
+
+
+class Listed:
+    """A source whose API server has one answer."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answer = (200, b"")
+        (folder / "kubeconfig").write_text(yaml.safe_dump({
+            "apiVersion": "v1", "kind": "Config", "current-context": "x",
+            "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:1"}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+            "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        }))  # fmt: skip
+        monkeypatch.setenv("KUBECONFIG", str(folder / "kubeconfig"))
+        self.source = KubernetesSource("r1", "pool", PodRequest("any"))
+        pool = self.source._api.rest_client.pool_manager
+        monkeypatch.setattr(pool, "request", lambda *args, **_: HTTPResponse(self.answer[1], status=self.answer[0]))
+        self.list = self.source.list
+
+    def pods(self, *pods: Json) -> None:
+        self.answer = (200, json.dumps({"kind": "PodList", "apiVersion": "v1", "items": pods}).encode())
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Listed:
+    return Listed(tmp_path, monkeypatch)
+
+
+def test_a_refusal_is_one_and_an_answer_that_is_no_list_of_pods_is_none(listed: Listed) -> None:
+    """A proxy in front of a server that is away answers like this; the client raises errors of many kinds then."""
+    listed.answer = (403, b'{"kind": "Status", "message": "cannot list resource", "code": 403}')
+    with pytest.raises(TransportError, match="cannot list resource") as refused:
+        listed.list()
+    assert not isinstance(refused.value, UnreachableError)
+    for body in (b"<html>maintenance</html>", b'{"items": 5}', b"", b'{"kind": "PodList"'):
+        listed.answer = (200, body)
+        with pytest.raises(UnreachableError):
+            listed.list()
+
+
+def test_trouble_that_lasts_ends_a_lease(listed: Listed, monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = pod(running(conditions=conditions("False")))
+    lost["spec"]["containers"] = [{"name": CONTAINER}]
+    for status in lost["status"]["containerStatuses"]:
+        status |= {"image": "any", "imageID": "", "ready": True, "restartCount": 0}
+    listed.pods(lost)
+    assert [x.state for x in listed.list()] == [READY]
+    monkeypatch.setattr(kubernetes, "NOT_READY_S", 0.0)
+    assert [(x.cause, x.why) for x in listed.list()] == [(EndCause.FAILED, "node k1 is NotReady")]
+
+
+def test_a_controller_in_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kubernetes.config import incluster_config
+
+    for name, text in (("token", "t"), ("ca.crt", "any"), ("namespace", "tuning\n")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.delenv("KUBECONFIG", raising=False)
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "198.18.0.1")
+    monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "443")
+    monkeypatch.setattr(incluster_config, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(incluster_config, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    api, namespace = connect(None)
+    assert (api.configuration.host, namespace) == ("https://198.18.0.1:443", "tuning")
+
+
+@pytest.mark.parametrize("text", [None, "contexts: [", "contexts: 5\n", "apiVersion: v1\n"])
+def test_a_kubeconfig_that_cannot_be_used_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    path = tmp_path / "kubeconfig"
+    if text:
+        path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(InputError, match=r"(?s)kubeconfig cannot be used.*set KUBECONFIG, or `context:`"):
+        connect(None)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "transient", "words"),
+    [
+        (403, '{"message": "exceeded quota"}', TransportError, None, "n1: exceeded quota"),
+        (401, "Unauthorized", LoginError, None, "does not know this user (Unauthorized)"),
+        (404, "not found", UnreachableError, False, "not found"),
+        (503, "", UnreachableError, True, "503: it gave no reason"),
+    ],
+)
+def test_answers_of_the_api_server(
+    status: int, body: str, kind: type[TransportError], transient: bool | None, words: str
+) -> None:
+    error = refusal("n1", status, body)
+    assert (type(error), getattr(error, "transient", None)) == (kind, transient)
+    assert words in str(error)

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.errors import TransportError, UnreachableError
-from orchestrator.leases import holder
-from orchestrator.leases.base import EndCause, Lease, LeaseState
+from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from orchestrator.transport import Completed, LocalTransport
 
@@ -31,6 +30,8 @@ class Login:
         self.answers = {"sinfo": Completed(0, SINFO.encode(), b"")}
         self.calls: list[list[str]] = []
         self.scripts: list[bytes] = []
+        self.outputs: list[Completed] = []
+        """Answers to reading a holder's output."""
 
     def connect(self) -> None: ...
 
@@ -38,6 +39,9 @@ class Login:
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         words = [*argv]
+        if words[-1].startswith("exec cat"):
+            self.calls.append(words[-1:])
+            return self.outputs.pop(0)
         while words[0] in ("sh", "env"):
             words = words[4:] if words[0] == "sh" else words[2:]
         self.calls.append(words)
@@ -58,35 +62,34 @@ def source(login: Login, **request: object) -> SlurmSource:
     return SlurmSource(SlurmPool("r1", "p", **request), "~/out", lambda name: login)  # type: ignore[arg-type,return-value]
 
 
-def asked(login: Login, n: int = 1, avoid: Sequence[str] = (), **request: object) -> list[str]:
-    """Options of sbatch that differ from one request to another."""
-    source(login, **request).ask(n, avoid)
-    (words,) = (c for c in login.calls if c[0] == "sbatch")
-    login.calls.clear()
-    always = ["--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null", "--chdir=/", "--signal=B:TERM@60"]
-    assert words[1] == "--job-name=gemmfleet-r1-p"
-    assert words[2:8] == always
-    return words[8:]
+WHOLE = ("--exclusive", "--mem=0")
 
 
-def test_a_whole_node_is_exclusive_and_a_part_gets_its_share(login: Login) -> None:
-    whole = ["--exclusive", "--mem=0"]
-    assert asked(login) == [*whole, "--gres=gpu:4"], "what all its nodes with GPUs have"
-    assert asked(login, gpus=8) == [*whole, "--gres=gpu:8"]
-    assert asked(login, gpus=4) == ["--cpus-per-task=48", "--mem=500000", "--gres=gpu:4"]
-    assert asked(login, gpus=1, partition="old") == [
-        "--cpus-per-task=4", "--mem=2000", "--gres=gpu:1", "--partition=old",
+@pytest.mark.parametrize(
+    ("request_", "n", "avoid", "options"),
+    [
+        ({}, 1, (), [*WHOLE, "--gres=gpu:4"]),  # what all its nodes with GPUs have
+        ({"gpus": 8}, 1, (), [*WHOLE, "--gres=gpu:8"]),
+        ({"gpus": 4}, 1, (), ["--cpus-per-task=48", "--mem=500000", "--gres=gpu:4"]),
+        ({"gpus": 1, "partition": "old"}, 1, (),
+         ["--cpus-per-task=4", "--mem=2000", "--gres=gpu:1", "--partition=old"]),
+        ({"partition": "cpu"}, 1, (), [*WHOLE, "--partition=cpu"]),
+        ({"gpus": 8, "time_s": 90.0, "account": "k", "extra": ("--constraint=x", "--mem=9G")}, 64, ("b2", "a1"),
+         [*WHOLE, "--gres=gpu:8", "--account=k", "--time=2", "--constraint=x", "--mem=9G", "--array=0-63",
+          "--exclude=a1,b2"]),
+        ({"extra": ("--exclude=z9,y[1-3]",)}, 1, ("a1",),
+         [*WHOLE, "--gres=gpu:4", "--exclude=z9,y[1-3]", "--exclude=a1,z9,y[1-3]"]),
+    ],
+)  # fmt: skip
+def test_what_is_asked_of_sbatch(
+    login: Login, request_: dict[str, object], n: int, avoid: tuple[str, ...], options: list[str]
+) -> None:
+    """A whole node is exclusive and a part gets its share; several are one array; the user's options win."""
+    source(login, **request_).ask(n, avoid)
+    assert login.calls[-1] == [
+        "sbatch", "--job-name=gemmfleet-r1-p", "--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null",
+        "--chdir=/", "--signal=B:TERM@60", *options,
     ]  # fmt: skip
-    assert asked(login, partition="cpu") == [*whole, "--partition=cpu"]
-
-
-def test_several_are_one_array_and_the_users_options_win(login: Login) -> None:
-    words = asked(login, 64, ["b2", "a1"], gpus=8, time_s=90.0, account="k", extra=("--constraint=x", "--mem=9G"))
-    assert words[3:] == [
-        "--account=k", "--time=2", "--constraint=x", "--mem=9G", "--array=0-63", "--exclude=a1,b2",
-    ]  # fmt: skip
-    both = asked(login, avoid=["a1"], extra=("--exclude=z9,y[1-3]",))
-    assert both[-1] == "--exclude=a1,z9,y[1-3]"
     assert login.scripts[-1].startswith(b"#!/bin/sh\n")
 
 
@@ -96,20 +99,15 @@ def test_jobs_are_leases_oldest_first(login: Login) -> None:
         "20|1|25|PENDING|Resources||N/A|N/A|0|N/A|0|1",
         f"20|0|24|PENDING|Priority||{soon}|{soon + 60}|0|N/A|0|1",
         "9|N/A|9|RUNNING|None|g2|1000|4600|0|N/A|0|96",
-        "10|N/A|10|CONFIGURING|None|g3|1000|4600|0|N/A|0|96",
         "11|N/A|11|SUSPENDED|None|g3|1000|4600|0|N/A|0|96",
     )
-    leases = source(login).list()
-    at = leases[-2].why.removeprefix("Priority, expected start ")
-    assert at.endswith(time.strftime("%H:%M", time.localtime(soon)))
-    assert [*leases[:3], leases[4]] == [
-        Lease("9", READY, "g2", "", 4600.0, way=("--jobid=9", "--cpus-per-task=96")),
-        Lease(
-            "10", QUEUED, "", "CONFIGURING, expected start 1970-01-01 " + time.strftime("%H:%M", time.localtime(1000))
-        ),
-        Lease("11", READY, "g3", "SUSPENDED", 4600.0, way=("--jobid=11", "--cpus-per-task=96")),
-        Lease("20_1", QUEUED, "", "Resources"),
-    ]
+    running, suspended, first, second = source(login).list()
+    assert running == Lease("9", READY, "g2", "", 4600.0, way=("--jobid=9", "--cpus-per-task=96"))
+    assert (suspended.state, suspended.why) == (READY, "SUSPENDED")
+    assert (first.id, first.state) == ("20_0", QUEUED)
+    assert first.why.startswith("Priority, expected start ")
+    assert first.why.endswith(time.strftime("%H:%M", time.localtime(soon)))
+    assert second == Lease("20_1", QUEUED, "", "Resources")
 
 
 @pytest.mark.parametrize(
@@ -117,17 +115,13 @@ def test_jobs_are_leases_oldest_first(login: Login) -> None:
     [
         ("COMPLETED", "None", "N/A", "0", EndCause.RELEASED),
         ("CANCELLED", "None", "N/A", "0", EndCause.PREEMPTED),
-        ("PREEMPTED", "None", "1000", "9", EndCause.PREEMPTED),
         ("FAILED", "NonZeroExitCode", "1000", "36608", EndCause.PREEMPTED),
         ("TIMEOUT", "TimeLimit", "N/A", "0", EndCause.TIME_LIMIT),
         ("FAILED", "NonZeroExitCode", "N/A", "36608", EndCause.TIME_LIMIT),
         ("FAILED", "NonZeroExitCode", "N/A", "256", EndCause.FAILED),
         ("NODE_FAIL", "NodeDown", "N/A", "0", EndCause.FAILED),
-        ("BOOT_FAIL", "None", "N/A", "0", EndCause.FAILED),
         ("OUT_OF_MEMORY", "OutOfMemory", "N/A", "0", EndCause.FAILED),
-        ("DEADLINE", "None", "N/A", "0", EndCause.TIME_LIMIT),
         ("COMPLETING", "None", "N/A", "0", EndCause.PREEMPTED),
-        ("COMPLETING", "None", "1000", "0", EndCause.PREEMPTED),
         ("COMPLETING", "TimeLimit", "N/A", "0", EndCause.TIME_LIMIT),
         ("COMPLETING", "NodeDown", "N/A", "0", EndCause.FAILED),
         ("SOMETHING_NEW", "None", "N/A", "0", EndCause.FAILED),
@@ -147,15 +141,13 @@ def test_a_job_that_is_queued_again_is_another_lease(login: Login) -> None:
         (f"9|N/A|9|COMPLETING|None|g2|1000|{later}|1|N/A|0|1", QUEUED),
         ("9|N/A|9|COMPLETING|None|g2|N/A|N/A|1|N/A|0|1", QUEUED),
         ("9|N/A|9|PENDING|BeginTime||N/A|N/A|1|N/A|0|1", QUEUED),
-        (f"9|N/A|9|RUNNING|None|g1|1000|{later}|1|N/A|0|1", READY),
         ("9|N/A|9|COMPLETING|None|g1|1000|2000|1|N/A|0|1", ENDED),
+        (f"9|N/A|9|RUNNING|None|g1|1000|{later}|1|N/A|0|1", READY),
     ):
         login.squeue(row)
         before, now = s.list()
         assert (before.id, before.state, before.cause) == ("9", ENDED, EndCause.PREEMPTED)
         assert (now.id, now.state) == ("9r1", state)
-    login.squeue("9|N/A|9|RUNNING|None|g1|1000|9000|1|N/A|0|1")
-    before, now = s.list()
     s.release([before])
     assert "scancel" not in [c[0] for c in login.calls], "its job goes on"
     s.release([now, Lease("12_3", QUEUED)])
@@ -166,58 +158,44 @@ def test_findings_without_a_lease(login: Login) -> None:
     login.answers["sbatch"] = Completed(0, b"", b"sbatch: Job 3 to start at 14:20 on nodes g1\n")
     assert [str(f) for f in source(login, gpus=8).check()] == ["Job 3 to start at 14:20 on nodes g1"]
     assert "--test-only" in login.calls[-1]
-    for request, about, level in (
-        ({"partition": "none"}, "partition", "unusable"),
-        ({"gpus": 9}, "gpus", "unusable"),
-        ({"partition": "cpu", "gpus": 1}, "gpus", "unusable"),
-        ({"time_s": 36.1 * 3600}, "time", "unusable"),
-        ({"partition": "old", "time_s": 3601.0}, "time", "unusable"),
+    for request, about in (
+        ({"partition": "none"}, "partition"),
+        ({"gpus": 9}, "gpus"),
+        ({"partition": "cpu", "gpus": 1}, "gpus"),
+        ({"time_s": 36.1 * 3600}, "time"),
+        ({"partition": "old", "time_s": 3601.0}, "time"),
     ):
         bad = [f for f in source(login, **request).check() if f.level != "ok"]
-        assert [(f.about, f.level) for f in bad] == [(about, level)], request
-    login.answers["sbatch"] = Completed(1, b"", b"allocation failure: Invalid account\n")
-    assert "Invalid account" in str(source(login, account="k").check()[-1])
+        assert [(f.about, f.level) for f in bad] == [(about, "unusable")], request
     login.answers["sinfo"] = Completed(0, b"", b"")
     assert "no default partition" in str(source(login).check()[0])
 
 
 def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:
     s = source(login)
-    login.answers["squeue"] = Completed(
-        1, b"", b"slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
-    )
+    for name, words in (
+        ("squeue", b"slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
+        ("sbatch", b"sbatch: error: Batch job submission failed: Invalid account"),
+        ("scancel", b"scancel: error: Kill job error on job id 99: Invalid job id specified"),
+    ):
+        login.answers[name] = Completed(1, b"", words)
     with pytest.raises(UnreachableError, match=r"the scheduler does not answer: .*connect failure"):
         s.list()
-    login.answers["sbatch"] = Completed(1, b"", b"sbatch: error: Batch job submission failed: Invalid account")
     with pytest.raises(TransportError, match="sbatch: Batch job submission failed: Invalid account") as refused:
         s.ask(1)
     assert not isinstance(refused.value, UnreachableError)
-    login.answers["scancel"] = Completed(
-        1, b"", b"scancel: error: Kill job error on job id 99: Invalid job id specified"
-    )
+    assert "Invalid account" in str(s.check()[-1])
     s.release([Lease("99", QUEUED)])
 
 
-def test_rows_are_those_of_the_run_and_awaited_while_the_job_ends(
-    login: Login, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = f"{holder.BEGIN}\n{base64.b64encode(b'rows').decode()}\n{holder.END}\n".encode()
-    answers = [Completed(1, b"", b"no such file"), Completed(0, b"words\n", b""), Completed(0, rows, b"")]
-    read: list[str] = []
-    run = login.run
-
-    def cat(argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
-        if not argv[-1].startswith("exec cat"):
-            return run(argv, stdin=stdin, timeout=timeout)
-        read.append(argv[-1])
-        return answers.pop(0)
-
-    monkeypatch.setattr(login, "run", cat)
+def test_rows_are_those_of_the_run_and_awaited_while_the_job_ends(login: Login) -> None:
+    rows = f"{BEGIN}\n{base64.b64encode(b'rows').decode()}\n{END}\n".encode()
+    login.outputs = [Completed(1, b"", b"no such file"), Completed(0, b"words\n", b""), Completed(0, rows, b"")]
     s = source(login)
     login.squeue("9|N/A|9|COMPLETING|None|g1|1000|2000|0|N/A|0|1")
     assert s.leftovers(s.list()[0]) == b"rows"
-    assert read == ['exec cat -- "$HOME"/out/r1/9.out'] * 3
-    answers = [Completed(1, b"", b"no such file")]
+    assert login.calls[-1] == ['exec cat -- "$HOME"/out/r1/9.out']
+    login.outputs = [Completed(1, b"", b"no such file")]
     assert s.leftovers(Lease("8", ENDED)) is None, "one that is over has none"
 
 

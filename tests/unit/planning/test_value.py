@@ -21,21 +21,15 @@ def bound_us(key: Key) -> float:
     return 2.0 * m * n * k / MI355X.peaks["fp8"] / 1e6
 
 
-def test_without_any_row_a_share_of_the_roofline_is_expected() -> None:
+def test_the_expected_time_follows_the_most_similar_row_or_the_roofline() -> None:
     assert Forecast(A8W8, {}, MI355X).us(BIG) == pytest.approx(bound_us(BIG) / EFFICIENCY)
-
-
-def test_the_efficiency_of_the_most_similar_m_of_the_same_weights_counts() -> None:
     near, far = (2048, 8192, 8192), (16384, 8192, 8192)
     known: dict[Key, float] = {near: bound_us(near) / 0.5, far: bound_us(far) / 0.8, BIG: 1e6}
     assert Forecast(A8W8, known, MI355X).us(BIG) == pytest.approx(bound_us(BIG) / 0.5), "not its own row's"
-
-
-def test_without_a_neighbour_the_median_of_all_rows_counts_on_any_chip() -> None:
     others = [(4096, n, 8192) for n in (1024, 2048, 4096)]
-    for chip in (MI355X, None):
-        usual = Forecast(A8W8, dict.fromkeys(others, 100.0), chip).us((4096, 2048, 8192))
-        assert Forecast(A8W8, dict.fromkeys(others, 200.0), chip).us((4096, 2048, 8192)) == pytest.approx(2 * usual)
+    for chip in (MI355X, None):  # without a neighbour the median of all rows counts, on any chip
+        usual, twice = (Forecast(A8W8, dict.fromkeys(others, us), chip).us((4096, 2048, 8192)) for us in (100.0, 200.0))
+        assert twice == pytest.approx(2 * usual)
 
 
 def test_what_was_not_measured_is_guessed_and_marked_so() -> None:

@@ -13,27 +13,17 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
-from orchestrator.paths import RunPaths, run_lock
+from orchestrator.paths import run_lock
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
 from orchestrator.reasons import Reason
 from orchestrator.report.collector import Collector
 from orchestrator.report.live import changes
-from orchestrator.view.timeline import spans, timeline
+from orchestrator.view.timeline import timeline
 from tests.simulator.simulator import Simulator
 from tests.support import report_kit as kit
 from tests.support.report_kit import empty_run, simulated_run
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> RunPaths:
-    return simulated_run(tmp_path_factory.mktemp("runs"), 120)
-
-
-@pytest.fixture(scope="module")
-def document(run: RunPaths) -> dict[str, Any]:
-    return Collector(run).document()
 
 
 def column(document: dict[str, Any], name: str) -> list[Any]:
@@ -41,7 +31,9 @@ def column(document: dict[str, Any], name: str) -> list[Any]:
     return [row[at] for row in document["shapes"]]
 
 
-def test_it_agrees_with_the_ledger(run: RunPaths, document: dict[str, Any]) -> None:
+def test_it_agrees_with_the_ledger(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path, 120)
+    document = Collector(run).document()
     with LedgerReader.open_readonly(run.ledger) as ledger:
         counts, winners = ledger.counts(), {w.shape: w.kernel_name for w in ledger.winners()}
         failed, failures = {f.id: f.reason for f in ledger.failed()}, ledger.failures()
@@ -62,16 +54,9 @@ def test_it_agrees_with_the_ledger(run: RunPaths, document: dict[str, Any]) -> N
     assert f"{counts.tuned} tuned, {counts.failed} failed" in came
     assert "each is below" in then
     json.dumps(document, allow_nan=False)
-
-
-def test_a_rate_is_of_shape_and_time_and_stays_under_its_roof(document: dict[str, Any]) -> None:
-    assert document["roof"]["device"] == "MI355X"
-    assert document["columns"]["key"] == ["M", "N", "K"]
-    for (m, n, k), t, rate in zip(*(column(document, n) for n in ("key", "us", "tflops")), strict=True):
+    for (m, n, k), t, rate in zip(*(column(document, name) for name in ("key", "us", "tflops")), strict=True):
         assert not t or rate == pytest.approx(2 * m * n * k / t / 1e6, rel=1e-3)
-    assert all(0 < s < 1 for s in column(document, "share") if s)
-    assert {len(b) for b in column(document, "best") if b} == {len(document["backends"])}
-    assert sum(b["won"] for b in document["backends"]) == document["counts"]["tuned"]
+    assert all(0 < s < 1 for s in column(document, "share") if s), "no rate is above its roof"
 
 
 def changed(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -94,7 +79,7 @@ def test_read_as_it_grew_it_is_what_it_is_at_once_and_its_changes_are_small(tmp_
     partial = 0
     with Ledger.open(paths.ledger) as ledger:
         for i in range(0, len(simulator.journal), 40):
-            kit.fill(ledger, simulator.journal[i : i + 40], asked, {})
+            kit.fill(ledger, simulator.journal[i : i + 40], asked)
             new = growing.document()
             change = changes(old, new)
             assert changed(old, change) == new
@@ -149,16 +134,6 @@ def ran(i: int, start: float, seconds: float, outcome: Reason = Reason.DONE) -> 
     yield start, ev.Send(f"g{i}", "n", "0", i, ())
     yield start, ev.AttemptStarted(f"g{i}", "n", "0")
     yield start + seconds, ev.AttemptEnded(f"g{i}", outcome, None, "", seconds)
-
-
-def test_a_lost_node_ends_its_lanes_and_may_come_back() -> None:
-    records = [*[*ran(1, 2.0, 19.0)][:2], (9.0, ev.NodeLost("n", "does not answer"))]
-    ((_, _, (segment,)),) = timeline(of(*records), str, 0.0, 30.0)["lanes"]
-    assert segment[:5] == [2.0, 9.0, "lost", "g1", "g1"]
-    records += [(20.0, ev.NodeJoined("n", ("0",))), (21.0, ev.AttemptEnded("g1", Reason.DONE, None, "", 5.0))]
-    ((_, _, (segment,)),) = timeline(of(*records), str, 0.0, 30.0)["lanes"]
-    assert segment[1] >= 9.0
-    assert [(s.kind, s.start, s.end) for s in spans(of(*records), "n")] == [("away", 9.0, 20.0)]
 
 
 def test_a_night_without_a_controller_is_a_pause_and_very_many_attempts_are_drawn_as_fewer() -> None:

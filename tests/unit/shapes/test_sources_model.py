@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.from_model import ModelConfig, model_shapes, parse_m, read_model
+from orchestrator.shapes.from_model import ModelConfig, model_shapes, read_model
 from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
 
@@ -69,33 +69,18 @@ def test_published_models(name: str, tp: int, known: set[tuple[int, int]]) -> No
     assert gemms(name, tp) == known
 
 
-def test_lm_head_and_router_are_unquantised_gemms() -> None:
+def test_unquantised_gemms_types_and_bias_follow_the_model() -> None:
     more = gemms("deepseek-v3", 8, "a16w16") - gemms("deepseek-v3", 8)
-    assert more == {(16160, 7168), (256, 7168)}  # as AITER ships for dsv3_bf16
-    assert gemms("llama-3-8b", 1, "a16w16") - gemms("llama-3-8b", 1) == {(128256, 4096)}
+    assert more == {(16160, 7168), (256, 7168)}  # lm_head and router, as AITER ships for dsv3_bf16
     assert gemms("deepseek-v3", 8, "a8w8", only=["lm_head"]) == {(16160, 7168)}
-
-
-def test_m_is_tokens_and_types_and_bias_follow_the_model() -> None:
     of = get_family("a16w16")
     found = model_shapes(model("gpt-oss-120b"), of, [7], tp=8)
     rows = {(k[1], k[2]): dict(zip(of.key_names, k, strict=True)) for k in found.keys}
-    assert {r["M"] for r in rows.values()} == {7}
-    assert rows[640, 2880]["bias"] == "True"  # attention_bias
-    assert rows[2880, 512]["bias"] == "True"
-    assert rows[128, 2880]["bias"] == "True"  # the router, as AITER ships it
-    assert rows[25136, 2880]["bias"] == "False"  # lm_head
-    assert rows[640, 2880]["dtype"] == rows[640, 2880]["outdtype"] == "torch.bfloat16"
-
-
-def test_mla_as_batched_gemms() -> None:
-    of = get_family("batched_bf16")
-    found = model_shapes(model("deepseek-v3"), of, [4], tp=8)
-    assert found.keys == [(16, 4, 512, 128), (16, 4, 128, 512)]
-    with pytest.raises(InputError, match="has no batched GEMMs"):
-        model_shapes(model("llama-3-8b"), of, [4])
-    with pytest.raises(InputError, match="take its shapes from a log"):
-        model_shapes(model("deepseek-v3"), get_family("batched_gemm_a8w8_blockscale_mxscale"), [4])
+    biased = {nk: r["bias"] for nk, r in rows.items()}  # attention, the router, lm_head
+    assert biased == {(640, 2880): "True", (2880, 512): "True", (128, 2880): "True", (25136, 2880): "False"}
+    assert {(r["M"], r["dtype"], r["outdtype"]) for r in rows.values()} == {(7, "torch.bfloat16", "torch.bfloat16")}
+    absorbed = model_shapes(model("deepseek-v3"), get_family("batched_bf16"), [4], tp=8)
+    assert absorbed.keys == [(16, 4, 512, 128), (16, 4, 128, 512)]
 
 
 def test_experts() -> None:
@@ -121,19 +106,6 @@ def test_experts() -> None:
         "1,2880,2880,128,4,ActivationType.Swiglu,torch.bfloat16,torch.bfloat16,torch.float4_e2m1fn_x2,QuantType.per_1x32,1,0"
     )
     assert "256" in model_shapes(model("gpt-oss-120b"), of, [1]).notes[0]
-    with pytest.raises(InputError, match="has no experts"):
-        row("llama-3-8b")
-
-
-def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
-    raw = json.loads((MODELS / "deepseek-v3.json").read_text())
-    raw["q_lora_rank"] = None  # as in DeepSeek-V2-Lite
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "some_vl", "text_config": raw}))
-    found = read_model(tmp_path)  # the folder will do
-    assert found.notes == ("took the language model within it (text_config)",)
-    names = dict(model_shapes(found, get_family("a8w8"), [1], tp=8).layers)
-    assert names["q"] == "N 3072, K 7168"
-    assert not names.keys() & {"q_a", "q_b", "q_kv_a"}
 
 
 def changed(folder: Path, name: str = "llama-3-8b", **change: Any) -> Path:
@@ -141,6 +113,16 @@ def changed(folder: Path, name: str = "llama-3-8b", **change: Any) -> Path:
     raw = {**json.loads((MODELS / f"{name}.json").read_text()), **change}
     (folder / "config.json").write_text(json.dumps({k: v for k, v in raw.items() if v is not None}))
     return folder / "config.json"
+
+
+def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
+    inner = json.loads(changed(tmp_path, "deepseek-v3", q_lora_rank=None).read_text())  # as in DeepSeek-V2-Lite
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "some_vl", "text_config": inner}))
+    found = read_model(tmp_path)  # the folder will do
+    assert found.notes == ("took the language model within it (text_config)",)
+    names = dict(model_shapes(found, get_family("a8w8"), [1], tp=8).layers)
+    assert names["q"] == "N 3072, K 7168"
+    assert not names.keys() & {"q_a", "q_b", "q_kv_a"}
 
 
 @pytest.mark.parametrize(
@@ -151,42 +133,33 @@ def changed(folder: Path, name: str = "llama-3-8b", **change: Any) -> Path:
         ({"num_attention_heads": 33}, "not a multiple of num_attention_heads 33"),
         ({"torch_dtype": "int4"}, "torch_dtype is 'int4'"),
         ({"num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
+        ("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
     ],
-)
-def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    ids=range(8),
+)  # fmt: skip
+def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: str) -> None:
+    file = changed(tmp_path, **(change if isinstance(change, dict) else {}))
+    if isinstance(change, str):
+        file.write_text(change)
     with pytest.raises(InputError, match=r"config\.json") as e:
-        read_model(changed(tmp_path, **change))
+        read_model(file)
     assert told in str(e.value)
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
-    [("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"), ("{}", "hidden_size is missing")],
-    ids=range(4),
-)
-def test_broken_files(tmp_path: Path, text: str, told: str) -> None:
-    (tmp_path / "c.json").write_text(text)
-    with pytest.raises(InputError, match=told):
-        read_model(tmp_path / "c.json")
-
-
-@pytest.mark.parametrize(
-    ("tp", "change", "told"),
+    ("name", "change", "family", "tp", "told"),
     [
-        (3, {}, "64 attention heads"), (64, {"intermediate_size": 96}, "does not divide the MLP"),
-        (6, {"num_attention_heads": 60, "head_dim": 64, "num_key_value_heads": 4}, "neither"),
+        ("llama-3-70b", {}, "a8w8", 3, "64 attention heads"),
+        ("llama-3-70b", {"intermediate_size": 96}, "a8w8", 64, "does not divide the MLP"),
+        ("llama-3-70b", {"num_attention_heads": 60, "head_dim": 64, "num_key_value_heads": 4}, "a8w8", 6, "neither"),
+        ("llama-3-8b", {}, "batched_bf16", 1, "has no batched GEMMs"),
+        ("llama-3-8b", {}, "fmoe", 1, "has no experts"),
+        ("deepseek-v3", {}, "batched_gemm_a8w8_blockscale_mxscale", 1, "take its shapes from a log"),
     ],
-)  # fmt: skip
-def test_ranks_that_do_not_fit(tmp_path: Path, tp: int, change: dict[str, Any], told: str) -> None:
+)
+def test_what_does_not_fit(tmp_path: Path, name: str, change: dict[str, Any], family: str, tp: int, told: str) -> None:
     with pytest.raises(InputError, match=told):
-        model_shapes(read_model(changed(tmp_path, "llama-3-70b", **change)), get_family("a8w8"), [1], tp=tp)
-
-
-def test_m_list() -> None:
-    assert parse_m("16, 1,16") == [16, 1]
-    for bad in ("0", "1,,2", "1.5", "99999999999"):
-        with pytest.raises(InputError, match="--m"):
-            parse_m(bad)
+        model_shapes(read_model(changed(tmp_path, name, **change)), get_family(family), [1], tp=tp)
 
 
 def test_k_that_no_kernel_can_take_is_left_out_with_a_word(tmp_path: Path) -> None:
@@ -220,6 +193,7 @@ def test_the_command_on_standard_output_and_bad_words(tmp_path: Path) -> None:
         (["--set", "bias"], "write COLUMN=VALUE"),
         (["--layers", "okv"], "did you mean"),
         (["--json"], "needs -o"),
+        (["--m", "1,,2"], "--m"),
         (["--family", "a4"], "did you mean a4w4_blockscale"),
     ):
         bad = CliRunner().invoke(app, [*base, *more])

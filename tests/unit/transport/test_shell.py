@@ -7,17 +7,18 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import TransportError
-from orchestrator.transport import Completed, RemoteFile
-from orchestrator.transport.kept_shell import SCRIPT, KeptShell
-from orchestrator.transport.local import ProcessChannel
-from orchestrator.transport.quoting import command_line
-from orchestrator.transport.shell import SMALL_FILES, UNPACK, ShellTransport, stream
+from orchestrator.transport import RemoteFile
+from orchestrator.transport.base import command_line
+from orchestrator.transport.exec import ExecTransport
+from orchestrator.transport.kept_shell import SCRIPT
+from orchestrator.transport.shell import UNPACK, stream
+from tests.support.processes import Here
 
 
 def test_a_command_line_gives_each_word_as_it_is() -> None:
@@ -26,81 +27,35 @@ def test_a_command_line_gives_each_word_as_it_is() -> None:
     assert done.stdout.decode().split("\0") == [*words, ""]
 
 
-class PipeTransport(ShellTransport):
-    """Counts the commands that it runs and the shells that it starts."""
-
-    def __init__(self) -> None:
-        self.node = "n"
-        self.commands = 0
-        self.shells: list[ProcessChannel] = []
-        self._shell = KeptShell("n", self._start)
-
-    def _start(self, line: str, deadline: float) -> ProcessChannel:
-        self.shells.append(ProcessChannel("n", ["sh", "-c", line]))
-        return self.shells[-1]
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
-        return self._run(argv, stdin, timeout, argv[0])
-
-    def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
-        self.commands += 1
-        done = subprocess.run(argv, input=stdin, capture_output=True, timeout=timeout)
-        return Completed(done.returncode, done.stdout, done.stderr)
-
-    @contextlib.contextmanager
-    def _kept_shell(self, deadline: float) -> Iterator[KeptShell]:
-        yield self._shell
-
-    def close(self) -> None:
-        self._shell.close()
+@pytest.fixture
+def here() -> Here:
+    return Here()
 
 
 @pytest.fixture
-def transport() -> Iterator[PipeTransport]:
-    with contextlib.closing(PipeTransport()) as made:
+def transport(here: Here, tmp_path: Path) -> Iterator[ExecTransport]:
+    with contextlib.closing(ExecTransport("n", here, f"cd {tmp_path}; ")) as made:
+        made.connect()
         yield made
 
 
-def test_a_few_small_files_take_no_command_of_their_own(transport: PipeTransport, tmp_path: Path) -> None:
-    folder = f"{tmp_path}/a folder"
-    transport.put(folder, {"it's ~ $x": RemoteFile(b"one\0two\n"), "below/run.sh": RemoteFile(b"", 0o700)})
-    assert (tmp_path / "a folder" / "it's ~ $x").read_bytes() == b"one\0two\n"
-    assert (tmp_path / "a folder" / "below" / "run.sh").stat().st_mode & 0o777 == 0o700
-    assert transport.rename(f"{folder}/it's ~ $x", f"{folder}/there")
-    assert not transport.rename(f"{folder}/it's ~ $x", f"{folder}/there")
-    assert transport.commands == 0
-    assert len(transport.shells) == 1
-
-
-def test_many_files_go_as_one_stream(transport: PipeTransport, tmp_path: Path) -> None:
-    files = {f"f{n}/{n}": RemoteFile(b"%d" % n) for n in range(SMALL_FILES + 1)}
-    for _ in range(2):  # into a new folder, and into one that is there
-        transport.put(f"{tmp_path}/new", files, ["empty"])
-    found = {str(p.relative_to(tmp_path / "new")): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
-    assert found == {name: f.data for name, f in files.items()}
-    assert (tmp_path / "new" / "empty").is_dir()
-    assert transport.commands == 2
-    assert not transport.shells
-
-
-def test_a_lost_shell_is_started_again(transport: PipeTransport, tmp_path: Path) -> None:
+def test_a_lost_shell_is_started_again(here: Here, transport: ExecTransport, tmp_path: Path) -> None:
     transport.put(str(tmp_path), {"a": RemoteFile(b"1")})
-    transport.shells[0]._p.kill()
-    transport.shells[0]._p.wait()
+    here.started[0]._p.kill()
+    here.started[0]._p.wait()
     transport.put(str(tmp_path), {"a": RemoteFile(b"2")})
     assert (tmp_path / "a").read_bytes() == b"2"
-    assert len(transport.shells) == 2
+    assert len(here.started) == 2
 
 
-def test_what_a_put_left_behind_is_removed_once_it_is_old(transport: PipeTransport, tmp_path: Path) -> None:
+def test_what_a_put_left_behind_is_removed_once_it_is_old(transport: ExecTransport, tmp_path: Path) -> None:
     files = {f"f{i}": RemoteFile(b"x") for i in range(9)}
     for name in (".put-old", ".put-new"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "f").touch()
+        (tmp_path / "work" / name).mkdir(parents=True)
     before = time.time() - 7200
-    os.utime(tmp_path / ".put-old", (before, before))
-    transport.put(str(tmp_path), files)
-    assert sorted(os.listdir(tmp_path)) == [".put-new", *sorted(files)]
+    os.utime(tmp_path / "work/.put-old", (before, before))
+    transport.put("work", files)
+    assert sorted(os.listdir(tmp_path / "work")) == [".put-new", *files]
 
 
 def test_a_put_that_is_cut_leaves_nothing(tmp_path: Path) -> None:
@@ -120,25 +75,26 @@ def test_a_put_that_is_cut_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not shutil.which("busybox"), reason="needs busybox")
 def test_busybox_is_enough_on_the_node(
-    transport: PipeTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    transport: ExecTransport, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tools, home = tmp_path / "tools", tmp_path / "home"
     tools.mkdir()
     shutil.copy(str(shutil.which("busybox")), tools / "busybox")
-    for name in ("sh", "tar", "head", "mv", "mkdir", "rm", "chmod", "find", "cat", "wc"):
+    for name in ("sh", "tar", "head", "mv", "mkdir", "rm", "chmod", "find", "cat", "wc", "mktemp"):
         (tools / name).symlink_to("busybox")
     monkeypatch.setenv("PATH", str(tools))
+    transport.connect()
     assert b"BusyBox" in transport.run(["sh", "-c", "tar --help 2>&1"]).out
     names = ["-rf", "a b", "quote'\"", "$(touch x)", "new\nline", "ü\\t", "*", "~", "#", ".hidden", "{a,b}", "x" * 200]
     files = {f"{d}{n}": RemoteFile(n.encode() * 99, 0o700) for n in names for d in ("", f"{n}.d/e/")}
-    for _ in range(2):
+    for _ in range(2):  # into a new folder, then over what is there
         transport.put(str(home), files, ["empty"])
         for name, file in files.items():
             path = home / name
             assert (path.read_bytes(), path.stat().st_mode & 0o777) == (file.data, 0o700)
     transport.put(str(home), {"inbox/a": RemoteFile(b"\0spec" * 1000)})
-    assert transport.rename(f"{home}/inbox/a", f"{home}/b") is True
-    assert transport.rename(f"{home}/inbox/a", f"{home}/b") is False
+    renamed = [transport.rename(f"{home}/inbox/a", f"{home}/b") for _ in range(2)]
+    assert renamed == [True, False]
     assert (home / "b").read_bytes() == b"\0spec" * 1000
     with pytest.raises(TransportError, match="cannot write"):
         transport.put("/proc/version/w", {"a": RemoteFile(b"x" * 100_000)})

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from tests.support.health_kit import DATA, put, unfold
-from tests.support.ledger_kit import Run, ended, started
 from tests.support.workernode import REPO, fault, interpreters, node
 from worker import device
+from worker.protocol import evidence
 
 UMC = "sys/devices/pci0000:00/0000:05:00.0/ras/umc_err_count"
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -142,18 +142,15 @@ def test_a_tool_is_asked_rarely_and_its_answer_carries_its_age(tmp_path: Path, m
 def test_evidence_is_a_counter_that_rose(before: dict[str, int], after: dict[str, int], says: str) -> None:
     one, two = ({"id": "a", "errors": {"uncorrectable": counts} if counts else {}} for counts in (before, after))
     words = "uncorrectable hardware errors rose during the attempt"
-    assert device.evidence(one, two) == (words + says if says else "")
-    aged = device.evidence({**one, "age_s": 31.4}, two)
+    assert evidence(one, two) == (words + says if says else "")
+    aged = evidence({**one, "age_s": 31.4}, two)
     assert aged == (f"{words} or the 31 s before it{says}" if says else "")
-    assert device.evidence(one, {**two, "id": "b"}) == "", "readings of two GPUs"
+    assert evidence(one, {**two, "id": "b"}) == "", "readings of two GPUs"
 
 
-@pytest.mark.parametrize("outcome", ["done", "fault"])
-def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path, outcome: str) -> None:
+def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) -> None:
     root = unfold("mi355x", tmp_path / "sysfs")
-    options: dict[str, Any] = {"seconds_per_shape": 0.5}
-    if outcome == "fault":
-        options |= fault("abort", match={"group": "g1"}, after_rows=3)
+    options = {"seconds_per_shape": 0.5, **fault("abort", match={"group": "g1"}, after_rows=3)}
     with node(tmp_path, idle_exit_s=0.5, options=options) as n:
         n.put("g1-1")
         n.put("g2-1")
@@ -163,23 +160,7 @@ def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path, 
         first, second = n.wait_record("attempt_ended"), n.wait_record("attempt_ended", count=2)
     begun = n.records("0", "attempt_started")[0]
     assert begun["conditions"]["pci"] == first["conditions"]["pci"] == "0000:05:00.0"
-    assert first["outcome"] == outcome
-    assert first["detail"].startswith("uncorrectable hardware errors rose during the attempt: umc +2")
-    assert ("SIGABRT" in first["detail"]) is (outcome == "fault")
+    assert first["detail"].startswith(
+        "uncorrectable hardware errors rose during the attempt: umc +2; the tuner's process"
+    )
     assert second["detail"] == "", "what was there before is not told again"
-
-
-def test_the_ledger_keeps_both_readings_cleaned_and_capped(tmp_path: Path) -> None:
-    def conditions(attempt: str, before: Any, after: Any) -> dict[str, Any]:
-        run.send(attempt)
-        begin, end = {**started(attempt), "conditions": before}, {**ended(attempt), "conditions": after}
-        run.says(json.dumps(begin).encode(), json.dumps(end).encode())
-        return run.ledger.report(attempt).conditions
-
-    hostile = {"source": "\x1b]0;owned\x07sysfs", "power_w": 10**400, "deep": {"a": {"b": {"c": {"d": {"e": 1}}}}}}
-    with Run(tmp_path) as run:
-        good = {"source": "sysfs", "power_w": 240.5}
-        assert conditions("g0001-1", good, {"power_w": 900}) == {"before": good, "after": {"power_w": 900}}
-        cut = conditions("g0002-1", hostile, {f"k{i}": "x" * 1000 for i in range(60)})
-        assert (cut["before"]["source"], cut["before"]["power_w"]) == ("sysfs", None)
-        assert len(json.dumps(cut)) < 17 * 1024

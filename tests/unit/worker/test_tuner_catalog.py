@@ -108,10 +108,3 @@ def test_the_package_is_part_of_the_codes_hash(put: Installer, tmp_path: Path, m
     (package / "kernel.cl").write_text("two")
     forget()
     assert len({plain, first[0], node_plan.worker_code("their_tuner")[0]}) == 3
-    monkeypatch.setattr(node_plan, "LARGEST_PACKAGE", 2)
-    forget()
-    with pytest.raises(InputError, match="has more than 0 MiB"):
-        node_plan.worker_code("their_tuner")
-    (tmp_path / "one_file.py").write_text("")
-    with pytest.raises(InputError, match="one_file of the tuner is no folder"):
-        node_plan.worker_code("one_file")

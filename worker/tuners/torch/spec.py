@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.registry import is_whole, option, parse_options, seconds, whole
+from worker.registry import option, parse_options, seconds, whole
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _threads(value: Any) -> tuple[int, ...]:
     counts = value if isinstance(value, (list, tuple)) else [value]
     if counts == [None]:
         return ()
-    if not all(is_whole(c) and 1 <= c <= 9999 for c in counts):
+    if not all(type(c) is int and 1 <= c <= 9999 for c in counts):
         raise ValueError("not a list of numbers from 1 to 9999")
     return tuple(dict.fromkeys(counts))
 

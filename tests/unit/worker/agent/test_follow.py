@@ -142,18 +142,15 @@ def test_the_beat_tells_epoch_stop_life_and_age(tmp_path: Path) -> None:
         (n.paths.root / "claimed" / "1").mkdir()
         with following(n) as r:
             first = wait_until(lambda: r.beats and r.beats[0], "the first beat at once")
-            assert (first["epoch"], first["stop"]) == (1, None)
-            assert abs(first["t"] - time.time()) < 5
-            assert first["slots"]["0"]["alive"] is True
-            assert 0 <= first["slots"]["0"]["age"] < 2
+            assert (first["epoch"], first["stop"], abs(first["t"] - time.time()) < 5) == (1, None, True)
+            assert (first["slots"]["0"]["alive"], 0 <= first["slots"]["0"]["age"] < 2) == (True, True)
             assert first["slots"]["1"] == {"alive": False, "age": None}
             n.paths.epoch.write_text("7\n")
             n.paths.stop.write_text("drain")
             agent.wait(10)
             second = wait_until(lambda: len(r.beats) > 1 and r.beats[1], "the second beat")
             assert (second["epoch"], second["stop"], second["held"]) == (7, "drain", [])
-            assert second["slots"]["0"]["alive"] is False
-            assert 1.5 < second["t"] - first["t"] < 3
+            assert (second["slots"]["0"]["alive"], 1.5 < second["t"] - first["t"] < 3) == (False, True)
 
 
 def test_only_plain_files_that_grow_are_sent_and_others_are_named_in_the_beat(tmp_path: Path) -> None:
@@ -183,4 +180,4 @@ def test_it_ends_when_nobody_reads_or_writes_to_it(tmp_path: Path) -> None:
         done = subprocess.run(
             [*argv, "--from", '{"E":{"0":-1}}'], cwd=REPO, capture_output=True, text=True, check=False
         )
-        assert (done.returncode, done.stderr) == (2, "worker follow: -1 is not an offset of slot '0'\n")
+        assert (done.returncode, "offsets look like" in done.stderr) == (2, True)

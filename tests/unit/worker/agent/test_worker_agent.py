@@ -31,14 +31,12 @@ def test_drains_the_inbox_under_every_python(tmp_path: Path, version: str) -> No
             *["attempt_started", *shape, "attempt_ended", "worker_stopped"],
         ]
         info = n.records("0", "worker_started")[0]["info"]
-        assert info["python"].startswith(version)
-        assert (info["epoch"], info["cu_num"]) == (1, len(os.sched_getaffinity(0)))
+        assert (info["python"].rpartition(".")[0], info["epoch"]) == (version, 1)
         first, bad, last = n.records("0", "attempt_ended")
         assert (first["outcome"], first["in_flight"], first["exit"]) == ("done", None, None)
         assert (bad["outcome"], bad["in_flight"], bad["exit"]) == ("fault", 1, -signal.SIGABRT)
         assert "Fatal Python error: Aborted" in bad["detail"]
-        assert first["spent"]["start"] > 0
-        assert last["spent"]["start"] > 0
+        assert min(first["spent"]["start"], last["spent"]["start"]) > 0
         assert n.records("0", "worker_stopped")[0]["why"].startswith("idle")
 
 

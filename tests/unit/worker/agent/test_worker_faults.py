@@ -47,24 +47,6 @@ def test_a_fault_ends_the_attempt_and_names_the_shape(
         assert kinds == ["tuner_ready", "canary", "attempt_ended"] * 2
 
 
-@pytest.mark.parametrize(
-    ("number", "outcome", "says"),
-    [
-        (signal.SIGKILL, "fault", "SIGKILL, not sent by the worker"),
-        (signal.SIGINT, "error", "SIGINT that the worker did not send"),
-    ],
-)
-def test_a_signal_from_outside_is_said_to_be_one(tmp_path: Path, number: int, outcome: str, says: str) -> None:
-    with node(tmp_path, options={"seconds_per_shape": 30}) as n:
-        n.put("a-1")
-        n.start()
-        n.wait_record("shape_started")
-        (pid,) = n.tuner_pids()
-        os.kill(pid, number)
-        ended = n.wait_ended("a-1")
-        assert (ended["outcome"], ended["in_flight"], says in ended["detail"]) == (outcome, 1, True)
-
-
 @pytest.mark.parametrize("kind", ["kill_worker", "truncate"])
 def test_an_agent_that_is_killed_takes_its_tuner_and_costs_one_line_at_most(tmp_path: Path, kind: str) -> None:
     with node(tmp_path, options=fault(kind, match={"M": 2}, times=1), idle_exit_s=0.3) as n:
@@ -176,7 +158,7 @@ def test_a_group_run_by_hand(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stderr
     for line in (
         "tuner faulty is ready after ", "canary passed: ", "shape 1 M=1 N=64 K=32: wrong_result, 3 of 4 candidates off",
-        "shape 2 M=2 N=64 K=32: ", "(of 4 candidates)", "done: 1 of 2 shapes tuned in ", "records: /",
+        "shape 2 M=2 N=64 K=32: ", "done: 1 of 2 shapes tuned in ", "records: /",
     ):  # fmt: skip
         assert line in done.stdout
     nameless = subprocess.run(argv, capture_output=True, text=True, check=False)

@@ -70,8 +70,6 @@ def test_a_course_knows_what_is_in_flight() -> None:
         (record("shape_started", 1.0, attempt="g-1", shape=7), 7),
         (record("shape_failed", 1.0, attempt="g-1", shape=7, reason="unsupported", detail="no"), None),
     ]
-    with pytest.raises(ProtocolError, match="'tired' is not one of"):
-        emit.failed(7, "tired", "")
 
 
 START = say("shape_started", 4)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.bench.request import gluon_files
 from tests.standins.kernels import flat_gluon, make_kernels
 from worker.bench.child import BackendServer
 from worker.bench.runner import BackendRunner, Refused
@@ -128,27 +129,22 @@ def test_gluon_is_there_or_says_why(stage: Stage, tmp_path: Path, monkeypatch: p
     new = stage.inside("aiter-gluon", root=make_kernels(tmp_path / "new", "new"))
     assert stage.prepare(new, "a4w4_blockscale")["err"] == 0.0
     assert stage.refused(new, "a16w16", "no Gluon kernel for a16w16") == "unsupported"
-    old = stage.inside("aiter-gluon", root=make_kernels(tmp_path / "old", "old"))
+    root = make_kernels(tmp_path / "old", "old")
+    old = stage.inside("aiter-gluon", root=root)
     assert stage.refused(old, "a4w4_blockscale", "no aiter/ops/triton/gluon/gemm_afp4wfp4.py") == "unavailable"
-    fresh = stage.inside("aiter-gluon", root=tmp_path / "new")
-    monkeypatch.setenv("STANDIN_FAULT", "gluon:import")
-    assert stage.refused(fresh, "a4w4_blockscale", "cannot import name 'gluon' from") == "unavailable"
-
-
-def test_gluon_from_elsewhere_overlays_a_scratch_copy_and_leaves_the_tree_alone(stage: Stage, tmp_path: Path) -> None:
-    from orchestrator.bench.request import gluon_files
-
-    root = make_kernels(tmp_path / "tree", "old")
-    before = sorted(p.relative_to(root) for p in root.rglob("*") if "__pycache__" not in p.parts)
+    # one from elsewhere is laid over a scratch copy, and the tree is left alone
     files = gluon_files(flat_gluon(tmp_path / "copied"))
     assert set(files) == {
         "aiter/ops/triton/gluon/gemm_afp4wfp4.py",
         "aiter/ops/triton/configs/gemm/gluon/gfx950-GEMM-AFP4WFP4.json",
     }
-    who = stage.inside("aiter-gluon", root, gluon=files)
-    assert stage.prepare(who, "a4w4_blockscale")["err"] == 0.0
+    overlaid = stage.inside("aiter-gluon", root, gluon=files)
+    assert stage.prepare(overlaid, "a4w4_blockscale")["err"] == 0.0
     assert set(stage.facts["gluon"]) == set(files)
-    assert sorted(p.relative_to(root) for p in root.rglob("*") if "__pycache__" not in p.parts) == before
+    assert not [p for p in root.rglob("*") if "gluon" in p.parts]
+    fresh = stage.inside("aiter-gluon", root=tmp_path / "new")
+    monkeypatch.setenv("STANDIN_FAULT", "gluon:import")
+    assert stage.refused(fresh, "a4w4_blockscale", "cannot import name 'gluon' from") == "unavailable"
 
 
 @pytest.mark.full

@@ -5,15 +5,10 @@ from __future__ import annotations
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from orchestrator.bench import request
-from orchestrator.controller.node_plan import node_files
-from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.paths import RunConfig
 from tests.paths import TEST_DATA
 from worker.bench.runner import Refused, per_call_us, profiler_argv
 from worker.protocol.bench import Rule, fetch, lodge, mean_of_runs, rounds, wants_more
@@ -103,22 +98,3 @@ def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(ValueError, match="cannot be read"):
         fetch(lodged, tmp_path)
-
-
-def test_a_run_holds_hashes_and_a_node_gets_each_text_once(tmp_path: Path) -> None:
-    rows = "".join(f"gfx950,256,{m},512,1024,1,0,5.0,k,1,1,0\n" for m in range(1, 2000))
-    (tmp_path / "t.csv").write_text("gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n" + rows)
-    (tmp_path / "s.csv").write_text("M,N,K\n16,512,1024\n")
-    options, texts = lodge(request.options([], ["aiter"], tmp_path / "t.csv"))
-    asked = RunRequest(
-        tmp_path / "s.csv", tmp_path / "runs", family="a4w4_blockscale", tuner=request.TUNER, bench=True
-    )  # fmt: skip
-    ready = prepare(replace(asked, options=options, texts=texts))
-    paths = ready.create()
-    config = RunConfig.read(paths.config)
-    assert paths.config.stat().st_size < 4000
-    files = node_files(ready.nodes[0], config.run, config.tuner, config.options, 1.0, paths.texts)
-    (text,) = [n for n in files if n.startswith("code/texts/")]
-    assert b"1999,512" in files[text].data
-    assert b"1999,512" not in files["node.json"].data
-    assert list(files).index(text) < list(files).index(next(n for n in files if n.endswith("/complete")))

@@ -31,7 +31,7 @@ from paramiko.auth_strategy import AuthFailure, AuthStrategy, InMemoryPrivateKey
 from paramiko.hostkeys import HostKeyEntry
 
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
-from orchestrator.transport.ssh.link import HostRequest
+from orchestrator.transport.ssh import HostRequest
 
 CONFIGS = (Path("~/.ssh/config"), Path("/etc/ssh/ssh_config"))
 IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
@@ -314,7 +314,9 @@ def hang_up(route: Sequence[Hop]) -> None:
         if isinstance(proxy := getattr(transport, "sock", None), paramiko.ProxyCommand):
             transport.join(TCP_GIVE_UP_S)  # its thread signals the process, which must be there until then
             proxy.process.kill()
-            proxy.process.communicate()
+            proxy.process.wait()
+            for pipe in (proxy.process.stdin, proxy.process.stdout, proxy.process.stderr):
+                pipe.close()  # not read to their ends: what the command started may hold them open
 
 
 def _open(node: str, hop: Hop) -> None:

@@ -16,13 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.transport.base import Completed
+from orchestrator.transport.base import Completed, TimedChannel, command_of, limited
 from orchestrator.transport.kept_shell import AFTERLIFE_S, MAX_OUTPUT
-from orchestrator.transport.quoting import command_line, limited_line
 from orchestrator.transport.shell import CALL_S, CommandTransport
 
 if TYPE_CHECKING:
-    from orchestrator.transport.ssh.connection import Hop
+    from orchestrator.transport.ssh_connection import Hop
 
 MAX_SESSIONS = 6
 """sshd's default MaxSessions is 10, and it counts a closed one a moment longer."""
@@ -56,7 +55,7 @@ def left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.001, deadline - time.monotonic())
 
 
-class SshChannel:
+class SshChannel(TimedChannel):
     """A command on the node: the Channel of `open`, and with time limits what `run` is made of."""
 
     def __init__(self, node: str, raw: Any, release: Callable[[], None], why: Callable[[], str]) -> None:
@@ -80,14 +79,9 @@ class SshChannel:
             self._ready.wait(left(deadline))
         return bytes(raw.recv(size))
 
-    def write(self, data: bytes) -> None:
-        """Send all of `data` to its standard input. Raises TransportError where it does not take it any more."""
-        try:
-            self.send(data)
-        except OSError as e:
-            why = self._why()
-            text = f"the connection broke ({why})" if why else "the command takes no more input"
-            raise UnreachableError(self._node, text) from e
+    @property
+    def broken(self) -> str:
+        return self._why()
 
     def send(self, data: bytes, deadline: float | None = None) -> None:
         """Raises TimeoutError, or OSError where the command listens no more."""
@@ -161,7 +155,7 @@ class SshChannel:
             code = self.exit_code(time.monotonic() + 2.0)
         except TimeoutError:
             code = None
-        why = f"the connection broke ({self._why()})" if self._why() else "was ended"
+        why = f"the connection broke ({self.broken})" if self.broken else "was ended"
         text = why if code is None else f"ended with code {code}"
         last = self.stderr.decode("utf-8", "replace").strip()[-1000:]
         return text + (f": {last}" if last else "")
@@ -244,7 +238,7 @@ class Link:
 
     def close(self, why: str = "closed") -> None:
         """Break it off; whoever waits for it wakes up. Never waits for the link."""
-        from orchestrator.transport.ssh.connection import hang_up
+        from orchestrator.transport.ssh_connection import hang_up
 
         self._closed = self._closed or why
         hang_up(self._route)
@@ -282,7 +276,7 @@ class SshTransport(CommandTransport):
 
     def connect(self) -> None:
         """Make a new connection; an old one is closed. Raises UnreachableError, HostKeyError, LoginError."""
-        from orchestrator.transport.ssh.connection import connect
+        from orchestrator.transport.ssh_connection import connect
 
         with self._connecting:
             self._stop.clear()
@@ -312,18 +306,11 @@ class SshTransport(CommandTransport):
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
-        try:
-            line = command_line(argv)
-        except ValueError as e:
-            raise TransportError(self.node, str(e)) from e
-        return self._connected().start(line, time.monotonic() + CALL_S)
+        return self._connected().start(command_of(self.node, argv), time.monotonic() + CALL_S)
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
         link, deadline = self._connected(), time.monotonic() + timeout
-        try:
-            command = limited_line(argv, timeout + AFTERLIFE_S)
-        except ValueError as e:
-            raise TransportError(self.node, str(e)) from e
+        command = limited(command_of(self.node, argv), timeout + AFTERLIFE_S)
         try:
             with closing(link.start(command, deadline)) as channel, link.limited(deadline):
                 channel.feed(stdin, deadline)
