@@ -52,8 +52,8 @@ def test_a_full_disk_of_the_controller_loses_nothing(bench: Bench) -> None:
     bench.runs.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "none", bench.runs], check=True)
     try:
-        run = bench.start("tune", *bench.tune_args([bench.held(2, 6)]))
-        wait_until(lambda: bench.tuned() == 8 and len(bench.children()) == 2, "the other groups are held")
+        run = bench.start("tune", *bench.tune_args([bench.held(2)]))
+        wait_until(lambda: bench.tuned() == 8 and len(bench.tuners()) == 2, "the other groups are held")
         filler = bench.runs / "filler"
         with filler.open("wb", buffering=0) as f, contextlib.suppress(OSError):
             while True:
