@@ -303,7 +303,7 @@ _ENTRIES = (
         sources=(
             UpstreamSource(A4, "x_f32 = x_f32 * x_scales_f32", kind="code"),
             UpstreamSource(
-                "aiter/utility/fp4_utils.py",
+                FP4,
                 "bs_offs_0 * 2 * 16 * scaleN\n",
                 "v0.1.7.post5",
                 "v0.1.10.post3",
@@ -659,11 +659,7 @@ _ENTRIES = (
         why="CK has no kernel for it; ASM often still works. No error.",
         action="Counts a candidate that cannot run; if none runs, the shape ends as `no_candidate`.",
         runbook=("CK-Tile unsupported shapes",),
-        sources=(
-            UpstreamSource(
-                "csrc/ck_gemm_a4w4_blockscale/include/gemm_a4w4_blockscale_common.cuh", "This GEMM is not supported!"
-            ),
-        ),
+        sources=(UpstreamSource(A4_CK, "This GEMM is not supported!"),),
     ),
     KnownIssue(
         name="zero_time",
