@@ -146,15 +146,11 @@ class Ingest:
                 out += self._take(node, slot, raw)
             except _Odd as e:
                 self._ledger.note_bad(node, slot, EVENTS, f"{clean.text(raw.get('type'), 40)}: {e}")
-        self._put_rows()
+        self._ledger.put_rows(self._rows)
+        self._rows.clear()
         if consumed:
             self._ledger.advance_offset(node, slot, EVENTS, consumed)
         return out, consumed
-
-    def _put_rows(self) -> None:
-        if self._rows:
-            self._ledger.put_rows(self._rows)
-            self._rows.clear()
 
     def _take(self, node: str, slot: str, raw: Mapping[str, Any]) -> list[ev.Event]:
         match raw["type"]:

@@ -11,13 +11,14 @@ from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from statistics import geometric_mean, median
 from typing import Any
 
 from orchestrator.ledger.reader import LedgerReader, Report
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.policy.model import State
-from orchestrator.results.gain import NOISY_GAIN
+from orchestrator.results.recheck import NOISY_GAIN
 from orchestrator.shapes.model import Key, element_type
 from orchestrator.tables.kinds import backend_name, label
 from worker.families import Family
@@ -85,7 +86,6 @@ class Measurements:
         self._open: list[tuple[Any, ...]] = []
         """Winners of attempts that have not settled their shape."""
         self._flops: dict[int, float] = {}
-        self._named: dict[tuple[str, str, int | None], str] = {}
 
     def update(self, ledger: LedgerReader) -> None:
         if not self.keys:
@@ -150,17 +150,14 @@ class Measurements:
         )  # fmt: skip
 
     def _backend(self, libtype: str, kernel: str, number: int | None) -> str:
-        names = (libtype, kernel, number)
-        found = self._named.get(names)
-        if found is None:
-            found = backend_name(self.family.name, kernel, "" if number is None else str(number), libtype)
-            if found not in self.backends and len(self.backends) >= MOST_BACKENDS:
-                found = "other"
-            self.backends.add(found)
-            if len(self._named) > _CHUNK:
-                self._named.clear()
-            self._named[names] = found
+        found = _name_of(self.family.name, kernel, "" if number is None else str(number), libtype)
+        if found not in self.backends and len(self.backends) >= MOST_BACKENDS:
+            found = "other"
+        self.backends.add(found)
         return found
+
+
+_name_of = lru_cache(_CHUNK)(backend_name)
 
 
 def _first_stage(extra: str | None) -> str:

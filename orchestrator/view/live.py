@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from orchestrator.events import Record
@@ -15,12 +14,6 @@ from orchestrator.view.words import end_of, leases_words, node_words, settled_wo
 _WELL = (None, Reason.DONE, Reason.CANCELLED, Reason.LEASE_ENDED)
 _NODE_NOTES = ("trouble", "busy", "shared", "lost", "gone")
 _SLOT_NOTES = ("quarantined", "lost", "canary failed")
-
-
-def _all(state: State) -> Iterator[Node | Slot]:
-    for node in state.nodes.values():
-        yield node
-        yield from node.slots.values()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +30,9 @@ class LiveStatus:
         self._state, self._about = state, about
         self._last: Record | None = None
         self._notes: list[_Note] = []
-        self._seen = {id(x): len(x.history) for x in _all(state)}
+        self._seen = {id(n): len(n.history) for n in state.nodes.values()}
         """Entries of the history of each node and slot that were looked at."""
+        self._seen |= {id(s): len(s.history) for n in state.nodes.values() for s in n.slots.values()}
         self._queued = dict(state.queued_leases)
         self._shut: set[tuple[str, str]] = set()
         """(node, reason) of the quarantines that were noted."""
