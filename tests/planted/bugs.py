@@ -289,8 +289,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "slower-row-wins", 16, "orchestrator/tables/policy.py",
-        'return Decision("replaced" if gain > 0 else "kept", judged, why)',
-        'return Decision("replaced", judged, why)',
+        'return "replaced" if gain > 0 else "kept", judged, why',
+        'return "replaced", judged, why',
         "A slower row replaces a faster one in a tuned table.",
         ("tests/unit/tables/test_db_merge.py::test_the_judge",),
     ),
