@@ -28,7 +28,7 @@ from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.ledger.ingest import Chunk
-from orchestrator.transport import RemoteFile, Transport
+from orchestrator.transport.base import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
 
 RELAUNCHES = 3

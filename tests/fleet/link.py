@@ -30,8 +30,8 @@ from typing import TypeVar
 from orchestrator.controller.facts import ARGV
 from orchestrator.controller.node_plan import CODE_MARKER, NodePlan
 from orchestrator.errors import HostKeyError, LoginError, SlowError, TransportError
-from orchestrator.transport import LocalTransport, RemoteFile
-from orchestrator.transport.base import Channel, Completed
+from orchestrator.transport.base import Channel, Completed, RemoteFile
+from orchestrator.transport.local import LocalTransport
 from tests.fleet.server import ask
 from worker.agent.follow import Stream, follow, parse_start
 from worker.protocol import LOCKS_ENV, NodePaths

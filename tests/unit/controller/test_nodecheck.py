@@ -15,7 +15,8 @@ import pytest
 from orchestrator.controller.facts import ARGV, load_facts, read_facts, save_facts, script
 from orchestrator.controller.node_check import COLUMNS, NodeReport, check_node, compare, unreachable
 from orchestrator.inventory.model import Node
-from orchestrator.transport import Completed, LocalTransport
+from orchestrator.transport.base import Completed
+from orchestrator.transport.local import LocalTransport
 from tests.support.health_kit import unfold
 from worker.agent.inbox import DeviceLock
 from worker.protocol import LOCKS_ENV

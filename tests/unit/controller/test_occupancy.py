@@ -29,8 +29,8 @@ from orchestrator.engines import WorkerState
 from orchestrator.errors import InventoryError, LeftOutError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
-from orchestrator.transport import Completed, LocalTransport
-from orchestrator.transport.local import ProcessChannel
+from orchestrator.transport.base import Completed
+from orchestrator.transport.local import LocalTransport, ProcessChannel
 from tests.support.health_kit import put, unfold
 
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
