@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -90,30 +89,6 @@ def test_damage_inside_is_said_when_it_is_met(tmp_path: Path) -> None:
         f.write(b"\xff" * (size - 8192))
     with LedgerReader.open_readonly(path) as reader, pytest.raises(LedgerError, match="damaged"):
         list(reader.shapes())
-
-
-def test_a_folder_that_cannot_be_written_is_a_clear_error_unless_read_at_rest(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.mktemp("readonly")
-    Ledger.create(folder / "ledger.db").close()
-    ours = {p: p.stat().st_mode for p in folder.parents[:-1] if p.stat().st_uid == os.geteuid()}
-    for p, mode in ours.items():
-        p.chmod(mode & 0o7777 | 0o555)
-    folder.chmod(0o555)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)  # root may write anywhere
-    try:
-        with pytest.raises(LedgerError, match=r"ledger\.db-shm.*copy the run folder"):
-            LedgerReader.open_readonly(folder / "ledger.db")
-        with LedgerReader.open_readonly(folder / "ledger.db", at_rest=True) as reader:
-            assert reader.counts().total == 0
-    finally:
-        if is_root:
-            os.seteuid(0)
-        for p, mode in {folder: 0o755, **ours}.items():
-            p.chmod(mode & 0o7777)
 
 
 def test_reading_at_rest_leaves_nothing_behind_and_still_sees_what_a_dead_controller_wrote(tmp_path: Path) -> None:
