@@ -48,15 +48,14 @@ def test_a_file_system_without_a_write_ahead_log_is_named_and_the_ledger_works(
     assert said.startswith(f"{path}: SQLite's write-ahead log does not work on this file system (journal mode delete)")
 
 
-def _versioned(path: Path, version: int) -> None:
+def sql(path: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as conn:
+        conn.execute(statement)
+
+
+def of_version(path: Path, version: int) -> None:
     Ledger.create(path).close()
-    with contextlib.closing(sqlite3.connect(path)) as conn:
-        conn.execute(f"PRAGMA user_version={version}")
-
-
-def _of_somebody_else(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as conn:
-        conn.execute("CREATE TABLE mine (x)")
+    sql(path, f"PRAGMA user_version={version}")
 
 
 @pytest.mark.parametrize("open_", [Ledger.open, LedgerReader.open_readonly], ids=["write", "read"])
@@ -66,9 +65,9 @@ def _of_somebody_else(path: Path) -> None:
         (lambda path: None, "there is no ledger.*runs list"),
         (lambda path: path.write_bytes(b"M,N,K\n1,2,3\n" * 400), "damaged or no ledger at all"),
         (Path.touch, "no ledger of gemmfleet"),
-        (_of_somebody_else, "no ledger of gemmfleet"),
-        (lambda path: _versioned(path, VERSION - 1), f"0.2 or older .*version {VERSION - 1}.*use gemmfleet 0.2"),
-        (lambda path: _versioned(path, 99), "newer gemmfleet .*version 99.*use that version"),
+        (lambda path: sql(path, "CREATE TABLE mine (x)"), "no ledger of gemmfleet"),
+        (lambda path: of_version(path, VERSION - 1), f"0.2 or older .*version {VERSION - 1}.*use gemmfleet 0.2"),
+        (lambda path: of_version(path, 99), "newer gemmfleet .*version 99.*use that version"),
     ],
 )
 def test_what_is_no_ledger_of_ours_is_refused(
