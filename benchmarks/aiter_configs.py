@@ -77,7 +77,7 @@ def against(case: Case, target: Target, rng: random.Random) -> Matrix:
         c = config_of({k: rng.choice(v) for k, v in knobs.items()})
         x = c.knobs
         shape = (x.block_m, x.block_n, x.block_k, x.group_m, x.split_k, x.num_warps, x.num_stages)
-        if shape not in seen and space.why_illegal(kind, p, c, target) is None:
+        if shape not in seen and space.is_legal(kind, p, c, target):
             seen.add(shape)
             rows.append(traits(p, c, target))
         if len(rows) > DRAWN:

@@ -78,7 +78,7 @@ def tuned(tuner: AiterTritonTuner, family: str, key: Mapping[str, int | str], **
     """Winner of one shape: its row, the number of candidates with a time, and the seconds. RuntimeError without one."""
     messages: list[dict[str, Any]] = []
     spec = Spec(
-        "bench-1", "bench", 1, family=family, tuner="aiter-triton", options={"hints": False, **options},
+        "bench-1", "bench", 1, family=family, tuner="aiter-triton", options=options,
         shapes=(SpecShape(1, dict(key)),),
     )  # fmt: skip
     start = time.monotonic()
@@ -106,7 +106,7 @@ def drawn_by(count: int) -> Any:
         found: dict[object, AiterConfig] = {}
         for _ in range(200 * count):
             c = space.config_of({name: rng.choice(values) for name, values in knobs.items()})
-            if len(found) < count and space.why_illegal(self.kind, p, c, target) is None:
+            if len(found) < count and space.is_legal(self.kind, p, c, target):
                 found.setdefault(space.identity(c, p, completed), c)
         return list(found.values())
 

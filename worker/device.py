@@ -1,4 +1,4 @@
-"""The machine and its devices, without importing torch: identity, conditions, and evidence of a hardware fault.
+"""The machine and its devices, without importing torch: identity and conditions.
 
 Identity: cores, memory, GPUs, and the gfx and cu_num of tuned rows. GPUs are read from the kernel's KFD topology (AMD)
 or from nvidia-smi. A machine without a GPU is named as the CPU it is: gfx `cpu-<machine>-<isa>` with the best
@@ -234,7 +234,6 @@ ROOT = Path("/")
 ROOT_ENV = "GEMMFLEET_HEALTH_ROOT"  # names a folder with a recorded sys and proc to read instead, for tests
 TOOL_EVERY_S = 60.0  # nvidia-smi takes tens to hundreds of milliseconds: between calls its last reading is used
 TOOL_TIMEOUT_S = 20.0
-HOT_C = 100.0  # a GPU is said to be hot from here on
 MAX_CORES = 8  # the clocks of more cores would cost milliseconds on a large host
 _PCI_BITS = 0xFFFF  # the PCI address in a KFD location_id; partitions carry their number above it
 _CONDITIONS = (
@@ -416,23 +415,3 @@ def _float(text: str) -> float | None:
 
 def _known(**values: Any) -> dict[str, Any]:
     return {k: v for k, v in values.items() if v not in (None, "", {})}
-
-
-# --- evidence -----------------------------------------------------------------------------------------------------
-
-
-def evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Evidence of a hardware fault in two readings around an attempt, "" for none:
-    `uncorrectable hardware errors rose during the attempt: umc +2`.
-
-    A counter that fell was reset and is no evidence.
-    """
-    then, now = (dict(reading.get("errors", {}).get("uncorrectable", {})) for reading in (before, after))
-    rises = {block: n - then.get(block, 0) for block, n in now.items() if n > then.get(block, 0)}
-    if not then or not rises or any(before.get(name) != after.get(name) for name in ("id", "pci")):
-        return ""
-    total = rises.pop("total", 0)
-    listed = ", ".join(f"{block} +{n}" for block, n in sorted(rises.items())) or f"+{total}"
-    age = float(before.get("age_s", 0.0))
-    when = f" or the {age:.0f} s before it" if age >= 1.0 else ""
-    return f"uncorrectable hardware errors rose during the attempt{when}: {listed}"

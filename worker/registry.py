@@ -129,6 +129,13 @@ def boolean(value: Any) -> bool:
     return value
 
 
+def text(value: Any) -> str:
+    """Rule: text."""
+    if not isinstance(value, str):
+        raise ValueError("no text")
+    return value
+
+
 def parse_options(cls: type[T], tuner: str, raw: Mapping[str, Any]) -> T:
     """Options of class `cls`. Raises ValueError with every fault: unknown option, wrong type, value out of range."""
     rules = {f.name: f.metadata["rule"] for f in fields(cls)}  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, Prof
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
-from orchestrator.results.gain import NOISY_GAIN, gains, noise_note
+from orchestrator.results.recheck import NOISY_GAIN, gains, noise_note
 from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words

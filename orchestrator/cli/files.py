@@ -134,11 +134,11 @@ def undo(
     from orchestrator.tables import journal
 
     done = journal.undo(table)
-    page = Page(asdict(done))
+    page = Page(done)
     words = {"restored": "restored", "removed": "removed (there were none before)", "left": "unchanged"}
-    page.line(f"{done.path}: restored from {Path(done.restored).name}")
-    page.line(f"  provenance records: {words[done.records]}", f"  the replaced table: {done.aside}")
-    page.line(f"  older versions left: {done.left}")
+    page.line(f"{done['path']}: restored from {Path(done['restored']).name}")
+    page.line(f"  provenance records: {words[done['records']]}", f"  the replaced table: {done['aside']}")
+    page.line(f"  older versions left: {done['left']}")
     return page
 
 
@@ -291,7 +291,7 @@ def merge_configs(
     page = Page(done.to_json())
     for c in done.changes:
         word = f"new; other buckets copied from {c.source.name}" if c.before is None else "changed"
-        page.line(f"{c.path.relative_to(into)}: {', '.join(c.buckets)} ({word})")
+        page.line(f"{c.path.relative_to(into)}: {', '.join(c.won.winners)} ({word})")
         page.line(*[f"  read by {', '.join(c.callers)} as well"] * bool(c.callers))
     if done.proof:
         page.line(f"proven by {done.proof}: {plural(done.lookups, 'lookup')} as planned, neighbours as before")
@@ -306,10 +306,10 @@ def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="Fold
     from orchestrator.configs import merge
 
     done = merge.undo(tree)
-    page = Page(asdict(done))
-    page.line(f"the merge of {done.run} at {done.time} is undone")
-    page.line(*(f"  restored: {n}" for n in done.restored), *(f"  removed: {n}" for n in done.removed))
-    page.line(f"  older merges left: {done.left}")
+    page = Page(done)
+    page.line(f"the merge of {done['run']} at {done['time']} is undone")
+    page.line(*(f"  {word}: {n}" for word in ("restored", "removed") for n in done[word]))
+    page.line(f"  older merges left: {done['left']}")
     return page
 
 
@@ -334,12 +334,8 @@ def check_configs(
     Lints every file and compiles every bucket; exit code 1 on an error.
     """
     from orchestrator.configs import check
-    from worker.triton_configs.kinds import KINDS, kinds_of
 
-    kinds = kinds_of(family) if family else KINDS
-    if not kinds:
-        known = ", ".join(dict.fromkeys(name for k in KINDS for name in (k.family, k.name) if name))
-        raise InputError(f"--family {family}: has no Triton configs; there are {known}")
+    kinds = check.kinds_named(family)
     size = check.size_of(shape)
     with opened_tree(build, inventory, triton=True) as root:
         chips = [gfx] if gfx else check.chips_of(root)

@@ -257,9 +257,7 @@ class AiterTree:
         return out
 
 
-def run_trial(
-    root: Path, arch: str, calls: Sequence[Call], *, alone: bool = False, python: str = sys.executable
-) -> Trial:
+def run_trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = False) -> Trial:
     """Ask the real function; `alone` its three files without the rest of `aiter`, which takes seconds to import.
 
     No exception: what stands in the way is in `why_not`.
@@ -269,7 +267,7 @@ def run_trial(
     env = {**os.environ, "AITER_TRITON_ONLY": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""}
     try:
         done = subprocess.run(
-            [python, "-c", _PROGRAM, str(root.resolve())],
+            [sys.executable, "-c", _PROGRAM, str(root.resolve())],
             input=request, env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as e:

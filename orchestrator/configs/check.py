@@ -19,7 +19,7 @@ from pathlib import Path
 
 from orchestrator.errors import InputError
 from worker.text import LEVELS, Finding, Level, clean
-from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind
+from worker.triton_configs.kinds import GLUON_KEYS, KINDS, REQUIRED, ConfigKind, kinds_of
 from worker.triton_configs.resolve import (
     CONFIGS,
     LDS_BYTES,
@@ -39,6 +39,15 @@ ANY_SHAPE = (16, 8192, 8192)
 WAY_OUT = "install gemmfleet[triton,torch] into this Python, or give --lint-only"
 Size = tuple[int | None, int | None]
 """N and K that are asked for, None for any."""
+
+
+def kinds_named(family: str | None) -> Sequence[ConfigKind]:
+    """The kinds of a family, or the kind of that name; all without one. Raises InputError where there is none."""
+    kinds = kinds_of(family) if family else KINDS
+    if not kinds:
+        known = ", ".join(dict.fromkeys(name for k in KINDS for name in (k.family, k.name) if name))
+        raise InputError(f"--family {family}: has no Triton configs; there are {known}")
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from orchestrator import __version__
 from orchestrator.configs.aiter import AiterTree, journal_of
 from orchestrator.configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
 from orchestrator.errors import InputError
-from orchestrator.tables.journal import TakenBack
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
 from orchestrator.tables.write import utc
@@ -35,7 +34,6 @@ class Change:
     source: Path
     before: str | None
     after: str
-    buckets: tuple[str, ...]
     callers: tuple[str, ...]
 
 
@@ -54,7 +52,7 @@ class Merged:
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`."""
         changes = [
-            {"file": str(c.path.relative_to(self.tree)), "new": c.before is None, "buckets": c.buckets,
+            {"file": str(c.path.relative_to(self.tree)), "new": c.before is None, "buckets": list(c.won.winners),
              "copied_from": str(c.source.relative_to(self.tree)), "also_read_by": c.callers}
             for c in self.changes
         ]  # fmt: skip
@@ -111,7 +109,7 @@ def merge(
     return out
 
 
-def undo(root: Path) -> TakenBack:
+def undo(root: Path) -> dict[str, Any]:
     """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since."""
     journal = journal_of(root)
     with journal.writing():
@@ -123,7 +121,7 @@ def to_publish(run: Path, checkout: Path) -> ConfigPart:
     merged = merge(run, checkout)
     texts = {str(c.path.relative_to(checkout)): c for c in merged.changes}
     notes = [*merged.notes, *([f"config files: proven by {merged.proof}"] if merged.proof else [])]
-    after, buckets = {n: c.after for n, c in texts.items()}, {n: len(c.buckets) for n, c in texts.items()}
+    after, buckets = {n: c.after for n, c in texts.items()}, {n: len(c.won.winners) for n, c in texts.items()}
     return ConfigPart(after, buckets, read_winners(run), notes)
 
 
@@ -143,7 +141,7 @@ def _plan(tree: AiterTree, won: WonFile, folder: Path, *, default: bool) -> tupl
         faults += (f"{folder / TABLE}:{row.line}: {why}" for row, why in against if why)
     faults += (f"{target.name}: {f.bucket}: {f.text}".replace(": :", ":") for f in tree.check(won, layout))
     before = tree.text(source) if target == source else None
-    return Change(won, target, source, before, text, tuple(won.winners), tuple(tree.operators(won.kind))), faults
+    return Change(won, target, source, before, text, tuple(tree.operators(won.kind))), faults
 
 
 def _against(

@@ -29,7 +29,7 @@ from orchestrator.errors import NoUsableNodeError, OrchestratorError, SlowError,
 from orchestrator.inventory.load import check_references, load_inventory, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE, Node
 from orchestrator.transport import Completed, Transport, connected
-from worker.device import HOT_C
+from worker.protocol import HOT_C
 from worker.text import plural
 
 T = TypeVar("T")

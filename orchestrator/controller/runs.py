@@ -21,7 +21,7 @@ from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport import connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
-from worker.device import HOT_C
+from worker.protocol import HOT_C
 from worker.text import uncoloured
 
 UNENDED = ("planned", "running")

@@ -13,8 +13,10 @@ from orchestrator import events as ev
 from orchestrator.policy import blame
 from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape, Slot, State
 from orchestrator.policy.pool import (
+    add_single,
     close,
     hold,
+    holder,
     is_deciding,
     look,
     put_back,
@@ -57,7 +59,7 @@ def apply(state: State, record: ev.Record, t: float) -> None:
 
 
 def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
-    state.kinds.setdefault(e.kind, Kind(e.kind, e.tier, e.alone))
+    state.kinds.setdefault(e.kind, Kind(len(state.kinds), e.tier, e.alone))
     state.setup_s, state.shares_end = e.setup_s, e.shares_end
     for unit, costs in zip(e.units, e.costs_s, strict=True):
         for s, cost in zip(unit, costs, strict=True):
@@ -77,7 +79,8 @@ def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
             shape.tries, shape.faults, shape.losses, shape.ends, shape.wedged = 0, [], [], [], []
             shape.result, shape.settled_at = "", 0.0
             state.failed -= 1
-            state.single += shape.copies == 1
+            if shape.copies == 1:
+                add_single(state, holder(state, shape), 1)
             state.left_s += shape.cost_s
             wait(state, [shape.id])
 
@@ -122,7 +125,7 @@ def _send(state: State, d: ev.Send, t: float) -> None:
         if not is_second and is_deciding(state, sum(state.shapes[s].cost_s for s in members)):
             state.twice[unit] = (state.host(d.node), members)
     for shape in shapes:
-        hold(state, shape, 1)
+        hold(state, shape, a, 1)
         shape.attempts.append(a.id)
     slot.queued.append(a.id)
     look(state, slot)
@@ -177,7 +180,7 @@ def _is_over(state: State, a: Attempt, t: float) -> bool:
     a.state, a.lost, a.revived, a.ended_at, a.outcome = "started", False, True, None, None
     a.started_at = t if a.started_at is None else a.started_at
     for shape in (state.shapes[s] for s in a.shapes):
-        hold(state, shape, 1)
+        hold(state, shape, a, 1)
         if shape.state == "pending":
             withdraw(state, shape)
     slot.running, slot.adrift = a.id, None
@@ -269,7 +272,8 @@ def _settle_tuned(state: State, shape: Shape, a: Attempt | None, t: float, confi
 def _settle(state: State, shape: Shape, t: float) -> None:
     """Take the shape out of all that waits, and attempts that have nothing else out of their inboxes."""
     withdraw(state, shape)
-    state.single -= shape.copies == 1
+    if shape.copies == 1:
+        add_single(state, holder(state, shape), -1)
     state.held.pop(shape.id, None)
     state.ripe.pop(shape.id, None)
     shape.settled_at = t

@@ -116,6 +116,8 @@ class Attempt:
     current_at: float = 0.0
     landed: dict[int, None] = field(default_factory=dict)
     """Shapes with a result of this attempt."""
+    single: int = 0
+    """Its unsettled shapes that no other attempt under way holds."""
     moved_at: float = 0.0
     """Time at which it last began or landed a shape."""
 
@@ -217,7 +219,7 @@ class Node:
 class Kind:
     """Units that may share a process. The lowest `tier` goes first."""
 
-    name: str
+    number: int
     tier: int
     alone: bool
     """Each unit has a process of its own."""
@@ -286,7 +288,7 @@ class State:
     running: int = 0
     taking: int = 0
     single: int = 0
-    """Unsettled shapes that exactly one attempt under way holds."""
+    """Unsettled shapes that exactly one attempt under way holds: the sum of the attempts'."""
     usable: dict[Place, Slot] = field(default_factory=dict)
     """Slots that take work, or soon will."""
     clean: dict[Place, None] = field(default_factory=dict)
@@ -301,6 +303,10 @@ class State:
     """Ready slots that have little left."""
     waiting: dict[int, Waiting] = field(default_factory=dict)
     """Every unit that waits, by number."""
+    by_left: list[tuple[int, float, int, Kind]] = field(default_factory=list)
+    """Kinds of which units wait, as (tier, minus the seconds that wait, number, kind), sorted."""
+    by_unit: list[tuple[int, float, float, int, Kind]] = field(default_factory=list)
+    """The same as (tier, minus those of the longest unit, minus those of all, number, kind)."""
     waiting_s: float = 0.0
     left_s: float = 0.0
     """Estimated seconds of all shapes that are not settled."""

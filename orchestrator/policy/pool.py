@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from orchestrator.policy.model import Attempt, Shape, Slot, State
+from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State
 
 
 def wait(state: State, shapes: Iterable[int]) -> None:
@@ -27,18 +27,34 @@ def queue(state: State, unit: int, shapes: tuple[int, ...], seconds: float) -> N
     """Queue shapes of a unit of which none is queued."""
     state.waiting[unit] = entry = (-seconds, unit, shapes)
     kind = state.kinds[state.shapes[shapes[0]].kind]
+    _unrank(state, kind)
     insort(kind.waiting, entry)
     kind.seconds += seconds
     state.waiting_s += seconds
+    _rank(state, kind)
 
 
 def _take_out(state: State, unit: int) -> tuple[int, ...]:
     entry = state.waiting.pop(unit)
     kind = state.kinds[state.shapes[entry[2][0]].kind]
+    _unrank(state, kind)
     del kind.waiting[bisect_left(kind.waiting, entry)]
     kind.seconds = kind.seconds + entry[0] if kind.waiting else 0.0
     state.waiting_s = state.waiting_s + entry[0] if state.waiting else 0.0
+    _rank(state, kind)
     return entry[2]
+
+
+def _rank(state: State, kind: Kind) -> None:
+    if kind.waiting:
+        insort(state.by_left, (kind.tier, -kind.seconds, kind.number, kind))
+        insort(state.by_unit, (kind.tier, kind.waiting[0][0], -kind.seconds, kind.number, kind))
+
+
+def _unrank(state: State, kind: Kind) -> None:
+    if kind.waiting:
+        del state.by_left[bisect_left(state.by_left, (kind.tier, -kind.seconds, kind.number))]
+        del state.by_unit[bisect_left(state.by_unit, (kind.tier, kind.waiting[0][0], -kind.seconds, kind.number))]
 
 
 def set_apart(state: State, shapes: tuple[int, ...]) -> None:
@@ -72,11 +88,25 @@ def withdraw(state: State, shape: Shape) -> None:
     state.twice.pop(shape.unit, None)
 
 
-def hold(state: State, shape: Shape, by: int) -> None:
-    """Count the attempts under way that hold the shape."""
+def hold(state: State, shape: Shape, a: Attempt, by: int) -> None:
+    """Count the attempts under way that hold the shape: the attempt is a new one of them, or one no longer."""
+    before, shape.copies = shape.copies, shape.copies + by
     if shape.state == "pending":
-        state.single += (shape.copies + by == 1) - (shape.copies == 1)
-    shape.copies += by
+        if before + shape.copies == 1:
+            add_single(state, a, by)
+        elif before + shape.copies == 3:
+            add_single(state, holder(state, shape, a), -by)
+
+
+def holder(state: State, shape: Shape, besides: Attempt | None = None) -> Attempt:
+    """The one attempt under way that holds the shape, besides that one."""
+    return next(a for i in shape.attempts if (a := state.attempts[i]).id in state.open and a is not besides)
+
+
+def add_single(state: State, a: Attempt, by: int) -> None:
+    """Count the unsettled shapes that the attempt alone holds."""
+    a.single += by
+    state.single += by
 
 
 def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
@@ -85,10 +115,10 @@ def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
     state.running -= a.state == "started"
     state.taking -= a.taking
     a.state, a.taking, a.lost, a.ended_at, a.current = "over", False, lost, t, None
-    state.open.pop(a.id, None)
     state.to_recall.pop(a.id, None)
     for s in a.shapes:
-        hold(state, state.shapes[s], -1)
+        hold(state, state.shapes[s], a, -1)
+    state.open.pop(a.id, None)
     if slot.running == a.id:
         slot.running = None
     if a.id in slot.queued:

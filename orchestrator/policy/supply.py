@@ -77,10 +77,9 @@ def _is_suspect(state: State, attempt: str | None) -> bool:
 def deal(state: State, slot: Slot) -> tuple[int, ...]:
     """The next group of what waits, for the slot. One in doubt gets the shortest unit: it would cost the run most where
     the longest faults."""
-    first = min(kind.tier for kind in state.kinds.values() if kind.waiting)
-    kinds = [kind for kind in state.kinds.values() if kind.waiting and kind.tier == first]
     if slot.doubtful:
-        return max(kind.waiting[-1] for kind in kinds)[2]
+        first = state.by_left[0][0]
+        return max(kind.waiting[-1] for tier, _, _, kind in state.by_left if tier == first)[2]
     s, free = state.settings, max(1, len(state.free))
     share, setups = (s.share, s.floor_setups) if state.shares_end else (s.share_apart, s.floor_apart)
     room = state.waiting_s / (share * max(1, len(state.usable)))
@@ -88,7 +87,8 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     if len(state.usable) == 1 and not state.may_grow:
         room = state.waiting_s  # nobody waits for the end of a group
     # first the kind that gives the longest group, of several the one with the most left
-    kind = max(kinds, key=lambda kind: (max(-kind.waiting[0][0], min(kind.seconds, room)), kind.seconds))
+    kinds = (state.by_left[0][-1], state.by_unit[0][-1])
+    kind = max(kinds, key=lambda kind: max(-kind.waiting[0][0], min(kind.seconds, room)))
     if kind.alone:
         return kind.waiting[0][2]
     if not state.shares_end:  # in as few groups as it takes, all about equal
@@ -134,7 +134,8 @@ def _end_of_another(state: State, slot: Slot) -> Send | None:
     for other in state.usable.values():
         if other.running is not None:
             a = state.attempts[other.running]
-            if (best is None or a.left_s > best.left_s) and any(_may_copy(state, s) for s in a.shapes):
+            more = a.single and (best is None or a.left_s > best.left_s)
+            if more and any(_may_copy(state, s) for s in reversed(a.shapes)):
                 best = a
     if best is None:
         return None

@@ -157,9 +157,9 @@ class WrittenPage:
 
 def run_or_folder(runs: Path, run: str | None) -> RunPaths:
     """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. Raises InputError."""
-    found = locate(run, runs)
-    if found.kind == "run":
-        return RunPaths(found.path.absolute()) if run and Path(run).is_dir() else found.paths
+    kind, path = locate(run, runs)
+    if kind == "run":
+        return RunPaths(path.absolute() if run and Path(run).is_dir() else path)
     raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
 
 

@@ -20,7 +20,7 @@ import pandas as pd
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
-from orchestrator.results.measurements import CleanLines, InputTable, InputTables, Layout, chunks, layout
+from orchestrator.results.measurements import US, CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
 from orchestrator.tables.kinds import backend_name, order
 from orchestrator.tables.textfiles import escaped
@@ -34,8 +34,6 @@ LEAD = "asm"
 """The backend whose losses are listed: the one that AITER's dispatch prefers."""
 COUNTED = ("no_time", "not_finite", "error_ratio")
 """The reasons why rows of a shape are left out; counts are kept in this order."""
-TFLOPS_OFF = 0.05
-"""Largest deviation of a tflops column from 2*M*N*K / us that no note names."""
 MAX_GROUPS = 1_000_000
 """Shapes times backends. More is not a tuning result, and would not fit the memory."""
 REFERENCE_FILE = Path(__file__).parent / "data" / "reference_fp4.csv"
@@ -99,7 +97,8 @@ def analyze(
             },
         },
         "inputs": [
-            {"name": f.source.name, "bytes": f.source.size, "rows": f.rows, "malformed": f.lines.malformed}
+            {"name": f.source.name, "bytes": f.source.path.stat().st_size, "rows": f.rows,
+             "malformed": f.lines.malformed}
             for f in files
         ],
         "notes": list(dict.fromkeys(notes)),
@@ -127,22 +126,12 @@ def _shape_rows(
     every = _tuples(keys.iloc[np.unique(at, return_index=True)[1]], *names)
     rows = [_row(family, gfx, cu_num or None, key, c) for (gfx, cu_num, *key), c in zip(every, counts, strict=True)]
     flops = [family.flops(r["key"]) for r in rows]
-    odd: list[str] = []
-    for i, (backend, us, kernel, err, tflops) in zip(
-        of_best, _tuples(best, "backend", "us", "kernel", "err", "tflops"), strict=True
-    ):
+    for i, (backend, us, kernel, err) in zip(of_best, _tuples(best, "backend", "us", "kernel", "err"), strict=True):
         if us is not None:
-            made = flops[i] / us / 1e6
-            rows[i]["backends"][backend] = {"tflops": made, "us": us, "kernel": kernel, "err_ratio": err}
-            if tflops is not None and _differs(made, tflops):
-                odd.append(f"{'x'.join(map(str, rows[i]['key'].values()))}: {tflops:g} there, {made:.4g} computed")
+            found = {"tflops": flops[i] / us / 1e6, "us": us, "kernel": kernel, "err_ratio": err}
+            rows[i]["backends"][backend] = found
     for i, (backend, kernel, err, us) in zip(of_wrong, _tuples(wrong, "backend", "kernel", "err", "us"), strict=True):
         rows[i]["beyond_err_ratio"].append({"backend": backend, "kernel": kernel, "err_ratio": err, "us": us})
-    if odd:
-        notes.append(
-            f"{len(odd)} best rows have a tflops column more than {TFLOPS_OFF:.0%} off what their shape and us give (as"
-            f" {odd[0]}): the computed one counts"
-        )
     devices, there = {(r["gfx"], r["cu_num"]) for r in rows}, {tuple(r["key"].values()) for r in rows}
     device: Device = devices.pop() if len(devices) == 1 else ("", None)
     missing = dict.fromkeys(key for key in sources.requested if key not in there)
@@ -160,7 +149,7 @@ def _row(family: Family, gfx: str, cu_num: int | None, key: Sequence[int | str],
     return {
         "shape": "", "key": dict(zip(family.key_names, key, strict=True)), "gfx": gfx, "cu_num": cu_num, "backends": {},
         "best": None, "asm_over_best_other": None, "roofline": None, "left_out": _counted(counts),
-        "worst_err_ratio": None, "beyond_err_ratio": [], "wrong_was_faster": False,
+        "beyond_err_ratio": [], "wrong_was_faster": False,
     }  # fmt: skip
 
 
@@ -190,7 +179,6 @@ def _judge(rows: Sequence[Row], sources: InputTables, chip: str | None, notes: l
         if LEAD in of and (other := next((us for us, b in ranked if b != LEAD), None)):
             r["asm_over_best_other"] = other / of[LEAD]["us"]
         if wrong := r["beyond_err_ratio"]:
-            r["worst_err_ratio"] = max((w["err_ratio"] for w in wrong if w["err_ratio"] is not None), default=None)
             r["wrong_was_faster"] = not ranked or min(w["us"] for w in wrong) < ranked[0][0]
         if device in limits and (roof := limits[device](key)):
             share = of[won]["tflops"] / roof.tflops if won else None
@@ -245,12 +233,6 @@ def _tuples(frame: pd.DataFrame, *columns: str) -> Iterable[tuple[Any, ...]]:
     """The rows as tuples, None for NaN."""
     cells = (frame[c].astype(object).where(frame[c].notna(), None).tolist() for c in columns)
     return zip(*cells, strict=True)
-
-
-def _differs(made: float, column: float) -> bool:
-    """Returns True if the column is off by more than TFLOPS_OFF and by more than the rounding of its last digit."""
-    off = abs(column - made)
-    return off > TFLOPS_OFF * made and off > 0.5 * 10.0 ** -len(repr(column).partition(".")[2])
 
 
 def published() -> tuple[str, pd.DataFrame]:
@@ -338,7 +320,7 @@ class _File:
         found = layout(source.header, family)
         self.judged = "err" in found.at
         by = [c for c in (*family.key_names, *_DEVICE) if c in found.keys | found.at] + ["backend"]
-        empty = pd.DataFrame(columns=[*by, "us", "err", "tflops", "kernel", *COUNTED])
+        empty = pd.DataFrame(columns=[*by, "us", "err", "kernel", *COUNTED])
         groups, wrong = [], []
         for chunk in chunks(self.lines, found, family):
             for part in self._parts(chunk, found):
@@ -356,13 +338,10 @@ class _File:
 
     def _parts(self, chunk: pd.DataFrame, found: Layout) -> Iterable[pd.DataFrame]:
         """The measurements of a chunk: one frame, or of a wide benchmark one for each backend."""
-        rows = chunk[
-            [c for c in (*self.family.key_names, *_DEVICE, "err", "kernel", "kernel_id", "tflops") if c in chunk]
-        ]
-        rows = rows.assign(**{c: float("nan") for c in ("err", "kernel", "kernel_id", "tflops") if c not in chunk})
-        for wide in found.wide:
-            tflops = chunk[f"{wide.backend}_tflops"] if wide.tflops is not None else float("nan")
-            yield rows.assign(backend=wide.backend, us=chunk[f"{wide.backend}_us"], tflops=tflops)
+        rows = chunk[[c for c in (*self.family.key_names, *_DEVICE, "err", "kernel", "kernel_id") if c in chunk]]
+        rows = rows.assign(**{c: float("nan") for c in ("err", "kernel", "kernel_id") if c not in chunk})
+        for backend in found.wide:
+            yield rows.assign(backend=backend, us=chunk[backend + US])
         if not found.wide:
             yield rows.assign(**_candidates(chunk, self.family), us=chunk["us"])
 

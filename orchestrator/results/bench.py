@@ -18,6 +18,7 @@ from typing import Any
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
 from orchestrator.tables.kinds import AITERS
+from orchestrator.tables.tuned import best
 from orchestrator.tables.write import no_formula, utc, write_atomic, write_csv
 from worker.families import BENCHED, Family
 from worker.protocol.bench import Rule, is_reference, mean_of_runs, with_texts
@@ -161,10 +162,7 @@ def rule_of(options: Mapping[str, Any]) -> Rule:
 
 def fastest(found: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
     """The fastest measured backend of each (shape, side)."""
-    best: dict[tuple[int, str], Result] = {}
-    for r in sorted((r for r in found if r.measured), key=lambda r: r.us):
-        best.setdefault((r.shape, r.env), r)
-    return best
+    return best((r for r in found if r.measured), lambda r: (r.shape, r.env), lambda r: r.us)
 
 
 def redacted(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -186,13 +184,13 @@ def wide(found: Sequence[Result], family: Family) -> Iterable[Sequence[Any]]:
     more = [*(c for c in family.key_names if c not in RUNBOOK), *(["env"] if any(r.env for r in found) else [])]
     header = [*RUNBOOK, *more, *numbers, *about, "fastest", "node"]
     absent = {c: 0 if c.endswith("_samples") else "" for c in header} | dict.fromkeys([*RUNBOOK[3:], *numbers], "0.0")
-    best, rows = fastest(found), dict[tuple[int, str], dict[str, Any]]()
+    won, rows = fastest(found), dict[tuple[int, str], dict[str, Any]]()
     for r in found:
         name, at = names[r.backend], (r.shape, r.env)
         row = rows.setdefault(at, dict(absent))
         row |= {**dict(zip(family.key_names, r.key, strict=True)), "env": r.env, "node": row["node"] or r.node}
         row |= {f"{name}_spread": f"{r.spread:.4f}", f"{name}_samples": r.samples, f"{name}_status": r.status}
-        row["fastest"] = best[at].backend if at in best else ""
+        row["fastest"] = won[at].backend if at in won else ""
         if r.measured:
             tflops = f"{r.tflops:.1f}" if r.tflops >= 100 else f"{r.tflops:.4g}"
             row |= {f"{name}_tflops": tflops, f"{name}_us": f"{r.us:.4f}"}

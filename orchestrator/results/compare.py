@@ -75,8 +75,6 @@ class Rule:
             raise InputError(f"--rule {shown(text)}: must be two numbers, as 1.005,0.5") from None
         if not (isfinite(rel) and isfinite(abs_us) and rel >= 1 and abs_us >= 0):
             raise InputError(f"--rule {shown(text)}: REL must be at least 1 and ABS at least 0")
-        if not isfinite(ignore_below):
-            raise InputError("--ignore-below: is not a number")
         return cls(rel, abs_us, ignore_below)
 
     def limit(self, us: Floats) -> Floats:

@@ -22,6 +22,7 @@ import pandas as pd
 from orchestrator import clean
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
+from orchestrator.paths import RunPaths
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Judged, Rule, judge
 from orchestrator.tables.locate import locate
 from orchestrator.tables.textfiles import Faults, csv_records, escaped, read_bytes, read_head, shown
@@ -120,14 +121,15 @@ def read_sides(given: Mapping[str, Sequence[str]], runs: Path, dropped: Sequence
 
 
 def _files(given: str, runs: Path) -> list[Path]:
-    found = locate(given, runs)
-    if found.kind == "file":
-        return [found.path]
-    if found.kind == "folder":
-        files = [p for p in sorted(found.path.glob("*.csv")) if p.is_file() and _is_timing(p)]
+    kind, path = locate(given, runs)
+    if kind == "file":
+        return [path]
+    if kind == "folder":
+        files = [p for p in sorted(path.glob("*.csv")) if p.is_file() and _is_timing(p)]
         why = "holds no CSV of timings (columns kernel, the shape's, us)"
     else:
-        files = [p for p in (found.paths.bench_runs, found.paths.profile, found.paths.tuned) if p.is_file()][:1]
+        run = RunPaths(path)
+        files = [p for p in (run.bench_runs, run.profile, run.tuned) if p.is_file()][:1]
         why = "has no bench_runs.csv, profile.csv or tuned.csv; did the run end?"
     if not files:
         raise InputError(f"{escaped(given)}: {why}")
@@ -287,11 +289,11 @@ def compare(
     if machine and not other_gpu:
         raise InputError(f"the sides are of different machines ({escaped(machine)}): their times say nothing of the"
                          " software; --other-gpu compares them all the same")  # fmt: skip
-    warnings = [*golden.notes, *tot.notes]
-    if machine:
-        warnings.append(f"the sides are of different machines ({machine}): a verdict is not one on the software")
-    if method:
-        warnings.append(f"not measured in the same way ({method})")
+    warnings = [
+        *golden.notes, *tot.notes,
+        *[f"the sides are of different machines ({machine}): a verdict is not one on the software"] * bool(machine),
+        *[f"not measured in the same way ({method})"] * bool(method),
+    ]  # fmt: skip
     paired = in_turn(golden.records, tot.records)
     rows, judged = _judged(golden, tot, rule, bound, paired, rule_only)
     if not any(r["golden_us"] and r["tot_us"] for r in rows):

@@ -49,12 +49,11 @@ _SIZES = {"m", "n", "k"}, {"token", "model_dim", "inter_dim"}
 
 @dataclass(frozen=True, slots=True)
 class InputTable:
-    """A file to read. `name`: as it is shown; `size` in bytes; `family`: None where nothing shows it."""
+    """A file to read. `name`: as it is shown; `family`: None where nothing shows it."""
 
     path: Path
     name: str
     header: tuple[str, ...]
-    size: int
     family: Family | None
 
 
@@ -81,13 +80,13 @@ def find_sources(given: Sequence[str], *, runs: Path, family: Family | None = No
     finder = _Finder()
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
         for name in given or (None,):
-            found = locate(name, runs)
-            if found.kind == "run":
-                finder.run(found.paths, Path(aside))
-            elif found.kind == "file":
-                finder.file(found.path)
+            kind, path = locate(name, runs)
+            if kind == "run":
+                finder.run(RunPaths(path), Path(aside))
+            elif kind == "file":
+                finder.file(path)
             else:
-                finder.folder(found.path)
+                finder.folder(path)
         yield finder.sources(family)
 
 
@@ -113,7 +112,7 @@ class _Finder:
         if hint is None:
             with suppress(TunedDBError):
                 hint = family_of(path)
-        self.found.append(InputTable(path, name or escaped(path.name), header, path.stat().st_size, hint))
+        self.found.append(InputTable(path, name or escaped(path.name), header, hint))
 
     def folder(self, folder: Path) -> None:
         """A plain folder. Raises InputError where it holds nothing to read, or a damaged table."""
@@ -210,12 +209,12 @@ _ALIASES = {
     "kernel": ("kernelname", "kernel_name", "kernelname1", "kernel"),
     "kernel_id": ("kernelid", "kernel_id", "solidx"),
     "libtype": ("libtype", "backend"),
-    "tflops": ("tflops",),
     "gfx": ("gfx",),
     "cu_num": ("cu_num",),
 }
 _TEXTS = ("kernel", "kernel_id", "libtype", "gfx")
-_US, _TFLOPS = "_us", "_tflops"
+US = "_us"
+"""The end of the name of a backend's column of times in a wide benchmark."""
 
 
 class ForeignError(InputError):
@@ -240,21 +239,13 @@ def read_header(path: Path) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Wide:
-    """The columns of one backend in a wide benchmark, by number."""
-
-    backend: str
-    us: int
-    tflops: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The columns of a header by meaning, as column numbers. `keys` holds the family's key columns that are there."""
+    """The columns of a header by meaning, as column numbers. `keys` holds the family's key columns that are there,
+    `wide` the columns of times of a wide benchmark by backend."""
 
     at: dict[str, int]
     keys: dict[str, int]
-    wide: tuple[Wide, ...]
+    wide: dict[str, int]
 
 
 def layout(header: tuple[str, ...], family: Family) -> Layout:
@@ -262,11 +253,12 @@ def layout(header: tuple[str, ...], family: Family) -> Layout:
     lower = {name.lower(): i for i, name in reversed(list(enumerate(header))) if name}
     at = {role: lower[found[0]] for role, names in _ALIASES.items() if (found := [n for n in names if n in lower])}
     keys = {c.name: lower[c.name.lower()] for c in family.columns if c.name.lower() in lower}
-    wide = []
-    for name, i in () if "us" in at else sorted(lower.items(), key=lambda item: item[1]):
-        if name.endswith(_US) and (backend := legal_name(name.removesuffix(_US))):
-            wide.append(Wide(owned(backend), i, lower.get(backend + _TFLOPS)))
-    return Layout(at, keys, tuple(wide))
+    wide = {
+        owned(backend): i
+        for name, i in (() if "us" in at else sorted(lower.items(), key=lambda item: item[1]))
+        if name.endswith(US) and (backend := legal_name(name.removesuffix(US)))
+    }
+    return Layout(at, keys, wide)
 
 
 def chunks(lines: CleanLines, found: Layout, family: Family) -> Iterator[pd.DataFrame]:
@@ -277,9 +269,7 @@ def chunks(lines: CleanLines, found: Layout, family: Family) -> Iterator[pd.Data
     """
     texts = {c.name for c in family.columns if c.kind == "text"} | set(_TEXTS)
     names = {i: name for name, i in (found.at | found.keys).items()}
-    for wide in found.wide:
-        tflops = {} if wide.tflops is None else {wide.tflops: wide.backend + _TFLOPS}
-        names |= {wide.us: wide.backend + _US} | tflops
+    names |= {i: backend + US for backend, i in found.wide.items()}
     with lines:
         try:
             reader = pd.read_csv(

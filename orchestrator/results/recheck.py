@@ -1,13 +1,15 @@
-"""Recheck of a tuned table on another build: each row's kernel and its runners-up are measured, nothing is searched.
+"""Times then and now: recheck of a tuned table on another build, gains of a run over the calls of a workload.
 
-A row is `gone` where its kernel does not run there or is wrong, `slower` by more than a tolerance than all rows are at
-the median (clocks differ from session to session), `overtaken` where a runner-up beats it by more than the noise of a
-merge, measured beside it. Only these are worth another tuning.
+A recheck measures each row's kernel and its runners-up, and searches nothing. A row is `gone` if its kernel does not
+run there or is wrong. It is `slower` if it lost more than a tolerance beside the median of all rows, because clocks
+differ from session to session. It is `overtaken` if a runner-up beats it by more than the noise of a merge, measured
+beside it. Only these are worth another tuning.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,14 +17,19 @@ from statistics import median
 from typing import Any, Literal
 
 from orchestrator.errors import InputError
+from orchestrator.families import grid_point
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
+from orchestrator.paths import RunPaths
+from orchestrator.shapes.model import NOW, numbers
+from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of
+from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of, read_table
 from orchestrator.tables.write import write_atomic
 from worker.families import Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.spec import MAX_WORD
+from worker.text import plural
 
 FEW = 5
 """Rows that must be measured before their median counts as the difference of the sessions."""
@@ -141,18 +148,15 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     """Judge the rows of a recheck by what its run measured. `path`: of `write_rows`."""
     document: dict[str, Any] = json.loads(path.read_bytes())
     wanted = {int(i): r for i, r in document["rows"].items()}
+    candidates = (row for row in ledger.profile_rows() if not row.winner and row.shape in wanted)
     measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
-    for row in ledger.profile_rows():
-        named = (row.kernel_name, str(row.row.get("splitK", 0)))
-        if not row.winner and row.shape in wanted:
-            best = measured[row.shape].setdefault(named, row)
-            if _us(row) < _us(best):
-                measured[row.shape][named] = row
+    for (shape, named), row in best(candidates, lambda r: (r.shape, _named(r)), _us).items():
+        measured[shape][named] = row
     names: dict[int, Named] = {i: (r["kernels"][0][2], r["kernels"][0][3]) for i, r in wanted.items()}
     rows_now = {i: measured[i][name] for i, name in names.items() if name in measured[i]}
     ratios = [_us(row) / wanted[i]["us"] for i, row in rows_now.items() if _us(row) != INF]
     drift = median(ratios) if len(ratios) >= FEW else 1.0
-    winners = {w.shape: (w.kernel_name, str(w.row.get("splitK", 0))) for w in ledger.winners()}
+    winners = {w.shape: _named(w) for w in ledger.winners()}
     rows = tuple(
         _judged(s, wanted[s.id]["us"], names[s.id], measured[s.id], winners.get(s.id), drift * (1 + document["slower"]))
         for s in ledger.shapes()
@@ -162,6 +166,10 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
 
 
 INF = float("inf")
+
+
+def _named(row: ProfileRow) -> Named:
+    return row.kernel_name, str(row.row.get("splitK", 0))
 
 
 def _us(row: ProfileRow) -> float:
@@ -191,5 +199,117 @@ def _judged(
 
 def _beaten(now: float, by: float) -> bool:
     """True where a merge would replace a kernel by one that was measured beside it."""
-    rule = decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")
-    return rule.action == "replaced"
+    return decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")[0] == "replaced"
+
+
+SIGMA = 1.4826
+"""Standard deviation over half the interquartile range, of a normal distribution."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeGain:
+    """A shape of the workload; times of one call in microseconds, with the standard deviation of their difference."""
+
+    key: Key
+    calls: float
+    before_us: float
+    after_us: float
+    sigma_us: float = 0.0
+
+    @property
+    def won_us(self) -> float:
+        """Microseconds that its calls win (negative: lose)."""
+        return self.calls * (self.before_us - self.after_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """`rows`: shapes with a time before and after, what wins most first; `left_out`: those without."""
+
+    rows: tuple[ShapeGain, ...]
+    left_out: tuple[Key, ...]
+
+    @property
+    def before_us(self) -> float:
+        return sum(r.calls * r.before_us for r in self.rows)
+
+    @property
+    def won_us(self) -> float:
+        return sum(r.won_us for r in self.rows)
+
+    @property
+    def sigma_us(self) -> float:
+        """Standard deviation of `won_us`: calls of one shape are off together, shapes are not."""
+        return math.hypot(*(r.calls * r.sigma_us for r in self.rows))
+
+
+def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, float], family: Family) -> Gain:
+    """The gain of a run. A shape without a row of its own takes that of its padded M, as AITER's lookup does; one that
+    the run has no row for stays as it was."""
+    after = {w.key: (w.us, SIGMA * (w.row.get("spread", 0.0))) for w in ledger.winners()}
+    rows, left_out = [], []
+    for key, n in calls.items():
+        ways = dict.fromkeys((key, grid_point(key, family, "fine"), grid_point(key, family, "coarse")))
+        was = next((before[k] for k in ways if k in before), None)
+        if was is None:
+            left_out.append(key)
+            continue
+        us, spread = next((after[k] for k in ways if k in after), (was, 0.0))
+        # a table tells no spread: the time before is taken to be as far off as the one after
+        rows.append(ShapeGain(key, n, was, us, spread * math.hypot(was, us)))
+    rows.sort(key=lambda r: -r.won_us)
+    return Gain(tuple(rows), tuple(left_out))
+
+
+def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, family: Family) -> dict[Key, float]:
+    """Times before the run in microseconds: of `table`'s rows of its chip, else of the rows that its merge met (of the
+    old kernel beside the new one where it was measured there), else of the column now_us of its shapes. Raises
+    InputError."""
+    out: dict[Key, float] = {}
+    if paths.annotations.exists():
+        out |= numbers(read_shapes(paths.annotations, family), NOW)
+    if paths.merge.exists():
+        for r in json.loads(paths.merge.read_bytes())["rows"]:
+            us = r["rival_us"] if r.get("rival_us") and r.get("judged") == "same profile" else r["old_us"]
+            if us and all(n in r["key"] for n in family.key_names):
+                out[tuple(r["key"][n] for n in family.key_names)] = us
+    if table is not None:
+        chips = {family.chip(w.gfx, w.cu_num or 0) for w in ledger.winners()}
+        rows = read_table(table, family, doubled=True).rows
+        out |= {r.key[2:]: r.us for r in rows if r.us is not None and r.key[:2] in chips}
+    return out
+
+
+NOISY_GAIN = 0.995
+"""A winner with a gain below it (1.00x as shown) is noisy: measured again, it was slower than the median candidate."""
+MOST_NAMED = 4
+
+
+def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
+    """The gain over the median candidate of each of these shapes that has other candidates (1.0: the choice made no
+    difference). Candidates are the right ones of the settling attempt, as they were first measured."""
+    wanted = set(shapes)
+    won = {w.shape: w for w in ledger.winners() if w.shape in wanted}
+    marks = ", ".join(map(str, map(int, won)))
+    rows = ledger.query(f"SELECT shape, us, id, attempt FROM rows WHERE us > 0 AND status='ok' AND shape IN ({marks})")
+    beside: dict[int, list[float]] = {}
+    for shape, us, row, attempt in rows:
+        if attempt == won[shape].attempt and row != won[shape].id:
+            beside.setdefault(shape, []).append(us)
+    return {shape: median(times) / won[shape].us for shape, times in beside.items()}
+
+
+def noise_note(shapes: Sequence[str]) -> str:
+    """Return a sentence on the noisy winners of these shapes, "" where there are none.
+
+    The leaders are measured again before one wins. A leader that is then slower than the median candidate was at first
+    shows a disturbed machine: neither its time nor the choice can be trusted.
+    """
+    if not shapes:
+        return ""
+    more = f" and {len(shapes) - MOST_NAMED} more" if len(shapes) > MOST_NAMED else ""
+    return (
+        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, slower than the"
+        f" median candidate ({', '.join(shapes[:MOST_NAMED])}{more}); tune {'it' if len(shapes) == 1 else 'them'} again"
+        " on a quiet machine"
+    )

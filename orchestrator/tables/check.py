@@ -65,14 +65,6 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Compiled:
-    """The rows that a tree's modules are compiled from: shapes with their kernels, and kernels alone."""
-
-    shapes: frozenset[tuple[Key, str]]
-    kernels: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
 class StartMerge:
     """AITER's merge of a family's tables at its start, by what a tree's aiter/jit/core.py says of it.
 
@@ -178,14 +170,14 @@ class Build:
     def _is_built(self, family: Family, key: Key, name: str, kernel: KernelAvailability) -> bool:
         if kernel.in_module is not None and (kernel.by_name or not kernel.in_module):
             return kernel.in_module
-        compiled = self._compiled(family)
-        return name in compiled.kernels if kernel.by_name else (key, name) in compiled.shapes
+        return (None if kernel.by_name else key, name) in self._compiled(family)
 
-    def _read_compiled(self, family: Family) -> Compiled:
-        """The compiled rows from the family's own table and those of model_configs."""
+    def _read_compiled(self, family: Family) -> set[tuple[Key | None, str]]:
+        """The shapes with their kernels, and the kernels alone (None), that the modules are compiled from: the rows of
+        the family's own table and of those of model_configs."""
         tables = [read_table(f, family, lenient=True) for f in self.tables(family)]
         named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.rows]
-        return Compiled(frozenset(named), frozenset(k for _, k in named))
+        return {*named, *((None, name) for _, name in named)}
 
 
 def _text(path: Path) -> str:

@@ -20,7 +20,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -88,20 +87,11 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
     return kept.get(target)
 
 
-@dataclass(frozen=True, slots=True)
-class Undone:
-    """A table that is as before its last merge. `restored`: the kept file that is the table again; `aside`: what was
-    the table until now; `records`: `restored`, `removed` or `left`; `left`: states that can be undone still."""
-
-    path: str
-    restored: str
-    aside: str
-    records: str
-    left: int
-
-
-def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> Undone:
+def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
     """Restore the last kept state of a table and its records. The replaced table is kept as `<name>.<UTC>.undone`.
+
+    The document of `db undo`: `restored` is the kept file that is the table again, `aside` what was the table until
+    now, `records` says `restored`, `removed` or `left`, `left` is the number of states that can be undone still.
 
     Raises TunedDBError if nothing is kept, or if nothing can be written; the table is then as it was.
     """
@@ -130,7 +120,8 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> Undone:
                     beside.unlink()
             _move(kept, target)
             sync_folder(target.parent)
-            return Undone(str(table), str(kept), str(aside), records, len(states) - 1)
+            restored = {"path": str(table), "restored": str(kept), "aside": str(aside), "records": records}
+            return {**restored, "left": len(states) - 1}
     except OSError as e:
         raise TunedDBError(f"{table}: cannot be undone (nothing of it is lost): {e.strerror or e}") from e
 
@@ -178,18 +169,6 @@ def _changed(a: os.stat_result, b: os.stat_result) -> bool:
     return (a.st_mtime_ns, a.st_size, a.st_ino) != (b.st_mtime_ns, b.st_size, b.st_ino)
 
 
-@dataclass(frozen=True, slots=True)
-class TakenBack:
-    """A merge into a tree that was undone. `restored`: files that are as before; `removed`: files that the merge had
-    made; `left`: merges before it."""
-
-    run: str
-    time: str
-    restored: tuple[str, ...]
-    removed: tuple[str, ...]
-    left: int
-
-
 class Journal:
     """The merges into a tree of config files, at `path`."""
 
@@ -216,9 +195,12 @@ class Journal:
         for path, (before, after) in texts.items():
             write_atomic(path, after, like=path.stat() if before is not None else None)
 
-    def take_back(self) -> TakenBack:
-        """Take back the last merge; the caller holds the lock. Raises InputError if no merge is noted, or if a file was
-        changed since."""
+    def take_back(self) -> dict[str, Any]:
+        """Take back the last merge; the caller holds the lock. The document of `configs undo`: `restored` are the files
+        that are as before, `removed` those that the merge had made, `left` counts the merges before it.
+
+        Raises InputError if no merge is noted, or if a file was changed since.
+        """
         lines = self._lines()
         if not lines:
             raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
@@ -249,7 +231,8 @@ class Journal:
         restored, removed = (
             tuple(name for name, _, before in changed if (before is None) is made) for made in (False, True)
         )
-        return TakenBack(str(last.get("run", "")), str(last.get("time", "")), restored, removed, len(rest))
+        of = {name: str(last.get(name, "")) for name in ("run", "time")}
+        return {**of, "restored": restored, "removed": removed, "left": len(rest)}
 
     def _lines(self) -> list[str]:
         return self.path.read_text().splitlines() if self.path.exists() else []

@@ -253,7 +253,7 @@ def check_versions(
 def _versions(place: Place, record: Record | None) -> tuple[str, str, str, str]:
     """gfx, cu_num, image and tuner version, "" for what is not known."""
     gfx, cu_num, _ = place.split(",", 2)
-    return gfx, cu_num, record.image if record else "", record.tuner if record else ""
+    return gfx, cu_num, record.text("image") if record else "", record.text("tuner") if record else ""
 
 
 def _named(values: Iterable[str]) -> str:
@@ -270,12 +270,12 @@ class Record(NamedTuple):
 
     place: str
     us: float | None
-    kernel: str
-    split: str
-    image: str
-    tuner: str
     document: Mapping[str, Any]
     line: str
+
+    def text(self, name: str) -> str:
+        """A field as text, "" where it is not known."""
+        return str(self.document.get(name) or "")
 
 
 def records_path(table: Path) -> Path:
@@ -310,7 +310,7 @@ def current_records(table: Table, records: Mapping[Place, Record]) -> dict[Place
         record = records.get(row.place)
         if record is not None and record.us == row.us:
             kernel, split = _kernel(texts((*row.cells, "")))
-            if record.kernel == kernel and (record.split == split or not kernel):
+            if record.text("kernel") == kernel and (record.text("split") == split or not kernel):
                 out[row.place] = record
     return out
 
@@ -343,5 +343,4 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
 
 
 def _record(document: Mapping[str, Any], line: str) -> Record:
-    kernel, split, image, tuner = (str(document.get(k) or "") for k in ("kernel", "split", "image", "tuner"))
-    return Record(document["key"], number_of(str(document.get("us"))), kernel, split, image, tuner, document, line)
+    return Record(document["key"], number_of(str(document.get("us"))), document, line)

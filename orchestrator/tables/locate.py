@@ -18,7 +18,7 @@ from typing import Any, Literal
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.paths import RUN_RE, RunPaths, find_run
+from orchestrator.paths import RUN_RE, find_run
 from orchestrator.tables.kinds import Facts, read_records
 from orchestrator.tables.policy import SOURCE, Newcomer, identity
 from orchestrator.tables.textfiles import MAX_FAULTS, listed, read_head
@@ -30,32 +30,20 @@ from worker.tuners.catalog import recorded_tuner
 Kind = Literal["file", "folder", "run"]
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
-    """`path` is the file, or the folder; a run's folder has a run.yaml."""
-
-    kind: Kind
-    path: Path
-
-    @property
-    def paths(self) -> RunPaths:
-        """The files of a run."""
-        return RunPaths(self.path)
-
-
-def locate(given: str | None, runs: Path) -> Located:
-    """Find `given`: a path first, then an id (or its beginning) of a run in `runs`; None: the latest run.
+def locate(given: str | None, runs: Path) -> tuple[Kind, Path]:
+    """(what it is, its path) of `given`: a path first, then an id (or its beginning) of a run in `runs`; None: the
+    latest run.
 
     What looks like a path (a suffix, a folder before it) and is not there is returned as a file: its reader names it.
     Raises InputError where there is no such run.
     """
     path = Path(given) if given is not None else None
     if path is not None and path.is_dir():
-        return Located("run" if (path / "run.yaml").is_file() else "folder", path)
+        return "run" if (path / "run.yaml").is_file() else "folder", path
     is_id = path is None or (RUN_RE.match(str(given)) and (runs / path).is_dir())
     if path is not None and not is_id and (path.exists() or path.suffix or len(path.parts) > 1):
-        return Located("file", path)
-    return Located("run", find_run(runs, given).root)
+        return "file", path
+    return "run", find_run(runs, given).root
 
 
 def provenance_of(folder: Path) -> dict[str, Any]:
@@ -246,7 +234,7 @@ def _facts(table: Path, family: Family) -> Facts:
     def facts(new: Newcomer) -> Mapping[str, Any]:
         beside = {n: new.cells[n] for n in ("attempt", "node", "slot", "samples", "margin") if new.cells.get(n)}
         record, kernel = records.get(new.place), (identity(new.cells, family.name) or ("", "", ""))[1:]
-        same = record is not None and record.us == new.us and (record.kernel, record.split) == kernel
+        same = record is not None and record.us == new.us and (record.text("kernel"), record.text("split")) == kernel
         of_record = record.document if record is not None and same else {}
         return {"source": str(table), **beside, "spread": new.spread or None, **of_record}
 

@@ -62,14 +62,6 @@ class Time:
     spread: float = 0.0
 
 
-class Decision(NamedTuple):
-    """The outcome of a champion, by which figure, and why."""
-
-    action: Action
-    judged: Basis
-    why: str
-
-
 class Newcomer(NamedTuple):
     """A row that wants into a table. `us` is the time as it would be written, `spread` its relative spread (or 0)."""
 
@@ -189,7 +181,7 @@ class NewcomerPool:
         self, family: Family, incumbents: Callable[[Place], Incumbent | None], err_ratio: float | None = None
     ) -> None:
         self.rejected: list[MergeRow] = []
-        self.left_out = self.unchecked = 0
+        self.unchecked = 0
         self._family, self._incumbent, self._err_ratio = family, cache(incumbents), err_ratio
         self._best: dict[Place, Newcomer] = {}
         self._sessions: dict[Place, dict[Session, dict[str, Newcomer]]] = {}
@@ -199,17 +191,14 @@ class NewcomerPool:
         """Rows by column name.
 
         A file is a profile, and so a session, where a key comes twice in it. `beside`: these are profiles of the
-        newcomers; their rows do not want into the table. Candidates of profiles without a valid time are counted in
-        `left_out`.
+        newcomers; their rows do not want into the table. Candidates of profiles without a valid time are left out.
         """
         for raw in rows:
             session, winner = _session(raw), str(raw.get("winner", "")).strip()
             checked = self._family.err_column in raw
             new = newcomer(raw, self._family, self._err_ratio if checked else None)
             if isinstance(new, MergeRow) or (raw.get("status") or "ok") != "ok":
-                if beside or winner or not isinstance(new, MergeRow):
-                    self.left_out += 1
-                else:
+                if isinstance(new, MergeRow) and not (beside or winner):
                     self.rejected.append(new)
                 continue
             self.unchecked += not checked and self._err_ratio is not None and self._family.err_column != "err1"
@@ -239,8 +228,6 @@ class NewcomerPool:
     def notes(self) -> list[str]:
         """Sentences on the rows that were passed over."""
         out = []
-        if self.left_out:
-            out.append(f"left out {plural(self.left_out, 'candidate')} of profiles without a valid time")
         if self.unchecked:
             rows = plural(self.unchecked, "row")
             out.append(f"{rows} of tables without {self._family.err_column}: it was not checked")
@@ -313,8 +300,8 @@ def decide(
     rival: Time | None,
     policy: Policy,
     same_kernel: bool = False,
-) -> Decision:
-    """Judge a key's champion against its incumbent, once.
+) -> tuple[Action, Basis, str]:
+    """Judge a key's champion against its incumbent, once: the outcome, by which figure, and why.
 
     `is_key`: the table has a row of this key. `old`: its figure, None where it has no time. `rival`: its own kernel's
     time in the profile that `new` is of, None where that was not measured. `same_kernel`: the champion is that
@@ -323,30 +310,23 @@ def decide(
     (clocks, temperature, drivers), so that the noise is never taken as less than MARGIN there.
     """
     if not is_key:
-        return Decision("added", "new key", "the table had no row of this key")
-    if rival is None and old is None:
-        return Decision("replaced", "no old time", "the old row had no time")
-    if rival is not None and old is not None and same_kernel and policy != "replace":
-        return Decision("kept", "same profile", "its own kernel is the fastest in the same profile, too")
-    judged: Basis = "old figure" if rival is None else "same profile"
+        return "added", "new key", "the table had no row of this key"
     against = rival or old
-    assert against is not None
-    gain = (against.us - new.us) / against.us
+    if against is None:
+        return "replaced", "no old time", "the old row had no time"
+    if rival is not None and old is not None and same_kernel and policy != "replace":
+        return "kept", "same profile", "its own kernel is the fastest in the same profile, too"
+    judged: Basis = "same profile" if rival else "old figure"
     where = " in the same profile" if rival else ""
-    if gain <= 0:
-        why = (
-            f"slower by {-gain:.1%}{where}" if gain < 0 else f"as fast as the old {'kernel' if rival else 'row'}{where}"
-        )
-    else:
-        why = f"faster by {gain:.1%}{where}"
+    gain = (against.us - new.us) / against.us
+    equal = f"as fast as the old {'kernel' if rival else 'row'}"
+    why = (f"faster by {gain:.1%}" if gain > 0 else f"slower by {-gain:.1%}" if gain < 0 else equal) + where
     if policy == "replace":
-        return Decision("replaced", judged, why if gain > 0 else f"{why}; replaced by policy")
+        return "replaced", judged, why if gain > 0 else f"{why}; replaced by policy"
     needed, what = noise(new, against, same_session=rival is not None)
-    if policy == "best" or gain <= 0:
-        return Decision("replaced" if gain > 0 else "kept", judged, why)
-    if gain > needed:
-        return Decision("replaced", judged, why)
-    return Decision("kept", judged, f"{why}, which is not more than {what} of {needed:.1%}")
+    if policy == "best" or gain <= 0 or gain > needed:
+        return "replaced" if gain > 0 else "kept", judged, why
+    return "kept", judged, f"{why}, which is not more than {what} of {needed:.1%}"
 
 
 def noise(new: Time, old: Time, *, same_session: bool) -> tuple[float, str]:

@@ -15,8 +15,8 @@ from orchestrator.policy.why import why
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
 from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
 from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
-from worker.device import HOT_C, evidence
 from worker.families import backend_of
+from worker.protocol import HOT_C, evidence
 from worker.text import and_more, plural
 
 FAULTS = ("fault", "error", "hang", "oom")

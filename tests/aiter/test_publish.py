@@ -22,9 +22,7 @@ A4W4 = FAMILIES["a4w4_blockscale"]
 MNK = ("M", "N", "K")
 MERGES = {
     # (model_configs, a key twice stops it, one header, the key's columns)
-    "v0.1.5": (False, False, False, MNK),
     "v0.1.7": (True, False, True, MNK),
-    "v0.1.9": (True, False, True, ("cu_num", *MNK)),
     "94a6edda3a": (True, True, True, ("cu_num", *MNK)),
     "v0.1.12.post2": (True, True, True, ("gfx", "cu_num", *MNK)),
     NEWEST: (True, True, False, ("gfx", "cu_num", *MNK)),

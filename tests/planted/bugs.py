@@ -4,28 +4,14 @@ changes the entry with it: the law still needs a test that fails without it.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-LAWS: dict[int, str] = {
-    1: "every shape ends exactly once, and no key has two rows",
-    2: "an attempt is judged by its rows, never by an exit code",
-    3: "a row is saved when it exists, and the first complete attempt settles",
-    4: "the controller may be killed at any instant",
-    5: "a lost node, link, container or lease uses up no try",
-    6: "blame needs evidence from two slots",
-    7: "a workaround is applied only where its predicate holds, and is recorded",
-    8: "rows of different gfx, cu_num, image or tuner version never mix silently",
-    9: "a user's file is replaced by a rename, with the old one kept",
-    10: "command lines are argv lists or rendered scripts",
-    11: "host keys are checked on every hop, and secrets are in no file",
-    12: "what comes from a node or a user's file is data",
-    13: "numbers say where they were measured",
-    14: "a table takes only what its reader can dispatch, judged by the reader's own look-up",
-    15: "a gate fails closed",
-    16: "no row or config of ours makes anything slower",
-    17: "one fact has one place, and a room imports only what is below it",
-}
-"""The laws of the design, in short."""
+from tests.paths import ROOT
+
+_PAGE = (ROOT / "docs" / "contributing" / "tests.md").read_text()
+LAWS = {int(n): says for n, says in re.findall(r"^\| (\d+) \| ([^|]+) \|", _PAGE, re.MULTILINE)}
+"""The laws of the design, in short, as the page has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,8 +289,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "slower-row-wins", 16, "orchestrator/tables/policy.py",
-        'return Decision("replaced" if gain > 0 else "kept", judged, why)',
-        'return Decision("replaced", judged, why)',
+        'return "replaced" if gain > 0 else "kept", judged, why',
+        'return "replaced", judged, why',
         "A slower row replaces a faster one in a tuned table.",
         ("tests/unit/tables/test_db_merge.py::test_the_judge",),
     ),

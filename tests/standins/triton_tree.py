@@ -1,7 +1,7 @@
 """A tree of AITER's layout with one Triton GEMM of ours in it: a wrapper with `config=`, its loader, config files.
 
 The loader does what `worker.triton_configs.resolve` says of AITER's: folders first, a specialised file replaces the
-default, M_LEQ_x by the bounds, then M_GEQ_x, then any. The wrapper completes a config as AITER's callers do.
+default, M_LEQ_x by the bounds, then any. The wrapper completes a config as AITER's callers do.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-LOADER = '''
-"""Config files by shape."""
+LOADER = """
 import json
 from pathlib import Path
 
@@ -35,23 +34,18 @@ def get_gemm_config(config_name, M, N=None, K=None, bounds=None, specialized_fil
     for limit in limits:
         if M <= limit and f"M_LEQ_{limit}" in buckets:
             return dict(buckets[f"M_LEQ_{limit}"]), own
-    for limit in reversed(limits):
-        if M >= limit and f"M_GEQ_{limit}" in buckets:
-            return dict(buckets[f"M_GEQ_{limit}"]), own
     return dict(buckets["any"]), False
 
 
 def compute_splitk_params(config, K):
-    """Splits that have whole steps of K."""
     step = config["BLOCK_SIZE_K"]
     while config["NUM_KSPLIT"] > 1 and K // config["NUM_KSPLIT"] < step:
         config["NUM_KSPLIT"] //= 2
     part = -(-K // config["NUM_KSPLIT"])
     config["SPLITK_BLOCK_SIZE"] = -(-part // step) * step
     return config
-'''
-ARCH = '''
-"""The chip, asked once."""
+"""
+ARCH = """
 import triton
 
 _ARCH = triton.runtime.driver.active.get_current_target().arch
@@ -59,9 +53,8 @@ _ARCH = triton.runtime.driver.active.get_current_target().arch
 
 def get_arch():
     return _ARCH
-'''
-KERNEL = '''
-"""X @ W^T by tiles, each split of K into a part of its own."""
+"""
+KERNEL = """
 import triton
 import triton.language as tl
 
@@ -95,9 +88,8 @@ def stand_in_gemm(
 def _get_config(M, N, K):
     config, is_tuned = get_gemm_config("GEMM-A16W16", M, N, K)
     return compute_splitk_params(config, K), is_tuned
-'''
-WRAPPER = '''
-"""The public function."""
+"""
+WRAPPER = """
 import torch
 import triton
 
@@ -118,9 +110,8 @@ def gemm_a16w16(x, w, bias=None, dtype=torch.bfloat16, y=None, config=None):
     if parts > 1:
         y.copy_(out.sum(0))
     return y
-'''
-FUSED = '''
-"""The product with X as it is beside it, by the config of the product alone."""
+"""
+FUSED = """
 import torch
 
 from aiter.ops.triton._triton_kernels.gemm.basic.gemm_a16w16 import _get_config
@@ -131,28 +122,15 @@ def fused_gemm_a16w16_quant_x(x, w, bias=None, dtype=torch.bfloat16, y=None, x_q
     if config is None:
         config, _ = _get_config(*x.shape, w.shape[0])
     return gemm_a16w16(x, w, bias, dtype, y, config), x, x_scales
-'''
-FUSED_FILES = {
-    "aiter/ops/triton/gemm/fused/__init__.py": "",
-    "aiter/ops/triton/gemm/fused/fused_gemm_a16w16_quant_x.py": FUSED,
-}
+"""
+BELOW = "aiter/ops/triton"
+FUSED_FILES = {f"{BELOW}/gemm/fused/fused_gemm_a16w16_quant_x.py": FUSED}
 FILES = {
-    "aiter/__init__.py": "",
-    "aiter/jit/__init__.py": "",
     "aiter/jit/core.py": "",
-    "aiter/ops/__init__.py": "",
-    "aiter/ops/triton/__init__.py": "",
-    "aiter/ops/triton/utils/__init__.py": "",
-    "aiter/ops/triton/utils/_triton/__init__.py": "",
-    "aiter/ops/triton/utils/_triton/arch_info.py": ARCH,
-    "aiter/ops/triton/utils/gemm_config_utils.py": LOADER,
-    "aiter/ops/triton/gemm/__init__.py": "",
-    "aiter/ops/triton/gemm/basic/__init__.py": "",
-    "aiter/ops/triton/gemm/basic/gemm_a16w16.py": WRAPPER,
-    "aiter/ops/triton/_triton_kernels/__init__.py": "",
-    "aiter/ops/triton/_triton_kernels/gemm/__init__.py": "",
-    "aiter/ops/triton/_triton_kernels/gemm/basic/__init__.py": "",
-    "aiter/ops/triton/_triton_kernels/gemm/basic/gemm_a16w16.py": KERNEL,
+    f"{BELOW}/utils/_triton/arch_info.py": ARCH,
+    f"{BELOW}/utils/gemm_config_utils.py": LOADER,
+    f"{BELOW}/gemm/basic/gemm_a16w16.py": WRAPPER,
+    f"{BELOW}/_triton_kernels/gemm/basic/gemm_a16w16.py": KERNEL,
 }
 
 
@@ -171,8 +149,10 @@ def make(root: Path, configs: Mapping[str, Mapping[str, Any]], arch: str = "90",
     for name, text in {**FILES, **(FUSED_FILES if fused else {})}.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text.lstrip("\n"))
-    folder = root / "aiter" / "ops" / "triton" / "configs" / arch / "triton" / "gemm" / "gemm_a16w16"
+        path.write_text(text)
+    for package in (root / "aiter", *(p for p in (root / "aiter").rglob("*") if p.is_dir())):
+        (package / "__init__.py").touch()
+    folder = root / BELOW / "configs" / arch / "triton" / "gemm" / "gemm_a16w16"
     folder.mkdir(parents=True)
     for name, buckets in configs.items():
         (folder / name).write_text(json.dumps(buckets, indent=2) + "\n")

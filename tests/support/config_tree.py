@@ -13,6 +13,8 @@ from typing import Any
 
 from orchestrator.configs.aiter import Call, Trial
 from orchestrator.configs.winners import COLUMNS, FOLDER, TABLE
+from orchestrator.tables.write import write_csv
+from tests.standins import triton_tree
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for, written
 
@@ -31,29 +33,20 @@ NESTED = (
 FLAT = "STANDARD_M_BOUNDS = (16, 64)\ndef get_gemm_config(config_name, M, N=None, K=None, bounds=None): ...\n"
 
 
-_CALL = 'def _get_config(M, N, K):\n    return get_gemm_config("{0}", M, N, K)\n'
-_TAKEN = "from aiter.ops.triton._triton_kernels.gemm.fused.{0} import _get_config\n"
-
-
 def operator(root: Path, name: str, config: str = "GEMM-A16W16") -> Path:
     """The tree, with a fused operator that reads a config's files: its kernel's module and its wrapper's."""
-    texts = {
-        f"_triton_kernels/gemm/fused/{name}.py": _CALL.format(config),
-        f"gemm/fused/{name}.py": _TAKEN.format(name),
-    }
-    for at, text in texts.items():
-        path = root / TRITON / at
+    kernels = root / TRITON / "_triton_kernels/gemm/fused" / f"{name}.py"
+    wrapper = root / TRITON / "gemm/fused" / f"{name}.py"
+    for path in (kernels, wrapper):
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+    kernels.write_text(f'def _get_config(M, N, K):\n    return get_gemm_config("{config}", M, N, K)\n')
+    wrapper.write_text(f"from aiter.ops.triton._triton_kernels.gemm.fused.{name} import _get_config\n")
     return root
 
 
 def values(m: int = 16, **more: Any) -> dict[str, Any]:
     """A bucket's values with all required keys; BLOCK_SIZE_M tells it from others."""
-    return {
-        "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": 1, "num_warps": 4, "num_stages": 2,
-        "waves_per_eu": 2, "matrix_instr_nonkdim": 16, "cache_modifier": None, "NUM_KSPLIT": 1, **more,
-    }  # fmt: skip
+    return triton_tree.values(m, 64, 128, amd=True, **more)
 
 
 def tree(root: Path, files: Mapping[str, Any], loader: str = FOLDERS) -> Path:
@@ -72,26 +65,21 @@ def text_of(root: Path) -> dict[str, str]:
 
 
 def winners(
-    run: Path,
-    won: Mapping[str, Mapping[str, Any]],
-    rows: Sequence[Mapping[str, Any]],
-    kind: str = "a16w16",
-    gfx: str = "gfx950",
+    run: Path, won: Mapping[str, Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], kind: str = "a16w16"
 ) -> Path:
     """A run's folder with winners: `won` has the buckets by file, `rows` what differs from the usual row."""
     folder = run / FOLDER
     folder.mkdir(parents=True)
     for name, buckets in won.items():
         (folder / name).write_text(written(dict(buckets)))
-    usual: dict[str, Any] = {"kind": kind, "config": BY_NAME[kind].config, "gfx": gfx, "B": "", "N": 512, "K": 1024,
-                             "bucket": "M_LEQ_64", "caller": "", "M": 64, "count": 1, "old_us": 20.0, "new_us": 15.0,
-                             "err_ratio": 0.0, "old": values(32), "file": next(iter(won))}  # fmt: skip
-    lines = [",".join(COLUMNS)]
-    for row in rows:
-        full = {**usual, **row}
-        full["old"] = '"' + json.dumps(full["old"], separators=(",", ":")).replace('"', '""') + '"'
-        lines.append(",".join(str(full[c]) for c in COLUMNS))
-    (folder / TABLE).write_text("\n".join(lines) + "\n")
+    usual: dict[str, Any] = {
+        "kind": kind, "config": BY_NAME[kind].config, "gfx": "gfx950", "B": "", "N": 512, "K": 1024,
+        "bucket": "M_LEQ_64", "caller": "", "M": 64, "count": 1, "old_us": 20.0, "new_us": 15.0, "err_ratio": 0.0,
+        "old": values(32), "file": next(iter(won)),
+    }  # fmt: skip
+    full = [{**usual, **row} for row in rows]
+    cells = ([json.dumps(row[c]) if c == "old" else str(row[c]) for c in COLUMNS] for row in full)
+    write_csv(folder / TABLE, COLUMNS, cells)
     return run
 
 

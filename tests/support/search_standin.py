@@ -11,10 +11,11 @@ import math
 import os
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from worker.protocol import SpecShape
@@ -23,13 +24,12 @@ from worker.tuners.base import Emit
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompilePool
 from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer, Ranked
-from worker.tuners.search.model import CandidateRanker, StopRules
-from worker.tuners.search.search import Search, SearchContext, ShapeTask, TimeAccount
+from worker.tuners.search.model import StopRules
+from worker.tuners.search.search import Search, SearchContext, ShapeTask
 from worker.tuners.search.source import CompileFacts, KernelSource, SearchOptions, Target, known
 from worker.tuners.search.tuner import KernelStore
 
 PROBLEM = Problem("a16w16", 1, 64, 256, 512, "bfloat16")
-SIGNALS = {"segv": signal.SIGSEGV, "kill": signal.SIGKILL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,6 @@ class StandInSource:
 
     def enter(self, target: Target | None) -> None: ...
 
-    def candidates(self, problem: Problem, target: Target, first: Sequence[Tile] = (), most: int = 0) -> list[Tile]:
-        return list(first)
-
     def estimate_us(self, problem: Problem, candidate: Tile, target: Target) -> float:
         return 20.0
 
@@ -79,13 +76,10 @@ class StandInSource:
             os.kill(os.getpid(), signal.SIGSEGV)
         return CompileFacts(target.shared_bytes + 1 if job.k == 8 else 1024, None, 0, job.name)
 
-    def needed_bytes(self, problem: Problem) -> int:
-        return 0
-
     def inputs(self, *args: Any, **named: Any) -> Any:
         raise NotImplementedError("the stand-in for the device makes no operands")
 
-    operands = launch = inputs
+    candidates = needed_bytes = operands = launch = inputs
 
 
 class Timer:
@@ -100,13 +94,6 @@ class Timer:
         return self._us * calls / 1e6
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A candidate that is loaded."""
-
-    candidate: Tile
-
-
 class StandIn:
     """A bench (worker/tuners/search/measuring.py) whose candidates behave as planned, with `once` a folder only the
     first time in any process."""
@@ -117,7 +104,7 @@ class StandIn:
         self._checked: set[str] = set()
 
     def info(self) -> dict[str, Any]:
-        return {"gfx": "sm_90", "cu_num": 132, "device": "stand-in"}
+        return {}
 
     def enter_thread(self) -> None: ...
 
@@ -132,16 +119,16 @@ class StandIn:
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: object) -> str:
         return "no room" if problem.k == 999 else ""
 
-    def load(self, candidate: Tile) -> Held:
-        return Held(candidate)
+    def load(self, candidate: Tile) -> SimpleNamespace:
+        return SimpleNamespace(candidate=candidate)
 
-    def check(self, held: Held) -> float:
-        name = held.candidate.name
+    def check(self, loaded: SimpleNamespace) -> float:
+        name = loaded.candidate.name
         later = name in self._checked
         self._checked.add(name)
         for what in (w for words, w in self._behave.items() if words in name and self._strikes(words)):
-            if what in SIGNALS:
-                os.kill(os.getpid(), SIGNALS[what])
+            if what == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             elif what == "hang":
                 time.sleep(600)
             elif what.startswith("raise "):
@@ -150,15 +137,15 @@ class StandIn:
                 return 0.5
         return 0.0
 
-    def timer(self, held: Held) -> Timer:
-        return Timer(true_us(held.candidate))
+    def timer(self, loaded: SimpleNamespace) -> Timer:
+        return Timer(true_us(loaded.candidate))
 
     def _strikes(self, words: str) -> bool:
+        mark = Path(self._once) / words
+        if self._once and mark.exists():
+            return False
         if self._once:
-            try:
-                (Path(self._once) / words).touch(exist_ok=False)
-            except FileExistsError:
-                return False
+            mark.touch()
         return True
 
 
@@ -181,7 +168,7 @@ class Kit:
         self.messages: list[dict[str, Any]] = []
         self.context = SearchContext(
             source, known(90), self.pool, self.measurer, self.store, self.options, Emit(self.messages.append), 0.05,
-            TimeAccount(time.monotonic()),
+            dict.fromkeys(("inputs", "check", "measure", "compile"), 0.0), {},
         )  # fmt: skip
         self.search: Search
         self.ranked: Ranked | None = None
@@ -194,21 +181,17 @@ class Kit:
         """A shape with these candidates, which are estimated alike."""
         shape = SpecShape(id_, {"M": problem.m, "N": problem.n, "K": problem.k})
         task = self.context.task(shape, problem, candidates)
-        rules = StopRules(at_least=3, patience=2, all=task.ranker.rules.all)
-        task.ranker = CandidateRanker([20.0] * len(candidates), [c.features for c in candidates], rules)
+        task.ranker.rules = StopRules(at_least=3, patience=2, all=task.ranker.rules.all)
         return task
 
-    def run(
-        self, candidates: list[Tile], problem: Problem = PROBLEM, task: ShapeTask | None = None,
-        following: Sequence[ShapeTask] = (),
-    ) -> str:  # fmt: skip
+    def run(self, candidates: list[Tile], problem: Problem = PROBLEM, task: ShapeTask | None = None) -> str:
         """Measure the candidates and rank the leaders; the name of the fastest, "" where none is right."""
-        self.search = Search(self.context, task or self.task(candidates, problem), following)
+        self.search = Search(self.context, task or self.task(candidates, problem), ())
         self.search.measure()
         self.ranked = self.search.ranked(self.search.leaders())
         return "" if self.ranked is None else candidates[self.ranked.indexes[self.ranked.ranking.winner]].name
 
-    @property
-    def rows(self) -> dict[str, dict[str, Any]]:
-        """Rows by kernelName, the last of each."""
-        return {m["row"]["kernelName"]: m["row"] for m in self.messages if m["type"] == "row"}
+    def rows(self, shape: int = 1) -> dict[str, dict[str, Any]]:
+        """Rows of a shape by kernelName, the last of each."""
+        mine = [m["row"] for m in self.messages if m["type"] == "row" and m["shape"] == shape]
+        return {row["kernelName"]: row for row in mine}

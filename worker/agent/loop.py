@@ -35,7 +35,7 @@ from worker.agent.inbox import (
 from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TOKEN, TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
-from worker.device import SLOTS_ON_CORES, Gauge, evidence, identify, pin, slots_on_cores
+from worker.device import SLOTS_ON_CORES, Gauge, identify, pin, slots_on_cores
 from worker.process import kill_marked
 from worker.protocol import (
     CPUS,
@@ -47,6 +47,7 @@ from worker.protocol import (
     ProtocolError,
     Spec,
     SpecShape,
+    evidence,
     record,
 )  # fmt: skip
 from worker.protocol.paths import IMAGE_ENV

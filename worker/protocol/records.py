@@ -237,3 +237,24 @@ def _is(value: Any, kind: type) -> bool:
     if kind is int:
         return type(value) is int and abs(value) < 2**62
     return isinstance(value, (int, float) if kind is float else kind) and not isinstance(value, bool)
+
+
+HOT_C = 100.0
+"""A GPU is said to be hot from here on."""
+
+
+def evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Evidence of a hardware fault in two readings around an attempt, "" for none:
+    `uncorrectable hardware errors rose during the attempt: umc +2`.
+
+    A counter that fell was reset and is no evidence.
+    """
+    then, now = (dict(reading.get("errors", {}).get("uncorrectable", {})) for reading in (before, after))
+    rises = {block: n - then.get(block, 0) for block, n in now.items() if n > then.get(block, 0)}
+    if not then or not rises or any(before.get(name) != after.get(name) for name in ("id", "pci")):
+        return ""
+    total = rises.pop("total", 0)
+    listed = ", ".join(f"{block} +{n}" for block, n in sorted(rises.items())) or f"+{total}"
+    age = float(before.get("age_s", 0.0))
+    when = f" or the {age:.0f} s before it" if age >= 1.0 else ""
+    return f"uncorrectable hardware errors rose during the attempt{when}: {listed}"

@@ -1,4 +1,4 @@
-"""Winners of a run: read from its rows, merged into a tree so that no other M moves, proven, undone."""
+"""Winners of a run: written from its rows, merged into a tree so that no other M moves, proven, undone."""
 
 from __future__ import annotations
 
@@ -16,9 +16,15 @@ from orchestrator.cli.app import app
 from orchestrator.configs import aiter as merging
 from orchestrator.configs.aiter import LIST, Call, Trial, run_trial
 from orchestrator.configs.merge import merge, undo
-from orchestrator.configs.winners import FOLDER, TABLE, read_winners
-from orchestrator.errors import InputError
+from orchestrator.configs.winners import FIELD, FOLDER, TABLE, decisions, read_winners, write
+from orchestrator.errors import InputError, TunedDBError
+from orchestrator.families import get_family
+from orchestrator.shapes.model import Shape
+from orchestrator.tables.locate import open_sources
+from orchestrator.tables.merge import check_db
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
+from tests.support.ledger_kit import Run, ended, started
+from tests.support.ledger_kit import row as said
 from worker.triton_configs.resolve import CONFIGS, bucket_for, laid_out, parse
 
 NAME = "gemmfleet-merges.jsonl"
@@ -87,13 +93,6 @@ def test_a_new_file_holds_every_bucket_of_the_default_and_moves_no_other_m(
     assert text_of(root) == files
 
 
-def test_a_file_that_is_there_keeps_its_other_keys(root: Path, tmp_path: Path) -> None:
-    old = {"_note": "mine", "M_LEQ_16": values(8), "M_LEQ_64": values(32), "any": values(2)}
-    tree(root, {f"gemm/{OWN}": old})
-    merge(winners(tmp_path / "run", WON, [{}]), root)
-    assert json.loads(text_of(root)[f"gemm/{OWN}"]) == old | {"M_LEQ_64": values(16)}
-
-
 @given(
     st.fixed_dictionaries({"any": st.just({"a": -1})}, optional={b: st.just({"a": i}) for i, b in enumerate(BUCKETS)}),
     st.sets(st.sampled_from([*BUCKETS[:4], "any"])),
@@ -159,11 +158,6 @@ def test_a_winner_that_does_not_hold_is_refused(
     assert any(fault in f for f in refused(run, root))
 
 
-def test_noise_and_very_short_kernels_do_not_count_as_slower(root: Path, tmp_path: Path) -> None:
-    rows = [{"old_us": 10.0, "new_us": 10.5}, {"M": 40, "old_us": 2.0, "new_us": 3.9}]
-    assert merge(winners(tmp_path / "run", WON, rows), root).changes
-
-
 def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +198,12 @@ def test_a_row_that_is_none(row: dict[str, Any], fault: str, tmp_path: Path) -> 
     assert fault in e.value.faults[0]
 
 
+def test_a_trial_without_a_package_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "_PROGRAM", "import no_such_package")
+    why_not = run_trial(root, "gfx950", []).why_not
+    assert why_not.endswith("No module named 'no_such_package'; install gemmfleet[triton]")
+
+
 def test_a_run_without_winners_and_a_folder_without_configs(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds no configs/aiter/tuned\.csv"):
         merge(tmp_path, tmp_path)
@@ -211,15 +211,6 @@ def test_a_run_without_winners_and_a_folder_without_configs(tmp_path: Path) -> N
         read_winners(winners(tmp_path / "run", WON, []))
     with pytest.raises(InputError, match="has no Triton configs of AITER"):
         merge(winners(tmp_path / "other", WON, [{}]), tmp_path)
-
-
-@pytest.mark.parametrize("package", ["triton", "packaging"])
-def test_a_trial_without_a_package_says_so(root: Path, tmp_path: Path, package: str) -> None:
-    python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\necho \"ModuleNotFoundError: No module named '{package}'\" >&2\nexit 1\n")
-    python.chmod(0o755)
-    trial = run_trial(root, "gfx950", [], python=str(python))
-    assert trial.why_not.endswith(f"No module named '{package}'; install gemmfleet[triton]")
 
 
 # --- the default file -------------------------------------------------------------------------------------------------
@@ -280,10 +271,10 @@ def test_the_last_merge_is_taken_back_byte_by_byte(root: Path, tmp_path: Path) -
     assert line["facts"] == {"run": "r1", "tuner": "aiter-triton"}
     assert line["buckets"][0]["measured"] == {"M_LEQ_64": [[None, 512, 1024, 64, 1, 20.0, 15.0, ""]]}
     merge(winners(tmp_path / "two", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
-    assert undo(root).restored == (str(CONFIGS / "gemm" / OWN),)
+    assert undo(root)["restored"] == (str(CONFIGS / "gemm" / OWN),)
     assert text_of(root) == between
     last = undo(root)
-    assert (last.run, last.removed, last.left) == ("one", (str(CONFIGS / "gemm" / OWN),), 0)
+    assert (last["run"], last["removed"], last["left"]) == ("one", (str(CONFIGS / "gemm" / OWN),), 0)
     assert text_of(root) == before
     with pytest.raises(InputError, match="nothing to undo"):
         undo(root)
@@ -299,5 +290,76 @@ def test_a_file_changed_since_is_left_alone_and_one_that_was_never_written_is_no
         undo(root)
     (root / CONFIGS / "gemm" / OWN).unlink()
     done = undo(root)
-    assert (done.restored, done.removed) == ((), ())
+    assert (done["restored"], done["removed"]) == ((), ())
     assert text_of(root) == before
+
+
+FAMILY = get_family("a8w8_blockscale")
+NEW = values(64)
+
+
+def document(m: int, **more: Any) -> str:
+    """The text that a winner's row carries: its own M and the bound."""
+    points = [[m, 7.0, 20.0, 15.0, 0.001, 0, ""], [64, 0.0, 21.0, 16.0, 0.0, 1, ""]]
+    return json.dumps({
+        "kind": "a8w8_blockscale", "arch": "gfx950", "bucket": "M_LEQ_64", "values": NEW,
+        "old": [values(32), values(16)], "points": points, **more,
+    })  # fmt: skip
+
+
+def of(*rows: tuple[tuple[int, int, int], str]) -> Any:
+    return decisions(FAMILY, [(key, {FIELD: text}) for key, text in rows])
+
+
+def test_what_is_meant_for_the_default_file_is_one_file_of_all_shapes() -> None:
+    found, _ = of(*(((20, n, 1024), document(20, default=True)) for n in (512, 256)))
+    ((place, decision),) = found.items()
+    assert (place.file, place.bucket) == ("gfx950-GEMM-A8W8_BLOCKSCALE.json", "M_LEQ_64")
+    assert {(r.n, r.m) for r in decision.measured} == {(n, m) for n in (512, 256) for m in (20, 64)}
+
+
+def test_a_bucket_that_was_decided_twice_differently_stays() -> None:
+    found, (note,) = of(((20, 512, 1024), document(20)), ((48, 512, 1024), document(48, values=values(128))))
+    assert not found
+    assert "M_LEQ_64 stays as it is: 2 searches decided differently" in note
+
+
+@pytest.mark.parametrize("text", [
+    document(20, values=None), "", "{}", "[]", document(20, bucket="M_20"), document(20, arch="../x"),
+    document(20, kind="none"),
+])  # fmt: skip
+def test_a_bucket_without_a_winner_and_rows_of_no_meaning_are_left_out(text: str) -> None:
+    assert of(((20, 512, 1024), text)) == ({}, [])
+
+
+def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
+    asked = [Shape(1, (20, 512, 1024)), Shape(2, (48, 512, 1024)), Shape(3, (20, 256, 1024))]
+    with Run(tmp_path, groups=((1, 2), (3,)), asked=asked) as r:
+        for attempt, shapes in (("g0001-1", (1, 2)), ("g0002-1", (3,))):
+            r.send(attempt)
+            r.says(started(attempt))
+            for i in shapes:
+                text = document(asked[i - 1].key[0])  # type: ignore[arg-type]
+                r.says(said("shape_tuned", attempt, i, triton_config=text, kernelName="config_x", libtype="triton"))
+            r.says(ended(attempt))
+        folder = tmp_path / FOLDER
+        folder.mkdir(parents=True)
+        (folder / "stale.json").write_text("{}")
+        assert write(r.ledger, folder) == []
+    found = {f.path.name: f for f in read_winners(tmp_path)}
+    assert set(found) == {f"gfx950-GEMM-A8W8_BLOCKSCALE-N={n}-K=1024.json" for n in (512, 256)}
+    won = found["gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json"].winners["M_LEQ_64"]
+    assert won.values == NEW
+    assert [(m.m, m.count, m.old_us, m.new_us) for m in won.measured] == [
+        (20, 7, 20.0, 15.0), (48, 7, 20.0, 15.0), (64, 0, 21.0, 16.0),
+    ]  # fmt: skip
+    assert not (folder / "stale.json").exists()
+
+
+def test_no_table_takes_the_winners(tmp_path: Path) -> None:
+    with pytest.raises(TunedDBError, match="configs merge RUN --into TREE"):
+        check_db(tmp_path / "a8w8.csv", FAMILY, "aiter-triton")
+    (tmp_path / "tuned.csv").write_text(",".join(FAMILY.tuned_header) + "\n")
+    (tmp_path / "provenance.json").write_text(json.dumps({"format": 1, "run": "r1", "tuner": "aiter-triton"}))
+    with pytest.raises(InputError, match=r"its winners are config files.*configs merge .* --into TREE"):
+        open_sources([tmp_path], [], None, FAMILY.name)

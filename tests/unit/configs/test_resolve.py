@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 
 from orchestrator.configs.aiter import AiterTree
 from tests.support.config_tree import FLAT, FOLDERS, NESTED, NO_FALLBACK, operator, tree, values
-from worker.triton_configs.kinds import BY_NAME, KINDS, loader_calls, readers
+from worker.triton_configs.kinds import BY_NAME, KINDS
 from worker.triton_configs.resolve import (
     TRITON,
     ConfigFileError,
@@ -116,33 +115,6 @@ def test_bounds_are_those_of_the_call_in_the_tree(tmp_path: Path) -> None:
     module.parent.mkdir(parents=True)
     module.write_text('def f(M):\n    return get_gemm_config("GEMM-A16W16", M, bounds=(8, 320))\n')
     assert Resolver(tmp_path, "gfx950").bounds(kind) == (8, 320)
-
-
-@pytest.mark.parametrize(
-    ("argument", "pattern"),
-    [
-        ('"GEMM-A8W8"', r"GEMM\-A8W8"), ('f"GEMM-A8W8{suffix}"', r"GEMM\-A8W8.*"),
-        ('"A" if shuffle else "B"', "(?:A|B)"), ("name", r"(?:A|B_.*)"), ("given", ".*"), ("again", ".*"),
-    ],
-)  # fmt: skip
-def test_a_name_is_followed_within_its_function(argument: str, pattern: str) -> None:
-    code = f"""
-def f(M, N, K, given, shuffle, suffix):
-    name = "A"
-    if shuffle:
-        name = f"B_{{suffix}}"
-    again = again + suffix
-    return get_gemm_config({argument}, M, N, K, bounds=(1, 2), backend="gluon")
-"""
-    assert list(loader_calls(ast.parse(code))) == [("f", pattern, (1, 2), "gluon")]
-
-
-def test_a_wrapper_reads_what_it_takes_from_its_kernels_module(tmp_path: Path) -> None:
-    root = operator(operator(tmp_path, "fused_one"), "fused_two", "GEMM-A8W8")
-    (root / TRITON / "broken.py").write_text("get_gemm_config(")
-    (root / TRITON / "utils").mkdir()
-    (root / TRITON / "utils/tuning.py").write_text((root / TRITON / "gemm/fused/fused_one.py").read_text())
-    assert readers(root / TRITON, NAME) == {"gemm.fused.fused_one": {None}}
 
 
 def test_operators_that_read_a_kinds_files_are_found_and_those_that_the_tuner_can_call_are_known(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import itertools
 import json
 from pathlib import Path
 
@@ -82,17 +81,6 @@ def test_the_four_ways_of_the_runbook_and_a_long_benchmark(tmp_path: Path) -> No
     assert (long["family"], long["backends"]) == ("gemm", ["aiter-gluon", "aiter-triton", "unknown"])
 
 
-def test_the_result_does_not_depend_on_the_order_of_rows_files_and_threads(tmp_path: Path) -> None:
-    rows = [a4w4(8.0, f"_ZN{i}E", number=30 + i) for i in range(6)]
-    seen = set()
-    for i, order in enumerate(itertools.islice(itertools.permutations(rows), 0, None, 61)):
-        (folder := tmp_path / str(i)).mkdir()
-        profile(folder, *order[: i % 7])
-        write(folder / "fp4_profile_b.csv", A4W4, order[i % 7 :])
-        seen.add(only(analyse(folder))["backends"]["asm"]["kernel"])
-    assert len(seen) == 1
-
-
 def test_devices_and_families_do_not_mix(tmp_path: Path) -> None:
     rows = ["gfx950," + a4w4(8.0), "gfx942," + a4w4(9.0).replace("256,", "304,", 1), "Null," + a4w4(7.0)]
     table = analyse(profile(tmp_path, *rows, header="gfx," + A4W4))
@@ -105,24 +93,6 @@ def test_devices_and_families_do_not_mix(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"several families.*--family"):
         analyse(tmp_path)
     assert analyse(tmp_path, family="a8w8")["backends"] == ["ck"]
-
-
-def test_a_tflops_column_that_is_wrong_is_said_and_not_used(tmp_path: Path) -> None:
-    right = 2 * 64 * 512 * 1024 / 8.0 / 1e6
-    for said, bad in ((right * 1.04, False), (right * 1.06, True)):
-        table = analyse(profile(tmp_path, f"256,64,512,1024,30,0,8.0,{ASM},{said:.4f},1.0,0.0"))
-        assert only(table)["backends"]["asm"]["tflops"] == pytest.approx(right)
-        assert any("tflops column" in n for n in table["notes"]) is bad
-
-
-def test_keys_beyond_sizes_and_their_spelling(tmp_path: Path) -> None:
-    names = "bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw,cu_num"
-    rows = ["1,2,3,FALSE,torch.bfloat16,torch.bfloat16,False,False,hipblaslt,7,0,2.0,x,0.0,0,0,256",
-            "1,2,3,False,torch.bfloat16,torch.bfloat16,False,False,torch,0,0,3.0,native,0.0,0,0,256",
-            "1,2,3,True,torch.bfloat16,torch.bfloat16,False,False,,0,0,4.0,native,0.0,0,0,256"]  # fmt: skip
-    table = analyse(write(tmp_path / "bf16_tuned_gemm.csv", f"M,N,K,{names}", rows))
-    assert [set(t) for t in times(table)] == [{"hipblaslt", "torch"}, {"torch"}]
-    assert [r["shape"] for r in table["rows"]] == ["1x2x3 bias=False", "1x2x3 bias=True"]
 
 
 def test_a_run_is_read_from_its_ledger_while_it_has_not_ended(tmp_path: Path) -> None:
@@ -263,30 +233,16 @@ def test_mistakes_are_told(folder: Path) -> None:
 
 def test_rooflines_are_the_data_sheets() -> None:
     fp4, mi355x = get_family("a4w4_blockscale"), CHIPS["mi355x"]
-    assert mi355x.peaks["fp4"] == pytest.approx(10_066, abs=1)
     big, thin = (roof_of(fp4, shape, mi355x) for shape in ((16384, 16384, 32768), (1, 16384, 16384)))
     assert big is not None
     assert thin is not None
     moved = (16384 + 16384 * 16384) / 2 + 2 * 16384
-    assert (big.bound, big.tflops) == ("compute", mi355x.peaks["fp4"])
-    assert thin.bound == "memory"
+    assert (big.bound, big.tflops, thin.bound) == ("compute", mi355x.peaks["fp4"], "memory")
     assert thin.tflops == pytest.approx(2 * 16384 * 16384 / moved * 8)
-    assert roof_of(fp4, (1, 1, 32), CHIPS["h200"]) is None
     assert chip_of(("gfx950", 256), ["AMD Instinct MI350X"]) == (CHIPS["mi350x"], "")
     chip, said = chip_of(("gfx950", 256))
     assert (chip, "may be MI355X or MI350X" in said) == (mi355x, True)
-    assert chip_of(("sm_90", 132), ["NVIDIA H200"])[0] is CHIPS["h200"]
-    chip, said = chip_of(("cpu-x86_64-avx2", 8))
-    assert (chip, "no data sheet is known" in said) == (None, True)
-
-
-def test_times_that_no_chip_reaches_are_pointed_out(tmp_path: Path) -> None:
-    big, thin = 2 * 16384 * 16384 * 32768 / 10_066e6, 16384 * 16384 / 2 / 8e6
-    rows = [a4w4(big / 1.5, shape="16384,16384,32768"), a4w4(thin / 2, shape="1,16384,16384")]
-    compute, memory = (n for n in analyse(profile(tmp_path, *rows))["notes"] if "above" in n)
-    assert "1 shape is above the compute roofline (most: 16384x16384x32768 at 150%)" in compute
-    assert "1 shape is above the memory roofline (most: 1x16384x16384 at 20" in memory
-    assert ("cache" in memory, "cache" in compute) == (True, False)
+    assert chip_of(("cpu-x86_64-avx2", 8))[0] is None
 
 
 def test_published_figures_are_consistent_and_deviations_marked(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks.compare import Simulated, most_to_be_found, rates
-from orchestrator.results.compare import Floats, Rule, judge
+from benchmarks.compare import Simulated, rates
+from orchestrator.results.compare import Floats, judge
 
 NAN = math.nan
 
@@ -19,63 +19,11 @@ def table(*rows: list[float]) -> Floats:
 
 
 @pytest.mark.parametrize(
-    ("of", "tables"),
-    [
-        (Simulated(61), 500),
-        (Simulated(61, paired=True), 500),
-        (Simulated(12), 1500),
-        (Simulated(61, noisy=0.1, noisy_noise=0.03), 500),
-        (Simulated(12, noisy=0.1, noisy_noise=0.03), 1500),
-        (Simulated(61, draw="log", strays=0.02), 500),
-    ],
+    ("of", "tables"), [(Simulated(61), 500), (Simulated(61, paired=True), 500), (Simulated(12, noisy=0.1), 1500)]
 )
 def test_unchanged_tables_do_not_end_with_1(of: Simulated, tables: int) -> None:
-    """Held at 1 %; the seeds are fixed, and the benchmark measures the rates on more tables."""
+    """Held at 1 %; the seeds are fixed, and the benchmark measures the rates on more tables, and what is found."""
     assert rates(of, tables, seed=of.rows).accused <= 0.01
-
-
-@pytest.mark.parametrize(("slower", "tables"), [(0.02, 500), (0.05, 200)])
-def test_power_beside_the_test_that_knows_the_noise(slower: float, tables: int) -> None:
-    r = rates(Simulated(61, slower=slower), tables, seed=4)
-    best = most_to_be_found(61, 3, 0.005, slower)
-    assert r.found >= 0.88 * best  # 0.9 and more over many tables
-    assert r.found + r.listed >= 0.99  # nothing is lost: what is not found is left open
-    assert slower < 0.05 or r.found >= 0.99
-
-
-@pytest.mark.parametrize("rows", [5, 12, 61])
-def test_a_table_that_is_slower_everywhere_is_a_regression_of_the_table(rows: int) -> None:
-    rng = np.random.default_rng(rows)
-    golden = rng.uniform(100, 1000, (rows, 1)) * np.exp(0.002 * rng.standard_normal((rows, 3)))
-    for slower, verdict in ((1.1, True), (1.0, False)):
-        j = judge(golden, golden * slower * np.exp(0.002 * rng.standard_normal((rows, 3))))
-        assert bool(j.slower) is verdict
-    if rows >= 10:  # up to 2 % may be drift
-        assert not judge(golden, golden * 1.015).slower
-        assert judge(golden, golden * 1.015, paired=True).slower
-
-
-def test_rows_whose_repeats_disagree_are_still_found_where_nothing_else_explains_it() -> None:
-    rng = np.random.default_rng(8)
-    golden = 100 * np.exp(0.005 * rng.standard_normal((20, 3)))
-    tot = 100 * np.exp(0.005 * rng.standard_normal((20, 3)))
-    tot[0] = 400, 431, 402
-    tot[1] = 100, 140, 101
-    tot[2] = 140, 140, 100
-    j = judge(golden, tot)
-    assert j.verdicts[:3].tolist() == ["regression", "unstable", "unstable"]
-
-
-def test_the_probability_is_what_it_says_it_is() -> None:
-    """Of unchanged rows about 1 in 100 has p below 0.005 in either direction; noisy rows, from which the quiet
-    repeats are chosen, too."""
-    rng = np.random.default_rng(5)
-    for noise in (0.003, 0.01, 0.02):
-        of = Simulated(100, 5, noise=noise)
-        p = judge(*of.measure(rng, *of.rows_of(rng, 60), repeats=5, paired=True), paired=True).p
-        share = (p <= 0.005).sum() / np.isfinite(p).sum()
-        assert share < (0.013 if noise < 0.02 else 0.018), noise  # at 2 % one repeat in thirty is cut off
-        assert share > 0.004, noise
 
 
 def test_verdicts_one_by_one() -> None:
@@ -91,34 +39,25 @@ def test_verdicts_one_by_one() -> None:
     assert j.seen_from[8] == pytest.approx(0.005 + 0.5 / 10.01)  # the rule alone: 0.5 % and 0.5 us of 10 us
 
 
-def test_the_rule_is_held_to_its_letter() -> None:
-    golden = table([1000.0, 1000.0, 1000.0])
-    for tot, beyond in ((1005.4, False), (1005.6, True)):
-        j = judge(golden, table([tot] * 3))
-        assert bool(j.beyond[0]) is beyond
-        assert j.verdicts[0] in (("regression", "boundary") if beyond else ("ok",))
-    loose = judge(golden, table([1090.0] * 3), rule=Rule(1.1, 0.0, 0.0))
-    assert loose.verdicts.tolist() == ["ok"]
-    assert judge(golden, table([1090.0] * 3), rule=Rule(1.0, 0.0, 1001.0)).verdicts.tolist() == ["ignored"]
-
-
 def sides(rows: int, shift: float, noise: float = 0.003, seed: int = 1) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(seed)
     base = rng.uniform(100, 1000, (rows, 1))
-    return base * np.exp(noise * rng.standard_normal((rows, 3))), base * np.exp(
-        shift + noise * rng.standard_normal((rows, 3))
-    )
+    golden, tot = (base * np.exp(s + noise * rng.standard_normal((rows, 3))) for s in (0, shift))
+    return golden, tot
 
 
 def test_drift_of_a_session_is_removed_and_a_slow_down_of_all_is_not() -> None:
     j = judge(*sides(60, 0.01))
     assert j.removed == pytest.approx(0.01, abs=0.002)
     assert not (j.verdicts == "regression").any()
-    assert judge(*sides(60, 0.06)).removed == pytest.approx(0.02)
-    assert (judge(*sides(60, 0.06)).verdicts == "regression").mean() > 0.5
+    slower = judge(*sides(60, 0.06))  # up to 2 % may be drift
+    assert slower.removed == pytest.approx(0.02)
+    assert slower.slower
+    assert (slower.verdicts == "regression").mean() > 0.5
     paired = judge(*sides(60, 0.03, 0.002), paired=True)
     assert paired.removed == 0
-    assert (paired.verdicts == "regression").any()
+    assert paired.slower
     few = judge(*sides(5, 0.01))
     assert few.removed == 0
+    assert not few.slower
     assert not (few.verdicts == "regression").any()

@@ -37,6 +37,9 @@ def table(path: Path, *rows: Sequence[object], more: str = "") -> Path:
 
 
 def test_a_rows_kernel_and_its_runners_up_are_measured(tmp_path: Path) -> None:
+    (fmoe := tmp_path / "tuned_fmoe.csv").write_text("")
+    with pytest.raises(InputError, match="a row of fmoe is a pair of kernels"):
+        rows_to_check(open_sources([fmoe], [], None, "fmoe"), 3)
     tuned = table(tmp_path / "tuned_a4w4_blockscale_tuned_gemm.csv", (1, 21, 0, 5.0, ASM), (2, 3, 1, 4.0, CK))
     profile = table(
         tmp_path / "profile.csv",
@@ -54,20 +57,6 @@ def test_a_rows_kernel_and_its_runners_up_are_measured(tmp_path: Path) -> None:
     assert chip_of_rows(found, "gfx942", 0) == ("gfx942", 0)
     found |= {("gfx950", 128, *key[2:]): row for key, row in found.items()}
     assert chip_of_rows(found, "gfx950", 0) == ("gfx950", 0), "which of the two is not guessed"
-
-
-def test_the_numbers_of_a16w16_are_in_a_column_of_another_name_and_pairs_are_refused(tmp_path: Path) -> None:
-    tuned, fmoe = tmp_path / "bf16_tuned_gemm.csv", tmp_path / "tuned_fmoe.csv"
-    types = "False,torch.bfloat16,torch.bfloat16,False,False"
-    tuned.write_text(
-        "gfx,cu_num,M,N,K,bias,dtype,outdtype,scaleAB,bpreshuffle,libtype,solidx,splitK,us,kernelName,err_ratio,tflops,bw\n"
-        f"gfx950,256,1,64,64,{types},flydsl,77,0,5.0,flydsl_a,0.0,1,1\n"
-    )
-    (found,) = rows_to_check(open_sources([tuned], [], None, None), 3).values()
-    assert found.kernels == (TableKernel("flydsl", "77", "flydsl_a", "0"),)
-    fmoe.write_text("")
-    with pytest.raises(InputError, match="a row of fmoe is a pair of kernels"):
-        rows_to_check(open_sources([fmoe], [], None, "fmoe"), 3)
 
 
 def test_verdicts_relative_to_the_median_row(tmp_path: Path) -> None:

@@ -98,12 +98,6 @@ def test_every_family(family: str, rows: list[dict[str, Any]], lines: list[str],
     assert [r.proven for r in found] == (selected if len(lines) == 2 else [False] * len(rows))
 
 
-def test_without_run_config() -> None:
-    reading = Reading("a", [{k: str(v) for k, v in A.items()}], get_family("a4w4_blockscale"))
-    reading.line('GEMMFLEET-VERIFY {"supported": false, "why": "this AITER has no --run_config"}')
-    assert reading.found.why == "this AITER has no --run_config"
-
-
 @given(st.text(max_size=300))
 def test_no_line_makes_it_fall(text: str) -> None:
     hit = f"shape is M:128, N:512, K:1024{text} is tuned{text}"

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from orchestrator.cli.app import app
@@ -110,6 +112,12 @@ def test_lines_that_leave_something_out() -> None:
 def test_what_cannot_be_read_is_counted_and_never_becomes_a_shape(line: str) -> None:
     found = counted(line)
     assert (found.odd.total(), found.counts) == (1, {})
+
+
+@given(st.text(max_size=300))
+def test_no_line_makes_it_fall(text: str) -> None:
+    for line in (text, f"shape is M:1, N:2, K:3{text}not found tuned config in {text}, will use default config!"):
+        counted(line.replace("\n", " "))
 
 
 def test_ranked_over_files_plain_packed_and_cut(tmp_path: Path) -> None:

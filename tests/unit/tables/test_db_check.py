@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.tables.check import check
 from tests.support.analysis_kit import TABLES, needs_tables
@@ -104,15 +103,6 @@ def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path
     first, second = json.loads(done.stdout)["tables"]
     assert (done.exit_code, first["errors"], second["errors"]) == (1, 0, 1)
     assert second["findings"][0]["examples"][0]["text"].startswith(f"has the key of {configs / BLOCKSCALE}:2")
-
-
-def test_what_cannot_be_read_is_named_and_the_others_are_checked(tmp_path: Path) -> None:
-    path, bad = table(tmp_path, good(1)), table(tmp_path, f'"{good(1)}', name="bad_" + BLOCKSCALE)
-    done = cli("check", bad, path, "--json")
-    document = json.loads(done.stdout)
-    assert isinstance(done.exception, InputError)
-    assert (len(document["tables"]), document["faults"]) == (1, done.exception.faults)
-    assert "is no CSV line" in document["faults"][0]
 
 
 @needs_tables

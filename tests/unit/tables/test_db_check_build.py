@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
 from orchestrator.tables.check import Build, check, verdict_of
-from tests.support.aiterbuild import ASM, CK, CK2, CORE, OLD_CORE, tree
+from tests.support.aiterbuild import ASM, CK, CK2, CORE, tree
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, line, text, untuned
 
 BF16 = get_family("a16w16")
@@ -124,19 +124,6 @@ def test_keys_are_held_to_all_tables_that_the_build_merges(tmp_path: Path, root:
     code, out = cli(root, "--build", root)
     assert (code, "duplicate" in out) == (0, False)
     assert [p["line"] for p in problems(table(tmp_path, rows[2], rows[2]), root, "--env")] == [3]
-
-
-def test_builds_of_an_earlier_date_merge_otherwise(tmp_path: Path, root: Path) -> None:
-    mine = table(tmp_path, line(A4W4, M=901, gfx="gfx942", kernelName=ASM))
-    assert not [p for p in problems(mine, root) if p["rule"] in ("duplicate", "header")]
-    put(root, "../jit/core.py", OLD_CORE)  # its key has no gfx
-    (found,) = [p for p in problems(mine, root) if p["rule"] == "duplicate"]
-    assert found["text"].endswith("AITER silently leaves out one of the two")
-    short = table(tmp_path, name=f"s_{A4W4.tuned_csv}")
-    short.write_text(",".join(A4W4.tuned_header[1:]) + "\n")
-    assert [p["level"] for p in problems(short, root) if p["rule"] == "header"] == ["error"]
-    put(root, "../jit/core.py", "")  # before model_configs was merged
-    assert not [p for p in problems(mine, root) if p["rule"] == "duplicate"]
 
 
 def test_a_package_that_dispatch_imports_has_to_be_in_the_image(tmp_path: Path, root: Path) -> None:

@@ -15,7 +15,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.tables.export import FORMS, Form, model_names, usual_form
+from orchestrator.tables.export import FORMS, Form, model_names
 from orchestrator.tables.locate import family_of
 from tests.support.aiterbuild import ASM, CK, CK2, tree
 from worker.families import FAMILIES, Family
@@ -81,6 +81,10 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         ((a, same, "--at", "/t"), r"two tables would be /t/a\.csv"),
         ((a, "-o", tmp_path, "--family", A4W4.name, "--model", "x", "--env"), "excludes --env and --at"),
         ((a, "--model", "x", "--form", "upside-down"), "give model-first or table-first"),
+        *(
+            ((a, "--family", A4W4.name, "--model", bad), "--model")
+            for bad in ("../x", "my_untuned", "x_bf16_tuned_gemm")
+        ),
         ((a, "--gfx", "gfx950"), "together"),
         ((a, "-i", inventory), "give gfx and cu_num"),
         ((mixed,), r"m\.csv:3: torch_lut256_t2 is a kernel of gemmfleet's tuner torch"),
@@ -141,11 +145,6 @@ def test_no_rebuild_is_advised_for_what_no_build_can_have(tmp_path: Path) -> Non
     assert not (tmp_path / "out").exists()
 
 
-def test_opus_rows_of_bf16_need_a_name_that_is_compiled(tmp_path: Path) -> None:
-    mine = table(tmp_path / "bf16_tuned_gemm.csv", {"M": 1, "libtype": "opus"}, of=get_family("a16w16"))
-    assert "1 row names an opus kernel" in export(mine)[2]
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda f: f.name)
 def test_aiter_finds_the_names_and_takes_them_for_no_other_family(family: Family, form: Form) -> None:
@@ -155,28 +154,6 @@ def test_aiter_finds_the_names_and_takes_them_for_no_other_family(family: Family
         assert fnmatch.fnmatch(tuned, f"*{Path(other.tuned_csv).stem}*.csv") == (other is family)
     assert "untuned" not in tuned
     assert Path(family.untuned_csv).stem in untuned
-
-
-@pytest.mark.parametrize(
-    ("model", "family", "types", "name"),
-    [
-        ("dsv3", "a4w4_blockscale", "", "dsv3_a4w4_blockscale_tuned_gemm.csv"),
-        ("qwen3_235b", "a8w8_blockscale", "", "a8w8_blockscale_tuned_gemm_qwen3_235b.csv"),
-        ("llama70B", "a16w16", "", "llama70B_bf16_tuned_gemm.csv"),
-        ("dsv3", "fmoe", "torch.float4_e2m1fn_x2", "dsv3_fp4_tuned_fmoe.csv"),
-        ("gptoss", "fmoe", "torch.bfloat16", "gptoss_a16w4_tuned_fmoe.csv"),
-    ],
-)
-def test_names_as_shipped(model: str, family: str, types: str, name: str) -> None:
-    """aiter/configs/model_configs at e4048607a5."""
-    of, rows = get_family(family), [{"q_dtype_a": types, "q_dtype_w": "torch.float4_e2m1fn_x2"}]
-    assert model_names(model, of, usual_form(of), rows)[0] == name
-
-
-@pytest.mark.parametrize("bad", ["", "../x", "a b", "my_untuned", "x_bf16_tuned_gemm", "a" * 90])
-def test_names_that_aiter_would_miss(bad: str) -> None:
-    with pytest.raises(InputError, match="--model"):
-        model_names(bad, A4W4, "model-first")
 
 
 def test_model_files_and_their_neighbours(tmp_path: Path) -> None:
@@ -205,10 +182,3 @@ def test_whose_table(tmp_path: Path) -> None:
         family_of(table(tmp_path / A4W4.untuned_csv, {}))
     with pytest.raises(InputError, match="name it with --family"):
         family_of(table(tmp_path / "x.csv", {"kernelName": "k"}))
-
-
-def test_a_run_folder_and_json(tmp_path: Path) -> None:
-    run = table(tmp_path / "run" / "tuned.csv", {"M": 1, "kernelName": CK})
-    (run.parent / "provenance.json").write_text('{"family": "a4w4_blockscale"}')
-    found = json.loads(export(run.parent, "--json")[1])
-    assert (found["env"], found["rebuild"]) == ([f"export AITER_CONFIG_GEMM_A4W4={run}"], True)

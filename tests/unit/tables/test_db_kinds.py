@@ -13,8 +13,8 @@ from orchestrator.cli.app import app
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
-from orchestrator.tables.kinds import backend_name, kind_of, legal_name, other_name, read_records
-from orchestrator.tables.merge import check_db, merge, not_for_aiter
+from orchestrator.tables.kinds import other_name, read_records
+from orchestrator.tables.merge import check_db, merge
 from tests.support.aiterbuild import ASM, CK
 from tests.support.aitercheckout import A4W4, line, text
 
@@ -34,32 +34,6 @@ def row(m: int, kernel: str) -> dict[str, Any]:
 
 def check(path: Path) -> Any:
     return CliRunner().invoke(app, ["db", "check", str(path), "--family", A4W4.name])
-
-
-@pytest.mark.parametrize(
-    ("cells", "kind"),
-    [
-        ({"kernelName": ASM}, "aiter"),
-        ({"kernelName": CK, "libtype": "ck"}, "aiter"),
-        ({"kernelName": "gluon", "libtype": "triton"}, "aiter"),
-        ({"kernelName": TRITON, "libtype": "triton"}, "own"),
-        ({"kernelName": TORCH, "libtype": "torch"}, "own"),
-        ({"kernelName": "native", "libtype": "torch"}, "aiter"),
-        ({"kernelName": "k1", "libtype": "replay"}, "own"),
-        ({"kernelName1": "moe_ck2stages_gemm1_x", "kernelName2": "Null"}, "aiter"),
-        ({"kernelName": "something"}, ""),
-    ],
-)
-def test_whose_kernel(cells: dict[str, str], kind: str) -> None:
-    assert kind_of(cells) == kind
-
-
-def test_triton_is_aiters_but_for_rows_of_the_tuner_that_is_gone() -> None:
-    for family in ("a16w16", "a8w8"):
-        assert backend_name(family, "auto", "", "Triton") == backend_name(family, "auto") == "aiter-triton"
-        assert backend_name(family, TRITON, "", "triton") == "unknown"
-    assert backend_name("a8w8_blockscale_bpreshuffle", "gluon", "0", "triton") == "aiter-gluon"
-    assert [legal_name(n) for n in ("Triton", "", "a b", "x'; --", "a" * 30, "\x1b[1m")] == ["triton", *[None] * 5]
 
 
 def test_a_merge_takes_no_rows_of_the_other_kind(tmp_path: Path) -> None:
@@ -120,9 +94,3 @@ def test_tune_refuses_before_the_start(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
     for db, tuner in ((ours, "torch"), (tmp_path / "new.csv", "torch"), (theirs, "aiter")):
         check_db(db, get_family(A4W4.name), tuner)
-
-
-def test_a_fleet_of_amd_gpus_and_a_tuner_that_aiter_loads_nothing_of() -> None:
-    nodes = [("a", "gfx950"), ("b", "sm_90")]
-    assert "--tuner aiter" in not_for_aiter("torch", nodes)[0]
-    assert not_for_aiter("aiter", nodes) == not_for_aiter("torch", nodes[1:]) == []

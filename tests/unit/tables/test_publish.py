@@ -17,7 +17,7 @@ from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunPaths
 from orchestrator.results.export import Request, export, provenance
-from orchestrator.tables.checkout import read_output, run_verify
+from orchestrator.tables.checkout import run_verify
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2
 from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text
@@ -294,23 +294,6 @@ def test_3693_no_hipblaslt_lf_line_ends_a_title_of_the_rows_dtype_and_what_is_no
     assert published(alone, *titled)["title"] == "Add llama FP8 tables"
     assert found["missing"] == ["GPU", "ROCm", "AITER commit when measured", "run"]
     assert "| ROCm | not recorded |" in found["body"]
-
-
-@pytest.mark.parametrize(
-    ("output", "code", "failing", "why"),
-    [
-        ("test_a (x) ... ok\n\nRan 1 test in 0.1s\n\nOK\n", 0, set(), ""),
-        ("FAIL: test_a (x.T.test_a)\nRan 2 tests in 0.1s\nFAILED (failures=1)\n", 1, {"test_a (x.T.test_a)"}, ""),
-        ("ERROR: test_a (x)\nRan 2 tests in 0.1s\nFAILED (errors=1, skipped=1)\n", 1, {"test_a (x)"}, ""),
-        ("a ... skipped 'no torch'\nRan 1 test in 0s\nOK (skipped=1)\n", 0, set(), "it skips itself: no torch"),
-        ("ModuleNotFoundError: No module named 'pandas'\n", 1, set(), "it did not run: ModuleNotFoundError: No module"),
-        ("", 3, set(), "it did not run: exit code 3"),
-        ("Ran 1 test in 0.1s\n", 2, {"exit code 2"}, ""),
-    ],
-)
-def test_outputs_of_unittest(output: str, code: int, failing: set[str], why: str) -> None:
-    found = read_output(output, code)
-    assert (set(found.failing), bool(found.why), found.why[: len(why)]) == (failing, bool(why), why)
 
 
 def test_run_config_on_nodes_is_read_from_verify_and_its_result_counts(

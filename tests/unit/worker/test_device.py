@@ -18,6 +18,7 @@ import pytest
 from tests.support.health_kit import DATA, put, unfold
 from tests.support.workernode import REPO, fault, interpreters, node
 from worker import device
+from worker.protocol import evidence
 
 UMC = "sys/devices/pci0000:00/0000:05:00.0/ras/umc_err_count"
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -141,10 +142,10 @@ def test_a_tool_is_asked_rarely_and_its_answer_carries_its_age(tmp_path: Path, m
 def test_evidence_is_a_counter_that_rose(before: dict[str, int], after: dict[str, int], says: str) -> None:
     one, two = ({"id": "a", "errors": {"uncorrectable": counts} if counts else {}} for counts in (before, after))
     words = "uncorrectable hardware errors rose during the attempt"
-    assert device.evidence(one, two) == (words + says if says else "")
-    aged = device.evidence({**one, "age_s": 31.4}, two)
+    assert evidence(one, two) == (words + says if says else "")
+    aged = evidence({**one, "age_s": 31.4}, two)
     assert aged == (f"{words} or the 31 s before it{says}" if says else "")
-    assert device.evidence(one, {**two, "id": "b"}) == "", "readings of two GPUs"
+    assert evidence(one, {**two, "id": "b"}) == "", "readings of two GPUs"
 
 
 def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) -> None:

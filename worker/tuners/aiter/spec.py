@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.registry import boolean, option, parse_options, seconds, whole
+from worker.registry import boolean, option, parse_options, seconds, text, whole
 from worker.tuners.catalog import CostGuess, Flag, TunerSpec
 
 if TYPE_CHECKING:
@@ -34,13 +34,6 @@ REFUSED = {
 """Flags with which a script tunes something else, or cannot be watched, with the reason."""
 
 
-def _text(value: Any) -> str:
-    """Rule: text."""
-    if not isinstance(value, str):
-        raise ValueError("no text")
-    return value
-
-
 def _words(value: Any) -> tuple[str, ...]:
     """Rule: a word, or a list of words."""
     words = [value] if isinstance(value, str) else value
@@ -56,9 +49,9 @@ _COUNT = whole(0, 1_000_000)
 class Options:
     """Each option with its default. 0 or empty: AITER's own, or what its version needs."""
 
-    family: str = option("", _text)
+    family: str = option("", text)
     """Known before the first group, so that modules are built before anything is claimed."""
-    root: str = option("", _text)
+    root: str = option("", text)
     """AITER's tree or package, where it is not found by itself."""
     warmup: int = option(0, _COUNT)
     iters: int = option(0, _COUNT)

@@ -170,9 +170,9 @@ class Seeds:
         """The bucket that a shape gets. Raises ResolveError, ConfigFileError, OSError."""
         return self._tree.config_for(self._kind, m, n, k, b)
 
-    def won(self, m: int, n: int, k: int, b: int | None, config: AiterConfig) -> None:
+    def won(self, p: KindProblem, config: AiterConfig) -> None:
         """Keep a winner for shapes like it."""
-        self._won[m, b or 1, n, k] = config
+        self._won[p.m, p.b, p.n, p.k] = config
 
     def of(self, m: int, n: int, k: int, b: int | None) -> list[AiterConfig]:
         """Configs to try first, the most promising first: today's, its neighbours in the file, the default's for M,
@@ -227,7 +227,7 @@ CUDA_STAGES = (2, 3, 4, 5)
 CUDA_STEPS_K = (32, *STEPS_K[:4])
 LEAST_CUDA_TILE = 16
 MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}  # registers of a lane for the sums; beyond them everything else spills
-MOST_PARTS = 256 << 20
+MOST_PARTS, MOST_PROGRAMS = 256 << 20, 1 << 18  # bytes of the parts of its splits; programs of a launch
 WEIGHTS: dict[str, tuple[float, ...]] = {
     "hip": (0.151, 0.229, 0.801, 0.365, 0.18, 0.022, -0.04, 0.233, 0.611),
     "cuda": (0.03, 0, 0, 0, 0, 0, 0, 0, 0),
@@ -243,11 +243,11 @@ def candidates(
 ) -> list[AiterConfig]:
     """Legal configs without doubles in the model's order, at most `most` (0: all). Seeds, legal or not, are not among
     them, but the configs that differ from one in one knob are."""
-    rough = [c for c in _combined(kind, p, target) if why_illegal(kind, p, c, target) is None]
+    rough = [c for c in _combined(kind, p, target) if is_legal(kind, p, c, target)]
     ordered = order(p, target, distinct(rough, p, completed))
     near = [v for c in seeds for v in variations(kind, c, target)]
     other = [v for c in ordered[:ROOTS] for v in variations(kind, c, target, shaping=False)]
-    varied = distinct((v for v in (*near, *other) if why_illegal(kind, p, v, target) is None), p, completed)
+    varied = distinct((v for v in (*near, *other) if is_legal(kind, p, v, target)), p, completed)
     rest = ordered[: max(most // 2, most - len(varied))] if most else ordered
     found = distinct([*rest, *varied], p, completed)
     return order(p, target, found[:most] if most else found)
@@ -347,27 +347,21 @@ def distinct(found: Iterable[AiterConfig], p: Problem, completed: Completed) -> 
     return list(out.values())
 
 
-def why_illegal(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> str | None:
-    """Reason that a config cannot be a good one for the problem, or does not run, before anything is compiled."""
-    plain = c.knobs
-    if plain.block_m >= 2 * max(16, p.m) or plain.block_n >= 2 * max(32, p.n):
-        return "the tile is twice the output"
-    if plain.block_k > 2 * p.k or (plain.block_k > p.k and plain.split_k > 1):
-        return "a step is longer than K"
-    if plain.split_k > 1 and p.k // plain.split_k < plain.block_k:
-        return "a split has less than one step"
-    if plain.split_k > 1 and 4 * p.b * p.m * p.n * plain.split_k > MOST_PARTS:
-        return "the parts of its splits take more than 256 MiB"
-    if p.b * -(-p.m // plain.block_m) * -(-p.n // plain.block_n) * plain.split_k > 1 << 18:
-        return "it takes more than 262,144 programs"
-    lanes = plain.num_warps * target.warp_size
-    sums = accumulators(plain, target)
-    if sums > MOST_ACCUMULATORS[target.backend] or (sums + 32) * lanes > target.registers:
-        return f"its sums take {sums} registers of a lane"
-    if sums + 32 > MAX_REGISTERS[target.backend]:
-        return "it takes more registers than a lane has"
-    need = least_shared_bytes(kind, p, c, target)
-    return f"takes {need} bytes of shared memory or more" if need > target.shared_bytes else None
+def is_legal(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> bool:
+    """False for a config that cannot be a good one for the problem, or does not run, before anything is compiled."""
+    x, sums = c.knobs, accumulators(c.knobs, target)
+    tiles = p.b * -(-p.m // x.block_m) * -(-p.n // x.block_n)
+    parts = 4 * p.b * p.m * p.n * x.split_k
+    return not (
+        (x.block_m >= 2 * max(16, p.m) or x.block_n >= 2 * max(32, p.n))  # the tile is twice the output
+        or x.block_k > (p.k if x.split_k > 1 else 2 * p.k)  # a step is longer than K
+        or (x.split_k > 1 and (p.k // x.split_k < x.block_k or parts > MOST_PARTS))  # a split has less than one step
+        or tiles * x.split_k > MOST_PROGRAMS
+        or sums > MOST_ACCUMULATORS[target.backend]
+        or sums + 32 > MAX_REGISTERS[target.backend]
+        or (sums + 32) * x.num_warps * target.warp_size > target.registers
+        or least_shared_bytes(kind, p, c, target) > target.shared_bytes
+    )
 
 
 def least_shared_bytes(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.registry import Rule, option, parse_options
+from worker.registry import Rule, option, parse_options, text
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
@@ -19,12 +19,6 @@ if TYPE_CHECKING:
     from worker.tuners.base import Tuner
 
 NAME = "aiter-triton"
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError("no text")
-    return value
 
 
 def _mapping(fits: Callable[[str, Any], bool], what: str) -> Rule:
@@ -48,9 +42,9 @@ _BUCKETS = _mapping(
 class Options(SearchOptions):
     """Those of the search, and further ones; docs/reference/tuners.md explains them."""
 
-    family: str = option("", _text)  # the run's family, set by gemmfleet
-    kind: str = option("", _text)  # kind of config (worker/triton_configs/kinds.py), where it is not the family's own
-    root: str = option("", _text)  # AITER's tree or package, where it is not found by itself
+    family: str = option("", text)  # the run's family, set by gemmfleet
+    kind: str = option("", text)  # kind of config (worker/triton_configs/kinds.py), where it is not the family's own
+    root: str = option("", text)  # AITER's tree or package, where it is not found by itself
     # Buckets meant for the default file: nothing is searched, they and today's configs are measured.
     default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _BUCKETS)
     # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.

@@ -120,7 +120,7 @@ class FileSearch:
     ) -> None:
         """`default`: configs by bucket that are measured instead of a search, by the wrapper and through `callers`.
         `facts` go into the rows."""
-        self.context, self._options, self._source, self._seeds, self._family = context, options, source, seeds, family
+        self.context, self._options, self._source, self.seeds, self._family = context, options, source, seeds, family
         self._shapes: dict[int, SpecShape] = {}  # shapes by their M
         kind, arch = source.kind, str(context.target.arch)
         self.default = {name: config_of(values) for name, values in options.default}
@@ -147,19 +147,14 @@ class FileSearch:
             prior = BucketSearch(self, bucket, tasks, [t.task for t in following]).run(prior)
             tasks = following
 
-    def won(self, p: KindProblem, config: AiterConfig, us: float) -> None:
-        """Keep a winner for shapes like it, of this run and of later ones."""
-        self._seeds.won(p.m, p.n, p.k, p.batch, config)
-        self.context.store.won(p.family, p.group_name, p.m, config.name, us)
-
     def _add(self, shape: SpecShape) -> tuple[int, str]:
         """(M, the bucket that it is tuned for) of a shape of the group. Raises UnsupportedError, ResolveError,
         ConfigFileError, OSError."""
         p = self._problem(shape)
-        today = self._seeds.today(p.m, p.n, p.k, p.batch)
-        bucket = bucket_of(p.m, self._seeds.bounds, today.bucket)
+        today = self.seeds.today(p.m, p.n, p.k, p.batch)
+        bucket = bucket_of(p.m, self.seeds.bounds, today.bucket)
         if self.default:
-            bucket = self._seeds.bucket_with(self.default, p.m)
+            bucket = self.seeds.bucket_with(self.default, p.m)
             if today.specialised or bucket not in self.default:
                 where = f"{today.bucket} of {today.path.name}"
                 raise UnsupportedError(f"M={p.m} reads {where}, which the option `default` leaves as it is")
@@ -167,11 +162,9 @@ class FileSearch:
         return p.m, bucket
 
     def _put_first(self, t: PointTask) -> None:
-        """Have today's config begin, then earlier winners and the seeds."""
+        """Have today's config begin, then the seeds."""
         at = {c: i for i, c in enumerate(t.task.candidates)}
-        first = [at[c] for c in self._first(t.problem, t.config_today) if c in at]
-        known = self.context.winners(t.task) if self._options.hints else []
-        t.task.ranker.first(list(dict.fromkeys([*first[:1], *known, *first[1:]])))
+        t.task.ranker.first([at[c] for c in self._first(t.problem, t.config_today) if c in at])
 
     def _tasks(self, bucket: str, points: Sequence[Point]) -> list[PointTask]:
         """A task for each M, those of the workload's shapes first."""
@@ -184,7 +177,7 @@ class FileSearch:
         self.context.emit.alive()
         shape = self._shapes.get(point.m)
         p = self._problem(shape or SpecShape(like.id, {**like.key, "M": point.m}))
-        today = self._seeds.today(p.m, p.n, p.k, p.batch)
+        today = self.seeds.today(p.m, p.n, p.k, p.batch)
         config = config_of(today.values)
         candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
         always = frozenset(candidates.index(c) for c in (config, fixed) if c)
@@ -198,7 +191,7 @@ class FileSearch:
 
     def _first(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
         """Today's config, then the seeds."""
-        return list(dict.fromkeys([today, *self._seeds.of(p.m, p.n, p.k, p.batch)]))
+        return list(dict.fromkeys([today, *self.seeds.of(p.m, p.n, p.k, p.batch)]))
 
     def _candidates(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
         """Today's config and the seeds, then legal ones by the model."""
@@ -363,7 +356,7 @@ class BucketSearch:
             old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
             detail = f"{self._name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
             won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
-            self._file.won(t.problem, c, timed.us)
+            self._file.seeds.won(t.problem, c)
             self._context.emit.tuned(t.shape.id, dict(won, triton_config=self._document(winner, t, there)))
         self._in_flight = None
 

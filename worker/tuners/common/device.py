@@ -11,6 +11,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,9 @@ class Device:
         """gfx, cu_num, device, and the versions that a result depends on."""
         out: dict[str, Any] = {"torch": torch.__version__, "threads": self.cores}
         if not self.gpu:
-            return {"gfx": cpu_gfx(), "cu_num": self.cores, "device": cpu_model(), "mkldnn": _mkldnn(), **out}
+            mkldnn: Any = torch.backends.mkldnn  # whether oneDNN is built in decides about the kernels
+            known = "on" if mkldnn.is_available() else "off"
+            return {"gfx": cpu_gfx(), "cu_num": self.cores, "device": cpu_model(), "mkldnn": known, **out}
         props = torch.cuda.get_device_properties(self.torch)
         arch = getattr(props, "gcnArchName", "") if torch.version.hip else ""
         gfx = arch.split(":")[0] or f"sm_{props.major}{props.minor}"
@@ -123,28 +126,38 @@ class CpuTimer:
 class GpuTimer:
     """Device time between two events. The GPU sleeps while the calls are queued, so launching them costs nothing."""
 
-    _host_s = 20e-6
+    _host_s = 20e-6  # seconds that queueing a call takes on the host
 
     def __init__(self, run: Run, pairs: Sequence[tuple[Operand, Operand]]) -> None:
         self._run, self._pairs = run, cycle(pairs)
 
     def __call__(self, calls: int) -> float:
-        run, left, total = self._run, calls, 0.0
+        left, total = calls, 0.0
         while left:
-            now, left = min(left, QUEUE), max(0, left - QUEUE)
-            turn = list(islice(self._pairs, now))
-            event: Any = torch.cuda.Event
-            start, end = event(enable_timing=True), event(enable_timing=True)
-            keep_asleep(now * self._host_s * 1.5 + 20e-6)
-            began = time.perf_counter()
-            start.record()
-            for x, w in turn:
-                run(x, w)
-            end.record()
-            self._host_s = min(1e-3, (time.perf_counter() - began) / now)
-            end.synchronize()
-            total += start.elapsed_time(end) / 1e3
+            turn = list(islice(self._pairs, min(left, QUEUE)))
+            left -= len(turn)
+            total += device_seconds(partial(self._queue, turn), len(turn) * self._host_s * 1.5 + 20e-6)
         return total
+
+    def _queue(self, turn: Sequence[tuple[Operand, Operand]]) -> None:
+        began = time.perf_counter()
+        for x, w in turn:
+            self._run(x, w)
+        self._host_s = min(1e-3, (time.perf_counter() - began) / len(turn))
+
+
+def device_seconds(queue: Callable[[], object], asleep_s: float) -> float:
+    """Device time of the work that `queue` starts on the current stream. The GPU sleeps for `asleep_s` meanwhile."""
+    event: Any = torch.cuda.Event
+    start, end = event(enable_timing=True), event(enable_timing=True)
+    sleep = getattr(torch.cuda, "_sleep", None)
+    if sleep is not None:
+        sleep(int(min(asleep_s, 0.05) * 2e9))  # cycles; GPUs clock below 2.5 GHz
+    start.record()
+    queue()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1e3
 
 
 def host_available() -> int:
@@ -161,19 +174,6 @@ def host_available() -> int:
     except (OSError, ValueError):
         pass  # no cgroup v2 here
     return free
-
-
-def keep_asleep(seconds: float) -> None:
-    """Have the GPU sleep while calls are queued behind it."""
-    sleep = getattr(torch.cuda, "_sleep", None)
-    if sleep is not None:
-        sleep(int(min(seconds, 0.05) * 2e9))  # cycles; GPUs clock below 2.5 GHz
-
-
-def _mkldnn() -> str:
-    """`on` where oneDNN is built in, which decides about the kernels, else `off`."""
-    backend: Any = torch.backends.mkldnn
-    return "on" if backend.is_available() else "off"
 
 
 def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:

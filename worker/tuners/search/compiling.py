@@ -210,14 +210,12 @@ now = time.monotonic  # the same clock in all processes of a machine
 
 @dataclass(frozen=True, slots=True)
 class CompileResult:
-    """A job's end: status ok, or unsupported, oom, error, timeout with a detail; its span in CLOCK_MONOTONIC."""
+    """A job's end: status ok, or unsupported, oom, error, timeout with a detail."""
 
     name: str
     status: str
     detail: str
-    facts: CompileFacts | None
-    start: float
-    end: float
+    facts: CompileFacts | None = None
 
 
 @dataclass(slots=True)
@@ -234,10 +232,6 @@ class CompilePool:
         self._source, self._target, self._env = source, target, env
         self._queue: list[tuple[str, Any]] = []
         self._processes = [_Process(self._start()) for _ in range(max(1, size))]
-
-    @property
-    def size(self) -> int:
-        return len(self._processes)
 
     @property
     def connections(self) -> list[Connection]:
@@ -270,10 +264,10 @@ class CompilePool:
                 return CompileResult(job, *found)
         except (EOFError, OSError):
             p.helper.ended_by_itself()
-            return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}", None, p.since, now())
+            return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}")
         if now() - p.since > COMPILE_S:
             self._replace(p)
-            return CompileResult(job, "timeout", f"not compiled within {COMPILE_S:g} s", None, p.since, now())
+            return CompileResult(job, "timeout", f"not compiled within {COMPILE_S:g} s")
         return None
 
     def _hand_out(self) -> None:
@@ -300,7 +294,4 @@ def serve_jobs(conn: Connection, source: KernelSource, target: Target) -> None:
     """A process of the pool: jobs come, results go."""
     os.nice(5)  # the process that launches kernels must not wait for a compiler
     while True:
-        job = conn.recv()
-        start = now()
-        found = compile_candidate(source, target, job)
-        conn.send((*found, start, now()))
+        conn.send(compile_candidate(source, target, conn.recv()))

@@ -17,6 +17,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle, islice
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ import torch
 import triton
 
 from worker.text import plural
-from worker.tuners.common.device import Device, canary, keep_asleep, timed_canary
+from worker.tuners.common.device import Device, canary, device_seconds, timed_canary
 from worker.tuners.common.operands import error_ratio, poison
 from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedError
 from worker.tuners.search.compiling import compiling, gpu_target
@@ -174,14 +175,12 @@ class GraphTimer:
 
     def __call__(self, calls: int) -> float:
         replays = max(1, round(calls / self.size))
-        start, end = _event(), _event()
-        keep_asleep(LAUNCH_S * (1 + replays))
-        start.record()
-        for _ in range(replays):
+        seconds = device_seconds(partial(self._replay, replays), LAUNCH_S * (1 + replays))
+        return seconds / (replays * self.size) * calls
+
+    def _replay(self, times: int) -> None:
+        for _ in range(times):
             self._graph.replay()
-        end.record()
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3 / (replays * self.size) * calls
 
 
 def capture(calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
@@ -213,11 +212,6 @@ class WallTimer:
         for call in islice(self._calls, calls):
             call()
         return (time.perf_counter_ns() - start) / 1e9
-
-
-def _event() -> Any:
-    event: Any = torch.cuda.Event
-    return event(enable_timing=True)
 
 
 THROTTLE_BITS = {

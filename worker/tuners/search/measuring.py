@@ -26,7 +26,6 @@ from worker.protocol import is_wrong
 from worker.tuners.base import ALIVE_EVERY_S
 from worker.tuners.common.measure import (
     RUNNER_UP,
-    SETTLE_S,
     Measurement,
     Ranking,
     SamplingPolicy,
@@ -60,8 +59,7 @@ class Prepare:
     problem: Problem
     seed: int
     rotate_bytes: int
-    min_samples: int
-    max_samples: int
+    policy: SamplingPolicy
     err_limit: float
 
 
@@ -103,8 +101,7 @@ class Prepared:
     """The problem is ready, or `refused` has the reason why it cannot be."""
 
     refused: str
-    start: float
-    end: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,23 +109,18 @@ class Began:
     """A candidate is being measured from now on: the death of the process is charged to it."""
 
     index: int
-    start: float
 
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A candidate's end: `status` as in a row."""
+    """A candidate's end: `status` as in a row, `m` its time if it is right. `spent`: seconds by kind."""
 
     index: int
     status: str
-    us: float
-    spread: float
-    samples: int
-    err: float
     detail: str
-    start: float
-    end: float
+    err: float = 1.0
     spent: dict[str, float] = field(default_factory=dict)
+    m: Measurement | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +130,7 @@ class Ranked:
     indexes: tuple[int, ...]
     ranking: Ranking
     err: float
-    start: float
-    end: float
+    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +325,6 @@ class MeasuringServer:
         self._contenders: dict[int, Contender] = {}
         self._todo: queue.Queue[tuple[Any, Any]] = queue.Queue()
         self._prepared = threading.Event()
-        self._load_s: dict[int, float] = {}
 
     def serve(self) -> None:
         """Serve until the pipe closes. An exception of `make` is the first message, and the end."""
@@ -376,12 +366,10 @@ class MeasuringServer:
                 self._prepared.clear()
             elif isinstance(command, Try):
                 self._prepared.wait()
-                start = now()
                 try:
                     loaded = self._bench.load(command.candidate)
                 except Exception as e:  # noqa: BLE001 - reported with the candidate
                     loaded = e
-                self._load_s[command.index] = now() - start
             self._todo.put((command, loaded))
 
     def _obey(self, command: Any, loaded: Any) -> None:
@@ -398,51 +386,44 @@ class MeasuringServer:
     def _prepare(self, command: Prepare) -> None:
         start = now()
         self._contenders.clear()
+        self._policy, self._err_limit = command.policy, command.err_limit
         self._sustained = command.problem.is_sustained
-        self._policy = SamplingPolicy(
-            min_sample_s=1.0, min_samples=command.min_samples, max_samples=command.max_samples, target=0.004,
-            hopeless=1.2, hopeless_after=3, far=1.6, settle_s=SETTLE_S if self._sustained else 0.0,
-        )  # fmt: skip
-        self._err_limit = command.err_limit
         refused = self._bench.prepare(command.problem, command.seed, command.rotate_bytes, self._tick)
-        self._send(Prepared(refused, start, now()))
+        self._send(Prepared(refused, now() - start))
         self._prepared.set()
 
     def _try(self, command: Try, loaded: Any) -> None:
-        start = now()
-        self._send(Began(command.index, start))
+        self._send(Began(command.index))
         try:
             if isinstance(loaded, Exception):
                 raise loaded
-            self._send(replace(self._check_and_time(command, loaded, start), start=start, end=now()))
+            self._send(self._check_and_time(command.index, loaded))
         except Exception as e:  # a candidate may raise anything: it is the detail of its row
             if is_fatal(e):
                 raise
-            failed = Tried(command.index, status_of(e), -1.0, 0.0, 0, 1.0, f"{type(e).__name__}: {e}", start, now())
-            self._send(failed)
+            self._send(Tried(command.index, status_of(e), f"{type(e).__name__}: {e}"))
 
-    def _check_and_time(self, command: Try, loaded: Any, start: float) -> Tried:
-        index = command.index
+    def _check_and_time(self, index: int, loaded: Any) -> Tried:
+        start = now()
         err = self._bench.check(loaded)
         checked = now()
-        spent = {"check": checked - start, "load": self._load_s.pop(index, 0.0)}
+        spent = {"check": checked - start}
         if is_wrong(err, self._err_limit):
-            detail = f"{err:.4f} of the elements are off; {self._err_limit:g} may be"
-            return Tried(index, "wrong", -1.0, 0.0, 0, err, detail, start, checked, spent)
+            return Tried(index, "wrong", f"{err:.4f} of the elements are off; {self._err_limit:g} may be", err, spent)
         best = min((c.m.us for c in self._contenders.values()), default=float("inf"))
         timer = self._bench.timer(loaded)
         policy = replace(self._policy, max_calls=timer.size)  # a sample is one replay
         m = measure(timer, policy, CANDIDATE_S, best, tick=self._tick)
         spent["measure"] = now() - checked
         if not m.valid:
-            return Tried(index, "error", -1.0, 0.0, 0, err, f"the clock says {m.us} us for a call", start, 0, spent)
+            return Tried(index, "error", f"the clock says {m.us} us for a call", err, spent)
         remark = timer.remark or ("early stop: clearly slower than the best so far" if m.why == "hopeless" else "")
         if m.us <= KEPT * best:
             simple = (*loaded.candidate.simplicity, index)
             self._contenders[index] = Contender(loaded, timer, m, simple)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]
-        return Tried(index, "ok", m.us, m.spread, m.samples, err, remark, start, 0, spent)
+        return Tried(index, "ok", remark, err, spent, m)
 
     def _rank(self, command: Rank) -> None:
         start = now()
@@ -459,7 +440,7 @@ class MeasuringServer:
             again=command.again,
         )
         err = self._bench.check(found[ranking.winner].loaded)  # also after thousands of calls it is right
-        self._send(Ranked(indexes, ranking, err, start, now()))
+        self._send(Ranked(indexes, ranking, err, now() - start))
 
     def _tick(self) -> None:
         if now() - self._sent_at >= ALIVE_EVERY_S:

@@ -10,19 +10,18 @@ results of one to the others, and writes rows. The tuner settles its shapes by `
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any
 
 from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.common.measure import Measurement, leaders
+from worker.tuners.common.measure import SETTLE_S, Measurement, SamplingPolicy, leaders
 from worker.tuners.common.problem import Problem, row_of, why_no_winner
 from worker.tuners.search.compiling import CompilePool, CompileResult, now
 from worker.tuners.search.measuring import (
-    Began,
     MeasuringProcess,
     NoDeviceError,
     Prepare,
@@ -48,66 +47,6 @@ FAULTS_TO_BLOCK = 2  # a candidate that took its process down so often is not ru
 DEATHS = 6  # of the measuring process over one shape; after that the slot has to be checked
 
 
-Span = tuple[float, float]
-
-
-@dataclass(slots=True)
-class TimeAccount:
-    """Spans of one search in seconds of CLOCK_MONOTONIC, which all processes of a machine share."""
-
-    start: float
-    end: float = 0.0
-    compiled: list[Span] = field(default_factory=list)  # intervals of the compile jobs in their processes
-    measuring: list[Span] = field(default_factory=list)  # intervals in which the GPU's process checked, timed or ranked
-    # Intervals from the end of a candidate's compile to the begin of its measuring.
-    ready: list[Span] = field(default_factory=list)
-    # Seconds of the GPU's process by kind (inputs, load, check, measure).
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    def add(self, kind: str, seconds: float) -> None:
-        self.seconds[kind] = self.seconds.get(kind, 0.0) + seconds
-
-    @property
-    def wall_s(self) -> float:
-        return max(0.0, self.end - self.start)
-
-    @property
-    def idle_s(self) -> float:
-        """Seconds in which the GPU's process did nothing although a compiled candidate waited."""
-        return length([*self.ready, *self.measuring]) - length(self.measuring)
-
-    @property
-    def starved_s(self) -> float:
-        """Seconds in which it did nothing because nothing was compiled."""
-        spans = [(max(a, self.start), min(b, self.end)) for a, b in (*self.ready, *self.measuring)]
-        return max(0.0, self.wall_s - length(spans))
-
-    def spent(self) -> dict[str, float]:
-        """Wall seconds by kind: inputs, check, measure, compile (the GPU had nothing to measure), wait."""
-        own = {k: self.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
-        return {**own, "compile": self.starved_s, "wait": self.idle_s}
-
-    def summary(self) -> str:
-        """One line for the log."""
-        jobs = sum(b - a for a, b in self.compiled)
-        return (
-            f"{self.wall_s:.2f} s: {len(self.compiled)} compiled in {jobs:.1f} process seconds; "
-            f"GPU idle beside a compiled candidate {self.idle_s:.3f} s "
-            f"({100 * self.idle_s / max(self.wall_s, 1e-9):.1f} %), without one {self.starved_s:.2f} s; "
-            f"loading took {self.seconds.get('load', 0.0):.2f} s beside that"
-        )
-
-
-def length(spans: Iterable[Span]) -> float:
-    """Seconds of the union."""
-    total, until = 0.0, float("-inf")
-    for a, b in sorted(spans):
-        if b > max(a, until):
-            total += b - max(a, until)
-            until = b
-    return total
-
-
 @dataclass(slots=True)
 class ShapeTask:
     """A problem that is to be searched: its candidates with their estimates, and how they are compiled.
@@ -119,21 +58,18 @@ class ShapeTask:
     shape: SpecShape
     problem: Problem
     candidates: Sequence[Candidate]
-    jobs: Sequence[Any]
+    jobs: Sequence[tuple[str, Any]]  # compile jobs by the names of their kernels
     ranker: CandidateRanker
     always: frozenset[int] = frozenset()
     quiet: bool = False
-    keys: list[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.keys = [repr(job) for job in self.jobs]
 
 
 @dataclass(slots=True)
 class SearchContext:
     """Source, processes, store and options of a search, shared by the shapes of a spec.
 
-    `compiled`: the result of each compiled kernel by its key. All shapes of the tuner share it, as they share kernels.
+    `spent`: seconds by kind: inputs, check, measure, and compile, in which the GPU's process had nothing to do.
+    `compiled`: the result of each compiled kernel by its name. All shapes of the tuner share it, as they share kernels.
     """
 
     source: KernelSource
@@ -144,8 +80,8 @@ class SearchContext:
     options: SearchOptions
     emit: Emit
     err_limit: float
-    account: TimeAccount
-    compiled: dict[str, CompileResult] = field(default_factory=dict)
+    spent: dict[str, float]
+    compiled: dict[str, CompileResult]
 
     def task(
         self, shape: SpecShape, problem: Problem, candidates: Sequence[Candidate], always: frozenset[int] = frozenset(),
@@ -156,14 +92,8 @@ class SearchContext:
         source = self.source
         us = [source.estimate_us(problem, c, self.target) if estimated else 1.0 for c in candidates]
         ranker = CandidateRanker(us, [c.features for c in candidates], rules)
-        jobs = [source.job(problem, c) for c in candidates]
+        jobs = [(repr(job), job) for job in (source.job(problem, c) for c in candidates)]
         return ShapeTask(shape, problem, candidates, jobs, ranker, always, quiet)
-
-    def winners(self, task: ShapeTask) -> list[int]:
-        """Indexes of a task's candidates that won before, on this problem or near it."""
-        names = self.store.hints(task.problem.family, task.problem.group_name, task.problem.m)
-        known = {c.name: i for i, c in enumerate(task.candidates)}
-        return [known[name] for name in names if name in known]
 
     def jobs(self, tasks: Sequence[ShapeTask]) -> list[tuple[str, Any]]:
         """The compile jobs of shapes whose turn has not come, one a kernel."""
@@ -171,7 +101,7 @@ class SearchContext:
         for t in tasks:
             rules = t.ranker.rules
             first = t.ranker.order()[: None if rules.all else rules.at_least + rules.patience]
-            jobs |= {t.keys[i]: t.jobs[i] for i in first if t.keys[i] not in self.compiled}
+            jobs |= {name: job for name, job in (t.jobs[i] for i in first) if name not in self.compiled}
         return list(jobs.items())
 
 
@@ -180,12 +110,12 @@ class Search:
 
     def __init__(self, context: SearchContext, task: ShapeTask, following: Sequence[ShapeTask]) -> None:
         """`following`: tasks whose candidates are compiled when this one has no more to compile."""
-        self._context, self._task, self._following, self._account = context, task, following, context.account
+        self._context, self._task, self._following = context, task, following
         self._p, self._ranker = task.problem, task.ranker
         self.found: dict[int, Measurement] = {}  # right candidates by their index
         self.errs: dict[int, float] = {}  # errRatio of those that were checked
-        self._ready: dict[int, float] = {}  # candidates compiled and not yet sent, and since when
-        self._sent: dict[int, float] = {}
+        self._ready: set[int] = set()  # candidates compiled and not yet sent
+        self._sent: set[int] = set()
         self._waiting = set(range(len(task.candidates)))  # candidates whose kernel is not compiled
         self._same: dict[Hashable, int] = {}  # the candidate that stands for all of the same machine code
         self._rankable: set[int] = set()  # candidates whose timers the present measuring process has
@@ -234,7 +164,7 @@ class Search:
             mine = mine[
                 : max(0, self._ranker.rules.at_most - len(self._ranker.us) - len(self._ready) - len(self._sent))
             ]
-        jobs = [(self._task.keys[i], self._task.jobs[i]) for i in mine]
+        jobs = [self._task.jobs[i] for i in mine]
         self._context.pool.want(list(dict([*jobs, *self._context.jobs(self._following)]).items()))
 
     def _next_ready(self) -> int | None:
@@ -247,31 +177,33 @@ class Search:
             i = choose()
             if i is None:
                 return
-            self._sent[i] = self._ready.pop(i, now())
+            self._ready.discard(i)
+            self._sent.add(i)
             self._context.measurer.send(Try(i, self._task.candidates[i]))
 
     def _turn(self) -> None:
         """Wait for something to happen, and take it in."""
-        wait([*self._context.pool.connections, *self._context.measurer.connections], TICK_S)
-        self._context.emit.alive()
-        for done in self._context.pool.collect():
-            self._account.compiled.append((done.start, done.end))
-            self._context.compiled[done.name] = done
+        context, start, idle = self._context, now(), not self._context.measurer.owed
+        wait([*context.pool.connections, *context.measurer.connections], TICK_S)
+        context.spent["compile"] += now() - start if idle else 0.0
+        context.emit.alive()
+        for done in context.pool.collect():
+            context.compiled[done.name] = done
             self._take_compiled()
-        for message in self._context.measurer.receive():
+        for message in context.measurer.receive():
             self._handle(message)
 
     def _take_compiled(self) -> None:
         """Candidates whose kernel was compiled since, or before for another one, are ready or have failed."""
         for i in sorted(self._waiting):
-            done = self._context.compiled.get(self._task.keys[i])
+            done = self._context.compiled.get(self._task.jobs[i][0])
             if done is None:
                 continue
             self._waiting.discard(i)
             if done.status != "ok":
                 self._fail(i, done.status, done.detail)
             elif not self._is_double(i, done):
-                self._ready[i] = max(done.end, self._started)
+                self._ready.add(i)
 
     def _is_double(self, i: int, done: CompileResult) -> bool:
         """True, and no row, where another candidate is the same machine code; one that spills goes to the end."""
@@ -288,26 +220,19 @@ class Search:
     def _handle(self, message: Any) -> None:
         if isinstance(message, Prepared):
             self._prepared, self._refused = not message.refused, message.refused
-            self._account.measuring.append((message.start, message.end))
-            self._account.add("inputs", message.end - message.start)
-        elif isinstance(message, Began):
-            since = self._sent.get(message.index)
-            if since is not None:
-                self._account.ready.append((since, message.start))
+            self._context.spent["inputs"] += message.seconds
         elif isinstance(message, Tried):
             self._tried(message)
         elif isinstance(message, Ranked):
             self._ranked = message
-            self._account.measuring.append((message.start, message.end))
-            self._account.add("measure", message.end - message.start)
+            self._context.spent["measure"] += message.seconds
         elif isinstance(message, ProcessDied):
             self._died(message)
 
     def _tried(self, t: Tried) -> None:
-        self._sent.pop(t.index, None)
-        self._account.measuring.append((t.start, t.end))
+        self._sent.discard(t.index)
         for kind, seconds in t.spent.items():
-            self._account.add(kind, seconds)
+            self._context.spent[kind] += seconds
         again = t.index in self.found
         if t.status != "ok":
             if again:
@@ -317,12 +242,12 @@ class Search:
         self._rankable.add(t.index)
         if again:
             return
-        self.found[t.index] = Measurement(t.us, t.spread, t.samples, 1, "", t.us * (1 - t.spread))
-        self.errs[t.index] = t.err
-        self._ranker.measured(t.index, t.us)
+        assert t.m is not None
+        self.found[t.index], self.errs[t.index] = t.m, t.err
+        self._ranker.measured(t.index, t.m.us)
         self._order = self._ranker.order()
         c = self._task.candidates[t.index]
-        self._emit_row(row(c, self._p, "ok", t.us, t.err, t.spread, t.samples, t.detail))
+        self._emit_row(row(c, self._p, "ok", t.m.us, t.err, t.m.spread, t.m.samples, t.detail))
 
     # --- failures
 
@@ -334,7 +259,7 @@ class Search:
         self._ranker.failed(i)
         self._order = [j for j in self._order if j != i]
         self._waiting.discard(i)
-        self._ready.pop(i, None)
+        self._ready.discard(i)
 
     def _skip_blocked(self) -> None:
         blocked = self._context.store.blocked(self._p.family)
@@ -345,12 +270,10 @@ class Search:
     def _died(self, died: ProcessDied) -> None:
         """Replace the process; candidates sent go back among the ready, the one that had begun is charged."""
         self._deaths += 1
-        back, self._sent = dict(self._sent), {}
+        self._ready |= self._sent - {died.index} - set(self.found)
+        self._sent.clear()
         self._rankable.clear()
         self._prepared = False
-        for i, since in back.items():
-            if i != died.index and i not in self.found:
-                self._ready[i] = since
         if died.index is not None:
             self._charge(died.index, died)
         if self._deaths >= DEATHS:
@@ -368,7 +291,7 @@ class Search:
         name = self._task.candidates[i].name
         count = self._context.store.faulted(self._p.family, name, died.detail)
         if count < FAULTS_TO_BLOCK and i not in self.found:
-            self._ready[i] = now()  # once more
+            self._ready.add(i)  # once more
             return
         self.found.pop(i, None)
         times = (
@@ -383,9 +306,11 @@ class Search:
 
     def _prepare(self) -> None:
         o = self._context.options
-        self._context.measurer.send(
-            Prepare(self._p, o.seed, o.rotate_mb << 20, o.min_samples, o.max_samples, self._context.err_limit)
-        )
+        policy = SamplingPolicy(
+            min_sample_s=1.0, min_samples=o.min_samples, max_samples=o.max_samples, target=0.004, hopeless=1.2,
+            hopeless_after=3, far=1.6, settle_s=SETTLE_S if self._p.is_sustained else 0.0,
+        )  # fmt: skip
+        self._context.measurer.send(Prepare(self._p, o.seed, o.rotate_mb << 20, policy, self._context.err_limit))
 
     def leaders(self) -> list[int]:
         """Candidates that may be the fastest, by their index."""

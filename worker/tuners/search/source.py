@@ -6,12 +6,11 @@ Importing this module imports neither torch nor triton.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.registry import boolean, option, seconds, whole
+from worker.registry import option, seconds, whole
 
 if TYPE_CHECKING:
     import torch
@@ -191,10 +190,7 @@ _KNOWN = (
 
 def known(arch: int | str) -> Target:
     """The datasheet's device of an arch (90, `gfx950`, `gfx942`). Raises KeyError for one that is not listed."""
-    for target in _KNOWN:
-        if target.arch == arch:
-            return target
-    raise KeyError(arch)
+    return {t.arch: t for t in reversed(_KNOWN)}[arch]
 
 
 def copies_async(arch: int | str) -> bool:
@@ -213,8 +209,8 @@ def copies_async(arch: int | str) -> bool:
 def of_device(index: int = 0) -> Target:
     """The GPU that torch sees. Limits are the device's own; peaks are the datasheet's where the name or arch is known.
 
-    For an unknown device the peaks are those of the nearest known arch of its backend, by multiprocessors: the order
-    of candidates needs ratios only. Raises RuntimeError where torch sees no GPU.
+    For an unknown device the peaks are those of another one of its backend, by multiprocessors: the order of candidates
+    needs ratios only. Raises RuntimeError where torch sees no GPU.
     """
     import torch
 
@@ -223,7 +219,8 @@ def of_device(index: int = 0) -> Target:
     p: Any = torch.cuda.get_device_properties(index)
     hip = torch.version.hip is not None
     arch: int | str = p.gcnArchName.split(":")[0] if hip else 10 * p.major + p.minor
-    like = _nearest("hip" if hip else "cuda", arch, p.name)
+    same = [t for t in _KNOWN if t.backend == ("hip" if hip else "cuda")]
+    like = min(same, key=lambda t: (t.name != p.name, t.arch != arch))
     share = 1.0 if like.name == p.name else p.multi_processor_count / like.sms
     return replace(
         like,
@@ -239,20 +236,6 @@ def of_device(index: int = 0) -> Target:
         tflops={d: v * share for d, v in like.tflops.items()},
         name=p.name,
     )
-
-
-def _nearest(backend: str, arch: int | str, name: str) -> Target:
-    same = [t for t in _KNOWN if t.backend == backend]
-    for t in same:
-        if t.name == name:
-            return t
-    number = _number(arch)
-    return min(same, key=lambda t: abs(_number(t.arch) - number))
-
-
-def _number(arch: int | str) -> int:
-    digits = re.sub(r"[^0-9a-f]", "", str(arch).removeprefix("gfx"))
-    return int(digits or "0", 16)
 
 
 FAST, EXHAUSTIVE = "fast", "exhaustive"
@@ -282,5 +265,4 @@ class SearchOptions:
     rotate_mb: int = option(512, whole(0, 65536))
     # The measuring process is ended when it sends nothing for so long while it has work.
     hang_s: float = option(30.0, seconds(0.5, 3600))
-    hints: bool = option(default=True, rule=boolean)  # winners of earlier runs and of neighbouring shapes come first
     again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin

@@ -7,7 +7,6 @@ processes and the process that owns the GPU; what it searches, and how shapes ar
 What outlives a run on a node is in its `KernelStore`:
 
     <cache>/triton/<key>/compiled/      Triton's own disk cache (TRITON_CACHE_DIR), kept below a size
-    <cache>/triton/<key>/winners.jsonl  one line a tuned shape: family, group, m, candidate, us
     <cache>/triton/<key>/blocked.jsonl  one line a fault: family, candidate, what
     <cache>/triton/<key>/about.json     the fields that are hashed to the key
 
@@ -17,6 +16,7 @@ the slots of a node share them; a torn or foreign line is skipped.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
@@ -24,6 +24,7 @@ import os
 import shutil
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -34,10 +35,9 @@ from worker.protocol.paths import CACHE_ENV
 from worker.tuners.base import Emit, Place, TunerFault
 from worker.tuners.search.compiling import CompilePool, CompileResult
 from worker.tuners.search.measuring import Answer, Ask, MeasuringProcess, serve
-from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext, TimeAccount
+from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext
 from worker.tuners.search.source import KernelSource, SearchOptions
 
-MAX_LINES = 20_000
 MAX_BYTES = 16 << 20
 CACHE_BYTES = 2 << 30  # of compiled kernels, for one source, version and device
 
@@ -49,7 +49,7 @@ class KernelStore:
         """`about`: source, triton, device and what else a compiled kernel depends on. Makes the folder."""
         text = json.dumps(dict(about), sort_keys=True)
         self.root = cache / "triton" / hashlib.sha256(text.encode()).hexdigest()[:16]
-        self.compiled = self.root / "compiled"
+        self.compiled, self._faults = self.root / "compiled", self.root / "blocked.jsonl"
         self.compiled.mkdir(parents=True, exist_ok=True)
         (self.root / "about.json").write_text(json.dumps(dict(about), indent=1, sort_keys=True) + "\n")
 
@@ -59,36 +59,33 @@ class KernelStore:
         named = os.environ.get(CACHE_ENV, "")
         return Path(named) if named else (node_dir or Path.cwd()) / "cache"
 
-    def won(self, family: str, group: str, m: int, candidate: str, us: float) -> None:
-        """Keep a winner."""
-        self._append("winners.jsonl", {"family": family, "group": group, "m": m, "candidate": candidate, "us": us})
-
-    def hints(self, family: str, group: str, m: int, most: int = 8) -> list[str]:
-        """Names of earlier winners: of this group by the nearness of their M (as a ratio), then of the family."""
-        mine: dict[str, float] = {}
-        others: list[str] = []
-        for line in reversed(self._lines("winners.jsonl")):
-            name, of = line.get("candidate"), line.get("m")
-            if line.get("family") != family or not isinstance(name, str) or not isinstance(of, int) or of < 1:
-                continue
-            if line.get("group") == group:
-                mine[name] = min(mine.get(name, 1e9), max(of, m) / min(of, m))
-            elif 0.5 <= of / m <= 2:
-                others.append(name)
-        near = sorted(mine, key=lambda name: mine[name])
-        return list(dict.fromkeys([*near, *others]))[:most]
-
     def faulted(self, family: str, candidate: str, what: str) -> int:
         """Keep that a candidate took its process down; the number of times so far."""
-        self._append("blocked.jsonl", {"family": family, "candidate": candidate, "what": what[:300]})
-        return self.faults(family).get(candidate, 0)
+        line = {"family": family, "candidate": candidate, "what": what[:300]}
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
+        fd = os.open(self._faults, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            size = os.fstat(fd).st_size
+            if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a kill: end it, so that only it is lost
+                data = b"\n" + data
+            os.write(fd, data)
+        finally:
+            os.close(fd)
+        return self.faults(family)[candidate]
 
-    def faults(self, family: str) -> dict[str, int]:
-        """Number of times that each candidate of a family took its process down."""
-        counts: dict[str, int] = {}
-        for line in self._lines("blocked.jsonl"):
-            if line.get("family") == family and isinstance(line.get("candidate"), str):
-                counts[line["candidate"]] = counts.get(line["candidate"], 0) + 1
+    def faults(self, family: str) -> Counter[str]:
+        """Number of times that each candidate of a family took its process down, by the file's last lines."""
+        counts: Counter[str] = Counter()
+        if not self._faults.exists():
+            return counts
+        with open(self._faults, "rb") as f:
+            f.seek(max(0, os.fstat(f.fileno()).st_size - MAX_BYTES))
+            lines = f.read().split(b"\n")
+        for text in lines:
+            with contextlib.suppress(ValueError, TypeError, KeyError):  # torn or foreign
+                line = json.loads(text)
+                counts[line["candidate"]] += line["family"] == family
         return counts
 
     def blocked(self, family: str) -> set[str]:
@@ -113,36 +110,6 @@ class KernelStore:
             dropped += 1
         return dropped
 
-    def _append(self, name: str, line: Mapping[str, Any]) -> None:
-        data = (json.dumps(dict(line), separators=(",", ":")) + "\n").encode()
-        fd = os.open(self.root / name, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a kill: end it, so that only it is lost
-                data = b"\n" + data
-            os.write(fd, data)
-        finally:
-            os.close(fd)
-
-    def _lines(self, name: str) -> list[dict[str, Any]]:
-        """The last lines that are JSON objects."""
-        try:
-            with open(self.root / name, "rb") as f:
-                f.seek(max(0, os.fstat(f.fileno()).st_size - MAX_BYTES))
-                raw = f.read().split(b"\n")[-MAX_LINES:]
-        except OSError:
-            return []
-        out = []
-        for text in raw:
-            try:
-                line = json.loads(text)
-            except ValueError:
-                continue
-            if isinstance(line, dict):
-                out.append(line)
-        return out
-
 
 CANARY_S = 120.0
 
@@ -155,10 +122,11 @@ class SearchTuner(ABC):
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
-        self._source: KernelSource  # since `open`, as the next three
+        self._source: KernelSource  # since `open`, as the next four
         self._pool: CompilePool
         self._measurer: MeasuringProcess
         self._store: KernelStore
+        self._scratch: Path
         self._compiled: dict[str, CompileResult] = {}
         self._import_s = 0.0
 
@@ -192,15 +160,15 @@ class SearchTuner(ABC):
         about = {k: str(opened.info[k]) for k in facts if opened.info.get(k)}
         self._store = KernelStore(cache, {**about, "source": digest})
         self._store.prune(CACHE_BYTES)
-        scratch = self._scratch
-        scratch.mkdir(parents=True, exist_ok=True)
-        env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(scratch)}
+        self._scratch = self._store.root / "tmp" / str(os.getpid())
+        self._scratch.mkdir(parents=True, exist_ok=True)
+        env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(self._scratch)}
         env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
         self._measurer.settle(env)
         compilers = options.compilers or max(1, own_cores() - 1)
         self._pool = CompilePool(compilers, self._source, opened.target, env)
         self._import_s = time.perf_counter() - start
-        return {**opened.info, "compilers": self._pool.size, "store": self._store.root.name}
+        return {**opened.info, "compilers": compilers, "store": self._store.root.name}
 
     def close(self) -> None:
         """End the processes. (The worker does not need it: they end with this process.)"""
@@ -223,15 +191,15 @@ class SearchTuner(ABC):
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; wall seconds by kind (import: only the first time). ValueError, TunerFault."""
-        options = self.parsed({**self._raw, **spec.options})
-        account = TimeAccount(time.monotonic())
+        options, start = self.parsed({**self._raw, **spec.options}), time.monotonic()
+        spent = dict.fromkeys(("inputs", "check", "measure", "compile"), 0.0)
         if not self._measurer.alive:
             self._measurer.restart(emit.alive)
         self._measurer.hang_s = options.hang_s
         assert self._measurer.opened is not None
         context = SearchContext(
             self._source, self._measurer.opened.target, self._pool, self._measurer, self._store, options, emit,
-            spec.err_ratio, account, self._compiled,
+            spec.err_ratio, spent, self._compiled,
         )  # fmt: skip
         ended = False
         try:
@@ -241,10 +209,7 @@ class SearchTuner(ABC):
             self._pool.want([])  # running jobs may end: their kernels are kept on the disk
             if not ended:  # its answers would be taken for the next spec's
                 self._measurer.end()
-        account.end = time.monotonic()
-        print(f"gemmfleet: {account.summary()}", flush=True)
-        spent = account.spent()
-        spent["other"] = max(0.0, account.wall_s - sum(spent.values()))
+        spent["other"] = max(0.0, time.monotonic() - start - sum(spent.values()))
         spent["import"], self._import_s = self._import_s, 0.0
         return {k: round(v, 6) for k, v in spent.items()}
 
@@ -257,7 +222,3 @@ class SearchTuner(ABC):
         if not isinstance(said, Answer):
             raise TunerFault("fault", getattr(said, "detail", f"unexpected answer {said!r}"))
         return said.value
-
-    @property
-    def _scratch(self) -> Path:
-        return self._store.root / "tmp" / str(os.getpid())

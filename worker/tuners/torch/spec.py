@@ -84,8 +84,10 @@ SPEC = TunerSpec(
 class TorchTuner:
     """Measures ways to compute a GEMM in torch, on the first GPU or on the CPU."""
 
+    timed_canary_s = 0.5
+
     def __init__(self) -> None:
-        self._device: Device | None = None
+        self._device: Device  # since `open`
         self._import_s = 0.0
 
     def open(self) -> dict[str, Any]:
@@ -101,26 +103,18 @@ class TorchTuner:
         """A product of Hadamard matrices, whose answer is known: every element must be exact."""
         from worker.tuners.common.device import canary
 
-        return canary(self._opened())
-
-    timed_canary_s = 0.5
+        return canary(self._device)
 
     def time_canary(self) -> tuple[float, float]:
         """Times of a product and of a copy, to compare GPUs."""
         from worker.tuners.common.device import timed_canary
 
-        return timed_canary(self._opened())
+        return timed_canary(self._device)
 
     def tune(self, spec: Spec, emit: Emit) -> dict[str, float]:
         """Tune the shapes of a spec; seconds by kind (import: only the first time). ValueError for bad options."""
-        device, options = self._opened(), Options.parse(spec.options)
         from worker.tuners.torch.search import tune
 
-        seconds = {**tune(spec, options, device, emit), "import": self._import_s}
+        seconds = {**tune(spec, Options.parse(spec.options), self._device, emit), "import": self._import_s}
         self._import_s = 0.0
         return {k: round(v, 6) for k, v in seconds.items()}
-
-    def _opened(self) -> Device:
-        if self._device is None:
-            raise RuntimeError("the tuner torch was not opened")
-        return self._device
