@@ -125,9 +125,9 @@ def test_a_winner_that_is_none_is_kept_as_a_row_and_settles_nothing(run: Run, fi
 
 
 def test_a_winner_of_an_unnamed_device_settles_nothing(run: Run) -> None:
-    for device in ({}, {"gfx": "gfx950", "cu_num": 0}, {"gfx": "a,b", "cu_num": 1}):
-        run.send("g0002-1")
-        run.says({**started("g0002-1"), "device": device}, row("shape_tuned", "g0002-1", 3))
+    for i, device in enumerate(({}, {"gfx": "gfx950", "cu_num": 0}, {"gfx": "a,b", "cu_num": 1}), 3):
+        run.send(f"g0002-{i}")
+        run.says({**started(f"g0002-{i}"), "device": device}, row("shape_tuned", f"g0002-{i}", 3))
         assert run.ledger.counts().tuned == 0
     run.says(record("tuner_ready", 0.6, tuner="replay", device=DEVICE, seconds=0.1))
     run.send("g0002-2")
