@@ -31,7 +31,7 @@ from orchestrator.families import get_family
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.paths import new_run_id
 from orchestrator.shapes.aiter_log import Miss, MissCounter, Misses, MissKeys
-from orchestrator.transport import RemoteFile, Transport, connected
+from orchestrator.transport.base import RemoteFile, Transport, connected
 from worker.capture import MARK, Recording
 
 MAX_LINE = 64 * 1024
