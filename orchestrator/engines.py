@@ -54,29 +54,23 @@ class Engine(Protocol):
 
     def prepare(self) -> None:
         """Do what may take long before workers can be started (pull an image); starts nothing."""
-        ...
 
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
         """Start the workers that do not run (all slots by default); safe to repeat."""
-        ...
 
     def hold(self) -> None:
         """Make ready for commands that are run by tune.sh while no worker is there; `tidy` undoes it."""
-        ...
 
     def list(self) -> list[WorkerState]: ...
 
     def stop(self, *, kill: bool = False) -> None:
         """End all workers: ask (they close their books), or kill."""
-        ...
 
     def tidy(self) -> None:
         """Remove what the closed run left in the engine itself (containers); files stay."""
-        ...
 
     def close(self) -> None:
         """Give back what it holds here; the workers go on."""
-        ...
 
 
 class EngineNotFoundError(LookupError, ValueError):

@@ -30,7 +30,7 @@ def gemmfleet(work: str, job: dict[str, Any]) -> tuple[float, float]:
         transport_of,
     )
     from orchestrator.inventory.load import load_inventory
-    from orchestrator.transport import Transport
+    from orchestrator.transport.base import Transport
 
     began = time.perf_counter()
     plans = plan_nodes(load_inventory(Path(job["inventory"])), job["run"], Path(job["scratch"]), {})

@@ -23,7 +23,7 @@ from benchmarks.peers.environment import Environment
 from benchmarks.peers.table import Row
 from orchestrator.controller.node_plan import node_files, node_folders, plan_nodes
 from orchestrator.inventory.load import load_inventory
-from orchestrator.transport import RemoteFile
+from orchestrator.transport.base import RemoteFile
 from tests.integration.sshd import SSHD, LightFleet, Sshd, light_fleet, plain_login
 
 STATUS = "cat /proc/loadavg; uname -n; df -Pk . | tail -n 1"

@@ -272,7 +272,7 @@ def _render(recipe: Recipe, out: Path | None) -> None:
     if out is None:
         sys.stdout.write(recipe.dockerfile())
         return
-    from orchestrator.transport import LocalTransport
+    from orchestrator.transport.local import LocalTransport
 
     LocalTransport("this machine").put(str(out), recipe.files(("docker",), ()))
     print(f"written: {out}; build it with: sh {out}/build.sh")

@@ -50,7 +50,7 @@ from orchestrator.results.bench import redacted
 from orchestrator.results.export import Request, export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.shapes.model import Shape
-from orchestrator.transport import Transport
+from orchestrator.transport.base import Transport
 from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner

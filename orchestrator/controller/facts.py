@@ -19,7 +19,7 @@ from orchestrator import clean
 from orchestrator.engines import find_engine
 from orchestrator.inventory.model import Node
 from orchestrator.templating import render
-from orchestrator.transport import Completed
+from orchestrator.transport.base import Completed
 from worker.device import ISA_LEVELS, cpu_flags, cpu_name, gfx_of_target, identify, parse_nvidia_smi
 from worker.protocol import LOCKS
 

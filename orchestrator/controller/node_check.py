@@ -28,7 +28,7 @@ from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, W
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory.load import check_references, load_inventory, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE, Node
-from orchestrator.transport import Completed, Transport, connected
+from orchestrator.transport.base import Completed, Transport, connected
 from worker.protocol import HOT_C
 from worker.text import plural
 

@@ -33,7 +33,8 @@ from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.inventory.values import REFERENCE_RE, has_reference, resolve
 from orchestrator.templating import render
-from orchestrator.transport import LocalTransport, RemoteFile, Transport
+from orchestrator.transport.base import RemoteFile, Transport
+from orchestrator.transport.local import LocalTransport
 from worker.protocol import ATTEMPT_RE, CPUS, DEVICE_LOCK, DEVICE_SHARED, LOCKS, InboxName, NodeConfig, NodePaths
 from worker.protocol.paths import AITER_SWITCHES
 from worker.tuners.catalog import GROUP, recorded_tuner

@@ -20,7 +20,7 @@ from orchestrator.engines import Engine
 from orchestrator.errors import EngineError, InventoryError, LeftOutError
 from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import MAX_GPU, Gpus
-from orchestrator.transport import Transport
+from orchestrator.transport.base import Transport
 from worker.protocol import LOCKS
 
 Mode = Literal["wait", "skip", "share"]

@@ -17,7 +17,7 @@ from orchestrator.errors import EngineError, InventoryError, NodeError
 from orchestrator.inventory.load import resolved
 from orchestrator.inventory.model import Inventory, LoginHost, Node
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.transport import Transport
+from orchestrator.transport.base import Transport
 from worker.text import plural
 
 AUTO_GPUS = 8

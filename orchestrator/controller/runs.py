@@ -19,7 +19,7 @@ from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
-from orchestrator.transport import connected
+from orchestrator.transport.base import connected
 from orchestrator.view.status import NodeStatus, RunHeader, RunStatus, run_status, state_now
 from worker.protocol import HOT_C
 from worker.text import uncoloured

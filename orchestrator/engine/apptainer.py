@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.engine.process import create, scripts
+from orchestrator.engine import process
 from orchestrator.engine.pyxis import conflicts
-from orchestrator.engines import EngineSpec
 from orchestrator.transport.base import quote
 
 
@@ -16,7 +16,6 @@ def _enter(node: Any) -> str:
     return f'apptainer exec --rocm --no-home --bind "$mounts" --pwd "$PWD" {image}'
 
 
-SPEC = EngineSpec(
-    name="apptainer", scripts=scripts(), create=create, sections=("image",), conflicts=conflicts, enter=_enter,
-    needs=frozenset({"tar", "find", "flock", "setsid"}),
-)  # fmt: skip
+SPEC = replace(
+    process.SPEC, name="apptainer", sections=("image",), conflicts=conflicts, enter=_enter, preflight=lambda *_: ()
+)

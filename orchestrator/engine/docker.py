@@ -14,7 +14,7 @@ from orchestrator.inventory.values import has_reference
 
 if TYPE_CHECKING:
     from orchestrator.inventory.model import Node
-    from orchestrator.transport import Transport
+    from orchestrator.transport.base import Transport
 
 INSIDE = "/gemmfleet"
 """Path of the node folder within a container."""

@@ -24,7 +24,7 @@ from urllib3.connection import HTTPConnection
 from orchestrator.engine.docker import DockerOptions, container_name, engine_error, labels
 from orchestrator.engines import WorkerState
 from orchestrator.errors import EngineError, NodeError
-from orchestrator.transport import Transport
+from orchestrator.transport.base import Transport
 
 LIMIT_S = 10.0
 """Longest silence of one request to Docker; of a pull PULL_SILENCE_S."""

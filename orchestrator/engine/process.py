@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from orchestrator.engines import UNUSABLE, EngineSpec, Finding, WorkerState
 from orchestrator.errors import EngineError
-from orchestrator.transport import Transport
+from orchestrator.transport.base import Transport
 
 
 class ProcessEngine:
@@ -60,16 +60,6 @@ class ProcessEngine:
         return done.out
 
 
-def create(plan: Any, transport: Transport, progress: Callable[[str], None]) -> ProcessEngine:
-    """The engine of a node plan (EngineSpec.create)."""
-    return ProcessEngine(transport, plan.folder)
-
-
-def scripts() -> dict[str, str]:
-    """Scripts of a node folder whose workers are processes, by their templates."""
-    return {"launch.sh": "launch.sh.j2", "tune.sh": "tune.sh.j2", "follow.sh": "follow.sh.j2"}
-
-
 def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
     """Findings on the node's own Python, for engines that run workers outside an image."""
     found = facts.values.get("python", "")
@@ -83,8 +73,8 @@ def python_findings(node: Any, facts: Any) -> Iterator[Finding]:
 
 SPEC = EngineSpec(
     name="process",
-    scripts=scripts(),
-    create=create,
+    scripts={"launch.sh": "launch.sh.j2", "tune.sh": "tune.sh.j2", "follow.sh": "follow.sh.j2"},
+    create=lambda plan, transport, progress: ProcessEngine(transport, plan.folder),
     needs=frozenset({"tar", "find", "flock", "setsid"}),
     preflight=python_findings,
 )

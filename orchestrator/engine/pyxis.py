@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
-from orchestrator.engine.process import create, scripts
-from orchestrator.engines import EngineSpec
+from orchestrator.engine import process
 from orchestrator.transport.base import quote
 
 
@@ -27,7 +27,6 @@ def conflicts(node: Any) -> Iterator[tuple[tuple[str, ...], str]]:
         yield ("engine",), "pyxis is a plugin of Slurm: add lease: slurm, or choose engine: docker"
 
 
-SPEC = EngineSpec(
-    name="pyxis", scripts=scripts(), create=create, sections=("image",), conflicts=conflicts, enter=_enter,
-    needs=frozenset({"tar", "find", "flock", "setsid"}),
-)  # fmt: skip
+SPEC = replace(
+    process.SPEC, name="pyxis", sections=("image",), conflicts=conflicts, enter=_enter, preflight=lambda *_: ()
+)

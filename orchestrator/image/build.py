@@ -28,7 +28,8 @@ from orchestrator.inventory.model import Node
 from orchestrator.tables.locate import family_of
 from orchestrator.tables.textfiles import read_bytes
 from orchestrator.templating import render
-from orchestrator.transport import LocalTransport, RemoteFile, Transport, connected
+from orchestrator.transport.base import RemoteFile, Transport, connected
+from orchestrator.transport.local import LocalTransport
 from worker.aiter_tree.kernels import MODULES
 from worker.aiter_tree.locate import PLACES
 
@@ -195,19 +196,13 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
     """
     faults: list[str] = []
     for transport, docker_command in _engines(inventory):
-        client: Docker | None = None
+        options = DockerOptions(image, docker_command=docker_command, pull="never")
         try:
-            options = DockerOptions(image, docker_command=docker_command, pull="never")
-            transport.connect()
-            client = Docker(transport, options, SILENCE_S)
-            _copy(client, image, folder, parts)
-            return
+            with connected(transport), contextlib.closing(Docker(transport, options, SILENCE_S)) as client:
+                _copy(client, image, folder, parts)
+                return
         except (NodeError, ValueError) as e:
             faults.append(str(e))
-        finally:
-            if client is not None:
-                client.close()
-            transport.close()
     raise InputError([
         *(f"--build {image}: {fault}" for fault in faults),
         f"--build {image}: is no folder here, and no such image could be read; pull it first, name nodes that have it"

@@ -46,25 +46,22 @@ class Channel(Protocol):
 
     def read(self, size: int) -> bytes:
         """Return up to `size` bytes as soon as there are any; b"" at the end."""
-        ...
 
     def write(self, data: bytes) -> None:
         """Send all of `data` to its standard input; TransportError where it does not take it any more."""
-        ...
 
     def close(self) -> None:
         """End the command. Safe from another thread, and more than once."""
-        ...
 
     def error(self) -> str:
         """Reason of its end (exit code, last message). The reader calls it once, after the end, and reads no more."""
-        ...
 
 
 class TimedChannel(ABC):
     """A Channel whose calls end by a deadline (time.monotonic()), with TimeoutError."""
 
     _node: str
+    _over = False
 
     @abstractmethod
     def read(self, size: int, deadline: float | None = None) -> bytes: ...
@@ -87,14 +84,21 @@ class TimedChannel(ABC):
         return ""
 
     @property
-    @abstractmethod
-    def ended(self) -> bool: ...
+    def ended(self) -> bool:
+        """Return whether the command gives no more output."""
+        return self._over
 
     @abstractmethod
     def close(self) -> None: ...
 
     @abstractmethod
     def error(self) -> str: ...
+
+    def _end(self, code: int | None, words: bytes | bytearray) -> str:
+        """Reason of its end: exit code and last message, or that of the broken connection."""
+        text = f"the connection broke ({self.broken})" if self.broken else "ended without an exit code"
+        last = words.decode("utf-8", "replace").strip()[-1000:]
+        return (text if code is None else f"ended with code {code}") + (f": {last}" if last else "")
 
 
 class Transport(Protocol):
@@ -106,18 +110,15 @@ class Transport(Protocol):
 
     def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
         """Run a command to its end; a command that cannot start or takes too long is a TransportError."""
-        ...
 
     def put(self, folder: str, files: Mapping[str, RemoteFile], empty: Sequence[str] = ()) -> None:
         """Write files (paths relative to `folder`) aside and rename each into place; make folders 0700.
 
         `empty` names folders that must exist, too.
         """
-        ...
 
     def rename(self, src: str, dst: str) -> bool:
         """Rename on the node; False where `src` is gone."""
-        ...
 
     def open(self, argv: Sequence[str]) -> Channel: ...
 

@@ -84,14 +84,9 @@ class LocalTransport:
 
 def _make_folder(path: Path) -> None:
     """Make a folder and those above it, each 0700."""
-    try:
-        path.mkdir(mode=0o700)
-    except FileNotFoundError:
-        _make_folder(path.parent)
-        _make_folder(path)
-    except FileExistsError:
-        if not path.is_dir():
-            raise
+    for folder in () if path.is_dir() else (*reversed(path.parents), path):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
 
 
 def _write(path: Path, file: RemoteFile) -> None:
@@ -126,26 +121,22 @@ class ProcessChannel(TimedChannel):
             self._poll.register(stream, select.POLLIN)
         self._reading, self._writing = threading.Lock(), threading.Lock()
         self._words = bytearray()
-        self._closing = self._ended = False
+        self._closing = False
 
     def read(self, size: int, deadline: float | None = None) -> bytes:
         """Return up to `size` bytes as soon as there are any, b"" at the end. Raise TimeoutError."""
         with self._reading:
-            while not self._closing and not self._ended:
+            while not self._closing and not self._over:
                 ready = {fd for fd, _ in self._poll.poll(1000 * _left(deadline))}
                 if not self._err.closed and self._err.fileno() in ready:
                     self._keep_words()
                 if self._out.fileno() in ready:
                     data = os.read(self._out.fileno(), size)
-                    self._ended = not data
+                    self._over = not data
                     return data
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimeoutError
             return b""
-
-    @property
-    def ended(self) -> bool:
-        return self._ended
 
     def _keep_words(self) -> None:
         more = os.read(self._err.fileno(), 65536)
@@ -197,8 +188,7 @@ class ProcessChannel(TimedChannel):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._p.wait(1.0)  # its output ended
             self.close()
-        words = self._words.decode("utf-8", "replace").strip()[-1000:]
-        return f"ended with code {self._p.returncode}" + (f": {words}" if words else "")
+        return self._end(self._p.returncode, self._words)
 
 
 def _left(deadline: float | None) -> float:

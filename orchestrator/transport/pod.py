@@ -178,7 +178,7 @@ class PodChannel(TimedChannel):
 
     @property
     def broken(self) -> str:
-        return self._cut
+        return "" if self._status else self._cut
 
     @property
     def ended(self) -> bool:
@@ -252,12 +252,8 @@ class PodChannel(TimedChannel):
 
     def error(self) -> str:
         """Reason of its end: exit code and last message, or that of the broken connection."""
-        last = self._words.decode("utf-8", "replace").strip()[-1000:]
-        text = f"the connection broke ({self._cut})"
-        if self._status:
-            code, said = _end_of(self._status)
-            text, last = f"ended with code {code}" if code is not None else "ended without an exit code", last or said
-        return text + (f": {last}" if last else "")
+        code, said = _end_of(self._status) if self._status else (None, "")
+        return self._end(code, self._words or said.encode())
 
 
 def _end_of(status: bytes) -> tuple[int | None, str]:

@@ -155,10 +155,7 @@ class SshChannel(TimedChannel):
             code = self.exit_code(time.monotonic() + 2.0)
         except TimeoutError:
             code = None
-        why = f"the connection broke ({self.broken})" if self.broken else "was ended"
-        text = why if code is None else f"ended with code {code}"
-        last = self.stderr.decode("utf-8", "replace").strip()[-1000:]
-        return text + (f": {last}" if last else "")
+        return self._end(code, self.stderr)
 
 
 class Link:

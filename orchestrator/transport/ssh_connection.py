@@ -358,50 +358,44 @@ def _open(node: str, hop: Hop) -> None:
             transport.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, TCP_GIVE_UP_S * 1000)
 
 
-class _Attempt:
-    """One try in a thread of its own: the look-up of a name or a `Match exec` cannot be interrupted, only left."""
+def _attempt(node: str, ask: HostRequest, accept_new: bool, deadline: float, stop: threading.Event) -> list[Hop]:
+    """The open hops, after one try. Raises TransportError.
 
-    def __init__(self, node: str, ask: HostRequest, accept_new: bool, deadline: float) -> None:
-        self._node, self._ask, self._accept_new, self._deadline = node, ask, accept_new, deadline
-        self._done = threading.Event()
-        self._left = False
-        self._at = "the ssh configuration"
-        self._route: list[Hop] = []
-        self._error: BaseException | None = None
+    It runs in a thread of its own: the look-up of a name or a `Match exec` cannot be interrupted, only left.
+    """
+    began, done, left = time.monotonic(), threading.Event(), threading.Event()
+    route: list[Hop] = []
+    errors: list[BaseException] = []
+    at = ["the ssh configuration"]
 
-    def wait(self, stop: threading.Event) -> list[Hop]:
-        """The open hops. Raises TransportError."""
-        began = time.monotonic()
-        threading.Thread(target=self._work, name=f"connect {self._node}", daemon=True).start()
-        while not self._done.wait(LOOK_S) and not stop.is_set() and time.monotonic() < self._deadline:
-            pass
-        if self._done.is_set() and self._error is None:
-            return self._route
-        self._left = True
-        transport = self._route[-1].connection.client.get_transport() if self._route else None
-        hang_up(self._route)
-        if self._error is not None:
-            raise self._error
-        if stop.is_set():
-            raise UnreachableError(self._node, "connecting was stopped", transient=False)
-        text = f"{self._at} did not answer within {time.monotonic() - began:.0f} s"
-        raise UnreachableError(
-            self._node, text, silent=True, greeted=bool(transport is not None and transport.remote_version)
-        )
-
-    def _work(self) -> None:
+    def work() -> None:
         try:
             # the waiting thread's limit comes first; these end the thread that it left behind
-            seconds = max(1.0, self._deadline - time.monotonic()) + 5.0
-            self._route = hops(self._node, self._ask, accept_new=self._accept_new, seconds=seconds)
-            for hop in self._route:
-                self._at = hop.place
-                _open(self._node, hop)
+            route.extend(hops(node, ask, accept_new=accept_new, seconds=max(1.0, deadline - time.monotonic()) + 5.0))
+            for hop in route:
+                at.append(hop.place)
+                _open(node, hop)
         except BaseException as e:  # noqa: BLE001  raised again in the thread that waits
-            self._error = e
-        self._done.set()
-        if self._left:
-            hang_up(self._route)
+            errors.append(e)
+        done.set()
+        if left.is_set():
+            hang_up(route)
+
+    threading.Thread(target=work, name=f"connect {node}", daemon=True).start()
+    while not done.wait(LOOK_S) and not stop.is_set() and time.monotonic() < deadline:
+        pass
+    if done.is_set() and not errors:
+        return route
+    left.set()
+    transport = route[-1].connection.client.get_transport() if route else None
+    hang_up(route)
+    if errors:
+        raise errors[0]
+    if stop.is_set():
+        raise UnreachableError(node, "connecting was stopped", transient=False)
+    greeted = bool(transport is not None and transport.remote_version)
+    text = f"{at[-1]} did not answer within {time.monotonic() - began:.0f} s"
+    raise UnreachableError(node, text, silent=True, greeted=greeted)
 
 
 def connect(
@@ -421,7 +415,7 @@ def connect(
 
     def once() -> list[Hop]:
         try:
-            return _Attempt(node, ask, accept_new, deadline).wait(stop)
+            return _attempt(node, ask, accept_new, deadline, stop)
         except UnreachableError as e:
             if e.silent and errors and not e.greeted:  # cut short by our own limit: the error before is the reason
                 raise errors[-1] from e

@@ -16,18 +16,53 @@ import socket
 import stat
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.kube import free_ports
 from tests.waiting import PATIENCE_S, wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun")
 PARTITION, URGENT = "gpu", "urgent"
 """Partitions of all nodes; jobs of the second preempt those of the first."""
-GPUS = 2
-"""GPUs of a node."""
+GPUS, NODES = 2, 3
+"""GPUs of a node, and nodes."""
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+CONFIGURATION = """\
+ClusterName=test
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={port}
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge/socket
+CredType=cred/munge
+StateSaveLocation={folder}/state
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmdSpoolDir={folder}/spool.%n
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+PropagateResourceLimits=NONE
+SwitchType=switch/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+GresTypes=gpu
+ReturnToService=2
+SlurmdTimeout=10
+KillWait=3
+MinJobAge=600
+JobRequeue=1
+AccountingStorageType=accounting_storage/none
+PartitionName=gpu Nodes=ALL Default=YES PriorityTier=1 MaxTime=12:00:00 State=UP
+PartitionName=urgent Nodes=ALL PriorityTier=10 State=UP
+"""
 
 
 def missing() -> str:
@@ -43,7 +78,6 @@ class SlurmNode:
     """One slurmd and the jobs on it."""
 
     name: str
-    port: int
     process: subprocess.Popen[bytes] | None = None
     namespace: int = -1
     """An open descriptor of its UTS namespace, which is kept so that nobody else gets its number."""
@@ -58,123 +92,56 @@ class SlurmNode:
         return out
 
 
-@dataclass
 class SlurmCluster:
-    """A cluster with `count` nodes g1, g2, ... Its commands find it by `environment`."""
+    """A cluster with nodes g1, g2, ... Its commands find it by `environment`."""
 
-    folder: Path
-    count: int
-    nodes: list[SlurmNode] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        ports = _free_ports(self.count + 1)
-        self.nodes = [SlurmNode(f"g{i + 1}", ports[i + 1]) for i in range(self.count)]
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.nodes = [SlurmNode(f"g{i + 1}") for i in range(NODES)]
+        self.environment = {"SLURM_CONF": f"{folder}/slurm.conf", "PATH": _PATH}
+        """Environment of its commands."""
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         for name in ("state", "dev", "log", "munge"):
-            (self.folder / name).mkdir()
+            (folder / name).mkdir()
         for i in range(GPUS):  # each like /dev/null
-            os.mknod(self.folder / f"dev/gpu{i}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-        key = self.folder / "munge" / "key"
+            os.mknod(folder / f"dev/gpu{i}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
+        key = folder / "munge" / "key"
         key.write_bytes(os.urandom(1024))
         key.chmod(0o400)
         for path in (key.parent, key):
             shutil.chown(path, "munge", "munge")
-        (self.folder / "slurm.conf").write_text(self._configuration(ports[0]))
-        devices = f"NodeName=g[1-{self.count}] Name=gpu File={self.folder}/dev/gpu[0-{GPUS - 1}] Flags=amd_gpu_env\n"
-        (self.folder / "gres.conf").write_text(devices)
+        port, *ports = free_ports(NODES + 1)
+        text = CONFIGURATION.format(host=socket.gethostname().partition(".")[0], port=port, folder=folder)
+        for node, its in zip(self.nodes, ports, strict=True):
+            text += f"NodeName={node.name} NodeAddr=127.0.0.1 Port={its} CPUs=8 RealMemory=4000 Gres=gpu:{GPUS}\n"
+        (folder / "slurm.conf").write_text(text)
+        devices = f"NodeName=g[1-{NODES}] Name=gpu File={folder}/dev/gpu[0-{GPUS - 1}] Flags=amd_gpu_env\n"
+        (folder / "gres.conf").write_text(devices)
 
-    def _configuration(self, port: int) -> str:
-        d = self.folder
-        lines = [
-            "ClusterName=test",
-            f"SlurmctldHost={socket.gethostname().partition('.')[0]}(127.0.0.1)",
-            f"SlurmctldPort={port}",
-            "SlurmUser=root",
-            "AuthType=auth/munge",
-            f"AuthInfo=socket={d}/munge/socket",
-            "CredType=cred/munge",
-            f"StateSaveLocation={d}/state",
-            f"SlurmctldPidFile={d}/slurmctld.pid",
-            f"SlurmdPidFile={d}/slurmd.%n.pid",
-            f"SlurmdSpoolDir={d}/spool.%n",
-            "SlurmdParameters=config_overrides",
-            "ProctrackType=proctrack/linuxproc",
-            "TaskPlugin=task/none",
-            "PropagateResourceLimits=NONE",
-            "SwitchType=switch/none",
-            "MpiDefault=none",
-            "SelectType=select/cons_tres",
-            "SelectTypeParameters=CR_CPU",
-            "SchedulerType=sched/backfill",
-            "SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0",
-            "PreemptType=preempt/partition_prio",
-            "PreemptMode=REQUEUE",
-            "GresTypes=gpu",
-            "ReturnToService=2",
-            "SlurmdTimeout=10",
-            "KillWait=3",
-            "MinJobAge=600",
-            "JobRequeue=1",
-            "AccountingStorageType=accounting_storage/none",
-            *(
-                f"NodeName={n.name} NodeAddr=127.0.0.1 Port={n.port} CPUs=8 RealMemory=4000 Gres=gpu:{GPUS}"
-                for n in self.nodes
-            ),
-            f"PartitionName={PARTITION} Nodes=ALL Default=YES PriorityTier=1 MaxTime=12:00:00 State=UP",
-            f"PartitionName={URGENT} Nodes=ALL PriorityTier=10 State=UP",
-        ]
-        return "\n".join(lines) + "\n"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Environment of its commands."""
-        return {"SLURM_CONF": f"{self.folder}/slurm.conf", "PATH": _PATH}
-
-    # --- start and stop -------------------------------------------------------------------------------------------
+    # --- start and stop -----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        munge = pwd.getpwnam("munge")
-        folder = self.folder / "munge"
-        words = [
-            "--key-file",
-            "key",
-            "--socket",
-            "socket",
-            "--pid-file",
-            "pid",
-            "--log-file",
-            "log",
-            "--seed-file",
-            "seed",
-        ]
-        words = [w if w.startswith("--") else str(folder / w) for w in words]
-        self._daemons["munged"] = self._spawn(
-            "munged", ["setpriv", f"--reuid={munge.pw_uid}", f"--regid={munge.pw_gid}", "--clear-groups",
-                       "munged", "--foreground", *words],
-        )  # fmt: skip
+        munge, folder = pwd.getpwnam("munge"), self.folder / "munge"
+        files = [x for name in ("key", "pid", "log", "seed") for x in (f"--{name}-file", str(folder / name))]
+        self._spawn("munged", "setpriv", f"--reuid={munge.pw_uid}", f"--regid={munge.pw_gid}", "--clear-groups",
+                    "munged", "--foreground", "--socket", str(folder / "socket"), *files)  # fmt: skip
         wait_until((folder / "socket").exists, "munged listens")
-        self.start_controller()
+        self._spawn("slurmctld", "slurmctld", "-D")
+        wait_until(lambda: self.run("scontrol", "ping", check=False).returncode == 0, "slurmctld answers")
         for node in self.nodes:
-            self.start_node(node)
+            self._start_node(node)
         self.wait_idle()
 
     def stop(self) -> None:
         for node in self.nodes:
             self.kill_node(node)
         for process in reversed(self._daemons.values()):
-            _end(process, signal.SIGKILL)
+            process.kill()
+            process.wait()
 
-    def start_controller(self) -> None:
-        self._daemons["slurmctld"] = self._spawn("slurmctld", ["slurmctld", "-D"])
-        wait_until(lambda: self.run("scontrol", "ping", check=False).returncode == 0, "slurmctld answers")
-
-    def stop_controller(self) -> None:
-        """It answers no more; the jobs go on."""
-        _end(self._daemons.pop("slurmctld"), signal.SIGTERM)
-
-    def start_node(self, node: SlurmNode) -> None:
-        argv = ["unshare", "--uts", "--", "sh", "-c", 'hostname "$1" && exec slurmd -D -N "$1"', "sh", node.name]
-        node.process = self._spawn(node.name, argv)
+    def _start_node(self, node: SlurmNode) -> None:
+        script = 'hostname "$1" && exec slurmd -D -N "$1"'
+        node.process = self._spawn(node.name, "unshare", "--uts", "--", "sh", "-c", script, "sh", node.name)
         pid, ours = node.process.pid, os.stat("/proc/self/ns/uts").st_ino
         wait_until(lambda: os.stat(f"/proc/{pid}/ns/uts").st_ino != ours, "the node has a name of its own")
         if node.namespace >= 0:
@@ -197,14 +164,15 @@ class SlurmCluster:
     def node(self, name: str) -> SlurmNode:
         return next(n for n in self.nodes if n.name == name)
 
-    def _spawn(self, name: str, argv: Sequence[str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, name: str, *argv: str) -> subprocess.Popen[bytes]:
         with (self.folder / "log" / name).open("ab") as log:
-            return subprocess.Popen(
+            self._daemons[name] = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd="/",
                 env=self.environment,
             )  # fmt: skip
+        return self._daemons[name]
 
-    # --- its commands ---------------------------------------------------------------------------------------------
+    # --- its commands -------------------------------------------------------------------------------------------------
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command of Slurm as a person runs it."""
@@ -220,7 +188,7 @@ class SlurmCluster:
         def idle() -> bool:
             self.run("scancel", "--user=root", check=False)
             states = self.run("sinfo", "-h", "-N", "-p", PARTITION, "-o", "%t", check=False).stdout.split()
-            return states == ["idle"] * self.count and not self.run("squeue", "-h", check=False).stdout.strip()
+            return states == ["idle"] * NODES and not self.run("squeue", "-h", check=False).stdout.strip()
 
         wait_until(idle, "all nodes are idle")
 
@@ -238,45 +206,28 @@ class SlurmCluster:
 
         Not within the second of its end: slurmd refuses credentials as old as the last revoked one, and the job fails.
         """
-        wait_until(
-            lambda: self.run("squeue", "-h", "-j", job, "-o", "%T", check=False).stdout.split() == ["PENDING"],
-            "it is queued again",
-        )
+        state = ("squeue", "-h", "-j", job, "-o", "%T")
+        wait_until(lambda: self.run(*state, check=False).stdout.split() == ["PENDING"], "it is queued again")
         self.run("scontrol", "update", f"jobid={job}", "StartTime=now+2")
 
     def mend(self) -> None:
         """As a test found it: every daemon runs, no job is there, every node is idle."""
-        if "slurmctld" not in self._daemons:
-            self.start_controller()
         for node in self.nodes:
             if node.process is None or node.process.poll() is not None:
-                self.start_node(node)
-        self.run("scontrol", "update", f"NodeName=g[1-{self.count}]", "State=RESUME", check=False)
+                self._start_node(node)
+        self.run("scontrol", "update", f"NodeName=g[1-{NODES}]", "State=RESUME", check=False)
         self.wait_idle()
 
 
 @contextlib.contextmanager
-def slurm_cluster(count: int = 3) -> Iterator[SlurmCluster]:
+def slurm_cluster() -> Iterator[SlurmCluster]:
     """A cluster whose nodes are idle; nothing is left of it."""
     folder = Path(tempfile.mkdtemp(prefix="gf-slurm-"))
     folder.chmod(0o755)
-    cluster = SlurmCluster(folder, count)
+    cluster = SlurmCluster(folder)
     try:
         cluster.start()
         yield cluster
     finally:
         cluster.stop()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    process.send_signal(number)
-    process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]

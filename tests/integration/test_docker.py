@@ -15,7 +15,8 @@ from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
-from orchestrator.transport import RemoteFile, SshTransport
+from orchestrator.transport.base import RemoteFile
+from orchestrator.transport.ssh import SshTransport
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode, why_not
 from tests.waiting import wait_until
 from worker.protocol import Spec, SpecShape

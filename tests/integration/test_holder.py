@@ -21,8 +21,8 @@ from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import EngineError
 from orchestrator.leases.base import BEGIN, END, folder_word, holder_script, leftovers_in, prelude
-from orchestrator.transport import LocalTransport
 from orchestrator.transport.exec import ExecTransport
+from orchestrator.transport.local import LocalTransport
 from tests.support.processes import Here
 from tests.waiting import wait_until
 

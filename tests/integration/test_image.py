@@ -1,37 +1,24 @@
-"""`image build --node` for real: a node's dockerd, a base imported there, a git repository in AITER's place."""
+"""`image build --node` for real: a node's dockerd, a base made there, a git repository in AITER's place."""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import re
 import shutil
 import socket
 import subprocess
-import tarfile
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.integration.heavy import HeavyFleet, why_not
-from tests.integration.heavy.images import _rootfs
-from tests.integration.heavy.outer import Outer
+from tests.integration.fleetkit import ON_NODES
+from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, HeavyNode
 from tests.support.command import Done, command
-from tests.waiting import PATIENCE_S
+from tests.waiting import wait_until
 
-GIT_FILES = ("usr/bin/git", "usr/lib/git-core", "usr/share/git-core/templates")
-
-
-def _reason() -> str:
-    if shutil.which("git") is None or not Path("/usr/lib/git-core/git-daemon").exists():
-        return "git with its daemon is not installed"
-    return why_not()
-
-
+DAEMON = Path("/usr/lib/git-core/git-daemon")
 pytestmark = [
-    pytest.mark.xdist_group("image"), pytest.mark.soak, pytest.mark.system,
-    pytest.mark.skipif(bool(_reason()), reason=_reason()),
+    *ON_NODES, pytest.mark.soak, pytest.mark.skipif(not (shutil.which("git") and DAEMON.exists()), reason="no git"),
 ]  # fmt: skip
 
 SETUP = """
@@ -43,124 +30,69 @@ os.makedirs(site.getsitepackages()[0], exist_ok=True)
 open(os.path.join(site.getsitepackages()[0], "aiter.pth"), "w").write(here + "\\n")
 open(os.path.join(here, "built"), "w").write(os.environ["PREBUILD_KERNELS"] + " " + os.environ["GPU_ARCHS"])
 """
+REPOS = r"""
+export GIT_CONFIG_GLOBAL=/dev/null GIT_CONFIG_SYSTEM=/dev/null GIT_CONFIG_COUNT=4
+export GIT_CONFIG_KEY_0=user.name GIT_CONFIG_VALUE_0=t GIT_CONFIG_KEY_1=user.email GIT_CONFIG_VALUE_1=t@t
+export GIT_CONFIG_KEY_2=protocol.file.allow GIT_CONFIG_VALUE_2=always
+export GIT_CONFIG_KEY_3=init.defaultBranch GIT_CONFIG_VALUE_3=main
+git init -q ck && git init -q aiter && mkdir aiter/aiter
+(cd ck && echo '// a kernel' >ck.h && git add . && git commit -q -m ck) || exit
+cd aiter && echo 'VERSION = 1' >aiter/__init__.py && cat >setup.py
+printf '[submodule "ck"]\n\tpath = 3rdparty/composable_kernel\n\turl = ../ck\n' >.gitmodules
+git clone -q ../ck 3rdparty/composable_kernel && git add . && git commit -q -m one && git tag v1 &&
+echo 'VERSION = 2' >aiter/__init__.py && git commit -q -a -m two
+"""
+"""aiter (a tag v1, then a commit that must not be taken) with the submodule ck beside it."""
 
 
-def git(folder: Path, *args: str) -> None:
-    env = {**os.environ, "GIT_CONFIG_GLOBAL": "/dev/null", "GIT_CONFIG_SYSTEM": "/dev/null"}
-    who = (
-        "-c", "user.name=t", "-c", "user.email=t@t", "-c", "protocol.file.allow=always", "-c",
-        "init.defaultBranch=main",
-    )  # fmt: skip
-    subprocess.run(["git", *who, *args], cwd=folder, env=env, check=True, capture_output=True)
+def make_base(node: HeavyNode) -> None:
+    """test/base:1 on the node: the worker's image with this machine's git."""
+    linked = subprocess.run(["ldd", "/usr/bin/git"], capture_output=True, text=True, check=True).stdout
+    libs = [lib for lib in re.findall(r"=> /(\S+)", linked) if "libc.so" not in lib]
+    files = ["usr/bin/git", "usr/lib/git-core", "usr/share/git-core/templates", *libs]
+    tar = ["tar", "-C", "/", "-ch", "--transform", "s#^lib/#usr/lib/#", *files]  # /lib is a link to usr/lib
+    packed = subprocess.run(tar, capture_output=True, check=True).stdout
+    script = f"id=$(docker create {WORKER_IMAGE} true) && docker cp - $id:/ && docker commit $id test/base:1"
+    done = node.exec(["sh", "-c", f"{script} && docker rm $id"], stdin=packed)
+    assert done.returncode == 0, done.stderr
 
 
-@pytest.fixture(scope="module")
-def repos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """aiter (a tag v1, then a commit that must not be taken) with the submodule ck beside it."""
-    folder = tmp_path_factory.mktemp("repos")
-    for name in ("ck", "aiter"):
-        (folder / name).mkdir()
-        git(folder / name, "init", "-q")
-    (folder / "ck" / "ck.h").write_text("// a kernel\n")
-    git(folder / "ck", "add", ".")
-    git(folder / "ck", "commit", "-q", "-m", "ck")
-    work = folder / "aiter"
-    (work / "aiter").mkdir()
-    (work / "aiter" / "__init__.py").write_text("VERSION = 1\n")
-    (work / "setup.py").write_text(SETUP)
-    (work / ".gitmodules").write_text(
-        '[submodule "3rdparty/composable_kernel"]\n\tpath = 3rdparty/composable_kernel\n\turl = ../ck\n'
+def test_built_on_a_node(tmp_path: Path, fleet: HeavyFleet) -> None:
+    node, repos, inventory = fleet.nodes[0], tmp_path / "repos", tmp_path / "inv.yaml"
+    make_base(node)
+    repos.mkdir()
+    subprocess.run(["sh", "-c", REPOS], cwd=repos, input=SETUP, text=True, check=True)
+    inventory.write_text(
+        "defaults: {transport: ssh, engine: docker, image: test/aiter:1, workdir: /data/gf, gfx: gfx950, cu_num: 256,"
+        f" ssh_config: {fleet.folder}/ssh_config}}\nnodes:\n  {node.name}: {{}}\n"
     )
-    git(work, "clone", "-q", str(folder / "ck"), "3rdparty/composable_kernel")
-    git(work, "add", ".")
-    git(work, "commit", "-q", "-m", "one")
-    git(work, "tag", "v1")
-    (work / "aiter" / "__init__.py").write_text("VERSION = 2\n")
-    git(work, "commit", "-q", "-a", "-m", "two")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A `docker save` file of test/base:1: the worker's file system with git."""
-    outer = Outer()
-    outer.acquire()
-    try:
-        folder = tmp_path_factory.mktemp("base")
-        shutil.copy(_rootfs("worker", print), folder / "root.tar")
-        libs = [
-            line.split()[2].lstrip("/")
-            for line in subprocess.run(["ldd", "/usr/bin/git"], capture_output=True, text=True).stdout.splitlines()
-            if "=> /" in line and "libc.so" not in line
-        ]
-        with tarfile.open(folder / "root.tar") as tar:
-            there = {name.removeprefix("./") for name in tar.getnames()}
-        with tarfile.open(folder / "root.tar", "a") as tar:
-            for name in (*GIT_FILES, *libs):
-                inside = f"usr/{name}" if name.startswith("lib/") else name  # /lib is a link to usr/lib
-                if inside not in there:
-                    tar.add(os.path.realpath(f"/{name}") if name in libs else f"/{name}", inside)
-        outer.docker("import", str(folder / "root.tar"), "test/base:1", timeout=PATIENCE_S)
-        outer.docker("save", "-o", str(folder / "base.tar"), "test/base:1", timeout=PATIENCE_S)
-        outer.docker("image", "rm", "test/base:1")
-        yield folder / "base.tar"
-    finally:
-        outer.release()
-
-
-@contextlib.contextmanager
-def served(folder: Path, address: str) -> Iterator[str]:
-    """The repositories by git's own protocol."""
     with socket.socket() as s:
-        s.bind((address, 0))
+        s.bind((fleet.gateway, 0))
         port = s.getsockname()[1]
-    argv = [
-        "git", "daemon", f"--base-path={folder}", "--export-all", f"--listen={address}", f"--port={port}", str(folder),
-    ]  # fmt: skip
-    daemon = subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    argv = ["git", "daemon", f"--base-path={repos}", "--export-all", f"--listen={fleet.gateway}", f"--port={port}"]
+    daemon = subprocess.Popen([*argv, repos], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def build(ref: str) -> Done:
+        return command(
+            "image", "build", "-i", str(inventory), "--node", node.name, "--base", "test/base:1", "--ref", ref,
+            "--repo", f"git://{fleet.gateway}:{port}/aiter", "--prebuild", "1", "--network", "host",
+        )  # fmt: skip
+
     try:
-        until = time.monotonic() + PATIENCE_S
-        while True:
-            with contextlib.suppress(OSError), socket.create_connection((address, port), 1):
-                break
-            assert time.monotonic() < until, "git daemon does not start"
-            time.sleep(0.05)
-        yield f"git://{address}:{port}"
-    finally:
-        daemon.terminate()
-        daemon.wait()
-
-
-def test_built_on_a_node(tmp_path: Path, repos: Path, base: Path) -> None:
-    fleet = HeavyFleet(tmp_path / "fleet")
-    fleet.start(1, users=("root",), images=[base])
-    try:
-        node = fleet.nodes[0]
-        config = tmp_path / "ssh_config"
-        config.write_text(fleet.ssh_config())
-        inventory = tmp_path / "inv.yaml"
-        inventory.write_text(
-            f"defaults: {{transport: ssh, engine: docker, image: test/aiter:1, ssh_config: {config}, workdir: /data/gf,"
-            f" gfx: gfx950, cu_num: 256}}\nnodes:\n  {node.name}: {{}}\n"
-        )
-
-        def build(ref: str, repo: str) -> Done:
-            return command(
-                "image", "build", "-i", str(inventory), "--node", node.name, "--base", "test/base:1", "--ref", ref,
-                "--repo", f"{repo}/aiter", "--prebuild", "1", "--network", "host",
-            )  # fmt: skip
-
-        with served(repos, fleet.gateway) as address:
-            done = build("v1", address)
-            assert done.code == 0, done.out + done.err
-            assert f"[{node.name}] built test/aiter:1: sha256:" in done.out
-            python = "import aiter; print(aiter.VERSION, aiter.__file__, open('/opt/aiter/built').read())"
-            run = "docker run --rm --network none --user 1234:1234 test/aiter:1"
-            assert node.sh(f'{run} python3 -c "{python}"').strip() == "1 /opt/aiter/aiter/__init__.py 1 gfx950"
-            assert node.sh(f"{run} git -C /opt/aiter status --short").strip() == "?? built"
-            missing = build("v9", address)
+        look = ["git", "ls-remote", f"git://{fleet.gateway}:{port}/aiter"]
+        wait_until(lambda: subprocess.run(look, capture_output=True, env=os.environ).returncode == 0, "git serves")
+        done = build("v1")
+        assert done.code == 0, done.out + done.err
+        assert f"[{node.name}] built test/aiter:1: sha256:" in done.out
+        python = "import aiter; print(aiter.VERSION, aiter.__file__, open('/opt/aiter/built').read())"
+        run = "docker run --rm --network none --user 1234:1234 test/aiter:1"
+        assert node.sh(f'{run} python3 -c "{python}"').strip() == "1 /opt/aiter/aiter/__init__.py 1 gfx950"
+        assert node.sh(f"{run} git -C /opt/aiter status --short").strip() == "?? built"
+        missing = build("v9")
         assert missing.code == 3
         assert "the build failed" in missing.err
         assert "v9" in missing.err
     finally:
-        fleet.stop()
+        daemon.terminate()
+        daemon.wait()
+        node.sh("rm -rf /data/gf; docker image rm -f test/aiter:1 test/base:1")

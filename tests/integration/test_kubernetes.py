@@ -153,18 +153,9 @@ def test_a_certificate_of_another_authority_is_refused(make: Make, cluster: Clus
     assert not cluster.pods()
 
 
-@pytest.mark.parametrize(
-    ("how", "findings"),
-    [
-        ({"certificate": True}, [(OK, "kubernetes")]),
-        ({"insecure": True}, [(OK, "kubernetes"), (WARNING, "tls")]),
-    ],
-)
-def test_a_user_with_a_certificate_and_a_verification_that_is_turned_off(
-    make: Make, cluster: Cluster, how: dict[str, Any], findings: list[tuple[str, str]]
-) -> None:
-    source = make(cluster.kubeconfig(**how))
-    assert [(f.level, f.about) for f in source.check()] == findings
+def test_a_verification_that_is_turned_off_is_warned_of(make: Make, cluster: Cluster) -> None:
+    source = make(cluster.kubeconfig(insecure=True))
+    assert [(f.level, f.about) for f in source.check()] == [(OK, "kubernetes"), (WARNING, "tls")]
     source.ask(1)
     assert echo(source, ready(source)[0]) == (b"in\n", "ended with code 0")
 

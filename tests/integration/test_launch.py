@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
-from orchestrator.transport import LocalTransport
+from orchestrator.transport.local import LocalTransport
 from tests.waiting import wait_until
 from worker.protocol import Spec, SpecShape
 

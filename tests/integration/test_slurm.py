@@ -19,8 +19,9 @@ from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
-from orchestrator.transport import RemoteFile, SshTransport, connected
+from orchestrator.transport.base import RemoteFile, connected
 from orchestrator.transport.exec import ExecTransport
+from orchestrator.transport.ssh import SshTransport
 from tests.integration.slurm import GPUS, PARTITION, SlurmCluster
 from tests.integration.sshd import NO_BASHRC, light_fleet
 from tests.waiting import wait_until
@@ -98,21 +99,24 @@ def deploy(t: ExecTransport, **env: str) -> ProcessEngine:
 def test_leases_are_asked_for_used_and_given_back(
     slurm: SlurmCluster, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two of three nodes, exactly the granted devices; another controller finds them and what lies in their folders."""
+    """Halves of one host, exactly the granted devices; another controller finds them and what lies in their folders."""
     monkeypatch.setenv("OUR_TOKEN", token := secrets.token_hex(16))
-    pool = make(time_s=600)
+    pool = make(time_s=600, gpus=GPUS // 2)
     assert pool.source.list() == []
-    pool.source.ask(2, avoid=["g2"])
+    pool.source.ask(2, avoid=["g1", "g3"])
     leases = pool.ready(2)
-    assert {x.host for x in leases} == {"g1", "g3"}
+    assert {x.host for x in leases} == {"g2"}
+    devices = set()
     assert all(x.ends_at and 500 < x.ends_at - time.time() <= 600 for x in leases)
     for lease in leases:
         t = pool.connect(lease)
         done = t.run(["sh", "-c", "hostname; echo $ROCR_VISIBLE_DEVICES"])
-        assert (done.code, done.out) == (0, f"{lease.host}\n0,1\n".encode())
+        assert done.code == 0
+        devices.add(done.out)
         # of our environment a job has what Slurm needs
         assert token not in t.run(["sh", "-c", "env; cat /proc/$(cat ready)/environ"]).out.decode()
         t.put("run/node", {"small": RemoteFile(b"\0small")})
+    assert devices == {b"g2\n0\n", b"g2\n1\n"}
     assert not [p for p in slurm.folder.rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
     # another controller, which knows run and pool alone
     other = make(time_s=600)
@@ -174,14 +178,6 @@ def test_a_requeued_job_is_another_lease(slurm: SlurmCluster, make: Make) -> Non
     assert pool.connect(second).run(["pwd"]).out.decode().strip().endswith(second.id)
 
 
-def test_two_leases_share_a_host(make: Make) -> None:
-    pool = make(gpus=GPUS // 2, extra=("--nodelist=g2",))
-    one, two = pool.asked(2)
-    assert one.host == two.host == "g2"
-    devices = [pool.connect(x).run(["sh", "-c", "echo $ROCR_VISIBLE_DEVICES"]).out for x in (one, two)]
-    assert sorted(devices) == [b"0\n", b"1\n"]
-
-
 def test_a_lease_that_waits_is_quoted_and_given_back(slurm: SlurmCluster, make: Make) -> None:
     pool = make(time_s=300)
     pool.source.ask(4)
@@ -214,20 +210,6 @@ def test_through_a_login_node(slurm: SlurmCluster, make: Make) -> None:
         pool.source.release([lease])
         assert pool.source.leftovers(pool.ended(lease))
         pool.close()
-
-
-@pytest.mark.soak
-def test_a_scheduler_that_does_not_answer_is_unreachable_and_leases_go_on(slurm: SlurmCluster, make: Make) -> None:
-    pool = make()
-    (lease,) = pool.asked()
-    t = pool.connect(lease)
-    slurm.stop_controller()
-    for call in (pool.source.list, partial(pool.source.ask, 1)):
-        with pytest.raises(UnreachableError, match="the scheduler does not answer"):
-            call()
-    assert t.run(["hostname"]).out.decode().strip() == lease.host
-    slurm.start_controller()
-    assert [x.id for x in pool.source.list()] == [lease.id]
 
 
 def test_what_the_scheduler_says_without_a_lease(slurm: SlurmCluster, make: Make) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import paramiko
 import pytest
 
-from orchestrator.errors import TransportError
-from orchestrator.transport import HostKeyError, LoginError, RemoteFile, SshTransport, UnreachableError, connected
-from orchestrator.transport.ssh import HostRequest
+from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
+from orchestrator.transport.base import RemoteFile, connected
+from orchestrator.transport.ssh import HostRequest, SshTransport
 from orchestrator.transport.ssh_connection import hops
 from tests.integration.sshd import SSHD, LightFleet, Sshd, keygen, light_fleet, public
 from tests.waiting import PATIENCE_S, wait_until

@@ -24,7 +24,9 @@ from orchestrator.errors import SlowError, TransportError, UnreachableError
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
 from orchestrator.leases.kubernetes import KubernetesSource, PodRequest
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
-from orchestrator.transport import LocalTransport, RemoteFile, SshTransport, Transport
+from orchestrator.transport.base import RemoteFile, Transport
+from orchestrator.transport.local import LocalTransport
+from orchestrator.transport.ssh import SshTransport
 from tests.integration.slurm import PARTITION, SlurmCluster
 from tests.integration.slurm import missing as no_slurm
 from tests.integration.sshd import SSHD, light_fleet, plain_login

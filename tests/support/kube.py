@@ -178,12 +178,10 @@ class Cluster:
         return process
 
     def _api_is_ready(self) -> bool:
-        if self._processes["api"].poll() is not None:
-            raise AssertionError(f"the API server ended: {(self.folder / 'api.log').read_text()[-2000:]}")
-        try:
+        assert self._processes["api"].poll() is None, (self.folder / "api.log").read_text()[-2000:]
+        with contextlib.suppress(OSError):
             return self.get("/readyz") == b"ok"
-        except OSError:
-            return False
+        return False
 
     def _kubelets(self, ports: dict[str, int]) -> None:
         settings = {
@@ -212,8 +210,6 @@ class Cluster:
         trustme.CA().cert_pem.write_to_path(str(self.wrong_ca))
         leaf = authority.issue_cert("127.0.0.1", "localhost")
         leaf.private_key_and_cert_chain_pem.write_to_path(str(self.folder / "node.pem"))
-        person = authority.issue_cert("tuner.example", common_name="tuner")
-        person.private_key_and_cert_chain_pem.write_to_path(str(self.folder / "tuner.pem"))
         for command in ("genrsa -out sa.key 2048", "rsa -in sa.key -pubout -out sa.pub"):
             subprocess.run(["openssl", *command.split()], cwd=self.folder, check=True, capture_output=True)
         tokens = self.folder / "tokens.csv"
@@ -245,23 +241,15 @@ class Cluster:
         """Certificate of an authority that has nothing to do with the cluster."""
         return self.folder / "wrong-ca.pem"
 
-    def kubeconfig(
-        self, user: str = "tuner", *, ca: Path | None = None, insecure: bool = False, certificate: bool = False
-    ) -> Path:
-        """A kubeconfig of a user; `ca`: in place of the cluster's own.
-
-        `certificate`: the user `tuner` shows a certificate in place of a token.
-        """
+    def kubeconfig(self, user: str = "tuner", *, ca: Path | None = None, insecure: bool = False) -> Path:
+        """A kubeconfig of a user; `ca`: in place of the cluster's own."""
         trust = {"insecure-skip-tls-verify": True} if insecure else {"certificate-authority": str(ca or self.ca)}
-        who = {"token": self._tokens[user]}
-        if certificate:
-            who = dict.fromkeys(("client-certificate", "client-key"), str(self.folder / "tuner.pem"))
         path = self.folder / f"kubeconfig-{user}-{secrets.token_hex(3)}"
         path.touch(0o600)
         path.write_text(yaml.safe_dump({
             "apiVersion": "v1", "kind": "Config", "current-context": "lab",
             "clusters": [{"name": "lab", "cluster": {"server": self.server, **trust}}],
-            "users": [{"name": user, "user": who}],
+            "users": [{"name": user, "user": {"token": self._tokens[user]}}],
             "contexts": [{"name": "lab", "context": {"cluster": "lab", "user": user, "namespace": NAMESPACE}}],
         }))  # fmt: skip
         return path
@@ -296,9 +284,11 @@ class Cluster:
         """A ResourceQuota of the namespace; `mend` removes it."""
         path = f"{OF_NAMESPACE}/resourcequotas"
         self.request("POST", path, {"metadata": {"name": "tests"}, "spec": {"hard": hard}})
-        # the controller must have counted before anything is refused
-        counted = lambda: json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used")  # noqa: E731
-        wait_until(counted, "the quota counts")
+
+        def counted() -> bool:
+            return bool(json.loads(self.get(f"{path}/tests") or b"{}").get("status", {}).get("used"))
+
+        wait_until(counted, "the controller has counted, and refuses what is too much")
 
     def mend(self) -> None:
         """As it was found: no quota, no pod, every node ready."""

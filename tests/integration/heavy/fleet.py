@@ -19,45 +19,34 @@ LABEL = "gemmfleet.test"
 INIT = Path(__file__).with_name("node-init")
 DOCKERD = "--bridge=none --iptables=false --ip6tables=false --ip-masq=false --insecure-registry=198.18.0.0/15"
 """The nodes' own Docker has no network: nothing of Docker's private ranges appears anywhere."""
-CAPABILITIES = (
-    "CHOWN", "DAC_OVERRIDE", "DAC_READ_SEARCH", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID", "SETPCAP",
-    "LINUX_IMMUTABLE", "NET_BIND_SERVICE", "NET_BROADCAST", "NET_ADMIN", "NET_RAW", "IPC_LOCK", "IPC_OWNER",
-    "SYS_MODULE", "SYS_RAWIO", "SYS_CHROOT", "SYS_PTRACE", "SYS_PACCT", "SYS_ADMIN", "SYS_BOOT", "SYS_NICE",
-    "SYS_RESOURCE", "SYS_TIME", "SYS_TTY_CONFIG", "MKNOD", "LEASE", "AUDIT_WRITE", "AUDIT_CONTROL", "SETFCAP",
-    "MAC_OVERRIDE", "MAC_ADMIN", "SYSLOG", "WAKE_ALARM", "BLOCK_SUSPEND", "AUDIT_READ",
+RIGHTS = (
+    *(f"--cap-add={cap}" for cap in ("SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE", "SYS_NICE", "SYSLOG")),
+    *(f"--security-opt={name}=unconfined" for name in ("seccomp", "apparmor", "systempaths")),
+    "--device-cgroup-rule=a *:* rwm",
 )  # fmt: skip
-"""In the kernel's order, from bit 0."""
+"""Rights of a node. Not `--privileged`: a machine that is a container itself may not have all that this asks for."""
 
 
 class HeavyFleet:
     """Nodes in containers on a 198.18.x network. `folder` holds keys and what the nodes mount."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder, self.identity = folder, folder / "id_ed25519"
+        """`identity`: the private key that every user of every node accepts."""
         self.id = secrets.token_hex(3)
         self.nodes: list[HeavyNode] = []
         self._outer = Outer()
         self._subnet = ""
 
     @property
-    def identity(self) -> Path:
-        """The private key that every user of every node accepts."""
-        return self.folder / "id_ed25519"
-
-    @property
     def gateway(self) -> str:
         """This machine's address on the nodes' network."""
         return f"{self._subnet}.1"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.folder / "known_hosts"
 
     def start(
         self,
         n: int = 3,
         users: Sequence[str] = ("root", "tuner"),
-        images: Sequence[Path] | None = None,
         *,
         torch: bool = False,
         say: Say = quiet,
@@ -65,8 +54,7 @@ class HeavyFleet:
         """Bring up n nodes; users are given out in turn.
 
         `root`; `tuner`, who is in the group docker; `nodocker`, who is not, and may say `sudo -n docker`.
-        `images`: `docker save` files to load in place of the small worker image; `torch`: TORCH_IMAGE in its place.
-        `say` is told what takes long.
+        `torch`: they have TORCH_IMAGE in place of the small worker image. `say` is told what takes long.
         """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._outer.acquire()
@@ -74,19 +62,17 @@ class HeavyFleet:
             with ThreadPoolExecutor(2) as pool:
                 image = pool.submit(node_image, self._outer, say)
                 worker = pool.submit(torch_archive if torch else worker_archive, self._outer, say)
-                node, archives = image.result(), [worker.result()] if images is None else list(images)
+                node, archive = image.result(), worker.result()
             self._sweep()
             self._network()
-            self._keys()
+            _keygen(self.identity, "gemmfleet-test")
             with ThreadPoolExecutor(n) as pool:
                 try:
-                    self.nodes = list(
-                        pool.map(lambda i: self._node(i, node, users[i % len(users)], archives), range(n))
-                    )
+                    self.nodes = list(pool.map(lambda i: self._node(i, node, users[i % len(users)], archive), range(n)))
                 except BaseException:
                     self._remove(self._mine)  # who still waits for a node sees that it is gone
                     raise
-            self.known_hosts.write_text("".join(f"{x.known_hosts}\n" for x in self.nodes))
+            (self.folder / "known_hosts").write_text("".join(f"{x.known_hosts}\n" for x in self.nodes))
         except BaseException:
             self.stop()
             raise
@@ -104,7 +90,7 @@ class HeavyFleet:
         """Text for an ssh_config: every node by its name."""
         return "".join(
             f"Host {n.name}\n  HostName {n.address}\n  Port {n.port}\n  User {n.user}\n  IdentityFile {n.identity}\n"
-            f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.known_hosts}\n  GlobalKnownHostsFile /dev/null\n"
+            f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"
             for n in self.nodes
         )
 
@@ -120,7 +106,7 @@ class HeavyFleet:
 
     # --- steps ------------------------------------------------------------------------------------------------------
 
-    def _node(self, i: int, image: str, user: str, archives: Sequence[Path]) -> HeavyNode:
+    def _node(self, i: int, image: str, user: str, archive: Path) -> HeavyNode:
         name, address = f"h{i + 1}", f"{self._subnet}.{10 + i}"
         folder = self.folder / name
         (folder / "images").mkdir(parents=True)
@@ -128,15 +114,14 @@ class HeavyFleet:
         shutil.copy(self.identity.with_suffix(".pub"), folder / "authorized_keys")
         write_sshd_config(folder, ())
         (folder / "dockerd.args").write_text(DOCKERD)
+        (folder / "images" / archive.name).touch()
         mounts = [f"{folder}:/fleet:ro", f"{INIT}:/node-init:ro", "/var/lib/docker", "/disk"]
-        mounts += [f"{archive}:/fleet/images/{archive.name}:ro" for archive in archives]
-        for archive in archives:
-            (folder / "images" / archive.name).touch()
+        mounts.append(f"{archive}:/fleet/images/{archive.name}:ro")
         node = HeavyNode(name, address, user, self.identity, f"gemmfleet-test-{self.id}-{name}", folder, self._outer)
         self._outer.docker(
             "run", "-d", "--name", node.container, "--hostname", name, "--label", f"{LABEL}={self.id}",
             "--label", f"{LABEL}.owner={os.getpid()}", "--network", self._network_name, "--ip", address,
-            *_rights(), *(x for m in mounts for x in ("-v", m)), image, "/node-init",
+            *RIGHTS, *(x for m in mounts for x in ("-v", m)), image, "/node-init",
         )  # fmt: skip
         node.wait_ready()
         return node
@@ -164,10 +149,6 @@ class HeavyFleet:
                     _blackhole("replace", subnet)
                     return
         raise HeavyError("no free network 198.18.100.0/24 to 198.18.199.0/24")
-
-    def _keys(self) -> None:
-        if not self.identity.exists():
-            _keygen(self.identity, "gemmfleet-test")
 
     def _remove(self, flt: str) -> None:
         with contextlib.suppress(HeavyError, subprocess.TimeoutExpired):
@@ -200,14 +181,3 @@ def _taken(subnet: str) -> bool:
 
 def _blackhole(verb: str, subnet: str) -> None:
     subprocess.run(["ip", "route", verb, "blackhole", f"{subnet}.0/24", "metric", "4096"], capture_output=True)
-
-
-def _rights() -> list[str]:
-    """`--privileged`, or all that this machine can grant where it lacks a capability itself."""
-    status = Path("/proc/self/status").read_text()
-    bounding = int(next(line.split()[1] for line in status.splitlines() if line.startswith("CapBnd")), 16)
-    if all(bounding >> bit & 1 for bit in range(len(CAPABILITIES))):
-        return ["--privileged"]
-    caps = [f"--cap-add={name}" for bit, name in enumerate(CAPABILITIES) if bounding >> bit & 1]
-    open_ = [f"--security-opt={name}=unconfined" for name in ("seccomp", "apparmor", "systempaths")]
-    return [*caps, *open_, "--device-cgroup-rule=a *:* rwm"]

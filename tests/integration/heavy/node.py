@@ -12,7 +12,6 @@ from pathlib import Path
 from tests.integration.heavy.outer import HeavyError, Outer
 from tests.waiting import PATIENCE_S
 
-PORT = 22
 REPAIR = r"""
 while iptables -w -D INPUT -i eth0 -j DROP 2>/dev/null; do :; done
 while iptables -w -D OUTPUT -o eth0 -j DROP 2>/dev/null; do :; done
@@ -28,7 +27,7 @@ fi
 
 @dataclass(frozen=True)
 class HeavyNode:
-    """A host of its own. `user` logs in over SSH with `identity`; `data` is its small disk (512 MB)."""
+    """A host of its own. `user` logs in over SSH with `identity`; /data is its small disk (512 MB)."""
 
     name: str
     address: str
@@ -38,18 +37,12 @@ class HeavyNode:
     folder: Path
     """The kit's files of this node (mounted at /fleet there)."""
     outer: Outer
-    port: int = PORT
-    data: str = "/data"
-
-    @property
-    def host_key(self) -> str:
-        """The node's public key, `ssh-ed25519 AAAA...`."""
-        return " ".join((self.folder / "hostkey.pub").read_text().split()[:2])
+    port: int = 22
 
     @property
     def known_hosts(self) -> str:
         """The line of this node in a known_hosts file."""
-        return f"{self.address} {self.host_key}"
+        return " ".join([self.address, *(self.folder / "hostkey.pub").read_text().split()[:2]])
 
     # --- looking ----------------------------------------------------------------------------------------------------
 

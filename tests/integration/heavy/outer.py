@@ -10,16 +10,17 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from tests.waiting import PATIENCE_S
 
 CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
+SOCKET = Path("/run/gemmfleet-tests/docker.sock")
 NEEDED = ("ssh", "ssh-keygen", "ip", "debootstrap", "docker", "dockerd")
 
 
@@ -50,15 +51,11 @@ def locked(name: str) -> Iterator[None]:
         yield
 
 
-@dataclass
 class Outer:
     """The daemon that runs the nodes."""
 
-    _held: IO[str] | None = None
-
-    @property
-    def socket(self) -> Path:
-        return Path("/run/gemmfleet-tests/docker.sock")
+    def __init__(self) -> None:
+        self._held: IO[str] | None = None
 
     def docker(self, *args: str, check: bool = True, stdin: bytes | None = None, timeout: float = PATIENCE_S) -> str:
         """Run `docker ARGS` against this daemon; its output. Raises HeavyError."""
@@ -71,7 +68,7 @@ class Outer:
         self, args: Sequence[str], stdin: bytes | None = None, timeout: float = PATIENCE_S
     ) -> subprocess.CompletedProcess[bytes]:
         """Run `docker ARGS` against this daemon to its end, whatever its code."""
-        argv = ["docker", "-H", f"unix://{self.socket}", *args]
+        argv = ["docker", "-H", f"unix://{SOCKET}", *args]
         no_input = subprocess.DEVNULL if stdin is None else None
         return subprocess.run(argv, input=stdin, stdin=no_input, capture_output=True, timeout=timeout)
 
@@ -97,27 +94,21 @@ class Outer:
             self._held.close()
             self._held = None
 
-    @property
-    def _pidfile(self) -> Path:
-        return self.socket.with_name("docker.pid")
-
     def _start(self) -> None:
         mount_cgroups()
-        self.socket.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run, log = SOCKET.parent, CACHE / "dockerd.log"
+        # it outlives us, and so must not use a folder for temporary files that goes away with us
+        (run / "tmp").mkdir(mode=0o700, parents=True, exist_ok=True)
         argv = [
-            "dockerd", "-H", f"unix://{self.socket}", "-p", str(self._pidfile), "--data-root", str(CACHE / "docker"),
-            "--exec-root", str(self.socket.parent / "exec"), "--bridge=none", "--iptables=false",
-            "--ip-forward=false", "--ip-masq=false", "--ip6tables=false",
+            "dockerd", "-H", f"unix://{SOCKET}", "-p", str(run / "docker.pid"), "--data-root", str(CACHE / "docker"),
+            "--exec-root", str(run / "exec"), "--bridge=none", "--iptables=false", "--ip-forward=false",
+            "--ip-masq=false", "--ip6tables=false",
         ]  # fmt: skip
-        log = CACHE / "dockerd.log"
         with log.open("wb") as out:
-            # it outlives us, and so must not use a folder for temporary files that goes away with us
-            temp = self.socket.with_name("tmp")
-            temp.mkdir(mode=0o700, exist_ok=True)
-            env = {**os.environ, "TMPDIR": str(temp)}
             process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, env=env
-            )
+                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True,
+                env={**os.environ, "TMPDIR": str(run / "tmp")},
+            )  # fmt: skip
         process.returncode = 0  # it outlives us where others use it; nobody waits for it
         until = time.monotonic() + PATIENCE_S
         while self.run(["info"]).returncode != 0:
@@ -127,8 +118,8 @@ class Outer:
 
     def _stop(self) -> None:
         with contextlib.suppress(OSError, ValueError):
-            pid = int(self._pidfile.read_text())
-            os.kill(pid, 15)
+            pid = int((SOCKET.parent / "docker.pid").read_text())
+            os.kill(pid, signal.SIGTERM)
             until = time.monotonic() + 30
             while _alive(pid) and time.monotonic() < until:
                 with contextlib.suppress(ChildProcessError):

@@ -8,7 +8,7 @@ from pathlib import Path
 from benchmarks.peers.callers import PEERS
 from benchmarks.peers.environment import REQUIREMENTS, requirements
 from benchmarks.peers.reach import pack, sizes, take
-from orchestrator.transport import RemoteFile
+from orchestrator.transport.base import RemoteFile
 
 
 def test_every_peer_is_required_once_in_a_pinned_range() -> None:

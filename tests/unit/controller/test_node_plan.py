@@ -21,7 +21,7 @@ from orchestrator.errors import InputError, InventoryError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
 from orchestrator.inventory.values import masker
-from orchestrator.transport import LocalTransport
+from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.support.workernode import node as worker_node
 from worker.device import SLOTS_ON_CORES, pin

@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from orchestrator.controller.node_plan import MAX_FILE, bring_home, unpack
-from orchestrator.transport import LocalTransport
+from orchestrator.transport.local import LocalTransport
 
 NAME = "g0001-1/repro/a4w4-32-512-1024-2-0"
 GOOD = f"attempts/{NAME}/reproduce.sh"

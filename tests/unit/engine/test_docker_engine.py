@@ -21,7 +21,7 @@ from orchestrator.engine.docker import DockerOptions, engine_error
 from orchestrator.engine.docker_containers import Docker, DockerEngine, worker_state
 from orchestrator.engines import WorkerState
 from orchestrator.errors import EngineError
-from orchestrator.transport import LocalTransport
+from orchestrator.transport.local import LocalTransport
 from tests.waiting import PATIENCE_S
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"

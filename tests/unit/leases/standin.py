@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from orchestrator.engines import Finding
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.transport import LocalTransport, Transport
+from orchestrator.transport.base import Transport
+from orchestrator.transport.local import LocalTransport
 
 
 class Scheduler:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 
@@ -15,18 +15,13 @@ from orchestrator.controller import pools
 from orchestrator.controller.drive import drive
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.controller.runs import polled_status
-from orchestrator.errors import NoUsableNodeError
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
 from orchestrator.leases import keeper
-from orchestrator.leases.base import EndCause
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
 from orchestrator.view.explain import explain
 from tests.support.processes import kill_in
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import PATIENCE_S, wait_until
-
-Kind = TypeVar("Kind", bound=Record)
 
 
 class LeasedRun:
@@ -46,23 +41,16 @@ class LeasedRun:
         self.lines: list[str] = []
         """Everything that a person was shown."""
         self.view: Any = SimpleNamespace(update=lambda status: None, note=lambda text, **_: self.lines.append(text))
-        self.state = self.error = ""
+        self.state = ""
         self._thread = threading.Thread(target=self._go, daemon=True)
         self.start = self._thread.start
 
     def _go(self) -> None:
-        try:
-            self.state = drive(self.paths, self.view, handle_signals=False).state
-        except NoUsableNodeError as e:
-            self.error = str(e)
+        self.state = drive(self.paths, self.view, handle_signals=False).state
 
     def finish(self) -> None:
         self._thread.join(PATIENCE_S)
         assert (self.state, self.tuned()) == ("finished", 24)
-
-    def records(self, kind: type[Kind]) -> list[Kind]:
-        with Ledger.open(self.paths.ledger) as ledger:
-            return [r for _, r in ledger.journal_records() if isinstance(r, kind)]
 
     def tuned(self) -> int:
         with Ledger.open(self.paths.ledger) as ledger:
@@ -85,20 +73,6 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
         kill_in(node)
 
 
-def test_a_lease_that_the_scheduler_takes_back_costs_nobody_anything(make_run: Callable[..., LeasedRun]) -> None:
-    run = make_run(Scheduler(grants=True))
-    run.start()
-    wait_until(run.tuned, "the first lease works")
-    run.scheduler.end("1", EndCause.PREEMPTED)
-    run.finish()
-    nodes = [(e.node, e.host, e.lease) for e in run.records(NodeExpected)]
-    assert nodes == [("pool-1", "g1", "1"), ("pool-2", "g2", "2")]
-    assert [(e.node, e.cause, e.charged) for e in run.records(LeaseEnded)] == [("pool-1", "preempted", False)]
-    assert run.scheduler.held() == [], "nothing is left in the queue"
-    assert sorted(r.shape for r in run.records(ShapeTuned)) == [*range(1, 25)], "nothing is measured again"
-    assert not run.records(FailShape), "nobody is suspected"
-
-
 def test_cancel_of_a_run_without_a_controller_gives_its_leases_back(make_run: Callable[..., LeasedRun]) -> None:
     run = make_run(Scheduler(grants=True), "count: 2")
     run.scheduler.ask(2)
@@ -116,17 +90,6 @@ def test_a_run_waits_for_its_first_lease_and_a_queue_is_no_failure(make_run: Cal
     assert "pool pool: 1 lease is queued: 1 (Priority)" in "\n".join(explain(run.paths, None).lines())
     run.scheduler.ready("1", "g7")
     run.finish()
-
-
-def test_a_pool_that_never_gets_ready_ends_the_run_with_the_schedulers_words(
-    make_run: Callable[..., LeasedRun],
-) -> None:
-    run = make_run(Scheduler())
-    run.start()
-    for i in ("1", "2", "3"):
-        wait_until(lambda i=i: i in run.scheduler.leases, "another is asked for")  # type: ignore[misc]
-        run.scheduler.end(i, EndCause.FAILED, "BOOT_FAIL")
-    wait_until(lambda: "BOOT_FAIL" in run.error, "the run ends")
 
 
 def test_a_lease_near_its_end_takes_no_more_work(make_run: Callable[..., LeasedRun]) -> None:

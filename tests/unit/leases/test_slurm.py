@@ -12,7 +12,8 @@ import pytest
 from orchestrator.errors import TransportError, UnreachableError
 from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmPool, SlurmSource
-from orchestrator.transport import Completed, LocalTransport
+from orchestrator.transport.base import Completed
+from orchestrator.transport.local import LocalTransport
 
 SINFO = """\
 gpu*|96|1000000|gpu:mi300x:8(S:0-1),nic:2|1-12:00:00
@@ -154,23 +155,6 @@ def test_a_job_that_is_queued_again_is_another_lease(login: Login) -> None:
     assert login.calls[-1] == ["scancel", "--quiet", "12_3", "9"]
 
 
-def test_findings_without_a_lease(login: Login) -> None:
-    login.answers["sbatch"] = Completed(0, b"", b"sbatch: Job 3 to start at 14:20 on nodes g1\n")
-    assert [str(f) for f in source(login, gpus=8).check()] == ["Job 3 to start at 14:20 on nodes g1"]
-    assert "--test-only" in login.calls[-1]
-    for request, about in (
-        ({"partition": "none"}, "partition"),
-        ({"gpus": 9}, "gpus"),
-        ({"partition": "cpu", "gpus": 1}, "gpus"),
-        ({"time_s": 36.1 * 3600}, "time"),
-        ({"partition": "old", "time_s": 3601.0}, "time"),
-    ):
-        bad = [f for f in source(login, **request).check() if f.level != "ok"]
-        assert [(f.about, f.level) for f in bad] == [(about, "unusable")], request
-    login.answers["sinfo"] = Completed(0, b"", b"")
-    assert "no default partition" in str(source(login).check()[0])
-
-
 def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:
     s = source(login)
     for name, words in (
@@ -185,6 +169,8 @@ def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:
         s.ask(1)
     assert not isinstance(refused.value, UnreachableError)
     assert "Invalid account" in str(s.check()[-1])
+    login.answers["sinfo"] = Completed(0, b"", b"")
+    assert "no default partition" in str(source(login).check()[0])
     s.release([Lease("99", QUEUED)])
 
 

@@ -124,11 +124,11 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "ledger.db").write_bytes(b"no database" * 1000)
     before = sorted(str(p) for p in tmp_path.rglob("*"))
-    found = gather(tmp_path, A8W8, "replay", "gfx950")
-    assert found.samples == gather(tmp_path, A8W8, "replay").samples
-    assert found.samples == [CostSample(2, 2.0 * (1 + 2) * 64 * 128, 2.0 * 64 * 128, 3.0)]
-    assert found.starts == [], "no start is known of a run without its time"
-    assert gather(tmp_path, A8W8, "replay", "gfx942").samples == gather(tmp_path / "no", A8W8, "replay").samples == []
+    samples, starts = found = gather(tmp_path, A8W8, "replay", "gfx950")
+    assert found == gather(tmp_path, A8W8, "replay")
+    assert samples == [CostSample(2, 2.0 * (1 + 2) * 64 * 128, 2.0 * 64 * 128, 3.0)]
+    assert starts == [], "no start is known of a run without its time"
+    assert gather(tmp_path, A8W8, "replay", "gfx942") == gather(tmp_path / "no", A8W8, "replay") == ([], [])
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
 
 
@@ -139,9 +139,9 @@ def test_seconds_before_the_first_group_and_after_the_last_are_those_of_earlier_
         first, last = ledger.query(f"{times} FROM journal")[0]
         for name, value in (("created", first - 7.0), ("ended", last + 2.0), ("units", 2.0)):
             ledger.set_meta(name, value)
-    found = gather(tmp_path, A8W8, "replay")
-    assert found.starts == [pytest.approx(10.0)], "and the second in which the first attempt imported"
-    assert [s.shapes for s in found.samples] == [4], "two backends make two of each shape"
+    samples, starts = gather(tmp_path, A8W8, "replay")
+    assert starts == [pytest.approx(10.0)], "and the second in which the first attempt imported"
+    assert [s.shapes for s in samples] == [4], "two backends make two of each shape"
 
 
 def estimate(*args: Any, **more: Any) -> Range:

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import TransportError
-from orchestrator.transport import RemoteFile
-from orchestrator.transport.base import command_line
+from orchestrator.transport.base import RemoteFile, command_line
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.kept_shell import SCRIPT
 from orchestrator.transport.shell import UNPACK, stream
