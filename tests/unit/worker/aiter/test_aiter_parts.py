@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -17,11 +16,10 @@ from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
-from worker.agent.attempt import MessageCheck
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.process import Child, OutputLog
-from worker.protocol import NodeConfig, ProtocolError, Spec, SpecShape, TableKernel
+from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
 from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut, SlotIdentity, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
 from worker.tuners.aiter.session import ModuleStore, clear_stale_locks, link_shipped_modules
@@ -68,16 +66,6 @@ def test_built_modules_are_published_and_copied_never_shared(tmp_path: Path) -> 
     (other / "module_core.so").unlink()  # what a builder does before it writes its own
     (other / "module_core.so").write_text("rebuilt")
     assert (package / "jit/module_core.so").read_text() == "core"
-
-
-def test_one_slot_builds_and_the_others_wait(tmp_path: Path) -> None:
-    store = ModuleStore(tmp_path, "key")
-    store.root.mkdir(parents=True)
-    holder = os.open(store.root / "building", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    beats = iter((lambda: None, lambda: os.close(holder)))  # the second: as when its process dies
-    with store.building(lambda: next(beats)()):
-        assert next(beats, None) is None
 
 
 # --- the shim -------------------------------------------------------------------------------------------------------
@@ -143,20 +131,6 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
 
 
 # --- what the worker has for it -------------------------------------------------------------------------------------
-
-
-def test_a_parked_shape_waits_for_its_verdict_without_blame() -> None:
-    course = MessageCheck(Spec("a", "r", 1, shapes=(SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))))
-    course.take({"type": "shape_started", "shape": 1}, 0.0)
-    assert course.take({"type": "shape_parked", "shape": 1}, 0.0) is None
-    assert [course.in_flight] == [None]
-    course.take({"type": "shape_started", "shape": 2}, 0.0)
-    made = course.take({"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}}, 0.0)
-    assert made is not None
-    assert course.in_flight == 2
-    for kind in ("shape_parked", "row"):
-        with pytest.raises(ProtocolError):
-            course.take({"type": kind, "shape": 1, "row": {"us": 1.0}}, 0.0)
 
 
 @pytest.mark.parametrize(

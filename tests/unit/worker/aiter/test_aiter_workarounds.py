@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.standins.aiter import change, make_tree
 from worker.aiter_tree.locate import ScratchTree
 from worker.families import FAMILIES
-from worker.tuners.aiter.findings import WORKAROUNDS, WorkaroundRefusedError, inspect, needed, prepare
+from worker.tuners.aiter.findings import inspect, needed, prepare
 
 A4W4 = FAMILIES["a4w4_blockscale"]
 SCRIPT = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
@@ -79,14 +78,6 @@ def test_two_in_one_file(tmp_path: Path) -> None:
     text = scratch.tree.scripts[A4W4.name].read_text()
     assert "['tile_M', \"tile_N\", " in text
     assert "x_f32 = x_f32 * x_scales_f32[..., : x_f32.shape[-1]]" in text
-
-
-def test_one_that_mends_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect(make(tmp_path / "real", UNTRIMMED))
-    script = (found.tree.root / SCRIPT).read_bytes()
-    monkeypatch.setitem(WORKAROUNDS, "k_trim", replace(WORKAROUNDS["k_trim"], fix=lambda *_: [(SCRIPT, script)]))
-    with pytest.raises(WorkaroundRefusedError, match="mended nothing"):
-        prepare(found, ["k_trim"], tmp_path / "scratch")
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
