@@ -1,4 +1,4 @@
-"""Parts of the tuner aiter by themselves: locks, modules, the shim, parked shapes, the node's cache."""
+"""Parts of the tuner aiter by themselves: locks, the shim, ends of processes, the node's cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from worker.process import Child, OutputLog
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
 from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut, SlotIdentity, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
-from worker.tuners.aiter.session import ModuleStore, clear_stale_locks, link_shipped_modules
+from worker.tuners.aiter.session import clear_stale_locks
 
 MP_TUNER = """
 def worker(gpu_id, info, func, args, kwargs, ref=None):
@@ -44,28 +44,6 @@ def test_a_lock_is_cleared_only_when_nobody_holds_it(tmp_path: Path) -> None:
     with open(build / "lock_open"):
         assert len(clear_stale_locks([tmp_path, tmp_path / "nothing"])) == 2
     assert [p.name for p in build.rglob("*") if p.is_file()] == ["lock_open"]
-
-
-def test_built_modules_are_published_and_copied_never_shared(tmp_path: Path) -> None:
-    package, slot, other = tmp_path / "aiter", tmp_path / "slot", tmp_path / "other"
-    (package / "jit").mkdir(parents=True)
-    (package / "jit/module_core.so").write_text("core")
-    link_shipped_modules(slot, package)
-    link_shipped_modules(other, package)
-    (slot / "module_a.so").write_text("a")
-    (slot / "build/module_a").mkdir(parents=True)
-    (slot / "build/module_a/big.o").write_text("object")
-    store = ModuleStore(tmp_path / "cache", "key")
-    assert not store.is_warm("a8w8")
-    store.publish(slot, "a8w8")
-    assert store.is_warm("a8w8")
-    store.copy_to(other)
-    assert (other / "module_a.so").read_text() == "a"
-    assert not (other / "module_a.so").samefile(store.modules / "module_a.so")
-    assert not (other / "build").exists()
-    (other / "module_core.so").unlink()  # what a builder does before it writes its own
-    (other / "module_core.so").write_text("rebuilt")
-    assert (package / "jit/module_core.so").read_text() == "core"
 
 
 # --- the shim -------------------------------------------------------------------------------------------------------

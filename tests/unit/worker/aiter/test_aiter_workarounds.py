@@ -55,18 +55,6 @@ def test_needed_and_applied(tmp_path: Path, name: str, changed: tuple[str, str, 
     assert state(root) == before
 
 
-def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> None:
-    root = make(tmp_path / "real", PLAIN_CORE)
-    (root / "hsa/f4gemm").symlink_to("gfx950/f4gemm")
-    assert inspect(root).workarounds["asm_dir_symlink"].verdict == "harmless"
-    (root / "hsa/gfx950/i8gemm").mkdir()
-    (root / "hsa/gfx950/i8gemm/list.csv").write_text("tile_m\n")
-    scratch, applied = prepare(inspect(root), ["asm_dir_symlink"], tmp_path / "scratch")
-    assert [f["file"] for a in applied for f in a["files"]] == ["hsa/i8gemm"]
-    assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
-    assert (scratch.folder / "hsa/f4gemm/f4gemm_bf16_per1x32Fp4.csv").is_file()
-
-
 def test_two_in_one_file(tmp_path: Path) -> None:
     found = inspect(make(tmp_path / "real", OLD_NAMES, UNTRIMMED))
     names = needed(found, A4W4, [EVEN, ODD])
