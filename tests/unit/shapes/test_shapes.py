@@ -205,14 +205,6 @@ def test_no_file_directory_and_pipe(tmp_path: Path) -> None:
             read_shapes(f"{tmp_path}/{name}", A4W4)
 
 
-def test_control_characters_are_never_echoed(tmp_path: Path) -> None:
-    path = tmp_path / "\x1b[31mred.csv"
-    with pytest.raises(ShapesError) as e:
-        read(path, "M,N,\x1b]0;x\x07\n\x1b[2J,\u202e1,\x9b\n", "a16w16")
-    assert len(e.value.faults) == 3
-    assert all(f.isprintable() and r"\x1b[31mred.csv" in f for f in e.value.faults)
-
-
 ONE_FOLDER = [HealthCheck.function_scoped_fixture]
 
 
