@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.controller.prepare import gather
-from orchestrator.ledger.writer import Ledger
 from orchestrator.planning.cost import CostModel, CostSample
 from orchestrator.planning.estimate import Range, UnderWay, seconds_left
 from orchestrator.planning.plan import make_plan
@@ -111,18 +110,6 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
     assert found.starts == [], "no start is known of a run without its time"
     assert gather(tmp_path, A8W8, "replay", "gfx942").samples == gather(tmp_path / "no", A8W8, "replay").samples == []
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
-
-
-def test_seconds_before_the_first_group_and_after_the_last_are_those_of_earlier_runs(tmp_path: Path) -> None:
-    earlier_run(tmp_path / "one")
-    with Ledger.open(tmp_path / "one" / "ledger.db") as ledger, ledger.transaction():
-        times = "SELECT min(t) FILTER (WHERE type='AttemptStarted'), max(t) FILTER (WHERE type='AttemptEnded')"
-        first, last = ledger.query(f"{times} FROM journal")[0]
-        for name, value in (("created", first - 7.0), ("ended", last + 2.0), ("units", 2.0)):
-            ledger.set_meta(name, value)
-    found = gather(tmp_path, A8W8, "replay")
-    assert found.starts == [pytest.approx(10.0)], "and the second in which the first attempt imported"
-    assert [s.shapes for s in found.samples] == [4], "two backends make two of each shape"
 
 
 def estimate(*args: Any, **more: Any) -> Range:

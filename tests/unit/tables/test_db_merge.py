@@ -65,6 +65,7 @@ def cli(*words: object) -> Any:
         (Time(100.0), Time(98.0, 0.001), Time(100.0), "noise", "kept", "same profile"),
         (Time(100.0, 0.001), Time(98.0, 0.001), None, "noise", "kept", "old figure"),
         (Time(100.0), Time(99.9), None, "best", "replaced", "old figure"),
+        (Time(100.0), Time(100.0), None, "best", "kept", "old figure"),
         (Time(100.0), Time(120.0), None, "replace", "replaced", "old figure"),
         (None, Time(1e9), None, "noise", "replaced", "no old time"),
     ],
