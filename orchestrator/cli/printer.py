@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MOST_ROWS = 40
 PIPE_WIDTH = 10_000
 """Columns of output that is no terminal: nothing is wrapped or cut."""
+FOLDED = 16
+"""Least width to which the widest column of a table is folded."""
 ALL = "all with --json"
 Cell = str | tuple[str, str]
 """A text, or (the text, its style)."""
@@ -52,14 +54,17 @@ class Grid(NamedTuple):
     right: Sequence[str]
     caption: str = ""
 
-    def styled(self) -> Table:
-        """Return it for a terminal, without lines. Where it is too wide, its widest column is folded."""
+    def styled(self, room: int) -> Table:
+        """Return it for a terminal with `room` columns, without lines. Where it is too wide, its widest column is
+        folded; what is then still too wide runs on in the next line, and nothing is cut."""
         from rich.table import Table
         from rich.text import Text
 
         table = Table(box=None, header_style="bold", padding=(0, 1), caption=self.caption or None)
         rows = [[(c, "") if isinstance(c, str) else c for c in row] for row in self.rows]
-        widths = [max(len(row[i][0]) for row in rows) for i in range(len(self.columns))]
+        widths = [max(len(name), *(len(row[i][0]) for row in rows)) for i, name in enumerate(self.columns)]
+        least = sum(2 + (min(w, FOLDED) if w == max(widths) else w) for w in widths)
+        table.width = least if least > room else None
         for name, width in zip(self.columns, widths, strict=True):
             justify: Literal["left", "right"] = "right" if name in self.right else "left"
             table.add_column(plain(name), justify=justify, no_wrap=width < max(widths), overflow="fold")
@@ -132,7 +137,8 @@ class Page:
             if isinstance(part, str):
                 print(plain(part), file=to)
             else:
-                console(to).print(part.styled())
+                out = console(to)
+                out.print(part.styled(out.width), crop=False)
         for text in self._asides:
             print(plain(text), file=sys.stderr)
 

@@ -12,7 +12,7 @@ import pytest
 
 from orchestrator.families import get_family
 from orchestrator.results.verify import Reading
-from orchestrator.shapes.aiter_log import MissKeys, read_line
+from orchestrator.shapes.aiter_log import key_of, read_line
 from orchestrator.tables.export import duplicates
 from orchestrator.tables.locate import family_in_name
 from orchestrator.tables.tuned import read_table
@@ -70,7 +70,7 @@ def test_every_miss_and_every_hit_is_read(version: str) -> None:
         assert miss is not None, text
         assert miss.family == (MXSCALE if "tuned/padded" in text else family), text
         of = get_family(miss.family)
-        key = dict(zip(of.key_names, MissKeys(of).key(miss), strict=True))
+        key = dict(zip(of.key_names, key_of(miss, of.name), strict=True))
         assert (key["M"], key["N"], key["K"], key.get("B", 16)) == (48, 512, 1024, 16)
         assert key.get("outdtype", BF16) == BF16 or "dtype=" not in text
     hits = [(text, f) for path, f in FILES.items() for text in lines(version, path, "is tuned")]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import csv
 import json
 import os
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
+from orchestrator.cli.printer import Grid
 from orchestrator.errors import InputError
 
 HEADER = "kernel,B,M,N,K,us,run"
@@ -234,6 +237,14 @@ def test_text_of_files_is_whole_and_reaches_no_terminal_or_page_raw(tmp_path: Pa
     assert (out.count("x" * 300), page.count("x" * 300)) == (2, 2)
     assert not any(raw in page for raw in ("<img", "@team"))
     assert "\\|&lt;img" in page
+
+
+@pytest.mark.parametrize("width", [20, 60, 200])
+def test_a_narrow_terminal_folds_the_widest_column_and_cuts_nothing(width: int) -> None:
+    grid = Grid(("kernel", "golden us", "verdict"), [("k" * 100, "100.25", "regression")], ("golden us",))
+    Console(file=(out := StringIO()), width=width).print(grid.styled(width), crop=False)
+    assert out.getvalue().count("k") == 101
+    assert all(text in out.getvalue() for text in ("golden us", "100.25", "regression"))
 
 
 # --- config sets ------------------------------------------------------------------------------------------------------
