@@ -227,10 +227,13 @@ class BatchedDriver(NodeDriver):
 
         self._post = noting
 
-    def _write(self, op: Any) -> None:
-        super()._write(op)
+    def put(self, session: int, files: dict[str, bytes]) -> None:
+        super().put(session, files)
+        self._writes.put((session, functools.partial(self._written, files)))
+
+    def _written(self, files: dict[str, bytes]) -> None:
         now = time.time()
-        for path in getattr(op, "files", ()):
+        for path in files:
             if path.startswith("inbox/") and self._ended:
                 self.handed.append((now, now - self._ended.popleft()))
 

@@ -44,7 +44,7 @@ def run(folder: Path) -> list[Figure]:
 def _claim_gaps(bench: Bench) -> float:
     """Median seconds between attempt_ended and the next attempt_started of a slot, by the worker's own clock."""
     gaps: list[float] = []
-    for path in (bench.node() / "events").glob("*.jsonl"):
+    for path in (bench.folder() / "events").glob("*.jsonl"):
         ended = None
         for line in path.read_bytes().splitlines():
             record = json.loads(line)

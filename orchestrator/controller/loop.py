@@ -13,6 +13,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from orchestrator.controller.exchange import NodeReports, Outbox
@@ -351,9 +352,7 @@ class Controller:
     def _sum_up(self, seen: Mapping[str, StoppedNode]) -> None:
         """Note where workers may be left, and keep the result for `cancel`."""
         with self._ledger.transaction():
-            self._ledger.set_meta(
-                "farewell", {"epoch": self._epoch, "nodes": {n: s.to_json() for n, s in seen.items()}}
-            )
+            self._ledger.set_meta("farewell", {"epoch": self._epoch, "nodes": {n: asdict(s) for n, s in seen.items()}})
         for node, found in seen.items():
             if found.left:
                 text = f"workers may be left behind on {node}, they end when they are idle: {found.left}"

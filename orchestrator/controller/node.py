@@ -16,14 +16,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import tenacity
 
-from orchestrator.controller.messages import FromStream, Message, NodeTakenOver, NodeUp, Taken, Timeouts
+from orchestrator.controller.messages import (
+    Beat,
+    FromStream,
+    Message,
+    NodeTakenOver,
+    NodeUp,
+    Taken,
+    Timeouts,
+    read_frames,
+)
 from orchestrator.controller.node_plan import attempts_in, bring_home, missing_files, take_back_all
-from orchestrator.controller.stream import Beat, read_frames
 from orchestrator.engines import Engine
 from orchestrator.errors import LeftOutError, NodeError, TakenOverError, TransportError
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
@@ -125,23 +133,6 @@ CUT_OFF_S = 1.0
 """A thread whose calls were ended may take so long to notice."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Put:
-    session: int
-    files: dict[str, RemoteFile]
-
-
-@dataclass(frozen=True, slots=True)
-class _TakeBack:
-    session: int
-    name: InboxName
-
-
-@dataclass(frozen=True, slots=True)
-class _Revive:
-    slot: str
-
-
 class NodeDriver:
     """Connection to one node folder, and the threads that use it."""
 
@@ -186,8 +177,8 @@ class NodeDriver:
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
-        self._writes: queue.SimpleQueue[_Put | _TakeBack | _Revive | None] = queue.SimpleQueue()
-        self._channel_lock = threading.Lock()
+        self._writes: queue.SimpleQueue[tuple[int | None, Callable[[], None]] | None] = queue.SimpleQueue()
+        """(session that it is meant for, or None for any; what to do)."""
         self._close_channel: Callable[[], None] = lambda: None
         self._heard = time.monotonic()
         self._spoke = 0.0
@@ -206,10 +197,11 @@ class NodeDriver:
 
     def put(self, session: int, files: dict[str, bytes]) -> None:
         """Write files into the node folder (paths relative to it), soon."""
-        self._writes.put(_Put(session, {n: RemoteFile(d) for n, d in files.items()}))
+        real = {n: RemoteFile(d) for n, d in files.items()}
+        self._writes.put((session, lambda: self._transport.put(self.folder, real)))
 
     def take_back(self, session: int, name: InboxName) -> None:
-        self._writes.put(_TakeBack(session, name))
+        self._writes.put((session, partial(self._take_back, name)))
 
     def check_pulse(self) -> None:
         """Break a stream that has been silent for too long; the reader then starts anew."""
@@ -356,8 +348,7 @@ class NodeDriver:
         channel = self._transport.open(
             ["sh", f"{self.folder}/follow.sh", "--from", json.dumps(offsets, separators=(",", ":"))]
         )
-        with self._channel_lock:
-            self._close_channel = channel.close
+        self._close_channel = channel.close
         if self._closing.is_set():
             channel.close()
         try:
@@ -385,7 +376,7 @@ class NodeDriver:
                     self._offsets[key] = frame.offset + len(frame.data)
                 else:
                     for slot in self.workers.dead(frame):
-                        self._writes.put(_Revive(slot))
+                        self._writes.put((None, partial(self._revive, slot)))
                 self._post(FromStream(self.node, frame))
                 self._heard = time.monotonic()
         finally:
@@ -394,9 +385,7 @@ class NodeDriver:
         return why
 
     def _break_stream(self) -> None:
-        with self._channel_lock:
-            close = self._close_channel
-        close()
+        self._close_channel()
 
     def _trouble(self, detail: str) -> None:
         self._post(NodeTroubled(self.node, detail, self._spoke or time.time()))
@@ -405,27 +394,24 @@ class NodeDriver:
 
     def _write_loop(self) -> None:
         while True:
-            op = self._writes.get()
-            if op is None:
+            if (asked := self._writes.get()) is None:
                 return
+            session, write = asked
             try:
                 with self._io:
-                    self._write(op)
+                    if session in (None, self._session):
+                        write()
             except NodeError as e:
                 self._trouble(str(e))
                 self._break_stream()  # the preparation that follows finds out what arrived
 
-    def _write(self, op: _Put | _TakeBack | _Revive) -> None:
-        if isinstance(op, _Revive):
-            if not self._closing.is_set() and (given_up := self.workers.revive(op.slot)):
-                self._post(SlotLost(self.node, op.slot, given_up))
-        elif op.session != self._session:
-            return
-        elif isinstance(op, _Put):
-            self._transport.put(self.folder, op.files)
-        else:
-            won = self._transport.rename(f"{self.folder}/inbox/{op.name}", f"{self.folder}/taken/{op.name}")
-            self._post(Taken(self.node, op.name.attempt, won))
+    def _take_back(self, name: InboxName) -> None:
+        won = self._transport.rename(f"{self.folder}/inbox/{name}", f"{self.folder}/taken/{name}")
+        self._post(Taken(self.node, name.attempt, won))
+
+    def _revive(self, slot: str) -> None:
+        if not self._closing.is_set() and (given_up := self.workers.revive(slot)):
+            self._post(SlotLost(self.node, slot, given_up))
 
 
 def _results_broken(beat: Beat) -> str:

@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from orchestrator.controller.messages import StopLimits, Timeouts
 from orchestrator.controller.node import NodeDriver
@@ -160,9 +159,6 @@ class StoppedNode:
 
     ran: int | None
     left: str = ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Shutdown:

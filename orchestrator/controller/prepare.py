@@ -105,19 +105,14 @@ _LAST = "SELECT max(t) FROM journal WHERE type='AttemptEnded'"
 _MEASURED = "SELECT s.key FROM shapes s WHERE s.id IN (SELECT DISTINCT shape FROM rows WHERE attempt=?)"
 
 
-class EarlierRuns(NamedTuple):
-    """`samples` of attempts; `starts`: seconds that a run took until its first group, and after its last."""
+def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> tuple[list[CostSample], list[float]]:
+    """Samples of attempts of the newest runs in a folder with this family and tuner (and, if given, gfx), and the
+    seconds that each run took until its first group and after its last.
 
-    samples: list[CostSample]
-    starts: list[float]
-
-
-def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> EarlierRuns:
-    """Samples of the newest runs in a folder with this family and tuner (and, if given, gfx). A ledger that cannot be
-    read is left out. At most MOST_SHAPES shapes are read.
+    A ledger that cannot be read is left out. At most MOST_SHAPES shapes are read.
     """
     if not runs.is_dir():
-        return EarlierRuns([], [])
+        return [], []
     ledgers = sorted(runs.glob("*/ledger.db"), key=lambda p: (_mtime(p), p.parent.name), reverse=True)
     out: list[CostSample] = []
     starts: list[float] = []
@@ -133,7 +128,7 @@ def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> Ea
             starts.append(start)
         if used >= NEWEST_RUNS or sum(s.shapes for s in out) >= MOST_SHAPES:
             break
-    return EarlierRuns(out, starts)
+    return out, starts
 
 
 def _mtime(path: Path) -> float:
@@ -269,9 +264,8 @@ class Prepared:
             for key in ("run", "family", "tuner"):
                 ledger.set_meta(key, getattr(self.config, key))
             ledger.set_meta("cost", asdict(self.cost))
-            ledger.set_meta(
-                "units", self.request.share * recorded_tuner(self.config.tuner).cost_factor(self.config.options)
-            )
+            factor = recorded_tuner(self.config.tuner).cost_factor(self.config.options)
+            ledger.set_meta("units", self.request.share * factor)
             if self.worths:
                 ledger.set_meta(WORTHS, {i: astuple(w) for i, w in self.worths.items()})
             ledger.set_meta("created", self.config.created)
@@ -334,8 +328,7 @@ def prepare(request: RunRequest) -> Prepared:
         dropped = drop_tuned(listed.shapes, family, request.db, gfx, cu_num, retune=request.retune)
     tuned = tuned_times(request.db, family, gfx, cu_num) if request.by_value else {}
     worth = _worths(listed, dropped.skipped, tuned, family, (gfx, cu_num or None)) if request.by_value else {}
-    earlier = gather(request.runs, family, tuner, gfx)
-    cost = CostModel.default(tuner, family, gfx).fit(earlier.samples, earlier.starts)
+    cost = CostModel.default(tuner, family, gfx).fit(*gather(request.runs, family, tuner, gfx))
     cost = cost.scaled(request.share * recorded_tuner(tuner).cost_factor(request.options))
     plan = make_plan(
         dropped.todo,

@@ -368,7 +368,7 @@ def _forgive(state: State, a: Attempt, culprit: int | None = None) -> None:
 
 
 def _set_node(state: State, n: Node, to: Any, why: str, t: float) -> None:
-    n.state, n.why, n.since = to, why, t
+    n.state, n.why = to, why
     n.history.append((t, to, why))
     for slot in n.slots.values():
         look(state, slot)
@@ -376,7 +376,7 @@ def _set_node(state: State, n: Node, to: Any, why: str, t: float) -> None:
 
 def _set_slot(state: State, slot: Slot, to: Any, why: str, t: float) -> None:
     if (to, why) != (slot.state, slot.why):
-        slot.state, slot.why, slot.since = to, why, t
+        slot.state, slot.why = to, why
         slot.history.append((t, to, why))
     look(state, slot)
 
@@ -391,7 +391,7 @@ def _known(state: State, e: ev.NodeExpected | ev.NodeJoined, host: str, gpus: tu
         if slot is None:
             place = (n.host, gpu or (name if n.host == n.name else f"{n.name}/{name}"))
             known = state.gpus.setdefault(place, Gpu(place))
-            slot = n.slots[name] = Slot(n.name, name, known, since=t)
+            slot = n.slots[name] = Slot(n.name, name, known)
             if known.shut:
                 _set_slot(state, slot, "quarantined", known.shut, t)
         elif slot.state == "lost":

@@ -151,14 +151,13 @@ class Gpu:
 
 @dataclass(slots=True)
 class Slot:
-    """A slot of a node. `why` and `since` belong to its state; `history` has all of them as (t, state, why)."""
+    """A slot of a node. `why` belongs to its state; `history` has all of them as (t, state, why)."""
 
     node: str
     name: str
     gpu: Gpu
     state: Literal["starting", "ready", "quarantined", "lost"] = "starting"
     why: str = ""
-    since: float = 0.0
     history: list[tuple[float, str, str]] = field(default_factory=list)
     running: str | None = None
     queued: list[str] = field(default_factory=list)
@@ -198,7 +197,6 @@ class Node:
     host: str
     state: Literal["away", "joined", "busy", "lost", "gone"] = "away"
     why: str = ""
-    since: float = 0.0
     history: list[tuple[float, str, str]] = field(default_factory=list)
     """(t, state, why); also `trouble`, which is no state of its own."""
     draining: bool = False

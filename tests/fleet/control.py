@@ -33,7 +33,7 @@ def main(request: Mapping[str, Any]) -> int:
     paths = RunPaths(Path(request["run"]))
     place = Path(request["place"])
     timeouts = replace(TIMEOUTS, **request["timeouts"])
-    settings = DriveSettings(lambda plan: NodeLink(plan, place), timeouts, replace(POLICY, **request["policy"]))
+    settings = DriveSettings(lambda plan: NodeLink(plan, place), timeouts, POLICY)
     try:
         if request["what"] == "cancel":
             tuning.cancel(paths, settings)

@@ -11,7 +11,7 @@ can change it while a controller runs in another process:
 
 Beside it, `NODE.lose` (`OP NTH before|after|dies`) makes the NTH next `put`, `rename`, `run` or `open` fail before it
 was done or after, or kills the controller after it; `NODE.gate` holds starts of workers up while it is there;
-`NODE.slow` delays the stream by so many seconds; `NODE.env` has a variable of the workers.
+`NODE.env` has a variable of the workers.
 """
 
 from __future__ import annotations
@@ -84,9 +84,7 @@ class NodeLink(LocalTransport):
         if argv[1].endswith("/follow.sh"):
             start = parse_start(argv[argv.index("--from") + 1])
             folder = Path(self._plan.folder)
-            slow = self._place / "links" / f"{self.node}.slow"
-            delay_s = float(slow.read_text()) if slow.exists() else 0.0
-            return self._carry("open", lambda: FollowChannel(self, HeldStream(self, folder, start), delay_s))
+            return self._carry("open", lambda: FollowChannel(self, HeldStream(self, folder, start)))
         return self._carry("open", lambda: super(NodeLink, self).open(argv))
 
     # --- what a command does ----------------------------------------------------------------------------------------
@@ -185,12 +183,12 @@ class HeldStream(Stream):
 class FollowChannel:
     """The stream of a node: the real follower writes into a pipe, and the link decides what comes through."""
 
-    def __init__(self, link: NodeLink, stream: Stream, delay_s: float) -> None:
+    def __init__(self, link: NodeLink, stream: Stream) -> None:
         self._link = link
         self._closed = False
         self._out, into = os.pipe()
         self._cut: int | None = None
-        threading.Thread(target=_follow, args=(stream, into, delay_s), daemon=True).start()
+        threading.Thread(target=_follow, args=(stream, into), daemon=True).start()
 
     def read(self, size: int) -> bytes:
         while not self._closed and not self._link.closed:
@@ -220,8 +218,7 @@ class FollowChannel:
         return "the connection broke"
 
 
-def _follow(stream: Stream, into: int, delay_s: float) -> None:
-    time.sleep(delay_s)
+def _follow(stream: Stream, into: int) -> None:
     try:
         follow(stream, into, BEAT_S)
     except BrokenPipeError:

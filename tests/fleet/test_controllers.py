@@ -3,7 +3,6 @@ was in flight is repeated (law 4)."""
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import shutil
@@ -15,35 +14,11 @@ from pathlib import Path
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller.messages import Timeouts
 from orchestrator.ledger.reader import reconcile
 from orchestrator.paths import RunConfig, leave_request
-from tests.fleet.kit import Controller, Fleet
+from tests.fleet.kit import Fleet
 from tests.support.marks import full_but
 from tests.waiting import wait_until
-from worker.agent.inbox import DeviceLock
-from worker.protocol import LOCKS_ENV
-
-
-def settled(fleet: Fleet) -> int:
-    with fleet.ledger() as ledger:
-        assert reconcile(ledger) == []
-        return ledger.counts().settled
-
-
-def test_workers_go_on_without_their_controller_and_nothing_is_repeated(fleet: Fleet) -> None:
-    n = fleet.shapes(groups=18)
-    run = fleet.begun(4)
-    run.kill()
-    known = fleet.tuned()
-    here = sum(map(fleet.measured, fleet.nodes))
-    fleet.release()
-    wait_until(lambda: sum(map(fleet.measured, fleet.nodes)) > here, "a worker goes on alone")
-    assert fleet.resume().code == 0
-    fleet.check_books(n)
-    assert known < n
-    assert set(fleet.starts().values()) == {1}
-    assert [r.epoch for r in fleet.journal(ev.Resumed)] == [1, 2]
 
 
 @pytest.mark.parametrize("kills", [8, pytest.param(50, marks=pytest.mark.soak)])
@@ -63,9 +38,12 @@ def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int, kills: int)
         if run.poll() is not None:
             break  # a fast machine: all is done
         run.kill()
-        now = settled(fleet) if fleet.paths.ledger.exists() else 0
-        assert now >= before, "what was settled stays settled"
-        before = now
+        if fleet.paths.ledger.exists():
+            with fleet.ledger() as ledger:
+                assert reconcile(ledger) == []
+                now = ledger.counts().settled
+            assert now >= before, "what was settled stays settled"
+            before = now
         run = fleet.drive()
     assert run.wait() == 1, run.out
     fleet.check_books(n - 2, {"2x64x64": "fault", "1x128x64": "kills_nodes"})
@@ -89,22 +67,17 @@ def test_killed_between_a_call_and_its_answer(make_fleet: Callable[..., Fleet], 
     assert set(fleet.starts().values()) == {1}
 
 
-def interrupted(fleet: Fleet, run: Controller, *, words: str = "no new work") -> None:
-    run.signal(signal.SIGINT)
-    wait_until(lambda: words in run.out or run.poll() is not None, "it is told")
-
-
 def test_ctrl_c_once_lets_running_groups_end(fleet: Fleet) -> None:
     n = fleet.shapes(groups=12)
     run = fleet.begun(3)
-    interrupted(fleet, run)
+    run.signal(signal.SIGINT)
+    wait_until(lambda: "no new work" in run.out, "it is told")
     fleet.release()
     assert run.wait() == 130, run.out
     assert re.search(rf"next: \S*gemmfleet resume {fleet.paths.run} ", run.out)
     with fleet.ledger() as ledger:
         assert 0 < ledger.counts().tuned < n
-        assert ledger.state == "interrupted"
-        assert not ledger.replayed.open
+        assert (ledger.state, ledger.replayed.open) == ("interrupted", {})
     wait_until(lambda: not fleet.processes(), "no worker is left")
     assert fleet.resume().code == 0
     fleet.check_books(n)
@@ -129,7 +102,8 @@ def test_ctrl_c_twice_stops_now(fleet: Fleet) -> None:
     n = fleet.shapes(groups=6)
     run = fleet.start(fleet.held(0))
     wait_until(fleet.at_work, "all nodes work")
-    interrupted(fleet, run)
+    run.signal(signal.SIGINT)
+    wait_until(lambda: "no new work" in run.out, "it is told")
     run.signal(signal.SIGINT)
     assert run.wait() == 130, run.out
     assert not fleet.processes()
@@ -175,13 +149,6 @@ def test_cancel_without_a_controller_keeps_what_was_measured_and_reports_what_it
     again = fleet.drive("cancel")
     assert again.wait() == 0
     assert "no worker ran on h1, h2, h3" in again.out
-
-
-def test_a_cancel_is_over_in_ten_seconds_by_its_limits() -> None:
-    """Nodes are ended while others are awaited; what comes after that is short."""
-    t = Timeouts()
-    assert t.cancel.stop_s + t.cancel.kill_s < t.cancel.limit_s
-    assert t.cancel.limit_s + t.cancel.kill_s + t.close <= 10.0
 
 
 def test_a_second_controller_on_this_machine_is_refused(fleet: Fleet) -> None:
@@ -319,7 +286,7 @@ def test_an_occupied_node_is_left_out(fleet: Fleet) -> None:
 
 def test_of_two_runs_that_start_in_the_same_moment_one_waits(make_fleet: Callable[..., Fleet]) -> None:
     """Both have the same node: they never measure at the same time."""
-    fleets = [make_fleet(nodes={"h1": 1}, runs=Path(runs)) for runs in ("first", "second")]
+    fleets = [make_fleet(nodes={"h1": 1}, runs=runs) for runs in ("first", "second")]
     for fleet in fleets:
         fleet.shapes(groups=4)
     runs = [fleet.start(fleet.held(0)) for fleet in fleets]
@@ -337,25 +304,3 @@ def test_of_two_runs_that_start_in_the_same_moment_one_waits(make_fleet: Callabl
         fleet.check_books(4)
     early_times, late_times = ([t for t, _ in f.journaled(ev.ShapeTuned)] for f in (early, late))
     assert early_times[-1] < late_times[0]
-
-
-def test_a_worker_that_finds_its_device_locked_makes_its_node_occupied(
-    make_fleet: Callable[..., Fleet], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check before the start saw nothing: its locks are elsewhere, as if the other run had started just then."""
-    fleet = make_fleet(nodes={"h1": 1})
-    (fleet.root / "links/h1.env").write_text(f"{LOCKS_ENV}={fleet.root}/late")
-    monkeypatch.setenv(LOCKS_ENV, f"{fleet.root}/late")
-    locks = [DeviceLock(name, "other-run/n7") for name in ("cores", "gpu-0")]
-    assert all(lock.take() for lock in locks)
-    n = fleet.shapes(groups=4)
-    run = fleet.start()
-    wait_until(lambda: doings(fleet) == [("h1", "wait")], "it is waited for")
-    assert fleet.journal(ev.NodeBusy)[0].detail == "workers of run other-run"
-    assert not fleet.at_work()
-    for lock in locks:
-        os.close(lock._fd)
-    assert run.wait() == 0, run.out
-    assert "h1 is occupied and waited for: workers of run other-run" in run.out
-    fleet.check_books(n)
-    assert doings(fleet) == [("h1", "wait"), ("h1", "free")]

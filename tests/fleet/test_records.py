@@ -95,18 +95,6 @@ def test_a_results_file_that_is_none_any_more_costs_its_node(fleet: Fleet, how: 
     fleet.check_books(n)  # no worker is left, also not of the node that was given up
 
 
-def test_a_torn_line_is_left_out(fleet: Fleet) -> None:
-    n = fleet.shapes(groups=12)
-    fleet.begun(3).kill()
-    fleet.kill_workers("h1", "h2", "h3")
-    fleet.release()
-    for node in fleet.nodes:
-        append(fleet.events(node), b'{"type":"shape_tuned","t":1,"attempt":"g0001-1","sha')
-    assert fleet.resume().code == 0
-    fleet.check_books(n)
-    assert set(bad_lines(fleet)) == {(node, "E") for node in fleet.nodes}
-
-
 def test_offsets_are_committed_with_what_was_read(fleet: Fleet) -> None:
     """A ledger that lost its last commit reads the same bytes again, and books nothing twice."""
     n = fleet.shapes(groups=12)

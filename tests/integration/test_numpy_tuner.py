@@ -33,6 +33,6 @@ def test_tuned_by_a_process_of_this_machine(bench: Bench, site: Path) -> None:
     assert all(float(r["us"]) > 0 for r in rows)
     assert {r["kernelName"] for r in read_csv(table)} <= kernels
     # the node has the package from us: tune.sh sets PYTHONPATH to the code folder alone
-    (code,) = (p for p in (bench.node() / "code").iterdir() if (p / "worker").is_dir())
+    (code,) = (p for p in (bench.folder() / "code").iterdir() if (p / "worker").is_dir())
     assert (code / "gemmfleet_numpy" / "__init__.py").is_file()
     assert "numpy = gemmfleet_numpy:SPEC" in (code / "gemmfleet_numpy-0.dist-info" / "entry_points.txt").read_text()

@@ -41,14 +41,6 @@ class Chaos:
     sick: str = ""
     """A node whose slot faults a few times although its canary passes."""
 
-    def lines(self) -> list[str]:
-        """For people, one thing a line."""
-        out = [f"seed {self.seed}: {self.haven} is the haven"]
-        for m in self.mishaps:
-            how_long = "for good" if m.seconds is None else f"{m.seconds:.1f} s" if m.seconds else ""
-            out.append(f"  at {100 * m.at:.0f} %: {m.kind} {m.node} {how_long}".rstrip())
-        return out + [f"  fault {f['kind']} {f['match']}" for f in self.faults]
-
 
 def draw(seed: int, nodes: tuple[str, ...] = ("h1", "h2", "h3"), groups: int = GROUPS) -> Chaos:
     """The same seed always draws the same. `groups`: number of groups of PER_GROUP shapes."""

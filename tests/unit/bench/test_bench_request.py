@@ -15,7 +15,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.results.bench import redacted
-from tests.support.config_tree import tree, values, winners
+from tests.support.config_tree import tree, values
 from worker.families import BATCHED
 from worker.protocol.bench import Options, Side, backends, lodge
 from worker.triton_configs.resolve import CONFIGS
@@ -43,17 +43,6 @@ def test_a_table_is_sent_whole_and_recorded_by_its_hash(tmp_path: Path) -> None:
     path.write_text("M,N\n1,2\n")
     with pytest.raises(InputError, match=r"tuned\.csv:1: no column K, us"):
         request.options([], ["torch"], path)
-
-
-def test_a_checkout_gives_its_gluon_files(tmp_path: Path) -> None:
-    kernels = ("gluon/gemm_afp4wfp4.py", "gluon/triton_version.py", "configs/gfx950/gluon/gemm/x/DEFAULT.json")
-    for rel in (*kernels, "a.py"):
-        path = tmp_path / "aiter/ops/triton" / rel
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"# {rel}")
-    assert sorted(request.gluon_files(tmp_path)) == sorted(f"aiter/ops/triton/{rel}" for rel in kernels)
-    with pytest.raises(InputError, match="neither"):
-        request.gluon_files(tmp_path / "aiter")
 
 
 def test_a_bench_without_a_file_takes_the_guides_fifteen_shapes(
@@ -131,15 +120,3 @@ def test_a_tree_gives_its_gemm_configs_and_one_set_is_compared_with_todays(tmp_p
     assert redacted(options)["sides"][1]["configs"].startswith("sha256 ")
     with pytest.raises(InputError, match="torch, aiter reads no such configs"):
         request.options(asked, ["torch,aiter-triton,aiter"])
-
-
-def test_a_runs_winners_are_sent_with_their_shapes(tmp_path: Path) -> None:
-    own, default = f"{NAME}-B=4-N=512-K=1024.json", f"{NAME}.json"
-    won = {own: {"M_LEQ_64": values(16)}, default: {"M_LEQ_64": values(8)}}
-    run = winners(tmp_path / "r1", won, [{"B": 4, "file": name} for name in won], "batched_bf16")
-    found = json.loads(config_sets([f"a={run / 'configs/aiter'}"])["a"])["winners"]
-    assert [(w["kind"], w["gfx"], w["shape"]) for w in found] == [
-        ("batched_bf16", "gfx950", [4, 512, 1024]), ("batched_bf16", "gfx950", None),
-    ]  # fmt: skip
-    assert found[0]["buckets"] == {"M_LEQ_64": values(16)}
-    assert json.loads(config_sets([f"a={run}"])["a"])["winners"] == found

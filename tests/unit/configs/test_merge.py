@@ -67,9 +67,6 @@ def refused(run: Path, root: Path, **options: Any) -> list[str]:
     return e.value.faults
 
 
-# --- what is written --------------------------------------------------------------------------------------------------
-
-
 def test_a_new_file_holds_every_bucket_of_the_default_and_moves_no_other_m(
     root: Path, tmp_path: Path, trials: list[Sequence[Call]]
 ) -> None:
@@ -131,9 +128,6 @@ def test_the_commands_say_what_they_did(root: Path, tmp_path: Path) -> None:
     text = said("merge", folder, "--into", root, "--json")
     assert json.loads(text)["changes"][0]["buckets"] == ["M_LEQ_64"]
     assert said("undo", root).splitlines()[-1] == "  older merges left: 0"
-
-
-# --- what is refused --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,9 +207,6 @@ def test_a_run_without_winners_and_a_folder_without_configs(tmp_path: Path) -> N
         merge(winners(tmp_path / "other", WON, [{}]), tmp_path)
 
 
-# --- the default file -------------------------------------------------------------------------------------------------
-
-
 def test_the_default_changes_on_request_and_every_reader_is_measured_again_first(root: Path, tmp_path: Path) -> None:
     configs, mine = root / "aiter" / "configs", tmp_path / "mine.csv"
     (configs / "model_configs").mkdir(parents=True)
@@ -257,9 +248,6 @@ def test_an_operator_that_the_tuner_cannot_call_is_the_users_to_check(root: Path
     assert (run / FOLDER / LIST).read_text() == "M,N,K\n", "there is nothing that the tuner could measure"
     assert merge(run, root, default=True, lists=[mine], checked=[CAT]).changes[0].callers == (QUANT, CAT)
     assert json.loads(text_of(root)[NAME])["checked"] == [CAT]
-
-
-# --- undo -------------------------------------------------------------------------------------------------------------
 
 
 def test_the_last_merge_is_taken_back_byte_by_byte(root: Path, tmp_path: Path) -> None:

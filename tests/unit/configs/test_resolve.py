@@ -105,9 +105,6 @@ def test_lower_bounds_come_first_then_the_highest_reached_then_any() -> None:
         bucket_for({"M_LEQ_64": {}}, 65, (16, 64))
 
 
-# --- calls of the loader ------------------------------------------------------------------------------------------
-
-
 def test_bounds_are_those_of_the_call_in_the_tree(tmp_path: Path) -> None:
     kind = BY_NAME["a16w16"]
     assert resolver(tmp_path, {}).bounds(kind) == (16, 64, 256, 4096)
@@ -140,9 +137,6 @@ def test_operators_that_read_a_kinds_files_are_found_and_those_that_the_tuner_ca
     assert operators("a8w8", "gfx942") == {}, "there is no file that it could read"
     callers = [c for kind in KINDS for c in kind.callers]
     assert len({(c.module, c.function) for c in callers}) == len(callers)
-
-
-# --- the text of files ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

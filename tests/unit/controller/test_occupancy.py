@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -15,7 +14,6 @@ from orchestrator.controller import node_check
 from orchestrator.controller.facts import ARGV, Container, Gpu, NodeFacts, load_facts, read_facts, save_facts, script
 from orchestrator.controller.node_check import check_node, check_nodes
 from orchestrator.controller.occupancy import (
-    NodeAdmission,
     gpus_of,
     mode_of,
     occupants,
@@ -25,12 +23,11 @@ from orchestrator.controller.occupancy import (
     twice,
 )
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.engines import WorkerState
-from orchestrator.errors import InventoryError, LeftOutError
+from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.transport.base import Completed
-from orchestrator.transport.local import LocalTransport, ProcessChannel
+from orchestrator.transport.local import LocalTransport
 from tests.support.health_kit import put, unfold
 
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
@@ -104,57 +101,6 @@ def test_what_the_inventory_and_the_command_line_say() -> None:
     assert [mode_of(Node(name="n"), None), mode_of(shared, None), mode_of(shared, "skip")] == ["wait", "share", "skip"]
     ours = [gpus_of(Node(name="n", gpus=g), NodeFacts({}, GPUS)) for g in ("auto", 0, 2, (1, 3))]
     assert ours == [(0, 1, 2, 3), (), (0, 1), (1, 3)]
-
-
-# --- the gate -----------------------------------------------------------------------------------------------------
-
-
-class Site(LocalTransport):
-    """A node that names one more container with a GPU for each time it is to be busy; also its engine."""
-
-    def __init__(self, *busy: str) -> None:
-        super().__init__("n")
-        self.busy, self.asked, self.ours, self.told = list(busy), 0, False, list[tuple[str, str]]()
-
-    def run(self, argv: Sequence[str], *, stdin: bytes = b"", timeout: float = 60.0) -> Completed:
-        self.asked += 1
-        name = self.busy.pop(0) if self.busy else ""
-        return Completed(0, f"{f'container=i|/{name}|img|running||||/dev/kfd,' if name else ''}\nend=1\n".encode(), b"")
-
-    def open(self, argv: Sequence[str]) -> ProcessChannel:
-        return super().open(["echo", "none"])  # it has no locks
-
-    def list(self) -> list[WorkerState]:
-        return [WorkerState("0", "running" if self.ours else "absent")]
-
-    def admit(self, mode: str) -> None:
-        gate = NodeAdmission(self, self, mode, b"", lambda facts: (0,), "mine", first_s=0.01)  # type: ignore[arg-type]
-        with gate(threading.Event(), lambda doing, why: self.told.append((doing, why))):
-            pass
-
-
-def test_waiting_ends_when_they_are_done_and_says_only_what_is_new() -> None:
-    site = Site("a", "a", "a", "b")
-    site.admit("wait")
-    assert site.asked == 5
-    assert site.told[:2] == [("wait", "container a (img)"), ("wait", "container b (img)")]
-    assert [doing for doing, _ in site.told[2:]] == ["free"]
-
-
-@pytest.mark.parametrize("mode", ["wait", "skip", "share"])
-def test_a_free_node_and_one_that_works_for_us_pass_in_silence(mode: str) -> None:
-    for site, asked in ((Site(), 1), (Site("a"), 0)):
-        site.ours = asked == 0
-        site.admit(mode)
-        assert (site.told, site.asked) == ([], asked)
-
-
-def test_skip_and_share() -> None:
-    shared, left = Site("a"), Site("a")
-    shared.admit("share")
-    with pytest.raises(LeftOutError, match=r"n: left out \(--busy skip\): container a \(img\)"):
-        left.admit("skip")
-    assert [shared.told, left.told] == [[(mode, "container a (img)")] for mode in ("share", "skip")]
 
 
 def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

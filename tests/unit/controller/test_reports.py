@@ -1,17 +1,24 @@
-"""Reports of nodes, as the events that the policy gets."""
+"""The loop: frames and reports of nodes, the events that the policy gets of them, and turns without time."""
 
 from __future__ import annotations
 
+import io
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.controller import loop
+from orchestrator.controller.drive import drive
 from orchestrator.controller.exchange import NodeReports
-from orchestrator.controller.messages import FromStream, NodeUp, Timeouts
-from orchestrator.controller.stream import Beat
+from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, NodeUp, Timeouts, read_frames
+from orchestrator.controller.prepare import RunRequest, prepare
+from orchestrator.ledger.reader import LedgerReader, reconcile
+from orchestrator.view.status import RunStatus
 from tests.support.policy_rig import Rig
+from worker.protocol import ProtocolError
 
 
 @pytest.fixture
@@ -48,3 +55,37 @@ def test_an_attempt_that_two_beats_in_a_row_lack_has_ended(rig: Rig) -> None:
         return [e.attempt for e in events if isinstance(e, ev.AttemptEnded)]
 
     assert [ended(sent[0]), ended(), ended(sent[0], sent[1]), ended(sent[1])] == [[], [], [], [sent[1]]]
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"hello\n", b"E 0 0\n", b"E a 0 1\nx", b"E 0 -1 1\nx", f"E 0 0 {MAX_CHUNK + 1}\n".encode(), b"x" * 200,
+     b"B 2\n[]", b"B 4\nnull", b'B 13\n{"t":1,"e":2}'],
+)  # fmt: skip
+def test_what_is_no_frame_is_an_error(garbage: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        list(read_frames(io.BytesIO(garbage).read))
+
+
+class Nobody:
+    """A watcher who looks away."""
+
+    def update(self, status: RunStatus) -> None: ...
+
+    def note(self, text: str, *, bad: bool = False) -> None: ...
+
+
+def test_turns_that_have_no_time_leave_their_messages_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "TURN_S", -1.0)  # one message a turn
+    inventory, shapes = tmp_path / "i.yaml", tmp_path / "s.csv"
+    nodes = "nodes: {n1: {gpus: [0, 1]}, n2: {gpus: [2, 3]}}\n"
+    inventory.write_text(f"defaults: {{tuner: replay, workdir: {tmp_path / 'nodes'}}}\n{nodes}")
+    shapes.write_text("M,N,K\n" + "".join(f"{m},{n},512\n" for m in (16, 32) for n in range(64, 64 * 13, 64)))
+    request = RunRequest(shapes, tmp_path / "runs", inventory, "a16w16", options={"seconds_per_shape": 0.0})
+    paths = prepare(request).create()
+    assert drive(paths, Nobody(), handle_signals=False).state == "finished"
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        assert (ledger.counts().tuned, reconcile(ledger)) == (24, [])
+        assert ledger.query("SELECT * FROM offsets WHERE bad > 0") == []

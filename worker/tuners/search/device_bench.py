@@ -56,8 +56,7 @@ class DeviceBench:
         self._source, self._interpreted = source, interpreted
         self._device = Device("cpu" if interpreted else "cuda")
         self.target = known(90) if interpreted else of_device()
-        unknown = Clock("unknown: the interpreter has no clock")
-        self._clock = unknown if interpreted else clock_of(self.target.backend)
+        self._clock = Clock("unknown: an interpreter") if interpreted else clock_of(self.target.backend)
         self._problem: Problem | None = None
         self._operands: list[Any] = []  # those that are checked, then the copies that are timed
         self._right = self._out = torch.empty(0)

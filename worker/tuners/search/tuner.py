@@ -53,12 +53,6 @@ class KernelStore:
         self.compiled.mkdir(parents=True, exist_ok=True)
         (self.root / "about.json").write_text(json.dumps(dict(about), indent=1, sort_keys=True) + "\n")
 
-    @classmethod
-    def cache_of(cls, node_dir: Path | None) -> Path:
-        """The node's cache where the environment names it, else a folder of the node folder's."""
-        named = os.environ.get(CACHE_ENV, "")
-        return Path(named) if named else (node_dir or Path.cwd()) / "cache"
-
     def faulted(self, family: str, candidate: str, what: str) -> int:
         """Keep that a candidate took its process down; the number of times so far."""
         line = {"family": family, "candidate": candidate, "what": what[:300]}
@@ -151,7 +145,7 @@ class SearchTuner(ABC):
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
         options = self.parsed(self._raw)
-        cache = KernelStore.cache_of(self._place.node_dir).absolute()
+        cache = Path(os.environ.get(CACHE_ENV, "") or (self._place.node_dir or Path.cwd()) / "cache").absolute()
         self._source, digest = self.source()
         # the device decides about the folder, so the process that opens it looks first
         self._measurer = MeasuringProcess(serve, {}, options.hang_s, (self._source,))

@@ -194,8 +194,9 @@ def tune(spec: Spec, options: Options, device: Device, emit: Emit) -> dict[str, 
                     emit.failed(shape.id, "unsupported", str(e))
                     continue
                 emit.alive()
-                only = spec.only_of(shape.id)
-                Search(shape, operands, device, options, spec.err_ratio, emit, spent, started, only=only).run()
+                Search(
+                    shape, operands, device, options, spec.err_ratio, emit, spent, started, only=spec.only_of(shape.id)
+                ).run()
                 del operands
     finally:
         device.leave()

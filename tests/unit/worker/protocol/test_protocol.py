@@ -120,7 +120,6 @@ def test_other_names_are_no_specs(text: str) -> None:
     [
         ({"slots": {"gpu0": {}}}, "slot 'gpu0' is not a number of up to four digits"),
         ({"slots": {"0": {"A=B": "1"}}}, "slots['0'] is not a mapping of environment variables"),
-        ({"slots": {"0": {"A": "a\0b"}}}, "slots['0'] is not a mapping of environment variables"),
         ({"idle_exit_s": -1}, "idle_exit_s must be 0 to"),
         ({"options": []}, "options is list, not dict"),
     ],
@@ -151,7 +150,6 @@ def test_every_record_type_survives_with_its_fields_and_no_others() -> None:
         (b'{"type":"canary","t":1}', "canary without ok, us, detail, attempt"),
         (b'{"type":"nonsense","t":1}', "without a known type"),
         (b'{"type":"worker_stopped","why":"","t":NaN}', "without a time"),
-        (b'{"type":"worker_st', "is not JSON"),
         (b"[]", "not a JSON object"),
         (b" " * (MAX_RECORD_BYTES + 1), "record of"),
     ],
