@@ -35,7 +35,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(simulated_run(tmp_path_factory.mktemp("runs"), 600), None).path
+    return write_report(simulated_run(tmp_path_factory.mktemp("runs"), 600), None)[0]
 
 
 @contextmanager
