@@ -191,7 +191,7 @@ def test_a_family_of_each_kind_of_script(tmp_path: Path, family: str) -> None:
     found, key = FAMILIES[family], tiny_key(FAMILIES[family], "gfx950")
     for date in DATES if family == "a16w16" else ("newest",):
         done = bench(tmp_path / date, date).run([key, {**key, found.m_column: 128}], family)
-        assert done.status == 0, done.log
+        assert done.status == 0, (done.failed, done.ended, done.log)
         assert all(r["libtype"] for r in done.tuned.values())
         if family == "fmoe":
             assert (done.tuned[0]["kernelName2"][-7:], done.tuned[0]["err1"]) == ("_stage2", "0.0%")
