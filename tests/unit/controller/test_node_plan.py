@@ -14,7 +14,6 @@ from orchestrator.controller.facts import Gpu, NodeFacts, save_facts
 from orchestrator.controller.node_check import check_nodes
 from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.engine.docker import engine_error
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import InputError, InventoryError
 from orchestrator.inventory.load import load_inventory
@@ -110,29 +109,6 @@ def test_no_value_is_in_what_is_kept(private: NodePlan) -> None:
     assert not [v for v in VALUES.values() if v.encode() in kept or v in repr(private)]
     assert b"${env:GF_REGISTRY}/tuner:1" in kept
     assert (b"PLAIN" in kept, b"GF_A" in kept) == (True, False)
-
-
-def test_values_are_resolved_for_the_engine_alone(private: NodePlan) -> None:
-    assert private.env == {"PLAIN": "1", "ALSO": "2"}
-    assert node_plan.private_env(private) == {
-        "GF_A": "secret v", "GF_B": "x-secret v", "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
-    }  # fmt: skip
-    engine = node_plan.engine_of(private, node_plan.transport_of(private))
-    assert isinstance(engine, DockerEngine)
-    assert engine._options.private_lines() == [
-        "GEMMFLEET_PRIVATE_IMAGE=registry-v/tuner:1",
-        "GEMMFLEET_PRIVATE_VOLUME=/data/user-v:/data",
-        "GEMMFLEET_PRIVATE_VOLUME=/mnt/user-v:/mnt/user-v",
-    ]
-    said = str(engine_error("n", engine._options, "No such image: registry-v/tuner:1"))
-    assert "the image ${env:GF_REGISTRY}/tuner:1 is not there" in said
-
-
-def test_a_variable_that_is_missing_when_it_is_used(private: NodePlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GF_SECRET")
-    for use in (node_plan.private_env, node_plan.transport_of):
-        with pytest.raises(InventoryError, match=r"inv.yaml:10: node n: env.GF_A refers to \$\{env:GF_SECRET\}"):
-            use(private)
 
 
 def test_mistakes_of_the_user_are_told_before_any_node_is_contacted(
