@@ -227,17 +227,13 @@ def test_an_occupied_node_is_waited_for_or_left_out(fleet: Fleet, busy: str) -> 
     assert doings(fleet)[1:] == ([("h1", "free")] if busy == "wait" else [])
 
 
-@pytest.mark.parametrize("how", ["interrupted", "cancelled"])
-def test_a_run_that_only_waits_ends_at_once(make_fleet: Callable[..., Fleet], how: str) -> None:
+def test_a_run_that_only_waits_ends_at_once(make_fleet: Callable[..., Fleet]) -> None:
     fleet = make_fleet(nodes={"h1": 1})
     occupy(fleet, "h1")
     n = fleet.shapes(groups=4)
     run = fleet.start()
     wait_until(lambda: doings(fleet), "it waits")
-    if how == "interrupted":
-        run.signal(signal.SIGINT)
-    else:
-        assert fleet.drive("cancel").wait() == 0
+    assert fleet.drive("cancel").wait() == 0
     assert run.wait() == 130, run.out
     RunConfig.change(fleet.paths.config, busy="share")
     done = fleet.resume()

@@ -206,32 +206,6 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
         assert list(nodes.registry.give_up()) == given_up
 
 
-# --- requested and given back -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of leases that a pool wants is set by the test."""
-    monkeypatch.setattr(LeasedNodes, "_set_wanted", lambda self, policy: None)
-
-
-@pytest.mark.usefixtures("as_many")
-def test_queued_leases_are_reported_once_and_those_no_longer_wanted_given_back(start: Callable[..., Nodes]) -> None:
-    nodes = start(Scheduler(), most=3)
-    nodes.pool.want = 3
-    queued = ev.LeasesQueued("pool", tuple((i, "Priority") for i in "123"))
-    nodes.until(queued)
-    nodes.scheduler.ready("1")
-    node = nodes.node()
-    nodes.pool.want = 1
-    wait_until(lambda: nodes.turn() and nodes.scheduler.released == ["2", "3"], "the latest are given back")
-    assert nodes.all.events.count(queued) == 1
-    nodes.scheduler.end("1", EndCause.TIME_LIMIT, "TIMEOUT")
-    nodes.until(ended := ev.LeaseEnded(node, "time_limit", "TIMEOUT"))
-    wait_until(lambda: nodes.turn() and nodes.scheduler.requests[1:] == [(1, frozenset())], "another is requested")
-    assert nodes.ends() == [ended]
-
-
 def test_leases_of_an_earlier_controller_are_taken_over_or_ended(start: Callable[..., Nodes]) -> None:
     """One works on, one has ended meanwhile, one is forgotten, one has ended before and is there all the same."""
     known = [

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +16,6 @@ from orchestrator.controller.occupancy import (
     occupants,
     occupants_text,
     refuse_one_gpu_twice,
-    start_turn,
     twice,
 )
 from orchestrator.controller.prepare import RunRequest, prepare
@@ -31,45 +29,37 @@ from tests.support.health_kit import put, unfold
 GPUS = tuple(Gpu("amd", "gfx950", 256, render=f"renderD{128 + 8 * i}", use_pct=0) for i in range(4))
 
 
-def container(*devices: str, run: str = "", slot: str = "", name: str = "c") -> Container:
-    return Container("abc", name, "img:1", "running", run, "n" if run else "", slot, devices)
+def with_container(*devices: str, run: str = "", slot: str = "") -> NodeFacts:
+    there = Container("abc", "c", "img:1", "running", run, "n" if run else "", slot, devices)
+    return NodeFacts({}, GPUS, containers=(there,))
 
 
-def ids(facts: NodeFacts, gpus: Sequence[int] = (0, 1)) -> list[str]:
-    return [o.id for o in occupants(facts, gpus, "mine")]
-
-
-@pytest.mark.parametrize(
-    ("there", "gpu_node", "cpu_node"),
-    [
-        (container(), False, False),  # a database, an exporter: it only exists
-        (container("/dev/kfd", "/dev/dri/renderD136"), True, False),
-        (container("/dev/kfd", "/dev/dri/renderD144"), False, False),  # of GPU 2, which is not ours
-        (container("gpu:nvidia"), True, False),
-        (container("/dev/nvidia1", "/dev/nvidiactl"), True, False),
-        (container("/dev/kfd", "/dev/dri/renderD128", run="mine", slot="0"), False, False),
-        (container("/dev/kfd", "/dev/dri/renderD128", run="other", slot="0"), True, True),
-        (container("/dev/kfd", "/dev/dri", run="other", slot="3"), False, True),
-        (container(run="other", slot="0"), False, True),  # a worker on the cores
-    ],
-)
-def test_containers(there: Container, gpu_node: bool, cpu_node: bool) -> None:
-    facts = NodeFacts({}, GPUS, containers=(there,))
-    assert ids(facts) == (["container c"] if gpu_node else [])
-    assert ids(facts, ()) == (["container c"] if cpu_node else [])
+def with_gpu(**changes: Any) -> NodeFacts:
+    return NodeFacts({}, (GPUS[0], replace(GPUS[1], **changes)))
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("facts", "on_gpus", "on_cores"),
     [
-        ({"use_pct": 20}, "GPU 1 is in use (busy 20 %, memory 0 %)"),
-        ({"memory_used": 10, "memory_total": 100}, "GPU 1 is in use (busy 0 %, memory 10 %)"),
-        ({"processes": {"41": 3 << 20, "42": 0}}, "GPU 1 is held by process 41 (3 MiB)"),
+        (with_container(), "", ""),  # a database, an exporter: it only exists
+        (with_container("/dev/kfd", "/dev/dri/renderD136"), "container c", ""),
+        (with_container("/dev/kfd", "/dev/dri/renderD144"), "", ""),  # of GPU 2, which is not ours
+        (with_container("gpu:nvidia"), "container c", ""),
+        (with_container("/dev/nvidia1", "/dev/nvidiactl"), "container c", ""),
+        (with_container("/dev/kfd", "/dev/dri/renderD128", run="mine", slot="0"), "", ""),
+        (with_container("/dev/kfd", "/dev/dri/renderD128", run="other", slot="0"), "container c", "container c"),
+        (with_container("/dev/kfd", "/dev/dri", run="other", slot="3"), "", "container c"),
+        (with_gpu(use_pct=20), "GPU 1 is in use (busy 20 %, memory 0 %)", ""),
+        (with_gpu(memory_used=10, memory_total=100), "GPU 1 is in use (busy 0 %, memory 10 %)", ""),
+        (with_gpu(processes={"41": 3 << 20, "42": 0}), "GPU 1 is held by process 41 (3 MiB)", ""),
+        (NodeFacts({}, GPUS, locks={"held": ("mine/n/gpu-0", "their/n/gpu-1", "far/n/gpu-3")}), "their", ""),
+        (NodeFacts({}, GPUS, locks={"held": ("cpu/n/cores",)}), "", "cpu"),
     ],
 )
-def test_what_a_gpu_does(changes: dict[str, object], words: str) -> None:
-    facts = NodeFacts({}, (GPUS[0], replace(GPUS[1], **changes)))  # type: ignore[arg-type]
-    assert [occupants_text(occupants(facts, gpus, "mine")) for gpus in ((0, 1), (0,), ())] == [words, "", ""]
+def test_who_else_computes_on_our_two_gpus_or_on_the_cores(facts: NodeFacts, on_gpus: str, on_cores: str) -> None:
+    for gpus, says in (((0, 1), on_gpus), ((), on_cores)):
+        found = occupants(facts, gpus, "mine")
+        assert (len(found), says in occupants_text(found)) == (bool(says), True)
 
 
 def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
@@ -80,17 +70,6 @@ def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     text = script(Node(name="n"), brief=True, sys=str(root / "sys"))
     facts = read_facts(LocalTransport("n").run(ARGV, stdin=text))
     assert [g.processes for g in facts.gpus] == [{"4711": 0}, {"4711": 1048576}]
-
-
-def test_a_turn_ends_with_its_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def take(seconds: int) -> AbstractContextManager[str]:
-        monkeypatch.setattr("orchestrator.controller.occupancy.TURN_S", seconds)
-        return start_turn(LocalTransport("n"), str(tmp_path / "lock"))
-
-    with take(0) as first, take(0) as other:
-        assert (first, other) == ("ours", "theirs")
-    with take(30) as third:
-        assert third == "ours"
 
 
 # --- one GPU under two names --------------------------------------------------------------------------------------
@@ -142,12 +121,8 @@ def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeyp
     with pytest.raises(InventoryError, match="node b: its GPU 0 is GPU 0 of a"):
         prepare(RunRequest(tmp_path / "s.csv", tmp_path / "runs", tmp_path / "inv.yaml", tuner="replay"))
     save_facts(tmp_path, {r.node: r.facts for r in reports})
-    with pytest.raises(InventoryError) as told:
+    with pytest.raises(InventoryError, match=rf"inv.yaml:4: node b: .*drop b or a \({tmp_path}/inv.yaml:3\)"):
         refuse_one_gpu_twice(inventory.nodes, load_facts(tmp_path, inventory.nodes))
-    assert told.value.faults == [
-        f"{tmp_path}/inv.yaml:4: node b: its GPU 0 is GPU 0 of a (id 0xa1): two workers there spoil each other's times;"
-        f" drop b or a ({tmp_path}/inv.yaml:3), or give each a list of its own in gpus:"
-    ]
 
 
 @pytest.mark.parametrize(
