@@ -67,7 +67,7 @@ def test_two_gpus_as_the_script_sees_them(tmp_path: Path, shell: str, monkeypatc
     assert (done.code, done.err) == (0, b"")
     facts = read_facts(done)
     assert facts.complete
-    assert [facts.values[f"workdir{x}"] for x in ("", "_exists", "_writable")] == [f"{tmp_path}/x y", "no", "yes"]
+    assert [facts.values[f"workdir{x}"] for x in ("", "_writable")] == [f"{tmp_path}/x y", "yes"]
     first, second = facts.gpus
     assert (first.gfx, first.cu_num, first.partition) == ("gfx950", 256, "SPX/NPS1")
     assert (first.render, first.pci, first.numa, first.cpus) == ("renderD128", "0000:05:00.0", 0, "0-63,128-191")
