@@ -10,7 +10,7 @@ can change it while a controller runs in another process:
 - `cut 500`: the stream ends after 500 more bytes, in the middle of a frame; then the link is up again.
 
 Beside it, `NODE.lose` (`OP NTH before|after|dies`) makes the NTH next `put`, `rename`, `run` or `open` fail before it
-was done or after, or kills the controller after it.
+was done or after, or kills the controller after it; `NODE.env` has a variable of the workers.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ class NodeLink(LocalTransport):
 
     def _launch(self, verb: str, slots: Sequence[str], stdin: bytes) -> Completed:
         env = dict(line.split("=", 1) for line in stdin.decode().splitlines())
+        extra = self._place / "links" / f"{self.node}.env"
         env[LOCKS_ENV] = str(self._locks)
+        env |= dict([extra.read_text().split("=", 1)]) if extra.exists() else {}
         found = ask(self._place / "server", verb, folder=self._plan.folder, slots=list(slots), env=env)
         lines = {s: f"{s} {state} {'' if code is None else code}\n" for s, state, code in found}
         return Completed(0, "".join(lines.get(s, f"{s} absent\n") for s in slots).encode(), b"")

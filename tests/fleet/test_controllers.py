@@ -69,7 +69,7 @@ def test_killed_between_a_call_and_its_answer(make_fleet: Callable[..., Fleet], 
 
 @pytest.mark.parametrize("grace_s", [30.0, 0.1])
 def test_ctrl_c_once_lets_running_groups_end(fleet: Fleet, grace_s: float) -> None:
-    """What takes longer than the grace time is left to its worker, and found by `resume`."""
+    """A group that takes longer than the grace time is left to its worker, and found by `resume`."""
     n = fleet.shapes(groups=12)
     run = fleet.begun(3, grace_s=grace_s)
     run.signal(signal.SIGINT)

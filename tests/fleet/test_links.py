@@ -3,6 +3,7 @@ uses up no try, loses nothing and measures nothing twice (laws 3 and 5)."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -144,3 +145,15 @@ def test_a_preparation_that_breaks_off_anywhere_is_begun_anew(make_fleet: Callab
     assert done.code == 0, done.out
     check_once(fleet, n)
     assert troubles(fleet, "h1")
+
+
+def test_the_clock_of_a_node_moves_no_time(fleet: Fleet) -> None:
+    n = fleet.shapes(groups=12)
+    (fleet.root / "links" / "h2.env").write_text("CLOCK_AHEAD_S=7200")
+    began = time.time()
+    done = fleet.tune(seconds=0.02)
+    assert done.code == 0, done.out
+    check_once(fleet, n)
+    assert fleet.tuned_by()["h2"]
+    assert fleet.events("h2").stat().st_mtime < began + 7200
+    assert all(began <= t <= time.time() for t, r in fleet.journaled(ev.ShapeTuned))

@@ -1,11 +1,13 @@
-"""Files of nodes that are hostile, replaced or lost: they are data, and change nothing else (laws 1, 4
-and 12)."""
+"""Files of nodes that are torn, hostile, replaced, lost, or without room: they are data, and change nothing else
+(laws 1, 4 and 12)."""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +112,54 @@ def test_offsets_are_committed_with_what_was_read(fleet: Fleet) -> None:
     assert fleet.resume().code == 0
     fleet.check_books(n)
     assert set(fleet.starts().values()) == {1}
+
+
+def ends(path: Path) -> list[str]:
+    """Attempts whose end is on record."""
+    records = [json.loads(line) for line in path.read_bytes().splitlines()]
+    return [r["attempt"] for r in records if r["type"] == "attempt_ended" and r["attempt"].startswith("g")]
+
+
+def test_the_end_of_an_attempt_that_is_on_no_record_is_found_out(make_fleet: Callable[..., Fleet]) -> None:
+    """The last records of a worker were destroyed before they were read; the worker lives and is idle."""
+    fleet = make_fleet(nodes={"h1": 1}, timeouts={"silence": 60.0})
+    fleet.shapes(groups=3)
+    run = fleet.begun(1)
+    wait_until(lambda: len(list(fleet.folder("h1").glob("inbox/*.json"))) + fleet.measured("h1") >= 2, "all is sent")
+    fleet.link("h1", "stalled")
+    path = fleet.events("h1")
+    size = path.stat().st_size
+    fleet.release()
+    wait_until(lambda: len(ends(path)) == 3, "the worker is idle")
+    lost = ends(path)[-1].encode()
+    kept = path.read_bytes()[:size] + b"".join(
+        line for line in path.read_bytes()[size:].splitlines(keepends=True)
+        if not (lost in line and (b'"attempt_ended"' in line or b'"shape_tuned"' in line))
+    )  # fmt: skip
+    with path.open("r+b") as f:
+        f.write(kept)
+        f.truncate()
+    fleet.mend("h1")
+    assert run.wait() == 0, run.out
+    fleet.check_books(3)
+    (told,) = fleet.journal(ev.AttemptEnded, lambda r: r.attempt == lost.decode())
+    assert "not on record" in told.detail
+
+
+def test_a_disk_that_is_full_costs_nothing_but_time(fleet: Fleet) -> None:
+    """The kernel lets the worker write no more: it waits for room with what it measured, and the others go on."""
+    n = fleet.shapes(groups=12, per_group=2)
+    run = fleet.begun(4)
+    wait_until(lambda: fleet.at_work("h2"), "it works")
+    (pid,) = fleet.workers("h2").values()
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (fleet.events("h2").stat().st_size, resource.RLIM_INFINITY))
+    written = fleet.measured("h2")
+    fleet.release()
+    wait_until(lambda: not any(list(fleet.folder(x).glob("inbox/*.json")) for x in ("h1", "h3")), "the others go on")
+    assert run.poll() is None, run.out
+    assert fleet.tuned_by()["h2"] <= written
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert run.wait() == 0, run.out
+    fleet.check_books(n)
+    assert {end.outcome.value for end in fleet.journal(ev.AttemptEnded)} <= {"done", "disk_full"}
+    assert all("disk" in q.why for q in fleet.journal(ev.Quarantine))
