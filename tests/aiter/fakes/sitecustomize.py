@@ -2,7 +2,7 @@
 
 Faked is what needs a GPU or a compiler of AMD's, each in a file beside this one: the device (gpu.py; rocminfo and
 hipconfig are executables that tests/aiter/driven.py writes), the compiler and the modules it makes (compiled.py,
-kernels.py), the quantiser (quantiser.py), the timer (timer.py). einops and psutil are stood in for where they are not
+kernels.py), the quantiser (quantiser.py), the timer (timer.py). psutil is stood in for where it is not
 installed. A module of the tree is run first and changed after, so that the files stay as they are. AITER's pools fork
 where it has them spawn: a second import of torch and AITER in every process was most of the time.
 """
@@ -29,7 +29,7 @@ AFTER = {
     "aiter.utility.mp_tuner": "kernels",
 }
 """Module -> the file here whose `after(module)` is called when it was run."""
-INSTEAD = {"einops": "einops_.py", "psutil": "psutil_.py"}
+INSTEAD = {"psutil": "psutil_.py"}
 
 
 def ours(name: str) -> Any:
