@@ -152,7 +152,7 @@ def test_the_status_of_many_nodes_names_those_that_need_a_look_and_counts_the_re
             paths, ev.NodeExpected(name, slots, f"h{i}", slots, f"l{i}", "p", AT + 9e5), ev.NodeJoined(name, slots),
             *(ev.CanaryPassed(name, s, 10.0) for s in slots),
         )  # fmt: skip
-    add(paths, ev.NodeTroubled("p-7", "no route", AT))
+    add(paths, ev.NodeTroubled("p-7", "no route"))
     show_status(paths, 0.01)
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines if line.startswith("p-")] == [["p-7", "4x"], ["p-7", "is"]]
