@@ -16,13 +16,11 @@ from orchestrator.cli.ending import add_results, end_page, missing_results
 from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.ledger.reader import ProfileRow
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.bench import BenchResults, Result, compared, long, results
+from orchestrator.results.bench import BenchResults, Result, compared, long
 from tests.support.ledger_kit import A8W8, DEVICE, Run
 from tests.support.ledger_kit import row as row_record
 from worker.protocol import record as worker_record
-from worker.protocol.bench import Rule
 
 FP4 = get_family("a4w4_blockscale")
 KEY = (16, 512, 1024)
@@ -65,20 +63,6 @@ def test_a_fault_or_a_wrong_result_is_a_failure_and_absence_is_none(capsys: pyte
     heads, line, caption = (" ".join(text.split()) for text in capsys.readouterr().out.splitlines())
     assert (heads, line[-5:], caption) == ("shape torch aiter triton fastest", "torch", "TFLOPS")
     assert " - " in line
-
-
-def test_passes_are_one_result_whose_runs_have_to_agree() -> None:
-    def row(run: int, us: float, status: str = "ok") -> ProfileRow:
-        """A row of a pass, in a ledger of its own."""
-        cells = {"libtype": "torch", "kernelName": "k", "status": status, "errRatio": 0.0, "detail": "", "env": "a"}
-        cells |= {"run": run, "us": us, "tflops": 2 * 16 * 512 * 1024 / us / 1e6}
-        return ProfileRow(1, "g1-1", 1, KEY, "n", "0", 0.0, False, "", None, None, cells)
-
-    passes = [row(1, 100.0), row(2, 103.0), row(3, 98.0)]
-    (one,) = results(passes, Rule())
-    assert (one.status, one.samples, one.runs) == ("ok", 3, ((1, 100.0), (2, 103.0), (3, 98.0)))
-    assert (one.us, one.tflops) == pytest.approx((301 / 3, 2 * 16 * 512 * 1024 / one.us / 1e6))
-    assert results([*passes, row(4, -1.0, "fault")], Rule())[0].status == "fault"
 
 
 def test_the_compare_line_and_the_records_have_the_order_of_env(
