@@ -18,7 +18,6 @@ import pytest
 from tests.support.health_kit import DATA, put, unfold
 from tests.support.workernode import REPO, fault, interpreters, node
 from worker import device
-from worker.protocol import evidence
 
 UMC = "sys/devices/pci0000:00/0000:05:00.0/ras/umc_err_count"
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -113,23 +112,6 @@ def test_other_machines(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (second["temperature_c"], second["errors"]) == ({"gpu": 71}, {"uncorrectable": {"total": 2}})
     assert device.parse_nvidia("No devices were found\n0, 1, 2\n,,,,,,,,") == []
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "says"),
-    [
-        ({"total": 3, "gfx": 1, "umc": 2}, {"total": 6, "gfx": 2, "umc": 4}, ": gfx +1, umc +2"),
-        ({"total": 5, "umc": 5}, {"total": 0}, ""),  # the counter was reset
-        ({}, {"total": 5, "umc": 5}, ""),
-    ],
-)
-def test_evidence_is_a_counter_that_rose(before: dict[str, int], after: dict[str, int], says: str) -> None:
-    one, two = ({"id": "a", "errors": {"uncorrectable": counts} if counts else {}} for counts in (before, after))
-    words = "uncorrectable hardware errors rose during the attempt"
-    assert evidence(one, two) == (words + says if says else "")
-    aged = evidence({**one, "age_s": 31.4}, two)
-    assert aged == (f"{words} or the 31 s before it{says}" if says else "")
-    assert evidence(one, {**two, "id": "b"}) == "", "readings of two GPUs"
 
 
 def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) -> None:
