@@ -30,7 +30,7 @@ from orchestrator.errors import EngineError, InputError, NodeError
 from orchestrator.families import get_family
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.paths import new_run_id
-from orchestrator.shapes.aiter_log import Miss, MissCounter, Misses, MissKeys
+from orchestrator.shapes.aiter_log import Miss, Misses, key_of
 from orchestrator.transport.base import RemoteFile, Transport, connected
 from worker.capture import MARK, Recording
 
@@ -113,7 +113,7 @@ class WorkloadLog:
     """Reader of a workload's output, and of AITER's own record at its end: `record`."""
 
     def __init__(self, family: str | None, say: Callable[[str], None]) -> None:
-        self._counting, self._say = MissCounter(family), say
+        self._counting, self._say = Misses(family), say
         self.record: dict[str, Any] = {}
 
     def line(self, text: str) -> None:
@@ -144,12 +144,11 @@ class WorkloadLog:
 
 def _keys(texts: Sequence[str], misses: Misses) -> list[tuple[int | str, ...]]:
     """The shapes of AITER's own lists."""
-    keys = MissKeys(get_family(BF16))
     out: dict[tuple[int | str, ...], None] = {}
     for row in (row for text in texts for row in csv.DictReader(io.StringIO(text))):
-        values = {n: str(row[n]).strip() for n in keys.family.key_names if row.get(n)}
+        values = {n: str(row[n]).strip() for n in get_family(BF16).key_names if row.get(n)}
         try:
-            out[keys.key(Miss(BF16, values))] = None
+            out[key_of(Miss(BF16, values), BF16)] = None
         except ValueError as e:
             misses.odd[str(e)] += 1
     return list(out)

@@ -327,9 +327,6 @@ class Inventory(Strict):
         return self.defaults.tuner
 
 
-TITLE = "Inventory of gemmfleet"
-
-
 def dumps() -> str:
     """The text of inventories/inventory.schema.json (draft 2020-12)."""
     schema = _tidy(InventoryFile.model_json_schema())
@@ -342,7 +339,7 @@ def dumps() -> str:
     tuner = schema["$defs"]["Defaults"]["properties"]["tuner"]
     del tuner["type"]  # an installed package may have further ones
     tuner["anyOf"] = [{"enum": _own_tuners()}, {"type": "string"}]
-    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": TITLE}
+    whole = {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "Inventory of gemmfleet"}
     return json.dumps(whole, indent=1) + "\n"
 
 

@@ -19,7 +19,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -28,7 +28,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes.model import COUNT, Key, numbers
 from orchestrator.shapes.reader import CellError, CellReader, Notes, read_shapes
 from orchestrator.tables.textfiles import escaped, read_head
-from worker.families import FAMILIES, Family
+from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 
 # a line without any of these says nothing of interest
@@ -120,26 +120,25 @@ def _fmoe(line: str) -> Miss | None:
     return Miss("fmoe", values)
 
 
-class MissKeys:
-    """Keys of a family's misses, each cell checked as in a shapes file."""
+@cache
+def _readers(family: str) -> list[tuple[Column, CellReader]]:
+    of, notes = FAMILIES[family], Notes()
+    return [(c, CellReader(c, of.limits, notes)) for c in of.columns]
 
-    def __init__(self, family: Family) -> None:
-        self.family = family
-        notes = Notes()
-        self._readers = {c.name: CellReader(c, family.limits, notes) for c in family.columns}
 
-    def key(self, miss: Miss) -> Key:
-        """The key. Raises ValueError where a cell is not legal or a required column is missing."""
-        out: list[int | str] = []
-        for c in self.family.columns:
-            text = miss.values.get(c.name, c.default)
-            if text is None:
-                raise ValueError(f"{c.name} is missing")
-            try:
-                out.append(self._readers[c.name].read(text, 0))
-            except CellError as e:
-                raise ValueError(f"{c.name}: {e}") from e
-        return tuple(out)
+def key_of(miss: Miss, family: str) -> Key:
+    """The key of a family's miss, each cell checked as in a shapes file. Raises ValueError where a cell is not legal or
+    a required column is missing."""
+    out: list[int | str] = []
+    for c, reader in _readers(family):
+        text = miss.values.get(c.name, c.default)
+        if text is None:
+            raise ValueError(f"{c.name} is missing")
+        try:
+            out.append(reader.read(text, 0))
+        except CellError as e:
+            raise ValueError(f"{c.name}: {e}") from e
+    return tuple(out)
 
 
 MAX_LINE = 64 * 1024
@@ -148,14 +147,20 @@ MAX_SHAPES = 1_000_000
 
 @dataclass(slots=True)
 class Misses:
-    """The misses of logs: by family each key with its number of lines, first seen first. `unknown`: lines whose family
-    is not known; `odd`: lines that could not be read, by reason."""
+    """The misses of logs, counted line by line: by family each key with its number of lines, first seen first.
 
+    `family`: that of lines that do not name one. `unknown`: lines whose family is not known; `odd`: lines that could
+    not be read, by reason.
+    """
+
+    family: str | None = None
     counts: dict[str, Counter[Key]] = field(default_factory=dict)
     lines: int = 0
     unknown: int = 0
     odd: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    _bare: Counter[Key] = field(default_factory=Counter)
+    _detailed: set[tuple[str, ...]] = field(default_factory=set)
 
     @property
     def families(self) -> list[str]:
@@ -167,20 +172,9 @@ class Misses:
         found = self.counts.get(family, Counter()).most_common(top)
         return [(key, n) for key, n in found if n >= least]
 
-
-class MissCounter:
-    """Counter of misses, line by line; `done` gives the result. `family`: that of lines that do not name one."""
-
-    def __init__(self, family: str | None = None) -> None:
-        self._family = family
-        self._keys = {name: MissKeys(f) for name, f in FAMILIES.items()}
-        self._bare: Counter[Key] = Counter()
-        self._detailed: set[tuple[str, ...]] = set()
-        self.found = Misses()
-
     def line(self, raw: bytes) -> None:
         """One line of a log."""
-        self.found.lines += 1
+        self.lines += 1
         if not any(mark in raw for mark in MARKS):
             return
         try:
@@ -188,14 +182,14 @@ class MissCounter:
             if miss is not None:
                 self._count(miss)
         except ValueError as e:
-            self.found.odd[str(e)] += 1
+            self.odd[str(e)] += 1
 
     def _count(self, miss: Miss) -> None:
-        family = miss.family or self._family
+        family = miss.family or self.family
         if not family:
-            self.found.unknown += 1
+            self.unknown += 1
             return
-        key = self._keys[family].key(miss)
+        key = key_of(miss, family)
         if miss.bare:
             self._bare[key] += 1
             return
@@ -204,39 +198,35 @@ class MissCounter:
         self._add(family, key, 1)
 
     def _add(self, family: str, key: Key, n: int) -> None:
-        counts = self.found.counts.setdefault(family, Counter())
+        counts = self.counts.setdefault(family, Counter())
         counts[key] += n
         if len(counts) > MAX_SHAPES:
             raise InputError(f"more than {MAX_SHAPES} shapes of {family}: these are no logs of one workload")
 
     def done(self) -> Misses:
-        """The misses. A line that left out dtypes counts where no other line has them."""
+        """Count the lines that left out dtypes, where no other line has them; returns these misses."""
         left = {k: n for k, n in self._bare.items() if tuple(map(str, k[:3])) not in self._detailed}
         for key, n in left.items():
             self._add("a16w16", key, n)
         if left:
             rest = ", ".join(f"{c.name} {c.default}" for c in get_family("a16w16").columns if c.default)
-            self.found.notes.append(f"{plural(len(left), 'shape')} of a16w16 without types: taken as {rest}")
+            self.notes.append(f"{plural(len(left), 'shape')} of a16w16 without types: taken as {rest}")
         self._bare.clear()
-        return self.found
+        return self
 
 
 def count_misses(logs: Iterable[str | Path], family: str | None = None) -> Misses:
     """The misses in all `logs` (`-`: standard input). Raises InputError where a log cannot be read."""
-    counting = MissCounter(family)
+    counting = Misses(family)
     for log in logs:
         try:
             with _opened(log) as stream:
                 for line in iter(partial(stream.readline, MAX_LINE), b""):
                     counting.line(line)
         except (EOFError, zlib.error, gzip.BadGzipFile) as e:
-            counting.found.notes.append(
-                f"{escaped(str(log))}: the gzip data breaks off or is damaged ({e}); read so far"
-            )
-        except OSError as e:
-            raise InputError(f"{escaped(str(log))}: cannot be read: {e.strerror or e}") from e
-        except ValueError as e:  # a NUL in the path
-            raise InputError(f"{escaped(str(log))}: {e}") from e
+            counting.notes.append(f"{escaped(str(log))}: the gzip data breaks off or is damaged ({e}); read so far")
+        except (OSError, ValueError) as e:  # ValueError: a NUL in the path
+            raise InputError(f"{escaped(str(log))}: cannot be read: {getattr(e, 'strerror', None) or e}") from e
     return counting.done()
 
 
@@ -256,12 +246,9 @@ def _opened(log: str | Path) -> Iterator[IO[bytes]]:
             yield f
 
 
-_HEAD = 4096
-
-
 def read_calls(path: Path, family: Family) -> dict[Key, float]:
     """Calls by key, of a shape list with a column `count` or of a log (plain or gzip). Raises InputError."""
-    if family.m_column in read_head(path, _HEAD, InputError).partition("\n")[0].split(","):
+    if family.m_column in read_head(path, 4096, InputError).partition("\n")[0].split(","):
         found = numbers(read_shapes(path, family), COUNT)
     else:
         found = {key: float(n) for key, n in count_misses([path], family.name).ranked(family.name)}

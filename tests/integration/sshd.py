@@ -156,12 +156,6 @@ class Sshd:
             self._process.wait()
             self._process = None
 
-    def stop_listening(self) -> None:
-        """The server goes, its connections stay."""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait()
-
     def drop(self) -> None:
         """Cut all connections; the server goes on listening."""
         _signal(self.sessions(), signal.SIGKILL)

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from orchestrator.cli.app import app
 from orchestrator.errors import InputError
 from orchestrator.families import get_family, grid_point, padded
-from orchestrator.shapes.aiter_log import MXSCALE, MissCounter, Misses, count_misses, read_calls
+from orchestrator.shapes.aiter_log import MXSCALE, Misses, count_misses, read_calls
 from orchestrator.shapes.model import finished
 from orchestrator.shapes.reader import read_shapes
 from worker.families import FAMILIES
@@ -71,7 +71,7 @@ SILENT = [
 
 
 def counted(*lines: str, family: str | None = None) -> Misses:
-    counting = MissCounter(family)
+    counting = Misses(family)
     for line in lines:
         counting.line(line.encode("utf-8", "surrogateescape") + b"\n")
     return counting.done()

@@ -1,7 +1,7 @@
 """`shapes from-model`: published models give the shapes that are known of them.
 
 tests/data/models holds the values that matter of the config.json files that the makers publish on Hugging Face:
-meta-llama/Meta-Llama-3-8B, Meta-Llama-3-70B, Llama-3.1-405B; Qwen/Qwen3-32B, Qwen3-235B-A22B; deepseek-ai/DeepSeek-V3;
+meta-llama/Meta-Llama-3-8B, Meta-Llama-3-70B, Llama-3.1-405B; Qwen/Qwen3-235B-A22B; deepseek-ai/DeepSeek-V3;
 openai/gpt-oss-120b. "AITER ships" means the untuned lists in aiter/configs/model_configs at e4048607a5 (2026-08-22).
 """
 
@@ -46,8 +46,6 @@ KNOWN = [
     # and these for llama405B at tp 2 and 8
     ("llama-3.1-405b", 2, {(9216, 16384), (16384, 8192), (53248, 16384), (16384, 26624)}),
     ("llama-3.1-405b", 8, {(2304, 16384), (16384, 2048), (13312, 16384), (16384, 6656)}),
-    # head_dim is 128, not 5120 / 64
-    ("qwen3-32b", 1, {(10240, 5120), (5120, 8192), (51200, 5120), (5120, 25600)}),
     # AITER ships these at tp 1 and 8; with 8 ranks and 4 key-value heads each rank has a copy of one
     ("qwen3-235b-a22b", 1, {(9216, 4096), (4096, 8192)}),
     ("qwen3-235b-a22b", 8, {(1280, 4096), (4096, 1024)}),
@@ -131,11 +129,10 @@ def test_direct_q_and_language_model_within_another(tmp_path: Path) -> None:
         ({"hidden_size": None}, "hidden_size is missing"),
         ({"hidden_size": "4096"}, "hidden_size is '4096', not a whole number"),
         ({"num_attention_heads": 33}, "not a multiple of num_attention_heads 33"),
-        ({"torch_dtype": "int4"}, "torch_dtype is 'int4'"),
         ({"num_local_experts": 4, "num_experts_per_tok": 9}, "9 is more than the 4 experts"),
         ("[1]", "no JSON object"), ("{", "is no JSON"), ("[" * 100_000, "is no JSON"),
     ],
-    ids=range(8),
+    ids=range(7),
 )  # fmt: skip
 def test_faults_of_a_config(tmp_path: Path, change: dict[str, Any] | str, told: str) -> None:
     file = changed(tmp_path, **(change if isinstance(change, dict) else {}))

@@ -92,18 +92,6 @@ def test_candidates_that_faulted_or_were_left_out_and_the_winner_without_them(pa
     assert any("delete .cache/aiter/*/blocklist.jsonl" in a for a in node.advice)
 
 
-def test_hardware_errors_and_heat_of_an_attempt(paths: RunPaths) -> None:
-    before = {"source": "sysfs", "pci": "a", "id": "x", "errors": {"uncorrectable": {"total": 1, "umc": 1}}}
-    after = before | {"errors": {"uncorrectable": {"total": 3, "umc": 3}}, "temperature_c": {"junction": 104.0}}
-    with Ledger.open(paths.ledger) as ledger, ledger.transaction():
-        ledger.attempt_report("g0001", conditions={"before": before, "after": after})
-    document = json.loads(json.dumps(explain(paths, None).to_json()))
-    assert sorted(s["text"] for s in document["stories"][0]["steps"]) == [
-        "slot 0 (g0001): 104 C at its end",
-        "slot 0 (g0001): uncorrectable hardware errors rose during the attempt: umc +2",
-    ]
-
-
 def test_a_shape_that_failed_in_many_ways_says_what_can_be_done_and_fits_a_screen(paths: RunPaths) -> None:
     """Thirty tries, each of which ended badly, and as many candidates that faulted."""
     for i in range(2, 32):

@@ -28,8 +28,7 @@ from orchestrator.view.status import (
     time_left,
     usual_pace,
 )
-from orchestrator.view.timeline import spans
-from orchestrator.view.words import left_words, slot_words, worked_words
+from orchestrator.view.words import left_words, worked_words
 from tests.simulator.plan import Faults, Poison, SimGroup, SimPlan
 from tests.simulator.simulator import Simulator
 
@@ -75,20 +74,6 @@ def test_what_a_slot_measures_and_since_when() -> None:
     failed = ev.FailShape(1, Reason.FAULT, "it crashed", "g1", True)
     s = shown(fed((5.0, failed), (6.0, ev.RetryAsked((1,)))), 7.0)
     assert (s.failed, s.nodes[0].failed, s.pending + s.running) == (0, 0, 4), "a retry takes a failure back"
-
-
-def test_a_lease_that_ended_is_gone_and_says_why() -> None:
-    state = fed(
-        (4.5, ev.NodeExpected("m", ("0",), "h1", ("3",), "17_3", "mi355")),
-        (5.0, ev.LeaseEnded("n", "time_limit", "TIMEOUT")),
-        (6.0, ev.LeaseEnded("m", "released", "")),
-    )
-    by_name = {n.name: n for n in shown(state, 9.0).nodes}
-    assert (by_name["n"].state, by_name["n"].detail) == ("ended", "the lease n ended (time limit: TIMEOUT)")
-    assert (by_name["m"].detail, by_name["m"].lease) == ("the lease m ended (released)", "17_3")
-    assert slot_words(state, "m", "0") == "h1 GPU 3"
-    found = [(s.kind, s.end) for n in ("n", "m") for s in spans(state, n) if s.start >= 5.0]
-    assert found == [("ended", None), ("released", None)]
 
 
 def test_it_is_prepared_until_a_node_has_joined_and_a_dead_controller_means_interrupted() -> None:
