@@ -78,18 +78,6 @@ def test_what_is_no_ledger_of_ours_is_refused(
         open_(tmp_path / "ledger.db")
 
 
-def test_damage_inside_is_said_when_it_is_met(tmp_path: Path) -> None:
-    run = Run(tmp_path, groups=(tuple(range(1, 2000)),))
-    path = run.ledger.path
-    run.ledger.close()
-    size = path.stat().st_size
-    with path.open("r+b") as f:
-        f.seek(8192)
-        f.write(b"\xff" * (size - 8192))
-    with LedgerReader.open_readonly(path) as reader, pytest.raises(LedgerError, match="damaged"):
-        list(reader.shapes())
-
-
 def test_reading_at_rest_leaves_nothing_behind_and_still_sees_what_a_dead_controller_wrote(tmp_path: Path) -> None:
     run = Run(tmp_path)
     with LedgerReader.open_readonly(run.ledger.path, at_rest=True) as reader:

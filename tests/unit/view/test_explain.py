@@ -127,6 +127,7 @@ def test_every_view_names_a_slow_slot(paths: RunPaths, capsys: pytest.CaptureFix
     assert f"Beside the other GPUs {slow}." in document["sentences"]
     assert [(g["name"], bool(g["flag"])) for g in document["gpus"]] == [(f"n1 slot {i}", i == 3) for i in range(4)]
     assert [p[1:] for p in document["gpus"][3]["points"]] == [[1.2, 1.0]]
+<<<<<<< HEAD
 
 
 def test_the_status_of_many_nodes_names_those_that_need_a_look_and_counts_the_rest(
@@ -147,3 +148,5 @@ def test_the_status_of_many_nodes_names_those_that_need_a_look_and_counts_the_re
     (rest,) = (line for line in lines if "more nodes" in line)
     assert rest.startswith("50 more nodes with 200 slots: 199 idle, 1 busy;")
     assert "--json" in rest
+=======
+>>>>>>> main

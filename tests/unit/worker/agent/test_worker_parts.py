@@ -1,4 +1,4 @@
-"""What the agent takes from a tuner: messages by the rules, rows that can be kept, clean text."""
+"""Messages of a tuner as the agent takes them: by the rules, with rows that can be kept and clean text."""
 
 from __future__ import annotations
 
