@@ -177,7 +177,12 @@ def list_runs(runs: Path) -> list[RunPaths]:
 
 
 def find_run(runs: Path, run: str | None) -> RunPaths:
-    """The run of that id (or unique beginning of one), the latest where `run` is None. Raises InputError."""
+    """The run in that folder, or of that id (or unique beginning of one); the latest where `run` is None.
+
+    Raises InputError.
+    """
+    if run is not None and (Path(run) / "run.yaml").is_file():
+        return RunPaths(Path(run).absolute())
     there = list_runs(runs)
     if run is None:
         if not there:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, BuildOpt, RunsOpt, TableFamilyOpt
+from orchestrator.cli.options import DEFAULT_RUNS, BuildNodesOpt, BuildOpt, RunsOpt, TableFamilyOpt
 from orchestrator.cli.printer import Page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
@@ -148,9 +148,7 @@ def check(
     ],
     family: TableFamilyOpt = None,
     build: BuildOpt = None,
-    inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
-    ] = None,
+    inventory: BuildNodesOpt = None,
     env: Annotated[
         bool, typer.Option("--env", help="With --build: AITER_CONFIG_... will name them, so AITER's own are not read.")
     ] = False,
@@ -317,9 +315,7 @@ def check_configs(
     build: Annotated[
         str, typer.Option("--build", metavar="TREE|IMAGE", help="The folder that holds `aiter/`, or an image.")
     ],
-    inventory: Annotated[
-        Path | None, typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build.")
-    ] = None,
+    inventory: BuildNodesOpt = None,
     gfx: Annotated[str | None, typer.Option("--gfx", metavar="G", help="Only this chip; default: all.")] = None,
     family: Annotated[
         str | None, typer.Option("--family", metavar="F", help="Only this family, or kind of config.")

@@ -34,6 +34,10 @@ BuildOpt = Annotated[
     str | None,
     typer.Option("--build", metavar="TREE|IMAGE", help="AITER that will load the rows: its folder, or an image."),
 ]
+BuildNodesOpt = Annotated[
+    Path | None,
+    typer.Option("-i", "--inventory", metavar="INV", help="Nodes that may have the image of --build."),
+]
 InventoryOpt = Annotated[
     Path | None,
     typer.Option("-i", "--inventory", help="Nodes to use; default: this machine.", metavar="INV"),

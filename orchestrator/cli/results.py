@@ -25,7 +25,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError
-from orchestrator.paths import RunConfig, RunPaths, find_run
+from orchestrator.paths import RunConfig, find_run
 from worker.text import and_more, plural
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def gain(
     from orchestrator.shapes.aiter_log import read_calls
     from orchestrator.shapes.model import describe
 
-    paths = RunPaths(Path(run)) if Path(run).is_dir() else find_run(runs, run)
+    paths = find_run(runs, run)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         family = ledger.family
         calls = read_calls(workload, family)

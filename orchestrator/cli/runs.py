@@ -142,8 +142,9 @@ def explain(
     from orchestrator.view.explain import explain as history_of
 
     # `explain g0001`: a single word that matches no run is a group of the latest run
-    if run is not None and what is None and not any(p.run.startswith(run) for p in list_runs(Path(runs))):
-        run, what = None, run
+    if run is not None and what is None and not Path(run).is_dir():
+        known = any(p.run.startswith(run) for p in list_runs(runs))
+        run, what = (run, None) if known else (None, run)
     history = history_of(find_run(runs, run), what)
     page = Page(history.to_json())
     page.line(*history.lines())
@@ -223,21 +224,20 @@ def report(
 
     With --live: the same page from a server, read-only, updated as the run goes on.
     """
-    from orchestrator.report.page import run_or_folder, write_report
+    from orchestrator.report.page import write_report
 
-    paths = run_or_folder(runs, run)
+    paths = find_run(runs, run)
     if live and (out is not None or json_):
         raise InputError("--live writes no file: leave --out and --json out")
     if live:
         _serve(paths, port, open_=open_)
         return None
-    written = write_report(paths, out)
-    document = written.document
+    file, document = write_report(paths, out)
     about = {"run": document["run"], "state": document["state"], "shapes": document["counts"]}
-    page = Page({**about, "file": str(written.path), "bytes": written.bytes})
-    page.line(*document["sentences"], str(written.path))
+    page = Page({**about, "file": str(file), "bytes": file.stat().st_size})
+    page.line(*document["sentences"], str(file))
     if open_:
-        webbrowser.open(written.path.absolute().as_uri())
+        webbrowser.open(file.absolute().as_uri())
     return page
 
 

@@ -9,7 +9,6 @@ running group has left.
 from __future__ import annotations
 
 import math
-from itertools import chain
 
 from orchestrator.events import Send, TakeBack
 from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, Waiting
@@ -19,9 +18,12 @@ def next_work(state: State) -> Send | TakeBack | None:
     """The next group to send, or to take back for an idle slot; None: every slot has what it can get."""
     if not state.idle and not state.low:
         return None
+    able = [*state.idle.values(), *state.low.values()] if state.apart else []
+    clean = [slot for slot in able if not slot.gpu.row]
     for shapes in sorted(state.apart.values(), key=lambda shapes: len(state.shapes[shapes[0]].losses)):
-        for slot in chain(state.idle.values(), state.low.values()):
-            if suits(state, state.shapes[shapes[0]], slot):
+        shape = state.shapes[shapes[0]]
+        for slot in clean if _has_clean(state, shape) else able:
+            if suits(state, shape, slot):
                 return _send(state, slot, shapes)
     for host, shapes in state.twice.values():
         for slot in state.idle.values():
@@ -63,11 +65,16 @@ def suits(state: State, shape: Shape, slot: Slot) -> bool:
         return True
     hosts, place = {host for host, _ in bad}, slot.gpu.place
     if len(state.hosts) > sum(host in state.hosts for host in hosts):
-        clean = len(state.clean) - sum(state.hosts[host][1] for host in hosts if host in state.hosts)
-        return place[0] not in hosts and (not clean or not slot.gpu.row)
+        return place[0] not in hosts and not (slot.gpu.row and _has_clean(state, shape))
     if len(state.usable) > sum(p in state.usable for p in bad):
         return place not in bad
     return place not in bad or not state.may_grow
+
+
+def _has_clean(state: State, shape: Shape) -> bool:
+    """Return whether a node where the shape did not fault has a slot whose last end was good: it goes to no other."""
+    hosts = {f.place[0] for f in shape.faults}
+    return bool(hosts) and len(state.clean) > sum(state.hosts[host][1] for host in hosts if host in state.hosts)
 
 
 def _is_suspect(state: State, attempt: str | None) -> bool:

@@ -10,16 +10,13 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from orchestrator.command_hints import command
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
-from orchestrator.tables.locate import locate
 from orchestrator.tables.textfiles import escaped
 from orchestrator.tables.write import write_atomic
 from orchestrator.templating import data_folder
@@ -146,36 +143,21 @@ def _template() -> Any:
 _HEAD = 2000
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenPage:
-    """The page and what it shows."""
+def write_report(paths: RunPaths, out: Path | None) -> tuple[Path, dict[str, Any]]:
+    """Write the page of a run, by default into its folder; return its path and its document.
 
-    path: Path
-    bytes: int
-    document: dict[str, Any]
-
-
-def run_or_folder(runs: Path, run: str | None) -> RunPaths:
-    """The run of that id in `runs`, or the run in that folder; the latest where `run` is None. Raises InputError."""
-    kind, path = locate(run, runs)
-    if kind == "run":
-        return RunPaths(path.absolute() if run and Path(run).is_dir() else path)
-    raise InputError(f"{run} is no run folder: it has no run.yaml; `{command('runs list')}` shows the runs")
-
-
-def write_report(paths: RunPaths, out: Path | None) -> WrittenPage:
-    """Write the page of a run, by default into its folder. Raises InputError, LedgerError."""
+    Raises InputError, LedgerError.
+    """
     target = out or paths.root / "report.html"
     if target.is_dir():
         target = target / f"{paths.run}.html"
     _refuse_foreign(target)
     document = fit(Collector(paths).document())
-    page = render_page(document)
     try:
-        write_atomic(target, page)
+        write_atomic(target, render_page(document))
     except OSError as e:
         raise InputError(f"{target}: cannot be written: {e.strerror or e}; name another place with -o") from e
-    return WrittenPage(target, len(page.encode()), document)
+    return target, document
 
 
 def _refuse_foreign(target: Path) -> None:

@@ -10,6 +10,7 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
@@ -174,8 +175,12 @@ class Build:
 
     def _read_compiled(self, family: Family) -> set[tuple[Key | None, str]]:
         """The shapes with their kernels, and the kernels alone (None), that the modules are compiled from: the rows of
-        the family's own table and of those of model_configs."""
-        tables = [read_table(f, family, lenient=True) for f in self.tables(family)]
+        the family's own table and of those of model_configs. A table that lacks a column of the key names no row: that
+        of a8w8 has no q_dtype_w at v0.1.9."""
+        tables = []
+        for file in self.tables(family):
+            with suppress(TunedDBError):
+                tables.append(read_table(file, family, lenient=True))
         named = [(r.key, s.cells(r).get("kernelName", "")) for s in tables for r in s.rows]
         return {*named, *((None, name) for _, name in named)}
 

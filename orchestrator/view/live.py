@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from orchestrator.events import Record
 from orchestrator.planning.estimate import Range
 from orchestrator.policy.model import Node, Slot, State
@@ -13,14 +11,8 @@ from orchestrator.view.words import end_of, leases_words, node_words, settled_wo
 
 _WELL = (None, Reason.DONE, Reason.CANCELLED, Reason.LEASE_ENDED)
 _NODE_NOTES = ("trouble", "busy", "shared", "lost", "gone")
-_SLOT_NOTES = ("quarantined", "lost", "canary failed")
-
-
-@dataclass(frozen=True, slots=True)
-class _Note:
-    text: str
-    bad: bool
-    canary_of: tuple[str, str] | None = None
+_SLOT_NOTES = ("quarantined", "lost")
+"""A canary that failed needs no note, because the quarantine that follows gives it as the reason."""
 
 
 class LiveStatus:
@@ -29,7 +21,7 @@ class LiveStatus:
     def __init__(self, state: State, about: RunHeader) -> None:
         self._state, self._about = state, about
         self._last: Record | None = None
-        self._notes: list[_Note] = []
+        self._notes: list[tuple[str, bool]] = []
         self._seen = {id(n): len(n.history) for n in state.nodes.values()}
         """Entries of the history of each node and slot that were looked at."""
         self._seen |= {id(s): len(s.history) for n in state.nodes.values() for s in n.slots.values()}
@@ -55,14 +47,14 @@ class LiveStatus:
         too."""
         self._catch_up()
         if not on_record and self._details.get(node) != detail:
-            self._notes.append(_Note(f"{node}: {detail}", True))
+            self._notes.append((f"{node}: {detail}", True))
         self._details[node] = detail
 
     def take_notes(self) -> list[tuple[str, bool]]:
         """(text, bad) of what happened since the last call."""
         self._catch_up()
         notes, self._notes = self._notes, []
-        return list(dict.fromkeys((n.text, n.bad) for n in notes))
+        return list(dict.fromkeys(notes))
 
     def status(self, now: float) -> RunStatus:
         """Status at this moment."""
@@ -93,15 +85,15 @@ class LiveStatus:
         named, a = self._about.named, self._state.attempts.get(getattr(record, "attempt", None) or "")
         shape = self._state.shapes.get(getattr(record, "shape", -1))
         if shape is None and a is not None and a.state == "over" and a.outcome not in _WELL:
-            self._notes.append(_Note(end_of(self._state, a, named), True))
+            self._notes.append((end_of(self._state, a, named), True))
         if shape is not None and shape.state == "tuned" and shape.confirmed is False:
-            self._notes.append(_Note(f"{named(shape.id)} {settled_words(shape)}", True))
+            self._notes.append((f"{named(shape.id)} {settled_words(shape)}", True))
         pool = getattr(record, "pool", "")
         leases = self._state.queued_leases.get(pool, ())
         if leases != self._queued.get(pool, ()):
             self._queued[pool] = leases
             if leases:
-                self._notes.append(_Note(f"{pool}: {leases_words(leases)}", False))
+                self._notes.append((f"{pool}: {leases_words(leases)}", False))
 
     def _new(self, x: Node | Slot) -> list[tuple[float, str, str]]:
         since, self._seen[id(x)] = self._seen.get(id(x), 0), len(x.history)
@@ -112,17 +104,15 @@ class LiveStatus:
             if to != "trouble":
                 self._details.pop(node.name, None)
             if to in _NODE_NOTES:
-                self._notes.append(_Note(node_words(node, to, why), not why.startswith("released")))
+                self._notes.append((node_words(node, to, why), not why.startswith("released")))
 
     def _of_slot(self, slot: Slot) -> None:
         for _, to, why in self._new(slot):
             if to == "quarantined":
-                # a quarantine gives its reason: the note on the canary that led to it would repeat it
-                self._notes = [n for n in self._notes if n.canary_of != slot.id]
                 known = (slot.node, why) in self._shut  # each slot of a node has the same reason
                 self._shut.add((slot.node, why))
                 if known:
                     continue
             if to in _SLOT_NOTES:
                 text = slot_change(self._state, slot, to, why, slot.gpu.until if to == "quarantined" else 0.0)
-                self._notes.append(_Note(text, True, slot.id if to == "canary failed" else None))
+                self._notes.append((text, True))

@@ -13,15 +13,15 @@ import importlib.machinery
 import importlib.util
 import json
 import multiprocessing
+import os
 import runpy
 import sys
 import types
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-REAL = ("aiter.utility.base_tuner",)
+REAL = "aiter.utility.base_tuner"
 TUNERS = ("GemmTuner", "fmoe_2stages", "opus_gemm_common")
 """Modules of the tree that hold a script's tuner, or a list that is checked before there is a parser."""
 MOCKED = ("aiter", "torch", "triton", "flydsl", "op_tests", "pandas", "numpy")
@@ -36,15 +36,12 @@ class Mock(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        value: Any = str(self.root) if name in ("AITER_META_DIR", "AITER_ROOT_DIR") else MagicMock(name=name)
-        if name.startswith("AITER_CONFIG"):
-            value = f"{self.root}/{name}.csv"
-        if name == "AITER_CSRC_DIR":
-            value = f"{self.root}/csrc"
-        if name[:1].isupper() and name.isupper() and not name.startswith("AITER"):
+        known = {"AITER_META_DIR": f"{self.root}", "AITER_ROOT_DIR": f"{self.root}", "get_gfx": lambda: "gfx950"}
+        value: Any = known.get(name) or MagicMock(name=name)
+        if name.startswith("AITER_C"):  # AITER_CSRC_DIR, AITER_CONFIG_...
+            value = f"{self.root}/csrc" if name == "AITER_CSRC_DIR" else f"{self.root}/{name}.csv"
+        elif name.isupper() and not name.startswith("AITER"):
             value = 4  # a constant of a kernels' list
-        if name == "get_gfx":
-            value = lambda: "gfx950"  # noqa: E731
         setattr(self, name, value)
         return value
 
@@ -55,21 +52,18 @@ class Mocks(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname in REAL:
-            file = self.root.joinpath(*fullname.split(".")).with_suffix(".py")
-            return importlib.util.spec_from_file_location(fullname, file)
-        top = fullname.split(".")[0]
-        if top not in MOCKED and (top in TUNERS or self._installed(fullname, path)):
-            return None
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name == REAL:
+            return importlib.util.spec_from_file_location(name, self.root / "aiter/utility/base_tuner.py")
+        top = name.split(".")[0]
+        if top in MOCKED or not (top in TUNERS or self._installed(name, path)):
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
 
-    def _installed(self, fullname: str, path: Sequence[str] | None) -> bool:
+    def _installed(self, name: str, path: Any) -> bool:
         """Return whether this Python has it and the tree, whose helpers need ROCm when they are imported, does not."""
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
-        builtin = fullname.split(".")[0] in sys.stdlib_module_names
+        spec = importlib.machinery.PathFinder.find_spec(name, path)
+        builtin = name.split(".")[0] in sys.stdlib_module_names
         return builtin or (spec is not None and not str(spec.origin).startswith(str(self.root)))
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -87,16 +81,8 @@ class Inline:
     exitcode = 0
 
     def __init__(self, target: Any = None, args: tuple[Any, ...] = (), **_: Any) -> None:
-        self.target, self.args = target, args
-
-    def start(self) -> None:
-        self.target(*self.args)
-
-    def join(self, timeout: float | None = None) -> None:
-        return None
-
-    def is_alive(self) -> bool:
-        return False
+        self.start = lambda: target(*args)
+        self.join = self.is_alive = lambda *_: None
 
 
 def show(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> argparse.Namespace:
@@ -107,18 +93,14 @@ def show(parser: argparse.ArgumentParser, *_: Any, **__: Any) -> argparse.Namesp
         for name in action.option_strings
         if name.startswith("--") and name != "--help"
     }
-    maker = sys._getframe(1).f_locals.get("self")
-    keys = getattr(maker, "keys", None)
+    keys = getattr(sys._getframe(1).f_locals.get("self"), "keys", None)
     told = {"options": options, "keys": keys if isinstance(keys, list) else None}
-    print(json.dumps(told), file=sys.__stdout__)
-    sys.__stdout__.flush()  # type: ignore[union-attr]
-    import os
-
+    print(json.dumps(told), file=sys.__stdout__, flush=True)
     os._exit(0)
 
 
-def main() -> None:
-    root, script = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
+if __name__ == "__main__":
+    root, script = (Path(word).resolve() for word in sys.argv[1:])
     sys.meta_path.insert(0, Mocks(root))
     argparse.ArgumentParser.parse_args = show  # type: ignore[assignment]
     multiprocessing.Process = Inline  # type: ignore[assignment,misc]
@@ -128,7 +110,3 @@ def main() -> None:
         runpy.run_path(str(script), run_name="__main__")
     except BaseException as e:  # noqa: BLE001
         print(json.dumps({"error": f"{type(e).__name__}: {e}"}))
-
-
-if __name__ == "__main__":
-    main()

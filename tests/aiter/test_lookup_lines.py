@@ -1,22 +1,15 @@
-"""AITER's words about its lookups, read back: every line that the real files can write at each version, filled in.
-
-Also the shipped model lists against the names that `db export --model` gives, and shipped shapes against from-model.
-"""
+"""AITER's words about its lookups, read back: every line that the real files can write at each version, filled in."""
 
 from __future__ import annotations
 
 import ast
-from pathlib import Path
 
 import pytest
 
 from orchestrator.families import get_family
 from orchestrator.results.verify import Reading
 from orchestrator.shapes.aiter_log import key_of, read_line
-from orchestrator.tables.export import duplicates
-from orchestrator.tables.locate import family_in_name
-from orchestrator.tables.tuned import read_table
-from tests.aiter.checkout import git, needs_checkout, show, take_out
+from tests.aiter.checkout import needs_checkout, show
 from worker.families import FAMILIES
 from worker.tuners.aiter.known_issue import VERSIONS
 
@@ -83,15 +76,3 @@ def test_every_miss_and_every_hit_is_read(version: str) -> None:
         assert [r.selected for r in reading.found.rows] == [True], text
     assert len(misses) >= 5
     assert len(hits) >= 2
-
-
-def test_shipped_model_tables_are_told_and_hold_no_key_twice(tmp_path: Path) -> None:
-    """Every model table that ships, by its name alone; AITER would refuse two rows of one key across them."""
-    folder = "aiter/configs/model_configs"
-    names = [n for n in git("ls-tree", "--name-only", f"{NEWEST}:{folder}").decode().splitlines() if n.endswith(".csv")]
-    take_out(NEWEST, tmp_path, folder)
-    tables = [n for n in names if "untuned" not in n and family_in_name(n)]
-    assert len(tables) > 50
-    for family in FAMILIES.values():
-        of = [read_table(tmp_path / folder / n, family, lenient=True) for n in tables if family_in_name(n) is family]
-        assert duplicates(of) == []

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from orchestrator.configs.aiter import AiterTree, Call, run_trial
-from orchestrator.configs.check import chips_of, lint
+from orchestrator.configs.aiter import Call, run_trial
+from orchestrator.configs.check import chips_of
 from tests.aiter.checkout import needs_checkout, take_out
-from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, Resolver, shipped
-from worker.tuners.aiter_triton.spec import tuned_kinds
 
 pytestmark = [needs_checkout, pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")]
 NEWEST = "e4048607a5"
@@ -62,32 +59,3 @@ def test_the_resolver_gives_what_the_real_function_gives(commit: str, tmp_path: 
         assert not wrong, wrong[:3]
         asked += len(calls)
     assert asked > 1000
-
-
-def test_the_operators_that_read_a_tuned_kinds_files(tmp_path: Path) -> None:
-    take_out(NEWEST, tmp_path, "aiter/ops/triton")
-    found = {name: AiterTree(tmp_path, "gfx950").operators(BY_NAME[name]) for name in tuned_kinds()}
-    assert {name: of for name, of in found.items() if of} == {
-        "a16w16": {"fused_gemm_a16w16_quant_x": True},
-        "a8w8_blockscale": {
-            "fused_gemm_a8w8_blockscale_mul_add": True, "fused_gemm_a8w8_blockscale_split_cat": False,
-        },
-        "a8w8_blockscale_bpreshuffle": {"fused_gemm_a8w8_blockscale_split_cat": False},
-        "a4w4": {"gemm_afp4wfp4_preshuffled_scales": False, "fused_gemm_afp4wfp4_split_cat": False},
-        "a4w4_preshuffle": {
-            "fused_gemm_afp4wfp4_preshuffle_add_mul": True, "fused_gemm_afp4wfp4_split_cat": False,
-        },
-        "batched_a16w4": {"fusions.fused_bmm_rope_kv_cache": False},
-        "batched_a8w8_prequant": {"fusions.fused_bmm_rope_kv_cache": False},
-    }  # fmt: skip
-
-
-def test_faults_of_the_shipped_files(tmp_path: Path) -> None:
-    take_out(NEWEST, tmp_path, "aiter/ops/triton")
-    found = {gfx: lint(Resolver(tmp_path, gfx)) for gfx in ("gfx942", "gfx950", "gfx1250")}
-    errors = {gfx: Counter(f.rule for f in some if f.level == "error") for gfx, some in found.items()}
-    assert errors == {"gfx942": {}, "gfx950": {"unreachable": 3}, "gfx1250": {"kpack": 30}}
-    assert {(Path(f.path).name, f.bucket) for f in found["gfx950"] if f.level == "error"} == {
-        ("gfx950-GEMM-A16W16-gated.json", f"M_LEQ_{x}") for x in (8, 16, 32)
-    }
-    assert sum(f.rule == "outlier" for f in found["gfx950"]) == 35

@@ -275,10 +275,10 @@ def test_a_slot_on_which_each_shape_loses_candidates_is_quarantined(two: Fleet) 
 
 
 def test_after_the_fault_is_gone_no_slot_is_shut_and_nothing_stays_withheld(two: Fleet) -> None:
-    from worker.tuners.aiter.blocklist import current_entries, read_lines
+    from worker.tuners.aiter.blocklist import current_entries
 
     def listed() -> int:
-        return len(current_entries(read_lines(two.root / "blocklist.jsonl")))
+        return len(current_entries(two.root / "blocklist.jsonl"))
 
     two.shapes(6)
     play(two, asm_faults_on("sick"))

@@ -24,7 +24,6 @@ class Clock(Protocol):
 
     def later(self, seconds: float, do: Callable[[], None]) -> None: ...
     def written(self, node: SimNode) -> None: ...
-    def measured(self, shape: int, seconds: float) -> None: ...
     def follows(self, node: SimNode) -> bool: ...
 
 
@@ -192,7 +191,7 @@ class SimNode:
         elif shape in faults.worker_killers:
             self._after(w, min(seconds, faults.kill_s), lambda: self.die(w))
         elif end is None:
-            self._after(w, seconds, lambda: self._shape_done(w, spec, i, lost, seconds))
+            self._after(w, seconds, lambda: self._shape_done(w, spec, i, lost))
         else:
             reason = end[0]
             self._after(w, seconds / 2, lambda: self._bad(w, spec, reason))
@@ -258,9 +257,8 @@ class SimNode:
         self.clock.winners[spec.attempt, shape] = (f"c{best}",)
         self.write(ev.ShapeTuned(spec.attempt, shape, withheld, old))
 
-    def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int], seconds: float) -> None:
+    def _shape_done(self, w: SimWorker, spec: SimSpec, i: int, lost: list[int]) -> None:
         shape = spec.shapes[i]
-        self.clock.measured(shape, seconds)
         if self.silent.get(shape, 0) > 0:
             self.silent[shape] -= 1
         elif shape in self.plan.faults.refused:

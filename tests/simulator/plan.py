@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from orchestrator.events import Event
 from orchestrator.policy.model import SlotId
 from orchestrator.reasons import Reason
 
@@ -115,13 +114,10 @@ class Faults:
     dead_slots: Mapping[SlotId, float] = field(default_factory=dict)
     """Slots whose worker dies at that time and cannot be started again."""
     drains: Mapping[str, float] = field(default_factory=dict)
-    requests: tuple[tuple[float, Event], ...] = ()
-    """(time, request) of the user: stop, retry."""
     controller: tuple[Span, ...] = ()
     """Intervals without a controller; the run is resumed afterwards."""
     resumes: int = 0
-    """Times that the user resumes a run that ended because no slot was left, each `resume_s` later."""
-    resume_s: float = 300.0
+    """Times that the user resumes a run that ended because no slot was left, five minutes later."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,16 +55,8 @@ class Result:
     stuck: str | None
     shapes: dict[int, ShapeEnd]
     makespan_s: float
-    slots: int
-    measured_s: float
-    """Seconds over all slots in shapes measured to their end for the first time."""
     deaths: list[Death]
     journal: list[tuple[float, ev.Record]]
-
-    @property
-    def utilisation(self) -> float:
-        """`measured_s` over all slots and the whole makespan."""
-        return self.measured_s / (self.makespan_s * self.slots) if self.makespan_s else 0.0
 
     def of(self, end: str) -> list[int]:
         return [s for s, e in self.shapes.items() if e.end == end]
@@ -99,10 +91,6 @@ def books(
                 e = out[shape]
                 e.end, e.reason, e.detail, e.confirmed = "failed", reason, detail, confirmed
                 e.settled += 1
-            case ev.RetryAsked(shapes):
-                for s in shapes:
-                    if out[s].end == "failed":
-                        out[s] = ShapeEnd(attempts=out[s].attempts)
             case _:
                 pass
     return out
@@ -110,6 +98,8 @@ def books(
 
 SLOT_LOST_S = 30.0
 """Time from the last death of a slot's worker until dispatch gives the slot up."""
+RESUME_S = 300.0
+"""Time after which the user resumes a run that is stuck."""
 RETRY_S = 3.0
 """Time between two tries to reach a node."""
 
@@ -137,8 +127,6 @@ class Simulator:
         self._rng = random.Random(plan.seed)
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
-        self._measured_s = 0.0
-        self._measured = set[int]()
         self._epoch = 0
         self._here = False
         self._resumes = 0
@@ -166,11 +154,6 @@ class Simulator:
         self._order += 1
         heapq.heappush(self._heap, (self.now + seconds, self._order, do))
 
-    def measured(self, shape: int, seconds: float) -> None:
-        if shape not in self._measured:
-            self._measured.add(shape)
-            self._measured_s += seconds
-
     def run(self) -> Result:
         for g in self.plan.groups:
             self.handle(work_of(g, self.plan))
@@ -193,7 +176,7 @@ class Simulator:
                     break
                 self._resumes += 1
                 self.controller_dies()
-                self.later(self.plan.faults.resume_s, self.controller_starts)
+                self.later(RESUME_S, self.controller_starts)
         if progress.done:
             end = "finished"
         for node in self.nodes.values():
@@ -201,9 +184,7 @@ class Simulator:
                 node.stop(w)
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
         shapes = books(self.journal, self.winners)
-        return Result(
-            end, progress.stuck, shapes, self.now, self.plan.slots, self._measured_s, deaths, self.journal
-        )  # fmt: skip
+        return Result(end, progress.stuck, shapes, self.now, deaths, self.journal)
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -448,8 +429,6 @@ def schedule(sim: Simulator) -> None:
                 sim.later(max(lease.since, lease.until - lease.drain_s), partial(sim.request, ev.NodeDraining(name)))
     for name, t in faults.drains.items():
         sim.later(t, partial(sim.request, ev.NodeDraining(name)))
-    for t, event in faults.requests:
-        sim.later(t, partial(sim.request, event))
     for span in faults.controller:
         sim.later(span.since, sim.controller_dies)
         sim.later(span.until, sim.controller_starts)

@@ -88,14 +88,11 @@ class Rig:
                 out += self.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
         return out
 
-    def incomplete(
-        self, shape: int, *left_out: str, earlier: Iterable[str] = (), won: bool = True
-    ) -> list[ev.Decision]:
+    def incomplete(self, shape: int, *left_out: str, earlier: Iterable[str] = ()) -> list[ev.Decision]:
         """A result without some candidates; its attempt ends."""
         a = self.attempt(shape)
         names, old = tuple((c,) for c in left_out), tuple((c,) for c in earlier)
-        refused = ev.ShapeRefused(a.id, shape, Reason.NO_CANDIDATE, "none ran", names, old)
-        out = self.start(shape) + self.do(ev.ShapeTuned(a.id, shape, names, old) if won else refused)
+        out = self.start(shape) + self.do(ev.ShapeTuned(a.id, shape, names, old))
         return out + self.do(ev.AttemptEnded(a.id, Reason.DONE, None, "", 1.0))
 
     def fault(self, shape: int, outcome: Reason = Reason.FAULT, *, known: bool = True) -> list[ev.Decision]:
@@ -114,9 +111,6 @@ class Rig:
 
     def lost(self, node: str) -> list[ev.Decision]:
         return self.do(ev.NodeLost(node, "silent"))
-
-    def taken(self, shape: int, *, won: bool = True) -> list[ev.Decision]:
-        return self.do(ev.AttemptTaken(self.attempt(shape).id, won))
 
     def tick(self, seconds: float = 0.0) -> list[ev.Decision]:
         self.now += seconds

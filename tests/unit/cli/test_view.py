@@ -36,18 +36,6 @@ def drawn(s: RunStatus, width: int = 140) -> str:
     return console.export_text()
 
 
-def test_the_picture_shows_progress_and_every_slot() -> None:
-    text = drawn(status(), 110)
-    for words in ("r1", "5/10", "4 tuned", "1 failed", "4 pending", "2.5 shapes/min", "1 min 05 s left", "16x1280x8192",
-                  "n2", "unreachable", "no answer", "idle"):  # fmt: skip
-        assert words in text, words
-    doc = status().to_json()
-    assert doc["shapes"] == {"total": 10, "tuned": 4, "skipped": 0, "failed": 1, "running": 1, "pending": 4}
-    assert {k: doc["nodes"][0][k] for k in ("name", "state", "slots", "running", "tuned", "failed")} == {
-        "name": "n1", "state": "busy", "slots": 2, "running": 1, "tuned": 0, "failed": 0,
-    }  # fmt: skip
-
-
 def test_of_many_slots_the_nodes_that_need_a_look_come_first_and_the_rest_is_summed_up() -> None:
     """A fleet at work, of which node n007 has a quarantined slot and n150 does not answer."""
     nodes = [

@@ -143,12 +143,9 @@ def without(*keys: str) -> dict[str, Any]:
     ("kind", "arch", "document", "findings"),
     [
         ("a16w16", "gfx950", {"M_LEQ_16": values(), "_note": "by hand", **ANY}, []),
-        # buckets that no M finds; sections of another scheme
+        # buckets that no M finds
         ("a16w16", "gfx950", {"M_LEQ_31": values(), **ANY}, ["error unreachable M_LEQ_31"]),
         ("a16w16", "gfx950", {"M_LEQ_256": values(), "M_GEQ_16": values(), **ANY}, []),
-        ("a16w16", "gfx950", {"M_LEQ_256": values(), "M_GEQ_64": values(), "M_GEQ_16": values(), **ANY},
-         ["error unreachable M_GEQ_16"]),
-        ("a16w16", "gfx950", {"small": {}, **ANY}, ["error unreachable "]),
         # `any` is missing
         ("a16w16", "gfx950", {"M_LEQ_64": values()}, ["error any "]),
         ("a16w16", "gfx950", {"M_LEQ_64": values(), "M_GEQ_64": values()}, ["warning any "]),
@@ -159,7 +156,6 @@ def without(*keys: str) -> dict[str, Any]:
         ("a16w16", "gfx950", without("NUM_KSPLIT"), ["warning required any"]),
         ("a16w16", "gfx950", without("NUM_KSPLIT", "BLOCK_SIZE_K"), ["error required any"]),
         ("a16w16_gated", "gfx950", without("NUM_KSPLIT"), []),
-        ("a16w16_gated", "gfx950", ANY, ["error refused any"]),
         ("a16w16", "90", ANY, ["error refused any"]),
         ("a16w16", "90", {"any": PLAIN}, []),
         ("a16w16", "gfx950", {"any": {"BLOCK_M": 16, "kernel_type": "compute_bound"}}, []),
@@ -185,12 +181,11 @@ def test_faults_of_a_files_content(kind: str, arch: str, document: dict[str, Any
         ({f"{FOLDER}/DEFAULT.json": ANY, f"gemm/gfx950-{NAME}-N=8-K=16.json": ANY}, "error split nobody reads it"),
         ({f"{FOLDER}/{NAME}-N=8-K=16.json": ANY}, "error default nobody reads it"),
         ({f"gemm/gfx950-{NAME}.json": ANY, f"gemm/gluon/gfx950-{NAME}.json": {"any": {"x": 1}}}, ""),
-        # names that nobody looks for; a longer name is not a suffix of a shorter one
+        # names that nobody looks for
         ({f"{FOLDER}/gfx950-{NAME}-N=8-K=16.json": ANY}, "error name the folder names the chip already"),
         ({f"{FOLDER}/DEFAULT.json": ANY, f"{FOLDER}/{NAME}-K=16-N=8.json": ANY},
          "error name gemm_a16w16 never looks for the suffix K=16-N=8"),
         ({"gemm/gfx950-GEMM-NEW.json": ANY}, "note name no reader of it is known"),
-        ({f"gemm/gfx950-{n}.json": ANY for n in (NAME, f"{NAME}-ATOMIC", f"{NAME}-ATOMIC-N=8-K=16")}, ""),
         # a file named by the packed width; one that is no JSON
         ({f"gemm/gfx950-GEMM-AFP4WFP4{n}.json": ANY for n in ("", "-N=8-K=4096", "-N=8-K=2048")},
          "warning packed k same as gfx950-GEMM-AFP4WFP4-N=8-K=4096.json"),

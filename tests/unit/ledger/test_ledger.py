@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.controller.drive import report_faults
@@ -87,25 +89,10 @@ def test_the_journal_and_rows_are_append_only(run: Run, sql: str) -> None:
     conn.close()
 
 
-def test_every_kind_of_record_is_kept_and_read_back_as_it_was(run: Run) -> None:
-    samples: dict[str, object] = {
-        "kind": "k", "units": ((1, 2), (3,)), "costs_s": ((1.5, 2.0), (0.5,)), "tier": 1, "alone": True, "setup_s": 4.0,
-        "shares_end": True, "shapes": (1, 2), "epoch": 2, "node": "n1", "slots": ("0", "1"), "slot": "0",
-        "detail": "why \u2028 not", "us": 3.5, "attempt": "g0001-1", "shape": 1, "reason": Reason.WRONG_RESULT,
-        "outcome": Reason.HANG, "in_flight": None, "seconds": 2.5, "won": False, "seq": 4, "why": "so",
-        "confirmed": True, "until": 99.0, "since": 98.0, "doing": "wait", "withheld": (("b", "2"),), "earlier": (),
-        "cut": True, "final": True, "host": "h1", "leases": (("17_3", "Priority"),), "gpus": ("3", "7"),
-        "lease": "17_3", "pool": "mi355", "cause": "preempted", "charged": True, "more": True,
-        "ends_at": 1700000000.5, "compute_us": 110.5, "memory_us": 250.0, "device": "MI355X", "temperature_c": 71.0,
-        "power_cap_w": 1400.0,
-    }  # fmt: skip
-    kinds = [cls for name, cls in ev.RECORD_TYPES.items() if name != "Tick"]
-    records = [cls(**{f.name: samples[f.name] for f in dataclasses.fields(cls)}) for cls in kinds]
-    before = len(list(run.ledger.journal_records()))
-    with run.ledger.transaction():
-        for r in (*records, ev.Tick()):
-            run.ledger.journal(r, 5.0)
-    assert list(run.ledger.journal_records())[before:] == [(5.0, r) for r in records]
+@given(st.sampled_from([*ev.RECORD_TYPES.values()]).flatmap(st.from_type))
+def test_every_kind_of_record_is_read_back_as_it_was(record: ev.Record) -> None:
+    back = ev.from_json(type(record).__name__, ev.to_json(record))
+    assert repr(back) == repr(record)  # nan is not equal to itself
 
 
 def test_skipped_shapes_are_left_out_until_they_are_taken_in_again(run: Run) -> None:
@@ -203,13 +190,6 @@ def test_other_gpus_judge_a_candidate_and_its_node_is_told_until_it_has_begun_so
     assert run.ledger.blocklist_verdicts("n1")[0] != []  # sent, and not begun: it may yet be taken back
     run.says(started("g0001-1"))
     assert run.ledger.blocklist_verdicts("n1") == ([], [])
-
-
-def test_two_slots_of_one_gpu_are_no_two_gpus(run: Run) -> None:
-    for node in ("n1", "n2"):
-        run.send(f"g0002-{node[1]}", node)
-        run.says(started(f"g0002-{node[1]}"), tuned(f"g0002-{node[1]}", left_out(ASM)), node=node)
-    assert [w.verdict for w in run.ledger.left_out()] == [None, None]
 
 
 # --- journals of simulated runs ---------------------------------------------------------------------------------------

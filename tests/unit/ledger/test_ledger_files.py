@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -49,15 +48,14 @@ def test_a_file_system_without_a_write_ahead_log_is_named_and_the_ledger_works(
     assert said.startswith(f"{path}: SQLite's write-ahead log does not work on this file system (journal mode delete)")
 
 
-def _versioned(path: Path, version: int) -> None:
+def sql(path: Path, statement: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as conn:
+        conn.execute(statement)
+
+
+def of_version(path: Path, version: int) -> None:
     Ledger.create(path).close()
-    with contextlib.closing(sqlite3.connect(path)) as conn:
-        conn.execute(f"PRAGMA user_version={version}")
-
-
-def _of_somebody_else(path: Path) -> None:
-    with contextlib.closing(sqlite3.connect(path)) as conn:
-        conn.execute("CREATE TABLE mine (x)")
+    sql(path, f"PRAGMA user_version={version}")
 
 
 @pytest.mark.parametrize("open_", [Ledger.open, LedgerReader.open_readonly], ids=["write", "read"])
@@ -67,9 +65,9 @@ def _of_somebody_else(path: Path) -> None:
         (lambda path: None, "there is no ledger.*runs list"),
         (lambda path: path.write_bytes(b"M,N,K\n1,2,3\n" * 400), "damaged or no ledger at all"),
         (Path.touch, "no ledger of gemmfleet"),
-        (_of_somebody_else, "no ledger of gemmfleet"),
-        (lambda path: _versioned(path, VERSION - 1), f"0.2 or older .*version {VERSION - 1}.*use gemmfleet 0.2"),
-        (lambda path: _versioned(path, 99), "newer gemmfleet .*version 99.*use that version"),
+        (lambda path: sql(path, "CREATE TABLE mine (x)"), "no ledger of gemmfleet"),
+        (lambda path: of_version(path, VERSION - 1), f"0.2 or older .*version {VERSION - 1}.*use gemmfleet 0.2"),
+        (lambda path: of_version(path, 99), "newer gemmfleet .*version 99.*use that version"),
     ],
 )
 def test_what_is_no_ledger_of_ours_is_refused(
@@ -78,42 +76,6 @@ def test_what_is_no_ledger_of_ours_is_refused(
     make(tmp_path / "ledger.db")
     with pytest.raises(LedgerError, match=why):
         open_(tmp_path / "ledger.db")
-
-
-def test_damage_inside_is_said_when_it_is_met(tmp_path: Path) -> None:
-    run = Run(tmp_path, groups=(tuple(range(1, 2000)),))
-    path = run.ledger.path
-    run.ledger.close()
-    size = path.stat().st_size
-    with path.open("r+b") as f:
-        f.seek(8192)
-        f.write(b"\xff" * (size - 8192))
-    with LedgerReader.open_readonly(path) as reader, pytest.raises(LedgerError, match="damaged"):
-        list(reader.shapes())
-
-
-def test_a_folder_that_cannot_be_written_is_a_clear_error_unless_read_at_rest(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    folder = tmp_path_factory.mktemp("readonly")
-    Ledger.create(folder / "ledger.db").close()
-    ours = {p: p.stat().st_mode for p in folder.parents[:-1] if p.stat().st_uid == os.geteuid()}
-    for p, mode in ours.items():
-        p.chmod(mode & 0o7777 | 0o555)
-    folder.chmod(0o555)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)  # root may write anywhere
-    try:
-        with pytest.raises(LedgerError, match=r"ledger\.db-shm.*copy the run folder"):
-            LedgerReader.open_readonly(folder / "ledger.db")
-        with LedgerReader.open_readonly(folder / "ledger.db", at_rest=True) as reader:
-            assert reader.counts().total == 0
-    finally:
-        if is_root:
-            os.seteuid(0)
-        for p, mode in {folder: 0o755, **ours}.items():
-            p.chmod(mode & 0o7777)
 
 
 def test_reading_at_rest_leaves_nothing_behind_and_still_sees_what_a_dead_controller_wrote(tmp_path: Path) -> None:

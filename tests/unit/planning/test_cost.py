@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.controller.prepare import gather
-from orchestrator.ledger.writer import Ledger
 from orchestrator.planning.cost import CostModel, CostSample
-from orchestrator.planning.estimate import Measured, Range, UnderWay, seconds_left
+from orchestrator.planning.estimate import Range, UnderWay, seconds_left
 from orchestrator.planning.plan import make_plan
 from orchestrator.shapes.model import Shape
 from tests.support.ledger_kit import A8W8, Run, ended
@@ -65,12 +64,6 @@ def test_fit_finds_the_numbers_back_also_among_noise_and_outliers() -> None:
         assert seconds_of(fitted, s.shapes, s.flops, s.weights) == pytest.approx(s.seconds, rel=0.15)
 
 
-def test_few_samples_only_correct_the_scale() -> None:
-    fitted = GUESS.fit([replace(s, seconds=s.seconds * 3) for s in measured(GUESS, 3)])
-    assert numbers(fitted) == pytest.approx([3 * v for v in numbers(GUESS)])
-    assert GUESS.fit([CostSample(0, 0, 0, 5.0), CostSample(1, 1, 1, 0.0)]) is GUESS
-
-
 positive = st.floats(1e-3, 1e9)
 
 
@@ -78,19 +71,6 @@ positive = st.floats(1e-3, 1e9)
 @given(st.lists(st.builds(CostSample, st.integers(1, 50), positive, positive, st.floats(1e-3, 1e5)), max_size=30))
 def test_no_measurement_makes_a_negative_or_broken_cost(samples: list[CostSample]) -> None:
     assert all(0 <= v < float("inf") for v in numbers(GUESS.fit(samples)))
-
-
-def test_the_spread_is_narrower_with_each_run_and_wide_where_runs_differ() -> None:
-    spreads = [GUESS.spread]
-    for runs in (1, 3, 8):
-        samples = [replace(s, run=f"r{i % runs}") for i, s in enumerate(measured(TRUTH, 40, noise=0.05))]
-        fitted = GUESS.fit(samples, starts=[9.0, 12.0, 11.0])
-        assert (fitted.is_guess, fitted.start_s) == (False, 11.0)
-        spreads.append(fitted.spread)
-    assert spreads == sorted(spreads, reverse=True)
-    assert spreads[1] < 2.0 < spreads[0]
-    uneven = [replace(s, seconds=s.seconds * (1, 3, 1, 4)[i % 4], run=f"r{i % 4}") for i, s in enumerate(samples)]
-    assert GUESS.fit(uneven).spread > 1.3 * fitted.spread
 
 
 def test_what_an_h200_took_is_within_the_first_range() -> None:
@@ -132,18 +112,6 @@ def test_samples_are_the_finished_attempts_of_the_same_family_tuner_and_gfx(tmp_
     assert sorted(str(p) for p in tmp_path.rglob("*")) == before, "looking leaves nothing behind"
 
 
-def test_seconds_before_the_first_group_and_after_the_last_are_those_of_earlier_runs(tmp_path: Path) -> None:
-    earlier_run(tmp_path / "one")
-    with Ledger.open(tmp_path / "one" / "ledger.db") as ledger, ledger.transaction():
-        times = "SELECT min(t) FILTER (WHERE type='AttemptStarted'), max(t) FILTER (WHERE type='AttemptEnded')"
-        first, last = ledger.query(f"{times} FROM journal")[0]
-        for name, value in (("created", first - 7.0), ("ended", last + 2.0), ("units", 2.0)):
-            ledger.set_meta(name, value)
-    samples, starts = gather(tmp_path, A8W8, "replay")
-    assert starts == [pytest.approx(10.0)], "and the second in which the first attempt imported"
-    assert [s.shapes for s in samples] == [4], "two backends make two of each shape"
-
-
 def estimate(*args: Any, **more: Any) -> Range:
     found = seconds_left(*args, **more)
     assert found is not None
@@ -163,16 +131,6 @@ def test_the_range_is_the_spread_until_groups_say_more() -> None:
     assert known.high_s / known.low_s < 2.0 < wide.high_s / wide.low_s
     soon, late = (estimate([10.0] * 4, 1, spread=4.0, running=[UnderWay(10.0, 0.0, 0.0, s)]) for s in (1.0, 100.0))
     assert late.mid_s > 2 * soon.mid_s, "a group in flight for longer than expected makes all that is left longer"
-
-
-def test_many_groups_are_sums_and_say_the_same() -> None:
-    few, many = (estimate([1.0] * n, 64, spread=2.0) for n in (4096, 8192))
-    assert many.mid_s == pytest.approx(2 * few.mid_s, rel=0.02)
-    rng = random.Random(3)
-    over = [(rng.uniform(1.0, 90.0), rng.uniform(1.0, 200.0)) for _ in range(500)]
-    slow = Measured((1.3 * e, t) for e, t in over)
-    for name in Measured.__slots__:
-        assert getattr(Measured(over).paced(1.3), name) == pytest.approx(getattr(slow, name))
 
 
 def simulated(rng: random.Random, spread: float) -> tuple[float, Range]:

@@ -1,4 +1,4 @@
-"""Units and their order, what is left out, and the plan and notes that `--plan` and `shapes check` show."""
+"""Units, their order and their value, what is left out, and the plan and notes of `--plan` and `shapes check`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan, make_work, memory_note, risk_notes, seconds_of
-from orchestrator.shapes.model import Shape, operand_bytes
+from orchestrator.planning.roofline import CHIPS, EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
+from orchestrator.shapes.model import Key, Shape
 from tests.support.ledger_kit import A8W8
 
 FLAT = CostModel(setup_s=1.0, shape_s=2.0, flop_s=0.0, weight_s=0.0, source="test")
 STEEP = CostModel(setup_s=0.5, shape_s=0.1, flop_s=1e-6, weight_s=1e-6, source="test")
+MI355X = CHIPS["mi355x"]
+BIG = (4096, 8192, 8192)
 KEYS = st.tuples(st.integers(1, 300), st.sampled_from([64, 128, 4096]), st.sampled_from([64, 256]))
 BF16 = ("False", "torch.bfloat16", "torch.bfloat16", "False", "False")
 FP4 = get_family("a4w4_blockscale")
@@ -58,14 +61,6 @@ def test_the_tuner_says_what_may_share_a_process() -> None:
     (work,) = make_work(buckets, A8W8, FLAT, tuner="aiter-triton")
     assert work.shares_end
     assert len(work.units) < sum(map(len, work.units)) == 7
-
-
-def test_batched_and_fmoe_are_listed_by_all_but_their_m() -> None:
-    shapes = [Shape(1, (16, 1, 8, 8)), Shape(2, (16, 2, 8, 8)), Shape(3, (8, 1, 8, 8))]
-    assert [w.units for w in make_work(shapes, get_family("batched_bf16"), FLAT)] == [((1,), (2,)), ((3,),)]
-    rest = (64, 32, 8, 2, "ActivationType.Silu", "torch.bfloat16", "torch.int8", "torch.int8", "QuantType.No", 1, 0)
-    moe = [Shape(1, (16, *rest)), Shape(2, (8, *rest)), Shape(3, (8, *rest[:-1], 1))]
-    assert [w.units for w in make_work(moe, get_family("fmoe"), FLAT)] == [((2,), (1,)), ((3,),)]
 
 
 def test_the_plan_says_what_is_to_be_done_and_how_long_it_takes() -> None:
@@ -111,18 +106,6 @@ def test_what_the_table_has_for_this_device_is_skipped(tmp_path: Path) -> None:
         drop_tuned(shapes, A8W8, db, "gfx950", 256)
 
 
-def test_an_old_table_without_gfx_and_text_in_another_case(tmp_path: Path) -> None:
-    db, family = tmp_path / "db.csv", get_family("a16w16")
-    db.write_text("cu_num,M,N,K,kernelId,splitK,us,kernelName\n80,1,64,128,1,0,5.0,k\n7,2,64,128,1,0,5.0,k\n")
-    dropped = drop_tuned(numbered([(1, 64, 128), (2, 64, 128)]), A8W8, db, "gfx942", 80)
-    assert [s.id for s in dropped.skipped] == [1]
-    assert "none follows from cu_num 7" in dropped.notes[0]
-    row = "gfx950,256,1,64,64,FALSE,torch.bfloat16,torch.bfloat16,false,False,ck,1,0,5.0,k,0,1,1"
-    db.write_text(",".join(family.tuned_header) + f"\n{row}\n")
-    shape = Shape(1, (1, 64, 64, *BF16))
-    assert drop_tuned([shape], family, db, "gfx950", 256).skipped == [shape]
-
-
 def test_what_cannot_fit_into_the_memory_is_named_largest_first() -> None:
     family = get_family("a16w16")
     shapes = [Shape(1, (1, 2, 3, *BF16)), Shape(2, (10**9, 1280, 8192, *BF16)), Shape(3, (10**9, 64, 64, *BF16))]
@@ -130,19 +113,6 @@ def test_what_cannot_fit_into_the_memory_is_named_largest_first() -> None:
     assert note.startswith("the operands of 2 shapes do not fit into the device's memory of 80 GiB, and will fail: ")
     assert note.index("1000000000x1280x8192 (17") < note.index("1000000000x64x64 (238 GiB)")
     assert memory_note(shapes[:1], family, 80 * 2**30) == memory_note(shapes, family, None) == []
-
-
-@pytest.mark.parametrize(
-    ("family", "key", "moved"),
-    [
-        ("a16w16", (2, 3, 5, *BF16), 2 * (10 + 15 + 6)),
-        ("a4w4_blockscale", (2, 4, 32), (2 * 32 + 4 * 32) / 2 + 2 * 8),
-        ("a8w8", (2, 4, 32, "torch.int8"), 2 * 32 + 4 * 32 + 2 * 8),
-        ("batched_bf16", (7, 2, 3, 5), 7 * 2 * (10 + 15 + 6)),
-    ],
-)
-def test_operand_bytes_of_each_width(family: str, key: tuple[int | str, ...], moved: float) -> None:
-    assert operand_bytes(get_family(family))(key) == moved
 
 
 def test_shapes_on_which_kernels_of_aiter_may_fault_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,3 +136,57 @@ def test_shapes_on_which_kernels_of_aiter_may_fault_are_noted(tmp_path: Path, mo
         assert N576 in said
         assert K29568 in said
     assert WHY not in run(*plan, "--tuner", "torch")
+
+
+def bound_us(key: Key) -> float:
+    """Time at the data sheet's fp8 peak, of a shape that computing bounds."""
+    m, n, k = map(int, key)
+    return 2.0 * m * n * k / MI355X.peaks["fp8"] / 1e6
+
+
+def test_the_expected_time_follows_the_most_similar_row_or_the_roofline() -> None:
+    assert Forecast(A8W8, {}, MI355X).us(BIG) == pytest.approx(bound_us(BIG) / EFFICIENCY)
+    near, far = (2048, 8192, 8192), (16384, 8192, 8192)
+    known: dict[Key, float] = {near: bound_us(near) / 0.5, far: bound_us(far) / 0.8, BIG: 1e6}
+    assert Forecast(A8W8, known, MI355X).us(BIG) == pytest.approx(bound_us(BIG) / 0.5), "not its own row's"
+    others = [(4096, n, 8192) for n in (1024, 2048, 4096)]
+    for chip in (MI355X, None):  # without a neighbour the median of all rows counts, on any chip
+        usual, twice = (Forecast(A8W8, dict.fromkeys(others, us), chip).us((4096, 2048, 8192)) for us in (100.0, 200.0))
+        assert twice == pytest.approx(2 * usual)
+
+
+def test_what_was_not_measured_is_guessed_and_marked_so() -> None:
+    shapes = [Shape(1, BIG), Shape(2, (1, 8192, 8192)), Shape(3, (2, 8192, 8192))]
+    calls = dict(zip((s.key for s in shapes), (10.0, 1000.0, 1.0), strict=True))
+    forecast = Forecast(A8W8, {}, MI355X)
+    found = worths(shapes, calls, {BIG: 1e4, shapes[2].key: 0.001}, forecast, fixed={3})
+    assert (found[1].calls, found[1].now_us, found[1].measured) == (10.0, 1e4, True)
+    assert found[1].expected_us == pytest.approx(bound_us(BIG) / EFFICIENCY)
+    assert found[1].value == pytest.approx(10 * (1e4 - found[1].expected_us))
+    assert not found[2].measured
+    assert found[2].now_us == pytest.approx(UNTUNED * found[2].expected_us)
+    assert found[3].value == 0, "it is not to be tuned, and no gain is expected of a time below the expected one"
+
+
+def test_only_shapes_of_about_the_same_value_share_a_process_and_the_most_valuable_come_first() -> None:
+    shapes = [Shape(i, (i, 64, 128)) for i in range(1, 9)] + [Shape(9, (1, 128, 128))]
+    values = {1: 1.0, 2: 100.0, 3: 90.0, 4: 1.5, 5: 0.0, 6: 30.0, 7: 0.0, 8: 24.0, 9: 50.0}
+    assert tiers(values) == {1: 3, 2: 0, 3: 0, 4: 3, 5: 99, 6: 0, 7: 99, 8: 1, 9: 0}
+    work = make_work(shapes, A8W8, FLAT, values=values)
+    assert [({i for unit in w.units for i in unit}, w.tier) for w in work] == [
+        ({2, 3, 6}, 0), ({9}, 0), ({8}, 1), ({1, 4}, 3), ({5, 7}, 99)
+    ]  # fmt: skip
+    assert len({w.kind for w in work}) == 5, "shapes of two tiers never share a process"
+
+
+def test_what_is_won_and_what_is_left_of_it() -> None:
+    of = {i: Worth(10.0, 20.0, 10.0, measured=i > 1) for i in range(1, 9)}
+    nothing = won(of, {})
+    assert (nothing.won_us, nothing.rest_us, nothing.share) == (0.0, 800.0, 0.0)
+    assert (nothing.total_us, nothing.guessed_us) == (1600.0, 200.0)
+    some = won(of, {1: 15.0, 2: 30.0})
+    assert (some.won_us, some.rest_us) == (50.0, 600.0), "a slower winner replaces nothing"
+    many = won(of, dict.fromkeys(range(1, 5), 15.0), failed=[5])
+    assert many.won_us == 200.0
+    assert many.rest_us == pytest.approx(300.0 * 200 / 500), "what is left is corrected by what the settled ones gave"
+    assert won(of, dict.fromkeys(of, 20.0)).share == 1.0

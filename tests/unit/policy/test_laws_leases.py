@@ -10,7 +10,7 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
-from tests.simulator.plan import Faults, Poison, Sickness, SimGroup, SimLease, SimPlan
+from tests.simulator.plan import SimPlan
 from tests.simulator.simulator import Death, Result, Simulator, simulate
 from tests.support.drawn_plans import draw_plan, guilty, with_candidates, with_leases
 from tests.support.marks import PLANS
@@ -129,65 +129,3 @@ def test_the_laws_hold_where_candidates_fault_on_leases() -> None:
         if found or result.end != "finished":
             broken[seed] = (result.end, result.stuck, found)
     assert broken == {}
-
-
-def test_a_shape_longer_than_its_leases_fails_in_the_end_and_the_others_are_tuned() -> None:
-    leases = {f"l{i}": SimLease("h", ("0",), 60.0 * i, 60.0 * i + 50.0, "time_limit") for i in range(12)}
-    groups = (SimGroup("g0001", (1, 2, 3), (5.0, 400.0, 5.0), 30.0), SimGroup("g0002", (4,), (5.0,), 5.0))
-    result = simulate(SimPlan(dict.fromkeys(leases, 1), groups, leases=leases))
-    assert {s: (e.end, e.reason) for s, e in result.shapes.items()} == {
-        1: ("tuned", None),
-        2: ("failed", Reason.OUTLIVES_LEASE),
-        3: ("tuned", None),
-        4: ("tuned", None),
-    }
-    assert len(result.shapes[2].attempts) == PolicySettings().lease_ends
-    assert "time limit" in result.shapes[2].detail
-
-
-def test_a_shape_that_a_whole_lease_is_enough_for_is_tuned() -> None:
-    """It never fits into what is left of a lease; alone from the start it does."""
-    leases = {f"l{i}": SimLease("h", ("0",), 60.0 * i, 60.0 * i + 50.0, "time_limit") for i in range(12)}
-    groups = (
-        SimGroup("g0001", (1,), (35.0,), 1.0),
-        *(SimGroup(f"g{i:04d}", (i,), (15.0,), 20.0) for i in range(2, 8)),
-    )
-    result = simulate(SimPlan(dict.fromkeys(leases, 1), groups, leases=leases))
-    assert result.of("tuned") == list(range(1, 8))
-
-
-def test_a_preempted_lease_costs_its_shapes_nothing() -> None:
-    leases = {
-        "a": SimLease("h1", ("0", "1"), 0.0, 20.0),
-        "b": SimLease("h1", ("2", "3"), 0.0),
-        "c": SimLease("h2", ("0", "1"), 0.0),
-    }
-    groups = tuple(SimGroup(f"g{i:04d}", (i,), (10.0,), 10.0) for i in range(1, 25))
-    result = simulate(SimPlan(dict.fromkeys(leases, 2), groups, leases=leases))
-    assert len(result.of("tuned")) == 24
-    again = [e for e in result.shapes.values() if len(e.attempts) > 1]
-    assert 1 <= len(again) <= 2  # what was in flight on two slots
-    ((_, ended),) = result.records(ev.LeaseEnded)
-    assert ended == ev.LeaseEnded("a", "preempted", "simulated", False)
-
-
-def test_a_shape_is_not_blamed_for_a_sick_gpu_that_two_leases_have() -> None:
-    """The shape that faulted there through both has faulted on one slot."""
-    leases = {
-        "a": SimLease("h1", ("0",), 0.0, 40.0),
-        "b": SimLease("h1", ("0",), 45.0, 400.0),
-        "c": SimLease("h2", ("0",), 100.0),
-    }
-    groups = tuple(SimGroup(f"g{i:04d}", (i,), (10.0,), 10.0) for i in range(1, 4))
-    sick = {("a", "0"): Sickness(), ("b", "0"): Sickness()}
-    result = simulate(SimPlan(dict.fromkeys(leases, 1), groups, Faults(sick=sick), leases=leases))
-    assert result.of("tuned") == [1, 2, 3]
-
-
-def test_poison_is_confirmed_on_a_lease_that_comes_later() -> None:
-    leases = {"a": SimLease("h1", ("0",)), "b": SimLease("h2", ("0",), 300.0)}
-    groups = tuple(SimGroup(f"g{i:04d}", (i,), (10.0,), 10.0) for i in range(1, 4))
-    result = simulate(SimPlan(dict.fromkeys(leases, 1), groups, Faults(poison={2: Poison()}), leases=leases))
-    assert result.of("failed") == [2]
-    assert result.shapes[2].confirmed
-    assert len(result.shapes[2].attempts) == 2

@@ -20,18 +20,6 @@ def leases(*hosts: str) -> Rig:
     return rig
 
 
-def test_a_lost_node_is_an_ordinary_event_and_its_work_goes_on_elsewhere() -> None:
-    rig = proven_nodes("a", "b")
-    rig.singles(1, 2, 3, cost_s=20.0)
-    gone = rig.where(1)
-    had = [s for a in rig.policy.outstanding() if a.node == gone for s in a.shapes]
-    rig.start(1)
-    rig.lost(gone)
-    assert all(rig.where(s) not in ("", gone) or rig.shape(s).apart for s in had)
-    assert all(rig.shape(s).tries == 0 for s in had)
-    assert rig.policy.state.attempts[rig.shape(1).attempts[0]].lost
-
-
 def test_a_loss_with_the_shape_in_flight_uses_up_no_try() -> None:
     rig = proven_nodes()
     rig.singles(1)
@@ -63,28 +51,6 @@ def test_worker_deaths_count_and_one_slot_alone_does_not_confirm() -> None:
     assert (rig.shape(1).reason, rig.shape(1).confirmed) == (Reason.KILLS_NODES, False)
 
 
-def test_two_that_were_lost_do_not_run_side_by_side_and_few_nodes_do_all_else_first() -> None:
-    rig = Rig()
-    for node in "abc":
-        rig.node(node, 2)
-    rig.singles(1, 2, 3, 4, 5, 6, cost_s=50.0)
-    here = rig.where(1)[:1]
-    both = [s for s in range(1, 7) if rig.where(s)[:1] == here]
-    for s in both:
-        rig.start(s)
-    rig.singles(*range(7, 13), cost_s=50.0)
-    rig.lost(here)
-    assert here not in [rig.where(s)[:1] for s in both]
-    assert "" in [rig.where(s) for s in both]
-    while rig.policy.state.waiting:
-        rig.tune(next(a.shapes[0] for a in rig.policy.outstanding() if not rig.shape(a.shapes[0]).losses))
-    while not all(rig.where(s) or rig.shape(s).state == "tuned" for s in both):
-        nodes = [rig.where(s)[:1] for s in both if rig.where(s)]
-        assert len(nodes) == len(set(nodes))
-        free = [a.shapes[0] for a in rig.policy.outstanding() if a.shapes[0] not in both]
-        rig.tune(free[0] if free else next(s for s in both if rig.where(s)))
-
-
 def test_news_is_late_so_that_the_next_shape_and_what_an_idle_slot_was_about_to_claim_count() -> None:
     rig = proven_nodes("a", "b")
     rig.work(1, 2, 3, 4, cost_s=20.0)
@@ -111,16 +77,6 @@ def test_a_node_that_comes_back_late_loses_nothing() -> None:
     assert rig.policy.state.slot_of(a).running == a.id
     assert not any(rig.shape(s).losses for s in a.shapes)
     assert not [s for s in a.shapes[1:] if s in rig.policy.state.waiting]
-
-
-def test_a_node_that_is_back_says_what_was_really_in_flight() -> None:
-    rig = proven_nodes("a", "b")
-    rig.work(*range(1, 13), cost_s=20.0)
-    a = rig.attempt(1)
-    rig.start(a.shapes[0])
-    rig.lost(a.node)
-    rig.do(ev.AttemptEnded(a.id, Reason.WORKER_DIED, a.shapes[2], "power", 1.0))
-    assert [len(rig.shape(s).losses) for s in a.shapes[:3]] == [0, 0, 1]
 
 
 def test_a_row_that_comes_late_settles_its_shape_and_takes_its_new_attempt_back() -> None:
@@ -172,16 +128,6 @@ def test_what_ended_badly_while_its_lease_was_being_ended_is_forgiven() -> None:
         rig.tick(S.came_with_s if how != "node" else 500.0)
         rig.ended(node)
         assert (rig.shape(1).faults, rig.shape(1).losses, rig.shape(1).tries) == ([], [], 0), how
-
-
-def test_a_lease_that_was_released_forgives_nothing() -> None:
-    rig = leases("h1", "h2", "h3")
-    rig.singles(1)
-    node = rig.where(1)
-    rig.fault(1)
-    rig.ended(node, "released")
-    assert len(rig.shape(1).faults) == 1
-    assert rig.shape(1).ends == []
 
 
 def test_a_shape_that_outlives_its_leases_waits_for_a_fresh_one_and_fails_in_the_end() -> None:
@@ -245,15 +191,3 @@ def test_two_leases_on_one_gpu_are_one_slot_s_evidence() -> None:
     rig.lease("c", place[0])
     assert rig.policy.state.nodes["c"].slots["0"].gpu.place == place
     assert rig.where(1) in ("b", "a"), "not on that GPU again"
-
-
-def test_demand_for_leases() -> None:
-    rig = Rig()
-    rig.singles(1, 2, cost_s=30.0)
-    assert (rig.policy.backlog_s(), rig.policy.has_waiting, rig.policy.idle_nodes()) == (60.0, True, [])
-    rig.lease("a", "h1")
-    rig.start(1)
-    rig.tune(1)
-    assert rig.policy.backlog_s() == 30.0
-    rig.tune(2)
-    assert (rig.policy.backlog_s(), rig.policy.has_waiting, rig.policy.idle_nodes()) == (0.0, False, ["a"])

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import random
-
-import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import Policy
@@ -49,30 +46,6 @@ def test_a_journal_cut_before_the_decisions_is_caught_up_with() -> None:
     assert fresh.digest() == rig.policy.digest()
 
 
-def test_a_tick_changes_nothing_by_itself() -> None:
-    rig = Rig()
-    rig.node("a")
-    before = copy.deepcopy(rig.policy.state)
-    rig.policy.apply(ev.Tick(), 10.0**9)
-    assert repr(rig.policy.state) == repr(before)
-
-
-def test_progress_counts() -> None:
-    rig = Rig()
-    rig.singles(1, 2, 3, cost_s=500.0)
-    rig.node("a")
-    rig.start(1)
-    p = rig.policy.progress()
-    assert (p.total, p.tuned, p.failed, p.running, p.pending, p.done, p.stuck) == (3, 0, 0, 1, 2, False, None)
-    rig.tune(1, 2, 3)
-    assert rig.policy.progress().done
-
-
-@pytest.mark.parametrize("what", ["g9999", 99])
-def test_what_is_not_of_the_run_is_said(what: str | int) -> None:
-    assert "no group" in Rig().policy.why(what) or "not part" in Rig().policy.why(what)
-
-
 def test_why_is_one_sentence_at_every_turn() -> None:
     seen = set()
 
@@ -87,21 +60,3 @@ def test_why_is_one_sentence_at_every_turn() -> None:
     for seed in range(4):
         Simulator(with_leases(draw_plan(seed)), step=ask).run()
     assert len(seen) > 3
-
-
-def test_the_state_holds_what_became_of_everything() -> None:
-    sim = Simulator(draw_plan(5))
-    sim.run()
-    state = sim.policy.state
-    starts = [r.attempt for _, r in sim.journal if isinstance(r, ev.AttemptStarted)]
-    assert set(starts) <= set(state.attempts)
-    for _, r in sim.journal:
-        if isinstance(r, ev.AttemptEnded):
-            assert state.attempts[r.attempt].outcome is not None
-        if isinstance(r, ev.Quarantine):
-            assert ("quarantined", r.why) in [h[1:] for h in state.nodes[r.node].slots[r.slot].history]
-        if isinstance(r, ev.NodeLost):
-            assert "lost" in [h[1] for h in state.nodes[r.node].history]
-    for s in state.shapes.values():
-        assert s.state == "pending" or s.settled_at > 0
-        assert s.attempt == "" or s.attempt in s.attempts

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
 from orchestrator.reasons import Reason
@@ -60,42 +62,23 @@ def test_the_only_slot_sick_is_the_end_after_three_canaries_or_at_once_where_its
     assert other.policy.progress().stuck is not None
 
 
-def test_a_canary_that_is_never_answered_counts_as_failed() -> None:
-    rig = proven_nodes("a", "b")
-    rig.lost("a")
-    assert of(ev.AskCanary, rig.do(ev.NodeJoined("a", ("0",)))) != []
-    assert shut(rig) == []
-    rig.tick(S.canary_s)
-    assert shut(rig) == ["a"]
-
-
-def test_a_slot_that_was_at_work_when_its_node_was_lost_may_take_long_to_answer() -> None:
+@pytest.mark.parametrize(("at_work", "seconds"), [(False, S.canary_s), (True, S.adrift_s)])
+def test_a_canary_that_is_never_answered_counts_as_failed_later_if_the_slot_was_at_work(
+    at_work: bool, seconds: float
+) -> None:
     rig = proven_nodes("a", "b")
     rig.singles(1, 2)
-    late = rig.attempt(1)
-    rig.start(1)
-    rig.lost(late.node)
-    rig.do(ev.NodeJoined(late.node, ("0",)))
-    rig.tick(S.adrift_s - 1.0)
+    node = rig.where(1)
+    if at_work:
+        rig.start(1)
+    else:
+        rig.tune(1, 2)
+    rig.lost(node)
+    assert of(ev.AskCanary, rig.do(ev.NodeJoined(node, ("0",)))) != []
+    rig.tick(seconds - 1.0)
     assert shut(rig) == []
     rig.tick(1.0)
-    assert shut(rig) == [late.node]
-
-
-def test_a_requested_canary_is_awaited_from_the_end_of_what_ran() -> None:
-    rig = proven_nodes("a", "b")
-    rig.singles(1, 2)
-    late = rig.attempt(1)
-    rig.start(1)
-    rig.lost(late.node)
-    rig.do(ev.NodeJoined(late.node, ("0",)))
-    rig.tick(S.canary_s * 2)
-    rig.do(ev.ShapeTuned(late.id, 1))
-    rig.do(ev.AttemptEnded(late.id, Reason.DONE, None, "", 1.0))
-    rig.tick(S.canary_s - 1.0)
-    assert shut(rig) == []
-    rig.tick(1.0)
-    assert shut(rig) == [late.node]
+    assert shut(rig) == [node]
 
 
 def test_what_waits_for_a_slot_that_is_shut_is_taken_back() -> None:
@@ -170,18 +153,6 @@ def test_a_slot_that_was_shut_gets_the_shortest_unit_first() -> None:
     rig.work(2, cost_s=5.0)
     rig.tick(S.cool_down_s)
     assert groups(rig.canary("a")) == [("a", (2,))]
-
-
-def test_a_lost_slot_loses_what_it_ran_and_gives_back_what_waits_there() -> None:
-    rig = proven_nodes("a", "b")
-    rig.singles(*range(1, 20), cost_s=20.0)
-    node = rig.where(1)
-    rig.start(1)
-    had = [s for a in rig.policy.outstanding() if a.node == node for s in a.shapes]
-    rig.do(ev.SlotLost(node, "0", "it died too often"))
-    assert [len(rig.shape(s).losses) for s in had] == [1] + [0] * (len(had) - 1)
-    assert all(rig.where(s) != node for s in had)
-    assert rig.policy.state.nodes[node].slots["0"].state == "lost"
 
 
 def test_events_of_strangers_are_ignored() -> None:

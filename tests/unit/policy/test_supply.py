@@ -220,17 +220,3 @@ def test_done_is_judged_by_what_was_delivered() -> None:
     for _ in range(S.tries - 1):
         rig.do(ev.AttemptEnded(rig.attempt(2).id, Reason.DONE, None, "", 1.0))
     assert (rig.shape(2).state, rig.shape(2).reason) == ("failed", Reason.NOT_DELIVERED)
-
-
-def test_a_node_that_waits_for_others_is_not_counted_on_and_one_that_is_up_is_not_expected_again() -> None:
-    rig = Rig()
-    rig.singles(1, cost_s=500.0)
-    rig.do(ev.NodeExpected("b", ("0",)))
-    rig.do(ev.NodeBusy("b", "wait", "another run"))
-    assert rig.policy.state.usable == {}
-    assert rig.policy.progress().stuck is None
-    rig.do(ev.NodeBusy("b", "free", ""))
-    assert len(rig.policy.state.usable) == 1
-    rig.node("b")
-    assert rig.do(ev.NodeExpected("b", ("0",))) == []
-    assert rig.policy.state.nodes["b"].state == "joined"

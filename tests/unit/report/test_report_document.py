@@ -13,7 +13,6 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
-from orchestrator.paths import run_lock
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
@@ -91,16 +90,6 @@ def test_read_as_it_grew_it_is_what_it_is_at_once_and_its_changes_are_small(tmp_
     assert partial > 3
     one, other = growing.document(), Collector(paths).document()
     assert one | {"made": ""} == other | {"made": ""}
-
-
-def test_a_run_that_goes_on_and_one_whose_controller_died(tmp_path: Path) -> None:
-    paths = simulated_run(tmp_path, 60, state="running", until=40.0)
-    with run_lock(paths.lock, paths.run):
-        going = Collector(paths).document()
-    assert (going["state"], going["going"], going["counts"]["running"] > 0) == ("running", True, True)
-    died = Collector(paths).document()
-    assert (died["state"], died["going"]) == ("interrupted", False)
-    assert f"gemmfleet resume {paths.run} --runs {tmp_path}" in died["sentences"][2]
 
 
 def test_the_previous_table_by_the_merge_and_by_itself(tmp_path: Path) -> None:

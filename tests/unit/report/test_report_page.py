@@ -64,7 +64,7 @@ def test_the_page_goes_into_the_run_by_id_or_folder_and_replaces_only_its_own(tm
     (tmp_path / "mine.html").write_text("<p>mine</p>")
     for run, out, why in (
         (paths.run, "mine.html", "no page of ours"), (paths.run, "nowhere/x.html", "there is no folder"),
-        (str(tmp_path), "x.html", "no run folder"), ("2027", "x.html", "there is no run"),
+        (str(tmp_path), "x.html", "there is no run"), ("2027", "x.html", "there is no run"),
     ):  # fmt: skip
         done = command("report", run, "-o", str(tmp_path / out), "--runs", str(tmp_path / "runs"))
         assert (done.code, why in done.err) == (2, True), done.err

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.families import get_family
-from orchestrator.results.verify import Reading, VerifiedRow, shared
+from orchestrator.results.verify import Reading, VerifiedRow
 
 BEGIN = 'GEMMFLEET-VERIFY {"supported": true, "table": "/t/tuned.csv", "gfx": "gfx950", "cu_num": 256}'
 
@@ -105,12 +105,3 @@ def test_no_line_makes_it_fall(text: str) -> None:
     reading = Reading("a", [{k: str(v) for k, v in A.items()}], get_family("a4w4_blockscale"))
     for line in lines:
         reading.line(line.replace("\n", " "))
-
-
-def test_rows_are_shared_out_and_a_compiled_kernel_is_compiled_once() -> None:
-    rows = [{"kernelName": f"a4w4_blockscale_{i % 2}"} for i in range(6)] + [{"kernelName": "_ZN5aiter1kE"}] * 6
-    found = shared(rows, "a4w4_blockscale", 3)
-    assert sorted(i for mine in found for i in mine) == list(range(12))
-    assert [len(mine) for mine in found] == [4, 4, 4]
-    for kernel in "01":
-        assert sum(any(rows[i]["kernelName"].endswith(f"_{kernel}") for i in mine) for mine in found) == 1

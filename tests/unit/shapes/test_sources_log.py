@@ -90,16 +90,6 @@ def test_every_family_has_a_line_and_other_lines_say_nothing() -> None:
     assert (found.counts, dict(found.odd), found.unknown) == ({}, {}, 0)
 
 
-def test_lines_that_leave_something_out() -> None:
-    bare = next(line for line, family, _ in LINES if family == "a16w16" and "dtype" not in line)
-    found = counted(bare, "using torch solution:0 for M=3 N=4 K=5 dtype=torch.float16 bias=True, scaleAB=False", bare)
-    assert dict(found.counts["a16w16"]) == {(3, 4, 5, "True", "torch.float16", BF16, "False", "False"): 1}
-    assert "without types" in counted(bare).notes[0]
-    own_name = "shape is M:1, N:2, K:64, not found tuned config in /x/my.csv, will use default config!"
-    assert (counted(own_name).unknown, counted(own_name).counts) == (1, {})
-    assert list(counted(own_name, family="a8w8_blockscale").counts) == ["a8w8_blockscale"]
-
-
 @pytest.mark.parametrize(
     "line",
     [

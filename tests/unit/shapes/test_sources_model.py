@@ -39,15 +39,11 @@ def gemms(name: str, tp: int, family: str = "a8w8", **kw: Any) -> set[tuple[int,
 # fmt: off
 KNOWN = [
     # model, tp, {(N, K)}: without lm_head and router, which stay unquantised
-    ("llama-3-8b", 1, {(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)}),
-    # AITER ships these for llama70B at tp 1 and 8
-    ("llama-3-70b", 1, {(10240, 8192), (8192, 8192), (57344, 8192), (8192, 28672)}),
+    # AITER ships these for llama70B at tp 8
     ("llama-3-70b", 8, {(1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584)}),
-    # and these for llama405B at tp 2 and 8
-    ("llama-3.1-405b", 2, {(9216, 16384), (16384, 8192), (53248, 16384), (16384, 26624)}),
+    # and these for llama405B at tp 8
     ("llama-3.1-405b", 8, {(2304, 16384), (16384, 2048), (13312, 16384), (16384, 6656)}),
-    # AITER ships these at tp 1 and 8; with 8 ranks and 4 key-value heads each rank has a copy of one
-    ("qwen3-235b-a22b", 1, {(9216, 4096), (4096, 8192)}),
+    # AITER ships these at tp 8; with 8 ranks and 4 key-value heads each rank has a copy of one
     ("qwen3-235b-a22b", 8, {(1280, 4096), (4096, 1024)}),
     # AITER ships 2112x7168, 3072x1536, 4096x512, 7168x2048 and 512x7168 at tp 8
     ("deepseek-v3", 8, {
@@ -55,8 +51,7 @@ KNOWN = [
         (4608, 7168), (7168, 2304),  # the three dense layers
         (512, 7168), (7168, 256),  # the shared expert
     }),
-    # AITER ships these at tp 1 and 8
-    ("gpt-oss-120b", 1, {(5120, 2880), (2880, 4096)}),
+    # AITER ships these at tp 8
     ("gpt-oss-120b", 8, {(640, 2880), (2880, 512)}),
 ]
 # fmt: on

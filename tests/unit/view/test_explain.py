@@ -92,18 +92,6 @@ def test_candidates_that_faulted_or_were_left_out_and_the_winner_without_them(pa
     assert any("delete .cache/aiter/*/blocklist.jsonl" in a for a in node.advice)
 
 
-def test_hardware_errors_and_heat_of_an_attempt(paths: RunPaths) -> None:
-    before = {"source": "sysfs", "pci": "a", "id": "x", "errors": {"uncorrectable": {"total": 1, "umc": 1}}}
-    after = before | {"errors": {"uncorrectable": {"total": 3, "umc": 3}}, "temperature_c": {"junction": 104.0}}
-    with Ledger.open(paths.ledger) as ledger, ledger.transaction():
-        ledger.attempt_report("g0001", conditions={"before": before, "after": after})
-    document = json.loads(json.dumps(explain(paths, None).to_json()))
-    assert sorted(s["text"] for s in document["stories"][0]["steps"]) == [
-        "slot 0 (g0001): 104 C at its end",
-        "slot 0 (g0001): uncorrectable hardware errors rose during the attempt: umc +2",
-    ]
-
-
 def test_a_shape_that_failed_in_many_ways_says_what_can_be_done_and_fits_a_screen(paths: RunPaths) -> None:
     """Thirty tries, each of which ended badly, and as many candidates that faulted."""
     for i in range(2, 32):
@@ -139,23 +127,3 @@ def test_every_view_names_a_slow_slot(paths: RunPaths, capsys: pytest.CaptureFix
     assert f"Beside the other GPUs {slow}." in document["sentences"]
     assert [(g["name"], bool(g["flag"])) for g in document["gpus"]] == [(f"n1 slot {i}", i == 3) for i in range(4)]
     assert [p[1:] for p in document["gpus"][3]["points"]] == [[1.2, 1.0]]
-
-
-def test_the_status_of_many_nodes_names_those_that_need_a_look_and_counts_the_rest(
-    paths: RunPaths, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """50 leases with 200 slots, one of them out of reach, beside a node at work."""
-    slots = ("0", "1", "2", "3")
-    for i in range(50):
-        name = f"p-{i}"
-        add(
-            paths, ev.NodeExpected(name, slots, f"h{i}", slots, f"l{i}", "p", AT + 9e5), ev.NodeJoined(name, slots),
-            *(ev.CanaryPassed(name, s, 10.0) for s in slots),
-        )  # fmt: skip
-    add(paths, ev.NodeTroubled("p-7", "no route", AT))
-    show_status(paths, 0.01)
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines if line.startswith("p-")] == [["p-7", "4x"], ["p-7", "is"]]
-    (rest,) = (line for line in lines if "more nodes" in line)
-    assert rest.startswith("50 more nodes with 200 slots: 199 idle, 1 busy;")
-    assert "--json" in rest

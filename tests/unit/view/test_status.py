@@ -17,7 +17,6 @@ from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import (
     RunHeader,
     RunStatus,
-    SlotSpeed,
     flags,
     outliers,
     rate_per_min,
@@ -26,10 +25,8 @@ from orchestrator.view.status import (
     speeds,
     state_now,
     time_left,
-    usual_pace,
 )
-from orchestrator.view.timeline import spans
-from orchestrator.view.words import left_words, slot_words, worked_words
+from orchestrator.view.words import worked_words
 from tests.simulator.plan import Faults, Poison, SimGroup, SimPlan
 from tests.simulator.simulator import Simulator
 
@@ -59,36 +56,6 @@ def shown(state: State, now: float) -> RunStatus:
 
 
 # --- the picture ------------------------------------------------------------------------------------------------------
-
-
-def test_what_a_slot_measures_and_since_when() -> None:
-    s = shown(fed((5.0, ev.ShapeTuned("g1", 2))), 9.0)
-    (node,) = s.nodes
-    assert (node.state, [x.state for x in node.slots]) == ("busy", ["busy", "idle"])
-    assert (s.running, s.pending, s.tuned, node.tuned) == (1, 2, 1, 1)
-    s = shown(fed(), 9.0)
-    assert (s.nodes[0].slots[0].doing, s.nodes[0].slots[0].since, s.nodes[0].slots[0].attempt) == (
-        "s1  (g1)",
-        4.0,
-        "g1",
-    )
-    failed = ev.FailShape(1, Reason.FAULT, "it crashed", "g1", True)
-    s = shown(fed((5.0, failed), (6.0, ev.RetryAsked((1,)))), 7.0)
-    assert (s.failed, s.nodes[0].failed, s.pending + s.running) == (0, 0, 4), "a retry takes a failure back"
-
-
-def test_a_lease_that_ended_is_gone_and_says_why() -> None:
-    state = fed(
-        (4.5, ev.NodeExpected("m", ("0",), "h1", ("3",), "17_3", "mi355")),
-        (5.0, ev.LeaseEnded("n", "time_limit", "TIMEOUT")),
-        (6.0, ev.LeaseEnded("m", "released", "")),
-    )
-    by_name = {n.name: n for n in shown(state, 9.0).nodes}
-    assert (by_name["n"].state, by_name["n"].detail) == ("ended", "the lease n ended (time limit: TIMEOUT)")
-    assert (by_name["m"].detail, by_name["m"].lease) == ("the lease m ended (released)", "17_3")
-    assert slot_words(state, "m", "0") == "h1 GPU 3"
-    found = [(s.kind, s.end) for n in ("n", "m") for s in spans(state, n) if s.start >= 5.0]
-    assert found == [("ended", None), ("released", None)]
 
 
 def test_it_is_prepared_until_a_node_has_joined_and_a_dead_controller_means_interrupted() -> None:
@@ -142,38 +109,23 @@ def test_notes_tell_what_happened_once() -> None:
         assert live.take_notes() == []
 
 
-def test_what_a_node_is_doing_is_shown_until_the_next_record_of_it() -> None:
-    state = fed((5.0, ev.NodeLost("n", "no route")))
-    live = LiveStatus(state, ABOUT)
-    live.progress("n", "pulling the image")
-    assert live.status(7.0).nodes[0].detail == "pulling the image"
-    live.trouble("n", "no route")
-    live.trouble("n", "no route")
-    assert live.take_notes() == [("n: no route", True)]
-    live.feed(8.0, ev.NodeJoined("n", ("0", "1")))
-    apply(state, ev.NodeJoined("n", ("0", "1")), 8.0)
-    assert live.status(9.0).nodes[0].detail == ""
-
-
 # --- what is left -----------------------------------------------------------------------------------------------------
 
 
-def plan(seed: int, *, off: float, poison: bool = False, last: float = 0.0) -> SimPlan:
+def plan(seed: int, *, off: float, poison: bool = False) -> SimPlan:
     """A run of 40 groups, whose estimates are `off` by a factor and scatter."""
     draw, groups = random.Random(seed), list[SimGroup]()
     for g in range(40):
         ids = tuple(range(10 * g + 1, 10 * g + 1 + draw.randint(1, 10)))
         took = tuple(draw.uniform(3.0, 12.0) for _ in ids)
         groups.append(SimGroup(f"g{g:04d}", ids, took, sum(t / off * draw.lognormvariate(0.0, 0.25) for t in took)))
-    if last:
-        groups.append(SimGroup("g9999", (1000,), (last,), 5.0))
     groups.sort(key=lambda g: -g.estimate_s)
     faults = Faults(poison={groups[3].shapes[0]: Poison(Reason.FAULT)}) if poison else Faults()
     return SimPlan({"n1": 3, "n2": 3}, tuple(groups), faults, seed)
 
 
-def watched(made: SimPlan, spread: float) -> Iterator[tuple[float, float, float, str]]:
-    """(now, makespan, most likely seconds left, the words) every second of a run's time, from its journal alone."""
+def watched(made: SimPlan, spread: float) -> Iterator[tuple[float, float, float]]:
+    """(now, makespan, most likely seconds left) every second of a run's time, from its journal alone."""
     simulator = Simulator(made)
     simulator.run()
     state, about = State(PolicySettings()), replace(ABOUT, start_s=3.0, spread=spread)
@@ -184,7 +136,7 @@ def watched(made: SimPlan, spread: float) -> Iterator[tuple[float, float, float,
             at += 1
         left = time_left(state, about, float(now), driven=True)
         assert left is not None
-        yield float(now), simulator.now, left.mid_s, left_words(left.low_s, left.mid_s, left.high_s)
+        yield float(now), simulator.now, left.mid_s
 
 
 @pytest.mark.parametrize("poison", [False, True])
@@ -193,39 +145,11 @@ def watched(made: SimPlan, spread: float) -> Iterator[tuple[float, float, float,
 def test_after_a_third_the_end_is_known_within_a_factor(seed: int, off: float, poison: bool) -> None:
     """Also where every shape takes half or twice its estimate: the run itself shows it. What faults costs more than
     anybody could know; then the end alone is held to it."""
-    for now, makespan, left, _ in watched(plan(seed, off=off, poison=poison), spread=2.0):
+    for now, makespan, left in watched(plan(seed, off=off, poison=poison), spread=2.0):
         if now >= makespan / 3:
             assert 1 / 1.3 < (now + left) / makespan < 1.3, (now, makespan, left)
         if makespan / 3 <= now <= makespan / 2 and not poison:
             assert 1 / 1.3 < left / (makespan - now) < 1.3, (now, makespan, left)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_nothing_left_is_never_said_while_something_runs(seed: int) -> None:
-    """The last shape takes forty times as long as it should: what is left stays more than nothing, and grows."""
-    short = 0
-    for _, _, left, words in watched(plan(seed, off=1.0, last=200.0), spread=1.3):
-        assert left >= 1.0
-        assert not words.removeprefix("about ").startswith("0 s")
-        short = short + 1 if left < 2.0 else 0
-        assert short < 10, "a second or two are left for ten seconds"
-
-
-def left_s(state: State, *, driven: bool = True) -> float:
-    found = time_left(state, ABOUT, 10.0, driven=driven)
-    assert found is not None
-    return found.mid_s
-
-
-def test_what_is_left_of_a_run_that_nobody_drives() -> None:
-    assert left_s(fed((10.0, ev.ShapeTuned("g1", 1))), driven=False) == pytest.approx(20.0, rel=0.5)
-
-
-@pytest.mark.parametrize(("alone", "seconds"), [(False, (100 + 8 * 10) / 2), (True, (100 + 100 * 10) / 2)])
-def test_shapes_that_share_a_process_share_its_set_up(alone: bool, seconds: float) -> None:
-    work = ev.WorkAdded("k", tuple((i,) for i in range(100)), ((1.0,),) * 100, alone=alone, setup_s=10.0)
-    state = fed((0.0, work), (0.0, ev.NodeJoined("n", ("0", "1"))), begin=())
-    assert left_s(state, driven=False) == pytest.approx(seconds, rel=0.1)
 
 
 # --- slots beside each other ------------------------------------------------------------------------------------------
@@ -280,19 +204,3 @@ def test_only_slots_of_one_device_are_compared_and_only_their_latest_times() -> 
     for k in range(9):
         apply(cooled, ev.CanaryTimed("n1", "0", 200.0, 500.0, GPU), 200.0 + k)
     assert flags(cooled) == {}
-
-
-def test_a_slow_slot_lengthens_the_time_left_and_a_group_on_it_takes_longer() -> None:
-    def left(factor: float, slot: str) -> float:
-        """Seconds left of a group of all shapes on the slot; slot 3 of four takes `factor` times as long."""
-        ids, us = tuple(range(1, 41)), {s: 100.0 * (factor if s == "3" else 1.0) for s in "0123"}
-        return left_s(fed(
-            (0.0, ev.WorkAdded("k", (ids,), ((10.0,) * 40,))), (1.0, ev.Resumed(1)), (2.0, ev.NodeJoined("n", (*us,))),
-            *((4.0, ev.CanaryTimed("n", s, us[s], us[s], "x")) for s in us),
-            (10.0, ev.Send("g1", "n", slot, 1, ids)), (10.0, ev.AttemptStarted("g1", "n", slot)), begin=(),
-        ))  # fmt: skip
-
-    assert left(2.0, "3") == pytest.approx(2 * left(1.0, "3"), rel=0.05)
-    assert left(2.0, "0") == pytest.approx(left(1.0, "0"), rel=0.05)
-    found = {("n", "0"): SlotSpeed(1.0, 1.0, ""), ("n", "1"): SlotSpeed(2.0, 2.0, "")}
-    assert usual_pace(found) == pytest.approx(4 / 3)  # of two slots, one of half the speed: three quarters of the work

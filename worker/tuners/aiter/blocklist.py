@@ -13,7 +13,7 @@ import os
 import platform
 import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -99,17 +99,13 @@ class BlocklistEntry:
         return self.confirmed or (self.where.slot == where.slot and now - self.t < EXPIRES_S)
 
 
-def read_lines(path: Path) -> list[str]:
-    """The lines of a list; none where there is no file."""
+def current_entries(path: Path) -> list[BlocklistEntry]:
+    """The entries of a list that stand, each candidate of a slot once; a broken line is passed over."""
     try:
         with open(path, "rb") as f:
-            return f.read(MAX_BYTES).decode(errors="replace").splitlines()
+            lines = f.read(MAX_BYTES).decode(errors="replace").splitlines()
     except OSError:
         return []
-
-
-def current_entries(lines: Iterable[str]) -> list[BlocklistEntry]:
-    """The entries that stand, each candidate of a slot once; a broken line is passed over."""
     out: dict[tuple[str, CandidateId, str], BlocklistEntry] = {}
     for line in lines:
         try:
@@ -151,9 +147,7 @@ class Blocklist:
     def in_force(self, family: str) -> dict[CandidateId, BlocklistEntry]:
         """Candidates of the family that this slot leaves out, and on what evidence."""
         now = time.time()
-        found = (
-            e for e in current_entries(read_lines(self._path)) if e.family == family and e.used_by(self.where, now)
-        )
+        found = (e for e in current_entries(self._path) if e.family == family and e.used_by(self.where, now))
         return {e.candidate: e for e in found}
 
     def note(self, entry: BlocklistEntry) -> None:

@@ -17,7 +17,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,21 +185,17 @@ TIMEOUT_S = 240.0
 """Seconds for an answer: the process imports torch."""
 
 
-def query_device(what: str, env: Mapping[str, str], alive: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
     """The answer of a fresh process; `{"error": text}` if there is none. KeyboardInterrupt ends it."""
     path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
     until = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryFile() as out:
         words = [sys.executable, "-m", "worker.tuners.aiter.launch", what]
-        try:
-            process = Child(words, env={**env, "PYTHONPATH": path}, out=out.fileno())
-        except OSError as e:
-            return {"error": f"cannot be started: {e}"}
+        process = Child(words, env={**env, "PYTHONPATH": path}, out=out.fileno())
         try:
             while process.returncode is None:
                 if time.monotonic() > until:
                     return {"error": f"no answer within {TIMEOUT_S:g} s"}
-                alive()
                 time.sleep(POLL_S)
         finally:
             process.kill()

@@ -262,12 +262,6 @@ class ShapeVerdict:
     detail: str = ""
 
 
-def best_row(rows: Iterable[Row], limit: float) -> Row | None:
-    """The fastest right row, the first of equals."""
-    right = (r for r in rows if r.get("status") == "ok" and not _fault(r, limit))
-    return min(right, key=lambda r: r["us"], default=None)
-
-
 def shape_verdict(
     family: Family, tuned: Row | None, candidates: Sequence[Row], limit: float, *, chip: str = "", left_out: int = 0
 ) -> ShapeVerdict:
@@ -279,8 +273,10 @@ def shape_verdict(
     if tuned is not None and not _fault(tuned, limit):
         return ShapeVerdict(tuned)
     why = f"cannot be ({_fault(tuned, limit)})" if tuned is not None else ""
-    # the winner of fmoe is a pair of stages, which a profile row is not
-    if not family.two_stages and (made := best_row(candidates, limit)) is not None:
+    # the fastest right row, the first of equals; the winner of fmoe is a pair of stages, which a profile row is not
+    right = [r for r in candidates if r.get("status") == "ok" and not _fault(r, limit) and not family.two_stages]
+    if right:
+        made = min(right, key=lambda r: r["us"])
         why = f"AITER's own winner {why}" if why else "AITER named no winner"
         return ShapeVerdict({**made, "detail": f"chosen among AITER's measured candidates: {why}"})
     if chip:
@@ -289,8 +285,8 @@ def shape_verdict(
         nothing = f"AITER's winner {why}" if why else "AITER found no kernel that takes the shape"
         return ShapeVerdict(None, "no_candidate", nothing)
     if family.two_stages:  # a stage that has a right kernel is not why there is no winner: the other one is
-        right = {_stage(r) for r in candidates if r.get("status") == "ok"} - {0}
-        candidates = [r for r in candidates if _stage(r) not in right]
+        works = {_stage(r) for r in candidates if r.get("status") == "ok"} - {0}
+        candidates = [r for r in candidates if _stage(r) not in works]
         if not candidates:
             return ShapeVerdict(None, "no_candidate", "each stage has right kernels, but no two of one block_m")
     measured = [r for r in candidates if any(r.get(n, -1) > 0 for n in ("us", "us1", "us2"))]

@@ -91,7 +91,7 @@ def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, 
         process = Child(command(job, folder), env=job.env(folder), cwd=job.image.tree.root, out=printed.fileno())
     end = _Follower(job, tracker, emit, log).follow(process)
     ours = (job.image.gfx, str(job.image.device.get("cu_num")))
-    for gfx, cu_num in tracker.devices if job.image.seen_by_torch else ():
+    for gfx, cu_num in tracker.tables.devices if job.image.seen_by_torch else ():
         if (gfx or ours[0], cu_num or ours[1]) != ours:
             text = f"AITER writes rows for gfx {gfx or 'unnamed'} and cu_num {cu_num}"
             raise TunerFault("error", f"{text}, and this slot is {ours[0]} with {ours[1]}")
@@ -100,8 +100,8 @@ def run_shapes(job: Job, shapes: Sequence[SpecShape], folder: Path, emit: Emit, 
 
 def command(job: Job, folder: Path) -> list[str]:
     """The command line of a process that has its files in a folder."""
-    err_ratio = job.limits.err_ratio
-    return [sys.executable, *argv(job.family, job.script, job.options, folder, batch=job.batch, err_ratio=err_ratio)]
+    words = argv(job.family, job.script, job.options, folder, batch=job.batch, err_ratio=job.err_ratio)
+    return [sys.executable, *words]
 
 
 class _Follower:
@@ -109,8 +109,8 @@ class _Follower:
 
     def __init__(self, job: Job, tracker: ShapeTracker, emit: Emit, log: OutputLog) -> None:
         self._shape_s = job.options.tuner_timeout
-        self._quiet_limit_s = job.options.tuner_timeout or job.limits.quiet_s
-        self._grace_s = job.limits.grace_s
+        self._quiet_limit_s = job.options.tuner_timeout or job.quiet_s
+        self._grace_s = job.grace_s
         self._tracker, self._emit = tracker, emit
         self._log, self._lines = log, Splitter()
         self._fatal_at: float | None = None

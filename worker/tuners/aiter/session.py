@@ -259,20 +259,12 @@ def tree_here(gfx: str, family: str, root: str = "") -> tuple[Tree, tuple[str, .
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Limits of an attempt: the largest error, seconds of silence that are a hang, seconds from SIGINT to SIGKILL."""
-
-    err_ratio: float
-    quiet_s: float = BUILD_QUIET_S
-    grace_s: float = 5.0
-
-
-@dataclass(frozen=True, slots=True)
 class Job:
     """Everything that shapes of a family are tuned with.
 
     `slot`: the slot's own folder, with `jit` and `tmp`. `batch`: shapes that AITER takes at once. `names`: kernel names
-    of the family as far as they are known, filled as rows come.
+    of the family as far as they are known, filled as rows come. `err_ratio`: the largest error. `quiet_s`: seconds of
+    silence that are a hang. `grace_s`: seconds from SIGINT to SIGKILL.
     """
 
     image: AiterImage
@@ -280,9 +272,11 @@ class Job:
     family: Family
     script: TunerScript
     options: Options
-    limits: Limits
     batch: int
     names: KernelNames
+    err_ratio: float
+    quiet_s: float = BUILD_QUIET_S
+    grace_s: float = 5.0
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -305,7 +299,6 @@ class Session:
     kernels: KernelLists
     _names: dict[str, KernelNames] = field(default_factory=dict)
     _images: dict[tuple[str, ...], AiterImage] = field(default_factory=dict)
-    _noted: set[str] = field(default_factory=set)
 
     @classmethod
     def make(cls, image: AiterImage, place: Place) -> Session:
@@ -344,21 +337,17 @@ class Session:
         """Every workaround in use so far."""
         return tuple({a["name"]: a for image in self._images.values() for a in image.applied}.values())
 
-    def job(
-        self, family: Family, options: Options, keys: Iterable[Mapping[str, object]] = (), limits: Limits | None = None
-    ) -> Job:
-        """The job for shapes of these keys; by default with the limits of gemmfleet's own tiny shapes. Raises OSError,
-        LookupError if the tree has no script of the family."""
+    def job(self, family: Family, options: Options, keys: Iterable[Mapping[str, object]] = ()) -> Job:
+        """The job for shapes of these keys, with the limits of gemmfleet's own tiny shapes. Raises OSError, LookupError
+        if the tree has no script of the family."""
         image = self.adapted(family, keys)
         script = image.script(family)
         if script is None:
             raise LookupError(f"{image.tree.root} has no tuner script for {family.name}")
-        for note in (n for n in ignored_options(script, options) if n not in self._noted):
-            self._noted.add(note)
+        for note in ignored_options(script, options):
             say(note)
-        names = self._names.setdefault(family.name, KernelNames())
-        limits = limits or Limits(family.aiter.err_ratio)
-        return Job(image, self.slot, family, script, options, limits, batch_size(family, script, options), names)
+        names, batch = self._names.setdefault(family.name, KernelNames()), batch_size(family, script, options)
+        return Job(image, self.slot, family, script, options, batch, names, family.aiter.err_ratio)
 
     def env(self) -> dict[str, str]:
         """The environment of a process that tunes nothing."""
@@ -397,11 +386,7 @@ def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool)
         argv = _verify_command(found, name, table, folder)
         _report(supported=True, table=str(folder / TUNED), **answer)
         env = environment({**os.environ, **slot_env}, tree.root, folder, here)
-        try:
-            code = run_in_foreground(argv, {**env, "AITER_LOG_TUNED_CONFIG": "1"}, tree.root, until_eof=until_eof)
-        except OSError as e:
-            print(f"{argv[0]}: {e}", flush=True)
-            code = 127
+        code = run_in_foreground(argv, {**env, "AITER_LOG_TUNED_CONFIG": "1"}, tree.root, until_eof=until_eof)
     print(flush=True)
     return _report(code=code)
 

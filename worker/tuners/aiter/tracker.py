@@ -75,13 +75,13 @@ class ShapeTracker:
     """Tracks the shapes of one process, and reports them to the agent.
 
     `current`: the shape in flight. `fatal`: how and why the process cannot go on, once that is known. `culprit`: the
-    candidate whose error spoilt the process for those after it.
+    candidate whose error spoilt the process for those after it. `tables`: the rows that AITER wrote.
     """
 
     def __init__(self, job: Job, shapes: Sequence[SpecShape], folder: Path, left_out: LeftOut, emit: Emit) -> None:
         self._job, self._folder, self._left_out, self._emit = job, folder, left_out, emit
         self._keys = {s.id: s.key for s in shapes}
-        self._tables = Tables(job.family, job.columns, self._keys, job.limits.err_ratio)
+        self.tables = Tables(job.family, job.columns, self._keys, job.err_ratio)
         self._journal = Journal(folder / JOURNAL, job.columns, self._keys)
         self._order = list(self._keys)
         self._parked: set[int] = set()
@@ -93,20 +93,15 @@ class ShapeTracker:
         self.fatal: tuple[str, str] | None = None
         self.culprit: JournalStep | None = None
 
-    @property
-    def devices(self) -> set[tuple[str, str]]:
-        """(gfx, cu_num) of the rows that AITER wrote."""
-        return self._tables.devices
-
     def read(self) -> bool:
         """Take in what is new in the shim's records and the files; True if there was anything."""
         steps = self._journal.read()
         for step in steps:
             if step.shape is not None:
                 self._take(step, step.shape)
-        found = self._tables.read(self._folder / TUNED, self._folder / PROFILE)
+        found = self.tables.read(self._folder / TUNED, self._folder / PROFILE)
         for shape in list(self.left) if found or steps else ():
-            if shape in self._tables.tuned or self._is_over(shape):
+            if shape in self.tables.tuned or self._is_over(shape):
                 self._settle(shape)
         if self.current is None and (waiting := [s for s in self.left if s not in self._parked]):
             self.begin(waiting[0])
@@ -176,16 +171,16 @@ class ShapeTracker:
         return self._batch_of(shape) < self._batch
 
     def _is_known(self, shape: int) -> bool:
-        return shape in self._tables.tuned or bool(self._tables.candidates(shape))
+        return shape in self.tables.tuned or bool(self.tables.candidates(shape))
 
     def _settle(self, shape: int) -> None:
         """Report the shape's rows and its verdict, if there is one."""
         if self.culprit is not None and shape == self.culprit.shape:
             return  # what its candidates did after that one means nothing
-        family, tuned, rows = self._job.family, self._tables.tuned.get(shape), self._rows(shape)
+        family, tuned, rows = self._job.family, self.tables.tuned.get(shape), self._rows(shape)
         left_out = sum(r.get("detail", "").startswith("left out: ") for r in rows)
         verdict = shape_verdict(
-            family, tuned, rows, self._job.limits.err_ratio, chip=self._chip, left_out=left_out
+            family, tuned, rows, self._job.err_ratio, chip=self._chip, left_out=left_out
         )  # fmt: skip
         if verdict.winner is None:
             if self.fatal is not None:  # AITER counts what a dead process did not do as failed
@@ -226,7 +221,7 @@ class ShapeTracker:
 
     def _rows(self, shape: int) -> list[Row]:
         """The shape's candidates: of the profile, else of the shim's records."""
-        rows = self._tables.candidates(shape)
+        rows = self.tables.candidates(shape)
         for row in rows:
             self._job.names.learn(row)
         ours = self._steps_as_rows(shape)
@@ -252,7 +247,7 @@ class ShapeTracker:
 
     def _step_row(self, step: JournalStep) -> Row:
         why = self._left_out.why(step.candidate) if step.event == "blocked" else ""
-        return step_row(self._job.family, step, self._job.limits.err_ratio, self._job.names, why)
+        return step_row(self._job.family, step, self._job.err_ratio, self._job.names, why)
 
 
 def _same(row: Row) -> tuple[object, ...]:

@@ -12,18 +12,18 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from worker.families import FAMILIES, Family, fp8_cell, legal_cells
-from worker.protocol import Row, Spec, SpecShape
+from worker.protocol import Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
 from worker.tuners.aiter.findings import Applied
 from worker.tuners.aiter.launch import query_device
 from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
-from worker.tuners.aiter.session import Job, Limits, Session, inspect_image, say
+from worker.tuners.aiter.session import Job, Session, inspect_image, say
 from worker.tuners.aiter.spec import Options
 from worker.tuners.base import Emit, Place, TunerFault
 
@@ -113,8 +113,10 @@ class AiterTuner:
         shapes = _legal(family, spec.shapes, emit)
         if not shapes:
             return {}
-        limits = Limits(spec.err_ratio, spec.watchdog_s * QUIET_SHARE, spec.grace_s)
-        job = session.job(family, options, [s.key for s in spec.shapes], limits)
+        job = replace(
+            session.job(family, options, [s.key for s in spec.shapes]),
+            err_ratio=spec.err_ratio, quiet_s=spec.watchdog_s * QUIET_SHARE, grace_s=spec.grace_s,
+        )  # fmt: skip
         began = time.monotonic()
         self._build(job, emit.alive)
         built = time.monotonic() - began
@@ -145,15 +147,14 @@ class AiterTuner:
                 if not store.is_warm(family):
                     say(f"building the modules of {family}, once for this image and chip")
                     store.copy_to(modules)
-                    winner, failure = self._tune_tiny(job, alive)
+                    shown = self._tune_tiny(job, alive)
                     store.publish(modules, family)
-                    shown = f"{winner['us']:g} us" if winner else failure
-                    say(f"modules are built; the tiny shape: {shown or 'no result'}")
+                    say(f"modules are built; the tiny shape: {shown}")
         store.copy_to(modules)
 
-    def _tune_tiny(self, job: Job, alive: Callable[[], None]) -> tuple[Row | None, str]:
-        """Winner of a tiny shape, or the reason that there is none. A candidate that ends its process is left out, as
-        of any shape that runs alone, but is not held against it later. Raises TunerFault."""
+    def _tune_tiny(self, job: Job, alive: Callable[[], None]) -> str:
+        """Time of a tiny shape, or the reason that it has none. A candidate that ends its process is left out, as of
+        any shape that runs alone, but is not held against it later. Raises TunerFault."""
         folder = job.slot / f"tiny-{os.getpid()}-{job.family.name}"
         said: list[dict[str, Any]] = []
         emit = Emit(lambda message: alive() if message["type"] == "alive" else said.append(message))
@@ -161,11 +162,10 @@ class AiterTuner:
         repro = self._session.store.repro
         measuring = Measuring(self._session, job, emit, folder, self.canary, f"{repro}/", repro, FIRST)
         measuring.tune([SpecShape(0, tiny_key(job.family, job.image.gfx))], isolate=True)
-        rows: list[Row] = [m["row"] for m in said if m["type"] in ("row", "shape_tuned")]
-        measuring.check_tiny(measured=any(r["us"] > 0 for r in rows))
+        measuring.check_tiny(measured=any(m["row"]["us"] > 0 for m in said if "row" in m))
         shutil.rmtree(folder, ignore_errors=True)
-        failed = [f"{m['reason']}: {m['detail']}" for m in said if m["type"] == "shape_failed"]
-        return next((m["row"] for m in said if m["type"] == "shape_tuned"), None), " ".join(failed)
+        end = said[-1] if said else {}
+        return f"{end['row']['us']:g} us" if "row" in end else str(end.get("detail") or "no result")
 
 
 @dataclass(slots=True)

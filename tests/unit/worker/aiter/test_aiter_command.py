@@ -10,10 +10,7 @@ import pytest
 
 from orchestrator.controller.node_plan import NodePlan, node_files, plan_nodes
 from orchestrator.inventory.load import load_inventory
-from worker.bench.tuner import _variables
 from worker.families import FAMILIES, backend_of, legal_cells
-from worker.protocol.bench import Options as BenchOptions
-from worker.protocol.bench import Side
 from worker.tuners.aiter.findings import TunerScript
 from worker.tuners.aiter.launch import (
     aiter_timeout,
@@ -123,15 +120,6 @@ def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
     (plan,) = plan_nodes(load_inventory(path), "r", tmp_path)
     assert (plan.env["GPU_ARCHS"], plan.env["CU_NUM"]) == ("gfx950", "128")
     assert plan.switches == ("CU_NUM", "GPU_ARCHS")
-
-
-def test_benchs_backends_of_aiter_get_the_slots_own_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GPU_ARCHS", "gfx950;gfx942")
-    env = Side("stack", "python3")  # another interpreter, so that nothing is looked for here
-    found = {n: _variables(n, tmp_path, BenchOptions(), "a8w8", env, SLOT) for n in ("aiter", "aiter-triton", "torch")}
-    assert [v.get("GPU_ARCHS") for v in found.values()] == ["gfx950", "gfx950", None]
-    monkeypatch.setenv("GEMMFLEET_INVENTORY_ENV", "GPU_ARCHS")
-    assert _variables("aiter", tmp_path, BenchOptions(), "a8w8", env, SLOT)["GPU_ARCHS"] == "gfx950;gfx942"
 
 
 # --- families -------------------------------------------------------------------------------------------------------

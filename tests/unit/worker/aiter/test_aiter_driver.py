@@ -190,7 +190,7 @@ def test_every_family(tmp_path: Path, family: str) -> None:
     found, key = FAMILIES[family], tiny_key(FAMILIES[family], "gfx950")
     for date in DATES if family in ("a16w16", "a8w8_blockscale_bpreshuffle") else ("newest",):
         done = bench(tmp_path / date, date).run([key, {**key, found.m_column: 128}], family)
-        assert done.status == 0, done.log
+        assert done.status == 0, (done.failed, done.ended, done.log)
         assert all(r["libtype"] for r in done.tuned.values())
         if family == "fmoe":
             assert (done.tuned[0]["kernelName2"][-7:], done.tuned[0]["err1"]) == ("_stage2", "0.0%")
@@ -260,25 +260,21 @@ def test_only_the_kernels_of_a_table_are_measured_of_each_shape(tmp_path: Path) 
     assert (set(done.tuned), done.failed[1][0], len(done.rows(2))) == ({0, 2}, "no_candidate", 10)
 
 
-@pytest.mark.parametrize("kernels", [(2,), pytest.param("all", marks=pytest.mark.full)])
-def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: Path, kernels: Any) -> None:
-    """The first shape that an image ever measures builds its modules; a fault of all is still the start's."""
-    at = bench(tmp_path, "newest", fault("segv", kernels, M=64, N=512, K=512))
+def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: Path) -> None:
+    """The first shape that an image ever measures builds its modules."""
+    at = bench(tmp_path, "newest", fault("segv", M=64, N=512, K=512))
     done = at.run(ONE)
-    if kernels == "all":
-        assert done.ended["outcome"] == "fault"
-        assert "5 candidates ended the process and none ran" in done.ended["detail"]
-        return
     assert done.status == 0, done.ended
     assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
     assert at.blocklist == [], "it is no shape of the user's"
     assert list(at.folder.glob("cache/aiter/*/repro/*/reproduce.sh"))
 
 
-def test_a_spoilt_process_is_noticed_though_aiter_goes_on(tmp_path: Path) -> None:
-    """An illegal access makes all later candidates fail too; AITER takes that for a verdict."""
-    done = bench(tmp_path, "newest", fault("accelerator_error")).run(THREE, options={"batch": 3})
-    assert (done.ended["outcome"], done.ended["in_flight"], 2 in done.failed) == ("fault", 1, False)
+@pytest.mark.full
+def test_where_every_candidate_of_the_tiny_shape_faults_it_is_the_starts_fault(tmp_path: Path) -> None:
+    done = bench(tmp_path, "newest", fault("segv", "all", M=64, N=512, K=512)).run(ONE)
+    assert done.ended["outcome"] == "fault"
+    assert "5 candidates ended the process and none ran" in done.ended["detail"]
 
 
 def test_a_tuner_that_stops_as_a_whole_and_hears_no_signal_is_ended(tmp_path: Path) -> None:
@@ -287,24 +283,6 @@ def test_a_tuner_that_stops_as_a_whole_and_hears_no_signal_is_ended(tmp_path: Pa
     assert (done.ended["outcome"], done.ended["in_flight"]) == ("hang", 0)
     assert "no sign of progress" in done.ended["detail"]
     assert at.survivors() == []
-
-
-@pytest.mark.parametrize(
-    ("do", "reason", "words"),
-    full_but(
-        [("wrong", "wrong_result", "none is right: the least error is 0.37, the limit 0.05"), ("oom", "", ""),
-         ("unsupported", "no_candidate", "10 cannot take the shape")],
-        ("oom", "", ""),
-    ),
-)  # fmt: skip
-def test_verdicts_have_evidence(tmp_path: Path, do: str, reason: str, words: str) -> None:
-    """And are of one shape. Too little memory gives no verdict, for there may be more elsewhere."""
-    done = bench(tmp_path, "newest", fault(do, "all")).run(THREE)
-    assert set(done.tuned) == {0, 2}, "the shape's batch mates are not spoilt"
-    if do == "oom":
-        assert (done.ended["outcome"], done.ended["in_flight"], done.failed) == ("oom", 1, {})
-    else:
-        assert (done.failed[1][0], words in done.failed[1][1]) == (reason, True)
 
 
 def test_a_batch_on_an_image_with_the_topk_fault_has_its_winners_made(tmp_path: Path) -> None:
@@ -354,18 +332,10 @@ def test_a_family_that_needs_another_chip_or_script(tmp_path: Path) -> None:
     assert "has no tuner script for batched_gemm_a8w8_blockscale_mxscale" in old.failed[0][1]
 
 
-@pytest.mark.parametrize(
-    ("start", "words"),
-    full_but(
-        [("missing_module", "needs the Python module module_gemm_tune_that_is_not_there"), ("exit", "status 7"),
-         ("parent_segv", "before the first shape, on a tiny one")],
-        ("parent_segv", "before the first shape, on a tiny one"),
-    ),
-)  # fmt: skip
-def test_what_breaks_before_the_first_shape_blames_the_start(tmp_path: Path, start: str, words: str) -> None:
-    done = bench(tmp_path, "newest", {"start": start}).canary()
+def test_what_breaks_before_the_first_shape_blames_the_start(tmp_path: Path) -> None:
+    done = bench(tmp_path, "newest", {"start": "parent_segv"}).canary()
     assert done.returncode == 1
-    for part in ("canary FAILED", words):
+    for part in ("canary FAILED", "before the first shape, on a tiny one"):
         assert part in done.stdout
 
 
