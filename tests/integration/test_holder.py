@@ -1,4 +1,4 @@
-"""The holder of a lease, run by hand: workers are its children, and rows outlive it."""
+"""The holder of a lease, run by hand: it ends by itself, and rows outlive it."""
 
 from __future__ import annotations
 
