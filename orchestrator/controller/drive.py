@@ -46,8 +46,7 @@ from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, run_lock
 from orchestrator.planning.roofline import Won, Worth, won
 from orchestrator.policy import Policy, PolicySettings
-from orchestrator.results.bench import redacted
-from orchestrator.results.export import Request, export, provenance
+from orchestrator.results.export import export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.shapes.model import Shape
 from orchestrator.transport.base import Transport
@@ -171,7 +170,9 @@ def drive(
                         ledger.skip_shapes(left, limited, time.time(), reason=NOT_WORTH_IT)
                     ledger.set_meta("state", state)
                     ledger.set_meta("ended", time.time())
-                export(ledger, paths, provenance(ledger, _request(paths, config)))
+                inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
+                code, _ = worker_code(recorded_tuner(config.tuner).worker_package)
+                export(ledger, paths, provenance(ledger, config, inventory_sha256=inventory, code_sha=code))
                 report_faults(ledger, watcher)
     return Outcome(state, time.monotonic() - began)
 
@@ -203,21 +204,6 @@ def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
     """Note everything in the ledger that does not add up: a fault of this program, never of the user's."""
     for fault in reconcile(ledger):
         watcher.note(f"the ledger does not add up: {fault}", bad=True)
-
-
-def _request(paths: RunPaths, config: RunConfig) -> Request:
-    inventory = hashlib.sha256(paths.inventory.read_bytes()).hexdigest()
-    return Request(
-        run=config.run,
-        created=config.created,
-        argv=config.argv,
-        options=redacted(config.options) if recorded_tuner(config.tuner).side_by_side else config.options,
-        shapes=config.shapes,
-        shapes_sha256=config.shapes_sha256,
-        inventory=config.inventory,
-        inventory_sha256=inventory,
-        code_sha=worker_code(recorded_tuner(config.tuner).worker_package)[0],
-    )
 
 
 def _controller(

@@ -120,7 +120,9 @@ class NodeReports:
             case NodeUp(node, session, present):
                 if node not in self._registry.drivers:
                     return []
-                return self._node_up(node, session, present)
+                self._registry.arrived(node, session)
+                lost = [a.id for a in self._policy.outstanding() if a.node == node and a.id not in present]
+                return [*(AttemptTaken(a, True) for a in lost), NodeJoined(node, self._registry.drivers[node].slots)]
             case Taken(node, attempt, won):
                 return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
             case SlotLost(node):
@@ -180,14 +182,6 @@ class NodeReports:
         missing = {a.id for a in sent if a.sent_at < before and not a.taking}
         gone, self._missed[node] = missing & self._missed.get(node, set()), missing
         return sorted(gone)
-
-    def _node_up(self, node: str, session: int, present: frozenset[str]) -> list[Event]:
-        self._registry.arrived(node, session)
-        events: list[Event] = [
-            AttemptTaken(a.id, True) for a in self._policy.outstanding() if a.node == node and a.id not in present
-        ]
-        events.append(NodeJoined(node, self._registry.drivers[node].slots))
-        return events
 
 
 class Outbox:

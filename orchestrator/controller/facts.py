@@ -50,15 +50,10 @@ FACTS = (
     Fact("kernel", "uname -sr"),
     Fact("machine", "uname -m", kept=True),
     Fact("user", "id -un 2>/dev/null || id -u"),
-    Fact("uid", "id -u"),
-    Fact("groups", "id -Gn 2>/dev/null"),
-    Fact("home", 'printf %s "${HOME:-}"'),
     Fact("cores", "nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null", now=True, kept=True),
     Fact("memory_kb", r"sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null"),
-    Fact("memory_free_kb", r"sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null"),
     # of the folder for runs; $near is the nearest folder that exists, $mounted where its file system is
     Fact("workdir", 'printf %s "$workdir"'),
-    Fact("workdir_exists", '[ -d "$workdir" ] && echo yes || echo no'),
     Fact("workdir_writable", '[ -w "$near" ] && echo yes || echo no'),
     Fact("workdir_mount", """printf '%s ' "$mounted"; awk -v at="$mounted" '$2 == at { split($4, options, ",") }"""
          " END { print options[1] }' /proc/mounts 2>/dev/null"),

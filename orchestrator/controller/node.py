@@ -207,7 +207,7 @@ class NodeDriver:
         if silent > self._patience_s:
             self._heard = time.monotonic()
             self._silence = f"no word for {silent:.0f} s"
-            self._break_stream()
+            self._close_channel()
 
     def call_again(self, seconds: float) -> None:
         """Connect to a node that is not up, to stop what runs there; its stream is not read. A start that is under way
@@ -250,7 +250,7 @@ class NodeDriver:
         """Ask both threads to end, without waiting."""
         self._closing.set()
         self._writes.put(None)
-        self._break_stream()
+        self._close_channel()
 
     def close(self, until: float) -> None:
         """End both threads, which have until then (time.monotonic()) to finish; the workers go on."""
@@ -382,9 +382,6 @@ class NodeDriver:
             why = channel.error()
         return why
 
-    def _break_stream(self) -> None:
-        self._close_channel()
-
     def _trouble(self, detail: str) -> None:
         self._post(NodeTroubled(self.node, detail))
 
@@ -401,7 +398,7 @@ class NodeDriver:
                         write()
             except NodeError as e:
                 self._trouble(str(e))
-                self._break_stream()  # the preparation that follows finds out what arrived
+                self._close_channel()  # the preparation that follows finds out what arrived
 
     def _take_back(self, name: InboxName) -> None:
         won = self._transport.rename(f"{self.folder}/inbox/{name}", f"{self.folder}/taken/{name}")

@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple
 
 from orchestrator.controller.facts import ARGV, TIMEOUT_S, Container, Gpu, NodeFacts, read_facts
 from orchestrator.engines import Engine
@@ -24,7 +24,6 @@ from orchestrator.transport.base import Transport
 from worker.protocol import LOCKS
 
 Mode = Literal["wait", "skip", "share"]
-MODES: tuple[str, ...] = get_args(Mode)
 # A shared GPU gives wrong numbers, and a node left out is lost for the whole run: waiting loses only time.
 DEFAULT: Mode = "wait"
 # A GPU that is busier, or whose memory is fuller (share), is in use.

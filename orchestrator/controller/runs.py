@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.controller.facts import Gpu
 from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, poll
-from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, transport_of
+from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
@@ -157,7 +157,39 @@ class RunSnapshot:
     def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
         """Add an answer to the status; return the node's part of it."""
         plan = next(p for p in self.plans if p.node == answer.node)
-        return add_answer(status, plan, answer)
+        node = next(n for n in status.nodes if n.name == plan.node)
+        node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
+        over = status.state in ("finished", "cancelled", "planned")
+        if answer.error:
+            if not over:
+                node.state, node.detail = "slow" if answer.slow else "unreachable", answer.error
+            return node
+        facts = answer.facts
+        if facts is not None:
+            node.live |= {
+                "load": facts.values.get("load", "").split(" ")[:3],
+                "containers": [
+                    {
+                        "name": c.name,
+                        "image": c.image,
+                        "status": c.status,
+                        "slot": c.slot or None,
+                        "ours": c.run == status.run,
+                    }
+                    for c in facts.containers
+                ],
+                "gpus": [gpu_now(i, g) for i, g in enumerate(facts.gpus)],
+            }
+        workers = {w.slot: w for w in answer.workers}
+        for slot in node.slots:
+            if facts is not None and plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"):
+                number = int(slot.slot)
+                slot.gpu = gpu_now(number, facts.gpus[number]) if number < len(facts.gpus) else None
+            worker = workers.get(slot.slot)
+            if worker is not None and worker.state == "running":
+                continue
+            slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
+        return node
 
 
 def _tail(paths: RunPaths, node: str) -> list[str]:
@@ -167,37 +199,6 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
             return uncoloured(f.read().decode("utf-8", "replace")).splitlines()[-LOG_LINES:]
     except OSError:
         return []
-
-
-def add_answer(s: RunStatus, plan: NodePlan, answer: NodeAnswer) -> NodeStatus:
-    """Add the answer of a node to the status; return the node's part of it."""
-    node = next(n for n in s.nodes if n.name == plan.node)
-    node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
-    over = s.state in ("finished", "cancelled", "planned")
-    if answer.error:
-        if not over:
-            node.state, node.detail = "slow" if answer.slow else "unreachable", answer.error
-        return node
-    facts = answer.facts
-    if facts is not None:
-        node.live |= {
-            "load": facts.values.get("load", "").split(" ")[:3],
-            "containers": [
-                {"name": c.name, "image": c.image, "status": c.status, "slot": c.slot or None, "ours": c.run == s.run}
-                for c in facts.containers
-            ],
-            "gpus": [gpu_now(i, g) for i, g in enumerate(facts.gpus)],
-        }
-    workers = {w.slot: w for w in answer.workers}
-    for slot in node.slots:
-        if facts is not None and plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"):
-            number = int(slot.slot)
-            slot.gpu = gpu_now(number, facts.gpus[number]) if number < len(facts.gpus) else None
-        worker = workers.get(slot.slot)
-        if worker is not None and worker.state == "running":
-            continue
-        slot.state = "no worker" if worker is None or worker.code in (None, 0) else f"worker {worker.why}"
-    return node
 
 
 def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:

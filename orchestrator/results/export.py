@@ -10,7 +10,6 @@ import platform
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from orchestrator.configs.winners import FOLDER
 from orchestrator.configs.winners import write as write_configs
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
-from orchestrator.paths import RunPaths
-from orchestrator.results.bench import BenchResults
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.bench import BenchResults, redacted
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.policy import Newcomer
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN, Key, KeyFault, key_of, number_of
@@ -90,26 +89,6 @@ MOST_WITHHELD = 1000
 """Candidates that were left out are listed up to here; the ledger has all."""
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """Facts of a run beside its ledger. Hashes are sha256 in hex; `created` epoch
-    seconds.
-
-    `argv` and `options` are written as they are: references to the environment must still be references in
-    them.
-    """
-
-    run: str
-    created: float
-    argv: Sequence[str] = ()
-    options: Mapping[str, Any] = field(default_factory=dict)
-    shapes: str = ""
-    shapes_sha256: str = ""
-    inventory: str = ""
-    inventory_sha256: str = ""
-    code_sha: str = ""
-
-
 def unpromised(ledger: LedgerReader) -> list[str]:
     """A sentence for each AITER that gemmfleet does not promise to drive, with its nodes."""
     nodes: dict[str, list[str]] = {}
@@ -121,21 +100,24 @@ def unpromised(ledger: LedgerReader) -> list[str]:
     return [f"{', '.join(names)}: {text}" for text, names in nodes.items()]
 
 
-def provenance(ledger: LedgerReader, request: Request) -> dict[str, Any]:
-    """The document of provenance.json (docs/reference/files.md)."""
+def provenance(
+    ledger: LedgerReader, config: RunConfig, *, inventory_sha256: str = "", code_sha: str = ""
+) -> dict[str, Any]:
+    """The document of provenance.json (docs/reference/files.md). References to the environment stay references."""
+    bench = recorded_tuner(ledger.meta("tuner", "")).side_by_side
     return {
         "format": FORMAT,
-        "run": request.run,
+        "run": config.run,
         "state": ledger.state,
-        "created": utc(request.created),
+        "created": utc(config.created),
         "written": utc(time.time()),
-        "argv": list(request.argv),
-        "options": dict(request.options),
+        "argv": list(config.argv),
+        "options": redacted(config.options) if bench else dict(config.options),
         "family": ledger.meta("family"),
         "tuner": ledger.meta("tuner"),
-        "shapes": {"file": request.shapes, "sha256": request.shapes_sha256},
-        "inventory": {"file": request.inventory, "sha256": request.inventory_sha256},
-        "code": {"worker_sha": request.code_sha, "gemmfleet": version()},
+        "shapes": {"file": config.shapes, "sha256": config.shapes_sha256},
+        "inventory": {"file": config.inventory, "sha256": inventory_sha256},
+        "code": {"worker_sha": code_sha, "gemmfleet": version()},
         "controller": {
             "python": platform.python_version(),
             "system": f"{platform.system()} {platform.machine()}",

@@ -45,17 +45,13 @@ ENDS = {SEGV: "Segmentation", FAULT: "Memory access", HANG: "hang"}
 """Those that end their process, and a word of how it is told."""
 TIMEOUT_S = 90
 COLUMNS = {
-    "a8w8": {"q_dtype_w": "torch.int8"},
-    "a8w8_bpreshuffle": {"q_dtype_w": "torch.float8_e4m3fn"},
     "a16w16": {
         "bias": "False", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16", "scaleAB": "False",
         "bpreshuffle": "False",
     },
 }  # fmt: skip
-TYPES = {
-    "a8w8_blockscale": "ck", "a8w8_blockscale_bpreshuffle": "ck", "a8w8_bpreshuffle": "ck", "a16w16": "asm",
-}  # fmt: skip
-"""The backend whose candidates are hurt, where one number is of several. Of a16w16's, those that do not split K."""
+TYPES = {"a16w16": "asm"}
+"""The backend whose candidates are hurt, where one number is of several: those that do not split K."""
 
 
 def make(folder: Path, version: str) -> tuple[Path, Path]:
@@ -102,8 +98,7 @@ def _number(row: dict[str, str]) -> str:
 
 def planted(version: str, family: str) -> list[dict[str, Any]]:
     """The faults of a run."""
-    kind = [TYPES[family]] if family in TYPES and not (version == "v0.1.9" and "blockscale" in family) else []
-    kind += [UNSPLIT] if family == "a16w16" else []
+    kind = [TYPES[family], UNSPLIT] if family in TYPES else []
     hurt = [{"m": str(HURT), "candidate": [n, *kind], "do": do} for n, do in DOES.items()]
     all_of = [{"m": str(m), "candidate": [], "do": do} for m, do in ((WRONG, "wrong"), (NONE, "unsupported"))]
     return [*hurt, *all_of]

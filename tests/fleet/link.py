@@ -10,8 +10,7 @@ can change it while a controller runs in another process:
 - `cut 500`: the stream ends after 500 more bytes, in the middle of a frame; then the link is up again.
 
 Beside it, `NODE.lose` (`OP NTH before|after|dies`) makes the NTH next `put`, `rename`, `run` or `open` fail before it
-was done or after, or kills the controller after it; `NODE.gate` holds starts of workers up while it is there;
-`NODE.env` has a variable of the workers.
+was done or after, or kills the controller after it; `NODE.env` has a variable of the workers.
 """
 
 from __future__ import annotations
@@ -111,9 +110,6 @@ class NodeLink(LocalTransport):
         return "\n".join([*lines, "end=1", ""])
 
     def _launch(self, verb: str, slots: Sequence[str], stdin: bytes) -> Completed:
-        gate = self._place / "links" / f"{self.node}.gate"
-        while verb == "start" and gate.exists() and not self._closed.is_set():
-            time.sleep(LOOK_S)
         env = dict(line.split("=", 1) for line in stdin.decode().splitlines())
         extra = self._place / "links" / f"{self.node}.env"
         env[LOCKS_ENV] = str(self._locks)

@@ -29,16 +29,6 @@ def check_once(fleet: Fleet, n: int) -> None:
     assert set(fleet.starts().values()) == {1}
 
 
-def test_the_work_is_split_and_nothing_is_left(fleet: Fleet) -> None:
-    n = fleet.shapes(groups=18, per_group=2)
-    done = fleet.tune(seconds=0.02)
-    assert done.code == 0, done.out
-    check_once(fleet, n)
-    assert set(fleet.tuned_by()) == {"h1", "h2", "h3"}
-    assert f"{n} shapes: {n} tuned" in done.out
-    assert not fleet.journal(ev.NodeTroubled)
-
-
 def test_a_cut_connection_costs_nothing(fleet: Fleet) -> None:
     n = fleet.shapes(groups=18)
     run = fleet.begun(4)
@@ -155,20 +145,6 @@ def test_a_preparation_that_breaks_off_anywhere_is_begun_anew(make_fleet: Callab
     assert done.code == 0, done.out
     check_once(fleet, n)
     assert troubles(fleet, "h1")
-
-
-def test_a_run_that_ends_while_a_node_is_prepared_leaves_no_worker_there(make_fleet: Callable[..., Fleet]) -> None:
-    fleet = make_fleet(nodes={"fast": 1, "slow": 1})
-    n = fleet.shapes(groups=3)
-    gate = fleet.root / "links" / "slow.gate"
-    gate.touch()
-    run = fleet.start(busy="share")
-    wait_until(lambda: fleet.tuned() == n or run.poll() is not None, "the other is through")
-    gate.unlink()
-    assert run.wait() == 0, run.out
-    fleet.check_books(n)
-    assert not fleet.of("slow", ev.NodeJoined)
-    assert "workers may be left" not in run.out
 
 
 def test_the_clock_of_a_node_moves_no_time(fleet: Fleet) -> None:

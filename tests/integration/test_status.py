@@ -8,11 +8,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from orchestrator.cli.screen import status_rows
-from orchestrator.controller.node_check import no_answer
-from orchestrator.controller.node_plan import NodePlan
-from orchestrator.controller.runs import add_answer
-from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.integration.heavy import WORKER_IMAGE, HeavyFleet, why_not
 from tests.integration.heavy.gpu import a_gpu, gpu_says
 from tests.integration.kit import Bench
@@ -56,16 +51,6 @@ def test_a_slow_node_is_not_called_unreachable(make_bench: Callable[..., Bench])
     assert (live["busy"]["slow"], live["mute"]["slow"]) == (True, False), live
     assert "no answer within 10 s, though it took the connection: --timeout gives it longer" in live["busy"]["error"]
     assert live["mute"]["error"] == "no answer within 10 s"
-
-
-def test_a_slow_node_keeps_what_is_known_of_it() -> None:
-    plan = NodePlan("n", "/f", ("0",), "ssh", "process", None, {}, {"0": {}})
-    for over, state in (("running", "slow"), ("finished", "ready")):
-        status = RunStatus("r", over, nodes=[NodeStatus("n", "ready", [SlotStatus("0", "busy", "g0001-1")])])
-        add_answer(status, plan, no_answer("n", 4.5, greeted=True))
-        (node,) = status.nodes
-        assert (node.state, node.slots[0].state, node.slots[0].attempt) == (state, "busy", "g0001-1")
-    assert status_rows(NodeStatus("n", "slow", [SlotStatus("0")], detail="no answer"))[0][2] == "slow"
 
 
 @pytest.fixture(scope="module")

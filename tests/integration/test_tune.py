@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 from tests.integration.kit import Bench, read_csv
 from tests.waiting import PATIENCE_S, wait_until
@@ -89,10 +88,3 @@ def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:
     assert f"{n}/{n} shapes tuned" in watched
     wait_until(lambda: bench.run("status", "--json").json()["state"] == "finished", "it ends")
     bench.check_books(tuned=n)
-
-
-def test_inventory_without_its_node_folder_uses_the_run_folder(bench: Bench, tmp_path: Path) -> None:
-    bench.inventory.write_text("defaults: {tuner: replay}\nnodes: {here: {gpus: 0}}\n")
-    bench.shapes(groups=2)
-    assert bench.tune().code == 0
-    assert (bench.paths.root / "work" / "here" / "events").is_dir()

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Literal
 
 from orchestrator import events as ev
-from orchestrator.policy import Policy, PolicySettings
+from orchestrator.policy import Policy
 from orchestrator.policy.model import SlotId
 from orchestrator.reasons import Reason
 from tests.simulator.node import SimNode, SimSpec, SimWorker
@@ -104,22 +104,17 @@ RETRY_S = 3.0
 """Time between two tries to reach a node."""
 
 
-def simulate(plan: SimPlan, settings: PolicySettings | None = None) -> Result:
+def simulate(plan: SimPlan) -> Result:
     """Run a plan to its end."""
-    return Simulator(plan, settings).run()
+    return Simulator(plan).run()
 
 
 class Simulator:
     """`step` is called after each event that the policy handled; tests use it to look in, or to replay."""
 
-    def __init__(
-        self,
-        plan: SimPlan,
-        settings: PolicySettings | None = None,
-        step: Callable[[Simulator], None] | None = None,
-    ) -> None:
-        self.plan, self.settings, self._step = plan, settings, step
-        self.policy = Policy(settings)
+    def __init__(self, plan: SimPlan, step: Callable[[Simulator], None] | None = None) -> None:
+        self.plan, self._step = plan, step
+        self.policy = Policy()
         self.winners: dict[tuple[str, int], tuple[str, ...]] = {}
         self._left_out: dict[int, dict[SlotId, set[int]]] = {}
         self.journal: list[tuple[float, ev.Record]] = []
@@ -203,7 +198,7 @@ class Simulator:
 
     def reload(self) -> bool:
         """Go on with a policy that only knows the journal; whether it is in the same state."""
-        fresh = Policy(self.settings)
+        fresh = Policy()
         for t, record in self.journal:
             fresh.apply(record, t)
         same = fresh.digest() == self.policy.digest()

@@ -18,8 +18,8 @@ import torch
 
 FAULTS = json.loads(os.environ.get("REAL_AITER_FAULTS", "[]"))
 OFF = 1.4
-"""Factor of a result that is a little wrong: beyond every date's tolerance (v0.1.9 lets 0.1 pass for a8w8_blockscale,
-whose results are 0.24 on average), and below the half of the largest value, from where the comparison raises."""
+"""Factor of a result that is a little wrong: beyond every date's tolerance, and below the half of the largest value,
+from where the comparison raises."""
 _now: dict[str, Any] = {"info": ()}
 
 
@@ -55,7 +55,7 @@ def call(op: str, args: list[Any]) -> Any:
         kind = next((a for a in args if isinstance(a, torch.dtype)), tensors[0].dtype)
         out = torch.empty(tensors[0].shape[0], tensors[1].shape[1], dtype=kind)
     else:
-        out = tensors.pop(2 if any(mark in op for mark in OUT_THIRD) else 4)
+        out = tensors.pop(2 if OUT_THIRD in op else 4)
     result = compute(op, tensors, args)
     rows = result.shape[-2] // 2 if do == "partial" else result.shape[-2]
     scale = {"wrong": 3.0, "off": OFF}.get(do, 1.0)
@@ -108,22 +108,6 @@ def _a4w4(op: str, tensors: list[Any], args: list[Any]) -> Any:
     return torch.mm(values(x, xs), values(plain(w.view(torch.uint8)), ws).T)
 
 
-def _blockscale(op: str, tensors: list[Any], args: list[Any]) -> Any:
-    x, w, xs, ws = tensors[:4]
-    if "bpreshuffle" in op:
-        w = plain(w)
-        xs = xs.reshape(xs.shape[1], xs.shape[0]).T
-    xf = x.float() * xs.repeat_interleave(128, 1)[:, : x.shape[1]]
-    scale = ws.repeat_interleave(128, 0)[: w.shape[0]].repeat_interleave(128, 1)[:, : w.shape[1]]
-    return torch.mm(xf, (w.float() * scale).T)
-
-
-def _rowwise(op: str, tensors: list[Any], args: list[Any]) -> Any:
-    x, w, xs, ws = tensors[:4]
-    w = plain(w) if "bpreshuffle" in op or "asm" in op else w
-    return torch.mm(x.float() * xs.float().view(-1, 1), (w.float() * ws.float().view(-1, 1)).T)
-
-
 def _a16w16(op: str, tensors: list[Any], args: list[Any]) -> Any:
     x, w = tensors[:2]
     w = plain(w) if args[-1] is True or args[-1] == 1 else w
@@ -140,14 +124,12 @@ def _hipblaslt(op: str, tensors: list[Any], args: list[Any]) -> Any:
 
 PRODUCTS = (
     ("a4w4", _a4w4),
-    ("a8w8_blockscale", _blockscale),
-    ("gemm_a8w8", _rowwise),
     ("gemm_a16w16_asm", _a16w16),
     ("opus_gemm_a16w16", _batched),
     ("hipb_mm", _hipblaslt),
 )
 """Part of a function's name -> what it computes; the first that fits."""
-OUT_THIRD = ("blockscale_bpreshuffle_asm", "gemm_a16w16")
+OUT_THIRD = "gemm_a16w16"
 """Part of the name of functions whose output is their third tensor; that of others is the fifth."""
 NUMBERS: dict[str, Any] = {
     "hipb_findallsols": lambda *_: list(range(100, 108)),

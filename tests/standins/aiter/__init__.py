@@ -40,16 +40,11 @@ class Tree:
     date: Date
     root: Path
     site: Path
-    scripts: dict[str, Path]
 
     @property
     def python(self) -> Path:
         """This Python with the site on its path, as the image's own would have it."""
         return self.site / "bin/python3"
-
-    def env(self) -> dict[str, str]:
-        """Environment that makes the tree the AITER of a process."""
-        return {"PYTHONPATH": f"{self.root}:{self.site}"}
 
 
 def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) -> Tree:
@@ -82,8 +77,8 @@ def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) 
     put("aiter/utility/base_tuner.py", "base_tuner.py.j2")
     for package in ("aiter/jit", "aiter/jit/utils", "aiter/utility"):
         (root / package / "__init__.py").touch()
-    paths = {f.name: put(f.path, f.part or "script.py.j2", f) for f in found}
     for f in found:
+        put(f.path, f.part or "script.py.j2", f)
         _tables(root, f)
     if d.new:  # what the youngest script imports of the tests
         (root / "op_tests").mkdir()
@@ -96,7 +91,7 @@ def make_tree(folder: Path, date: str, faults: Mapping[str, Any] | None = None) 
     python.write_text(f'#!/bin/sh\nPYTHONPATH="${{PYTHONPATH:+$PYTHONPATH:}}{site}" exec {sys.executable} "$@"\n')
     python.chmod(0o755)
     (root / "faults.json").write_text(json.dumps(dict(faults or {}), indent=1))
-    return Tree(d, root, site, paths)
+    return Tree(d, root, site)
 
 
 def change(path: Path, *texts: tuple[str, str]) -> None:
@@ -114,8 +109,6 @@ def _tables(root: Path, f: Script) -> None:
     configs = root / "aiter/configs"
     configs.mkdir(parents=True, exist_ok=True)
     header, row = _UNTUNED.get(f.name, ("M,N,K", "128,128,128"))
-    if "B" in f.key:
-        header, row = "B,M,N,K", "16,128,128,128"
     if "q_dtype_w" in f.key and f.name != "fmoe":
         header, row = "M,N,K,q_dtype_w", "128,128,128,torch.float8_e4m3fn"
     (configs / f.untuned).write_text(f"{header}\n{row}\n")

@@ -1,4 +1,4 @@
-"""The two AITERs that a stand-in exists for, and what each script of theirs offers."""
+"""The two AITERs that a stand-in exists for, and what their scripts offer: one family of each kind of script."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ TREES: dict[str, Date] = {
 """`runbook`: the image that teams tuned in by hand. It is v0.1.10 (2026-01) with the a4w4 script of 2025-12, since its
 package and scripts came from two trees, and it needs all three workarounds. `newest`: of 2026-08-22."""
 _GEMM = ["kernelId", "splitK", "us", "kernelName", "tflops", "bw", "errRatio"]
-_BATCHED = ["kernelId", "splitK", "us", "kernelName", "errRatio", "tflops", "bw"]
 _MOE_KEY = [
     "token", "model_dim", "inter_dim", "expert", "topk", "act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type",
     "use_g1u1", "doweight_stage1",
@@ -48,7 +47,6 @@ class Script:
     only_gfx: str = ""
     libtypes: bool = False
     preshuffle: bool = False
-    no_int8_ck: bool = False
     part: str = ""
     """The template, where it is one of its own."""
 
@@ -61,10 +59,8 @@ def scripts(d: Date) -> list[Script]:
     """The scripts of the date's tree."""
     here = ["gfx"] if d.new else []
     mnk = [*here, "cu_num", "M", "N", "K"]
-    bmnk = [*here, "cu_num", "B", "M", "N", "K"]
     lib = ["libtype", *_GEMM]
     libtype = '"--libtype", type=str, default="all", choices=["all", "ck", "cktile", "asm", "opus", "both"]'
-    libtypes = '"--libtype", type=libtype_list, default=["all"]'
     per_cu = '"--blockPerCu", type=int, nargs="+", default=[1, 2, 3, 4]'
     out = [
         Script(
@@ -85,42 +81,9 @@ def scripts(d: Date) -> list[Script]:
             extra=(libtype, *(('"--preshuffle", action="store_true"', per_cu) if d.new else ())),
             libtypes=True, preshuffle=d.new,
         ),
-        Script(
-            "a8w8_bpreshuffle", "csrc/ck_gemm_a8w8_bpreshuffle/gemm_a8w8_bpreshuffle_tune.py",
-            "GemmA8W8BpreShuffleTuner", "AITER_CONFIG_GEMM_A8W8_BPRESHUFFLE", "a8w8_bpreshuffle_untuned_gemm.csv",
-            "a8w8_bpreshuffle_tuned_gemm.csv", [*mnk, "q_dtype_w"], lib,
-            [
-                ("ck", "a8w8_bpreshuffle_", 4), ("cktile", "a8w8_bpreshuffle_cktile_", 3),
-                ("asm", "_ZN5aiter_i8gemm_bf16_", 2),
-            ],
-            extra=(libtypes, per_cu) if d.new else (libtypes,),
-            libtypes=True,
-            no_int8_ck=True,
-        ),
-        Script(
-            "batched_a8w8", "csrc/ck_batched_gemm_a8w8/batched_gemm_a8w8_tune.py", "BatchedGemma8W8Tuner",
-            "AITER_CONFIG_A8W8_BATCHED_GEMM", "a8w8_untuned_batched_gemm.csv", "a8w8_tuned_batched_gemm.csv", bmnk,
-            _BATCHED, [("ck", "a8w8_batched_", 5)],
-        ),
-        Script(
-            "batched_bf16", "csrc/ck_batched_gemm_bf16/batched_gemm_bf16_tune.py", "BatchedGemmBf16Tuner",
-            "AITER_CONFIG_BF16_BATCHED_GEMM", "bf16_untuned_batched_gemm.csv", "bf16_tuned_batched_gemm.csv",
-            bmnk, _BATCHED, [("ck", "bf16_batched_", 5)],
-        ),
         _gradlib(d, mnk),
         _moe(d, here),
     ]  # fmt: skip
-    if not d.new:
-        out.append(
-            Script(
-                "a8w8_blockscale_bpreshuffle",
-                "csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_tune.py",
-                "Gemma8W8BlockScaleBPreShuffleTuner", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
-                "a8w8_blockscale_bpreshuffle_untuned_gemm.csv", "a8w8_blockscale_bpreshuffle_tuned_gemm.csv", mnk,
-                _GEMM,
-                [("ck", "a8w8_blockscale_bpreshuffle_", 5)],
-            )
-        )  # fmt: skip
     if d.new:
         out.append(_a16w16(mnk))
         name = "batched_gemm_a8w8_blockscale_mxscale"

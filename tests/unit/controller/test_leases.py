@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import tarfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -142,17 +141,6 @@ def test_a_lease_that_was_idle_for_two_minutes_is_given_back(start: Callable[...
     assert nodes.pool.floor == 0
 
 
-def test_a_way_that_is_broken_for_a_while_costs_no_lease(start: Callable[..., Nodes]) -> None:
-    scheduler = Scheduler()
-    nodes = start(scheduler)
-    nodes.troubles += [UnreachableError("pool", "the login node does not answer")] * 2
-    wait_until(lambda: nodes.turn() and scheduler.leases, "one is queued")
-    scheduler.ready("1")
-    nodes.node()
-    assert nodes.checked == ["1", "1", "1"]
-    assert len(scheduler.requests) == 1
-
-
 def test_leases_that_cannot_be_used_are_given_back_and_three_are_enough(start: Callable[..., Nodes]) -> None:
     scheduler = Scheduler()
     nodes = start(scheduler)
@@ -199,29 +187,6 @@ def test_rows_are_brought_home_when_the_scheduler_is_back(
     assert [(name, chunk.data) for name, chunk in nodes.all.rows] == [(node, b"rows")]
 
 
-def test_a_lease_that_ended_is_replaced_once_while_its_rows_are_brought_home(
-    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lease that ended and the one in its place are there for a while, in a pool of one. Nobody can bring
-    the rows."""
-    home, nodes = threading.Event(), start()
-
-    def leftovers(lease: Lease) -> bytes:
-        home.wait(60)
-        raise UnreachableError("pool", "no route to host")
-
-    nodes.node()
-    monkeypatch.setattr(nodes.scheduler, "leftovers", leftovers)
-    nodes.scheduler.end("1", EndCause.FAILED)
-    nodes.node("2")
-    looks = nodes.scheduler.looks
-    wait_until(lambda: nodes.turn() and nodes.scheduler.looks > looks + 3, "it is looked at again")
-    home.set()
-    nodes.until_told("could not be read")
-    assert [e.charged for e in nodes.ends()] == [True]
-    assert [n for n, _ in nodes.scheduler.requests] == [1, 1]
-
-
 def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
     start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,48 +204,6 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
         nodes.turn()
         clock.now += 80.0 if given_up else 0.0
         assert list(nodes.registry.give_up()) == given_up
-
-
-# --- requested and given back -----------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def as_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of leases that a pool wants is set by the test."""
-    monkeypatch.setattr(LeasedNodes, "_set_wanted", lambda self, policy: None)
-
-
-@pytest.mark.usefixtures("as_many")
-def test_queued_leases_are_reported_once_and_those_no_longer_wanted_given_back(start: Callable[..., Nodes]) -> None:
-    nodes = start(Scheduler(), most=3)
-    nodes.pool.want = 3
-    queued = ev.LeasesQueued("pool", tuple((i, "Priority") for i in "123"))
-    nodes.until(queued)
-    nodes.scheduler.ready("1")
-    node = nodes.node()
-    nodes.pool.want = 1
-    wait_until(lambda: nodes.turn() and nodes.scheduler.released == ["2", "3"], "the latest are given back")
-    assert nodes.all.events.count(queued) == 1
-    nodes.scheduler.end("1", EndCause.TIME_LIMIT, "TIMEOUT")
-    nodes.until(ended := ev.LeaseEnded(node, "time_limit", "TIMEOUT"))
-    wait_until(lambda: nodes.turn() and nodes.scheduler.requests[1:] == [(1, frozenset())], "another is requested")
-    assert nodes.ends() == [ended]
-
-
-@pytest.mark.usefixtures("as_many")
-def test_refused_requests_are_repeated_while_there_is_another_lease(start: Callable[..., Nodes]) -> None:
-    nodes = start(Scheduler(), most=2)
-    nodes.pool.want = 1
-    wait_until(lambda: nodes.turn() and nodes.scheduler.leases, "one is queued")
-    nodes.scheduler.refuses, nodes.pool.want = "exceeded quota", 2
-    wait_until(lambda: nodes.turn() and nodes.scheduler.refused > MAX_FAILURES, "it is refused often")
-    assert [text for text, _ in nodes.all.notes] == ["pool: more leases are refused: exceeded quota"]
-    nodes.scheduler.refuses = ""
-    wait_until(lambda: nodes.turn() and "2" in nodes.scheduler.leases, "it is granted in the end")
-    nodes.scheduler.refuses = "Invalid account"
-    for lease in ("1", "2"):
-        nodes.scheduler.end(lease, EndCause.PREEMPTED)
-    nodes.until_told("no more leases are requested")
 
 
 def test_leases_of_an_earlier_controller_are_taken_over_or_ended(start: Callable[..., Nodes]) -> None:

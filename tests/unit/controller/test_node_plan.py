@@ -10,18 +10,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller import node_plan
-from orchestrator.controller.facts import Gpu, NodeFacts, load_facts, save_facts
+from orchestrator.controller.facts import Gpu, NodeFacts, save_facts
 from orchestrator.controller.node_check import check_nodes
 from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.engine.docker import engine_error
 from orchestrator.engine.docker_containers import DockerEngine
-from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import InputError, InventoryError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
-from orchestrator.inventory.values import masker
-from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.support.workernode import node as worker_node
 from worker.device import SLOTS_ON_CORES, pin
@@ -47,17 +43,6 @@ def plan(tmp_path: Path, options: str, facts: NodeFacts | None = GPUS) -> NodePl
     return out
 
 
-def test_this_machine_with_processes(tmp_path: Path) -> None:
-    p = plan(tmp_path, "gpus: 0, env: {A: b}", None)
-    assert (p.slots, p.transport, p.engine, p.docker, p.env) == (("0",), "local", "process", None, {"A": "b"})
-    assert p.folder == str(tmp_path / "run/work/n")
-    assert p.devices == {"0": {"HIP_VISIBLE_DEVICES": "", "CUDA_VISIBLE_DEVICES": ""}}
-    assert p.gfx
-    assert p.cu_num
-    assert isinstance(node_plan.transport_of(p), LocalTransport)
-    assert isinstance(node_plan.engine_of(p, node_plan.transport_of(p)), ProcessEngine)
-
-
 def test_a_remote_node_takes_its_slots_from_what_it_said(tmp_path: Path) -> None:
     docker = "docker: {devices: [/dev/kfd, /dev/dri], group_add: [auto]}"
     p = plan(tmp_path, f"transport: ssh, engine: docker, image: i, {docker}")
@@ -76,7 +61,6 @@ def test_a_remote_node_takes_its_slots_from_what_it_said(tmp_path: Path) -> None
     [
         ("gpus: [1, 3]", GPUS, ("1", "3"), ("gfx950", 256)),
         ("", CPU, ("0",), ("cpu-x86_64-avx2", 6)),
-        ("", None, (), (None, None)),
         ("gpus: 2, gfx: gfx950, cu_num: 256", None, ("0", "1"), ("gfx950", 256)),
     ],
 )
@@ -88,22 +72,10 @@ def test_slots(
     assert [e["HIP_VISIBLE_DEVICES"] for e in p.devices.values()] == ([""] if facts is CPU else list(slots))
 
 
-@pytest.mark.parametrize(
-    ("numa", "cpus"),
-    [("auto", ["0-9", "0-9", "1-9", "1-9"]), ("none", [None] * 4), ("[1, 1, 0, 7]", ["1-9", "1-9", "0-9", None])],
-)
+@pytest.mark.parametrize(("numa", "cpus"), [("none", [None] * 4), ("[1, 1, 0, 7]", ["1-9", "1-9", "0-9", None])])
 def test_numa(tmp_path: Path, numa: str, cpus: list[str | None]) -> None:
     p = plan(tmp_path, f"transport: ssh, gpus: 4, numa: {numa}")
     assert [e.get(CPUS) for e in p.devices.values()] == cpus
-
-
-@pytest.mark.parametrize(
-    ("workdir", "folder"),
-    [("/scratch/x/", f"/scratch/x/{RUN}/n"), ("~/g", f"g/{RUN}/n"), ("'${env:GF_DIR}/y'", f"/mnt/y/{RUN}/n")],
-)
-def test_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workdir: str, folder: str) -> None:
-    monkeypatch.setenv("GF_DIR", "/mnt")
-    assert plan(tmp_path, f"transport: ssh, workdir: {workdir}").folder == folder
 
 
 # --- references -------------------------------------------------------------------------------------------------------
@@ -139,38 +111,6 @@ def test_no_value_is_in_what_is_kept(private: NodePlan) -> None:
     assert (b"PLAIN" in kept, b"GF_A" in kept) == (True, False)
 
 
-def test_values_are_resolved_for_the_engine_alone(private: NodePlan) -> None:
-    assert private.env == {"PLAIN": "1", "ALSO": "2"}
-    assert node_plan.private_env(private) == {
-        "GF_A": "secret v", "GF_B": "x-secret v", "GEMMFLEET_RESULTS": f"/mnt/user-v/{RUN}/n",
-    }  # fmt: skip
-    engine = node_plan.engine_of(private, node_plan.transport_of(private))
-    assert isinstance(engine, DockerEngine)
-    assert engine._options.private_lines() == [
-        "GEMMFLEET_PRIVATE_IMAGE=registry-v/tuner:1",
-        "GEMMFLEET_PRIVATE_VOLUME=/data/user-v:/data",
-        "GEMMFLEET_PRIVATE_VOLUME=/mnt/user-v:/mnt/user-v",
-    ]
-    said = str(engine_error("n", engine._options, "No such image: registry-v/tuner:1"))
-    assert "the image ${env:GF_REGISTRY}/tuner:1 is not there" in said
-
-
-def test_messages_that_are_kept_have_the_references_back(private: NodePlan) -> None:
-    mask = masker(node_plan.node_of(private).options())
-    said = "user-v@host-v.example.com:22 refused; registry-v/tuner:1 for user-v; xuser-vx stays, and so does secret"
-    assert mask(said) == (
-        "${env:GF_USER}@${env:GF_HOST}:22 refused; ${env:GF_REGISTRY}/tuner:1 for ${env:GF_USER}; xuser-vx stays,"
-        " and so does secret"
-    )
-
-
-def test_a_variable_that_is_missing_when_it_is_used(private: NodePlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GF_SECRET")
-    for use in (node_plan.private_env, node_plan.transport_of):
-        with pytest.raises(InventoryError, match=r"inv.yaml:10: node n: env.GF_A refers to \$\{env:GF_SECRET\}"):
-            use(private)
-
-
 def test_mistakes_of_the_user_are_told_before_any_node_is_contacted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,17 +135,6 @@ def test_mistakes_of_the_user_are_told_before_any_node_is_contacted(
 
 
 # --- facts that are kept ----------------------------------------------------------------------------------------------
-
-
-def test_nodes_are_asked_and_what_a_plan_needs_is_kept(tmp_path: Path) -> None:
-    text = f"nodes:\n  here: {{workdir: {tmp_path}/w}}\n  gone: {{transport: ssh, host: 127.0.0.1, port: 1}}\n"
-    inventory, heard = load(tmp_path, text), list[str]()
-    here, gone = check_nodes(inventory.nodes.values(), answered=lambda r: heard.append(r.node))
-    assert sorted(heard) == ["gone", "here"]
-    assert (here.usable, gone.state, gone.findings[0].about) == (True, "unusable", "ssh")
-    save_facts(tmp_path / "run", {r.node: r.facts for r in (here, gone)})
-    kept = load_facts(tmp_path / "run", inventory.nodes)
-    assert {name: (f.gfx, f.cu_num) for name, f in kept.items()} == {"here": (here.facts.gfx, here.facts.cu_num)}
 
 
 def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:

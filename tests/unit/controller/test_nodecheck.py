@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.facts import ARGV, load_facts, read_facts, save_facts, script
-from orchestrator.controller.node_check import COLUMNS, NodeReport, check_node, compare, unreachable
+from orchestrator.controller.node_check import COLUMNS, check_node, unreachable
 from orchestrator.inventory.model import Node
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
@@ -67,7 +67,7 @@ def test_two_gpus_as_the_script_sees_them(tmp_path: Path, shell: str, monkeypatc
     assert (done.code, done.err) == (0, b"")
     facts = read_facts(done)
     assert facts.complete
-    assert [facts.values[f"workdir{x}"] for x in ("", "_exists", "_writable")] == [f"{tmp_path}/x y", "no", "yes"]
+    assert [facts.values[f"workdir{x}"] for x in ("", "_writable")] == [f"{tmp_path}/x y", "yes"]
     first, second = facts.gpus
     assert (first.gfx, first.cu_num, first.partition) == ("gfx950", 256, "SPX/NPS1")
     assert (first.render, first.pci, first.numa, first.cpus) == ("renderD128", "0000:05:00.0", 0, "0-63,128-191")
@@ -81,14 +81,6 @@ def test_two_gpus_as_the_script_sees_them(tmp_path: Path, shell: str, monkeypatc
     unasked = read_facts(run(in_docker(), root, shell)).devices
     assert set(unasked) == {"/dev/kfd", "/dev/dri/renderD128", "/dev/dri/renderD136"}
     assert read_facts(run(in_docker(), tmp_path / "no gpu", shell)).devices == {}
-
-
-def test_a_host_without_gpus_is_named_as_probe_names_it(tmp_path: Path) -> None:
-    from worker.device import cpu_gfx, usable_cores
-
-    facts = read_facts(run(a_node(), tmp_path))
-    assert (facts.gfx, facts.cu_num) == (cpu_gfx(), usable_cores())
-    assert facts.values["python"].split(" ")[0].startswith("3.")
 
 
 def test_docker_and_containers_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,50 +171,31 @@ NVIDIA = {**NO_GPUS, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
     ("state", "node", "changes", "says"),
     [
         ("warning", DOCKER, {"clock": f"{NOW + 7200:.0f}"}, "its clock is 7200 s ahead of ours: set it"),
-        ("warning", DOCKER, {"clock": f"{NOW - 60:.0f}"}, "its clock is 60 s behind ours"),
         ("unusable", DOCKER, {"workdir_writable": "no"}, "/w may not be written by me: give another `workdir:`"),
         ("warning", DOCKER, {"workdir_free_kb": "2000000"}, "/w has 1953 MiB free: free some space"),
-        ("unusable", DOCKER, {"workdir_free_kb": "2000"}, "/w has 2 MiB free"),
-        ("unusable", DOCKER, {"workdir_free_inodes": "0"}, "/w has no inode free"),
         ("warning", DOCKER, {"workdir_fs": "nfs"}, "/w is on nfs"),
         ("unusable", DOCKER, {"lacks": "tar"}, "the node has no `tar`: install"),
-        ("ok", DOCKER, {"lacks": "flock"}, ""),
         ("unusable", HERE, {"lacks": "flock"}, "the node has no `flock`"),
         ("unusable", HERE, {"python": None}, "no Python was found: install Python 3.10 to 3.13"),
-        ("unusable", HERE, {"python": "3.8.1 /usr/bin/python3 False"}, "its Python is 3.8.1"),
-        ("unusable", HERE, {"python": "sh: 1: /x: not found"}, "no Python that runs: sh: 1: /x: not found"),
         ("unusable", HERE, {"aiter_root": "empty"}, "there is no AITER (aiter/jit/core.py) in"),
         ("unusable", DOCKER, {**NO_DOCKER, "docker.lacks": "docker"}, "there is no docker on"),
         ("unusable", DOCKER, {**NO_DOCKER, "docker.error": "permission denied while trying to connect"}, "docker.sock"),
-        ("unusable", DOCKER, {**NO_DOCKER, "docker.error": "sudo: a password is required"}, "the node's sudoers"),
-        ("unusable", DOCKER, {"docker.error": "Is the docker daemon running?"}, "start it (sudo"),
-        ("unusable", DOCKER, NO_DOCKER, "(no answer in time)"),
         ("warning", DOCKER, {"image": "missing"}, "the image is not there: it will be pulled"),
         ("unusable", in_docker(docker={"pull": "never"}), {"image": "missing"}, "pull is never: load it there"),
-        ("warning", DOCKER, {"image": "missing", "docker.free_kb": "1000000"}, "Docker's disk has 1 GiB free"),
         ("unusable", DOCKER, {"device./dev/kfd": "missing"}, "there is no /dev/kfd: load the GPU's driver"),
         ("unusable", DOCKER, NO_RENDER, "GPU 0 has no render node /dev/dri/renderD128: see why"),
         ("ok", in_docker(gpus=0), {**NO_RENDER, "device./dev/kfd": None}, ""),
-        ("unusable", given("/dev/kfd", "/dev/dri"), NO_RENDER, "there is no render node in /dev/dri"),
-        ("ok", given("/dev/kfd", "/dev/dri"), {}, ""),
         ("ok", given("/dev/kfd", "/dev/dri/renderD128:/dev/x"), {}, ""),
-        ("unusable", given("/dev/kfd"), {}, "of GPU 0 no /dev/kfd or no render node: they would see"),
         ("unusable", given("/dev/kfd", "/dev/dri/renderD129"), {}, "of GPU 0 no /dev/kfd or no render node"),
         ("unusable", in_docker(gpus=2), {}, "gpus: 2, but 1 were found: correct `gpus:`"),
         ("unusable", in_docker(gfx="gfx942", cu_num=304), {}, "its GPUs are gfx950, not gfx942: correct or drop"),
-        ("unusable", in_docker(gfx="gfx950", cu_num=304), {}, "a GPU has 256 compute units, not 304"),
         ("warning", DOCKER, {"gpu.1.gfx_target_version": "90402", "gpu.1.render": "renderD128"}, "its GPUs differ"),
         ("warning", DOCKER, {"gpu.0.ras.umc": "ue: 2 ce: 0"}, "GPU 0 has counted uncorrectable errors (umc 2)"),
-        ("ok", DOCKER, {"gpu.0.ras.umc": "ue: 0 ce: 9"}, ""),
-        ("warning", DOCKER, {"gpu.0.sensor.junction": "104000"}, "GPU 0 is at 104 C"),
         ("warning", DOCKER, {"gpu.0.gpu_busy_percent": "95"}, "GPU 0 is in use (busy 95 %, memory 0 %)"),
         ("warning", DOCKER, {"lock.stale": "old-run/n/claimed/0/lock"}, "run old-run left claimed work behind"),
         ("warning", DOCKER, {"lock.held": "other/n/gpu-0"}, "run other has workers that live"),
-        ("ok", DOCKER, {"lock.held": "mine/n/gpu-0"}, ""),
         ("ok", DOCKER, {**NVIDIA, "docker.gpus": "yes"}, ""),
         ("unusable", DOCKER, {**NVIDIA, "docker.gpus": "no"}, "install the NVIDIA Container Toolkit"),
-        ("warning", given(), NVIDIA, "docker.devices names no NVIDIA device"),
-        ("ok", given("/dev/nvidia0"), NVIDIA, ""),
     ],
 )  # fmt: skip
 def test_verdicts(state: str, node: Node, changes: dict[str, str | None], says: str) -> None:
@@ -235,15 +208,6 @@ def test_verdicts(state: str, node: Node, changes: dict[str, str | None], says: 
     assert all(f.way_out for f in problems)
 
 
-@pytest.mark.parametrize(
-    ("code", "out", "err"),
-    [(127, b"", b"sh: not found\n"), (0, b"check=1\nclock=1\n", b""), (-9, b"\xff\x00\n=", b"")],
-)
-def test_an_answer_that_is_cut_is_no_answer(code: int, out: bytes, err: bytes) -> None:
-    report = check_node(HERE, Completed(code, out, err), NOW)
-    assert (report.state, report.findings[0].about) == ("unusable", "check")
-
-
 def test_hostile_answers_are_cleaned_and_capped() -> None:
     evil = "\x1b]0;x\x07\x1b[31mred\u202e"
     lines = [f"user={evil}", "gpu.x.y=1", "gpu.0=1", "gpu..=", "container=a|b", "clock=" + "9" * 400]
@@ -253,20 +217,6 @@ def test_hostile_answers_are_cleaned_and_capped() -> None:
     assert (facts.containers, facts.number("clock"), len(facts.values["host"])) == ((), None, 600)
     assert len(facts.locks["stale"]) < 4000
     assert not facts.complete
-
-
-def test_nodes_are_compared() -> None:
-    def report(name: str, **changes: str | None) -> NodeReport:
-        return check_node(Node(name=name, engine="docker", image="i"), answer(changes), NOW)
-
-    odd, gone = report("c", image="sha256:fff 1 linux/amd64 "), unreachable(a_node(transport="ssh"), "no route")
-    reports = compare([report("a"), report("b"), odd, gone])
-    assert [r.state for r in reports] == ["ok", "ok", "warning", "unusable"]
-    assert "its image sha256:fff is not the sha256:abc of most nodes: name the image by digest" in str(
-        reports[2].problems()
-    )
-    x, y = compare([report("x"), report("y", **{"gpu.0.gfx_target_version": "90402"})])
-    assert (x.state, y.findings[-1].about) == ("ok", "gfx")
 
 
 def test_the_way_to_log_in_is_the_inventorys() -> None:
@@ -287,17 +237,11 @@ def test_a_false_root_of_aiter_as_the_script_sees_it(tmp_path: Path, shell: str)
     assert {x: read_facts(done).values["aiter_root"] for x, done in found.items()} == said
 
 
-@pytest.mark.parametrize(
-    ("volumes", "mount"),
-    [
-        (("/data:/data",), ""),
-        (("/srv:/opt:ro", '/srv/a,"b":/opt/aiter'), 'type=bind,"source=/srv/a,""b""",target=/opt/aiter,readonly'),
-        (("vol:/opt",), 'type=volume,"source=vol",target=/opt,readonly'),
-    ],
-)
-def test_a_root_of_aiter_is_looked_for_where_a_container_finds_it(volumes: tuple[str, ...], mount: str) -> None:
+def test_a_root_of_aiter_is_looked_for_where_a_container_finds_it() -> None:
+    volumes = ("/srv:/opt:ro", '/srv/a,"b":/opt/aiter')
     text = script(in_docker(aiter={"root": "/opt/aiter"}, docker={"volumes": volumes})).decode()
-    assert (f"--mount '{mount}'" in text) if mount else ("--mount" not in text)
+    mount = 'type=bind,"source=/srv/a,""b""",target=/opt/aiter,readonly'
+    assert f"--mount '{mount}'" in text
 
 
 def test_what_a_plan_keeps_holds_no_names(tmp_path: Path) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import loop
+from orchestrator.controller import loop, node_registry
 from orchestrator.controller.drive import drive
 from orchestrator.controller.exchange import NodeReports
 from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, NodeUp, Timeouts, read_frames
+from orchestrator.controller.node_registry import NodeRegistry
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.view.status import RunStatus
@@ -89,3 +90,23 @@ def test_turns_that_have_no_time_leave_their_messages_to_the_next(
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         assert (ledger.counts().tuned, reconcile(ledger)) == (24, [])
         assert ledger.query("SELECT * FROM offsets WHERE bad > 0") == []
+
+
+def test_nodes_are_given_up_when_their_time_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node that says nothing has longer than one that fails, and an image that is pulled costs no patience."""
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(node_registry, "time", SimpleNamespace(time=lambda: clock.now))
+    registry = NodeRegistry(Timeouts(starting=60.0, never_up=20.0, lost=90.0))
+    for node in ("quiet", "broken", "pulls", "was up"):
+        driver: Any = SimpleNamespace(node=node, start=lambda: None)
+        registry.start(driver)
+    registry.in_trouble("broken", "no image")
+    registry.arrived("was up", 1)
+    registry.in_trouble("was up", "the stream ended")
+    given_up = []
+    for _ in range(20):
+        clock.now += 10
+        registry.goes_on("pulls", "pulling: 1 of 20 GB")
+        given_up += [(node, clock.now - 1000) for node, _ in registry.give_up()]
+    assert given_up == [("broken", 30), ("quiet", 70), ("was up", 100)]
+    assert (registry.hopeless, registry.coming) == (False, {"pulls"})

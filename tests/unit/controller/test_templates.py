@@ -52,15 +52,6 @@ def check(*scripts: Path) -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"env": {}, "devices": {}, "slots": ("0",), "python": None}, {"python": HOSTILE}], ids=str
-)
-def test_rendered_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, changes: dict[str, object]) -> None:
-    found = scripts(tmp_path, plan(**changes))
-    assert {p.name for p in found} == {"launch.sh", "tune.sh", "follow.sh"}
-    check(*found)
-
-
 EIGHT = NodeFacts(
     {"end": "1", "machine": "x86_64", "cores": "256"},
     tuple(

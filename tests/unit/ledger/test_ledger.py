@@ -18,8 +18,9 @@ from orchestrator.controller.drive import report_faults
 from orchestrator.errors import LedgerError
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.ledger.writer import Ledger, row_values
+from orchestrator.paths import RunConfig
 from orchestrator.reasons import Reason
-from orchestrator.results.export import Request, provenance, write_profile
+from orchestrator.results.export import provenance, write_profile
 from tests.simulator.simulator import Simulator
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
 from tests.support.ledger_kit import A8W8, DEVICE, ROW, BadNotes, Run, ended, left_out, row, shapes, started, tuned
@@ -161,7 +162,7 @@ def test_a_result_with_candidates_left_out_settles_nothing_until_it_is_decided(r
     write_profile(run.ledger, tmp_path / "profile.csv")
     with open(tmp_path / "profile.csv") as f:
         assert [(r["M"], r["winner"], r["unconfirmed"]) for r in csv.DictReader(f)] == [("3", "1", "1")]
-    (unconfirmed,) = provenance(run.ledger, Request("r", 0.0))["unconfirmed"]
+    (unconfirmed,) = provenance(run.ledger, RunConfig("r", 0.0, [], "", "", "", "", "", ""))["unconfirmed"]
     assert unconfirmed["shape"] == {"M": 3, "N": 64, "K": 128}
     assert unconfirmed["withheld"][0]["elsewhere"] == "not tried"
 

@@ -14,9 +14,9 @@ from orchestrator import events as ev
 from orchestrator.cli.ending import add_winners
 from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
-from orchestrator.paths import RunPaths, find_run, list_runs
+from orchestrator.paths import RunConfig, RunPaths, find_run, list_runs
 from orchestrator.reasons import Reason
-from orchestrator.results.export import Request, RunFacts, candidates, export, provenance, winners
+from orchestrator.results.export import RunFacts, candidates, export, provenance, winners
 from orchestrator.results.recheck import gains
 from orchestrator.tables.kinds import read_records
 from orchestrator.tables.locate import open_sources
@@ -50,7 +50,8 @@ def run(tmp_path: Path) -> Iterator[Run]:
 
 def write(run: Run, folder: Path) -> RunPaths:
     paths, options = RunPaths(folder), {"env": {"TOKEN": "${env:TOKEN}"}}
-    export(run.ledger, paths, provenance(run.ledger, Request("r1", 0.0, ("tune", "s.csv"), options)))
+    config = RunConfig("r1", 0.0, ["tune", "s.csv"], "", "", "", "", "", "", options=options)
+    export(run.ledger, paths, provenance(run.ledger, config))
     return paths
 
 

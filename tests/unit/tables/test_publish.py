@@ -15,8 +15,8 @@ from orchestrator.cli.app import app
 from orchestrator.configs import aiter as merging
 from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
-from orchestrator.paths import RunPaths
-from orchestrator.results.export import Request, export, provenance
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.export import export, provenance
 from orchestrator.tables.checkout import run_verify
 from tests.support import config_tree
 from tests.support.aiterbuild import ASM, CK, CK2
@@ -71,8 +71,8 @@ def run(tmp_path: Path) -> Path:
                 row("shape_tuned", "g0001-1", shape, us=7.5, **kernel),
             )
         r.says(ended("g0001-1") | {"conditions": {"clock_mhz": 2400}})
-        argv = ("tune", "llm shapes.csv", "--tuner", "aiter", "-i", "fleet.yaml")
-        export(r.ledger, RunPaths(folder), provenance(r.ledger, Request(run="r1", created=0.0, argv=argv)))
+        argv = ["tune", "llm shapes.csv", "--tuner", "aiter", "-i", "fleet.yaml"]
+        export(r.ledger, RunPaths(folder), provenance(r.ledger, RunConfig("r1", 0.0, argv, "", "", "", "", "", "")))
     return folder
 
 

@@ -30,7 +30,7 @@ from orchestrator.ledger.reader import LedgerReader
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunConfig, RunPaths, create_run_folder
 from orchestrator.report.collector import Collector
-from orchestrator.results.export import Request, export, provenance
+from orchestrator.results.export import export, provenance
 from orchestrator.shapes.model import Shape
 from orchestrator.view.explain import explain
 from tests.paths import ROOT
@@ -97,7 +97,7 @@ def documents(paths: RunPaths, whats: list[str | None]) -> dict[str, Any]:
     with _utc():
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             export(ledger, paths, {})
-            proof = provenance(ledger, Request("", 0.0))
+            proof = provenance(ledger, RunConfig("", 0.0, [], "", "", "", "", "", ""))
         page = Collector(paths).document()
         page["origin"] = [s for s in page["origin"] if s["title"] not in ("Files of the run", "Made with")]
         found = {

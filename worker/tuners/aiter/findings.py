@@ -2,7 +2,7 @@
 
 `inspect(root)` answers for a checkout or an installed package. It imports nothing of AITER and needs no GPU. A file
 that cannot be read is a sentence in `problems`; the answers are then the careful ones. Flags are read here and nowhere
-else: `make test-aiter` compares them with the scripts' own parsers.
+else: `make test-aiter` runs real scripts with them.
 
 A workaround is applied only if its predicate holds on the files of that tree. It changes a scratch copy, and the record
 holds hashes of each file before and after. It is refused if it changes nothing.

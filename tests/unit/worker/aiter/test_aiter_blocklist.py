@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.support.health_kit import unfold
 from worker.protocol import BlocklistVerdict
 from worker.tuners.aiter import blocklist
 from worker.tuners.aiter.blocklist import (
@@ -16,12 +15,8 @@ from worker.tuners.aiter.blocklist import (
     Blocklist,
     BlocklistEntry,
     CandidateId,
-    LeftOut,
     SlotIdentity,
-    driver_version,
-    slot_identity,
 )
-from worker.tuners.base import Place
 
 HERE = SlotIdentity("0xabc", "sha256:1", "amdgpu 6.14")
 ELSEWHERE = replace(HERE, slot="other")
@@ -71,25 +66,3 @@ def test_words_of_the_controller(tmp_path: Path) -> None:
     assert used(tmp_path) == {FIRST, SECOND}, "it faulted again after it was taken back"
     made.note(replace(ENTRY, candidate=SECOND, t=NOW))
     assert used(tmp_path, ELSEWHERE) == {FIRST, SECOND}, "once confirmed, a new entry does not undo it"
-
-
-def test_what_the_record_and_the_row_say(tmp_path: Path) -> None:
-    left_out = LeftOut({SECOND: replace(ENTRY, candidate=SECOND)}).and_(ENTRY, "folder")
-    before, now = left_out.withheld(SECOND), left_out.withheld(FIRST)
-    assert before is not None
-    assert now is not None
-    assert (before["source"], now["source"], now["candidate"]) == ("blocklist", "attempt", ["4", "0", ""])
-    assert left_out.why(SECOND) == "left out: fault on this slot with this image before (Memory access fault)"
-    assert left_out.why(FIRST).startswith("fault: Memory access fault; to see it again: folder")
-
-
-def test_where_a_slot_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GEMMFLEET_HEALTH_ROOT", str(tmp_path))
-    assert slot_identity(Place(None, "n1", "3"), "sha256:1").slot == "n1/3", "no GPU has an id here"
-    unfold("mi355x", tmp_path)
-    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "0")
-    assert "/" not in slot_identity(Place(None, "n1", "0"), "sha256:1").slot
-    assert driver_version(tmp_path).startswith("amdgpu of Linux ")
-    (tmp_path / "sys/module/amdgpu").mkdir(parents=True, exist_ok=True)
-    (tmp_path / "sys/module/amdgpu/version").write_text("6.14.5\n")
-    assert driver_version(tmp_path) == "amdgpu 6.14.5"

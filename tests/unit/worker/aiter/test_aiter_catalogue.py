@@ -67,22 +67,6 @@ def test_the_cause_wins_over_what_follows_from_it(text: str, code: int | None, n
     assert (found.issue.name if found else "") == name
 
 
-@pytest.mark.parametrize(
-    ("line", "name"),
-    [
-        # a wrapper that would start the tuner again 30 times, and exit with 0
-        ("!Process killed by signal 6, retrying (1/30)", "process_died"),
-        ("!Error when run GemmTuner process exitcode is  134", "process_died"),
-        ("[aiter] processed 2 batches of 4, Processing Status ====> 50.0% tuned", ""),
-        ("run gpu func warning: info:((256, 1, 2, 3), 2, 0, '')\t boom", ""),
-        ("[aiter] start build [module_x] under /j", ""),
-    ],
-)
-def test_a_process_is_ended_at_lines_after_which_it_cannot_go_on(line: str, name: str) -> None:
-    issue = ends_process(line)
-    assert (issue.name if issue else "") == name
-
-
 def test_colours_and_control_characters_do_not_hide_a_fault_nor_get_through() -> None:
     found = diagnose("\x1b[31mMemory access fault by GPU node-1\x1b[0m on address 0x1f\x07\x1b]0;title\x07", None)
     assert found is not None

@@ -1,8 +1,7 @@
-"""Parts of the tuner aiter by themselves: locks, modules, the shim, parked shapes, the node's cache."""
+"""Parts of the tuner aiter by themselves: locks, the shim, ends of processes, the node's cache."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import subprocess
@@ -17,14 +16,13 @@ from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions
 from tests.support.aiterbuild import CK2, tree
 from tests.waiting import wait_until
-from worker.agent.attempt import MessageCheck
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at
 from worker.process import Child, OutputLog
-from worker.protocol import NodeConfig, ProtocolError, Spec, SpecShape, TableKernel
+from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
 from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut, SlotIdentity, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
-from worker.tuners.aiter.session import ModuleStore, clear_stale_locks, link_shipped_modules
+from worker.tuners.aiter.session import clear_stale_locks
 
 MP_TUNER = """
 def worker(gpu_id, info, func, args, kwargs, ref=None):
@@ -46,38 +44,6 @@ def test_a_lock_is_cleared_only_when_nobody_holds_it(tmp_path: Path) -> None:
     with open(build / "lock_open"):
         assert len(clear_stale_locks([tmp_path, tmp_path / "nothing"])) == 2
     assert [p.name for p in build.rglob("*") if p.is_file()] == ["lock_open"]
-
-
-def test_built_modules_are_published_and_copied_never_shared(tmp_path: Path) -> None:
-    package, slot, other = tmp_path / "aiter", tmp_path / "slot", tmp_path / "other"
-    (package / "jit").mkdir(parents=True)
-    (package / "jit/module_core.so").write_text("core")
-    link_shipped_modules(slot, package)
-    link_shipped_modules(other, package)
-    (slot / "module_a.so").write_text("a")
-    (slot / "build/module_a").mkdir(parents=True)
-    (slot / "build/module_a/big.o").write_text("object")
-    store = ModuleStore(tmp_path / "cache", "key")
-    assert not store.is_warm("a8w8")
-    store.publish(slot, "a8w8")
-    assert store.is_warm("a8w8")
-    store.copy_to(other)
-    assert (other / "module_a.so").read_text() == "a"
-    assert not (other / "module_a.so").samefile(store.modules / "module_a.so")
-    assert not (other / "build").exists()
-    (other / "module_core.so").unlink()  # what a builder does before it writes its own
-    (other / "module_core.so").write_text("rebuilt")
-    assert (package / "jit/module_core.so").read_text() == "core"
-
-
-def test_one_slot_builds_and_the_others_wait(tmp_path: Path) -> None:
-    store = ModuleStore(tmp_path, "key")
-    store.root.mkdir(parents=True)
-    holder = os.open(store.root / "building", os.O_RDWR | os.O_CREAT)
-    fcntl.flock(holder, fcntl.LOCK_EX)
-    beats = iter((lambda: None, lambda: os.close(holder)))  # the second: as when its process dies
-    with store.building(lambda: next(beats)()):
-        assert next(beats, None) is None
 
 
 # --- the shim -------------------------------------------------------------------------------------------------------
@@ -143,20 +109,6 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
 
 
 # --- what the worker has for it -------------------------------------------------------------------------------------
-
-
-def test_a_parked_shape_waits_for_its_verdict_without_blame() -> None:
-    course = MessageCheck(Spec("a", "r", 1, shapes=(SpecShape(1, {"M": 1}), SpecShape(2, {"M": 2}))))
-    course.take({"type": "shape_started", "shape": 1}, 0.0)
-    assert course.take({"type": "shape_parked", "shape": 1}, 0.0) is None
-    assert [course.in_flight] == [None]
-    course.take({"type": "shape_started", "shape": 2}, 0.0)
-    made = course.take({"type": "shape_tuned", "shape": 1, "row": {"us": 1.0}}, 0.0)
-    assert made is not None
-    assert course.in_flight == 2
-    for kind in ("shape_parked", "row"):
-        with pytest.raises(ProtocolError):
-            course.take({"type": kind, "shape": 1, "row": {"us": 1.0}}, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.standins.aiter import change, make_tree
+from tests.standins.aiter import make_tree
 from tests.support.workernode import REPO, interpreters
 from worker.aiter_tree import locate
 from worker.aiter_tree.locate import NotATreeError, find_trees, imported_package, pick, tree_at
@@ -20,7 +20,6 @@ A4W4 = "a4w4_blockscale"
 SCRIPT = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
 LIST = "hsa/gfx950/f4gemm/f4gemm_bf16_per1x32Fp4.csv"
 CORE, QUANTISER = "aiter/jit/core.py", "aiter/utility/fp4_utils.py"
-UNTRIMMED, UNSOUND = ("[:scaleN_valid]", "[:]"), ("16 * scaleN_pad", "16 * scaleN")
 
 
 def make(folder: Path) -> Path:
@@ -43,21 +42,6 @@ def test_a_tree_of_today(tmp_path: Path) -> None:
     assert told["workarounds"]["tile_column_case"]["evidence"][0] == (
         f"{LIST}:1: tile_M,tile_N,splitK,bpreshuffle,knl_name,co_name"
     )
-
-
-@pytest.mark.parametrize(
-    ("changes", "merges", "promised"),
-    [
-        ([UNSOUND], True, False),  # 2026-03-18 to v0.1.13: trims, and lays out wrongly
-        ([UNSOUND, UNTRIMMED], True, True),  # 2025-11 to 2026-03
-        ([UNSOUND, UNTRIMMED], False, False),  # older
-    ],
-)
-def test_two_windows_are_promised(tmp_path: Path, changes: list[tuple[str, str]], merges: bool, promised: bool) -> None:
-    root = make(tmp_path / "x")
-    change(root / QUANTISER, *changes)
-    change(root / CORE, *([] if merges else [("model_configs", "configs")]))
-    assert inspect(root).promised == promised
 
 
 def test_what_cannot_be_read_is_said_and_judged_with_care(tmp_path: Path) -> None:

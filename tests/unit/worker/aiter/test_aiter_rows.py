@@ -89,14 +89,6 @@ def test_the_shape_of_a_record(key: str, shape: int | None) -> None:
     assert keys.of_values(tuple(key.split())) == shape
 
 
-def test_a_key_without_cu_num_is_no_other_shape_s() -> None:
-    """Behind gfx alone: what follows M may be the M of another shape."""
-    keys = ShapeKeys(("B", "M", "N", "K"), {1: dict(zip("BMNK", (16, 2, 1024, 4096), strict=True)),
-                                            2: dict(zip("BMNK", (2, 1024, 4096, 128), strict=True))})  # fmt: skip
-    assert keys.of_values(("gfx950", "16", "2", "1024", "4096")) == 1
-    assert keys.of_values(("gfx950", "2", "1024", "4096", "128")) == 2
-
-
 def of_record(family: str, names: KernelNames, *ident: str, us: float = 2.0) -> Row:
     candidate = CandidateId(("gfx950", "256", "16", "512", "512"), ident)
     return step_row(FAMILIES[family], JournalStep("end", 0, candidate, 1, us, 0.05), 0.1, names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.standins.aiter import change, make_tree
 from worker.aiter_tree.locate import ScratchTree
 from worker.families import FAMILIES
-from worker.tuners.aiter.findings import WORKAROUNDS, WorkaroundRefusedError, inspect, needed, prepare
+from worker.tuners.aiter.findings import inspect, needed, prepare
 
 A4W4 = FAMILIES["a4w4_blockscale"]
 SCRIPT = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py"
@@ -56,18 +55,6 @@ def test_needed_and_applied(tmp_path: Path, name: str, changed: tuple[str, str, 
     assert state(root) == before
 
 
-def test_a_link_made_by_hand_for_one_family_is_not_enough(tmp_path: Path) -> None:
-    root = make(tmp_path / "real", PLAIN_CORE)
-    (root / "hsa/f4gemm").symlink_to("gfx950/f4gemm")
-    assert inspect(root).workarounds["asm_dir_symlink"].verdict == "harmless"
-    (root / "hsa/gfx950/i8gemm").mkdir()
-    (root / "hsa/gfx950/i8gemm/list.csv").write_text("tile_m\n")
-    scratch, applied = prepare(inspect(root), ["asm_dir_symlink"], tmp_path / "scratch")
-    assert [f["file"] for a in applied for f in a["files"]] == ["hsa/i8gemm"]
-    assert (scratch.folder / "hsa/i8gemm/list.csv").is_file()
-    assert (scratch.folder / "hsa/f4gemm/f4gemm_bf16_per1x32Fp4.csv").is_file()
-
-
 def test_two_in_one_file(tmp_path: Path) -> None:
     found = inspect(make(tmp_path / "real", OLD_NAMES, UNTRIMMED))
     names = needed(found, A4W4, [EVEN, ODD])
@@ -79,14 +66,6 @@ def test_two_in_one_file(tmp_path: Path) -> None:
     text = scratch.tree.scripts[A4W4.name].read_text()
     assert "['tile_M', \"tile_N\", " in text
     assert "x_f32 = x_f32 * x_scales_f32[..., : x_f32.shape[-1]]" in text
-
-
-def test_one_that_mends_nothing_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = inspect(make(tmp_path / "real", UNTRIMMED))
-    script = (found.tree.root / SCRIPT).read_bytes()
-    monkeypatch.setitem(WORKAROUNDS, "k_trim", replace(WORKAROUNDS["k_trim"], fix=lambda *_: [(SCRIPT, script)]))
-    with pytest.raises(WorkaroundRefusedError, match="mended nothing"):
-        prepare(found, ["k_trim"], tmp_path / "scratch")
 
 
 def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:

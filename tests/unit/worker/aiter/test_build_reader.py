@@ -68,34 +68,6 @@ def test_where_a_shape_is_compiled_the_number_counts(tmp_path: Path) -> None:
     assert "stops" not in answer(build, A4W4, kernelName="a4w4_blockscale_9x9_v3", kernelId="0").why
 
 
-OPUS_LIST = """
-class Instance:
-    def __init__(self, name):
-        self.name = "opus_bmm_a8w8_mxscale_" + name
-
-a8w8_mxscale_bmm_kernel_lists = ({32: Instance("32")}, {158: Instance("256_preload")})
-a16w16_kernels_list = {32: Instance("999")}
-"""
-
-
-def test_a_list_that_is_compiled_as_a_whole_is_called_by_number(tmp_path: Path) -> None:
-    """opus numbers its batched products by themselves: 32 is another kernel of bf16."""
-    root = tree(tmp_path)
-    operator = "def _batched_gemm_a8w8_mxscale_impl(libtype):\n    return libtype != 'opus'\n"
-    files = {"csrc/opus_gemm/opus_gemm_common.py": OPUS_LIST, "aiter/ops/batched_gemm_op_a8w8.py": operator}
-    files["aiter/ops/opus/__init__.py"] = ""
-    for name, content in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
-    build = Build(root)
-    for number, name, why in (
-        ("32", "32", ""), ("158", "256_preload", ""), ("7", "32", "kernelId 7 here: none"),
-        ("32", "999", "AITER calls the kernel of kernelId 32 here: opus_bmm_a8w8_mxscale_32"),
-    ):  # fmt: skip
-        found = answer(build, BMM, B="2", libtype="opus", kernelId=number, kernelName=f"opus_bmm_a8w8_mxscale_{name}")
-        assert (found.standing, why in found.why) == ("cannot" if why else "loads", True)
-
-
 @pytest.mark.parametrize("data", [b"\0" + CK2.encode() + b"\0", b"_Z%d" % len(CK2) + CK2.encode() + b"IN2ck", b"\0x\0"])
 def test_names_in_built_modules_are_what_is_built(tmp_path: Path, data: bytes) -> None:
     """A module without any name (stripped) says nothing; then the table does."""
@@ -103,13 +75,6 @@ def test_names_in_built_modules_are_what_is_built(tmp_path: Path, data: bytes) -
     named = CK2.encode() in data
     assert answer(build, A4W4, kernelName=CK2).standing == ("loads" if named else "rebuild")
     assert answer(build, A4W4, kernelName=CK).standing == ("rebuild" if named else "loads")
-
-
-def test_code_objects_that_are_missing(tmp_path: Path) -> None:
-    root = tree(tmp_path, asm=(ASM, ASM + "2"))
-    (root / "hsa" / "gfx950" / "f4gemm" / f"{ASM}.co").touch()
-    build = Build(root)
-    assert [answer(build, A4W4, kernelName=n).standing for n in (ASM, ASM + "2")] == ["loads", "cannot"]
 
 
 @pytest.mark.parametrize(
