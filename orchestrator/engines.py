@@ -126,7 +126,6 @@ class EngineSpec:
     """(node) -> environment of the workers beyond the node's `env:`, references and all."""
     isolates: Callable[[Any], bool] = lambda node: False
     """(node) -> whether a worker sees its slot's GPU alone, under the number 0."""
-
     enter: Callable[[Any], str] | None = None
     """(node) -> shell words before a command that run it in the node's `image:`, where no containers are started by us;
     the shell variable `mounts` holds the folders that it must see, `A:A,B:B`."""
@@ -138,14 +137,9 @@ class EngineSpec:
 
 
 _ENGINES = Registry(
-    "engine",
-    EngineSpec,
-    "orchestrator.engine",
-    Path(__file__).parent / "engine",
-    GROUP,
-    ("docker-containers",),
+    "engine", EngineSpec, "orchestrator.engine", Path(__file__).parent / "engine", GROUP, ("docker-containers",),
     EngineNotFoundError,
-)
+)  # fmt: skip
 
 
 @cache

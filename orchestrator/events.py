@@ -110,14 +110,10 @@ class NodeJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeTroubled(Event):
-    """The node broke off, does not answer or cannot be prepared, and is tried again.
-
-    `since`: time of its last message, or of its first trouble (epoch seconds).
-    """
+    """The node broke off, does not answer or cannot be prepared, and is tried again."""
 
     node: str
     detail: str
-    since: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,8 +181,6 @@ class NodeDriver:
         """(session that it is meant for, or None for any; what to do)."""
         self._close_channel: Callable[[], None] = lambda: None
         self._heard = time.monotonic()
-        self._spoke = 0.0
-        """Time of its last message, epoch seconds."""
         self._silence = ""
         self._timeouts = timeouts or Timeouts()
         self._patience_s = self._timeouts.first_word
@@ -354,7 +352,7 @@ class NodeDriver:
         try:
             up, waits = False, ""
             for frame in read_frames(channel.read):
-                self._heard, self._spoke = math.inf, time.time()  # while the loop is behind, the silence is ours
+                self._heard = math.inf  # while the loop is behind, the silence is ours
                 if isinstance(frame, Beat) and (broken := _results_broken(frame)):
                     # its results are not read any more: without this the node would count as working for ever
                     raise ProtocolError(f"{self.node}: {broken}")
@@ -385,7 +383,7 @@ class NodeDriver:
         return why
 
     def _trouble(self, detail: str) -> None:
-        self._post(NodeTroubled(self.node, detail, self._spoke or time.time()))
+        self._post(NodeTroubled(self.node, detail))
 
     # --- writer ---------------------------------------------------------------------------------------------------
 

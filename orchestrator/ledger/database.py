@@ -24,7 +24,7 @@ from worker.protocol import FIELDS
 
 APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
-VERSION = 7
+VERSION = 8
 """Version of the tables (`PRAGMA user_version`). gemmfleet 0.2 wrote 5."""
 
 

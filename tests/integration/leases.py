@@ -8,7 +8,6 @@ import subprocess
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from typing import Any
 
 from orchestrator.events import FailShape, LeaseEnded, NodeExpected, ShapeTuned
 from tests.integration.kit import Bench
@@ -38,16 +37,11 @@ class LeaseBench(ABC):
 
     # --- a run --------------------------------------------------------------------------------------------------------
 
-    def at_work(
-        self, groups: int = 6, after: int = 2, *held: dict[str, Any], tuned: int | None = None
-    ) -> subprocess.Popen[str]:
-        """A run with a shape a group, of which `tuned` (by default `after`) are tuned. Those after the first `after`
-        wait, for `held` or for `over`."""
-        self.bench.shapes(groups)
-        waiting = [*held, self.bench.held(after)]
-        run = self.bench.start("tune", *self.bench.tune_args(waiting))
-        tuned = after if tuned is None else tuned
-        wait_until(lambda: self.bench.tuned() >= tuned or run.poll() is not None, f"{tuned} shapes are tuned")
+    def at_work(self) -> subprocess.Popen[str]:
+        """A run of six groups with a shape each, of which two are tuned. The others wait for `over`."""
+        self.bench.shapes(groups=6)
+        run = self.bench.start("tune", *self.bench.tune_args([self.bench.held(2)]))
+        wait_until(lambda: self.bench.tuned() >= 2 or run.poll() is not None, "two shapes are tuned")
         assert run.poll() is None, self.printed(run)
         return run
 

@@ -78,19 +78,18 @@ class Sshd:
     address: str
     folder: Path
     authorized: Path
-    key_types: Sequence[str]
     options: Sequence[str]
     port: int
 
     def __post_init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         self.folder.mkdir(parents=True)
-        keys = [keygen(self.folder / f"host_{kind}", kind) for kind in self.key_types]
+        key = keygen(self.folder / "host_key")
         lines = [
             *self.options,
             f"SetEnv {NO_BASHRC} {LOCKS_ENV}={self.folder}/locks",
             f"ListenAddress {self.address}:{self.port}",
-            *(f"HostKey {key}" for key in keys),
+            f"HostKey {key}",
             f"AuthorizedKeysFile {self.authorized}",
             "PidFile none",
             "StrictModes no",
@@ -110,9 +109,9 @@ class Sshd:
     def known_name(self) -> str:
         return f"[{self.address}]:{self.port}"
 
-    def known_line(self, kind: str = "") -> str:
+    def known_line(self) -> str:
         """Its line of a known_hosts file."""
-        return f"{self.known_name} {public(self.folder / f'host_{kind or self.key_types[0]}')}\n"
+        return f"{self.known_name} {public(self.folder / 'host_key')}\n"
 
     @property
     def log(self) -> str:
@@ -195,11 +194,11 @@ class LightFleet:
         if os.getuid() == 0:
             Path("/run/sshd").mkdir(exist_ok=True)
 
-    def add(self, *options: str, key_types: Sequence[str] = ("ed25519",), wait: bool = True) -> Sshd:
+    def add(self, *options: str, wait: bool = True) -> Sshd:
         """One more node, on an address of its own, whose key is known; `options` are lines for its sshd_config."""
         n = len(self.nodes) + 1
         name, address = f"n{n:03d}", f"127.0.{10 + n // 250}.{n % 250 + 1}"
-        node = Sshd(name, address, self.folder / name, self.authorized, key_types, options, self._port(address))
+        node = Sshd(name, address, self.folder / name, self.authorized, options, self._port(address))
         self.nodes.append(node)
         with self.known_hosts.open("a") as f:
             f.write(node.known_line())

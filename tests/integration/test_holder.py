@@ -1,16 +1,13 @@
-"""The holder of a lease, run by hand: workers are its children, and rows outlive it."""
+"""The holder of a lease, run by hand: it ends by itself, and rows outlive it."""
 
 from __future__ import annotations
 
-import base64
 import contextlib
-import io
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +16,7 @@ import pytest
 
 from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
-from orchestrator.errors import EngineError
-from orchestrator.leases.base import BEGIN, END, folder_word, holder_script, leftovers_in, prelude
+from orchestrator.leases.base import folder_word, holder_script, leftovers_in, prelude
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.local import LocalTransport
 from tests.support.processes import Here
@@ -81,47 +77,6 @@ def hold(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hold]:
         yield lambda **kw: stack.enter_context(contextlib.closing(Held(tmp_path, request.param, **kw)))
 
 
-def parents(pid: int) -> Iterator[int]:
-    while pid > 1:
-        yield pid
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def test_workers_are_children_of_the_holder_and_end_with_it(tmp_path: Path, hold: Hold) -> None:
-    secret = "s3cret-of-the-lease"
-    held = hold()
-    assert held.states() == {"0": "absent", "1": "absent"}
-    held.engine.start(env={"TOKEN": secret})
-    assert held.states() == {"0": "running", "1": "running"}
-    pids = [held.worker(slot) for slot in ("0", "1")]
-    for pid in pids:
-        assert held.process.pid in parents(pid)
-        assert f"TOKEN={secret}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    held.engine.start(env={"TOKEN": "another"})
-    assert [held.worker(slot) for slot in ("0", "1")] == pids, "what runs is left alone"
-    # neither in a file nor on a command line
-    assert not [p for p in tmp_path.rglob("*") if p.is_file() and secret.encode() in p.read_bytes()]
-    lines = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
-    assert not [line for line in lines if secret.encode() in line]
-    held.engine.stop()
-    wait_until(lambda: held.states()["1"] == "ended", "it ended")
-    held.engine.start(["1"])
-    assert held.states() == {"0": "ended", "1": "running"}, "one that ended is started again"
-    pids.append(held.worker("1"))
-    held.transport.close()
-    held.process.terminate()
-    assert held.process.wait() == 143
-    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    assert not held.folder.exists()
-    data = leftovers_in(held.out.read_bytes())
-    assert data is not None
-    with tarfile.open(fileobj=io.BytesIO(data)) as tar:
-        assert "r1/n1/events/0.jsonl" in tar.getnames()
-        events = tar.extractfile("r1/n1/events/1.jsonl")
-        assert events is not None
-        assert b'"worker_stopped"' in events.read().splitlines()[-1]
-
-
 def test_it_ends_by_itself_once_nothing_runs_and_nobody_is_connected(tmp_path: Path, hold: Hold) -> None:
     held = hold(idle_s=20, results=str(tmp_path / "kept"))
     held.engine.start()
@@ -155,14 +110,6 @@ def test_rows_that_nobody_could_read_keep_the_lease_until_its_time_is_up(hold: H
     assert (held.folder / "r1/n1/events/0.jsonl").stat().st_size
 
 
-def test_a_folder_whose_holder_has_ended_starts_nothing(hold: Hold) -> None:
-    held = hold()
-    held.process.kill()
-    held.process.wait()
-    with pytest.raises(EngineError, match="the holder of this lease does not answer"):
-        held.engine.start()
-
-
 @pytest.mark.parametrize("workdir", ["", "~/a b", "/scratch/$(touch hacked)'"])
 def test_the_script_and_the_way_into_it_pass_the_shell_and_shellcheck(tmp_path: Path, workdir: str) -> None:
     script, way = tmp_path / "lease.sh", tmp_path / "way.sh"
@@ -178,17 +125,3 @@ def test_the_script_and_the_way_into_it_pass_the_shell_and_shellcheck(tmp_path: 
     if shutil.which("shellcheck"):
         done = subprocess.run(["shellcheck", "-S", "warning", script, way], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout
-
-
-def test_the_last_whole_archive_of_an_output_is_found() -> None:
-    def block(data: bytes, end: str = END) -> bytes:
-        return f"{BEGIN}\n".encode() + base64.encodebytes(data) + f"{end}\n".encode()
-
-    for out, found in (
-        (b"", None),
-        (b"words\n" + block(b"x" * 200), b"x" * 200),
-        (block(b"first") + block(b"second") + b"words", b"second"),
-        (block(b"cut off", ""), None),
-        (f"{BEGIN}\n?\n{END}\n".encode(), None),
-    ):
-        assert leftovers_in(out) == found

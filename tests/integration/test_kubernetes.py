@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from orchestrator.engines import OK, UNUSABLE, WARNING
-from orchestrator.errors import HostKeyError, InputError, TransportError, UnreachableError
+from orchestrator.errors import HostKeyError, TransportError, UnreachableError
 from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
 from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource, PodRequest
 from orchestrator.transport import pod
-from orchestrator.transport.pod import PodOpener, connect
+from orchestrator.transport.pod import PodOpener
 from tests.support.kube import NAMESPACE, Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -180,9 +180,3 @@ def test_what_the_user_may_not_do_and_what_cannot_be_is_named(make: Make, cluste
         finding = bad.check()[-1]
         assert (finding.level, finding.about) == (UNUSABLE, about)
         assert words in str(finding)
-
-
-def test_a_context_that_is_not_there_is_named(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
-    with pytest.raises(InputError, match=r"cannot be used \(.*lad.*`context:`"):
-        connect("lad")

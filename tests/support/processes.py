@@ -30,13 +30,9 @@ def kill_in(folder: Path) -> None:
 class Here:
     """Opener of commands on this machine, for an ExecTransport."""
 
-    def __init__(self) -> None:
-        self.started: list[ProcessChannel] = []
-
     def connect(self) -> None: ...
 
     def close(self) -> None: ...
 
     def start(self, command: str, deadline: float) -> ProcessChannel:
-        self.started.append(ProcessChannel("n1", ["sh", "-c", command]))
-        return self.started[-1]
+        return ProcessChannel("n1", ["sh", "-c", command])

@@ -44,12 +44,7 @@ class HeavyFleet:
         return f"{self._subnet}.1"
 
     def start(
-        self,
-        n: int = 3,
-        users: Sequence[str] = ("root", "tuner"),
-        *,
-        torch: bool = False,
-        say: Say = quiet,
+        self, n: int = 3, users: Sequence[str] = ("root", "tuner"), *, torch: bool = False, say: Say = quiet
     ) -> list[HeavyNode]:
         """Bring up n nodes; users are given out in turn.
 

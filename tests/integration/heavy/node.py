@@ -47,14 +47,14 @@ class HeavyNode:
     # --- looking ----------------------------------------------------------------------------------------------------
 
     def exec(
-        self, argv: Sequence[str], *, user: str = "root", stdin: bytes | None = None, timeout: float = PATIENCE_S
+        self, argv: Sequence[str], *, user: str = "root", stdin: bytes | None = None
     ) -> subprocess.CompletedProcess[bytes]:
         """Run a command on the node, not over SSH."""
-        return self.outer.run(["exec", "-i", "-u", user, self.container, *argv], stdin=stdin, timeout=timeout)
+        return self.outer.run(["exec", "-i", "-u", user, self.container, *argv], stdin=stdin)
 
-    def sh(self, script: str, *, user: str = "root", timeout: float = PATIENCE_S) -> str:
+    def sh(self, script: str, *, user: str = "root") -> str:
         """The output of a shell script on the node; HeavyError where it fails."""
-        done = self.exec(["sh", "-c", script], user=user, timeout=timeout)
+        done = self.exec(["sh", "-c", script], user=user)
         if done.returncode != 0:
             raise HeavyError(f"{self.name}: {script!r} ended with code {done.returncode}: {done.stderr.decode()}")
         return done.stdout.decode().strip()
@@ -64,22 +64,22 @@ class HeavyNode:
         flags = " ".join(f"--filter {shlex.quote(f)}" for f in filters)
         return self.sh(f"docker ps -a --format '{{{{.Names}}}}' {flags}").split()
 
-    def wait_ready(self, seconds: float = PATIENCE_S) -> None:
+    def wait_ready(self) -> None:
         """Until sshd and dockerd answer and the images are loaded."""
-        until = time.monotonic() + seconds
+        until = time.monotonic() + PATIENCE_S
         while (asked := self.exec(["test", "-e", "/run/node-ready"])).returncode != 0:
             if b"No such container" in asked.stderr:
                 raise HeavyError(f"{self.name} is gone")
             if time.monotonic() > until:
                 log = self.outer.run(["exec", self.container, "tail", "-n", "20", "/var/log/dockerd.log"])
-                raise HeavyError(f"{self.name} is not ready after {seconds:g} s: {log.stdout.decode()}")
+                raise HeavyError(f"{self.name} is not ready after {PATIENCE_S:g} s: {log.stdout.decode()}")
             time.sleep(0.05)
 
     # --- the whole node ---------------------------------------------------------------------------------------------
 
-    def remove_containers(self, *filters: str) -> None:
+    def remove_containers(self, found_by: str) -> None:
         """Remove containers by force, until none is left: one that is being removed is an error for docker rm."""
-        found = f"docker ps -aq {' '.join(f'--filter {shlex.quote(f)}' for f in filters)}"
+        found = f"docker ps -aq --filter {shlex.quote(found_by)}"
         self.sh(f'while [ -n "$({found})" ]; do {found} | xargs -r docker rm -f >/dev/null 2>&1 || sleep 0.2; done')
 
     def repair(self) -> None:
@@ -130,9 +130,9 @@ class HeavyNode:
     def unstall_dockerd(self) -> None:
         self.sh('kill -CONT "$(cat /run/node-dockerd)"')
 
-    def kill_worker(self, container: str, signal: str = "KILL") -> None:
+    def kill_worker(self, container: str) -> None:
         """Kill the first process of a container from outside, which Docker sees as its death."""
-        self.sh(f"kill -{signal} \"$(docker inspect -f '{{{{.State.Pid}}}}' {shlex.quote(container)})\"")
+        self.sh(f"kill -KILL \"$(docker inspect -f '{{{{.State.Pid}}}}' {shlex.quote(container)})\"")
 
 
 def write_sshd_config(folder: Path, options: Sequence[str]) -> None:

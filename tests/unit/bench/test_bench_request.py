@@ -17,7 +17,7 @@ from orchestrator.inventory.load import load_inventory
 from orchestrator.results.bench import redacted
 from tests.support.config_tree import tree, values
 from worker.families import BATCHED
-from worker.protocol.bench import Options, Side, backends, lodge
+from worker.protocol.bench import Options, Side, backends
 from worker.triton_configs.resolve import CONFIGS
 
 NAME = "gfx950-BATCHED_GEMM-A16W16"
@@ -74,18 +74,13 @@ def test_switches_follow_the_interpreter_or_image_and_reach_the_workers(tmp_path
     ("envs", "sets", "says"),
     [
         (["tot=/p,X=1,2"], [], "'2' is not VAR=VALUE (a value holds no comma)"),
-        (["tot=/p,X=\x1b[1m"], [], "is not VAR=VALUE"),
-        (["tot=/p,X=1,X=2"], [], "X is there twice"),
         (["tot=/p,HIP_VISIBLE_DEVICES=3"], [], "HIP_VISIBLE_DEVICES is set by gemmfleet itself"),
         (["tot="], [], "--env 'tot=' is not NAME=/path/to/python"),
-        ([], ["a"], "--config-set 'a' is not NAME=DIR"),
         ([], ["a="], "--config-set a=: names no folder"),
-        ([], ["a={t}", "a={t}"], "two sets have the name a"),
         ([], ["today={t}"], "today is the node's own set here"),
         ([], ["a={t}/none"], "none: holds neither GEMM configs of AITER (aiter/ops/triton/configs"),
         ([], ["a={t}/bad"], "gfx950-X.json:1:2: no JSON"),
         (["a=/p", "b=/q"], ["a={t}"], "at most one --env"),
-        (["a=image:1"], ["a={t}"], "at most one --env, an interpreter"),
     ],
 )
 def test_bad_sides_are_one_clear_line(tmp_path: Path, envs: list[str], sets: list[str], says: str) -> None:
@@ -114,9 +109,5 @@ def test_a_tree_gives_its_gemm_configs_and_one_set_is_compared_with_todays(tmp_p
     assert [(s.name, s.python, dict(s.variables), s.configs) for s in Options.parse(options).sides] == [
         ("today", "/t/python", {"X": "1"}, ""), ("new", "/t/python", {"X": "1"}, found["new"]),
     ]  # fmt: skip
-    lodged, texts = lodge(options)
-    assert list(texts.values()) == [found["new"]]
-    assert redacted(lodged) == lodged
-    assert redacted(options)["sides"][1]["configs"].startswith("sha256 ")
     with pytest.raises(InputError, match="torch, aiter reads no such configs"):
         request.options(asked, ["torch,aiter-triton,aiter"])

@@ -8,21 +8,17 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions, engine_error
-from orchestrator.engine.docker_containers import Docker, DockerEngine, worker_state
-from orchestrator.engines import WorkerState
+from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
 from orchestrator.transport.local import LocalTransport
-from tests.waiting import PATIENCE_S
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
 PLAIN = DockerOptions("rocm/image:1")
@@ -64,10 +60,10 @@ def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOp
 
 
 def run_argv(
-    folder: Path, options: DockerOptions, slot: str, amd: Sequence[int] = (), *, gpus: bool = True, nvidia: bool = True
+    folder: Path, options: DockerOptions, slot: str, amd: Sequence[int] = (), *, gpus: bool = True
 ) -> list[str]:
     """Arguments of `docker run`, from a stand-in that prints them; the group of a device is its path. `amd`: render
-    minors of the KFD topology's GPUs. Raises CalledProcessError."""
+    minors of the KFD topology's GPUs."""
     for number, minor in enumerate([0, *amd]):  # node 0 is the CPU
         node = folder / "sys/class/kfd/kfd/topology/nodes" / str(number)
         node.mkdir(parents=True, exist_ok=True)
@@ -75,17 +71,15 @@ def run_argv(
     stand_in = Path(tempfile.mkdtemp()) / "docker"  # a folder's own colon would end an entry of PATH
     stand_in.write_text("#!/bin/sh\nprintf '%s\\0' \"$@\"\n")
     stand_in.chmod(0o755)
-    if nvidia:
-        (stand_in.parent / "nvidia-smi").symlink_to("/bin/true")
+    (stand_in.parent / "nvidia-smi").symlink_to("/bin/true")
     scripts(folder, options, gpus=gpus)
     group = 'group_of() { echo "--group-add=$1"; }' if amd else ":"
     done = subprocess.run(
         ["sh", "-c", f'. ./container.sh; {group}; container "$1" --rm "$image" x', "sh", slot],
-        capture_output=True, cwd=folder, text=True,
+        capture_output=True, check=True, cwd=folder, text=True,
         env={"PATH": f"{stand_in.parent}:/usr/bin:/bin", "GEMMFLEET_SYS": str(folder / "sys")},
     )  # fmt: skip
     shutil.rmtree(stand_in.parent)
-    done.check_returncode()
     return done.stdout.split("\0")[:-1]
 
 
@@ -132,77 +126,18 @@ def test_a_container_gets_the_gpu_of_its_slot(
     assert options.isolates == (options in (PLAIN, DRI))
 
 
-@pytest.mark.parametrize(("amd", "says"), [([], "this node shows no GPU"), ([128], "GPU 1 has no render node")])
-def test_no_container_is_started_that_would_see_no_gpu(tmp_path: Path, amd: list[int], says: str) -> None:
-    with pytest.raises(subprocess.CalledProcessError) as told:
-        run_argv(tmp_path, PLAIN, "1", amd, nvidia=False)
-    assert says in told.value.stderr
-
-
-def test_a_pinned_slot_gets_its_cores_and_a_legal_host_name() -> None:
-    values = PLAIN.values("r", "n_1." + "x" * 80, ("0", "12"), "1", {"0": "0-7,64-71"}, [])
-    assert values["slot_flags"] == {"0": ["--cpuset-cpus=0-7,64-71"], "12": []}
-    assert values["hostnames"]["12"] == "n-1." + "x" * 53 + "-12"
-
-
-@pytest.mark.parametrize(
-    ("state", "expected", "why"),
-    [
-        ({"Status": "restarting", "ExitCode": 1}, WorkerState("3", "running"), ""),
-        ({"Status": "exited", "ExitCode": 3}, WorkerState("3", "ended", 3), "ended with code 3"),
-        ({"Status": "exited", "ExitCode": 137, "OOMKilled": True}, WorkerState("3", "ended", 137, True, 9),
-         "killed by SIGKILL (out of memory)"),
-        ({"Status": "exited", "ExitCode": 160}, WorkerState("3", "ended", 160, False, 32), "killed by signal 32"),
-        ({"Status": "exited", "ExitCode": 255}, WorkerState("3", "ended", 255), "ended with code 255"),
-    ],
-)  # fmt: skip
-def test_a_state_says_code_signal_and_memory(state: dict[str, Any], expected: WorkerState, why: str) -> None:
-    assert worker_state("3", {"State": state}) == expected
-    assert expected.why == why
-
-
 @pytest.mark.parametrize(
     ("said", "hint"),
     [
-        ("Got permission denied while trying to connect to the Docker daemon socket", "the group of /var/run/docker"),
         ("Cannot connect to the Docker daemon at unix:///x. Is the docker daemon running?", "systemctl start docker"),
-        ("sudo: a password is required", "asks for a password"),
-        ("bash: line 1: exec: docker: not found", "no docker on the node"),
         ("timeout: failed to run command 'docker': No such file or directory", "no docker on the node"),
         ("write /var/lib/docker/tmp/x: no space left on device", "no space left on the node"),
-        ("manifest for x:2 not found: manifest unknown: manifest unknown", "the image i:1 is not there"),
         ('Get "https://r/v2/": dial tcp: lookup r: no such host', "cannot reach the registry of i:1"),
-        ('error gathering device information while adding custom device "/dev/kfd": no such file', "`devices:`"),
         ("something new", "n1: Docker: something new"),
-        ("", "it gave no message"),
     ],
 )
 def test_an_error_names_the_way_out(said: str, hint: str) -> None:
     assert hint in str(engine_error("n1", DockerOptions("i:1"), said))
-
-
-def docker_that(script: str, limit_s: float) -> Docker:
-    """This machine's Docker, but for what answers: a shell script."""
-    return Docker(LocalTransport("here"), DockerOptions("i:1", docker_command=("bash", "-c", script)), limit_s)
-
-
-def test_requests_over_a_channel_keep_their_time_limits() -> None:
-    """A real command as the far end: it answers once and then never again."""
-    answer = '{"ApiVersion": "1.44"}'
-    docker = docker_that(
-        'read line; while [ "$line" != "$(printf "\\r")" ]; do read line; done;'
-        f" printf 'HTTP/1.1 200 OK\\r\\nContent-Length: {len(answer)}\\r\\n\\r\\n%s' '{answer}'; cat >/dev/null",
-        1.0,
-    )
-    for _ in range(2):  # the channel that was given up is not used again
-        with pytest.raises(EngineError, match=r"here: Docker does not answer within 1 s"):
-            docker.ask(lambda c: c.ping())
-        assert docker.ask(lambda c: c.api_version) == "1.44"
-        docker.close()
-    for thread in threading.enumerate():
-        if thread.name == "docker channel":
-            thread.join(PATIENCE_S)
-            assert not thread.is_alive()
 
 
 def test_a_pull_tells_how_it_goes() -> None:
@@ -234,9 +169,3 @@ for line in sys.stdin:
         ):
             engine.prepare()
         assert told == ([] if fails else ["pulling a/b:1: 5 of 10 MB", "pulled a/b:1"])
-
-
-def test_the_words_of_a_channel_that_ends_are_in_the_error() -> None:
-    docker = docker_that("echo no daemon here >&2; exit 7", PATIENCE_S)
-    with pytest.raises(EngineError, match=r"here: Docker: ended with code 7: no daemon here"):
-        docker.ask(lambda c: c.ping())

@@ -59,14 +59,6 @@ def write(tmp_path: Path, node: str) -> Path:
     return path
 
 
-def test_built_in_engines_have_a_spec_of_their_name() -> None:
-    assert engines.built_in() == ("apptainer", "docker", "process", "pyxis")
-    for name in engines.built_in():
-        spec = engines.find_engine(name)
-        assert spec.name == name
-        assert {"launch.sh", "tune.sh", "follow.sh"} <= set(spec.scripts)
-
-
 def test_a_package_brings_an_engine_with_templates_of_its_own(mine: None, tmp_path: Path) -> None:
     assert engines.names() == ("apptainer", "docker", "process", "pyxis", "mine")
     found = load_inventory(write(tmp_path, "engine: mine, engine_options: {queue: it's night}"))

@@ -14,11 +14,9 @@ import pytest
 from orchestrator.controller import pools
 from orchestrator.controller.drive import drive
 from orchestrator.controller.prepare import RunRequest, prepare
-from orchestrator.controller.runs import polled_status
 from orchestrator.leases import keeper
 from orchestrator.ledger.writer import Ledger
 from orchestrator.paths import RunPaths
-from orchestrator.view.explain import explain
 from tests.support.processes import kill_in
 from tests.unit.leases.standin import Scheduler
 from tests.waiting import PATIENCE_S, wait_until
@@ -79,17 +77,6 @@ def test_cancel_of_a_run_without_a_controller_gives_its_leases_back(make_run: Ca
     assert len(run.scheduler.held()) == 2, "as a controller that was killed left them"
     assert drive(run.paths, run.view, cancel=True, handle_signals=False).state == "cancelled"
     assert run.scheduler.held() == []
-
-
-def test_a_run_waits_for_its_first_lease_and_a_queue_is_no_failure(make_run: Callable[..., LeasedRun]) -> None:
-    run = make_run(Scheduler())
-    run.start()
-    wait_until(lambda: run.scheduler.requests, "a lease is asked for")
-    assert run.scheduler.requests == [(1, frozenset())]
-    wait_until(lambda: [n.state for n in polled_status(run.paths).nodes] == ["queued"], "status shows it")
-    assert "pool pool: 1 lease is queued: 1 (Priority)" in "\n".join(explain(run.paths, None).lines())
-    run.scheduler.ready("1", "g7")
-    run.finish()
 
 
 def test_a_lease_near_its_end_takes_no_more_work(make_run: Callable[..., LeasedRun]) -> None:

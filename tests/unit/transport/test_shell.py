@@ -6,7 +6,6 @@ import contextlib
 import os
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -27,34 +26,10 @@ def test_a_command_line_gives_each_word_as_it_is() -> None:
 
 
 @pytest.fixture
-def here() -> Here:
-    return Here()
-
-
-@pytest.fixture
-def transport(here: Here, tmp_path: Path) -> Iterator[ExecTransport]:
-    with contextlib.closing(ExecTransport("n", here, f"cd {tmp_path}; ")) as made:
+def transport(tmp_path: Path) -> Iterator[ExecTransport]:
+    with contextlib.closing(ExecTransport("n", Here(), f"cd {tmp_path}; ")) as made:
         made.connect()
         yield made
-
-
-def test_a_lost_shell_is_started_again(here: Here, transport: ExecTransport, tmp_path: Path) -> None:
-    transport.put(str(tmp_path), {"a": RemoteFile(b"1")})
-    here.started[0]._p.kill()
-    here.started[0]._p.wait()
-    transport.put(str(tmp_path), {"a": RemoteFile(b"2")})
-    assert (tmp_path / "a").read_bytes() == b"2"
-    assert len(here.started) == 2
-
-
-def test_what_a_put_left_behind_is_removed_once_it_is_old(transport: ExecTransport, tmp_path: Path) -> None:
-    files = {f"f{i}": RemoteFile(b"x") for i in range(9)}
-    for name in (".put-old", ".put-new"):
-        (tmp_path / "work" / name).mkdir(parents=True)
-    before = time.time() - 7200
-    os.utime(tmp_path / "work/.put-old", (before, before))
-    transport.put("work", files)
-    assert sorted(os.listdir(tmp_path / "work")) == [".put-new", *files]
 
 
 def test_a_put_that_is_cut_leaves_nothing(tmp_path: Path) -> None:

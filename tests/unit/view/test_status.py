@@ -89,7 +89,7 @@ def test_notes_tell_what_happened_once() -> None:
         ([ev.AttemptEnded("g1", Reason.DONE, None, "", 2.0)], []),
         ([ev.AttemptEnded("g1", Reason.FAULT, 1, "signal 11", 2.0)],
          ["attempt g1 on n slot 0 ended after 2.0 s: the tuner's process died at s1: signal 11"]),
-        ([ev.NodeTroubled("n", "no route", 5.0), ev.NodeLost("n", "no route"),
+        ([ev.NodeTroubled("n", "no route"), ev.NodeLost("n", "no route"),
           ev.LeasesQueued("p", (("17", "Priority"),)), ev.LeasesQueued("p", ()),
           ev.ShapeTuned("g1", 1, (("asm", "1"),)), ev.SettleShape(1, "g1", False, "no second slot"),
           ev.LeaseEnded("n", "released", "")],

@@ -18,7 +18,6 @@ import pytest
 from tests.support.health_kit import DATA, put, unfold
 from tests.support.workernode import REPO, fault, interpreters, node
 from worker import device
-from worker.protocol import evidence
 
 UMC = "sys/devices/pci0000:00/0000:05:00.0/ras/umc_err_count"
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -113,39 +112,6 @@ def test_other_machines(tmp_path: Path) -> None:
     }  # fmt: skip
     assert (second["temperature_c"], second["errors"]) == ({"gpu": 71}, {"uncorrectable": {"total": 2}})
     assert device.parse_nvidia("No devices were found\n0, 1, 2\n,,,,,,,,") == []
-
-
-@pytest.mark.skipif(bool(device.amd_devices(Path("/"))), reason="sysfs comes before the tools")
-def test_a_tool_is_asked_rarely_and_its_answer_carries_its_age(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\necho x >>{tmp_path}/calls\ncat {DATA}/nvidia-smi.csv\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    gauge = device.Gauge({"CUDA_VISIBLE_DEVICES": "1"})
-    readings = [gauge.read() for _ in range(5)]
-    assert {(r["source"], r["power_w"]) for r in readings} == {("nvidia-smi", 689.1)}
-    assert all(r["age_s"] < 5 for r in readings[1:])
-    assert len((tmp_path / "calls").read_text().split()) == 1
-    assert "age_s" not in gauge.read(fresh=True)
-    assert device.Gauge({"CUDA_VISIBLE_DEVICES": ""}).read()["source"] == "cpu"
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "says"),
-    [
-        ({"total": 3, "gfx": 1, "umc": 2}, {"total": 6, "gfx": 2, "umc": 4}, ": gfx +1, umc +2"),
-        ({"total": 5}, {"total": 7}, ": +2"),
-        ({"total": 5, "umc": 5}, {"total": 0}, ""),  # the counter was reset
-        ({}, {"total": 5, "umc": 5}, ""),
-    ],
-)
-def test_evidence_is_a_counter_that_rose(before: dict[str, int], after: dict[str, int], says: str) -> None:
-    one, two = ({"id": "a", "errors": {"uncorrectable": counts} if counts else {}} for counts in (before, after))
-    words = "uncorrectable hardware errors rose during the attempt"
-    assert evidence(one, two) == (words + says if says else "")
-    aged = evidence({**one, "age_s": 31.4}, two)
-    assert aged == (f"{words} or the 31 s before it{says}" if says else "")
-    assert evidence(one, {**two, "id": "b"}) == "", "readings of two GPUs"
 
 
 def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) -> None:

@@ -61,12 +61,7 @@ def test_a_tuner_whose_module_is_missing_says_so_with_the_way_out_and_for_good(
     ("config", "says"),
     [
         ({"options": {"recording": "/no/such/recording.csv"}}, "the tuner did not start: FileNotFoundError"),
-        ({"start_timeout_s": 0.3, "options": {"start_seconds": 20}}, "the tuner did not start: no answer within 0.3 s"),
         ({"canary_timeout_s": 0.5, "options": fault("sick_canary", how="stop")}, "the canary did not end: no answer"),
-        (
-            {"options": fault("sick_canary", how="abort")},
-            "the canary did not end: the tuner's process was killed",
-        ),
     ],
 )
 def test_a_tuner_that_does_not_start_or_answer_is_a_failed_canary(
@@ -77,7 +72,6 @@ def test_a_tuner_that_does_not_start_or_answer_is_a_failed_canary(
         said = n.wait_record("canary")
         assert (said["ok"], said["detail"].startswith(says)) == (False, True), said["detail"]
         wait_until(lambda: n.tuner_pids() == [], "its process is gone")
-        assert len(n.records("0", "tuner_ready")) == (2 if "killed" in says else int("canary" in says))
         waiting = n.put("g-1")
         n.put("c-1", kind="canary", slot="0", shapes=0, watchdog_s=0.5)
         assert n.wait_ended("c-1")["outcome"] in ("error", "hang", "fault")

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.workernode import fault, interpreters, node
+from tests.support.workernode import fault, node
 from tests.waiting import wait_until
-from worker.protocol import Spec, SpecShape, parse_record
+from worker.protocol import parse_record
 
 
 @pytest.mark.parametrize(
@@ -146,20 +146,3 @@ def test_a_full_disk_loses_nothing_and_the_work_goes_on_when_there_is_space(smal
         (small_disk / "filler").unlink()
         n.start()
         assert n.wait_ended("d-1")["outcome"] == "worker_died"
-
-
-def test_a_group_run_by_hand(tmp_path: Path) -> None:
-    group = tmp_path / "group.json"
-    shapes = tuple(SpecShape(i, {"M": i, "N": 64, "K": 32}) for i in (1, 2))
-    options = {"replay": fault("wrong", match={"M": 1})}
-    group.write_bytes(Spec(attempt="g-2", run="r", epoch=1, shapes=shapes, options=options).dumps())
-    argv = [next(iter(interpreters().values())), "-m", "worker", "run", str(group), "--node-dir", str(tmp_path)]
-    done = subprocess.run([*argv, "--tuner", "faulty"], capture_output=True, text=True, check=False)
-    assert done.returncode == 1, done.stderr
-    for line in (
-        "tuner faulty is ready after ", "canary passed: ", "shape 1 M=1 N=64 K=32: wrong_result, 3 of 4 candidates off",
-        "shape 2 M=2 N=64 K=32: ", "done: 1 of 2 shapes tuned in ", "records: /",
-    ):  # fmt: skip
-        assert line in done.stdout
-    nameless = subprocess.run(argv, capture_output=True, text=True, check=False)
-    assert (nameless.returncode, nameless.stderr) == (2, f"worker run: {group}: no tuner is named; use --tuner\n")

@@ -63,8 +63,7 @@ def test_progress_keeps_the_watchdog_quiet_and_a_paused_machine_is_no_hang(tmp_p
         (child,) = n.tuner_pids()
         for pid in (child, agent.pid):
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(1.0)
-        time.sleep(1.0)
+        time.sleep(2.0)
         os.kill(agent.pid, signal.SIGCONT)
         time.sleep(0.2)
         os.kill(child, signal.SIGCONT)

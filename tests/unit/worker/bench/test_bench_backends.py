@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from worker.bench.child import BackendServer
 from worker.bench.runner import BackendRunner, Refused
 from worker.protocol.bench import Options, Side
 
-QUIET_S = 60.0
 QUICK = {"sample_s": 0.02, "rotate_mb": 1}
 KEYS: dict[str, dict[str, int | str]] = {
     "a16w16": {"M": 24, "N": 48, "K": 64, "bias": "True", "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"},
@@ -30,17 +29,12 @@ KEYS: dict[str, dict[str, int | str]] = {
 }
 
 
-def nothing() -> None:
-    """No sign of life is needed here."""
-
-
 class Stage:
-    """Makes backends: inside this process, which is quick, or in processes of their own."""
+    """Makes backends inside this process, which is quick."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder = folder
         self.patch = monkeypatch
-        self.made: list[BackendRunner] = []
         self.facts: dict[str, Any] = {}
 
     def inside(self, backend: str, root: Path | None = None, **raw: Any) -> BackendServer:
@@ -55,30 +49,20 @@ class Stage:
         self.facts = answer["facts"]
         return child
 
-    def outside(self, backend: str, raw: Mapping[str, Any] | None = None, **variables: str) -> BackendRunner:
-        options = {**QUICK, **(raw or {})}
-        made = BackendRunner(Side(), backend, self.folder / backend, Options.parse(options), options, variables)
-        self.made.append(made)
-        return made
-
-    def prepare(self, who: BackendServer | BackendRunner, family: str, quiet_s: float = QUIET_S) -> dict[str, Any]:
-        if isinstance(who, BackendRunner):
-            return who.prepare(family, KEYS[family], 0.05, quiet_s, nothing)
+    def prepare(self, who: BackendServer, family: str) -> dict[str, Any]:
         answer = who.execute({"do": "prepare", "family": family, "key": KEYS[family], "err_ratio": 0.05})
         if answer["is"] == "refused":
             raise Refused(answer["status"], answer["detail"])
         return answer
 
-    def refused(self, who: BackendServer | BackendRunner, family: str, says: str, quiet_s: float = QUIET_S) -> str:
+    def refused(self, who: BackendServer, family: str, says: str) -> str:
         """The status of a backend that refuses a family for this reason."""
         with pytest.raises(Refused, match=says) as e:
-            self.prepare(who, family, quiet_s)
+            self.prepare(who, family)
         return e.value.status
 
     def close(self) -> None:
-        """End the processes; the AITER of before is no longer imported here."""
-        for who in self.made:
-            who.close()
+        """The AITER of before is no longer imported here."""
         for name in [n for n in sys.modules if n.partition(".")[0] == "aiter"]:
             del sys.modules[name]
         sys.path[:] = [p for p in sys.path if not p.startswith(str(self.folder))]
@@ -148,16 +132,14 @@ def test_gluon_is_there_or_says_why(stage: Stage, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("what", "status", "words"), [("segv", "fault", "SIGSEGV"), ("hang", "timeout", "no sign of progress for 8 s")]
-)
-def test_a_fault_is_a_row_and_the_next_shape_gets_a_fresh_process(
-    stage: Stage, tmp_path: Path, what: str, status: str, words: str
-) -> None:
-    root = make_kernels(tmp_path / "tree", "new")
-    who = stage.outside("aiter-triton", GEMMFLEET_AITER_ROOT=str(root), STANDIN_FAULT=f"gemm_a8w8:{what}")
-    assert stage.refused(who, "a8w8", words, 8.0 if what == "hang" else QUIET_S) == status
-    assert stage.prepare(who, "a16w16")["status"] == "ok"
+def test_a_backend_that_hangs_is_a_row_and_the_next_shape_gets_a_fresh_process(tmp_path: Path) -> None:
+    variables = {"GEMMFLEET_AITER_ROOT": str(make_kernels(tmp_path / "tree", "new")), "STANDIN_FAULT": "gemm_a8w8:hang"}
+    who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", Options.parse(QUICK), QUICK, variables)
+    with contextlib.closing(who):
+        with pytest.raises(Refused, match="no sign of progress for 8 s") as e:
+            who.prepare("a8w8", KEYS["a8w8"], 0.05, 8.0, lambda: None)
+        assert e.value.status == "timeout"
+        assert who.prepare("a16w16", KEYS["a16w16"], 0.05, 60.0, lambda: None)["status"] == "ok"
 
 
 def test_what_raises_or_is_wrong_is_told_and_never_timed(
@@ -174,32 +156,3 @@ def test_what_raises_or_is_wrong_is_told_and_never_timed(
     with pytest.raises(Refused, match="cannot be read") as e:
         stage.inside("aiter-triton", root=tmp_path / "none")
     assert e.value.status == "unavailable"
-
-
-ROCPROF = """#!/usr/bin/env python3
-# stands in for rocprofv3: runs the program, then leaves a trace as if each call had been one kernel of 7 us
-import os, subprocess, sys
-words = sys.argv[1:]
-assert words[:2] == ["--kernel-trace", "--stats"], words
-folder = words[words.index("-d") + 1]
-status = subprocess.run(words[words.index("--") + 1:]).returncode
-os.makedirs(folder)
-lines = ["Kind,Kernel_Name,Start_Timestamp,End_Timestamp"]
-lines += [f"KERNEL_DISPATCH,Cijk_gemm,{i * 9000},{i * 9000 + 7000}" for i in range(31)]
-open(folder + "/bench_kernel_trace.csv", "w").write("\\n".join(lines))
-sys.exit(status)
-"""
-
-
-def test_the_timer_rocprof_takes_the_kernels_times(
-    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    who = stage.outside("torch", {"timer": "rocprof"})
-    stage.prepare(who, "a16w16")
-    tool = tmp_path / "rocprofv3"
-    tool.write_text(ROCPROF)
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    found = who.sample(QUIET_S, nothing)
-    assert (found["us"], found["kernel"]) == (7.0, "Cijk_gemm")
-    assert json.loads((who.folder / "rocprof" / "answer.json").read_text()) == {"is": "done"}

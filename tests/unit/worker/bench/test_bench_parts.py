@@ -1,17 +1,21 @@
-"""Parts of a bench: the rule of repeated runs, traces of rocprofv3, and long texts that travel once."""
+"""Parts of a bench: the rule of repeated runs, traces of rocprofv3, and a run's winners as a config set."""
 
 from __future__ import annotations
 
-import json
 import random
 import shutil
 from pathlib import Path
 
 import pytest
 
+from orchestrator.bench.request import config_sets
 from tests.paths import TEST_DATA
-from worker.bench.runner import Refused, per_call_us, profiler_argv
-from worker.protocol.bench import Rule, fetch, lodge, mean_of_runs, rounds, wants_more
+from tests.support.config_tree import tree, values, winners
+from worker.aiter_tree.locate import tree_at
+from worker.bench.backends import with_configs
+from worker.bench.runner import Refused, per_call_us
+from worker.protocol.bench import Rule, mean_of_runs, rounds, wants_more
+from worker.triton_configs.resolve import Resolver
 
 GEMM, REDUCE = "_gemm_afp4wfp4_kernel_BLOCK_SIZE_M_256.kd", "_gemm_afp4wfp4_reduce_kernel.kd"
 
@@ -70,31 +74,16 @@ def test_a_trace_leaves_the_warm_up_out_and_kernels_are_selected_by_name(tmp_pat
             per_call_us(folder, pattern, warmup, 2)
 
 
-def test_without_a_trace_or_the_tool_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(Refused, match=r"_trace\.csv:2: "):
-        per_call_us(trace(tmp_path / "bad", "k,1\n"))
-    with pytest.raises(Refused, match="there were: none"):
-        per_call_us(tmp_path / "nothing")
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(Refused, match="rocprofv3 is neither in PATH"):
-        profiler_argv(["python"], tmp_path)
-
-
-def test_texts_become_hashes_and_come_back(tmp_path: Path) -> None:
-    given = {
-        "table": "M,N\n1,2\n", "gluon": {"aiter/x.py": "# a\n", "aiter/y.json": "{}"}, "seed": 3,
-        "sides": [{"name": "a", "configs": ""}, {"name": "b", "configs": "{1}"}],
-    }  # fmt: skip
-    lodged, texts = lodge(given)
-    for digest, text in texts.items():
-        (tmp_path / digest).write_text(text)
-    assert len(texts) == 4
-    assert "M,N" not in json.dumps(lodged)
-    assert fetch(lodged, tmp_path) == fetch(given, tmp_path) == given
-    path = tmp_path / lodged["table"].removeprefix("sha256:")
-    path.write_text("other")
-    with pytest.raises(ValueError, match="its hash differs"):
-        fetch(lodged, tmp_path)
-    path.unlink()
-    with pytest.raises(ValueError, match="cannot be read"):
-        fetch(lodged, tmp_path)
+def test_a_runs_winners_are_laid_into_the_trees_files(tmp_path: Path) -> None:
+    default, name = "gfx950-GEMM-A16W16.json", "gfx950-GEMM-A16W16-N=256-K=1024.json"
+    root = tree(tmp_path / "tree", {f"gemm/{default}": {"M_LEQ_64": values(32), "any": values(128)}})
+    (root / "aiter/jit").mkdir(parents=True)
+    (root / "aiter/jit/core.py").touch()
+    won = {name: {"M_LEQ_64": values(16)}, default: {"M_LEQ_64": values(8)}}
+    run = winners(tmp_path / "run", won, [{"N": 256, "file": name}, {"file": default}])
+    made = with_configs(tree_at(root), config_sets([f"a={run}"])["a"], tmp_path / "copy")
+    resolver = Resolver(made.root, "gfx950")
+    found = [resolver.config_for("a16w16", m, n, 1024) for m, n in ((16, 256), (40, 256), (300, 256), (40, 99))]
+    assert [(c.path.name, c.values["BLOCK_SIZE_M"]) for c in found] == [
+        (name, 32), (name, 16), (name, 128), (default, 8),
+    ]  # fmt: skip

@@ -9,12 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.agent.records import encode
 from worker.protocol import (
     MAX_RECORD_BYTES,
     MAX_SPEC_BYTES,
     MAX_VERDICTS,
-    MAX_WITHHELD,
     RECORDS,
     InboxName,
     NodeConfig,
@@ -24,7 +22,6 @@ from worker.protocol import (
     TableKernel,
     parse_record,
     record,
-    withheld_list,
 )
 
 GOOD = {"attempt": "g0001-1", "run": "r", "epoch": 1, "protocol": 1, "shapes": [{"id": 1, "key": {"M": 1}}]}
@@ -69,7 +66,6 @@ def test_a_spec_with_one_odd_field_loads_or_is_a_protocol_error(name: str, value
     ("change", "says"),
     [
         ({"epoch": True}, "epoch is bool, not int"),
-        ({"epoch": -1}, "epoch is negative"),
         ({"protocol": 2}, "protocol 2, this worker speaks 1"),
         ({"attempt": "../../etc"}, "attempt is not a plain name"),
         ({"kind": "shell"}, "kind 'shell' is neither group nor canary"),
@@ -78,16 +74,10 @@ def test_a_spec_with_one_odd_field_loads_or_is_a_protocol_error(name: str, value
         ({"command": "rm", "group": 1}, "unknown field 'command'; group is int, not str"),
         ({"shapes": [{"id": 1, "key": {"M": 1.5}}]}, "shapes[0].key holds more than numbers and text"),
         ({"shapes": [{"id": 1, "key": {}}, {"id": 1, "key": {}}]}, "shapes[1] repeats id 1"),
-        ({"shapes": [0] * 30}, "and 10 more"),
         ({"only": {"3": [KERNEL]}}, "only['3'] is no shape of the spec"),
-        (
-            {"only": {"1": [{**KERNEL, "more": "1"}]}},
-            "only['1'] has a kernel that is not {libtype, number, name, split}",
-        ),
         ({"only": {"1": [{**KERNEL, "name": "a" * 401}]}}, "a kernel of only['1'] holds more than strings"),
         ({"refuted": [VERDICT] * (MAX_VERDICTS + 1)}, "refuted has more than 256 entries"),
         ({"confirmed": [{**VERDICT, "slot": 1}]}, "confirmed[0]: slot is int, not str"),
-        ({"confirmed": [{**VERDICT, "key": [1]}]}, "confirmed[0].key holds more than strings"),
     ],
 )
 def test_a_bad_spec_says_what_is_wrong(change: dict[str, Any], says: str) -> None:
@@ -102,17 +92,8 @@ def test_inbox_names_survive_sort_by_number_and_say_who_may_claim() -> None:
     names = [InboxName(i, slot, "g-1") for i, slot in ((1, "any"), (20, "0"), (300, "17"), (99999999, "9999"))]
     assert [InboxName.parse(text) for text in sorted(map(str, reversed(names)))] == names
     assert [n.claimable_by("17") for n in names] == [True, False, True, False]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "", "1.any.g-1.json", "00000001.any.g-1.json.tmp", "00000001.any.g-1.json\n", "00000001..g.json",
-        "00000001.x.g.json", "00000001.any.../g.json", "00000001.12345.g.json", "００００００01.any.g.json",
-    ],
-)  # fmt: skip
-def test_other_names_are_no_specs(text: str) -> None:
-    assert InboxName.parse(text) is None
+    for other in ("1.any.g-1.json", "00000001.any.g-1.json.tmp", "00000001.any.../g.json", "००००００01.any.g.json"):
+        assert InboxName.parse(other) is None
 
 
 @pytest.mark.parametrize(
@@ -157,22 +138,3 @@ def test_every_record_type_survives_with_its_fields_and_no_others() -> None:
 def test_a_bad_record_is_refused(line: bytes, says: str) -> None:
     with pytest.raises(ProtocolError, match=says):
         parse_record(line)
-
-
-def entry(*candidate: str, **more: Any) -> dict[str, Any]:
-    made = {"key": ["gfx950", "1"], "candidate": list(candidate), "name": "kernelId=7", "outcome": "fault"}
-    return {**made, "detail": "SIGSEGV", "t": 5.0, "slot": "gpu-1", "image": "sha", "driver": "6", **more}
-
-
-def test_a_withheld_list_is_capped_says_so_and_fits_into_a_record() -> None:
-    kept, more = withheld_list([entry(str(i)) for i in range(100)] + [entry("5")], 10)
-    assert (len(kept), more) == (MAX_WITHHELD, 46)
-    assert withheld_list([entry(str(i), *["\0" * 400] * 60, detail="\0" * 9999) for i in range(64)]) == ([], 64)
-    kept, more = withheld_list([entry(str(i), *["x" * 400] * 2, detail="y" * 9999) for i in range(64)])
-    assert (0 < len(kept) < 64, len(kept) + more) == (True, 64)
-    made = record("shape_failed", 1.0, attempt="a", shape=1, reason="no_candidate", detail="", withheld=kept)
-    assert parse_record(encode(made)) == made
-    wrongs: tuple[dict[str, Any], ...] = ({"outcome": "tired"}, {"source": "x"}, {"t": True}, {"slot": 0}, {"key": []})
-    for wrong in wrongs:
-        with pytest.raises(ProtocolError):
-            withheld_list([entry("a", **wrong)])
