@@ -14,6 +14,9 @@ from orchestrator.transport.base import Transport
 class ProcessEngine:
     """The engine `process`."""
 
+    shell: tuple[str, ...] = ("sh",)
+    """Words before launch.sh; an engine that derives from this one has others (docs/contributing/adding.md)."""
+
     def __init__(self, transport: Transport, folder: str) -> None:
         self._transport = transport
         self._script = f"{folder}/launch.sh"
@@ -51,7 +54,7 @@ class ProcessEngine:
         """Holds nothing."""
 
     def _launch(self, *args: str, stdin: bytes = b"") -> bytes:
-        done = self._transport.run(["sh", self._script, *args], stdin=stdin, timeout=60.0)
+        done = self._transport.run([*self.shell, self._script, *args], stdin=stdin, timeout=60.0)
         if done.code != 0:
             raise EngineError(self._transport.node, f"launch.sh {args[0]} ended with code {done.code}: {done.text}")
         return done.out
