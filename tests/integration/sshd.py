@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 
 from tests.waiting import wait_until
@@ -63,9 +64,9 @@ def plain_login() -> Iterator[str]:
 def tree(pid: int) -> list[int]:
     """A process and all below it, the process first."""
     out = [pid]
-    with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in (task / "children").read_text().split():
+    for children in glob(f"/proc/{pid}/task/*/children"):
+        with contextlib.suppress(OSError):  # the thread ended meanwhile
+            for child in Path(children).read_text().split():
                 out += tree(int(child))
     return out
 

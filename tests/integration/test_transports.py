@@ -29,7 +29,7 @@ from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshTransport
 from tests.integration.slurm import PARTITION, SlurmCluster
 from tests.integration.slurm import missing as no_slurm
-from tests.integration.sshd import SSHD, light_fleet, plain_login
+from tests.integration.sshd import SSHD, light_fleet, plain_login, tree
 from tests.support.kube import Cluster, why_not
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -103,10 +103,10 @@ def srun(request: pytest.FixtureRequest, folder: Path) -> Iterator[Way]:
 
 
 def kill_sruns() -> None:
-    tasks = Path(f"/proc/{os.getpid()}/task").iterdir()
-    for pid in {int(pid) for task in tasks for pid in (task / "children").read_text().split()}:
-        if Path(f"/proc/{pid}/comm").read_text() == "srun\n":
-            os.kill(pid, signal.SIGKILL)
+    for pid in tree(os.getpid()):
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if Path(f"/proc/{pid}/comm").read_text() == "srun\n":
+                os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager
