@@ -124,7 +124,7 @@ class NodeReports:
                 lost = [a.id for a in self._policy.outstanding() if a.node == node and a.id not in present]
                 return [*(AttemptTaken(a, True) for a in lost), NodeJoined(node, self._registry.drivers[node].slots)]
             case Taken(node, attempt, won):
-                return [AttemptTaken(attempt, won)] if self._policy.is_outstanding(attempt) else []
+                return [AttemptTaken(attempt, won)] if attempt in self._policy.state.open else []
             case SlotLost(node):
                 return [message] if node in self._registry.drivers else []
             case NodeTroubled(node, detail):

@@ -101,8 +101,6 @@ class Controller:
         self._shutdown: Shutdown | None = None
         self._next_view = 0.0
 
-    # --- set-up ---------------------------------------------------------------------------------------------------
-
     def post(self, message: Message) -> None:
         """Queue a message of a driver's thread; wait while the loop is behind."""
         while not self._closing.is_set():
@@ -121,8 +119,6 @@ class Controller:
         """Add a node of the start."""
         self._first.append(driver)
 
-    # --- the loop -------------------------------------------------------------------------------------------------
-
     def run(self, also: Iterable[Event] = ()) -> str:
         """Drive the run; return finished, interrupted or cancelled. Raise NoUsableNodeError, TakenOverError."""
         left = [
@@ -130,7 +126,7 @@ class Controller:
         ]
         expected = [NodeExpected(d.node, d.slots) for d in self._first]
         self._transact([], first=[Resumed(self._epoch), *left, *expected, *also])
-        if self._policy.progress().done and not self._known:
+        if self._policy.done and not self._known:
             self._sum_up({d.node: StoppedNode(None) for d in self._first})
             return "finished"  # all shapes were tuned before, and no node has files of this run
         for driver in self._first:
@@ -167,7 +163,7 @@ class Controller:
             self._transact([*messages, *left], last=last, whole=bool(left))
             self._show()
             self._registry.check_pulses()
-            if self._policy.progress().done:
+            if self._policy.done:
                 self._shut_down()
                 return "finished"
             ended = self._stopped()
@@ -245,8 +241,6 @@ class Controller:
             self._start(driver)
         return [NodeExpected(d.node, d.slots) for d in drivers]
 
-    # --- people ---------------------------------------------------------------------------------------------------
-
     def _requested(self) -> list[Event]:
         events: list[Event] = []
         for request in take_requests(self._requests):
@@ -301,8 +295,6 @@ class Controller:
             return "interrupted"
         return None
 
-    # --- the end --------------------------------------------------------------------------------------------------
-
     def _shut_down(self) -> None:
         """Let the workers finish after the last shape was settled, and read their records to the end; but not those
         that still measure what was settled elsewhere."""
@@ -315,9 +307,8 @@ class Controller:
         return bool(left) and all(len(a.landed) < len(a.shapes) for a in left)
 
     def _stop_workers(self) -> None:
-        progress = self._policy.progress()
         # where something failed, dead containers stay as evidence until the run is pruned
-        tidy = self._cancelled or (progress.done and not progress.failed)
+        tidy = self._cancelled or (self._policy.done and not self._policy.state.failed)
         pace = self._timeouts.cancel if self._cancelled else self._timeouts.stop
         self._sum_up(stop_workers(self._registry, self._listen, tidy=tidy, pace=pace))
 
@@ -384,7 +375,7 @@ class Controller:
         if self._registry.hopeless or (awaited and not self._registry.drivers):
             self._undo_preparations()
             raise NoUsableNodeError("\n".join(["no node is left to work on:", *awaited, *self._registry.details()]))
-        stuck = None if self._registry.coming else self._policy.progress().stuck
+        stuck = None if self._registry.coming else self._policy.stuck
         if stuck:
             self._shut_down()
             raise NoUsableNodeError(f"no slot is left to work on: {stuck}")

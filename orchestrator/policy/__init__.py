@@ -1,6 +1,6 @@
 """The one state of a run, and the policy that decides by it (docs/explanation/scheduling.md)."""
 
-from orchestrator.policy.policy import Policy, Progress
+from orchestrator.policy.policy import Policy
 from orchestrator.policy.settings import PolicySettings
 
-__all__ = ["Policy", "PolicySettings", "Progress"]
+__all__ = ["Policy", "PolicySettings"]

@@ -11,7 +11,7 @@ from typing import Any
 
 from orchestrator import events as ev
 from orchestrator.policy import blame
-from orchestrator.policy.model import Attempt, Candidate, Gpu, Kind, Node, Shape, Slot, State
+from orchestrator.policy.model import Attempt, Gpu, Kind, Node, Shape, Slot, State
 from orchestrator.policy.pool import (
     add_single,
     close,
@@ -53,9 +53,6 @@ def apply(state: State, record: ev.Record, t: float) -> None:
     change = _CHANGES.get(kind)
     if change is not None:
         change(state, record, t)
-
-
-# --- the request ------------------------------------------------------------------------------------------------------
 
 
 def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
@@ -104,9 +101,6 @@ def _resumed(state: State, e: ev.Resumed, t: float) -> None:
             _set_node(state, n, "away", "", t)
         for slot in n.slots.values():
             slot.gpu.strikes = 0  # the user expects it to work again
-
-
-# --- attempts ---------------------------------------------------------------------------------------------------------
 
 
 def _send(state: State, d: ev.Send, t: float) -> None:
@@ -196,7 +190,7 @@ def _shape_started(state: State, e: ev.ShapeStarted, t: float) -> None:
 
 def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     a, shape = _landed(state, e, t)
-    if a is None or shape is None:
+    if a is None:
         return
     slot = state.slot_of(a)
     in_doubt = bool(slot.gpu.row or slot.gpu.strikes)
@@ -212,39 +206,30 @@ def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     else:
         shape.result = a.id
         more = ((f"more of {a.id}",),) if e.cut else ()
-        _incomplete(state, shape, a, e, Reason.FAULT, "", t, frozenset((*e.withheld, *more)))
+        left_out = frozenset((*e.withheld, *more))
+        blame.fault(state, shape, a, Reason.FAULT, "", t, left_out, here=_is_news(e))
 
 
 def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
     a, shape = _landed(state, e, t)
     if a is not None and a.state == "started":
         look(state, state.slot_of(a))
-    if a is None or shape is None or shape.state != "pending":
+    if a is None or shape.state != "pending":
         return
     if e.complete:
         state.ripe[e.shape] = ev.FailShape(e.shape, e.reason, e.detail, e.attempt, True)
     else:
-        _incomplete(state, shape, a, e, e.reason, e.detail, t)
+        blame.fault(state, shape, a, e.reason, e.detail, t, here=_is_news(e))
 
 
-def _incomplete(
-    state: State,
-    shape: Shape,
-    a: Attempt,
-    e: ev.ShapeTuned | ev.ShapeRefused,
-    reason: Reason,
-    detail: str,
-    t: float,
-    left_out: frozenset[Candidate] = frozenset(),
-) -> None:
-    """A result from which candidates were left out: only those that faulted in this run speak against the slot."""
-    here = e.cut or not set(e.withheld) <= set(e.earlier)
-    blame.fault(state, shape, a, reason, detail, t, left_out, here=here)
+def _is_news(e: ev.ShapeTuned | ev.ShapeRefused) -> bool:
+    """Return whether a candidate faulted in this run: those that faulted before say nothing about the slot now."""
+    return e.cut or not set(e.withheld) <= set(e.earlier)
 
 
 def _landed(
     state: State, e: ev.ShapeTuned | ev.ShapeRefused, t: float
-) -> tuple[Attempt | None, Shape | None]:  # fmt: skip
+) -> tuple[Attempt, Shape] | tuple[None, None]:  # fmt: skip
     """The attempt and shape of a result."""
     a, shape = state.attempts.get(e.attempt), state.shapes.get(e.shape)
     if a is None or shape is None:
@@ -362,9 +347,6 @@ def _forgive(state: State, a: Attempt, culprit: int | None = None) -> None:
     for shape in (state.shapes[s] for s in a.shapes):
         if shape.state == "pending" and shape.id != culprit:
             blame.strike_out(state, shape, a.id)
-
-
-# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 def _set_node(state: State, n: Node, to: Any, why: str, t: float) -> None:
@@ -525,9 +507,6 @@ def _node_draining(state: State, e: ev.NodeDraining, t: float) -> None:
         n.history.append((t, "draining", ""))
         for slot in n.slots.values():
             look(state, slot)
-
-
-# --- slots ------------------------------------------------------------------------------------------------------------
 
 
 def _slot_lost(state: State, e: ev.SlotLost, t: float) -> None:

@@ -8,16 +8,13 @@ lived through it.
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass, fields
-
-from orchestrator.events import AskCanary, Decision, Event, Quarantine, Record, TakeBack
+from orchestrator.events import AskCanary, Decision, Event, Quarantine, TakeBack
 from orchestrator.policy import blame
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, State
 from orchestrator.policy.settings import PolicySettings
 from orchestrator.policy.supply import next_work, suits
-from orchestrator.policy.why import stuck, why
+from orchestrator.policy.why import stuck
 
 
 def decide(state: State, now: float) -> Decision | None:
@@ -26,13 +23,10 @@ def decide(state: State, now: float) -> Decision | None:
         return end
     for slot_id, reason in state.to_shut.items():
         return blame.quarantine(state, state.nodes[slot_id[0]].slots[slot_id[1]], reason, now)
-    verdict = blame.judge(state, now) if state.held else None
-    if verdict is not None:
+    if (verdict := blame.judge(state, now)) is not None:
         return verdict
-    if not state.stopped:
-        canary = _canary(state, now)
-        if canary is not None:
-            return canary
+    if not state.stopped and (canary := _canary(state, now)) is not None:
+        return canary
     for attempt in state.to_recall:
         return TakeBack(attempt, state.attempts[attempt].node)
     return None if state.stopped else next_work(state)
@@ -54,20 +48,6 @@ def _canary(state: State, now: float) -> AskCanary | Quarantine | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Progress of the run in shapes. `stuck`: why no slot is left to work on, where that is so."""
-
-    total: int
-    tuned: int
-    failed: int
-    running: int
-    pending: int
-    stopped: bool
-    done: bool
-    stuck: str | None
-
-
 class Policy:
     """Policy of one run. Not thread-safe: one loop owns it."""
 
@@ -83,34 +63,19 @@ class Policy:
             out.append(decision)
         return out
 
-    def apply(self, record: Record, t: float) -> None:
-        """Apply a record without deciding anything: for the replay of a journal."""
-        apply(self.state, record, t)
+    @property
+    def done(self) -> bool:
+        """Return whether every shape is settled."""
+        return not self.state.pending
 
-    # --- queries ------------------------------------------------------------------------------------------------------
-
-    def progress(self) -> Progress:
-        """Counts of shapes. `running`: slots at work, a shape each."""
-        state = self.state
-        pending = state.pending
-        running = min(state.running, pending)
-        return Progress(
-            len(state.shapes), state.tuned, state.failed, running, pending - running, state.stopped, not pending,
-            stuck(state) if pending and not state.stopped else None,
-        )  # fmt: skip
+    @property
+    def stuck(self) -> str | None:
+        """Why no slot is left to work on; None while one is, or nothing is to be done."""
+        return stuck(self.state) if self.state.pending and not self.state.stopped else None
 
     def outstanding(self) -> list[Attempt]:
         """Attempts sent and not over, in the order they were sent; to be read only."""
         return [self.state.attempts[a] for a in self.state.open]
-
-    def is_outstanding(self, attempt: str) -> bool:
-        return attempt in self.state.open
-
-    def why(self, what: str | int) -> str:
-        """One sentence: where a group (by its attempt) or a shape is, and what it waits for."""
-        return why(self.state, what)
-
-    # --- demand for leases --------------------------------------------------------------------------------------------
 
     def backlog_s(self) -> float:
         """Estimated seconds on one slot of all unsettled shapes; 0 where no new work is started."""
@@ -142,7 +107,7 @@ class Policy:
             if n.state == "joined" and not any(s.running or s.queued for s in n.slots.values())
         ]
 
-    def quarantined_hosts(self, now: float = 0.0) -> list[str]:
+    def quarantined_hosts(self, now: float) -> list[str]:
         """Hosts on which every known slot is in quarantine, as far as its cool-down lasts beyond `now`."""
         hosts: dict[str, list[bool]] = {}
         for n in self.state.nodes.values():
@@ -153,8 +118,3 @@ class Policy:
             if n.host not in hosts:  # only leases that are over were there: the last of them counts
                 hosts[n.host] = [bool(s.gpu.shut) and s.gpu.until > now for s in n.slots.values()]
         return [host for host, shut in hosts.items() if shut and all(shut)]
-
-    def digest(self) -> str:
-        """Hash of the whole state: equal ones decide equally. Costs O(state): for tests."""
-        parts = [getattr(self.state, f.name) for f in fields(State) if f.name != "settings"]
-        return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -69,9 +69,7 @@ def withdraw_unit(state: State, unit: int, members: tuple[int, ...]) -> None:
     """Take these shapes of a unit out of what waits."""
     entry = state.waiting.get(unit)
     if entry is not None and not set(members).isdisjoint(entry[2]):
-        rest = [s for s in _take_out(state, unit) if s not in members]
-        if rest:
-            wait(state, rest)
+        wait(state, [s for s in _take_out(state, unit) if s not in members])
 
 
 def withdraw(state: State, shape: Shape) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.policy.model import Node, State, spot
+from orchestrator.policy.model import Attempt, Node, State, spot
 from orchestrator.policy.supply import suits
 from worker.text import plural
 
@@ -32,16 +32,8 @@ def stuck(state: State) -> str | None:
     return "; ".join(reasons)
 
 
-def why(state: State, what: str | int) -> str:
-    """Sentence on a shape (by number), or on a group (by its attempt)."""
-    if isinstance(what, str):
-        a = state.attempts.get(what)
-        if a is None:
-            return f"there is no group {what}"
-        pending = state.unsettled(a.shapes)
-        if a.state == "over" and not pending:
-            return f"every shape of group {what} is settled"
-        return _attempt(state, what) if a.state != "over" else "; ".join(dict.fromkeys(why(state, s) for s in pending))
+def why(state: State, what: int) -> str:
+    """Sentence on where a shape is, and what it waits for."""
     shape = state.shapes.get(what)
     if shape is None:
         return f"shape {what} is not part of this run"
@@ -49,7 +41,7 @@ def why(state: State, what: str | int) -> str:
         return f"shape {what} is {shape.state}" + (f": {shape.reason.message}" if shape.reason else "")
     for id_ in reversed(shape.attempts):
         if id_ in state.open:
-            return _attempt(state, id_)
+            return whereabouts(state, state.attempts[id_])
     head = f"shape {what} waits"
     if state.stopped:
         return f"{head}: the run is stopped"
@@ -70,8 +62,8 @@ def why(state: State, what: str | int) -> str:
     return f"{head} for a slot other than {where}, where it went wrong"
 
 
-def _attempt(state: State, id_: str) -> str:
-    a = state.attempts[id_]
+def whereabouts(state: State, a: Attempt) -> str:
+    """Sentence on where an attempt is that is not over."""
     if a.state == "started":
         return f"attempt {a.id} runs on {a.node} slot {a.slot}"
     if a.taking:

@@ -11,7 +11,7 @@ from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.policy.model import Attempt, Shape
-from orchestrator.policy.why import why
+from orchestrator.policy.why import whereabouts, why
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
 from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
 from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
@@ -223,7 +223,7 @@ class _Stories:
         where, left = f"on {a.node} slot {a.slot}", len(self._state.unsettled(a.shapes))
         ended = "running" if a.state == "started" else a.state
         now = f"{ended} {where}, {plural(len(a.shapes), 'shape')}, {left} of them not settled"
-        now += f": {why(self._state, a.id)}" if a.state != "over" else ""
+        now += f": {whereabouts(self._state, a)}" if a.state != "over" else ""
         names = and_more([self.named(i) for i in a.shapes], MOST_SHAPES)
         steps = [(a.sent_at, f"sent to {a.node} slot {a.slot} with {names}, estimated {a.cost_s:.1f} s", "sent")]
         if a.started_at is not None:

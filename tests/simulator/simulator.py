@@ -16,10 +16,12 @@ from typing import Literal
 
 from orchestrator import events as ev
 from orchestrator.policy import Policy
+from orchestrator.policy.apply import apply
 from orchestrator.policy.model import SlotId
 from orchestrator.reasons import Reason
 from tests.simulator.node import SimNode, SimSpec, SimWorker
 from tests.simulator.plan import SimGroup, SimPlan
+from tests.support.policy_rig import digest
 
 
 @dataclass(slots=True)
@@ -155,8 +157,7 @@ class Simulator:
         schedule(self)
         self.controller_starts()
         end: Literal["finished", "stuck", "late"] = "late"
-        progress = self.policy.progress()
-        while self._heap and not progress.done:
+        while self._heap and not self.policy.done:
             self.now, _, do = heapq.heappop(self._heap)
             if self.now > self.plan.limit_s:
                 break
@@ -164,22 +165,21 @@ class Simulator:
             do()
             if len(self.journal) == known:
                 continue  # of nodes alone: the policy was told nothing
-            progress = self.policy.progress()
-            if progress.stuck and self._here:
+            if self.policy.stuck and self._here:
                 if self._resumes == self.plan.faults.resumes:
                     end = "stuck"
                     break
                 self._resumes += 1
                 self.controller_dies()
                 self.later(RESUME_S, self.controller_starts)
-        if progress.done:
+        if self.policy.done:
             end = "finished"
         for node in self.nodes.values():
             for w in node.workers.values():
                 node.stop(w)
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
         shapes = books(self.journal, self.winners)
-        return Result(end, progress.stuck, shapes, self.now, deaths, self.journal)
+        return Result(end, self.policy.stuck, shapes, self.now, deaths, self.journal)
 
     # --- the controller -----------------------------------------------------------------------------------------------
 
@@ -200,8 +200,8 @@ class Simulator:
         """Go on with a policy that only knows the journal; whether it is in the same state."""
         fresh = Policy()
         for t, record in self.journal:
-            fresh.apply(record, t)
-        same = fresh.digest() == self.policy.digest()
+            apply(fresh.state, record, t)
+        same = digest(fresh) == digest(self.policy)
         self.policy = fresh
         return same
 
@@ -385,7 +385,7 @@ class Simulator:
         won = node.take_back(attempt)
 
         def answer() -> None:
-            if self._here and node.session == session and self.policy.is_outstanding(attempt):
+            if self._here and node.session == session and attempt in self.policy.state.open:
                 self.handle(ev.AttemptTaken(attempt, won))
 
         self.later(self.plan.lag_s, answer)

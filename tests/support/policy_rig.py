@@ -5,12 +5,16 @@ Tests speak of shapes: the rig knows the attempt that has each.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable
+from dataclasses import fields
 from typing import TypeVar
 
 from orchestrator import events as ev
 from orchestrator.policy import Policy, PolicySettings
+from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, Shape
+from orchestrator.policy.why import why
 from orchestrator.reasons import Reason
 
 R = TypeVar("R", bound=ev.Record)
@@ -36,7 +40,7 @@ class Rig:
         """A fresh policy that has read the journal."""
         fresh = Policy(self.settings)
         for t, record in self.journal:
-            fresh.apply(record, t)
+            apply(fresh.state, record, t)
         return fresh
 
     # --- events -------------------------------------------------------------------------------------------------------
@@ -124,7 +128,7 @@ class Rig:
     def attempt(self, shape: int) -> Attempt:
         """The latest attempt that is not over and has the shape."""
         found = [a for a in self.policy.outstanding() if shape in a.shapes]
-        assert found, self.policy.why(shape)
+        assert found, why(self.policy.state, shape)
         return found[-1]
 
     def where(self, shape: int) -> str:
@@ -133,6 +137,12 @@ class Rig:
             if shape in a.shapes:
                 return a.node if a.slot == "0" else f"{a.node}/{a.slot}"
         return ""
+
+
+def digest(policy: Policy) -> str:
+    """Hash of the whole state: equal ones decide equally."""
+    parts = [getattr(policy.state, f.name) for f in fields(policy.state) if f.name != "settings"]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
 def of(kind: type[R], decisions: Iterable[ev.Record]) -> list[R]:

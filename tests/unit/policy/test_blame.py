@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
+from orchestrator.policy.why import why
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, fails, groups, of, proven_nodes
 
@@ -29,7 +30,7 @@ def test_two_nodes_convict(reason: Reason) -> None:
     places = {f.place for f in rig.shape(1).faults}
     assert len(places) == 2
     assert all(rig.policy.state.gpus[p].tuned > 1 for p in places)
-    assert rig.policy.why(1) == f"shape 1 is failed: {reason.message}"
+    assert why(rig.policy.state, 1) == f"shape 1 is failed: {reason.message}"
 
 
 def test_the_verdict_does_not_wait_for_ever_nor_for_slots_that_get_nothing() -> None:
@@ -44,7 +45,7 @@ def test_the_verdict_does_not_wait_for_ever_nor_for_slots_that_get_nothing() -> 
             rig.fault(2)
         else:
             rig.tune(next(a.shapes[0] for a in rig.policy.outstanding()))
-    assert "for its verdict, until" in rig.policy.why(2)
+    assert "for its verdict, until" in why(rig.policy.state, 2)
     assert fails(rig.tick(PolicySettings().proof_s - 1.0)) == []
     assert fails(rig.tick(1.0)) == [(2, Reason.FAULT, True)]
 
@@ -141,7 +142,7 @@ def test_one_slot_cannot_confirm_and_waits_while_another_may_come() -> None:
     rig.fault(1)
     assert rig.where(1) == ""
     assert rig.policy.places_awaited() == 2
-    assert "for a slot other than a slot 0" in rig.policy.why(1)
+    assert "for a slot other than a slot 0" in why(rig.policy.state, 1)
     rig.do(ev.FleetMayGrow(False))
     assert fails(rig.fault(1)) == [(1, Reason.FAULT, False)]
     assert "only one slot" in rig.shape(1).detail

@@ -73,7 +73,7 @@ def test_a_node_that_comes_back_late_loses_nothing() -> None:
     rig.do(ev.NodeJoined(a.node, ("0",)))
     rig.do(ev.ShapeTuned(a.id, a.shapes[0]))
     assert rig.shape(a.shapes[0]).state == "tuned"
-    assert rig.policy.is_outstanding(a.id), "it is at work"
+    assert a.id in rig.policy.state.open, "it is at work"
     assert rig.policy.state.slot_of(a).running == a.id
     assert not any(rig.shape(s).losses for s in a.shapes)
     assert not [s for s in a.shapes[1:] if s in rig.policy.state.waiting]

@@ -6,8 +6,9 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
+from orchestrator.policy.why import why
 from orchestrator.reasons import Reason
-from tests.support.policy_rig import Rig, groups, of, proven_nodes
+from tests.support.policy_rig import Rig, digest, groups, of, proven_nodes
 
 S = PolicySettings()
 
@@ -23,7 +24,7 @@ def test_a_failed_canary_shuts_the_slot_until_one_passes() -> None:
     assert isinstance(q, ev.Quarantine)
     assert (q.node, q.slot, q.until) == ("a", "0", rig.now + S.first_cool_down_s)
     assert groups(rig.singles(1)) == []
-    assert "slots: 0 quarantined" in rig.policy.why(1)
+    assert "slots: 0 quarantined" in why(rig.policy.state, 1)
     assert of(ev.AskCanary, rig.tick(1.0)) == []
     assert of(ev.AskCanary, rig.tick(S.first_cool_down_s)) == [ev.AskCanary("a", "0", "canary-0")]
     assert groups(rig.canary("a")) == [("a", (1,))]
@@ -51,15 +52,15 @@ def test_the_only_slot_sick_is_the_end_after_three_canaries_or_at_once_where_its
     rig.singles(1)
     rig.do(ev.NodeJoined("a", ("0",)))
     for n in range(S.max_strikes):
-        assert rig.policy.progress().stuck is None
+        assert rig.policy.stuck is None
         rig.canary("a", ok=False)
         rig.tick(S.max_cool_down_s if n < S.max_strikes - 1 else 0.0)
-    assert rig.policy.progress().stuck == "a slot 0 is quarantined (the canary failed: wrong answer)"
+    assert rig.policy.stuck == "a slot 0 is quarantined (the canary failed: wrong answer)"
     other = Rig()
     other.singles(1)
     other.do(ev.NodeJoined("a", ("0",)))
     other.do(ev.CanaryFailed("a", "0", "no such module", final=True))
-    assert other.policy.progress().stuck is not None
+    assert other.policy.stuck is not None
 
 
 @pytest.mark.parametrize(("at_work", "seconds"), [(False, S.canary_s), (True, S.adrift_s)])
@@ -157,11 +158,11 @@ def test_a_slot_that_was_shut_gets_the_shortest_unit_first() -> None:
 
 def test_events_of_strangers_are_ignored() -> None:
     rig = proven_nodes("a")
-    before = rig.policy.digest()
+    before = digest(rig.policy)
     for event in (
         ev.CanaryPassed("x", "0", 1.0), ev.CanaryFailed("a", "9", "?"), ev.SlotLost("x", "0", ""), ev.NodeLost("x", ""),
         ev.AttemptStarted("x", "a", "0"), ev.ShapeTuned("x", 1), ev.AttemptEnded("x", Reason.DONE, None, "", 0.0),
         ev.AttemptTaken("x", True), ev.LeaseEnded("x", "preempted", ""), ev.NodeDraining("x"), ev.ShapeStarted("x", 1),
     ):  # fmt: skip
         assert rig.do(event) == []
-    assert rig.policy.digest() == before
+    assert digest(rig.policy) == before

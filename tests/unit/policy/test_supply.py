@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
+from orchestrator.policy.why import why
 from orchestrator.reasons import Reason
 from tests.support.marks import drawn
 from tests.support.policy_rig import Rig, groups, of, proven_nodes
@@ -20,14 +21,14 @@ S = PolicySettings()
 def test_nothing_is_sent_before_a_canary_passed() -> None:
     rig = Rig()
     assert rig.singles(1) == []
-    assert "no node has joined yet" in rig.policy.why(1)
+    assert "no node has joined yet" in why(rig.policy.state, 1)
     assert rig.do(ev.NodeExpected("a", ("0",))) == []
-    assert "is being prepared" in rig.policy.why(1)
+    assert "is being prepared" in why(rig.policy.state, 1)
     assert rig.do(ev.NodeJoined("a", ("0",))) == []
     assert groups(rig.canary("a")) == [("a", (1,))]
-    assert rig.policy.why(1) == "attempt g0001 is in the inbox of a slot 0 with 0 others before it"
+    assert why(rig.policy.state, 1) == "attempt g0001 is in the inbox of a slot 0 with 0 others before it"
     rig.start(1)
-    assert rig.policy.why("g0001") == "attempt g0001 runs on a slot 0"
+    assert why(rig.policy.state, 1) == "attempt g0001 runs on a slot 0"
 
 
 def test_the_longest_first_and_of_a_lower_tier_before_all_others() -> None:
@@ -66,7 +67,7 @@ def test_units_are_never_cut_and_every_shape_is_dealt_once(
     for n in range(nodes):
         rig.node(f"n{n}", 2)
     of_unit = {s: unit for unit in units for s in unit}
-    while not rig.policy.progress().done:
+    while not rig.policy.done:
         a = next(a for a in rig.policy.outstanding() if not a.taking)
         for unit in dict.fromkeys(of_unit[s] for s in a.shapes):
             assert set(unit) <= set(a.shapes)
@@ -126,7 +127,7 @@ def test_an_idle_slot_gets_what_waits_behind_a_busy_one() -> None:
     assert groups(rig.do(ev.AttemptTaken(last.id, True))) == [("b", last.shapes)]
     (again,) = (r for r in rig.tick() + rig.node("c") if isinstance(r, ev.TakeBack))
     rig.do(ev.AttemptTaken(again.attempt, False))
-    assert rig.policy.is_outstanding(again.attempt), "it was claimed before"
+    assert again.attempt in rig.policy.state.open, "it was claimed before"
 
 
 def test_at_the_end_an_idle_slot_takes_the_later_half_from_the_end() -> None:
@@ -175,9 +176,9 @@ def test_stop_takes_back_what_waits_and_sends_nothing() -> None:
     assert [r.attempt for r in of(ev.TakeBack, out)] == [a.id for a in others]
     assert all(not rig.do(ev.AttemptTaken(a.id, True)) for a in others)
     assert rig.policy.backlog_s() == 0.0
-    assert "the run is stopped" in rig.policy.why(others[0].shapes[0])
+    assert "the run is stopped" in why(rig.policy.state, others[0].shapes[0])
     assert rig.tune(*first.shapes) == []
-    assert rig.policy.progress().stopped
+    assert rig.policy.state.stopped
 
 
 def test_resume_waits_for_each_node_to_say_what_it_still_has() -> None:
@@ -186,7 +187,7 @@ def test_resume_waits_for_each_node_to_say_what_it_still_has() -> None:
     rig.node("a")
     a = rig.policy.outstanding()[0]
     assert rig.do(ev.Resumed(2)) == []
-    assert rig.policy.is_outstanding(a.id)
+    assert a.id in rig.policy.state.open
     rig.do(ev.AttemptTaken(a.id, True))  # it never arrived
     out = rig.do(ev.NodeJoined("a", ("0",)))
     assert [shapes for _, shapes in groups(out)] == [a.shapes]
@@ -203,7 +204,7 @@ def test_a_draining_node_finishes_and_gets_no_more_until_resume() -> None:
     for a in others:
         assert rig.do(ev.AttemptTaken(a.id, True)) == []
     assert rig.tune(*first.shapes) == []
-    assert rig.policy.progress().stuck == "a is draining"
+    assert rig.policy.stuck == "a is draining"
     rig.do(ev.Resumed(2))
     assert groups(rig.do(ev.NodeJoined("a", ("0",)))) != []
 
