@@ -232,20 +232,20 @@ def _controller(
     plans = planned(paths, config, machines) if machines.nodes else []
     about = RunHeader.of(ledger, config, {p.node: p.slots for p in plans})
 
+    def driver(plan: NodePlan, transport: Transport | None = None) -> NodeDriver:
+        offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
+        return _driver(paths, config, plan, epoch, controller.post, settings, offsets, transport, launch=not cancel)
+
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
         edited = load_inventory(paths.inventory)
-        new = [p for p in planned(paths, config, machines_of(edited)) if p.node not in there]
-        return [_driver(paths, config, ledger, p, epoch, controller, settings, launch=True) for p in new]
+        return [driver(p) for p in planned(paths, config, machines_of(edited)) if p.node not in there]
 
     pools = pools_of(inventory, config.run)
     leased = [n for n in policy.state.nodes.values() if n.lease]
 
-    def leased_driver(plan: NodePlan, transport: Transport) -> NodeDriver:
-        return _driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel, transport=transport)
-
     supply = LeasedNodes(
         pools,
-        node_maker(inventory, {p.name: p.source for p in pools}, config.run, leased_driver),
+        node_maker(inventory, {p.name: p.source for p in pools}, config.run, driver),
         known=leased,
         other_slots=lambda: sum(len(p.slots) for p in plans),
         hold=config.hold,
@@ -274,7 +274,7 @@ def _controller(
         limit=Limits(ledger, config).reached,
     )
     for plan in plans:
-        controller.add(_driver(paths, config, ledger, plan, epoch, controller, settings, launch=not cancel))
+        controller.add(driver(plan))
     return controller
 
 
@@ -296,14 +296,14 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
 def _driver(
     paths: RunPaths,
     config: RunConfig,
-    ledger: Ledger,
     plan: NodePlan,
     epoch: int,
-    controller: Controller,
+    post: Callable[[Message], None],
     settings: DriveSettings,
+    offsets: Mapping[tuple[str, str], int],
+    transport: Transport | None,
     *,
     launch: bool,
-    transport: Transport | None = None,
 ) -> NodeDriver:
     """Driver of a planned node. `transport`: the one to a leased node, connected; by default the inventory's."""
     leased, node = transport is not None, node_of(plan)
@@ -320,12 +320,13 @@ def _driver(
             kept.mkdir(mode=0o700, exist_ok=True)
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
-    if transport is None and settings.reach is not None:
-        transport = settings.reach(plan)
-    elif transport is None:
-        transport = transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
-    offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
-    post = _unresolved(masker(node.options()), controller.post)
+    if transport is None:
+        transport = (
+            settings.reach(plan)
+            if settings.reach
+            else transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
+        )
+    post = _unresolved(masker(node.options()), post)
     engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
     admission = NodeAdmission(
         transport,

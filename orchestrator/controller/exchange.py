@@ -236,7 +236,13 @@ class Outbox:
         """The spec with the verdicts on candidates of the node's blocklist."""
         ran, faulted = self._verdicts(node)
         if ran or faulted:
-            refuted, confirmed = ([_verdict(spec.family, w) for w in which] for which in (ran, faulted))
+            refuted, confirmed = (
+                [
+                    BlocklistVerdict(
+                        family=spec.family, key=[*w.key], candidate=[*w.candidate], slot=w.gpu, t=w.t
+                    ) for w in which
+                ] for which in (ran, faulted)
+            )  # fmt: skip
             spec = replace(spec, refuted=refuted, confirmed=confirmed)
         return spec
 
@@ -247,7 +253,3 @@ class Outbox:
             shapes=shapes, watchdog_s=c.watchdog_s, err_ratio=c.err_ratio, options=dict(c.options),
             only={str(x.id): [k._asdict() for k in self._kernels[x.id]] for x in shapes if x.id in self._kernels},
         )  # fmt: skip
-
-
-def _verdict(family: str, w: LeftOut) -> BlocklistVerdict:
-    return BlocklistVerdict(family=family, key=list(w.key), candidate=list(w.candidate), slot=w.gpu, t=w.t)

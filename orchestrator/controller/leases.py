@@ -185,7 +185,8 @@ class LeasedNodes:
             state, phase = (LeaseState.ENDED, Phase.ENDED) if ended else (LeaseState.QUEUED, Phase.QUEUED)
             self._lives[n.lease] = Life(self._pools[n.pool], Lease(n.lease, state), n.name, phase)
         for pool in pools:
-            pool.floor, pool.keeper = pool.minimum, Keeper(pool.name, pool.source, partial(self._tell_look, pool))
+            told = partial(lambda pool, look: self._tell(partial(self._take, pool, look)), pool)
+            pool.floor, pool.keeper = pool.minimum, Keeper(pool.name, pool.source, told)
         self._moved = (0.0, -1)  # the last change of the number of settled shapes, and that number
         self._sick: dict[str, float] = {}  # host -> when it was in quarantine last; those of the last AVOID_S
         self._may_grow: bool | None = None
@@ -248,9 +249,6 @@ class LeasedNodes:
         """Have it done in the next turn. From any thread."""
         self._news.put(news)
         self._wake()
-
-    def _tell_look(self, pool: Pool, look: Look) -> None:
-        self._tell(lambda out: self._take(pool, look, out))
 
     def _take(self, pool: Pool, look: Look, out: LeaseTurn) -> None:
         pool.look = look

@@ -162,7 +162,8 @@ class Controller:
             # what a lease left behind is read before its end
             self._transact([*messages, *left], last=last, whole=bool(left))
             self._show()
-            self._registry.check_pulses()
+            for driver in self._registry.drivers.values():
+                driver.check_pulse()
             if self._policy.done:
                 self._shut_down()
                 return "finished"
@@ -299,12 +300,14 @@ class Controller:
         """Let the workers finish after the last shape was settled, and read their records to the end; but not those
         that still measure what was settled elsewhere."""
         self._outbox.drain()
-        self._listen(self._timeouts.shutdown, lambda: not self._registry.workers_left() or self._only_copies())
-        self._stop_workers()
 
-    def _only_copies(self) -> bool:
-        left = self._policy.outstanding()
-        return bool(left) and all(len(a.landed) < len(a.shapes) for a in left)
+        def over() -> bool:
+            left = self._policy.outstanding()
+            only_copies = bool(left) and all(len(a.landed) < len(a.shapes) for a in left)
+            return only_copies or not self._registry.workers_left()
+
+        self._listen(self._timeouts.shutdown, over)
+        self._stop_workers()
 
     def _stop_workers(self) -> None:
         # where something failed, dead containers stay as evidence until the run is pruned

@@ -15,7 +15,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -149,13 +149,12 @@ class NodeDriver:
         offsets: Mapping[tuple[str, str], int],
         post: Callable[[Message], None],
         *,
-        launch: bool = True,
-        admission: Callable[[threading.Event, Callable[[str, str], None]], AbstractContextManager[object]]
-        | None = None,
-        results: str | None = None,
-        home: Path | None = None,
-        connected: bool = False,
-        timeouts: Timeouts | None = None,
+        launch: bool,
+        admission: Callable[[threading.Event, Callable[[str, str], None]], AbstractContextManager[object]],
+        results: str | None,
+        home: Path | None,
+        connected: bool,
+        timeouts: Timeouts,
     ) -> None:
         """`connected`: the transport is, and was just used."""
         self.node = transport.node
@@ -168,7 +167,8 @@ class NodeDriver:
         """Next byte of each (stream, slot) that has not been posted yet."""
         self._post = post
         self._admission = admission
-        """Waited for before workers are started: the node may be occupied (orchestrator/controller/occupancy.py)."""
+        """Waits before workers are started while the node is occupied; as long as its context lasts, no other run
+        starts workers there (orchestrator/controller/occupancy.py)."""
         self._results = results
         """Folder on the node for results that stay there after the run."""
         self._home = home
@@ -182,7 +182,7 @@ class NodeDriver:
         self._close_channel: Callable[[], None] = lambda: None
         self._heard = time.monotonic()
         self._silence = ""
-        self._timeouts = timeouts or Timeouts()
+        self._timeouts = timeouts
         self._patience_s = self._timeouts.first_word
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
@@ -288,11 +288,11 @@ class NodeDriver:
             began = time.monotonic()
             why = self._follow(present)
         except (NodeError, ProtocolError) as e:
-            self._trouble(str(e))
+            self._post(NodeTroubled(self.node, str(e)))
             raise
         if self._closing.is_set():
             return
-        self._trouble(self._silence or f"the stream ended: {why}")
+        self._post(NodeTroubled(self.node, self._silence or f"the stream ended: {why}"))
         if time.monotonic() - began < self._timeouts.steady:
             raise TransportError(self.node, f"the stream ended at once: {why}")
 
@@ -320,17 +320,11 @@ class NodeDriver:
             self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self.workers.launch:
                 self.workers.engine.prepare()
-                with self._await_admission():
+                with self._admission(self._closing, lambda *what: self._post(NodeBusy(self.node, *what))):
                     if not self._closing.is_set():
                         self.workers.start()
             self._heard = time.monotonic()
         return frozenset(present)
-
-    def _await_admission(self) -> AbstractContextManager[object]:
-        """Wait until the node is free; while the context lasts, no other run starts workers there."""
-        if self._admission is None:
-            return nullcontext()
-        return self._admission(self._closing, lambda doing, why: self._post(NodeBusy(self.node, doing, why)))
 
     def _follow(self, present: frozenset[str]) -> str:
         """Read the stream to its end; return why it ended. The node counts as up from its first frame on,
@@ -349,9 +343,9 @@ class NodeDriver:
             up, waits = False, ""
             for frame in read_frames(channel.read):
                 self._heard = math.inf  # while the loop is behind, the silence is ours
-                if isinstance(frame, Beat) and (broken := _results_broken(frame)):
-                    # its results are not read any more: without this the node would count as working for ever
-                    raise ProtocolError(f"{self.node}: {broken}")
+                if isinstance(frame, Beat) and (broken := [e for e in frame.error.split("; ") if EVENTS_FILE.match(e)]):
+                    # of a slot's results file (see worker.agent.follow); a log that cannot be read is no error. Its results are not read any more: without this the node would count as working for ever
+                    raise ProtocolError(f"{self.node}: {'; '.join(broken)}")
                 if isinstance(frame, Beat) and frame.waits != waits:
                     if up:  # the next preparation takes back its specs
                         raise TransportError(self.node, f"its devices are held by {frame.waits}")
@@ -378,9 +372,6 @@ class NodeDriver:
             why = channel.error()
         return why
 
-    def _trouble(self, detail: str) -> None:
-        self._post(NodeTroubled(self.node, detail))
-
     def _write_loop(self) -> None:
         while True:
             if (asked := self._writes.get()) is None:
@@ -391,7 +382,7 @@ class NodeDriver:
                     if session in (None, self._session):
                         write()
             except NodeError as e:
-                self._trouble(str(e))
+                self._post(NodeTroubled(self.node, str(e)))
                 self._close_channel()  # the preparation that follows finds out what arrived
 
     def _take_back(self, name: InboxName) -> None:
@@ -401,8 +392,3 @@ class NodeDriver:
     def _revive(self, slot: str) -> None:
         if not self._closing.is_set() and (given_up := self.workers.revive(slot)):
             self._post(SlotLost(self.node, slot, given_up))
-
-
-def _results_broken(beat: Beat) -> str:
-    """Error of a slot's results file (see worker.agent.follow), "" for none; a log that cannot be read is no error."""
-    return "; ".join(part for part in beat.error.split("; ") if EVENTS_FILE.match(part))

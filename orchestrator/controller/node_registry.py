@@ -134,11 +134,6 @@ class NodeRegistry:
         except NodeError:
             return True
 
-    def check_pulses(self) -> None:
-        """Break streams that have been silent for too long."""
-        for driver in self.drivers.values():
-            driver.check_pulse()
-
     def close(self) -> None:
         """End all threads; the workers go on. All nodes together get `Timeouts.close` to end what they do."""
         for driver in self.drivers.values():
@@ -175,11 +170,9 @@ class Shutdown:
         for d in drivers:
             if d.node in self._ends or d.node in self._seen:
                 continue
-            started = d.workers.start_no_more()
-            if d.node in self._registry.up:
-                self._ends[d.node] = self._pool.submit(self._end, d)
-            elif started:
-                self._ends[d.node] = self._pool.submit(self._call_and_end, d)
+            started, is_up = d.workers.start_no_more(), d.node in self._registry.up
+            if is_up or started:
+                self._ends[d.node] = self._pool.submit(self._end, d, is_up)
             else:
                 self._seen[d.node] = StoppedNode(None)
 
@@ -195,16 +188,11 @@ class Shutdown:
         silent = StoppedNode(0, "it does not answer")
         return {**self._seen, **{n: e.result() if e.done() else silent for n, e in self._ends.items()}}
 
-    def _call_and_end(self, driver: NodeDriver) -> StoppedNode:
-        try:
-            driver.call_again(self._pace.limit_s / 2)
-        except NodeError as e:
-            return StoppedNode(0, str(e))
-        return self._end(driver)
-
-    def _end(self, driver: NodeDriver) -> StoppedNode:
+    def _end(self, driver: NodeDriver, is_up: bool) -> StoppedNode:
         ran = 0
         try:
+            if not is_up:
+                driver.call_again(self._pace.limit_s / 2)
             driver.workers.settle(self._pace.stop_s)
             for kill, patience in ((False, self._pace.stop_s), (True, self._pace.kill_s)):
                 alive = len(driver.workers.alive())

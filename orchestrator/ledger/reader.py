@@ -251,10 +251,6 @@ class LedgerReader:
         """The family whose key columns `ShapeState.key` follows."""
         return get_family(str(self.meta("family", "")))
 
-    def journal_records(self) -> Iterator[tuple[float, ev.Record]]:
-        """(time, record) in order: what resume replays."""
-        return ((t, ev.from_json(kind, data)) for _, t, kind, data in self._each(_JOURNAL, (0,)))
-
     @property
     def replayed(self) -> State:
         """The state of the run: its journal, replayed up to now."""

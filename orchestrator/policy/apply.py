@@ -117,7 +117,7 @@ def _send(state: State, d: ev.Send, t: float) -> None:
         for s in members:
             withdraw(state, state.shapes[s])
         if not is_second and is_deciding(state, sum(state.shapes[s].cost_s for s in members)):
-            state.twice[unit] = (state.host(d.node), members)
+            state.twice[unit] = (state.nodes[d.node].host, members)
     for shape in shapes:
         hold(state, shape, a, 1)
         shape.attempts.append(a.id)

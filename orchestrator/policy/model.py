@@ -325,10 +325,6 @@ class State:
     def slot_of(self, a: Attempt) -> Slot:
         return self.nodes[a.node].slots[a.slot]
 
-    def host(self, node: str) -> str:
-        n = self.nodes.get(node)
-        return n.host if n is not None else node
-
     def unsettled(self, shapes: tuple[int, ...]) -> tuple[int, ...]:
         return tuple(s for s in shapes if self.shapes[s].state == "pending")
 

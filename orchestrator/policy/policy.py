@@ -91,9 +91,8 @@ class Policy:
         """Number of hosts that there must be, as a shape waits for a slot that none of those in use is: these and one
         more; 0 where none does."""
         state = self.state
-        picky = [state.shapes[s] for s in state.apart if state.shapes[s].faults]
         places = {slot.gpu.place: slot for slot in state.usable.values()}
-        for shape in picky:
+        for shape in (state.shapes[s] for s in state.apart if state.shapes[s].faults):
             bad = {f.place for f in shape.faults}
             if bad.issuperset(places) or not any(suits(state, shape, slot) for slot in places.values()):
                 return len(state.hosts) + 1

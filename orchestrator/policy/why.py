@@ -34,9 +34,7 @@ def stuck(state: State) -> str | None:
 
 def why(state: State, what: int) -> str:
     """Sentence on where a shape is, and what it waits for."""
-    shape = state.shapes.get(what)
-    if shape is None:
-        return f"shape {what} is not part of this run"
+    shape = state.shapes[what]
     if shape.state != "pending":
         return f"shape {what} is {shape.state}" + (f": {shape.reason.message}" if shape.reason else "")
     for id_ in reversed(shape.attempts):

@@ -23,6 +23,11 @@ def read_csv(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(f))
 
 
+def records(ledger: LedgerReader) -> list[tuple[float, ev.Record]]:
+    """(time, record) of the journal in order: what resume replays."""
+    return [(t, ev.from_json(*row)) for t, *row in ledger.query("SELECT t, type, data FROM journal ORDER BY id")]
+
+
 class Books:
     """The folder. Its nodes are folders below `workdir`."""
 
@@ -61,7 +66,7 @@ class Books:
     def journaled(self, kind: type[R]) -> list[tuple[float, R]]:
         """Records of a kind with their times, in order; none while there is no run."""
         with contextlib.suppress(OSError, IndexError), self.ledger() as ledger:
-            return [(t, r) for t, r in ledger.journal_records() if isinstance(r, kind)]
+            return [(t, r) for t, r in records(ledger) if isinstance(r, kind)]
         return []
 
     def journal(self, kind: type[R], where: Callable[[R], bool] = lambda r: True) -> list[R]:

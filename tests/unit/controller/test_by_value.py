@@ -10,6 +10,7 @@ import pytest
 from orchestrator.events import Send, StopAsked, WorkAdded
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.paths import RunConfig, RunPaths, list_runs
+from tests.support.books import records
 from tests.support.command import Done, command
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -67,7 +68,7 @@ def test_what_wins_most_is_tuned_first_and_the_rest_is_left_out_until_the_limit_
         assert all("of the expected gain is won (--until-gain 0.6)" in (s.detail or "") for s in left)
         assert 1 in {s.key[0] for s in ledger.shapes("tuned")}
         assert 4096 in {s.key[0] for s in left}
-        records = [r for _, r in ledger.journal_records()]
+        records = [r for _, r in records(ledger)]
         tier = {i: r.tier for r in records if isinstance(r, WorkAdded) for unit in r.units for i in unit}
         sent = [tier[r.shapes[0]] for r in records if isinstance(r, Send)]
         assert sent == sorted(sent), "the most valuable first"

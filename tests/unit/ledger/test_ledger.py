@@ -22,6 +22,7 @@ from orchestrator.paths import RunConfig
 from orchestrator.reasons import Reason
 from orchestrator.results.export import provenance, write_profile
 from tests.simulator.simulator import Simulator
+from tests.support.books import records
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
 from tests.support.ledger_kit import A8W8, DEVICE, ROW, BadNotes, Run, ended, left_out, row, shapes, started, tuned
 
@@ -219,7 +220,7 @@ def test_state_and_journal_agree_whatever_happened(tmp_path: Path, seed: int) ->
         with ledger.transaction():
             ledger.add_shapes(shapes(max(result.shapes)), A8W8)
         keep(ledger, simulator.journal)
-        assert list(ledger.journal_records()) == simulator.journal
+        assert records(ledger) == simulator.journal
         assert reconcile(ledger) == []
         said = {s.id: (s.state, s.reason, bool(s.confirmed)) for s in ledger.shapes()}
         assert said == {i: (e.end, e.reason.value if e.reason else None, e.confirmed) for i, e in result.shapes.items()}

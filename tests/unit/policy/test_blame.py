@@ -129,9 +129,9 @@ def test_two_nodes_of_one_host_are_one_for_blame() -> None:
     rig.lease("b", "h1", "1")
     rig.lease("c", "h2", "0")
     rig.singles(1)
-    first = rig.policy.state.host(rig.where(1))
+    first = rig.policy.state.nodes[rig.where(1)].host
     rig.fault(1)
-    assert rig.policy.state.host(rig.where(1)) != first
+    assert rig.policy.state.nodes[rig.where(1)].host != first
 
 
 def test_one_slot_cannot_confirm_and_waits_while_another_may_come() -> None:
