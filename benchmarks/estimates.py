@@ -23,6 +23,7 @@ from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
 from orchestrator.view.status import RunHeader, time_left
+from tests.support.books import records
 
 Job = list[tuple[int, int, int]]
 SMALL: list[Job] = [
@@ -80,10 +81,10 @@ def after_a_third(path: Path) -> tuple[float, float]:
     """(seconds thought to be left a third after the run's start, seconds that were)."""
     with LedgerReader.open_readonly(path) as ledger:
         about = RunHeader.of(ledger, RunConfig.read(path.with_name("run.yaml")), {})
-        records = list(ledger.journal_records())
+        journal = records(ledger)
         created, end = float(ledger.meta("created")), float(ledger.meta("ended"))
     now, state = created + (end - created) / 3, State(PolicySettings())
-    for t, record in records:
+    for t, record in journal:
         if t > now:
             break
         apply(state, record, t)

@@ -19,6 +19,7 @@ from orchestrator.leases.slurm import SlurmPool, SlurmSource
 from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing, slurm_cluster
+from tests.support.books import records
 from tests.waiting import wait_until
 
 RATE = 30_000
@@ -56,7 +57,7 @@ def _first_shape(folder: Path, cluster: SlurmCluster) -> list[Figure]:
     began = time.time()
     assert pool.bench.tune().code == 0
     with pool.bench.ledger() as ledger:
-        first = next(t for t, r in ledger.journal_records() if isinstance(r, ShapeStarted))
+        first = next(t for t, r in records(ledger) if isinstance(r, ShapeStarted))
     how = f"beyond an `srun true` of {bare_s:.2f} s; Python's start and the check of the partition included"
     return [Figure("from tune to the first shape on Slurm", first - began - bare_s, FIRST_SHAPE_S, "s", how)]
 
@@ -72,9 +73,9 @@ def _cancelled(folder: Path, cluster: SlurmCluster) -> list[Figure]:
     subprocess.run(["scancel", gone.lease], check=True)
     wait_until(lambda: run.poll() is not None, "the run is over")
     with pool.bench.ledger() as ledger:
-        records = list(ledger.journal_records())
-    at = next(t for t, r in records if isinstance(r, LeaseEnded) and r.node == gone.node)
-    busy = sorted(t for t, r in records if isinstance(r, ShapeStarted | AttemptEnded) and t > at - 3.0)
+        journal = records(ledger)
+    at = next(t for t, r in journal if isinstance(r, LeaseEnded) and r.node == gone.node)
+    busy = sorted(t for t, r in journal if isinstance(r, ShapeStarted | AttemptEnded) and t > at - 3.0)
     gap = max((b - a for a, b in itertools.pairwise(busy) if a < at + 5.0), default=0.0)
     return [Figure("a cancelled lease: longest pause of the others", gap, IDLE_S, "s", "between records of their work")]
 

@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, cast
 
 from orchestrator.command_hints import command
@@ -321,11 +322,8 @@ def _driver(
             (kept / name).write_bytes(file.data)
             (kept / name).chmod(file.mode)
     if transport is None:
-        transport = (
-            settings.reach(plan)
-            if settings.reach
-            else transport_of(plan, accept_new_host_keys=config.accept_new_host_keys)
-        )
+        reach = settings.reach or partial(transport_of, accept_new_host_keys=config.accept_new_host_keys)
+        transport = reach(plan)
     post = _unresolved(masker(node.options()), post)
     engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
     admission = NodeAdmission(

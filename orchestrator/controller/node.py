@@ -344,7 +344,8 @@ class NodeDriver:
             for frame in read_frames(channel.read):
                 self._heard = math.inf  # while the loop is behind, the silence is ours
                 if isinstance(frame, Beat) and (broken := [e for e in frame.error.split("; ") if EVENTS_FILE.match(e)]):
-                    # of a slot's results file (see worker.agent.follow); a log that cannot be read is no error. Its results are not read any more: without this the node would count as working for ever
+                    # A slot's results file (see worker.agent.follow) is not read any more, and the node would count as
+                    # working for ever. A log that cannot be read is no error.
                     raise ProtocolError(f"{self.node}: {'; '.join(broken)}")
                 if isinstance(frame, Beat) and frame.waits != waits:
                     if up:  # the next preparation takes back its specs

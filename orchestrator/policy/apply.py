@@ -190,7 +190,7 @@ def _shape_started(state: State, e: ev.ShapeStarted, t: float) -> None:
 
 def _shape_tuned(state: State, e: ev.ShapeTuned, t: float) -> None:
     a, shape = _landed(state, e, t)
-    if a is None:
+    if a is None or shape is None:
         return
     slot = state.slot_of(a)
     in_doubt = bool(slot.gpu.row or slot.gpu.strikes)
@@ -214,7 +214,7 @@ def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
     a, shape = _landed(state, e, t)
     if a is not None and a.state == "started":
         look(state, state.slot_of(a))
-    if a is None or shape.state != "pending":
+    if a is None or shape is None or shape.state != "pending":
         return
     if e.complete:
         state.ripe[e.shape] = ev.FailShape(e.shape, e.reason, e.detail, e.attempt, True)
@@ -229,7 +229,7 @@ def _is_news(e: ev.ShapeTuned | ev.ShapeRefused) -> bool:
 
 def _landed(
     state: State, e: ev.ShapeTuned | ev.ShapeRefused, t: float
-) -> tuple[Attempt, Shape] | tuple[None, None]:  # fmt: skip
+) -> tuple[Attempt | None, Shape | None]:  # fmt: skip
     """The attempt and shape of a result."""
     a, shape = state.attempts.get(e.attempt), state.shapes.get(e.shape)
     if a is None or shape is None:

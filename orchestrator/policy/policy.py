@@ -70,7 +70,7 @@ class Policy:
 
     @property
     def stuck(self) -> str | None:
-        """Why no slot is left to work on; None while one is, or nothing is to be done."""
+        """Sentence on the lack of slots to work on; None while there is one, or nothing is to be done."""
         return stuck(self.state) if self.state.pending and not self.state.stopped else None
 
     def outstanding(self) -> list[Attempt]:

@@ -68,12 +68,12 @@ def test_what_wins_most_is_tuned_first_and_the_rest_is_left_out_until_the_limit_
         assert all("of the expected gain is won (--until-gain 0.6)" in (s.detail or "") for s in left)
         assert 1 in {s.key[0] for s in ledger.shapes("tuned")}
         assert 4096 in {s.key[0] for s in left}
-        records = [r for _, r in records(ledger)]
-        tier = {i: r.tier for r in records if isinstance(r, WorkAdded) for unit in r.units for i in unit}
-        sent = [tier[r.shapes[0]] for r in records if isinstance(r, Send)]
+        kept = [r for _, r in records(ledger)]
+        tier = {i: r.tier for r in kept if isinstance(r, WorkAdded) for unit in r.units for i in unit}
+        sent = [tier[r.shapes[0]] for r in kept if isinstance(r, Send)]
         assert sent == sorted(sent), "the most valuable first"
         assert len(set(sent)) > 1
-        assert [r.why != "" for r in records if isinstance(r, StopAsked)] == [True]
+        assert [r.why != "" for r in kept if isinstance(r, StopAsked)] == [True]
     resume = ["resume", bench.paths.run, "--runs", bench.runs]
     assert bench.run(*resume).code == 0
     with bench.ledger() as ledger:
