@@ -25,9 +25,6 @@ ESC = "\x1b"
 OURS = "label=gemmfleet.run"
 
 
-# --- before and after a test ------------------------------------------------------------------------------------------
-
-
 def write_inventory(
     bench: Bench, fleet: HeavyFleet, names: tuple[str, ...] = NAMES, more: str = "", **nodes: str
 ) -> None:
@@ -45,9 +42,6 @@ def mend(node: HeavyNode) -> None:
     node.repair()
     node.remove_containers(OURS)
     node.sh("rm -rf /data/work /root/.gemmfleet /home/*/.gemmfleet")
-
-
-# --- a run ------------------------------------------------------------------------------------------------------------
 
 
 def begun(bench: Bench, n: int, **kw: Any) -> Any:
@@ -80,9 +74,6 @@ def finish(run: Any) -> str:
     return str(out)
 
 
-# --- what the nodes tell ----------------------------------------------------------------------------------------------
-
-
 def containers(fleet: HeavyFleet) -> list[str]:
     """Containers of ours on all nodes, dead ones too."""
     return [name for n in fleet.nodes for name in n.containers(OURS)]
@@ -97,9 +88,6 @@ def node_folder(bench: Bench, node: HeavyNode) -> str:
 def measured(bench: Bench, node: HeavyNode) -> int:
     """Shapes that the node's workers have tuned so far, whoever has heard of it."""
     return int(node.sh(f"cat {node_folder(bench, node)}/events/*.jsonl | grep -c '\"shape_tuned\"' || true"))
-
-
-# --- what the run tells -----------------------------------------------------------------------------------------------
 
 
 def by_node(bench: Bench) -> dict[str, int]:

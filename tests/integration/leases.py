@@ -35,8 +35,6 @@ class LeaseBench(ABC):
     def left(self) -> list[str]:
         """Leases that the scheduler still has."""
 
-    # --- a run --------------------------------------------------------------------------------------------------------
-
     def at_work(self) -> subprocess.Popen[str]:
         """A run of six groups with a shape each, of which two are tuned. The others wait for `over`."""
         self.bench.shapes(groups=6)

@@ -118,8 +118,6 @@ class SlurmCluster:
         devices = f"NodeName=g[1-{NODES}] Name=gpu File={folder}/dev/gpu[0-{GPUS - 1}] Flags=amd_gpu_env\n"
         (folder / "gres.conf").write_text(devices)
 
-    # --- start and stop -----------------------------------------------------------------------------------------------
-
     def start(self) -> None:
         munge, folder = pwd.getpwnam("munge"), self.folder / "munge"
         files = [x for name in ("key", "pid", "log", "seed") for x in (f"--{name}-file", str(folder / name))]
@@ -171,8 +169,6 @@ class SlurmCluster:
                 env=self.environment,
             )  # fmt: skip
         return self._daemons[name]
-
-    # --- its commands -------------------------------------------------------------------------------------------------
 
     def run(self, *argv: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """A command of Slurm as a person runs it."""

@@ -112,8 +112,6 @@ def test_cancel_leaves_no_container(fleet: HeavyFleet, remote: Bench) -> None:
         assert ledger.counts().pending == 9
 
 
-# --- another image under the same name --------------------------------------------------------------------------------
-
 TAG = "gemmfleet/test-worker:moving"
 
 

@@ -75,9 +75,6 @@ def echo(source: KubernetesSource, lease: Lease) -> tuple[bytes, str]:
     return bytes(out), channel.error()
 
 
-# --- leases -----------------------------------------------------------------------------------------------------------
-
-
 def test_leases_are_given_by_the_scheduler_and_given_back(make: Make, cluster: Cluster) -> None:
     source = make(time_s=600)
     source.ask(1, avoid=["k1"])
@@ -121,9 +118,6 @@ def test_a_stream_on_which_nothing_comes_for_a_minute_ends(
     monkeypatch.setattr(pod, "SILENCE_S", 0.0)
     assert channel.read(10) == b""
     assert "broke (nothing was heard for" in channel.error()
-
-
-# --- the API server ---------------------------------------------------------------------------------------------------
 
 
 def test_an_api_server_that_is_restarted_is_asked_again(make: Make, cluster: Cluster) -> None:

@@ -63,9 +63,6 @@ def logins(node: Sshd) -> int:
     return node.log.count("Accepted publickey")
 
 
-# --- host keys --------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("accept_new", [False, True])
 @pytest.mark.parametrize("wrong", ["jump", "node"])
 def test_a_wrong_key_of_any_hop_is_refused_before_a_login(way: Way, wrong: str, accept_new: bool) -> None:
@@ -101,9 +98,6 @@ def test_an_unknown_key_of_any_hop_is_refused_or_kept_once(way: Way, unknown: st
         way.who(accept_new_host_keys=True)
     assert known.read_text() == f"{right}\n{node.known_line()}"
     way.who()
-
-
-# --- the ssh_config ---------------------------------------------------------------------------------------------------
 
 
 def test_the_inventory_wins_over_the_ssh_config(way: Way) -> None:
@@ -167,9 +161,6 @@ def test_who_is_not_there_or_not_reached_is_named(fleet: LightFleet) -> None:
     assert "AllowTcpForwarding" in str(fault(4.0, "127.0.0.1", port, shut))
 
 
-# --- keys to log in with ----------------------------------------------------------------------------------------------
-
-
 def test_a_refused_login_says_what_was_tried_and_the_way_out(fleet: LightFleet) -> None:
     none, other = fleet.folder / "none", keygen(fleet.folder / "other")
     none.write_text("no key\n")
@@ -229,9 +220,6 @@ def test_a_certificate_beside_its_key(fleet: LightFleet) -> None:
     sign = ["ssh-keygen", "-q", "-s", str(authority), "-I", "gf", "-n", fleet.user, f"{key}.pub"]
     subprocess.run(sign, check=True)
     assert fleet.user in Way(fleet, f"TrustedUserCAKeys {authority}.pub").who(identity=str(key), proxy_jump="none")
-
-
-# --- the connection ---------------------------------------------------------------------------------------------------
 
 
 def test_a_host_with_few_sessions_is_used_with_fewer(fleet: LightFleet) -> None:

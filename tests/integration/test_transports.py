@@ -173,9 +173,6 @@ def mark() -> str:
     return f"7{secrets.randbelow(10**8):08}"
 
 
-# --- commands ---------------------------------------------------------------------------------------------------------
-
-
 def test_a_command_gets_its_words_its_input_and_gives_its_code(t: Transport) -> None:
     words = ["a b", "$HOME", "it's", "*", "~", "A=b", "", "\\", "new\nline", "ü", "-n", "`id`", "!x"]
     assert t.run(["printf", "%s\\0", *words]).out == b"".join(w.encode() + b"\0" for w in words)
@@ -215,8 +212,6 @@ def test_a_command_that_takes_too_long_leaves_nothing_and_others_go_on(t: Transp
     t.connect()
     assert t.run(["echo", "on"]).out == b"on\n"
 
-
-# --- files ------------------------------------------------------------------------------------------------------------
 
 NASTY = [
     "-rf",
@@ -304,9 +299,6 @@ def test_what_cannot_be_written_is_named_and_a_full_disk_leaves_nothing_half_wri
         assert sorted(os.listdir(home)) == ["filler", "spec"]
     finally:
         subprocess.run(["umount", home], check=True)
-
-
-# --- streams ----------------------------------------------------------------------------------------------------------
 
 
 def test_a_stream_gives_what_is_there_takes_input_and_tells_its_end(t: Transport) -> None:

@@ -146,8 +146,6 @@ class Kubelets:
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
 
-    # --- the API ------------------------------------------------------------------------------------------------------
-
     async def insist(self, call: Any, *args: Any, **options: Any) -> Any:
         """Result of a call of the API, tried again while the server is away or NOT_YET; None where it refuses."""
         while True:
@@ -212,8 +210,6 @@ class Kubelets:
             **({"startTime": now()} if running else {}),
         }  # fmt: skip
         await self.insist(self.core.patch_namespaced_pod_status, *pod.of, {"status": status})
-
-    # --- pods ---------------------------------------------------------------------------------------------------------
 
     async def live(self, pod: Pod) -> None:
         """A pod from its binding to its removal."""
@@ -282,8 +278,6 @@ class Kubelets:
                 if not connection.is_closing():
                     connection.pause_reading()
         return "ok"
-
-    # --- what the API server hands on ---------------------------------------------------------------------------------
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         """`/VERB/NAMESPACE/POD/CONTAINER`, of exec or containerLogs."""

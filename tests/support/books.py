@@ -47,8 +47,6 @@ class Books:
         later = [str(16 * g) for g in range(after + 1, self.groups + 1)]
         return {"kind": "hold", "until": until, "match": {"N": later}}
 
-    # --- a run ------------------------------------------------------------------------------------------------------
-
     @property
     def paths(self) -> RunPaths:
         """The latest run."""
@@ -77,8 +75,6 @@ class Books:
         """Reason by shape, as MxNxK."""
         with self.ledger() as ledger:
             return {"x".join(str(v) for v in f.key[:3]): f.reason or "" for f in ledger.failed()}
-
-    # --- its nodes --------------------------------------------------------------------------------------------------
 
     def folder(self, node: str = "here") -> Path:
         return self.workdir / self.paths.run / node

@@ -112,8 +112,6 @@ class Cluster:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    # --- up and down -----------------------------------------------------------------------------------------------
-
     def _start(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._etcd, self._peer, self._api, manager, scheduler, *kubelets = free_ports(5 + len(self.nodes))
@@ -200,8 +198,6 @@ class Cluster:
         if (reply := replies.readline().strip()) != wanted:
             raise AssertionError(f"the kubelets: {reply!r} {(self.folder / 'kubelets.log').read_text()[-2000:]}")
 
-    # --- who may do what -------------------------------------------------------------------------------------------
-
     def _certificates(self) -> None:
         import trustme
 
@@ -254,8 +250,6 @@ class Cluster:
         }))  # fmt: skip
         return path
 
-    # --- requests as admin -----------------------------------------------------------------------------------------
-
     def request(self, method: str, path: str, body: object = None) -> bytes:
         """Answer of the API server. Raises OSError."""
         data = None if body is None else json.dumps(body).encode()
@@ -306,8 +300,6 @@ class Cluster:
         found = json.loads(self.get(f"/api/v1/nodes/{node}") or b"{}")
         conditions: Sequence[dict[str, str]] = found.get("status", {}).get("conditions", ())
         return any(c["type"] == "Ready" and c["status"] == "True" for c in conditions)
-
-    # --- faults ----------------------------------------------------------------------------------------------------
 
     def fault(self, verb: str, name: str) -> None:
         """kill or revive of a node; evict, cut or freeze of a pod (tests/standins/kubelet.py)."""

@@ -43,8 +43,6 @@ class Rig:
             apply(fresh.state, record, t)
         return fresh
 
-    # --- events -------------------------------------------------------------------------------------------------------
-
     def node(self, name: str, slots: int = 1) -> list[ev.Decision]:
         """Join and pass all canaries."""
         out = self.do(ev.NodeJoined(name, tuple(str(i) for i in range(slots))))
@@ -119,8 +117,6 @@ class Rig:
     def tick(self, seconds: float = 0.0) -> list[ev.Decision]:
         self.now += seconds
         return self.do(ev.Tick())
-
-    # --- looking ------------------------------------------------------------------------------------------------------
 
     def shape(self, shape: int) -> Shape:
         return self.policy.state.shapes[shape]

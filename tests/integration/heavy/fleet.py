@@ -99,8 +99,6 @@ class HeavyFleet:
             "nodes:\n" + "".join(f"  {n.name}: {{}}   # {n.user}@{n.address}\n" for n in self.nodes)
         )
 
-    # --- steps ------------------------------------------------------------------------------------------------------
-
     def _node(self, i: int, image: str, user: str, archive: Path) -> HeavyNode:
         name, address = f"h{i + 1}", f"{self._subnet}.{10 + i}"
         folder = self.folder / name

@@ -44,8 +44,6 @@ class HeavyNode:
         """The line of this node in a known_hosts file."""
         return " ".join([self.address, *(self.folder / "hostkey.pub").read_text().split()[:2]])
 
-    # --- looking ----------------------------------------------------------------------------------------------------
-
     def exec(
         self, argv: Sequence[str], *, user: str = "root", stdin: bytes | None = None
     ) -> subprocess.CompletedProcess[bytes]:
@@ -75,8 +73,6 @@ class HeavyNode:
                 raise HeavyError(f"{self.name} is not ready after {PATIENCE_S:g} s: {log.stdout.decode()}")
             time.sleep(0.05)
 
-    # --- the whole node ---------------------------------------------------------------------------------------------
-
     def remove_containers(self, found_by: str) -> None:
         """Remove containers by force, until none is left: one that is being removed is an error for docker rm."""
         found = f"docker ps -aq --filter {shlex.quote(found_by)}"
@@ -86,8 +82,6 @@ class HeavyNode:
         """Undo all that was done to its links, its sshd and its engine."""
         self.wait_ready()
         self.sh(REPAIR)
-
-    # --- its links --------------------------------------------------------------------------------------------------
 
     def partition(self) -> None:
         """Packets vanish in both directions; nothing is closed."""
@@ -113,8 +107,6 @@ class HeavyNode:
         write_sshd_config(self.folder, options)
         self.stop_sshd()
         self.start_sshd()
-
-    # --- its engine -------------------------------------------------------------------------------------------------
 
     def stop_dockerd(self) -> None:
         """Stop the node's Docker and with it all its containers."""

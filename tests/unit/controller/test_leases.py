@@ -224,8 +224,6 @@ def test_leases_of_an_earlier_controller_are_taken_over_or_ended(start: Callable
     assert not scheduler.requests, "one is enough"
 
 
-# --- the number of leases ---------------------------------------------------------------------------------------------
-
 POOL = Pool("mi355", 1, 8, 8, Scheduler())
 
 

@@ -78,8 +78,6 @@ def test_numa(tmp_path: Path, numa: str, cpus: list[str | None]) -> None:
     assert [e.get(CPUS) for e in p.devices.values()] == cpus
 
 
-# --- references -------------------------------------------------------------------------------------------------------
-
 PRIVATE = """\
 nodes:
   n:
@@ -132,9 +130,6 @@ def test_mistakes_of_the_user_are_told_before_any_node_is_contacted(
     with pytest.raises(InputError, match="the tuner torch does not tune family a8w8_blockscale; it tunes a16w16, a8w8"):
         prepare(replace(request, family="a8w8_blockscale"))
     assert heard == []
-
-
-# --- facts that are kept ----------------------------------------------------------------------------------------------
 
 
 def test_a_plan_reads_what_the_run_kept(tmp_path: Path) -> None:

@@ -133,8 +133,6 @@ def test_locks_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.Monke
     }  # fmt: skip
 
 
-# --- verdicts -----------------------------------------------------------------------------------------------------
-
 GOOD = {
     "check": "1", "clock": f"{NOW:.0f}", "machine": "x86_64", "cores": "64", "user": "me", "workdir": "/w",
     "workdir_writable": "yes", "workdir_fs": "ext2/ext3", "workdir_free_kb": str(100 * 2**20),

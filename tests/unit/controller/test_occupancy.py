@@ -72,9 +72,6 @@ def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     assert [g.processes for g in facts.gpus] == [{"4711": 0}, {"4711": 1048576}]
 
 
-# --- one GPU under two names --------------------------------------------------------------------------------------
-
-
 def gpus(*ids: str) -> NodeFacts:
     values = {"end": "1", "machine": "x86_64", "cores": "8"}
     return NodeFacts(values, tuple(Gpu("amd", "gfx950", 256, id=i) for i in ids))

@@ -83,8 +83,6 @@ def test_options_that_do_not_fit_are_named_with_their_line(mine: None, tmp_path:
         load_inventory(write(tmp_path, node))
 
 
-# --- engines that enter an image --------------------------------------------------------------------------------------
-
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--no-container-mount-home"}
 """Of github.com/NVIDIA/pyxis, README."""
 APPTAINER = {"--rocm", "--no-home", "--bind", "--pwd"}

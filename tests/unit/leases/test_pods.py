@@ -59,9 +59,6 @@ def ended(of_container: str = "Error", code: int = 1, **status: Any) -> Json:
     return {"phase": "Failed" if code else "Succeeded", "containerStatuses": states, **status}
 
 
-# --- the pod that is asked for ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("pool", ["pool", "MI355x.eu_west", "p" * 63, "-"])
 def test_the_name_is_a_dns_label(pool: str) -> None:
     name = new_name("20260131-154500-3f9a", pool)
@@ -120,9 +117,6 @@ def test_what_a_template_must_not_set_is_named_with_its_way_out(template: Json, 
     assert any(fault in f for f in template_faults(template))
 
 
-# --- what the state of one means --------------------------------------------------------------------------------------
-
-
 def waits(reason: str, words: str = "", kind: str = "PodScheduled") -> Json:
     return {"phase": "Pending", "conditions": [{"type": kind, "status": "False", "reason": reason, "message": words}]}
 
@@ -170,9 +164,6 @@ def test_trouble_of_a_pod_that_may_pass() -> None:
     assert lease_of(lost).state is READY, "it may pass"
     lost["spec"]["readinessGates"] = [{"conditionType": "somebody/elses"}]
     assert trouble(lost) == ("", 0.0)
-
-
-# --- answers of the API server; tests/integration/test_kubernetes.py has a real one -----------------------------------
 
 
 def test_a_controller_in_a_pod_uses_its_service_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,8 +146,6 @@ def test_many_rows_of_one_read_are_kept_in_order(run: Run) -> None:
     assert [r.us for r in run.ledger.profile_rows()] == [float(us) for us in range(1, 151)]
 
 
-# --- candidates that were left out ------------------------------------------------------------------------------------
-
 ASM, CK = ["asm", "7"], ["ck", "3"]
 
 
@@ -192,9 +190,6 @@ def test_other_gpus_judge_a_candidate_and_its_node_is_told_until_it_has_begun_so
     assert run.ledger.blocklist_verdicts("n1")[0] != []  # sent, and not begun: it may yet be taken back
     run.says(started("g0001-1"))
     assert run.ledger.blocklist_verdicts("n1") == ([], [])
-
-
-# --- journals of simulated runs ---------------------------------------------------------------------------------------
 
 
 def keep(ledger: Ledger, journal: list[tuple[float, ev.Record]]) -> None:

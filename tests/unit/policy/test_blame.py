@@ -190,9 +190,6 @@ def test_a_verdict_of_the_tuner_is_final_and_a_retry_gives_a_fresh_start() -> No
     assert (rig.shape(1).state, rig.shape(1).tries, rig.where(1)) == ("pending", 0, "a")
 
 
-# --- results without some candidates ----------------------------------------------------------------------------------
-
-
 def test_an_incomplete_result_settles_nothing_and_the_first_complete_one_counts() -> None:
     rig = proven_nodes("a", "b")
     rig.singles(1)

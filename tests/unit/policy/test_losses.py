@@ -91,9 +91,6 @@ def test_a_row_that_comes_late_settles_its_shape_and_takes_its_new_attempt_back(
     assert of(ev.TakeBack, out) == [ev.TakeBack(new.id, new.node)]
 
 
-# --- leases -----------------------------------------------------------------------------------------------------------
-
-
 def test_an_uncharged_end_gives_everything_back_at_once_and_blames_nobody() -> None:
     rig = leases("h1", "h2", "h3")
     rig.singles(1, 2, 3, 4, cost_s=20.0)

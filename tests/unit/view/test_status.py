@@ -55,9 +55,6 @@ def shown(state: State, now: float) -> RunStatus:
     return run_status(state, ABOUT, "running", now)
 
 
-# --- the picture ------------------------------------------------------------------------------------------------------
-
-
 def test_it_is_prepared_until_a_node_has_joined_and_a_dead_controller_means_interrupted() -> None:
     assert [shown(fed(begin=BEGIN[:n]), 2.0).state for n in (3, 4)] == ["preparing", "running"]
     for kept, driven, state in (
@@ -75,9 +72,6 @@ def test_a_run_s_time_and_rate_are_those_of_its_sessions() -> None:
     assert worked_words(sessions).startswith("1 min 30 s (over 2 sessions from ")
     assert rate_per_min(state, night + 60.0) is None
     assert rate_per_min(fed((10.0, ev.ShapeTuned("g1", 1))), 24.0) == pytest.approx(60 / 20.0)
-
-
-# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def test_notes_tell_what_happened_once() -> None:
@@ -107,9 +101,6 @@ def test_notes_tell_what_happened_once() -> None:
         assert [text.endswith(end) for (text, _), end in zip(notes, texts, strict=True)] == [True] * len(texts), notes
         assert [text for text, bad in notes if not bad] == [t for t in texts if "lease" in t]
         assert live.take_notes() == []
-
-
-# --- what is left -----------------------------------------------------------------------------------------------------
 
 
 def plan(seed: int, *, off: float, poison: bool = False) -> SimPlan:
@@ -151,8 +142,6 @@ def test_after_a_third_the_end_is_known_within_a_factor(seed: int, off: float, p
         if makespan / 3 <= now <= makespan / 2 and not poison:
             assert 1 / 1.3 < left / (makespan - now) < 1.3, (now, makespan, left)
 
-
-# --- slots beside each other ------------------------------------------------------------------------------------------
 
 SLOTS = [(node, str(i)) for node in ("n1", "n2") for i in range(4)]
 GPU = "MI355X gfx950 256"
