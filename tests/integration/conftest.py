@@ -39,7 +39,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     """Three nodes, each with its own sshd, dockerd and address; to be left as they were found (see `remote`)."""
     fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
     fleet.start(len(NAMES), users=USERS)
-    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
     yield fleet
     fleet.stop()
 

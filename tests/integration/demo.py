@@ -75,7 +75,6 @@ def play(fleet: HeavyFleet, shapes: Path, runs: Path, commands: Commands) -> int
     fleet.start(2, users=("root", "tuner"), torch=True, say=say)
     say("\n".join(f"{node.name}  {node.user}@{node.address}" for node in fleet.nodes))
     say(f"their worker image {TORCH_IMAGE} holds torch for CPUs")
-    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
     inventory.write_text(fleet.inventory(TORCH_IMAGE, "torch"))
     say(f"\n== 2/5  the inventory that names them, {inventory}\n{inventory.read_text().rstrip()}")
     say("\n== 3/5  can they be used?")

@@ -120,8 +120,7 @@ def test_in_a_container_of_a_node(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     fleet.start(1, users=("tuner",))
     try:
         (node,) = fleet.nodes
-        config = bench.root / "ssh_config"
-        config.write_text(fleet.ssh_config())
+        config = fleet.folder / "ssh_config"
         words = ["sh", "-c", 'test -n "$GEMMFLEET_INSIDE" && echo "$1" && echo "$1"; exit 4', "it's", LINE.format(m=48)]
         for i, image in enumerate((WORKER_IMAGE, "${env:GF_IMAGE}")):
             bench.inventory.write_text(

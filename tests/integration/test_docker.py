@@ -31,7 +31,6 @@ HOSTILE = "a'b\"c $(touch /gemmfleet/hacked) `id` ; # \\ é=="
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
     fleet.start(2, users=("tuner", "nodocker"))
-    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
     yield fleet
     fleet.stop()
 

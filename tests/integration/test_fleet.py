@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from orchestrator.events import NodeLost, ShapeStarted
+from orchestrator.events import ShapeStarted
 from tests.integration.fleetkit import (
     ON_NODES,
     begun,
@@ -43,22 +43,6 @@ def test_the_nodes_are_checked_the_work_is_split_and_nothing_is_left(fleet: Heav
     assert containers(fleet) == []
     status = remote.run("status", "--json").json()
     assert [x["tuned"] for x in status["nodes"]] == [by_node(remote)[x] for x in ("h1", "h2", "h3")]
-
-
-def test_a_cut_connection_costs_nothing(fleet: HeavyFleet, remote: Bench) -> None:
-    n = remote.shapes(groups=18)
-    run = begun(remote, 4, seconds=0.1)
-    at = time.time()
-    for node in fleet.nodes[:2]:
-        node.drop_connections()
-    wait_until(lambda: joined(remote, "h1", at) and joined(remote, "h2", at), "both are there again")
-    assert "18 tuned" in finish_released(fleet, remote, run)
-    assert run.returncode == 0
-    remote.check_books(n)
-    assert containers(fleet) == []
-    assert all([s for s in steps(remote, name, "trouble") if s["t"] >= at] for name in ("h1", "h2"))
-    assert not remote.journal(NodeLost)
-    assert set(Counter(r.shape for r in remote.journal(ShapeStarted)).values()) == {1}
 
 
 def test_a_killed_container_comes_back(fleet: HeavyFleet, remote: Bench) -> None:

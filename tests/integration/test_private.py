@@ -22,7 +22,6 @@ RESULTS = "/data/private results"
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
     (node,) = fleet.start(1, users=("tuner",))
-    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
     node.sh(f"docker tag {WORKER_IMAGE} {IMAGE} && mkdir -p '{MOUNT}' && echo there >'{MOUNT}/file'")
     yield fleet
     fleet.stop()

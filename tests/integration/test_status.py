@@ -57,7 +57,6 @@ def test_a_slow_node_is_not_called_unreachable(make_bench: Callable[..., Bench])
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HeavyFleet]:
     fleet = HeavyFleet(tmp_path_factory.mktemp("fleet"))
     fleet.start(3, users=("tuner", "root", "root"))
-    (fleet.folder / "ssh_config").write_text(fleet.ssh_config())
     a_gpu(fleet.nodes[0], mem_info_vram_used="0", mem_info_vram_total="309220868096")
     yield fleet
     fleet.stop()

@@ -35,7 +35,6 @@ def main() -> int:
             fleet.start(args.nodes, users=args.users.split(","), torch=args.torch, say=say)
             image, tuner = (TORCH_IMAGE, "torch") if args.torch else (WORKER_IMAGE, "replay")
             config, inventory = fleet.folder / "ssh_config", fleet.folder / "inventory.yaml"
-            config.write_text(fleet.ssh_config())
             inventory.write_text(fleet.inventory(image, tuner))
             for node in fleet.nodes:
                 print(f"{node.name}  {node.user}@{node.address}  ssh -F {config} {node.name}")

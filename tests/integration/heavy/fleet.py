@@ -68,6 +68,7 @@ class HeavyFleet:
                     self._remove(self._mine)  # who still waits for a node sees that it is gone
                     raise
             (self.folder / "known_hosts").write_text("".join(f"{x.known_hosts}\n" for x in self.nodes))
+            (self.folder / "ssh_config").write_text(self._ssh_config())
         except BaseException:
             self.stop()
             raise
@@ -81,8 +82,8 @@ class HeavyFleet:
         self.nodes, self._subnet = [], ""
         self._outer.release()
 
-    def ssh_config(self) -> str:
-        """Text for an ssh_config: every node by its name."""
+    def _ssh_config(self) -> str:
+        """Text of `folder`/ssh_config: every node by its name."""
         return "".join(
             f"Host {n.name}\n  HostName {n.address}\n  Port {n.port}\n  User {n.user}\n  IdentityFile {n.identity}\n"
             f"  IdentitiesOnly yes\n  UserKnownHostsFile {self.folder}/known_hosts\n  GlobalKnownHostsFile /dev/null\n"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from orchestrator.errors import TemplateError
 from orchestrator.inventory.load import load_inventory, resolved
 from orchestrator.inventory.values import names
 from orchestrator.templating import data_folder, quote, render
+from tests.support.shells import check
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
 
@@ -37,19 +37,6 @@ def scripts(folder: Path, p: NodePlan) -> list[Path]:
         if name.endswith(".sh"):
             out.append(path)
     return out
-
-
-def check(*scripts: Path) -> None:
-    """All are valid shell, and shellcheck has nothing to say."""
-    for path in scripts:
-        for shell in ("sh", "bash"):
-            subprocess.run([shell, "-n", path], check=True)
-    if shutil.which("shellcheck") is None:
-        pytest.skip("shellcheck is not installed (SYSTEM=1 installs it)")
-    for home in {path.parent for path in scripts}:
-        argv = ["shellcheck", "-x", "-S", "warning", *(path.name for path in scripts if path.parent == home)]
-        done = subprocess.run(argv, capture_output=True, text=True, cwd=home)
-        assert done.returncode == 0, done.stdout
 
 
 EIGHT = NodeFacts(

@@ -19,6 +19,7 @@ from orchestrator.engine.docker import DockerOptions, engine_error
 from orchestrator.engine.docker_containers import DockerEngine
 from orchestrator.errors import EngineError
 from orchestrator.transport.local import LocalTransport
+from tests.support.shells import check
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
 PLAIN = DockerOptions("rocm/image:1")
@@ -49,14 +50,7 @@ def scripts(folder: Path, options: DockerOptions, *, gpus: bool = False) -> list
 def test_scripts_pass_the_shell_and_shellcheck(tmp_path: Path, options: DockerOptions, gpus: bool) -> None:
     found = scripts(tmp_path, options, gpus=gpus)
     assert {p.name for p in found} == {"launch.sh", "tune.sh", "follow.sh", "container.sh"}
-    for path in found:
-        for shell in ("sh", "bash"):
-            subprocess.run([shell, "-n", path], check=True)
-    if shutil.which("shellcheck"):
-        done = subprocess.run(
-            ["shellcheck", "-x", "-S", "warning", *found], capture_output=True, text=True, cwd=tmp_path
-        )
-        assert done.returncode == 0, done.stdout
+    check(*found)
 
 
 def run_argv(

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Collection, Sequence
 
 from orchestrator.engines import Finding
-from orchestrator.errors import TransportError, UnreachableError
+from orchestrator.errors import UnreachableError
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.transport.base import Transport
 from orchestrator.transport.local import LocalTransport
@@ -19,18 +19,11 @@ class Scheduler:
         self.leases: dict[str, Lease] = {}
         self.requests: list[tuple[int, frozenset[str]]] = []
         self.grants, self.silent = grants, False
-        self.refuses, self.refused = "", 0
-        """Words with which it refuses requests, and the number that it has refused."""
-        self.looks = 0
-        """Number of times that it was asked for its leases."""
         self.released: list[str] = []
         self._lock = threading.Lock()
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
         with self._lock:
-            if self.refuses:
-                self.refused += 1
-                raise TransportError("pool", self.refuses)
             self.requests.append((n, frozenset(avoid)))
             for _ in range(n):
                 id_ = str(len(self.leases) + 1)
@@ -41,7 +34,6 @@ class Scheduler:
         if self.silent:
             raise UnreachableError("pool", "the scheduler does not answer")
         with self._lock:
-            self.looks += 1
             return list(self.leases.values())
 
     def release(self, leases: Collection[Lease]) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks import fleet_sim
 from benchmarks.fleet_sim import Blame, even_split_s
-from benchmarks.fleet_workload import GROUPS, Workload, workload
-from tests.simulator.plan import Faults, Poison, Sickness
+from benchmarks.fleet_workload import Workload, workload
+from tests.simulator.plan import Faults
 from tests.simulator.simulator import simulate
 
 
@@ -25,16 +25,6 @@ def few(**faults: object) -> Workload:
     return replace(work, plan=plan, guilty=frozenset(plan.faults.poison))
 
 
-def test_the_workload_is_the_same_shapes_for_every_seed_in_two_thousand_groups() -> None:
-    one, other = workload("groups", 1, faults=False), workload("groups", 2, faults=True)
-    assert one.seconds == other.seconds
-    assert len(one.plan.groups) == len(other.plan.groups) == GROUPS
-    assert sorted(i for g in one.plan.groups for i in g.shapes) == sorted(one.seconds)
-    assert workload("tables", 1, faults=False).seconds == one.seconds
-    assert workload("groups", 2, faults=True).plan == other.plan
-    assert len(other.guilty) > 0.03 * len(one.seconds)
-
-
 def test_nothing_ends_before_the_bound_and_nobody_is_accused_where_nothing_is_wrong() -> None:
     work = few()
     result = simulate(work.plan)
@@ -42,16 +32,6 @@ def test_nothing_ends_before_the_bound_and_nobody_is_accused_where_nothing_is_wr
     blame = Blame(work, result)
     assert (blame.false_shapes, blame.false_slots, blame.missed, blame.spoiled) == ([], [], [], 0)
     assert even_split_s(work) >= lower_bound_s(work) - 0.1
-
-
-def test_the_guilty_who_are_found_are_no_miss_and_the_innocent_are_tuned() -> None:
-    work = few(poison={5: Poison()}, sick={("n02", "3"): Sickness()})
-    result = simulate(work.plan)
-    blame = Blame(work, result)
-    assert result.of("failed") == [5]
-    assert (blame.false_shapes, blame.false_slots, blame.missed) == ([], [], [])
-    innocent = replace(work, guilty=frozenset())
-    assert Blame(innocent, result).false_shapes == [5], "were it innocent, its failure would be a false one"
 
 
 def test_one_document_with_the_numbers_of_every_seed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,15 +27,6 @@ def test_deciding_changes_nothing() -> None:
         Simulator(with_leases(with_candidates(draw_plan(seed))), step=look).run()
 
 
-def test_the_ledger_s_own_form_gives_the_same_state() -> None:
-    sim = Simulator(with_leases(draw_plan(3)))
-    sim.run()
-    fresh = Policy()
-    for t, record in sim.journal:
-        apply(fresh.state, ev.from_json(type(record).__name__, ev.to_json(record)), t)
-    assert digest(fresh) == digest(sim.policy)
-
-
 def test_a_journal_cut_before_the_decisions_is_caught_up_with() -> None:
     rig = Rig()
     rig.singles(1, 2)
