@@ -61,9 +61,9 @@ class Ledger(LedgerReader):
                     self._conn.execute("ROLLBACK")
                 raise
 
-    def _run(self, sql: str, values: Sequence[Any]) -> int:
+    def _run(self, sql: str, values: Sequence[Any]) -> None:
         self._must_be_open()
-        return self._conn.execute(sql, values).rowcount
+        self._conn.execute(sql, values)
 
     def _writing(self) -> bool:
         return self._conn.in_transaction
@@ -85,16 +85,15 @@ class Ledger(LedgerReader):
         rows = ((s.id, json.dumps(s.key, separators=(",", ":"))) for s in shapes)
         self._conn.executemany("INSERT INTO shapes (id, key) VALUES (?, ?)", rows)
 
-    def skip_shapes(self, ids: Sequence[int], detail: str, t: float | None = None, *, reason: str | None = None) -> int:
-        """Leave shapes out of the run; return how many were new. `reason`: NOT_WORTH_IT, or none."""
+    def skip_shapes(self, ids: Sequence[int], detail: str, t: float | None = None, *, reason: str = "") -> None:
+        """Leave shapes out of the run. `reason`: NOT_WORTH_IT, or ""."""
         self._must_be_open()
         sql = "UPDATE shapes SET skipped=?, detail=?, skipped_at=? WHERE id=? AND skipped IS NULL"
-        return self._conn.executemany(sql, [(reason or "", detail, t, i) for i in ids]).rowcount if ids else 0
+        self._conn.executemany(sql, [(reason, detail, t, i) for i in ids])
 
-    def reopen_skipped(self) -> int:
-        """Take shapes into the run again that a limit left out; return how many were."""
-        sql = "UPDATE shapes SET skipped=NULL, detail=NULL, skipped_at=NULL WHERE skipped=?"
-        return self._run(sql, (NOT_WORTH_IT,))
+    def reopen_skipped(self) -> None:
+        """Take shapes into the run again that a limit left out."""
+        self._run("UPDATE shapes SET skipped=NULL, detail=NULL, skipped_at=NULL WHERE skipped=?", (NOT_WORTH_IT,))
 
     def drive(self, state: State) -> None:
         """Replay the journal into a fresh state. Whoever calls this applies to it each record that it journals."""

@@ -214,20 +214,8 @@ def test_a_command_that_takes_too_long_leaves_nothing_and_others_go_on(t: Transp
 
 
 NASTY = [
-    "-rf",
-    "a b",
-    "quote'\"",
-    "$(touch x)",
-    "new\nline",
-    "ü\\t",
-    "*",
-    "~",
-    "#",
-    ".hidden",
-    "w=1",
-    "{a,b}",
-    "x" * 200,
-]
+    "-rf", "a b", "quote'\"", "$(touch x)", "new\nline", "ü\\t", "*", "~", "#", ".hidden", "w=1", "{a,b}", "x" * 200,
+]  # fmt: skip
 
 
 def test_files_arrive_whole_with_their_modes_whatever_their_names(t: Transport, home: Path) -> None:

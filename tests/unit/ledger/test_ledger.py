@@ -97,19 +97,6 @@ def test_every_kind_of_record_is_read_back_as_it_was(record: ev.Record) -> None:
     assert repr(back) == repr(record)  # nan is not equal to itself
 
 
-def test_skipped_shapes_are_left_out_until_they_are_taken_in_again(run: Run) -> None:
-    with run.ledger.transaction():
-        assert run.ledger.skip_shapes([3], "in the table", 5.0) == 1
-        assert run.ledger.skip_shapes([2, 3], "the limit", 6.0, reason="not_worth_it") == 1
-    assert [(s.id, s.reason, s.detail) for s in run.ledger.shapes("skipped")] == [
-        (2, "not_worth_it", "the limit"),
-        (3, None, "in the table"),
-    ]
-    with run.ledger.transaction():
-        assert run.ledger.reopen_skipped() == 1
-    assert run.ledger.counts().skipped == 1
-
-
 def test_writes_only_inside_a_transaction_which_is_all_or_nothing(run: Run) -> None:
     with pytest.raises(LedgerError, match="only written inside"):
         run.ledger.set_meta("state", "running")

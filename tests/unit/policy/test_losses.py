@@ -176,15 +176,3 @@ def test_the_gpu_keeps_its_evidence_and_quarantine_from_lease_to_lease() -> None
     assert of(ev.AskCanary, rig.tick()) != []
     rig.canary("c")
     assert {s.state for s in rig.policy.state.nodes["c"].slots.values()} == {"ready"}
-
-
-def test_two_leases_on_one_gpu_are_one_slot_s_evidence() -> None:
-    rig = leases("h1", "h2")
-    rig.singles(1, 2, 3, cost_s=50.0)
-    rig.start(1)
-    place = rig.policy.state.slot_of(rig.attempt(1)).gpu.place
-    rig.fault(1)
-    rig.ended(next(n.name for n in rig.policy.state.nodes.values() if n.host == place[0]), "released")
-    rig.lease("c", place[0])
-    assert rig.policy.state.nodes["c"].slots["0"].gpu.place == place
-    assert rig.where(1) in ("b", "a"), "not on that GPU again"

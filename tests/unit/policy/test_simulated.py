@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator import events as ev
 from tests.paths import ROOT
-from tests.simulator.plan import Faults, Poison, Sickness, SimGroup, SimPlan, Span
+from tests.simulator.plan import Faults, Poison, SimGroup, SimPlan, Span
 from tests.simulator.simulator import Result, simulate
 from tests.support.drawn_plans import draw_groups
 
@@ -24,10 +24,6 @@ def _all_tuned_but(result: Result, *guilty: int) -> None:
     assert [s for s, e in result.shapes.items() if e.end != "tuned"] == sorted(guilty)
 
 
-def _quarantined(result: Result) -> set[tuple[str, str]]:
-    return {(r.node, r.slot) for _, r in result.journal if isinstance(r, ev.Quarantine)}
-
-
 @pytest.mark.parametrize(("nodes", "slots", "groups"), [(1, 1, 30), (1, 8, 150), (4, 2, 150), (12, 8, 1500)])
 def test_makespan_is_near_the_lower_bound(nodes: int, slots: int, groups: int) -> None:
     plan = _plan(nodes, slots, groups)
@@ -35,13 +31,6 @@ def test_makespan_is_near_the_lower_bound(nodes: int, slots: int, groups: int) -
     _all_tuned_but(result)
     assert result.makespan_s <= 1.15 * plan.lower_bound_s()
     assert groups <= len(result.records(ev.AttemptStarted)) <= 1.15 * groups
-
-
-@pytest.mark.parametrize("canary", [True, False])
-def test_a_sick_slot_is_shut_and_no_shape_blamed(canary: bool) -> None:
-    result = simulate(_plan(3, 2, 60, Faults(sick={("n2", "1"): Sickness(canary=canary)})))
-    _all_tuned_but(result)
-    assert _quarantined(result) == {("n2", "1")}
 
 
 def test_a_controller_that_dies_repeats_at_most_what_was_in_flight() -> None:

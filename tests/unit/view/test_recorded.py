@@ -69,7 +69,7 @@ def replayed(recording: Recording, runs: Path) -> RunPaths:
         for key, value in recording["meta"].items():
             ledger.set_meta(key, value)
         for i, reason, detail, t in recording["skipped"]:
-            ledger.skip_shapes([i], detail, t, reason=reason)
+            ledger.skip_shapes([i], detail, t, reason=reason or "")
         by_name = (dict(zip(recording["columns"], row, strict=True)) for row in recording["rows"])
         ledger.put_rows([tuple(row.get(name) for name in ROW) for row in by_name])
         for node, slot, info, device in recording["slots"]:
