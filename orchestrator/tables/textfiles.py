@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import csv
 import difflib
-import itertools
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice, tee
 from pathlib import Path
 from typing import BinaryIO
 
@@ -170,9 +171,7 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] 
         with open_file(path, error) as f:
             if cap is not None and os.fstat(f.fileno()).st_size > cap:
                 raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, which no tuned table is")
-            for n in itertools.count(1):
-                if not (raw := f.readline(MAX_LINE + 1)):
-                    return
+            for n, raw in enumerate(iter(partial(f.readline, MAX_LINE + 1), b""), 1):
                 yield _decoded(path, n, raw, error)
     except OSError as e:
         raise error(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
@@ -183,13 +182,13 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
 
     `cap` as in `text_lines`. Raises TunedDBError with the line.
     """
-    lines, texts = itertools.tee(text_lines(path, cap))
+    lines, texts = tee(text_lines(path, cap))
     reader = csv.reader(lines, strict=True)
     begin = 0
     try:
         for record in reader:
             at, end = begin + 1, reader.line_num
-            text = next(texts) if end == at else "".join(itertools.islice(texts, end - begin))
+            text = next(texts) if end == at else "".join(islice(texts, end - begin))
             begin = end
             plain = text.isascii() and not (" " in text or "\t" in text or '"' in text)
             yield at, text, record if plain else list(map(str.strip, record))

@@ -160,7 +160,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "old-table-not-kept", 9, "orchestrator/tables/journal.py",
-        "                _link(path, name)\n",
+        "                _keep(path, name)\n",
         "                pass\n",
         "A merge replaces the user's table and keeps no copy of the old one.",
         ("tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),

@@ -328,7 +328,7 @@ def _compared(tree: ast.AST) -> Iterator[str]:
 
 MAX_BYTES = 4 << 30
 
-Standing = Literal["there", "compiled", "cannot", "unread"]
+Standing = Literal["loads", "rebuild", "cannot", "unread", "compiled"]
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
 _CK2STAGES = "moe_ck2stages_gemm"
 _CHOSEN = re.compile(r"_Nswizzle[01]_|_[BF]16$")
@@ -353,8 +353,8 @@ def _held(path: Path, wanted: frozenset[str]) -> frozenset[str] | None:
 class KernelAvailability:
     """A row's kernel in a tree.
 
-    `there`: it loads. `compiled`: it loads if it is in the module that was built, by its name alone (`by_name`) or
-    for this very shape; `in_module`: the built module holds its name, None where there is no module.
+    `loads`, maybe after a `rebuild`. `compiled`: it loads if it is in the module that was built, by its name alone
+    (`by_name`) or for this very shape; `in_module`: the built module holds its name, None where there is no module.
     `cannot`: nothing of AITER's loads it. `unread`: the list that would show it is not readable here.
     """
 
@@ -365,7 +365,7 @@ class KernelAvailability:
     opus: bool = False
 
 
-_THERE = KernelAvailability("there")
+_LOADS = KernelAvailability("loads")
 
 
 def _cannot(why: str) -> KernelAvailability:
@@ -395,7 +395,7 @@ class KernelReader:
         if FAMILIES[family].two_stages:
             stages = (row.get(n, "") for n in ("kernelName1", "kernelName2"))
             found = [self._stage(family, gfx, name) for name in stages if name not in NULLS]
-            order: tuple[Standing, ...] = ("cannot", "unread", "compiled", "there")
+            order: tuple[Standing, ...] = ("cannot", "unread", "compiled", "loads")
             return min(found, key=lambda k: order.index(k.standing), default=_cannot("names no kernel"))
         name = row.get("kernelName", "")
         libtypes = self._lists.libtypes(family)
@@ -404,17 +404,17 @@ class KernelReader:
             return _cannot(f"its operator knows no libtype {libtype[:40]} ({', '.join(sorted(libtypes))})")
         backend = backend_of(family, row)
         if backend in ("triton", "torch", "skinny", "hipblaslt"):
-            return _THERE if libtypes and backend in libtypes else _no_name(name)
+            return _LOADS if libtypes and backend in libtypes else _no_name(name)
         if backend == "flydsl":
             known = self._lists.reads_flydsl(name, gfx)
-            return _THERE if known else _cannot(f"no FlyDSL kernel of the tree is called {name[:120]}")
+            return _LOADS if known else _cannot(f"no FlyDSL kernel of the tree is called {name[:120]}")
         if backend == "asm":
             return self._asm(family, gfx, name)
         return self._instance(family, backend, gfx, row) if (family, backend) in PLACES else _no_name(name)
 
     def _asm(self, family: str, gfx: str, name: str) -> KernelAvailability:
         if name in self._lists.asm(family, gfx):
-            return _THERE
+            return _LOADS
         where = " and ".join(f"hsa/{gfx or '*'}/{folder}" for folder in ASM.get(family, ()))
         return _cannot(f"no list of {where} has an ASM kernel {name[:120]}") if where else _no_name(name)
 
@@ -426,7 +426,7 @@ class KernelReader:
         numbered = found.by_id.get(int(number) if number.isdigit() else -1, "none")
         if place.whole:
             why = f"AITER calls the kernel of kernelId {number[:20]} here: {numbered[:120]}"
-            return _THERE if numbered == name else _cannot(why)
+            return _LOADS if numbered == name else _cannot(why)
         if name not in found.names:
             ends = ": a build with this row in the table stops with an error" if found.refuses else ""
             return _cannot(f"{found.file or 'the tree'} lists no kernel {name[:120]}{ends}")
@@ -442,7 +442,7 @@ class KernelReader:
         if name.startswith(_CK2STAGES):
             plain = _CHOSEN.sub(lambda m: "_Nswizzle0_" if m[0].endswith("_") else "_B16", name)
             listed = plain in self._lists.stages(gfx)
-            return _THERE if listed else _cannot(f"no list of fmoe's CK kernels has {name[:160]}")
+            return _LOADS if listed else _cannot(f"no list of fmoe's CK kernels has {name[:160]}")
         if backend == "asm":
             return self._asm(family, gfx, name)
         # a cktile name is a label: block size and types choose the kernel
@@ -451,4 +451,4 @@ class KernelReader:
             or ("cktile" in name and self._lists.speaks_of("fused_moe.py", "cktile_moe_stage1"))
             or name.replace("opus_moe2_layout_", "opus_moe2_") in self._lists.opus_moe()
         )
-        return _THERE if known else _cannot(f"fmoe's operator knows no kernel {name[:160]}")
+        return _LOADS if known else _cannot(f"fmoe's operator knows no kernel {name[:160]}")
