@@ -30,7 +30,6 @@ from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import FIX, FIXES, REBUILD, Broken, RowRules
 from orchestrator.tables.textfiles import read_head, text_lines
 from orchestrator.tables.tuned import (
-    NULLS,
     TAG,
     Key,
     KeyFault,
@@ -43,9 +42,9 @@ from orchestrator.tables.tuned import (
     read_table,
     twice,
 )
-from worker.aiter_tree.kernels import KernelAvailability, KernelReader, Standing
+from worker.aiter_tree.kernels import KernelAvailability, KernelLists, Standing
 from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
-from worker.families import Family, backend_of
+from worker.families import NULLS, Family, backend_of
 from worker.text import Finding, Level
 
 STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")
@@ -82,7 +81,7 @@ class Build:
         """Raises InputError where there is no AITER."""
         self.name = name or str(root)
         try:
-            self._kernels = KernelReader(tree_at(root))
+            self._kernels = KernelLists(tree_at(root))
         except NotATreeError as e:
             raise InputError(f"--build {self.name}: no AITER tree is there: {e}") from e
         self.tree = self._kernels.tree
@@ -94,7 +93,7 @@ class Build:
     @property
     def problems(self) -> Sequence[str]:
         """Parts of the tree that could not be read."""
-        return self._kernels.problems
+        return tuple(self._kernels.problems)
 
     def answer(self, family: Family, key: Key, cells: Mapping[str, str]) -> KernelAvailability:
         """The outcome of a row, never `compiled`. `key` begins with its gfx and cu_num."""

@@ -21,17 +21,8 @@ from typing import Any, Literal, NamedTuple
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.policy import NUMBERS, Newcomer, identity, split_of
 from orchestrator.tables.textfiles import listed, text_lines
-from orchestrator.tables.tuned import (
-    GFX_OF_CU_NUM,
-    KERNEL_NAMES,
-    NULLS,
-    Place,
-    Table,
-    TableRow,
-    kernel_of_stages,
-    number_of,
-)
-from worker.families import Family, backend_of, kernel_of_aiter, tuner_of
+from orchestrator.tables.tuned import GFX_OF_CU_NUM, KERNEL_NAMES, Place, Table, TableRow, kernel_of_stages, number_of
+from worker.families import NULLS, Family, backend_of, kernel_of_aiter, tuner_of
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 

@@ -8,9 +8,10 @@ docs/reference/known-issues.md, with a line of real output, what gemmfleet does,
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from worker.text import clean
 
@@ -66,9 +67,9 @@ class Diagnosis:
 
     @property
     def explanation(self) -> str:
-        """Cause, advice and end of the issue, with the groups of the match filled in."""
+        """Cause, advice and end of the issue, with the groups of the match filled in; a dash for one without a part."""
         parts = (self.issue.why, self.issue.advice, f"Until {self.issue.until}." if self.issue.until else "")
-        return " ".join(p for p in parts if p).format_map(_DashForMissing(self.groups))
+        return " ".join(p for p in parts if p).format_map(defaultdict(lambda: "-", self.groups))
 
     def detail(self, already_shown: str = "", *, own_shape: bool = False) -> str:
         """Text of a failure record: the title, the line (unless `already_shown` has it), the explanation.
@@ -79,13 +80,6 @@ class Diagnosis:
         return f"{self.issue.title}{line}. " + (
             OWN_SHAPE_ADVICE if own_shape and self.issue.blames == "shape" else self.explanation
         )
-
-
-class _DashForMissing(dict[str, str]):
-    """A group that took no part in the match is a dash."""
-
-    def __missing__(self, key: str) -> str:
-        return "-"
 
 
 # fmt: off
@@ -367,9 +361,7 @@ _ENTRIES = (
 )
 # fmt: on
 
-_RANKS = ("cause", "consequence", "remark")
-
-ISSUES: tuple[KnownIssue, ...] = tuple(sorted(_ENTRIES, key=lambda issue: _RANKS.index(issue.rank)))
+ISSUES: tuple[KnownIssue, ...] = tuple(sorted(_ENTRIES, key=lambda issue: get_args(Rank).index(issue.rank)))
 """All known issues, the one that explains most first."""
 
 _ENDING = tuple(issue for issue in ISSUES if issue.isolates)

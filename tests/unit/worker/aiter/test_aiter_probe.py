@@ -109,10 +109,13 @@ def test_what_a_tree_says_of_itself(tmp_path: Path) -> None:
         assert tree_at(root).commit == commit
 
 
-def test_one_tree_is_used_and_never_a_mix(tmp_path: Path) -> None:
+def test_one_tree_is_used_and_never_a_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image of the runbook: the package imports from one tree, scripts were run from another."""
     imported, other = make(tmp_path / "app/aiter-test"), make(tmp_path / "root/aiter")
-    trees = find_trees((), places=(str(other),), path=[str(imported)])
+    monkeypatch.setattr(locate, "PLACES", [])
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), str(imported)])
+    assert imported_package() == imported / "aiter"
+    trees = find_trees([other])
     assert [(t.root, t.imported) for t in trees] == [(imported, True), (other, False)]
     chosen, notes = pick(trees, family=A4W4)
     assert chosen.root == imported
@@ -122,14 +125,15 @@ def test_one_tree_is_used_and_never_a_mix(tmp_path: Path) -> None:
     assert all(other in path.parents for path in (chosen.package, *chosen.scripts.values()))
     bare = make(tmp_path / "bare")
     (bare / SCRIPT).unlink()
-    trees = find_trees((other,), places=(), path=[str(bare)])
+    monkeypatch.setattr(sys, "path", [str(bare)])
+    trees = find_trees([other])
     assert pick(trees, family=A4W4)[0].root == other, "whole, as the imported one lacks the script"
     with pytest.raises(NotATreeError, match="no AITER of this image has"):
         pick(trees, family="none")
     with pytest.raises(NotATreeError, match="root: PATH"):
         pick([])
-    assert imported_package([str(tmp_path / "app/aiter-test"), str(tmp_path)]) == imported / "aiter"
-    assert imported_package([str(tmp_path / "root")]) is None, "a folder of that name is no package"
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "root")])
+    assert imported_package() is None, "a folder of that name is no package"
 
 
 def test_the_verb(tmp_path: Path) -> None:
