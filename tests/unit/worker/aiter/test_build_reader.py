@@ -11,9 +11,8 @@ import pytest
 from orchestrator.families import get_family
 from orchestrator.tables.check import Build
 from orchestrator.tables.tuned import key_of
-from tests.support.aiterbuild import ASM, CK, CK2, tree
-from tests.support.aitercheckout import A4W4 as FAMILY
-from tests.support.aitercheckout import line, text
+from tests.support.aiterbuild import A4W4 as FAMILY
+from tests.support.aiterbuild import ASM, CK, CK2, line, text, tree
 from worker.aiter_tree import kernels
 from worker.aiter_tree.kernels import KernelAvailability
 
