@@ -61,8 +61,6 @@ class NodeLink(LocalTransport):
         self._closed = threading.Event()
         self._lock = threading.Lock()
 
-    # --- the transport --------------------------------------------------------------------------------------------
-
     def connect(self) -> None:
         self._closed.clear()
         self._carry("connect", lambda: None)
@@ -85,8 +83,6 @@ class NodeLink(LocalTransport):
             folder = Path(self._plan.folder)
             return self._carry("open", lambda: FollowChannel(self, HeldStream(self, folder, start)))
         return self._carry("open", lambda: super(NodeLink, self).open(argv))
-
-    # --- what a command does ----------------------------------------------------------------------------------------
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
         if argv[0] == "test" and argv[-1].endswith(CODE_MARKER):
@@ -117,8 +113,6 @@ class NodeLink(LocalTransport):
         found = ask(self._place / "server", verb, folder=self._plan.folder, slots=list(slots), env=env)
         lines = {s: f"{s} {state} {'' if code is None else code}\n" for s, state, code in found}
         return Completed(0, "".join(lines.get(s, f"{s} absent\n") for s in slots).encode(), b"")
-
-    # --- the link -------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:

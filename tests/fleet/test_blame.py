@@ -211,8 +211,6 @@ def test_a_node_that_cannot_work_ends_the_run_with_3(make_fleet: Callable[..., F
     fleet.check_books(n)
 
 
-# --- a GPU on which some kernels fault while its canary passes --------------------------------------------------------
-
 CK = [("ck_a", 6.82), ("ck_b", 7.4)]
 ASM = [("asm_a", 5.91), ("asm_b", 6.1), ("asm_c", 6.3)]
 

@@ -196,9 +196,6 @@ def test_a_node_is_added_while_the_run_goes_on(make_fleet: Callable[..., Fleet])
     assert "h3 joins" in run.out
 
 
-# --- nodes that others use --------------------------------------------------------------------------------------------
-
-
 def occupy(fleet: Fleet, node: str) -> Path:
     """A container of others holds the node's GPU, as its check script tells it, until the file is removed."""
     facts = fleet.root / "facts" / node

@@ -246,8 +246,6 @@ class KernelLists:
                 )
         return False
 
-    # --- the child --------------------------------------------------------------------------------------------------
-
     def _list(self, name: str, gfx: str) -> Any:
         """A list as the child has read it for a chip; None where there is none, or it cannot be read."""
         found = self._imported(gfx or DEFAULT_GFX).get(name, {})

@@ -278,9 +278,6 @@ class TreeFiles:
             return ""
 
 
-# --- version and commit ---------------------------------------------------------------------------------------------
-
-
 def version_of(root: Path, package: Path) -> str:
     """`0.1.14.post1` and the like: of aiter/_version.py, else of the distribution's metadata."""
     said = r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]"""
@@ -320,8 +317,6 @@ def _text(path: Path, limit: int = 1 << 20) -> str:
     except (OSError, ValueError):
         return ""
 
-
-# --- scratch copies -------------------------------------------------------------------------------------------------
 
 _LEFT_OUT = frozenset((".git", "__pycache__"))
 

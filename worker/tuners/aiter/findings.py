@@ -99,9 +99,6 @@ def _apply(name: str, found: Findings, scratch: ScratchTree) -> Applied:
     return {"name": name, "source": workaround.source, "files": files, "evidence": list(evidence)}
 
 
-# --- lists of ASM kernels where get_asm_dir() looks -----------------------------------------------------------------
-
-
 def asm_dir(files: TreeFiles) -> str:
     """Result of get_asm_dir(), below the tree's meta folder: `hsa/{gfx}` or `hsa`; "" if it is unknown."""
     core = files.text(files.tree.package / "jit" / "core.py")
@@ -133,9 +130,6 @@ def _link_lists(files: TreeFiles, gfx: str, scratch: ScratchTree) -> list[Edit]:
     return [((below / n).as_posix(), f"{gfx}/{n}") for n in names if not os.path.lexists(real / n)]
 
 
-# --- names of the list's columns in the a4w4 script -----------------------------------------------------------------
-
-
 def _list_header(files: TreeFiles, gfx: str) -> tuple[Path | None, list[str]]:
     """The a4w4 script's list of ASM kernels, and its columns."""
     places = (files.tree.meta / (w or "hsa").format(gfx=gfx) / LIST for w in (asm_dir(files), "hsa/{gfx}"))
@@ -164,9 +158,6 @@ def _case_of_list(files: TreeFiles, gfx: str, scratch: ScratchTree) -> list[Edit
     """The list's own names of its columns in the script."""
     theirs = {c.lower(): c for c in _list_header(files, gfx)[1]}
     return _edited(scratch, lambda text: _TILES.sub(lambda m: m[0].replace(m[1], theirs[m[1].lower()]), text))
-
-
-# --- scales of a K that is no multiple of 256 -----------------------------------------------------------------------
 
 
 def _is_reference_padded(files: TreeFiles, gfx: str) -> Applicability:

@@ -41,9 +41,6 @@ KNOWN_TO_AITER = ("gfx942", "gfx950")
 """Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
 
 
-# --- command line ---------------------------------------------------------------------------------------------------
-
-
 def batch_size(family: Family, script: TunerScript, options: Options) -> int:
     """Shapes that AITER takes at once.
 
@@ -99,9 +96,6 @@ def aiter_timeout(options: Options, batch: int) -> int:
     """AITER's own limit of a task in seconds. It is beyond ours, because a shape that AITER gives up is lost silently
     with all candidates. Until 2026-08 it counts from the start of the batch."""
     return int(options.tuner_timeout * 1.5 + 60) * batch if options.tuner_timeout else LONGEST_TIMEOUT_S
-
-
-# --- environment ----------------------------------------------------------------------------------------------------
 
 
 def chip_variables(device: Mapping[str, Any]) -> dict[str, str]:
@@ -175,8 +169,6 @@ def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.envi
         if value.split(";")[-1].strip() not in harmless.get(name, ())
     ]
 
-
-# --- questions to the GPU -------------------------------------------------------------------------------------------
 
 CANARY_SIZE = 256
 MARK = "GEMMFLEET-ONCHIP "
