@@ -150,29 +150,3 @@ def test_stop(tmp_path: Path, way: str) -> None:
         assert (ended["outcome"], ended["in_flight"]) == (("done", None) if way == "drain" else ("cancelled", 1))
         assert way in n.records("0", "worker_stopped")[0]["why"]
         assert len(os.listdir(n.paths.inbox)) == 1
-
-
-def test_what_an_earlier_worker_left_claimed_is_closed(tmp_path: Path) -> None:
-    with node(tmp_path, options={"seconds_per_shape": 0.2}, idle_exit_s=0.3) as n:
-        agent = n.start()
-        n.put("a-1", shapes=5)
-        n.wait_record("shape_tuned", count=2)
-        n.kill(agent)
-        never = n.put("never-1")
-        os.rename(never, n.paths.claimed("0") / never.name)
-        n.paths.stop.write_text("drain")
-        assert n.start().wait(15) == 0, "asked to stop before it starts it only tidies up"
-        n.paths.stop.unlink()
-        kinds = [r["type"] for r in n.records()]
-        assert kinds[kinds.index("worker_started", 1) :] == ["worker_started", *["attempt_ended"] * 2, "worker_stopped"]
-        ended, never_ended = n.wait_ended("a-1"), n.wait_ended("never-1")
-        assert (ended["outcome"], ended["exit"]) == ("worker_died", None)
-        in_flight = n.of("a-1", "shape_started")[-1]["shape"]
-        settled = [r["shape"] for r in n.of("a-1", "shape_tuned")]
-        assert ended["in_flight"] == (None if in_flight in settled else in_flight)
-        assert (never_ended["outcome"], never_ended["in_flight"]) == ("worker_died", None)
-        # killed between the record of the end and the move of the spec, it is closed by the move alone
-        spec = n.paths.attempt("a-1") / "spec.json"
-        os.rename(spec, n.paths.claimed("0") / "00000001.any.a-1.json")
-        assert n.start().wait(15) == 0
-        assert n.wait_ended("a-1") == ended

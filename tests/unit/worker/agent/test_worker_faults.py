@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 
 from tests.support.workernode import fault, node
 from tests.waiting import wait_until
-from worker.protocol import parse_record
 
 
 @pytest.mark.parametrize(
@@ -99,51 +96,3 @@ def test_the_kernels_out_of_memory_killer_is_recognised(tmp_path: Path, memory_c
         n.put("b-1")
         assert n.wait_ended("b-1")["outcome"] == "done", "the tuner was offered, the agent lives"
         n.kill(agent)
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MB, or a skip."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("may not mount a tmpfs here")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
-def test_a_full_disk_loses_nothing_and_the_work_goes_on_when_there_is_space(small_disk: Path) -> None:
-    def fill(name: str) -> None:
-        with pytest.raises(OSError, match="No space left"):
-            (small_disk / name).write_bytes(b"x" * 2**20)
-        wait_until(lambda: os.statvfs(small_disk).f_bavail == 0, "the disk is full")
-        time.sleep(0.7)
-        data = n.paths.events("0").read_bytes()
-        assert data.endswith(b"\n")
-        for line in data.splitlines():
-            parse_record(line)
-
-    with node(small_disk, options={"seconds_per_shape": 0.01}) as n:
-        agent = n.start()
-        n.put("b-1", shapes=400, grace_s=2.0)
-        n.wait_record("shape_tuned", count=3)
-        after = n.put("c-1")
-        fill("filler")
-        assert n.of("b-1", "attempt_ended") == []
-        assert after.exists(), "claims nothing meanwhile"
-        (small_disk / "filler").unlink()
-        ended = n.wait_ended("b-1")
-        started, tuned = ([r["shape"] for r in n.of("b-1", kind)] for kind in ("shape_started", "shape_tuned"))
-        assert (ended["outcome"], [ended["in_flight"]]) == ("disk_full", started[len(tuned) :] or [None])
-        # what the tuner had said by then is all there, in order and once
-        rows = [(r["shape"], r["row"]["kernelId"]) for r in n.of("b-1", "row")]
-        assert rows == sorted(set(rows))
-        assert n.wait_ended("c-1")["outcome"] == "done"
-        n.put("d-1", shapes=400)
-        wait_until(lambda: n.of("d-1", "shape_tuned"), "the next one is at work")
-        fill("filler")
-        agent.terminate()
-        assert agent.wait(10) == 1, "stopped on a full disk, it says by its status that not all is written"
-        (small_disk / "filler").unlink()
-        n.start()
-        assert n.wait_ended("d-1")["outcome"] == "worker_died"
