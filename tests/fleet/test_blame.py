@@ -212,16 +212,6 @@ def test_the_winner_is_not_what_a_sick_slot_left_over(two: Fleet) -> None:
     assert f"{incomplete.attempt} on sick slot 0: a result, without 3 candidates that faulted" in told
 
 
-def test_a_candidate_that_faults_everywhere_is_left_out_everywhere(two: Fleet) -> None:
-    two.shapes(3)
-    play(two, {"kind": "abort", "match": {"kernelName": "asm_a"}})
-    assert kernels(two) == {"asm_b"}
-    assert elsewhere(two) == {("sick", "faulted"), ("well", "faulted")}
-    assert not two.journal(ev.Quarantine)
-    assert two.provenance()["unconfirmed"] == []
-    assert "asm_a" in (two.root / "blocklist.jsonl").read_text()
-
-
 def test_with_one_slot_the_result_is_unconfirmed(make_fleet: Callable[..., Fleet]) -> None:
     one = make_fleet(nodes={"sick": 1})
     one.shapes(2)

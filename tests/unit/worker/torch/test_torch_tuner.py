@@ -164,9 +164,6 @@ def test_only_the_kernels_of_a_table_are_measured(tuner: TorchTuner) -> None:
     assert [m["reason"] for m in measured("torch_of_old").of("shape_failed")] == ["no_candidate"]
 
 
-# --- formats, against naive code that shares nothing with the tuner's -----------------------------------------------
-
-
 def naive_e2m1(code: int) -> float:
     """Sign, two exponent bits of bias 1, one mantissa bit; exponent 0 is subnormal."""
     sign, exponent, mantissa = code >> 3, code >> 1 & 3, code & 1
