@@ -177,7 +177,7 @@ class Fleet(Books):
 
     def lose(self, node: str, op: str, nth: int = 1, when: str = "after") -> None:
         """Lose the answer to the NTH next call of a kind."""
-        (self.root / "links" / f"{node}.lose").write_text(f"{op} {nth} {when}")
+        self.link(f"{node}.lose", f"{op} {nth} {when}")
 
     def kill_workers(self, *nodes: str) -> None:
         for node in nodes:
