@@ -1,14 +1,20 @@
-"""Facts of each version of AITER, as its files were read by hand; the probe has to find the same."""
+"""Facts of each version of AITER, as its files were read by hand; the probe has to find the same.
+
+`python -m tests.aiter.versions` (with AITER_GIT) prints the table of docs/explanation/aiter.md as the probe answers.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from tests.aiter.checkout import git, take_out
-from worker.tuners.aiter.findings import Findings
+from worker.tuners.aiter.findings import Findings, inspect
 
 FILES = (
     "aiter/jit/core.py", "aiter/utility/base_tuner.py", "aiter/utility/mp_tuner.py", "aiter/utility/fp4_utils.py",
@@ -66,3 +72,23 @@ def read(tag: str, found: Findings) -> Version:
     )
     assert found.problems == ()
     return Version(tag, link, case, trim, found.k256_sound, found.promised, len(found.families))
+
+
+def table(versions: Sequence[Version]) -> str:
+    """The rows of the table in docs/explanation/aiter.md: each fact's value in the first version, then its changes."""
+    rows = []
+    for fact in ("link", "case", "trim", "k256", "promised"):
+        values = [(v.tag, {True: "yes", False: "no"}.get(value := getattr(v, fact), value)) for v in versions]
+        changes = [f"`{tag}` {now}" for (_, before), (tag, now) in pairwise(values) if now != before]
+        rows.append(f"| {_NAMES[fact]} | {'; '.join([values[0][1], *changes])} |")
+    return "\n".join(rows)
+
+
+_NAMES = {
+    "link": "`asm_dir_symlink`", "case": "`tile_column_case`", "trim": "`k_trim`", "k256": "K % 256 sound",
+    "promised": "promised",
+}  # fmt: skip
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        print(table([read(v.tag, inspect(tree_of(v.tag, Path(folder, v.tag)))) for v in VERSIONS]))

@@ -170,7 +170,6 @@ def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.envi
     ]
 
 
-CANARY_SIZE = 256
 MARK = "GEMMFLEET-ONCHIP "
 POLL_S = 0.1
 TIMEOUT_S = 240.0
@@ -222,7 +221,7 @@ def canary() -> dict[str, Any]:
     from worker.tuners.common.device import Device
     from worker.tuners.common.device import canary as torch_canary
 
-    ok, us, detail = torch_canary(Device(), CANARY_SIZE)
+    ok, us, detail = torch_canary(Device())
     return {"ok": ok, "us": us, "detail": detail}
 
 
