@@ -26,9 +26,8 @@ from orchestrator.paths import RunPaths
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Judged, Rule, judge
 from orchestrator.tables.locate import locate
 from orchestrator.tables.textfiles import Faults, csv_records, escaped, read_bytes, read_head, shown
-from orchestrator.tables.tuned import NULLS
 from orchestrator.tables.write import cell, no_formula, write_atomic, write_csv
-from worker.families import FAMILIES
+from worker.families import FAMILIES, NULLS
 from worker.text import plural
 
 AGAIN_REPEATS = 7

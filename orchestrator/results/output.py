@@ -7,10 +7,10 @@ from shlex import quote
 from typing import Any, Protocol
 
 from orchestrator.command_hints import command
+from orchestrator.families import label
 from orchestrator.results.analyze import LEAD, OFF, device_text, spread_of
 from orchestrator.results.compare import AGAIN_BOUND, OPEN
 from orchestrator.results.comparison import percent
-from orchestrator.tables.kinds import label
 from worker.text import and_more, plural
 
 _STYLES = {"regression": "bold red", "boundary": "yellow", "unstable": "magenta", "improved": "green",
