@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import re
 import time
@@ -27,7 +26,7 @@ from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
-from orchestrator.paths import RunPaths, new_run_id
+from orchestrator.paths import RunPaths, create_run_folder, new_run_id
 from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
 from orchestrator.tables.textfiles import read_text
@@ -82,8 +81,6 @@ def sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
     """The sides of a bench: stacks, which are interpreters or images, or config sets that one stack reads. Raises
     InputError."""
     stacks = [_stack(word) for word in envs]
-    if len({s.name for s in stacks}) != len(stacks):
-        raise InputError("--env: two environments have the same name")
     if stacks and len({bool(s.image) for s in stacks}) != 1:
         raise InputError("--env: name interpreters (absolute paths) or images, not both")
     if not sets:
@@ -115,8 +112,6 @@ def _variables(side: str, settings: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--env {side}: {setting!r} is not VAR=VALUE (a value holds no comma)")
         if _OURS.match(name):
             raise InputError(f"--env {side}: {name} is set by gemmfleet itself for every process")
-        if name in out:
-            raise InputError(f"--env {side}: {name} is there twice")
         out[name] = value
     return out
 
@@ -214,12 +209,7 @@ def run_passes(
 
     `drive` runs one pass to its end and returns its state. Raises what a run raises.
     """
-    root = RunPaths(request.runs / f"bench-{new_run_id(time.time())}")
-    try:
-        request.runs.mkdir(parents=True, exist_ok=True)
-        os.mkdir(root.root, 0o700)
-    except OSError as e:
-        raise InputError(f"cannot make the folder {root.root}: {e.strerror}") from e
+    root = create_run_folder(request.runs, f"bench-{new_run_id(time.time())}")
     node = first.nodes[0]
     gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
     inventory = one_slot(first.inventory_path, root.root / "inventory.yaml", node.node, gpus)

@@ -108,14 +108,13 @@ class Gluon:
         gfx, file = str(self._device.info().get("gfx", "")), self._root / GLUON / f"{op}.py"
         configs = [p for p in (self._root / CONFIGS).rglob("*.json") if "gluon" in p.parts]
         name = f"GEMM-{op.removeprefix('gemm_').upper()}"  # or a folder of its own: the place changed twice
-        why = ""
-        if self._device.gpu and gfx != GLUON_CHIP:
-            why = f"AITER's Gluon kernels are written for {GLUON_CHIP}; this is {gfx}"
-        elif not file.is_file():
-            why = f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays"
-        elif not any(name in p.name or op in p.parts for p in configs):
-            why = f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
-        if why:
+        has_config = any(name in p.name or op in p.parts for p in configs)
+        lacks = (
+            (self._device.gpu and gfx != GLUON_CHIP, f"AITER's Gluon kernels are for {GLUON_CHIP}; this is {gfx}"),
+            (not file.is_file(), f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays"),
+            (not has_config, f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"),
+        )
+        if why := next((what for lacking, what in lacks if lacking), ""):
             raise UnavailableError(why)
         return bound(*find_function([(f"aiter.ops.triton.gluon.{op}", op)]), case)
 
@@ -224,9 +223,8 @@ def _shuffled(inputs: Inputs) -> dict[str, Any]:
 
 def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
     """The scales of X lie transposed in memory under their own form."""
-    assert inputs.xs is not None
-    xs = inputs.xs.t().contiguous().view(*inputs.xs.shape)
-    return {**_shuffled(inputs), "xs": xs}
+    xs, _ = inputs.scales
+    return {**_shuffled(inputs), "xs": xs.t().contiguous().view(*xs.shape)}
 
 
 def _blocks_preshuffled(inputs: Inputs) -> dict[str, Any]:
@@ -242,20 +240,12 @@ def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
     dtypes: Any = None
     with contextlib.suppress(UnavailableError):
         dtypes, _ = find_function([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
-    fp4 = getattr(dtypes, "fp4x2", torch.uint8)
-    e8 = getattr(dtypes, "fp8_e8m0", torch.uint8)
-    assert inputs.xs is not None
-    assert inputs.ws is not None
+    fp4, e8 = (getattr(dtypes, name, torch.uint8) for name in ("fp4x2", "fp8_e8m0"))
+    (xs, ws), w = inputs.scales, inputs.w.view(fp4)
     if inputs.w.shape[0] % 16:
         raise UnsupportedError(f"N is {inputs.case.n}; AITER shuffles W in tiles of 16 rows")
-    x, w = inputs.x.view(fp4), inputs.w.view(fp4)
-    return {
-        "x": x,
-        "w": _shuffle_weight()(w, layout=(16, 16)),
-        "xs": scale(inputs.xs.view(e8)),
-        "ws": scale(inputs.ws.view(e8)),
-        "bias": None,
-    }
+    w = _shuffle_weight()(w, layout=(16, 16))
+    return {"x": inputs.x.view(fp4), "w": w, "xs": scale(xs.view(e8)), "ws": scale(ws.view(e8)), "bias": None}
 
 
 def chosen() -> Tree:
@@ -310,16 +300,14 @@ def _sixteen(inputs: Inputs, out: torch.Tensor) -> Call:
 
 def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
     """The integer product and the scaling of its result."""
-    assert inputs.xs is not None
-    assert inputs.ws is not None
-    x, w, xs, ws, call = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t(), op("_int_mm")
+    x, w, (xs, ws), call = inputs.x, inputs.w.t(), inputs.scales, op("_int_mm")
     sums = torch.empty(out.shape, dtype=torch.int32, device=out.device)
     half = torch.empty(out.shape, dtype=torch.float32, device=out.device)
 
     def whole() -> torch.Tensor:
         call(x, w, out=sums)
         torch.mul(sums, xs, out=half)
-        return torch.mul(half, ws, out=out)
+        return torch.mul(half, ws.t(), out=out)
 
     return whole
 
@@ -327,14 +315,12 @@ def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
 def _scaled(inputs: Inputs, out: torch.Tensor) -> Call:
     """The scales are in the library's epilogue: by rows, by blocks of 128x128 (torch from 2.8 on, GPUs of sm_90 and
     later), or those of MXFP4 as they are (hipBLASLt on gfx950)."""
-    assert inputs.xs is not None
-    assert inputs.ws is not None
-    x, w, xs, ws = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t()
-    if inputs.case.format == BLOCK8:
-        xs = xs.t().contiguous().t()  # the library wants the scales of a column side by side
-    elif inputs.case.format == MX4:
+    x, w, (xs, ws) = inputs.x, inputs.w.t(), inputs.scales
+    if inputs.case.format == MX4:
         fp4, e8 = mx_types(gpu=torch.cuda.is_available())
-        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), inputs.ws.view(e8)
+        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), ws.view(e8)
+    else:  # of blocks, the library wants the scales of a column side by side
+        xs, ws = xs.t().contiguous().t() if inputs.case.format == BLOCK8 else xs, ws.t()
     product = partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
 
     def scaled() -> torch.Tensor:

@@ -6,7 +6,7 @@ out[M, N] = X[M, K] @ W[N, K]^T, batched: for each b. W is stored as N rows of K
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from worker.families import FAMILIES
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError, fp8_of
@@ -40,8 +40,6 @@ class Case:
     dtype: str = "bfloat16"
     outdtype: str = "bfloat16"
     bias: bool = False
-    key: tuple[tuple[str, int | str], ...] = field(default=(), compare=False, repr=False)
-    """The shape's own columns."""
 
     @property
     def flops(self) -> int:
@@ -76,12 +74,12 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
         if dtype not in _WIDTHS:
             raise UnsupportedError(f"dtype is {dtype}; bench takes {', '.join(_WIDTHS)}")
         bias = str(key.get("bias", "False")) == "True"
-        return Case(family, format_, m, n, k, b, dtype, out or dtype, bias, tuple(key.items()))
+        return Case(family, format_, m, n, k, b, dtype, out or dtype, bias)
     dtype = {
         ROW8: _type(key, "q_dtype_w", "int8"), BLOCK8: fp8_of(gfx), MX4: "float4_e2m1fn_x2", PRE8: "int8",
         PRE4: "float4_e2m1fn_x2", ROW16: "bfloat16",
     }[format_]  # fmt: skip
-    return Case(family, format_, m, n, k, b, dtype, key=tuple(key.items()))
+    return Case(family, format_, m, n, k, b, dtype)
 
 
 def _type(key: Mapping[str, int | str], column: str, default: str) -> str:

@@ -59,6 +59,13 @@ class Inputs:
         bias = levels((case.n,), draw).to(float_of(case.dtype)).mul_(2.0**-7) if case.bias else None
         return cls(case, x, w, xs, ws, bias)
 
+    @property
+    def scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both scales of a format that has them."""
+        assert self.xs is not None
+        assert self.ws is not None
+        return self.xs, self.ws
+
     def copy(self) -> Inputs:
         """The same values in other memory."""
         again = {n: t.clone() for n in ("x", "w", "xs", "ws") if (t := getattr(self, n)) is not None}
@@ -81,7 +88,7 @@ class Inputs:
         if not c.b:
             out = _wide(of_x, c.k, self.x, self.xs) @ _wide(of_w, c.k, self.w, self.ws, blocked=True).t()
             return out if self.bias is None else out.add_(self.bias.float())
-        xs, ws = ([None] * c.b if s is None else [s] * c.b if s.dim() == 1 else list(s) for s in (self.xs, self.ws))
+        xs, ws = ([s] * c.b if s is None or s.dim() == 1 else list(s) for s in (self.xs, self.ws))
         parts = [
             _wide(of_x, c.k, self.x[i], xs[i]) @ _wide(of_w, c.k, self.w[i], ws[i], blocked=True).t()
             for i in range(c.b)
@@ -97,8 +104,7 @@ def needed_bytes(case: Case) -> int:
 
 def _wide(kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None, *, blocked: bool = False) -> torch.Tensor:
     """Rows in float32, scales applied: the meaning of the format, by the plain path."""
-    if kind == "row" and scale is not None:
-        scale = scale[..., 0]
+    scale = scale[..., 0] if kind == "row" and scale is not None else scale
     return widen_rows(kind, k, rows, scale, blocked=blocked)
 
 
