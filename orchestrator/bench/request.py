@@ -24,12 +24,12 @@ from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
-from orchestrator.inventory.load import load_inventory
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
 from orchestrator.paths import RunPaths, create_run_folder, new_run_id
 from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
 from orchestrator.tables.textfiles import read_text
+from orchestrator.templating import data_folder
 from worker.families import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side
 from worker.text import plural
@@ -47,8 +47,6 @@ _OURS = re.compile(r"GEMMFLEET_|(PYTHONPATH|TRITON_CACHE_DIR|AITER_JIT_DIR|\w+_V
 
 def suite() -> Path:
     """The 15 shapes of the FP4 guide, for a bench without a file."""
-    from orchestrator.templating import data_folder
-
     return data_folder("examples") / "fp4_suite.csv"
 
 
@@ -57,22 +55,21 @@ def options(
     **plain: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The options of the tuner `bench`; no backends: the worker decides by what is there. Raises InputError."""
-    made = dict(plain)
-    if backends or any(s.configs is not None for s in compared):
-        made["backends"] = [b for word in backends for b in word.split(",")] or ["aiter-triton"]
-    if compared:
-        made["sides"] = [asdict(s) for s in compared]
-    if table is not None:
-        made["table"] = _table(table)
-    if gluon_from is not None:
-        made["gluon"] = gluon_files(gluon_from)
+    sets = any(s.configs is not None for s in compared)
+    given = {
+        "backends": [b for word in backends for b in word.split(",")] or ["aiter-triton"] * sets,
+        "sides": [asdict(s) for s in compared],
+        "table": _table(table) if table else "",
+        "gluon": gluon_files(gluon_from) if gluon_from else {},
+    }
+    made = plain | {name: value for name, value in given.items() if value}
     try:
         parsed = Options.parse(made)
     except ValueError as e:
         raise InputError(str(e)) from e
     made |= {"backends": list(parsed.backends)} if parsed.backends else {}
     other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
-    if other and any(s.configs is not None for s in compared):
+    if other and sets:
         raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")
     return made
 
@@ -197,8 +194,7 @@ def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any
 
 def refuse_other_engines(first: Prepared) -> None:
     """Raise InputError where the node does not run images."""
-    node = first.nodes[0]
-    if not find_engine(node.engine).runs_images:
+    if not find_engine((node := first.nodes[0]).engine).runs_images:
         raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
 
 
@@ -248,5 +244,4 @@ def one_slot(source: Path, path: Path, node: str, gpus: list[int] | int) -> Path
     raw = yaml.safe_load(source.read_text())
     raw["nodes"] = {node: {**((raw.get("nodes") or {}).get(node) or {}), "gpus": gpus}}
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    load_inventory(path)
     return path

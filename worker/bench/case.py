@@ -67,9 +67,8 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
     if format_ in (MX4, PRE4) and k % MX_GROUP:
         raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
     if family == "a16w16" and backend not in OF_BATCHED:
-        for column in ("scaleAB", "bpreshuffle"):
-            if str(key.get(column, "False")) == "True":
-                raise UnsupportedError(f"{column} is True; bench has plain a16w16 operands only")
+        if odd := [c for c in ("scaleAB", "bpreshuffle") if str(key.get(c, "False")) == "True"]:
+            raise UnsupportedError(f"{odd[0]} is True; bench has plain a16w16 operands only")
         dtype, out = _type(key, "dtype", "bfloat16"), _type(key, "outdtype", "")
         if dtype not in _WIDTHS:
             raise UnsupportedError(f"dtype is {dtype}; bench takes {', '.join(_WIDTHS)}")

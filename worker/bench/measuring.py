@@ -207,13 +207,8 @@ def prepare(
         return answer, None
     del out, call
     calls = _copies(bound, first, device, options, alive)
-    pairs: Any = [(c,) for c in calls]
-    return answer, Prepared(calls, device.timer(_call, pairs, [()]))
-
-
-def _call(x: Any, _: Any) -> torch.Tensor:
-    made: torch.Tensor = x[0]()
-    return made
+    held: Any = [(call,) for call in calls]
+    return answer, Prepared(calls, device.timer(lambda x, _: x[0](), held, [()]))  # type: ignore[operator]
 
 
 def _copies(bound: BoundCase, checked: Inputs, device: Device, options: Options, alive: Alive) -> list[Call]:

@@ -178,12 +178,9 @@ def _nothing() -> None:
 
 def _given(side: Side) -> dict[str, Any]:
     """Fields of a side that were requested: its image, its variables, and its config set in words."""
-    out: dict[str, Any] = {"variables": dict(side.variables)} if side.variables else {}
-    if side.image:
-        out["image"] = side.image
-    if side.configs is not None:
-        out["configs"] = json.loads(side.configs)["named"] if side.configs else "the tree's own"
-    return out
+    named = json.loads(side.configs)["named"] if side.configs else "the tree's own"
+    configs = "" if side.configs is None else named
+    return {n: v for n, v in (("variables", dict(side.variables)), ("image", side.image), ("configs", configs)) if v}
 
 
 def _variables(
