@@ -84,8 +84,7 @@ def sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
         return stacks
     if len(stacks) > 1 or any(s.image for s in stacks):
         raise InputError("--config-set: with it at most one --env, an interpreter: the one that reads all sets")
-    reader = stacks[0] if stacks else Side()
-    return [replace(reader, name=name, configs=text) for name, text in config_sets(sets).items()]
+    return [replace([*stacks, Side()][0], name=name, configs=text) for name, text in config_sets(sets).items()]
 
 
 def _stack(word: str) -> Side:
@@ -94,8 +93,7 @@ def _stack(word: str) -> Side:
     value, *settings = rest.split(",")
     if not sep or not (value or settings) or not ENV_NAME.match(name):
         raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
-    if value.startswith("~"):
-        value = str(Path(value).expanduser())
+    value = str(Path(value).expanduser()) if value.startswith("~") else value
     kind = "python" if not value or value.startswith("/") else "image"
     return Side(name, variables=_variables(name, settings), **{kind: value})
 
@@ -127,15 +125,12 @@ def gluon_files(folder: Path) -> dict[str, str]:
     leaves them (`gluon_gemm_afp4wfp4.py` or `gemm_*.py`, `*.json`). Raises InputError."""
     if not folder.is_dir():
         raise InputError(f"--gluon-from {folder}: no such folder")
-    found: dict[str, Path] = {}
     if (folder / GLUON).is_dir():
         files = [*(folder / GLUON).glob("*.py"), *(p for p in (folder / CONFIGS).rglob("*.json") if "gluon" in p.parts)]
         found = {p.relative_to(folder).as_posix(): p for p in files}
     else:
-        for path in sorted(folder.glob("*.py")):
-            name = path.name.removeprefix("gluon_")
-            if name.startswith("gemm_") or name == "triton_version.py":
-                found[f"{GLUON}/{name}"] = path
+        flat = {p.name.removeprefix("gluon_"): p for p in sorted(folder.glob("*.py"))}
+        found = {f"{GLUON}/{n}": p for n, p in flat.items() if n.startswith("gemm_") or n == "triton_version.py"}
         found |= {f"{CONFIGS}/gemm/gluon/{p.name}": p for p in sorted(folder.glob("*.json"))}
     if not any(rel.startswith(f"{GLUON}/gemm_") for rel in found):
         raise InputError(f"--gluon-from {folder}: neither {GLUON}/gemm_*.py nor a gemm_*.py or gluon_gemm_*.py in it")
@@ -147,18 +142,14 @@ def config_sets(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in words:
         name, sep, folder = word.partition("=")
-        if not sep or not ENV_NAME.match(name):
-            raise InputError(f"--config-set {word!r} is not NAME=DIR")
-        if name in found:
-            raise InputError(f"--config-set: two sets have the name {name}")
+        if not sep or not ENV_NAME.match(name) or name in found:
+            raise InputError(f"--config-set {word!r} is not NAME=DIR with a name of its own")
         found[name] = _text(word, Path(folder).expanduser()) if folder else ""
     if words and not any(found.values()):
         raise InputError(f"--config-set {words[0]}: names no folder, and no other set does")
-    if len(found) == 1:
-        if TODAY in found:
-            raise InputError(f"--config-set: {TODAY} is the node's own set here; give this one another name")
-        found = {TODAY: "", **found}
-    return found
+    if list(found) == [TODAY]:
+        raise InputError(f"--config-set: {TODAY} is the node's own set here; give this one another name")
+    return {TODAY: "", **found} if len(found) == 1 else found
 
 
 def _text(word: str, folder: Path) -> str:
@@ -226,10 +217,9 @@ def run_passes(
         shapes.write_text(render_shapes(left, first.family))
         for side in rng.sample(compared, len(compared)):
             made = {**request.options, "sides": [asdict(side)], "runs": 1, "extra": 0, "first": number}
-            asked = replace(
-                request, shapes=shapes, inventory=inventory, image=side.image, limit=None, options=made
-            )  # fmt: skip
-            paths = prepare(asked).create()
+            paths = prepare(
+                replace(request, shapes=shapes, inventory=inventory, image=side.image, limit=None, options=made)
+            ).create()
             state = drive(paths, f"pass {number + 1}, {side.name} ({side.image})")
             with LedgerReader.open_readonly(paths.ledger) as ledger:
                 rows += settled_rows(ledger)

@@ -58,8 +58,7 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
     """The case of a shape's key columns for a backend. Raises UnsupportedError."""
     if family not in FORMATS:
         raise UnsupportedError(f"bench has no inputs for family {family}; it has {', '.join(FORMATS)}")
-    m, n, k = (int(key[c]) for c in "MNK")
-    b = int(key.get("B", 0))
+    b, m, n, k = (int(key.get(c, 0)) for c in "BMNK")
     format_ = OF_BATCHED.get(backend, FORMATS[family])
     if backend in OF_BATCHED and not b:
         batched = " or ".join(f.name for f in FAMILIES.values() if f.batched)
@@ -72,8 +71,7 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
         dtype, out = _type(key, "dtype", "bfloat16"), _type(key, "outdtype", "")
         if dtype not in _WIDTHS:
             raise UnsupportedError(f"dtype is {dtype}; bench takes {', '.join(_WIDTHS)}")
-        bias = str(key.get("bias", "False")) == "True"
-        return Case(family, format_, m, n, k, b, dtype, out or dtype, bias)
+        return Case(family, format_, m, n, k, b, dtype, out or dtype, str(key.get("bias", "False")) == "True")
     dtype = {
         ROW8: _type(key, "q_dtype_w", "int8"), BLOCK8: fp8_of(gfx), MX4: "float4_e2m1fn_x2", PRE8: "int8",
         PRE4: "float4_e2m1fn_x2", ROW16: "bfloat16",

@@ -123,11 +123,10 @@ class BackendServer:
 
     def _drop(self) -> Answer:
         """Free the shape's memory: other backends share the device, each in a process of its own."""
-        self._held = None
-        if self._device.gpu:
-            import torch
+        import torch
 
-            torch.cuda.empty_cache()
+        self._held = None
+        torch.cuda.empty_cache()  # without a GPU it does nothing
         return {}
 
     def _canary(self) -> Answer:

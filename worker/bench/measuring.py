@@ -68,8 +68,7 @@ class Inputs:
 
     def copy(self) -> Inputs:
         """The same values in other memory."""
-        again = {n: t.clone() for n in ("x", "w", "xs", "ws") if (t := getattr(self, n)) is not None}
-        return replace(self, **again)
+        return replace(self, **{n: t.clone() for n in ("x", "w", "xs", "ws") if (t := getattr(self, n)) is not None})
 
     def output(self) -> torch.Tensor:
         """[M, N] ([B, M, N]) filled with NaN."""
@@ -98,8 +97,7 @@ class Inputs:
 
 def needed_bytes(case: Case) -> int:
     """Least memory of a case: operands twice, output, and float32 of everything for the reference."""
-    wide = 4 * (case.m * case.k + case.n * case.k + max(1, case.b) * case.m * case.n)
-    return 2 * case.moved_bytes + wide
+    return 2 * case.moved_bytes + 4 * (case.m * case.k + case.n * case.k + max(1, case.b) * case.m * case.n)
 
 
 def _wide(kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None, *, blocked: bool = False) -> torch.Tensor:
@@ -119,8 +117,7 @@ def _operand(
         return flat.view(*form, c.k), None
     if c.format == PRE8 and is_w:
         return levels((*form, c.k), draw), torch.full((1,), 2.0 ** (exponent - 7), device=draw.device)
-    kind = KINDS[c.format][is_w]
-    dtype = "bfloat16" if c.format == PRE8 else c.dtype
+    kind, dtype = KINDS[c.format][is_w], "bfloat16" if c.format == PRE8 else c.dtype
     made, scale = draw_rows(kind, dtype, form, c.k, exponent, draw, blocked=is_w)
     return made, scale[..., None] if kind == "row" and scale is not None else scale
 
@@ -150,11 +147,9 @@ class Backend(Protocol):
 
     def load(self) -> dict[str, Any]:
         """Import what is needed, once; facts for the record. Raises UnavailableError with the reason."""
-        ...
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         """The case's call; `first` is a set of operands to try candidates on. Raises UnsupportedError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,8 +211,8 @@ def _copies(bound: BoundCase, checked: Inputs, device: Device, options: Options,
     timed = Inputs.make(checked.case, device.torch, options.seed, 1)
     out = checked.output()
     size = timed.bytes + out.numel() * out.element_size()
-    span = options.rotate_mb << 20 or device.rotate_bytes
-    count = max(1, min(copies(size, span), device.available() // 4 // size))
+    wanted = copies(size, options.rotate_mb << 20 or device.rotate_bytes)
+    count = max(1, min(wanted, device.available() // 4 // size))
     calls = [bound.make(timed, out)]
     for _ in range(count - 1):
         calls.append(bound.make(timed.copy(), torch.empty_like(out)))

@@ -222,18 +222,16 @@ def test_what_is_typed_wrong(golden: Path, tmp_path: Path) -> None:
 
 
 DEFAULT = "gemm/gfx950-BATCHED_GEMM-A16WFP4.json"
-OWN = "gemm/gfx950-BATCHED_GEMM-A16WFP4-N=128-K=512.json"
 OLD = ((64, 512, 128, 20.0), (128, 512, 128, 40.0), (64, 128, 512, 30.0), (1, 512, 128, 2.0), (16, 512, 128, 12.0))
 
 
-def config_side(folder: Path, name: str, rows: dict[int, tuple[float, str]], noise: float, **more: Any) -> Path:
-    """A side as a bench of config sets writes it: OLD with the default file's values, but for `rows` by number."""
+def config_side(folder: Path, name: str, rows: dict[int, float], **more: Any) -> Path:
+    """A noisy side as a bench of config sets writes it: OLD with the default file's values, but for `rows` by number."""
     lines = ["kernel,B,M,N,K,us,run,aiter_config"]
     for i, (m, n, k, us) in enumerate(OLD):
-        us, file = rows.get(i, (us, DEFAULT))
-        config = f"{file} M_LEQ_{m} {'64x128x256_g1' if i in rows else '16x64x128_g1'}"
+        config = f"{DEFAULT} M_LEQ_{m} {'64x128x256_g1' if i in rows else '16x64x128_g1'}"
         key = f"aiter-bmm-a16wfp4/batched_gemm_a16wfp4,16,{m},{n},{k}"
-        lines += [f"{key},{us * (1 + noise * (run * 5 % 3)):.4f},{run},{config}" for run in (1, 2, 3)]
+        lines += [f"{key},{rows.get(i, us) * (1 + 0.02 * (run * 5 % 3)):.4f},{run},{config}" for run in (1, 2, 3)]
     path = folder / f"{name}.csv"
     path.write_text("\n".join(lines) + "\n")
     usual = {"env": name, "order": "interleaved", "session": "r1", "configs": f"/sets/{name} (2 files, sha256 1)"}
@@ -241,16 +239,10 @@ def config_side(folder: Path, name: str, rows: dict[int, tuple[float, str]], noi
     return path
 
 
-def test_a_file_that_gains_is_accepted_and_what_cannot_be_judged_is_measured_again_with_the_same_sets(
-    tmp_path: Path,
-) -> None:
-    new = config_side(tmp_path, "tot", {2: (15.0, OWN)}, 0.0005)
-    code, out, _ = compare(config_side(tmp_path, "golden", {}, 0.0005), new)
-    assert (code, "rejected" in out) == (0, False)
-    assert f"accepted: {OWN} (1 row changed, 0 slower, 1 faster)" in " ".join(out.split())
+def test_a_config_file_that_cannot_be_judged_is_measured_again_with_the_same_sets(tmp_path: Path) -> None:
     switches = {"under_test": "switches.X", "switches": {"X": "1"}}
-    golden = config_side(tmp_path, "golden", {}, 0.02, configs="/my sets/a (2 files, sha256 1)", **switches)
-    tot = config_side(tmp_path, "tot", {0: (20.8, DEFAULT)}, 0.02, configs="the tree's own", **switches)
+    golden = config_side(tmp_path, "golden", {}, configs="/my sets/a (2 files, sha256 1)", **switches)
+    tot = config_side(tmp_path, "tot", {0: 20.8}, configs="the tree's own", **switches)
     code, out, _ = compare(golden, tot)
     words = " ".join(out.split())
     assert (code, f"open: {DEFAULT} (default file, 1 row changed, 0 slower, 0 faster)" in words) == (4, True)

@@ -147,7 +147,6 @@ def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> No
     assert verdicts == {2: "gone", 3: "slower", 4: "overtaken"}
     with LedgerReader.open_readonly(RunPaths(runs / found["runs"][0]).ledger) as ledger:
         assert sum(not r.winner for r in ledger.profile_rows()) == 3 * 7 - 1, "three of eight kernels, one of them gone"
-        assert ledger.meta("units") == pytest.approx(3 / 8), "its seconds count for so much of a tuning"
     done = gemmfleet("recheck", tuned.root / "tuned.csv", *new, "--family", A4W4)
     assert done.exit_code == 0, done.stderr
     check, again = (RunPaths(runs / r) for r in json.loads(done.stdout)["runs"])

@@ -125,10 +125,6 @@ def test_gluon_is_there_or_says_why(stage: Stage, tmp_path: Path, monkeypatch: p
     assert stage.refused(old, "a4w4_blockscale", "no aiter/ops/triton/gluon/gemm_afp4wfp4.py") == "unavailable"
     # one from elsewhere is laid over a scratch copy, and the tree is left alone
     files = gluon_files(flat_gluon(tmp_path / "copied"))
-    assert set(files) == {
-        "aiter/ops/triton/gluon/gemm_afp4wfp4.py",
-        "aiter/ops/triton/configs/gemm/gluon/gfx950-GEMM-AFP4WFP4.json",
-    }
     overlaid = stage.inside("aiter-gluon", root, gluon=files)
     assert stage.prepare(overlaid, "a4w4_blockscale")["err"] == 0.0
     assert set(stage.facts["gluon"]) == set(files)
