@@ -31,6 +31,8 @@ START_S = 11.0
 """Seconds until a tuner of Triton kernels was ready on that H200, nearly all of them imports."""
 COPIES = 50
 """Rows that each recorded shape stands for where seconds count: a table of 350 rows."""
+CHECKED = 4
+"""Kernels that a check measures of a row: its winner and three runners-up."""
 BETTER = 0.03
 """A row is worth another tuning where a full one is faster by more."""
 
@@ -65,13 +67,11 @@ def recording(path: Path, shapes: Sequence[Shape], copies: int) -> Path:
     """A profile for the tuner replay; the copies of a shape differ in M alone."""
     with path.open("w", newline="") as f:
         out = csv.writer(f)
-        out.writerow(
-            ("gfx", "cu_num", "M", "N", "K", "kernelId", "splitK", "us", "kernelName", "errRatio", "status", "seconds")
-        )
+        out.writerow(("gfx", "cu_num", "M", "N", "K", "kernelId", "splitK", "us", "kernelName", "errRatio", "status"))
         for s, copy in ((s, c) for s in shapes for c in range(copies)):
             for i, (name, us) in enumerate(s.us.items()):
                 status = "ok" if us > 0 else "error"
-                out.writerow(("sm_90", 132, 100 * s.m + copy, s.n, s.k, i, 0, us, name, 0, status, s.each_s))
+                out.writerow(("sm_90", 132, 100 * s.m + copy, s.n, s.k, i, 0, us, name, 0, status))
     return path
 
 
@@ -80,6 +80,11 @@ def shape_list(path: Path, shapes: Sequence[Shape], copies: int) -> Path:
     lines = [f"{100 * s.m + c},{s.n},{s.k}" for s in shapes for c in range(copies)]
     path.write_text("\n".join(["M,N,K", *lines]) + "\n")
     return path
+
+
+def as_h200(build: Path) -> tuple[str, ...]:
+    """Options by which the tuner replay plays a recording of an H200."""
+    return "-O", f"recording={build}", "-O", "gfx=sm_90", "-O", "cu_num=132"
 
 
 class Fleet:
@@ -118,13 +123,14 @@ def run(folder: Path) -> list[Figure]:
 
 
 def _cost(folder: Path) -> Iterator[Figure]:
-    """Seconds: the check in recorded time, full tunings as recorded."""
+    """Seconds: the check in the recorded candidates' mean time, full tunings as recorded."""
     fleet = Fleet(folder, "a16w16", "replay", gfx="sm_90", cu_num=132)
     old, new = recorded(OLD, "a16w16"), recorded(NEW, "a16w16")
     shapes = shape_list(folder / "shapes.csv", old, COPIES)
     builds = [recording(folder / f"{i}.csv", of, COPIES) for i, of in enumerate((old, new))]
-    fleet.gemmfleet("tune", shapes, "-O", f"recording={builds[0]}", "-O", "scale=0")
-    now = ("-O", f"recording={builds[1]}", "-O", "scale=1", "-O", f"start_seconds={START_S}")
+    fleet.gemmfleet("tune", shapes, *as_h200(builds[0]))
+    each = CHECKED * statistics.mean(s.each_s for s in new)
+    now = (*as_h200(builds[1]), "-O", f"seconds_per_shape={each}", "-O", f"start_seconds={START_S}")
     found = fleet.gemmfleet("recheck", fleet.latest().root, *now, "--only-check")
     check_s = seconds(RunPaths(fleet.runs / found["runs"][0]))
     each_s = {(100 * s.m + c, s.n, s.k): s.each_s * len(s.us) for s in new for c in range(COPIES)}
@@ -146,9 +152,9 @@ def _quality(folder: Path) -> Iterator[Figure]:
         old, new = recorded(OLD, family), recorded(NEW, family)
         shapes = shape_list(fleet.folder / "shapes.csv", old, 1)
         builds = [recording(fleet.folder / f"{i}.csv", of, 1) for i, of in enumerate((old, new))]
-        fleet.gemmfleet("tune", shapes, "-O", f"recording={builds[0]}", "-O", "scale=0")
+        fleet.gemmfleet("tune", shapes, *as_h200(builds[0]))
         table = fleet.latest().root
-        found = fleet.gemmfleet("recheck", table, "-O", f"recording={builds[1]}", "-O", "scale=0", "--only-check")
+        found = fleet.gemmfleet("recheck", table, *as_h200(builds[1]), "--only-check")
         verdicts = {tuple(r["key"][c] for c in "MNK"): r for r in found["rows"]}
         for was, s in zip(old, new, strict=True):
             row = verdicts[100 * s.m, s.n, s.k]

@@ -31,9 +31,6 @@ class Decision:
 Record = Event | Decision
 
 
-# --- events: the work ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class WorkAdded(Event):
     """Shapes that are to be tuned, in units that may share a process; a unit is never cut.
@@ -77,9 +74,6 @@ class Resumed(Event):
 @dataclass(frozen=True, slots=True)
 class Tick(Event):
     """Time passed. Not journaled."""
-
-
-# --- events: nodes and slots --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,9 +212,6 @@ class CanaryTimed(Event):
     power_cap_w: float = 0.0
 
 
-# --- events: attempts ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class AttemptStarted(Event):
     """A worker claimed the attempt."""
@@ -291,9 +282,6 @@ class AttemptTaken(Event):
 
     attempt: str
     won: bool
-
-
-# --- decisions ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

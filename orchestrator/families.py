@@ -1,19 +1,24 @@
-"""Families and tuners by the name that a user typed, with a mistake as a message; what follows from a family.
+"""Families and tuners by the name that a user typed, with a mistake as a message; what follows from a family; the
+names of backends.
 
 AITER asks for the exact M, then for M padded finely, then for M padded coarsely. Source: `getPaddedM` in
 csrc/py_itfs_cu/gemm_common.cu at e4048607a5, the same at v0.1.7. The batched families look up the exact M only. fmoe
 takes its tokens to the next power of two below 32768 and to 32768 or 131072 from there (`get_padded_M`, fused_moe.py).
+
+A backend is named by its owner (`aiter-triton`, `aiter-gluon`): in the FP4 guide and in AITER's tables, Triton and
+Gluon mean AITER's.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from worker.families import FAMILIES, Family
+from worker.families import BACKENDS, BENCHED, FAMILIES, TRITON, Family, backend_of
 from worker.tuners.catalog import Flag, TunerNotFoundError, TunerSpec, built_in, find_tuner, names
 
 
@@ -120,3 +125,65 @@ def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
             if option in options and option not in own
         ]  # fmt: skip
         raise InputError(f"{'; '.join(misplaced)}, and this is {spec.name}" if misplaced else str(e)) from e
+
+
+AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
+"""Names of the guide's columns and of AITER's libtype, by owner."""
+LABELS = {
+    "asm": "ASM",
+    "ck": "CK",
+    "cktile": "CK-Tile",
+    "aiter-gluon": "aiter-gluon",
+    "aiter-triton": "aiter-triton",
+    "triton": "Triton",
+    "hipblaslt": "hipBLASLt",
+    "flydsl": "FlyDSL",
+    "opus": "opus",
+    "torch": "torch",
+    "skinny": "skinny",
+    "cublaslt": "cuBLASLt",
+    "unknown": "unknown",
+}
+"""Known backends in the order of the columns; others come before `unknown`, by name."""
+
+KNOWN = tuple(dict.fromkeys((*BACKENDS, "gluon", "cublaslt", *BENCHED)))
+"""The values of a libtype cell. Beyond AITER's: those of benchmarks of ours."""
+
+UNKNOWN = "unknown"
+_ORDER = {name: i for i, name in enumerate(LABELS)}
+_LEGAL = re.compile(r"[a-z0-9][a-z0-9_.+-]{0,23}\Z")
+
+
+def owned(name: str) -> str:
+    """The backend of a column or a libtype, named by its owner."""
+    return AITERS.get(name, name)
+
+
+def label(backend: str) -> str:
+    """The backend as people write it."""
+    return LABELS.get(backend, backend)
+
+
+def order(backend: str) -> tuple[float, str]:
+    """A key that sorts backends as they are shown."""
+    return _ORDER.get(backend, len(_ORDER) - 1.5), backend
+
+
+def legal_name(text: str) -> str | None:
+    """The backend that a column such as `triton_us` is named after, None where that is no name."""
+    name = text.strip().lower()
+    return name if _LEGAL.match(name) else None
+
+
+def backend_name(family: str, kernel: str = "", kernel_id: str = "", libtype: str = "") -> str:
+    """The backend of a row by the worker's rule, named by its owner.
+
+    A libtype calls AITER's Gluon triton; here it has its own name. Rows of our tuner triton, which is gone, are
+    nobody's.
+    """
+    libtype, kernel = libtype.strip().lower(), kernel.strip()
+    if libtype in ("", "triton") and kernel.startswith(TRITON):
+        return UNKNOWN
+    cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
+    found = libtype if libtype in KNOWN else backend_of(family, cells)
+    return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN

@@ -291,9 +291,6 @@ class Gauge:
         self._asked = time.monotonic()
 
 
-# --- AMD GPUs -----------------------------------------------------------------------------------------------------
-
-
 def amd_devices(root: Path) -> list[Path]:
     """The PCI device folders of the GPUs that we may open, in the order of their KFD nodes."""
     found = (_device(root, properties) for _, properties in kfd_gpus(root))
@@ -333,9 +330,6 @@ def _uncorrectable(folder: Path) -> dict[str, int]:
     return {"total": sum(counted.values()), **{b: n for b, n in counted.items() if n}} if counted else {}
 
 
-# --- CPU ----------------------------------------------------------------------------------------------------------
-
-
 def cpu(root: Path) -> dict[str, Any]:
     """The mean clock of a few cores, and the hottest sensor of each of the CPU's drivers."""
     policies = _listing(root / "sys/devices/system/cpu/cpufreq")[:MAX_CORES]
@@ -370,9 +364,6 @@ def _listing(folder: Path) -> list[Path]:
         return sorted(Path(e.path) for e in os.scandir(folder))
     except OSError:
         return []
-
-
-# --- NVIDIA GPUs --------------------------------------------------------------------------------------------------
 
 
 def _nvidia_smi(fields: Sequence[str]) -> str:

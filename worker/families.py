@@ -20,6 +20,8 @@ Format = Literal["", "row16", "row8", "block8", "mx4"]
 
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 BOOLEANS = ("True", "False")
+NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
+"""Cells that say nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +215,6 @@ def legal_cells(family: Family, key: Mapping[str, int | str]) -> dict[str, str]:
     return out
 
 
-# --- the table ---------------------------------------------------------------------------------------------------
-
 _FP8 = ("torch.float8_e4m3fn", "torch.float8_e4m3fnuz")  # gfx950 and newer; gfx942
 _W8 = ("torch.int8", *_FP8)
 _HALF = ("torch.bfloat16", "torch.float16")
@@ -406,8 +406,6 @@ def computed_by(tuner: str) -> tuple[str, ...]:
     """The names of the families that one of our own tuners has candidates for."""
     return tuple(f.name for f in FAMILIES.values() if tuner in f.own_tuners)
 
-
-# --- backends ----------------------------------------------------------------------------------------------------
 
 BACKENDS = ("asm", "ck", "cktile", "triton", "hipblaslt", "flydsl", "opus", "torch", "skinny")
 

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from orchestrator.configs.check import lint_content
+from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
-from orchestrator.tables.journal import Journal
 from orchestrator.tables.locate import shipped_tables
 from orchestrator.tables.textfiles import csv_records
 from orchestrator.tables.write import write_csv

@@ -191,8 +191,6 @@ class LeasedNodes:
         self._may_grow: bool | None = None
         self._started = False
 
-    # --- called by the controller -----------------------------------------------------------------------------------
-
     def start(self) -> None:
         """Ask for the leases that each pool starts with."""
         self._started = True
@@ -246,8 +244,6 @@ class LeasedNodes:
             left = threads.map(lambda p: (p.name, p.keeper.close(release=release, timeout=CLOSE_S)), pools)
         return [f"leases of {name} may be left: {why}" for name, why in left if why]
 
-    # --- what a look shows ------------------------------------------------------------------------------------------
-
     def _tell(self, news: Callable[[LeaseTurn], None]) -> None:
         """Have it done in the next turn. From any thread."""
         self._news.put(news)
@@ -290,8 +286,6 @@ class LeasedNodes:
             pool.silence_told = not pool.silence_told
             words = pool.keeper.silent_why if pool.silence_told else "the scheduler answers again"
             out.notes.append((f"{pool.name}: {words}", pool.silence_told))
-
-    # --- a lease becomes a node -------------------------------------------------------------------------------------
 
     def _granted(self, life: Life, out: LeaseTurn) -> None:
         life.phase, life.node = Phase.GRANTED, life.node or self._new_name(life.pool.name)
@@ -342,8 +336,6 @@ class LeasedNodes:
         taken = [re.fullmatch(rf"{re.escape(pool)}-([0-9]+)", n) for n in self._names]
         self._names.add(name := f"{pool}-{max((int(m[1]) for m in taken if m), default=0) + 1}")
         return name
-
-    # --- and ends ---------------------------------------------------------------------------------------------------
 
     def _ended(self, life: Life) -> None:
         """Its scheduler has ended it: bring home what it left behind, then let go of its node."""
@@ -423,8 +415,6 @@ class LeasedNodes:
         for life in self._working(registry):
             if 0.0 < life.pool.keeper.silent_s < AWAY_S:
                 registry.goes_on(life.node, registry.why(life.node))
-
-    # --- the number of leases ---------------------------------------------------------------------------------------
 
     def _keep_size(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:
         """Set the number that the work needs, and let go of what it does not."""

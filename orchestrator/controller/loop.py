@@ -101,8 +101,6 @@ class Controller:
         self._shutdown: Shutdown | None = None
         self._next_view = 0.0
 
-    # --- set-up ---------------------------------------------------------------------------------------------------
-
     def post(self, message: Message) -> None:
         """Queue a message of a driver's thread; wait while the loop is behind."""
         while not self._closing.is_set():
@@ -120,8 +118,6 @@ class Controller:
     def add(self, driver: NodeDriver) -> None:
         """Add a node of the start."""
         self._first.append(driver)
-
-    # --- the loop -------------------------------------------------------------------------------------------------
 
     def run(self, also: Iterable[Event] = ()) -> str:
         """Drive the run; return finished, interrupted or cancelled. Raise NoUsableNodeError, TakenOverError."""
@@ -245,8 +241,6 @@ class Controller:
             self._start(driver)
         return [NodeExpected(d.node, d.slots) for d in drivers]
 
-    # --- people ---------------------------------------------------------------------------------------------------
-
     def _requested(self) -> list[Event]:
         events: list[Event] = []
         for request in take_requests(self._requests):
@@ -300,8 +294,6 @@ class Controller:
             self._undo_preparations()
             return "interrupted"
         return None
-
-    # --- the end --------------------------------------------------------------------------------------------------
 
     def _shut_down(self) -> None:
         """Let the workers finish after the last shape was settled, and read their records to the end; but not those

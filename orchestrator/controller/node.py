@@ -187,8 +187,6 @@ class NodeDriver:
         self._reader = threading.Thread(target=self._read_loop, name=f"read {self.node}", daemon=True)
         self._writer = threading.Thread(target=self._write_loop, name=f"write {self.node}", daemon=True)
 
-    # --- called by the controller ---------------------------------------------------------------------------------
-
     def start(self) -> None:
         self._reader.start()
         self._writer.start()
@@ -261,8 +259,6 @@ class NodeDriver:
         for thread in (self._reader, self._writer):
             thread.join(CUT_OFF_S)
         self.workers.engine.close()
-
-    # --- reader ---------------------------------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
         t = self._timeouts
@@ -384,8 +380,6 @@ class NodeDriver:
 
     def _trouble(self, detail: str) -> None:
         self._post(NodeTroubled(self.node, detail))
-
-    # --- writer ---------------------------------------------------------------------------------------------------
 
     def _write_loop(self) -> None:
         while True:

@@ -259,9 +259,6 @@ def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iter
     yield from look.spec.preflight(node, facts)
 
 
-# --- reports ------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class NodeReport:
     """Report on a node. `skew_s`: the node's clock minus ours, None where unknown."""
@@ -406,8 +403,6 @@ def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
     except OrchestratorError as e:
         return unreachable(node, e.reason)
 
-
-# --- polls --------------------------------------------------------------------------------------------------------
 
 # A node that has not answered by then is slow if it let us in, or began to; else it is unreachable.
 LIMIT_S = 4.5

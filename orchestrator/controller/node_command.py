@@ -106,9 +106,6 @@ def lines(read: Callable[[int], bytes]) -> Iterator[str]:
         yield from (clean.text(one, MAX_LINE) for one in whole)
 
 
-# --- a workload ---------------------------------------------------------------------------------------------------
-
-
 class WorkloadLog:
     """Reader of a workload's output, and of AITER's own record at its end: `record`."""
 

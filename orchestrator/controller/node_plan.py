@@ -380,9 +380,6 @@ def all_env(node: Node, run: str) -> dict[str, str]:
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 
-# --- the way to a planned node ------------------------------------------------------------------------------------
-
-
 def node_of(plan: NodePlan) -> Node:
     """The inventory's node that a plan was made of, its references unresolved."""
     assert plan.source is not None

@@ -117,9 +117,6 @@ def busy_sentence(node: str, doing: str, detail: str) -> str:
     return f"{node} {_DONE.get(doing, 'is occupied and shared, its times may be too long')}: {detail}"
 
 
-# --- one GPU under two names --------------------------------------------------------------------------------------
-
-
 def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
     """Raise InventoryError where two slots of these nodes are one GPU. The inventory shows it for nodes that name one
     host, the facts of the nodes for others."""
@@ -185,8 +182,6 @@ def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
             yield number, (gpu.id, seen[gpu.id])
         seen[gpu.id] += 1
 
-
-# --- admission ----------------------------------------------------------------------------------------------------
 
 # Pause before an occupied node is checked again; each is half as long again as the one before.
 FIRST_S, LONGEST_S = 2.0, 30.0

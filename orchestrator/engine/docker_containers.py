@@ -41,9 +41,6 @@ _DONE = ("Download complete", "Pull complete", "Already exists")
 T = TypeVar("T")
 
 
-# --- the client -------------------------------------------------------------------------------------------------------
-
-
 def _socket(channel: Any) -> socket.socket:
     """A socket that is a channel: two threads carry the bytes, so time limits are the socket's own."""
     near, far = socket.socketpair()
@@ -166,9 +163,6 @@ class Docker:
 
 def _is_timeout(e: BaseException) -> bool:
     return isinstance(e, requests.exceptions.Timeout) or "Read timed out" in str(e)
-
-
-# --- the engine -------------------------------------------------------------------------------------------------------
 
 
 def worker_state(slot: str, inspected: Mapping[str, Any]) -> WorkerState:

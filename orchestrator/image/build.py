@@ -172,8 +172,6 @@ def _run(transport: Transport, folder: str, say: Say) -> str:
     raise EngineError(transport.node, f"the build failed ({folder}/build.sh repeats it):\n{output or '  ' + why}")
 
 
-# --- copied out of an image -------------------------------------------------------------------------------------------
-
 _PACKAGE = (
     "__init__.py", "install_mode", "configs", "ops", "tuned_gemm.py", "fused_moe.py", "jit/core.py", "jit/utils",
 )  # fmt: skip

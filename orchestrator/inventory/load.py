@@ -107,8 +107,6 @@ def _syntax(e: yaml.YAMLError | RecursionError) -> str:
     return _ALIAS if _ALIAS in words else f"is no valid YAML: {escaped((', '.join(words) or str(e))[:200])}"
 
 
-# --- which options go together ------------------------------------------------------------------------------------
-
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?\Z")
 
 
@@ -170,9 +168,6 @@ def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, s
             yield (name,), f"{of}, and this node's is {has}: set {want.option} or drop it"
 
 
-# --- references ---------------------------------------------------------------------------------------------------
-
-
 def check_references(nodes: Iterable[Node]) -> None:
     """Raise InventoryError with every reference of these nodes whose variable is not set, all at once."""
     faults: list[str] = []
@@ -200,9 +195,6 @@ def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
             why = str(detail.get("ctx", {}).get("error") or detail["msg"])
             faults.append(f"{node.origin(path)}: node {node.name}: {path}, its references replaced, {why}")
         raise InventoryError(faults) from None
-
-
-# --- files --------------------------------------------------------------------------------------------------------
 
 
 def load_inventory(path: str | Path) -> Inventory:
@@ -314,8 +306,6 @@ def _prepared(document: Document, faults: Faults) -> dict[str, Any] | None:
     filled = {name: {} if options is None else options for name, options in nodes.items()}
     return {**data, "defaults": {} if (given := data.get("defaults")) is None else given, "nodes": filled}
 
-
-# --- messages -----------------------------------------------------------------------------------------------------
 
 _TYPES = {
     "string_type": "must be text: put it in quotes",

@@ -137,8 +137,6 @@ class KubernetesSource:
         name = new_name(self._run, self._pool)
         return manifest(self._request, self._run, self._pool, name, self._script, avoid)
 
-    # --- what can be seen without a lease --------------------------------------------------------------------------
-
     def check(self) -> Sequence[Finding]:
         """Findings on the API server, what the user may do there, and whether it would take the pod."""
         try:
@@ -178,8 +176,6 @@ class KubernetesSource:
         method = client.AuthorizationV1Api(self._api).create_self_subject_access_review
         return bool(call(self._pool, method, {**review, "spec": {"resourceAttributes": of}}).status.allowed)
 
-
-# --- the pod that is requested --------------------------------------------------------------------------------------
 
 TAKEN = {
     "metadata.name": "pods are named after the run and the pool",
@@ -296,8 +292,6 @@ def _away_from(spec: Json, hosts: Collection[str]) -> dict[str, Any]:
     required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     return {**spec, "affinity": {**affinity, "nodeAffinity": {**of_node, **required}}}
 
-
-# --- what the state of one means ------------------------------------------------------------------------------------
 
 CAUSES = {
     **dict.fromkeys(("Evicted", "Preempting", "NodeShutdown", "Shutdown", "Terminated"), EndCause.PREEMPTED),

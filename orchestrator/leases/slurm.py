@@ -109,8 +109,6 @@ class SlurmSource:
         self._one, self._login, self._connected = threading.Lock(), self._reach(self._name), False
         self._kinds: list[NodeKind] = []
 
-    # --- requests -------------------------------------------------------------------------------------------------
-
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
         """Ask for `n` more, as one array of jobs; none of them on a host of `avoid`."""
         array = (f"--array=0-{n - 1}",) if n > 1 else ()
@@ -140,8 +138,6 @@ class SlurmSource:
         given = {"partition": pool.partition, "account": pool.account, "time": minutes}
         yield from (*(f"--{name}={value}" for name, value in given.items() if value), *pool.extra)
 
-    # --- what is there --------------------------------------------------------------------------------------------
-
     def list(self) -> Sequence[Lease]:
         """All jobs of the pool that Slurm knows, by one squeue; oldest first."""
         argv = ("--me", "-h", "-r", "-t", "all", f"--name={self.pool.job}", "-O", SQUEUE)
@@ -163,8 +159,6 @@ class SlurmSource:
             if rows is not None or time.monotonic() > until:
                 return rows
             time.sleep(0.1)
-
-    # --- checks ---------------------------------------------------------------------------------------------------
 
     def check(self) -> Sequence[Finding]:
         """Findings on partition and GPUs, and what sbatch would do with the request."""
@@ -194,8 +188,6 @@ class SlurmSource:
         self._kinds = self._kinds or kinds_of(self._scheduler("sinfo", "-h", "-e", "-o", SINFO).out)
         wanted = self.pool.partition.split(",")
         return [k for k in self._kinds if k.partition in wanted or (not self.pool.partition and k.is_default)]
-
-    # --- commands -------------------------------------------------------------------------------------------------
 
     def _scheduler(
         self, name: str, *words: str, before: Sequence[str] = (), stdin: bytes = b"", passes: str | None = None
@@ -249,9 +241,6 @@ def _share(gpus: int | None, kinds: Sequence[NodeKind]) -> Iterator[str]:
             yield f"--mem={memory}"
     if gpus:
         yield f"--gres=gpu:{gpus}"
-
-
-# --- what Slurm prints ------------------------------------------------------------------------------------------------
 
 
 def kinds_of(printed: bytes) -> list[NodeKind]:

@@ -236,8 +236,6 @@ class LedgerReader:
             with database.readable(self.path):
                 self._conn.execute("COMMIT")
 
-    # --- the run --------------------------------------------------------------------------------------------
-
     def meta(self, key: str, default: Any = None) -> Any:
         """Value of the run (state, epoch, family, tuner, controller, ...), or `default`."""
         found = self.query("SELECT value FROM meta WHERE key=?", (key,))
@@ -256,8 +254,6 @@ class LedgerReader:
     def journal_records(self) -> Iterator[tuple[float, ev.Record]]:
         """(time, record) in order: what resume replays."""
         return ((t, ev.from_json(kind, data)) for _, t, kind, data in self._each(_JOURNAL, (0,)))
-
-    # --- the state --------------------------------------------------------------------------------------------
 
     @property
     def replayed(self) -> State:
@@ -352,8 +348,6 @@ class LedgerReader:
         # it ran elsewhere, but was not compared with the winner: as open as a candidate without a second try
         return [(s, [w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted"]) for s in shapes]
 
-    # --- workers ----------------------------------------------------------------------------------------------
-
     def reports(self) -> dict[str, Report]:
         """Reports of workers by attempt."""
         sql = "SELECT attempt, device, exit, spent, conditions FROM reports"
@@ -385,8 +379,6 @@ class LedgerReader:
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
         """Next byte to read of each (stream, slot) of a node; what is not there begins at 0."""
         return {(k, s): at for k, s, at in self.query("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))}
-
-    # --- measurements -----------------------------------------------------------------------------------------
 
     def winners(self) -> list[ProfileRow]:
         """One row per tuned shape: the row that settled it, in the order of the shapes."""

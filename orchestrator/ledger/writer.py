@@ -72,8 +72,6 @@ class Ledger(LedgerReader):
         if not self._writing():
             raise LedgerError("the ledger is only written inside `with ledger.transaction():`")
 
-    # --- the plan -------------------------------------------------------------------------------------------
-
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a JSON value of the run."""
         if key == "state" and value not in STATES:
@@ -97,8 +95,6 @@ class Ledger(LedgerReader):
         """Take shapes into the run again that a limit left out; return how many were."""
         sql = "UPDATE shapes SET skipped=NULL, detail=NULL, skipped_at=NULL WHERE skipped=?"
         return self._run(sql, (NOT_WORTH_IT,))
-
-    # --- records --------------------------------------------------------------------------------------------
 
     def drive(self, state: State) -> None:
         """Replay the journal into a fresh state. Whoever calls this applies to it each record that it journals."""
@@ -155,8 +151,6 @@ class Ledger(LedgerReader):
                 int(e["confirmed"]),
             )  # fmt: skip
             self._run(f"INSERT OR IGNORE INTO withheld VALUES ({', '.join('?' * 11)})", values)
-
-    # --- nodes ----------------------------------------------------------------------------------------------
 
     def slot_info(
         self,

@@ -55,9 +55,6 @@ def apply(state: State, record: ev.Record, t: float) -> None:
         change(state, record, t)
 
 
-# --- the request ------------------------------------------------------------------------------------------------------
-
-
 def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
     state.kinds.setdefault(e.kind, Kind(len(state.kinds), e.tier, e.alone))
     state.setup_s, state.shares_end = e.setup_s, e.shares_end
@@ -104,9 +101,6 @@ def _resumed(state: State, e: ev.Resumed, t: float) -> None:
             _set_node(state, n, "away", "", t)
         for slot in n.slots.values():
             slot.gpu.strikes = 0  # the user expects it to work again
-
-
-# --- attempts ---------------------------------------------------------------------------------------------------------
 
 
 def _send(state: State, d: ev.Send, t: float) -> None:
@@ -364,9 +358,6 @@ def _forgive(state: State, a: Attempt, culprit: int | None = None) -> None:
             blame.strike_out(state, shape, a.id)
 
 
-# --- nodes ------------------------------------------------------------------------------------------------------------
-
-
 def _set_node(state: State, n: Node, to: Any, why: str, t: float) -> None:
     n.state, n.why = to, why
     n.history.append((t, to, why))
@@ -525,9 +516,6 @@ def _node_draining(state: State, e: ev.NodeDraining, t: float) -> None:
         n.history.append((t, "draining", ""))
         for slot in n.slots.values():
             look(state, slot)
-
-
-# --- slots ------------------------------------------------------------------------------------------------------------
 
 
 def _slot_lost(state: State, e: ev.SlotLost, t: float) -> None:

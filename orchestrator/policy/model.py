@@ -265,7 +265,6 @@ class State:
     """First faults of shapes, on all slots."""
     next_seq: int = 1
 
-    # --- derived: what is to be decided; each is emptied by its decision ---
     apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
     """Shapes that run by themselves next, because of what happened to them, by the first of each."""
     twice: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
@@ -280,7 +279,6 @@ class State:
     timers: dict[SlotId, float] = field(default_factory=dict)
     """Slot -> when its canary is due, or taken for failed."""
 
-    # --- derived: sums ---
     open: dict[str, None] = field(default_factory=dict)
     """Attempts that are not over."""
     running: int = 0

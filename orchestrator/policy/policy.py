@@ -87,8 +87,6 @@ class Policy:
         """Apply a record without deciding anything: for the replay of a journal."""
         apply(self.state, record, t)
 
-    # --- queries ------------------------------------------------------------------------------------------------------
-
     def progress(self) -> Progress:
         """Counts of shapes. `running`: slots at work, a shape each."""
         state = self.state
@@ -109,8 +107,6 @@ class Policy:
     def why(self, what: str | int) -> str:
         """One sentence: where a group (by its attempt) or a shape is, and what it waits for."""
         return why(self.state, what)
-
-    # --- demand for leases --------------------------------------------------------------------------------------------
 
     def backlog_s(self) -> float:
         """Estimated seconds on one slot of all unsettled shapes; 0 where no new work is started."""

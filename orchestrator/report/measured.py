@@ -15,12 +15,12 @@ from functools import lru_cache
 from statistics import geometric_mean, median
 from typing import Any
 
+from orchestrator.families import backend_name, label
 from orchestrator.ledger.reader import LedgerReader, Report
 from orchestrator.planning.roofline import Chip, chip_of, roof_of
 from orchestrator.policy.model import State
 from orchestrator.results.recheck import NOISY_GAIN
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.kinds import backend_name, label
 from worker.families import Family
 
 MOST_BACKENDS = 12

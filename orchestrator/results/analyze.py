@@ -19,10 +19,10 @@ import pandas as pd
 
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
+from orchestrator.families import backend_name, order
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import US, CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.kinds import backend_name, order
 from orchestrator.tables.textfiles import escaped
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from orchestrator.tables.write import no_formula

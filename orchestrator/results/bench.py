@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from orchestrator.families import AITERS
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
-from orchestrator.tables.kinds import AITERS
 from orchestrator.tables.tuned import best
 from orchestrator.tables.write import no_formula, utc, write_atomic, write_csv
 from worker.families import BENCHED, Family

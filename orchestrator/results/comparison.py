@@ -27,9 +27,8 @@ from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VER
 from orchestrator.results.measurements import read_header
 from orchestrator.tables.locate import locate
 from orchestrator.tables.textfiles import Faults, csv_records, escaped, read_bytes, shown
-from orchestrator.tables.tuned import NULLS
 from orchestrator.tables.write import cell, csv_text, no_formula, write_output
-from worker.families import FAMILIES
+from worker.families import FAMILIES, NULLS
 from worker.text import plural
 
 AGAIN_REPEATS = 7

@@ -26,11 +26,11 @@ import pandas as pd
 
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError, TunedDBError
+from orchestrator.families import legal_name, owned
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
-from orchestrator.tables.kinds import legal_name, owned
 from orchestrator.tables.locate import family_of, locate, provenance_of
 from orchestrator.tables.textfiles import Faults, decode, escaped, open_file
 from worker.families import FAMILIES, Column, Family

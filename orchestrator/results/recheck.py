@@ -24,9 +24,9 @@ from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.tuned import NULLS, Key, best, key_of, number_of, read_table
+from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
 from orchestrator.tables.write import write_atomic
-from worker.families import Family, backend_of
+from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.spec import MAX_WORD
 from worker.text import plural

@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,6 @@ from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import FIX, FIXES, REBUILD, Broken, RowRules
 from orchestrator.tables.textfiles import read_head, text_lines
 from orchestrator.tables.tuned import (
-    NULLS,
     TAG,
     Key,
     KeyFault,
@@ -43,26 +42,14 @@ from orchestrator.tables.tuned import (
     read_table,
     twice,
 )
-from worker.aiter_tree.kernels import KernelAvailability, KernelReader
+from worker.aiter_tree.kernels import KernelAvailability, KernelLists, Standing
 from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
-from worker.families import Family, backend_of
+from worker.families import NULLS, Family, backend_of
 from worker.text import Finding, Level
 
-Standing = Literal["loads", "rebuild", "cannot", "unread"]
 STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")
-
-
 _IMPORTED = {"flydsl": "flydsl", "triton": "", "opus": ""}
 """Backends that dispatch imports from aiter/ops/<backend> when a row names them, with the package that they need."""
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Outcome of one row. `unread`: the list of kernels cannot be read, so that nothing is known."""
-
-    standing: Standing
-    why: str = ""
-    opus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +81,7 @@ class Build:
         """Raises InputError where there is no AITER."""
         self.name = name or str(root)
         try:
-            self._kernels = KernelReader(tree_at(root))
+            self._kernels = KernelLists(tree_at(root))
         except NotATreeError as e:
             raise InputError(f"--build {self.name}: no AITER tree is there: {e}") from e
         self.tree = self._kernels.tree
@@ -106,21 +93,20 @@ class Build:
     @property
     def problems(self) -> Sequence[str]:
         """Parts of the tree that could not be read."""
-        return self._kernels.problems
+        return tuple(self._kernels.problems)
 
-    def answer(self, family: Family, key: Key, cells: Mapping[str, str]) -> Answer:
-        """The outcome of a row. `key` begins with its gfx and cu_num."""
+    def answer(self, family: Family, key: Key, cells: Mapping[str, str]) -> KernelAvailability:
+        """The outcome of a row, never `compiled`. `key` begins with its gfx and cu_num."""
         if kind_of(cells) == "own":
-            return Answer("cannot", f"{describe_own(cells)}, and AITER has none of that name")
+            return KernelAvailability("cannot", f"{describe_own(cells)}, and AITER has none of that name")
         kernel = self._kernels.kernel(family.name, str(key[0]), cells)
-        if kernel.standing in ("there", "compiled") and (why := self._not_importable(family, cells)):
-            return Answer("cannot", why)
-        if kernel.standing == "there":
-            return Answer("loads")
+        if kernel.standing in ("loads", "compiled") and (why := self._not_importable(family, cells)):
+            return KernelAvailability("cannot", why)
         if kernel.standing != "compiled":
-            return Answer(kernel.standing, kernel.why)
-        built = self._is_built(family, key, cells.get("kernelName", ""), kernel)
-        return Answer("loads", opus=kernel.opus) if built else Answer("rebuild", "is not compiled in", kernel.opus)
+            return kernel
+        if self._is_built(family, key, cells.get("kernelName", ""), kernel):
+            return replace(kernel, standing="loads")
+        return replace(kernel, standing="rebuild", why="is not compiled in")
 
     def tables(self, family: Family) -> list[Path]:
         """The tables that it merges at its start: the family's own, then those of model_configs."""

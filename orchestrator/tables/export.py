@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.check import Answer
 from orchestrator.tables.kinds import current_records, kind_of_table, own_rows, read_records
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import REBUILD
 from orchestrator.tables.textfiles import listed
 from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
 from orchestrator.tables.write import write_csv
+from worker.aiter_tree.kernels import KernelAvailability, Standing
 from worker.families import FAMILIES, Family, backend_of
 from worker.text import Finding, plural
 
 if TYPE_CHECKING:
-    from orchestrator.tables.check import Build, Standing
+    from orchestrator.tables.check import Build
 
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""
@@ -223,9 +223,10 @@ def in_build(source: Table, build: Build | None) -> list[Finding]:
     return out
 
 
-def _unbuilt(family: Family, backend: str) -> Answer:
+def _unbuilt(family: Family, backend: str) -> KernelAvailability:
     """The answer where no build is at hand to ask."""
-    return Answer("rebuild" if backend in COMPILED and not family.two_stages else "loads", opus=backend == "opus")
+    standing: Standing = "rebuild" if backend in COMPILED and not family.two_stages else "loads"
+    return KernelAvailability(standing, opus=backend == "opus")
 
 
 def refuse_own(sources: Iterable[Table]) -> None:

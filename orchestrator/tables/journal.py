@@ -3,27 +3,22 @@
 A table and the records beside it are one state. Both are kept under one stamp, `<file>.<UTC>.bak`. An empty kept file
 of records says that there were none. The records change first: a crash between the two leaves records of which some
 fit no row, which is seen, and never a table without its old state.
-
-A tree of config files has a `Journal`: a line a merge, with the text of each file before and the hash of its text
-after. The line is written before any file, so that a merge that was cut off can be undone too.
 """
 
 from __future__ import annotations
 
 import fcntl
 import glob
-import hashlib
-import json
 import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.errors import InputError, TunedDBError
+from orchestrator.errors import TunedDBError
 from orchestrator.tables.kinds import records_path
 from orchestrator.tables.write import sync_folder, write_atomic
 
@@ -58,29 +53,29 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
     `before`: the table as it was read, None where there was none. Raises OSError and TunedDBError; then both files are
     as they were, but for a failure of the very last step, which leaves a whole new table and the old one kept.
     """
-    beside, kept = records_path(target), dict[Path, Path]()
+    beside, kept, written = records_path(target), dict[Path, Path](), False
     had = beside.exists()
     state = [target, beside] if had or records else [target]
     try:
         if before:
             for path, name in zip(state, _second_names(target, "bak"), strict=False):
                 kept[path] = name
-                _link(path, name)
+                _keep(path, name)
         sync_folder(target.parent)
         now = target.stat() if before else None
         if before and now and _changed(before, now):
             raise TunedDBError(
                 f"{target}: was changed by another process during the merge and is as they left it; merge again"
             )
-        if beside in state:
+        if written := beside in state:
             write_atomic(beside, lambda f: f.writelines(records), like=beside.stat() if had else before)
         write_atomic(target, lambda f: f.writelines(parts), like=before)
     except BaseException:
         if (target.stat().st_ino if target.exists() else None) == (before.st_ino if before else None):
             if not had:
                 beside.unlink(missing_ok=True)
-            elif beside in kept and kept[beside].exists():
-                _move(kept[beside], beside)
+            elif written and beside in kept:
+                os.rename(kept[beside], beside)
             for path in kept.values():
                 path.unlink(missing_ok=True)
         raise
@@ -110,15 +105,15 @@ def undo(table: Path, lock_wait_s: float = LOCK_WAIT_S) -> dict[str, Any]:
             kept, records = states[-1], "left"
             of_records = beside.with_name(beside.name + kept.name[len(target.name) :])
             aside, records_aside = _second_names(target, "undone")
-            _link(target, aside)
+            _keep(target, aside)
             if of_records.exists():
                 records = "restored" if of_records.stat().st_size else "removed"
                 if beside.exists():
-                    _link(beside, records_aside)
-                _move(of_records, beside)
+                    _keep(beside, records_aside)
+                os.rename(of_records, beside)
                 if records == "removed":
                     beside.unlink()
-            _move(kept, target)
+            os.rename(kept, target)
             sync_folder(target.parent)
             restored = {"path": str(table), "restored": str(kept), "aside": str(aside), "records": records}
             return {**restored, "left": len(states) - 1}
@@ -144,99 +139,14 @@ def _second_names(target: Path, word: str) -> tuple[Path, Path]:
     raise TunedDBError(f"{target}: has too many kept copies of this second; move some away")
 
 
-def _link(source: Path, path: Path) -> None:
-    """Make a hard link, or a copy if the file system has no links; an empty file if the source does not exist."""
-    if not source.exists():
-        path.touch(exist_ok=False)
-        return
-    try:
-        os.link(source, path)
-    except OSError:  # no hard links here
-        with source.open("rb") as f, path.open("xb") as copy:
-            shutil.copyfileobj(f, copy)
-            copy.flush()
-            os.fsync(copy.fileno())
-        shutil.copystat(source, path)
-
-
-def _move(source: Path, path: Path) -> None:
-    """Rename, also where both are names of one file: the system leaves both then."""
-    os.rename(source, path)
-    source.unlink(missing_ok=True)
+def _keep(source: Path, path: Path) -> None:
+    """Copy a file durably under a new name; an empty file if the source does not exist."""
+    path.touch(exist_ok=False)
+    if source.exists():
+        shutil.copy2(source, path)
+    with path.open("rb") as f:
+        os.fsync(f.fileno())
 
 
 def _changed(a: os.stat_result, b: os.stat_result) -> bool:
     return (a.st_mtime_ns, a.st_size, a.st_ino) != (b.st_mtime_ns, b.st_size, b.st_ino)
-
-
-class Journal:
-    """The merges into a tree of config files, at `path`."""
-
-    def __init__(self, path: Path, root: Path) -> None:
-        self.path, self.root = path, root
-
-    @contextmanager
-    def writing(self) -> Iterator[None]:
-        """One writer to a tree's configs at a time. Raises InputError, TunedDBError where another one writes."""
-        try:
-            with locked(self.path):
-                yield
-        except OSError as e:
-            raise InputError(f"{self.root}: cannot be written: {e.strerror or e}") from e
-
-    def record(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> None:
-        """Note a merge and make its changes. `texts`: the text before (None: no file) and after of each path."""
-        files = [
-            {"file": str(path.relative_to(self.root)), "before": before, "sha256": _sha(after)}
-            for path, (before, after) in texts.items()
-        ]
-        line = json.dumps({**entry, "files": files}, separators=(",", ":"), ensure_ascii=False)
-        write_atomic(self.path, "".join(f"{one}\n" for one in (*self._lines(), line)))
-        for path, (before, after) in texts.items():
-            write_atomic(path, after, like=path.stat() if before is not None else None)
-
-    def take_back(self) -> dict[str, Any]:
-        """Take back the last merge; the caller holds the lock. The document of `configs undo`: `restored` are the files
-        that are as before, `removed` those that the merge had made, `left` counts the merges before it.
-
-        Raises InputError if no merge is noted, or if a file was changed since.
-        """
-        lines = self._lines()
-        if not lines:
-            raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
-        try:
-            last = json.loads(lines[-1])
-            files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
-        except (ValueError, KeyError, TypeError) as e:
-            what = f"{self.path}:{len(lines)}: was not written by gemmfleet, so nothing is undone: {e}"
-            raise InputError(what) from e
-        texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
-        if foreign := [
-            f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"
-            for _, path, before, after in files
-            if (text := texts[path]) != before and (text is None or _sha(text) != after)
-        ]:
-            raise InputError(foreign)
-        changed = [(name, path, before) for name, path, before, _ in files if texts[path] != before]
-        for _, path, before in changed:
-            if before is None:
-                path.unlink()
-                sync_folder(path.parent)
-            else:
-                write_atomic(path, before, like=path.stat())
-        if rest := lines[:-1]:
-            write_atomic(self.path, "".join(f"{line}\n" for line in rest))
-        else:
-            self.path.unlink()
-        restored, removed = (
-            tuple(name for name, _, before in changed if (before is None) is made) for made in (False, True)
-        )
-        of = {name: str(last.get(name, "")) for name in ("run", "time")}
-        return {**of, "restored": restored, "removed": removed, "left": len(rest)}
-
-    def _lines(self) -> list[str]:
-        return self.path.read_text().splitlines() if self.path.exists() else []
-
-
-def _sha(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

@@ -62,8 +62,6 @@ def shipped_tables(folder: Path, family: Family | None = None) -> list[Path]:
 
 
 _STEMS = sorted(((Path(f.tuned_csv).stem, f) for f in FAMILIES.values()), key=lambda pair: -len(pair[0]))
-_RUNBOOK = ("fp4_", "a4w4_blockscale")
-"""The beginning of the names of the FP4 guide's files, and their family."""
 _HEAD = 64 * 1024
 _ROWS = 200
 # families with the columns M,N,K are distinguished by kernel names
@@ -77,8 +75,7 @@ _KERNELS = (
 def family_in_name(name: str) -> Family | None:
     """The family whose table's name is in a file name, as AITER looks for it; that of the FP4 guide's files."""
     found = next((family for stem, family in _STEMS if stem in name), None)
-    begin, of_guide = _RUNBOOK
-    return found or (FAMILIES[of_guide] if name.startswith(begin) else None)
+    return found or (FAMILIES["a4w4_blockscale"] if name.startswith("fp4_") else None)
 
 
 def families_by_content(header: Sequence[str], rows: Iterable[Mapping[str, str]]) -> list[Family]:

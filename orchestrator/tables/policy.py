@@ -14,7 +14,6 @@ from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
 from orchestrator.tables.tuned import (
-    NULLS,
     TAG,
     Key,
     KeyFault,
@@ -28,7 +27,7 @@ from orchestrator.tables.tuned import (
     place_of,
 )
 from orchestrator.tables.write import cell
-from worker.families import Family, backend_of
+from worker.families import NULLS, Family, backend_of
 from worker.text import plural
 
 SOURCE = "_source"

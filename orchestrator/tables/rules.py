@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from orchestrator.tables.tuned import KERNEL_NAMES, NULLS, Key, kernel_of, no_gfx, number_of
-from worker.families import Column, Family, backend_of
+from orchestrator.tables.tuned import KERNEL_NAMES, Key, kernel_of, no_gfx, number_of
+from worker.families import NULLS, Column, Family, backend_of
 from worker.text import Level
 
 if TYPE_CHECKING:

@@ -14,6 +14,7 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice, tee
 from pathlib import Path
 from typing import BinaryIO
@@ -102,7 +103,6 @@ MAX_LINE = 1 << 20
 """Bytes of a line. The longest line of AITER's tables has under 1,000."""
 MAX_BYTES = 512 << 20
 """Bytes of a tuned table that is held in memory."""
-_BLOCK = 1 << 20
 _MAGIC = (
     (b"PK\x03\x04", "a zip archive or a workbook: export it as CSV"),
     (b"\xd0\xcf\x11\xe0", "an old workbook: export it as CSV"),
@@ -171,16 +171,8 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] 
         with open_file(path, error) as f:
             if cap is not None and os.fstat(f.fileno()).st_size > cap:
                 raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, which no tuned table is")
-            n, rest = 0, b""
-            while block := f.read(_BLOCK):
-                whole, end, rest = (rest + block).rpartition(b"\n")
-                if end:
-                    yield from (lines := _lines(path, n, whole + end, error))
-                    n += len(lines)
-                if len(rest) > MAX_LINE:
-                    raise _too_long(path, n + 1, error)
-            if rest:
-                yield _decoded(path, n + 1, rest, error)
+            for n, raw in enumerate(iter(partial(f.readline, MAX_LINE + 1), b""), 1):
+                yield _decoded(path, n, raw, error)
     except OSError as e:
         raise error(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
 
@@ -204,25 +196,9 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
         raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
 
 
-def _lines(path: Path, n: int, block: bytes, error: type[InputError]) -> list[str]:
-    """The lines of a block of whole ones, of which `n` come before."""
-    try:
-        text = block.decode("utf-8")
-    except UnicodeDecodeError:
-        text = "\0"
-    lines = [f"{line}\n" for line in text.split("\n")[:-1]]
-    if "\0" in text or (len(block) > MAX_LINE and max(map(len, block.split(b"\n"))) > MAX_LINE):
-        return [_decoded(path, i, raw + b"\n", error) for i, raw in enumerate(block.split(b"\n")[:-1], n + 1)]
-    return lines
-
-
-def _too_long(path: Path, n: int, error: type[InputError]) -> InputError:
-    return error(f"{escaped(str(path))}:{n}: is longer than {MAX_LINE // 2**20} MB, which no row is; is it a CSV?")
-
-
 def _decoded(path: Path, n: int, raw: bytes, error: type[InputError]) -> str:
     if len(raw) > MAX_LINE:
-        raise _too_long(path, n, error)
+        raise error(f"{escaped(str(path))}:{n}: is longer than {MAX_LINE // 2**20} MB, which no row is; is it a CSV?")
     if b"\0" in raw:
         raise error(f"{escaped(str(path))}:{n}: holds a NUL byte; is it a CSV?")
     try:

@@ -17,12 +17,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.textfiles import MAX_BYTES, MAX_FAULTS, csv_records, listed
-from worker.families import Column, Family
+from worker.families import NULLS, Column, Family
 from worker.protocol import FIELDS
 from worker.text import plural
 
 GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
-NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
 TAG = "_tag"
 KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
 """Columns that name a row's kernel (fmoe: one a stage)."""

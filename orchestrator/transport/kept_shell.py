@@ -105,8 +105,6 @@ class KeptShell:
         if channel is not None:
             channel.close()
 
-    # --- one request ----------------------------------------------------------------------------------------------
-
     def _ask(self, verb: str, words: Sequence[str], data: bytes, deadline: float) -> tuple[int, bytes, bytes]:
         """(code, output or message, errors) of a request."""
         channel = self._channel

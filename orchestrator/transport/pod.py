@@ -34,8 +34,6 @@ MAX_WORDS = 256 * 1024
 STDIN, STDOUT, STDERR, STATUS = range(4)
 """Channels of the protocol."""
 
-# --- the API server ---------------------------------------------------------------------------------------------------
-
 
 def connect(context: str | None) -> tuple[Any, str]:
     """(the official client's ApiClient, namespace of the context). Raises InputError with the way out."""
@@ -127,9 +125,6 @@ def unreached(node: str, server: str, e: BaseException) -> TransportError:
         reason = getattr(at, "reason", None)  # urllib3's
         at = reason if isinstance(reason, BaseException) else at.__cause__ or at.__context__
     return UnreachableError(node, f"the API server {server} cannot be reached ({words})")
-
-
-# --- commands ---------------------------------------------------------------------------------------------------------
 
 
 class PodOpener:

@@ -76,8 +76,6 @@ class CommandTransport(ABC):
         return done.code == 0
 
 
-# --- the tar stream ---------------------------------------------------------------------------------------------------
-
 UNPACK = """\
 d=$1 t=$2
 LC_ALL=C; export LC_ALL; umask 077

@@ -63,9 +63,6 @@ def _match_exec(command: str, **_: object) -> SimpleNamespace:
 paramiko.config.invoke = SimpleNamespace(run=_match_exec)
 
 
-# --- the ssh_config ---------------------------------------------------------------------------------------------------
-
-
 def _config_text(path: Path, base: Path, depth: int = 0) -> str:
     """The text of a file with those that it includes, which paramiko would pass over; relative names are in `base`."""
     if depth > MAX_DEPTH:
@@ -148,9 +145,6 @@ def _hops(node: str, ask: HostRequest, text: str, accept_new: bool, seconds: flo
     )
     login.user = made.user
     return [*gateways, Hop(made, KnownOnly(node, made, found, accept_new), login)]
-
-
-# --- host keys --------------------------------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=16)
@@ -238,9 +232,6 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
         return f"ssh-keyscan {port}{shlex.quote(self._host)} >>{shlex.quote(str(self._files[0]))}"
 
 
-# --- login ------------------------------------------------------------------------------------------------------------
-
-
 @lru_cache(maxsize=64)
 def _private_key(path: Path, mtime_ns: int) -> paramiko.PKey:
     """The key of a file in that state, with the certificate beside it; read once for a fleet, as RSA takes long."""
@@ -300,9 +291,6 @@ class Login(AuthStrategy):  # type: ignore[misc]
             " keys, security keys, PKCS11 and odd certificates work through ssh-agent: run ssh-add, and see that"
             " SSH_AUTH_SOCK names the agent. Passwords are never asked for",
         )
-
-
-# --- opening ----------------------------------------------------------------------------------------------------------
 
 
 def hang_up(route: Sequence[Hop]) -> None:

@@ -276,9 +276,6 @@ def sessions_until(state: State, end: float | None) -> list[list[float]]:
     return [*before, [last[0], max(last[1], end or 0.0)]] if last else []
 
 
-# --- the time that is left --------------------------------------------------------------------------------------------
-
-
 def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Range | None:
     """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
     found = speeds(state)
@@ -364,9 +361,6 @@ def rate_per_min(state: State, now: float) -> float | None:
         since = max(since, state.tuned_at[0])
     n = sum(1 for _ in takewhile(lambda t: t > since, reversed(state.tuned_at)))
     return n * 60.0 / (now - since) if n and now > since else None
-
-
-# --- the status -------------------------------------------------------------------------------------------------------
 
 
 def run_status(

@@ -9,9 +9,8 @@ import pytest
 from orchestrator.families import get_family
 from orchestrator.results.verify import Reading
 from orchestrator.shapes.aiter_log import key_of, read_line
-from tests.aiter.checkout import needs_checkout, show
+from tests.aiter.checkout import VERSIONS, needs_checkout, show
 from worker.families import FAMILIES
-from worker.tuners.aiter.known_issue import VERSIONS
 
 pytestmark = needs_checkout
 
@@ -55,7 +54,7 @@ def _filled(part: ast.expr, table: str) -> str:
     return repr(value) if part.conversion == ord("r") and value.startswith("torch") else value
 
 
-@pytest.mark.parametrize("version", [name for name, _, _ in VERSIONS])
+@pytest.mark.parametrize("version", VERSIONS)
 def test_every_miss_and_every_hit_is_read(version: str) -> None:
     misses = [(text, f) for path, f in FILES.items() for text in lines(version, path, "not found tuned")]
     for text, family in misses:

@@ -1,4 +1,4 @@
-"""The probe against the real files of every version and the stand-in trees."""
+"""The probe against the real files of every version."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import pytest
 
 from tests.aiter.checkout import AITER_GIT, git, needs_checkout
 from tests.aiter.versions import VERSIONS, Version, read, tree_of
-from tests.standins.aiter import TREES, make_tree
 from worker.families import FAMILIES
 from worker.tuners.aiter.findings import WORKAROUNDS, Findings, inspect, prepare
 
@@ -53,17 +52,3 @@ def test_every_tag_is_understood(tag: str, tmp_path: Path) -> None:
         ours = set(FAMILIES[name].from_aiter(script.columns))
         assert {"M", "N", "K"} <= ours or "token" in ours, name
     assert all(v.evidence for v in found.workarounds.values())
-
-
-@pytest.mark.parametrize("date", TREES)
-def test_stand_ins_are_like_the_real_files_of_their_dates(date: str, tmp_path: Path) -> None:
-    """But that the runbook's image has the a4w4 script of another date than the list."""
-    real = inspect(tree_of(TREES[date].commit, tmp_path / "real"))
-    ours = inspect(make_tree(tmp_path / "standin", date).root)
-    theirs = {n: v.verdict for n, v in real.workarounds.items()}
-    theirs |= {} if TREES[date].new else {"tile_column_case": "needed"}
-    assert {n: v.verdict for n, v in ours.workarounds.items()} == theirs
-    assert (ours.asm_dir, ours.k256_sound, ours.promised) == (real.asm_dir, real.k256_sound, True)
-    assert {n: (s.flags, s.columns, s.path.parts[-2:]) for n, s in ours.families.items()} == {
-        n: (s.flags, s.columns, s.path.parts[-2:]) for n, s in real.families.items() if n in ours.families
-    }

@@ -94,8 +94,6 @@ class Fleet(Books):
         if not (self.root / "server").exists():
             (self.root / "server").symlink_to(self.server)
 
-    # --- the request ------------------------------------------------------------------------------------------------
-
     def release(self, *nodes: str, until: str = "released") -> None:
         """Let what is held go on, on all nodes or on some."""
         for node in nodes or self.nodes:
@@ -135,8 +133,6 @@ class Fleet(Books):
         request = RunRequest(self.csv, self.runs, path, family.name, "faulty", options=options)
         return Prepared(request, config, family, listed, plan, cost, nodes, path, path.read_bytes(), []).create()
 
-    # --- controllers ------------------------------------------------------------------------------------------------
-
     def drive(self, what: str = "drive", run: RunPaths | None = None, retry: Sequence[int] = ()) -> Controller:
         """Start a controller of a run, the latest by default. `what`: drive or cancel."""
         out = self.root / "out" / f"{len(list((self.root / 'out').iterdir()))}.txt"
@@ -169,8 +165,6 @@ class Fleet(Books):
         done.wait()
         return done
 
-    # --- what happens to nodes --------------------------------------------------------------------------------------
-
     def link(self, node: str, state: str) -> None:
         """Set the state of a node's link (see tests.fleet.link)."""
         path = self.root / "links" / node
@@ -183,7 +177,7 @@ class Fleet(Books):
 
     def lose(self, node: str, op: str, nth: int = 1, when: str = "after") -> None:
         """Lose the answer to the NTH next call of a kind."""
-        (self.root / "links" / f"{node}.lose").write_text(f"{op} {nth} {when}")
+        self.link(f"{node}.lose", f"{op} {nth} {when}")
 
     def kill_workers(self, *nodes: str) -> None:
         for node in nodes:
@@ -213,8 +207,6 @@ class Fleet(Books):
         over = {r.attempt for r in self.journal(ev.AttemptEnded)}
         begun = self.journal(ev.AttemptStarted, lambda r: r.attempt not in over)
         return {r.node for r in begun} >= set(nodes or self.nodes)
-
-    # --- what the run tells -----------------------------------------------------------------------------------------
 
     def copy_ledger(self, to: Path) -> None:
         """A consistent copy of the ledger, whoever writes to it."""
@@ -257,8 +249,6 @@ class Fleet(Books):
     def provenance(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.paths.provenance.read_text())
         return found
-
-    # --- the books --------------------------------------------------------------------------------------------------
 
     def check_books(self, tuned: int, failed: Mapping[str, str] | None = None) -> None:
         """The same, and that the ledger knows everything that any node measured: nothing measured was lost."""

@@ -9,8 +9,8 @@ can change it while a controller runs in another process:
 - `stalled`: nothing comes and nothing goes, until the link is up again or the controller closes it;
 - `cut 500`: the stream ends after 500 more bytes, in the middle of a frame; then the link is up again.
 
-Beside it, `NODE.lose` (`OP NTH before|after|dies`) makes the NTH next `put`, `rename`, `run` or `open` fail before it
-was done or after, or kills the controller after it; `NODE.env` has a variable of the workers.
+Beside it, `NODE.lose` (`OP NTH after|dies`) makes the NTH next `put`, `rename`, `run` or `open` fail after it was done,
+or kills the controller after it.
 """
 
 from __future__ import annotations
@@ -61,8 +61,6 @@ class NodeLink(LocalTransport):
         self._closed = threading.Event()
         self._lock = threading.Lock()
 
-    # --- the transport --------------------------------------------------------------------------------------------
-
     def connect(self) -> None:
         self._closed.clear()
         self._carry("connect", lambda: None)
@@ -85,8 +83,6 @@ class NodeLink(LocalTransport):
             folder = Path(self._plan.folder)
             return self._carry("open", lambda: FollowChannel(self, HeldStream(self, folder, start)))
         return self._carry("open", lambda: super(NodeLink, self).open(argv))
-
-    # --- what a command does ----------------------------------------------------------------------------------------
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float) -> Completed:
         if argv[0] == "test" and argv[-1].endswith(CODE_MARKER):
@@ -111,14 +107,10 @@ class NodeLink(LocalTransport):
 
     def _launch(self, verb: str, slots: Sequence[str], stdin: bytes) -> Completed:
         env = dict(line.split("=", 1) for line in stdin.decode().splitlines())
-        extra = self._place / "links" / f"{self.node}.env"
         env[LOCKS_ENV] = str(self._locks)
-        env |= dict([extra.read_text().split("=", 1)]) if extra.exists() else {}
         found = ask(self._place / "server", verb, folder=self._plan.folder, slots=list(slots), env=env)
         lines = {s: f"{s} {state} {'' if code is None else code}\n" for s, state, code in found}
         return Completed(0, "".join(lines.get(s, f"{s} absent\n") for s in slots).encode(), b"")
-
-    # --- the link -------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
@@ -141,8 +133,6 @@ class NodeLink(LocalTransport):
         if refusal := REFUSALS.get(self.state):
             raise refusal[0](self.node, refusal[1])
         lost = self._lost(op)
-        if lost == "before":
-            raise TransportError(self.node, f"the connection broke before {op}")
         result = act()
         if lost == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -151,7 +141,7 @@ class NodeLink(LocalTransport):
         return result
 
     def _lost(self, op: str) -> str:
-        """Return when this call's answer is to be lost: `before`, `after`, or "" for not."""
+        """Return when this call's answer is to be lost: `after`, `dies`, or "" for not."""
         with self._lock:
             if not self._loses.exists():
                 return ""

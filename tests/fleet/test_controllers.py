@@ -154,18 +154,6 @@ def test_an_older_controller_is_shut_out_by_the_epoch(fleet: Fleet) -> None:
     assert [p.read_bytes() for p in (here.ledger, here.config)] == before, "the first changes nothing more"
 
 
-def test_a_node_that_left_the_inventory_holds_up_nothing(make_fleet: Callable[..., Fleet]) -> None:
-    fleet = make_fleet(nodes={"h1": 1, "h2": 1})
-    n = fleet.shapes(groups=8)
-    fleet.begun(2).kill()
-    fleet.power_off("h1")
-    shutil.copy(fleet.inventory({"h2": 1}), fleet.paths.inventory)
-    fleet.release()
-    assert fleet.resume().code == 0
-    fleet.check_books(n)
-    assert [(r.node, r.detail) for r in fleet.journal(ev.NodeLost)] == [("h1", "it is no longer in the inventory")]
-
-
 def test_a_node_is_drained_while_the_run_goes_on(fleet: Fleet) -> None:
     n = fleet.shapes(groups=18)
     run = fleet.begun(3)
@@ -194,9 +182,6 @@ def test_a_node_is_added_while_the_run_goes_on(make_fleet: Callable[..., Fleet])
     fleet.check_books(n)
     assert fleet.tuned_by()["h3"]
     assert "h3 joins" in run.out
-
-
-# --- nodes that others use --------------------------------------------------------------------------------------------
 
 
 def occupy(fleet: Fleet, node: str) -> Path:

@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -112,38 +111,6 @@ def test_offsets_are_committed_with_what_was_read(fleet: Fleet) -> None:
     assert fleet.resume().code == 0
     fleet.check_books(n)
     assert set(fleet.starts().values()) == {1}
-
-
-def ends(path: Path) -> list[str]:
-    """Attempts whose end is on record."""
-    records = [json.loads(line) for line in path.read_bytes().splitlines()]
-    return [r["attempt"] for r in records if r["type"] == "attempt_ended" and r["attempt"].startswith("g")]
-
-
-def test_the_end_of_an_attempt_that_is_on_no_record_is_found_out(make_fleet: Callable[..., Fleet]) -> None:
-    """The last records of a worker were destroyed before they were read; the worker lives and is idle."""
-    fleet = make_fleet(nodes={"h1": 1}, timeouts={"silence": 60.0})
-    fleet.shapes(groups=3)
-    run = fleet.begun(1)
-    wait_until(lambda: len(list(fleet.folder("h1").glob("inbox/*.json"))) + fleet.measured("h1") >= 2, "all is sent")
-    fleet.link("h1", "stalled")
-    path = fleet.events("h1")
-    size = path.stat().st_size
-    fleet.release()
-    wait_until(lambda: len(ends(path)) == 3, "the worker is idle")
-    lost = ends(path)[-1].encode()
-    kept = path.read_bytes()[:size] + b"".join(
-        line for line in path.read_bytes()[size:].splitlines(keepends=True)
-        if not (lost in line and (b'"attempt_ended"' in line or b'"shape_tuned"' in line))
-    )  # fmt: skip
-    with path.open("r+b") as f:
-        f.write(kept)
-        f.truncate()
-    fleet.mend("h1")
-    assert run.wait() == 0, run.out
-    fleet.check_books(3)
-    (told,) = fleet.journal(ev.AttemptEnded, lambda r: r.attempt == lost.decode())
-    assert "not on record" in told.detail
 
 
 def test_a_disk_that_is_full_costs_nothing_but_time(fleet: Fleet) -> None:

@@ -160,7 +160,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "old-table-not-kept", 9, "orchestrator/tables/journal.py",
-        "                _link(path, name)\n",
+        "                _keep(path, name)\n",
         "                pass\n",
         "A merge replaces the user's table and keeps no copy of the old one.",
         ("tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),
@@ -170,10 +170,7 @@ BUGS: tuple[Bug, ...] = (
         "os.rename(aside, target)",
         "target.write_bytes(aside.read_bytes())\n        aside.unlink()",
         "A user's file is written in place: who reads meanwhile, or a crash, sees half of it.",
-        (
-            "tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",
-            "tests/unit/tables/test_db_merge.py::test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole",
-        ),
+        ("tests/unit/tables/test_db_merge.py::test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole",),
     ),
     Bug(
         "template-word-unquoted", 10, "orchestrator/templating.py",

@@ -83,8 +83,6 @@ class SimNode:
         self.file.append(event)
         self.clock.written(self)
 
-    # --- inbox --------------------------------------------------------------------------------------------------------
-
     def put(self, spec: SimSpec) -> None:
         for tell in self.news:
             tell()
@@ -118,8 +116,6 @@ class SimNode:
         w.state, w.spec, w.began = "busy", spec, self.clock.now
         self.write(ev.AttemptStarted(spec.attempt, self.name, w.slot))
         self._next_shape(w, spec, 0)
-
-    # --- a worker's life ----------------------------------------------------------------------------------------------
 
     def _after(self, w: SimWorker, seconds: float, do: Callable[[], None]) -> None:
         life = w.life
@@ -156,8 +152,6 @@ class SimNode:
             w.state = "idle"
             self.write(ev.CanaryPassed(self.name, w.slot, 100.0))
         self.look(w)
-
-    # --- an attempt ---------------------------------------------------------------------------------------------------
 
     def _next_shape(self, w: SimWorker, spec: SimSpec, i: int) -> None:
         if i == len(spec.shapes):
@@ -283,8 +277,6 @@ class SimNode:
             ev.AttemptEnded(spec.attempt, reason, in_flight, f"simulated {reason.value}", self.clock.now - w.began)
         )
         w.spec = w.in_flight = None
-
-    # --- disasters ----------------------------------------------------------------------------------------------------
 
     def die(self, w: SimWorker) -> None:
         """The worker is gone; its container is started again."""

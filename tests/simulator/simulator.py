@@ -143,8 +143,6 @@ class Simulator:
         for (name, slot), known in plan.faults.listed.items():
             self.nodes[name].blocked.update({(slot, s, c): False for s, lost in known.items() for c in lost})
 
-    # --- the clock ----------------------------------------------------------------------------------------------------
-
     def later(self, seconds: float, do: Callable[[], None]) -> None:
         self._order += 1
         heapq.heappush(self._heap, (self.now + seconds, self._order, do))
@@ -180,8 +178,6 @@ class Simulator:
         deaths = [Death(t, n.name, why, seen) for n in self.nodes.values() for t, why, seen in n.deaths]
         shapes = books(self.journal, self.winners)
         return Result(end, progress.stuck, shapes, self.now, deaths, self.journal)
-
-    # --- the controller -----------------------------------------------------------------------------------------------
 
     def handle(self, event: ev.Event) -> None:
         """Journal, decide, journal, act: as dispatch does it."""
@@ -240,8 +236,6 @@ class Simulator:
             self.handle(ev.Tick())
             self.later(self.plan.tick_s, partial(self._tick, epoch))
 
-    # --- leases -------------------------------------------------------------------------------------------------------
-
     def lease_starts(self, node: SimNode) -> None:
         self._queued.discard(node.name)
         node.powered = True
@@ -279,8 +273,6 @@ class Simulator:
         self._trouble(node)
         delay = self._rng.uniform(*self.plan.start_s)
         self.later(delay, partial(self._reach, node, node.session))
-
-    # --- links --------------------------------------------------------------------------------------------------------
 
     def _trouble(self, node: SimNode) -> None:
         """The node does not answer from now on; it is given up if that lasts."""

@@ -1,8 +1,8 @@
 """Kernels of a tree of AITER by name, and for a tuned row whether its kernel loads there.
 
 `KernelLists` reads lists of instances (CK, CK-Tile, opus, fmoe) and of ASM kernels, and the libtypes and FlyDSL names
-that AITER's operators read. `KernelReader` judges rows by them; built modules (`aiter/jit/<module>.so`) are searched as
-bytes for the kernels' names.
+that AITER's operators read, and judges rows by them. Built modules (`aiter/jit/<module>.so`) are searched as bytes for
+the kernels' names.
 
 **Reading the lists of instances runs code of the tree**: a child process (`list_child.py`) imports AITER's own list
 modules. It gets no variable of ours, an empty home, 60 s and 2 GB. AITER itself, torch and the GPU are not touched.
@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from worker.aiter_tree.locate import DEFAULT_GFX, Tree, TreeFiles
-from worker.families import FAMILIES, backend_of
+from worker.families import FAMILIES, NULLS, backend_of
 from worker.text import clean
 
 CHILD = Path(__file__).with_name("list_child.py")
@@ -60,23 +60,17 @@ _OTHERS = {
 """fmoe's lists: the file, and the function of the child that reads it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """Operator of rows with a libtype: the file below aiter/, its name there ("": the whole file), and one of the ASM
-    rows alone that reads no libtype, if any."""
-
-    file: str
-    name: str = ""
-    of_asm: str = ""
-
-
-OPERATORS = {
-    "a16w16": Operator("tuned_gemm.py"),
-    "a8w8_bpreshuffle": Operator(_A8W8, "gemm_a8w8_bpreshuffle", of_asm="gemm_a8w8_ASM"),
-    "a8w8_blockscale": Operator(_A8W8, "gemm_a8w8_blockscale"),
-    "a8w8_blockscale_bpreshuffle": Operator(_A8W8, "gemm_a8w8_blockscale_bpreshuffle"),
-    "batched_gemm_a8w8_blockscale_mxscale": Operator("ops/batched_gemm_op_a8w8.py", "_batched_gemm_a8w8_mxscale_impl"),
-}
+OPERATORS: Mapping[str, tuple[str, str, str]] = {
+    "a16w16": ("tuned_gemm.py", "", ""),
+    "a8w8_bpreshuffle": (_A8W8, "gemm_a8w8_bpreshuffle", "gemm_a8w8_ASM"),
+    "a8w8_blockscale": (_A8W8, "gemm_a8w8_blockscale", ""),
+    "a8w8_blockscale_bpreshuffle": (_A8W8, "gemm_a8w8_blockscale_bpreshuffle", ""),
+    "batched_gemm_a8w8_blockscale_mxscale": (
+        "ops/batched_gemm_op_a8w8.py", "_batched_gemm_a8w8_mxscale_impl", "",
+    ),
+}  # fmt: skip
+"""Operators of rows with a libtype: the file below aiter/, its name there ("": the whole file), and one of the ASM
+rows alone that reads no libtype, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,155 +124,14 @@ MODULES = tuple(dict.fromkeys(p.module for p in PLACES.values()))
 
 @dataclass(frozen=True, slots=True)
 class KernelList:
-    """A list as read. `by_name`: True if the code is made for a row's kernelName, not its kernelId."""
+    """A list as read. `by_name`: True if the code is made for a row's kernelName, not its kernelId. `refuses`: True if
+    code generation stops at a kernel that the list lacks (since 7136b240e1) instead of skipping it."""
 
     file: str
     names: frozenset[str]
     by_id: Mapping[int, str] = field(default_factory=dict)
     by_name: bool = False
     refuses: bool = False
-    """True if code generation stops at a kernel that the list lacks (since 7136b240e1) instead of skipping it."""
-
-
-class KernelLists:
-    """The lists of one tree. What cannot be read is a sentence in `problems`, and its list is None."""
-
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
-        self._files = TreeFiles(tree)
-        self.problems = self._files.problems
-        self.instances = cache(self._instances)
-        self.asm = cache(self._asm)
-        self.libtypes = cache(self._libtypes)
-        self._imported = cache(self._import_lists)
-        self._patterns = cache(self._flydsl_patterns)
-
-    def _instances(self, family: str, backend: str, gfx: str) -> KernelList | None:
-        """The list of a family's backend for a chip; an empty one where the tree has none, None where it is unread."""
-        place = PLACES[family, backend]
-        path = self._file(place)
-        if path is None:
-            return KernelList("", frozenset())
-        found = self._list(f"{family} {backend}", gfx)
-        if found is None or not found["names"]:
-            if found is not None:
-                self._files.problem(f"{self._files.name(path)}: holds no list of kernels that can be read here")
-            return None
-        code = self._files.text(self.tree.meta / "csrc" / place.codegen)
-        refuses = "bad_rows" in code + self._files.text(self.tree.package / "jit" / "utils" / "chip_info.py")
-        by_id = {int(k): str(v) for k, v in found["by_id"].items()}
-        return KernelList(self._files.name(path), frozenset(found["names"]), by_id, "kernels_by_name=" in code, refuses)
-
-    def _asm(self, family: str, gfx: str) -> frozenset[str]:
-        """The ASM kernels of a family for a chip (of all chips where it is not known)."""
-        out: set[str] = set()
-        base = self.tree.meta / "hsa"
-        for folder in ASM.get(family, ()):
-            for path in sorted(base.glob(f"{gfx or '*'}/{folder}/**/*.csv")):
-                kept = any(path.parent.glob("*.co"))
-                for row in csv.DictReader(self._files.text(path).splitlines(), skipinitialspace=True):
-                    code = (row.get("co_name") or "").strip()
-                    if not kept or not code or (path.parent / code).is_file():
-                        out.add((row.get("knl_name") or "").strip())
-        return frozenset(out - {""})
-
-    def stages(self, gfx: str) -> frozenset[str]:
-        """fmoe's CK kernels of both stages, without swizzle and with B16 output."""
-        return frozenset(self._list("two_stages", gfx) or ())
-
-    def opus_moe(self) -> frozenset[str]:
-        """fmoe's opus kernels."""
-        return frozenset(self._list("opus_moe", "") or ())
-
-    def reads_flydsl(self, name: str, gfx: str) -> bool:
-        """True if the tree can make a kernel of a FlyDSL name."""
-        if name.startswith("flydsl_moe"):
-            found = self._list("flydsl_moe", gfx) or {}
-            known, ending = found.get("_KERNEL_PARAMS", ()), found.get("_SUFFIX_RE", "")
-            if name in known or (ending and re.sub(ending, "", name) in known):
-                return True
-        return self._mxmoe(name) or any(re.match(p, name) for p in self._patterns())
-
-    def speaks_of(self, file: str, word: str) -> bool:
-        """True if a file of the package has this word."""
-        return word in self._files.text(self.tree.package / file)
-
-    def called_by_name(self, family: str) -> bool:
-        """True if the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
-        folder = self.tree.meta / "csrc" / f"ck_gemm_{family}"
-        return any(
-            "is not present in the compiled registry" in self._files.text(p) for p in sorted(folder.glob("*.cu"))
-        )
-
-    def _libtypes(self, family: str) -> frozenset[str] | None:
-        """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
-        operator = OPERATORS.get(family)
-        text = self._files.text(self.tree.package / operator.file) if operator else ""
-        tree = _parsed(text)
-        if operator is None or tree is None:
-            return None
-        names = (operator.name, f"{operator.name}_")
-        inside = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef) and n.name in names]
-        found = {word for node in (inside if operator.name else [tree]) for word in _compared(node)}
-        if operator.of_asm and f"def {operator.of_asm}" in text:
-            found.add("asm")
-        return frozenset(found) or None
-
-    def _flydsl_patterns(self) -> tuple[str, ...]:
-        """The regular expressions by which the tree reads FlyDSL kernels' names: those that are written down whole, and
-        those that a file puts together when it is imported."""
-        made = (v for k, v in self._imported(DEFAULT_GFX).items() if k.startswith("patterns "))
-        texts = map(self._files.text, (*self._flydsl_files(), self.tree.package / _A8W8))
-        nodes = (n for text in texts for n in ast.walk(_parsed(text) or ast.Module([], [])))
-        whole = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
-        found = [*whole, *(p for v in made for p in v.get("found", ()))]
-        return tuple(dict.fromkeys(v for v in found if re.match(r"\^?flydsl_\S*[\\(]\S*$", v)))
-
-    def _mxmoe(self, name: str) -> bool:
-        """A name of the form `flydsl_mxmoe_g1_a4w4_<tile>[_flag...]`, with flags that the tree knows."""
-        found = self._list("flydsl_mxmoe", "") or {}
-        for stage, prefix in found.get("_MXMOE_PREFIX", {}).items():
-            flags, numbers = found.get(f"_MXMOE_G{stage}_FLAG_TOKENS", ()), found.get("_MXMOE_NUMERIC_TOKENS", ())
-            if name.startswith(prefix):
-                words = [w.upper() for w in name.removeprefix(prefix).split("_") if w]
-                return all(
-                    w in flags or re.fullmatch(r"\d+X\d+X\d+", w) or w.rstrip("0123456789") in numbers for w in words
-                )
-        return False
-
-    # --- the child --------------------------------------------------------------------------------------------------
-
-    def _list(self, name: str, gfx: str) -> Any:
-        """A list as the child has read it for a chip; None where there is none, or it cannot be read."""
-        found = self._imported(gfx or DEFAULT_GFX).get(name, {})
-        if "error" in found:
-            self._files.problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")
-        return found.get("found")
-
-    def _import_lists(self, gfx: str) -> dict[str, Any]:
-        asked: dict[str, list[Any]] = {}
-        for (family, backend), place in PLACES.items():
-            if path := self._file(place):
-                asked[f"{family} {backend}"] = ["instances", str(path), list(place.names)]
-        for name, (file, reader) in _OTHERS.items():
-            path = (self.tree.package.parent if file.startswith("aiter/") else self.tree.meta) / file
-            if path.is_file():
-                asked[name] = [reader, str(path)]
-        asked |= {f"patterns {path.name}": ["patterns", str(path)] for path in self._flydsl_files()}
-        try:
-            found = _child(self.tree.package, gfx, asked)
-        except (OSError, ValueError) as e:
-            found = {name: {"error": str(e)} for name in asked}
-        return {n: {**found.get(n, {}), "file": self._files.name(Path(asked[n][1]))} for n in asked}
-
-    def _flydsl_files(self) -> list[Path]:
-        """Files that read names of FlyDSL kernels."""
-        files = sorted((self.tree.package / "ops" / "flydsl").glob("*.py"))
-        return [p for p in files if "flydsl_" in self._files.text(p) and "re.compile(" in self._files.text(p)]
-
-    def _file(self, place: ListPlace) -> Path | None:
-        paths = (self.tree.meta / "csrc" / f for f in place.files)
-        return next((p for p in paths if p.is_file()), None)
 
 
 def _child(package: Path, gfx: str, asked: Mapping[str, list[Any]]) -> dict[str, Any]:
@@ -328,8 +181,7 @@ def _compared(tree: ast.AST) -> Iterator[str]:
 
 MAX_BYTES = 4 << 30
 
-Standing = Literal["there", "compiled", "cannot", "unread"]
-NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
+Standing = Literal["loads", "rebuild", "cannot", "unread", "compiled"]
 _CK2STAGES = "moe_ck2stages_gemm"
 _CHOSEN = re.compile(r"_Nswizzle[01]_|_[BF]16$")
 """Parts of the name of one of fmoe's CK kernels that every kernel may have either way."""
@@ -353,8 +205,8 @@ def _held(path: Path, wanted: frozenset[str]) -> frozenset[str] | None:
 class KernelAvailability:
     """A row's kernel in a tree.
 
-    `there`: it loads. `compiled`: it loads if it is in the module that was built, by its name alone (`by_name`) or
-    for this very shape; `in_module`: the built module holds its name, None where there is no module.
+    `loads`, maybe after a `rebuild`. `compiled`: it loads if it is in the module that was built, by its name alone
+    (`by_name`) or for this very shape; `in_module`: the built module holds its name, None where there is no module.
     `cannot`: nothing of AITER's loads it. `unread`: the list that would show it is not readable here.
     """
 
@@ -365,7 +217,7 @@ class KernelAvailability:
     opus: bool = False
 
 
-_THERE = KernelAvailability("there")
+_LOADS = KernelAvailability("loads")
 
 
 def _cannot(why: str) -> KernelAvailability:
@@ -376,57 +228,170 @@ def _no_name(name: str) -> KernelAvailability:
     return _cannot(f"{name[:120] or 'an empty name'} is no kernel of this family")
 
 
-class KernelReader:
-    """The kernels of one tree."""
+class KernelLists:
+    """The kernels of one tree. What cannot be read is a sentence in `problems`, and its list is None."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
-        self._lists = KernelLists(tree)
+        self._files = TreeFiles(tree)
+        self.problems = self._files.problems
+        self.instances = cache(self._instances)
+        self.asm = cache(self._asm)
+        self.libtypes = cache(self._libtypes)
+        self._imported = cache(self._import_lists)
+        self._patterns = cache(self._flydsl_patterns)
         self._built = cache(lambda module, wanted: _held(tree.package / "jit" / f"{module}.so", wanted))
-        self._dispatched_by_name = cache(self._lists.called_by_name)
+        self._dispatched_by_name = cache(self.called_by_name)
 
-    @property
-    def problems(self) -> tuple[str, ...]:
-        """Sentences about what could not be read."""
-        return tuple(self._lists.problems)
+    def _instances(self, family: str, backend: str, gfx: str) -> KernelList | None:
+        """The list of a family's backend for a chip; an empty one where the tree has none, None where it is unread."""
+        place = PLACES[family, backend]
+        path = self._file(place)
+        if path is None:
+            return KernelList("", frozenset())
+        found = self._list(f"{family} {backend}", gfx)
+        if found is None or not found["names"]:
+            if found is not None:
+                self._files.problem(f"{self._files.name(path)}: holds no list of kernels that can be read here")
+            return None
+        code = self._files.text(self.tree.meta / "csrc" / place.codegen)
+        refuses = "bad_rows" in code + self._files.text(self.tree.package / "jit" / "utils" / "chip_info.py")
+        by_id = {int(k): str(v) for k, v in found["by_id"].items()}
+        return KernelList(self._files.name(path), frozenset(found["names"]), by_id, "kernels_by_name=" in code, refuses)
+
+    def _asm(self, family: str, gfx: str) -> frozenset[str]:
+        """The ASM kernels of a family for a chip (of all chips where it is not known)."""
+        out: set[str] = set()
+        base = self.tree.meta / "hsa"
+        for folder in ASM.get(family, ()):
+            for path in sorted(base.glob(f"{gfx or '*'}/{folder}/**/*.csv")):
+                kept = any(path.parent.glob("*.co"))
+                for row in csv.DictReader(self._files.text(path).splitlines(), skipinitialspace=True):
+                    code = (row.get("co_name") or "").strip()
+                    if not kept or not code or (path.parent / code).is_file():
+                        out.add((row.get("knl_name") or "").strip())
+        return frozenset(out - {""})
+
+    def reads_flydsl(self, name: str, gfx: str) -> bool:
+        """True if the tree can make a kernel of a FlyDSL name."""
+        if name.startswith("flydsl_moe"):
+            found = self._list("flydsl_moe", gfx) or {}
+            known, ending = found.get("_KERNEL_PARAMS", ()), found.get("_SUFFIX_RE", "")
+            if name in known or (ending and re.sub(ending, "", name) in known):
+                return True
+        return self._mxmoe(name) or any(re.match(p, name) for p in self._patterns())
+
+    def called_by_name(self, family: str) -> bool:
+        """True if the operator calls a compiled kernel by its name (some do since 7136b240e1), not by the shape."""
+        folder = self.tree.meta / "csrc" / f"ck_gemm_{family}"
+        return any(
+            "is not present in the compiled registry" in self._files.text(p) for p in sorted(folder.glob("*.cu"))
+        )
+
+    def _libtypes(self, family: str) -> frozenset[str] | None:
+        """The libtypes that the family's operator compares with; None where it has none, or cannot be read."""
+        if family not in OPERATORS:
+            return None
+        file, name, of_asm = OPERATORS[family]
+        text = self._files.text(self.tree.package / file)
+        nodes = list(ast.walk(_parsed(text) or ast.Module([], [])))
+        inside = [n for n in nodes if isinstance(n, ast.FunctionDef) and n.name in (name, f"{name}_")]
+        found = {word for node in (inside if name else nodes[:1]) for word in _compared(node)}
+        if of_asm and f"def {of_asm}" in text:
+            found.add("asm")
+        return frozenset(found) or None
+
+    def _flydsl_patterns(self) -> tuple[str, ...]:
+        """The regular expressions by which the tree reads FlyDSL kernels' names: those that are written down whole, and
+        those that a file puts together when it is imported."""
+        made = (v for k, v in self._imported(DEFAULT_GFX).items() if k.startswith("patterns "))
+        texts = map(self._files.text, (*self._flydsl_files(), self.tree.package / _A8W8))
+        nodes = (n for text in texts for n in ast.walk(_parsed(text) or ast.Module([], [])))
+        whole = (n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str))
+        found = [*whole, *(p for v in made for p in v.get("found", ()))]
+        return tuple(dict.fromkeys(v for v in found if re.match(r"\^?flydsl_\S*[\\(]\S*$", v)))
+
+    def _mxmoe(self, name: str) -> bool:
+        """A name of the form `flydsl_mxmoe_g1_a4w4_<tile>[_flag...]`, with flags that the tree knows."""
+        found = self._list("flydsl_mxmoe", "") or {}
+        for stage, prefix in found.get("_MXMOE_PREFIX", {}).items():
+            flags, numbers = found.get(f"_MXMOE_G{stage}_FLAG_TOKENS", ()), found.get("_MXMOE_NUMERIC_TOKENS", ())
+            if name.startswith(prefix):
+                words = [w.upper() for w in name.removeprefix(prefix).split("_") if w]
+                return all(
+                    w in flags or re.fullmatch(r"\d+X\d+X\d+", w) or w.rstrip("0123456789") in numbers for w in words
+                )
+        return False
+
+    def _list(self, name: str, gfx: str) -> Any:
+        """A list as the child has read it for a chip; None where there is none, or it cannot be read."""
+        found = self._imported(gfx or DEFAULT_GFX).get(name, {})
+        if "error" in found:
+            self._files.problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")
+        return found.get("found")
+
+    def _import_lists(self, gfx: str) -> dict[str, Any]:
+        asked: dict[str, list[Any]] = {}
+        for (family, backend), place in PLACES.items():
+            if path := self._file(place):
+                asked[f"{family} {backend}"] = ["instances", str(path), list(place.names)]
+        for name, (file, reader) in _OTHERS.items():
+            path = (self.tree.package.parent if file.startswith("aiter/") else self.tree.meta) / file
+            if path.is_file():
+                asked[name] = [reader, str(path)]
+        asked |= {f"patterns {path.name}": ["patterns", str(path)] for path in self._flydsl_files()}
+        try:
+            found = _child(self.tree.package, gfx, asked)
+        except (OSError, ValueError) as e:
+            found = {name: {"error": str(e)} for name in asked}
+        return {n: {**found.get(n, {}), "file": self._files.name(Path(asked[n][1]))} for n in asked}
+
+    def _flydsl_files(self) -> list[Path]:
+        """Files that read names of FlyDSL kernels."""
+        files = sorted((self.tree.package / "ops" / "flydsl").glob("*.py"))
+        return [p for p in files if "flydsl_" in self._files.text(p) and "re.compile(" in self._files.text(p)]
+
+    def _file(self, place: ListPlace) -> Path | None:
+        paths = (self.tree.meta / "csrc" / f for f in place.files)
+        return next((p for p in paths if p.is_file()), None)
 
     def kernel(self, family: str, gfx: str, row: Mapping[str, str]) -> KernelAvailability:
         """The kernel of a row for the chip that the row is of ("": not known, so any chip's kernels count)."""
         if FAMILIES[family].two_stages:
             stages = (row.get(n, "") for n in ("kernelName1", "kernelName2"))
             found = [self._stage(family, gfx, name) for name in stages if name not in NULLS]
-            order: tuple[Standing, ...] = ("cannot", "unread", "compiled", "there")
+            order: tuple[Standing, ...] = ("cannot", "unread", "compiled", "loads")
             return min(found, key=lambda k: order.index(k.standing), default=_cannot("names no kernel"))
         name = row.get("kernelName", "")
-        libtypes = self._lists.libtypes(family)
+        libtypes = self.libtypes(family)
         libtype = row.get("libtype", "").lower()
         if libtypes is not None and libtype and libtype not in libtypes and libtype not in NULLS:
             return _cannot(f"its operator knows no libtype {libtype[:40]} ({', '.join(sorted(libtypes))})")
         backend = backend_of(family, row)
         if backend in ("triton", "torch", "skinny", "hipblaslt"):
-            return _THERE if libtypes and backend in libtypes else _no_name(name)
+            return _LOADS if libtypes and backend in libtypes else _no_name(name)
         if backend == "flydsl":
-            known = self._lists.reads_flydsl(name, gfx)
-            return _THERE if known else _cannot(f"no FlyDSL kernel of the tree is called {name[:120]}")
+            known = self.reads_flydsl(name, gfx)
+            return _LOADS if known else _cannot(f"no FlyDSL kernel of the tree is called {name[:120]}")
         if backend == "asm":
-            return self._asm(family, gfx, name)
+            return self._asm_kernel(family, gfx, name)
         return self._instance(family, backend, gfx, row) if (family, backend) in PLACES else _no_name(name)
 
-    def _asm(self, family: str, gfx: str, name: str) -> KernelAvailability:
-        if name in self._lists.asm(family, gfx):
-            return _THERE
+    def _asm_kernel(self, family: str, gfx: str, name: str) -> KernelAvailability:
+        if name in self.asm(family, gfx):
+            return _LOADS
         where = " and ".join(f"hsa/{gfx or '*'}/{folder}" for folder in ASM.get(family, ()))
         return _cannot(f"no list of {where} has an ASM kernel {name[:120]}") if where else _no_name(name)
 
     def _instance(self, family: str, backend: str, gfx: str, row: Mapping[str, str]) -> KernelAvailability:
-        found = self._lists.instances(family, backend, gfx)
+        found = self.instances(family, backend, gfx)
         if found is None:
             return KernelAvailability("unread", f"the list of {backend} kernels cannot be read")
         place, name, number = PLACES[family, backend], row.get("kernelName", ""), row.get("kernelId", "")
         numbered = found.by_id.get(int(number) if number.isdigit() else -1, "none")
         if place.whole:
             why = f"AITER calls the kernel of kernelId {number[:20]} here: {numbered[:120]}"
-            return _THERE if numbered == name else _cannot(why)
+            return _LOADS if numbered == name else _cannot(why)
         if name not in found.names:
             ends = ": a build with this row in the table stops with an error" if found.refuses else ""
             return _cannot(f"{found.file or 'the tree'} lists no kernel {name[:120]}{ends}")
@@ -441,14 +406,14 @@ class KernelReader:
         backend = backend_of(family, {"kernelName": name})
         if name.startswith(_CK2STAGES):
             plain = _CHOSEN.sub(lambda m: "_Nswizzle0_" if m[0].endswith("_") else "_B16", name)
-            listed = plain in self._lists.stages(gfx)
-            return _THERE if listed else _cannot(f"no list of fmoe's CK kernels has {name[:160]}")
+            listed = plain in (self._list("two_stages", gfx) or ())
+            return _LOADS if listed else _cannot(f"no list of fmoe's CK kernels has {name[:160]}")
         if backend == "asm":
-            return self._asm(family, gfx, name)
+            return self._asm_kernel(family, gfx, name)
         # a cktile name is a label: block size and types choose the kernel
         known = (
-            (backend == "flydsl" and self._lists.reads_flydsl(name, gfx))
-            or ("cktile" in name and self._lists.speaks_of("fused_moe.py", "cktile_moe_stage1"))
-            or name.replace("opus_moe2_layout_", "opus_moe2_") in self._lists.opus_moe()
+            (backend == "flydsl" and self.reads_flydsl(name, gfx))
+            or ("cktile" in name and "cktile_moe_stage1" in self._files.text(self.tree.package / "fused_moe.py"))
+            or name.replace("opus_moe2_layout_", "opus_moe2_") in (self._list("opus_moe", "") or ())
         )
-        return _THERE if known else _cannot(f"fmoe's operator knows no kernel {name[:160]}")
+        return _LOADS if known else _cannot(f"fmoe's operator knows no kernel {name[:160]}")

@@ -12,7 +12,6 @@ in the real tree (aiter/jit/core.py makes no real paths of its own). The real tr
 from __future__ import annotations
 
 import hashlib
-import importlib.machinery
 import importlib.util
 import os
 import re
@@ -51,14 +50,14 @@ class NotATreeError(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """One AITER. `root` holds the package; `meta` holds csrc/, hsa/ and gradlib/ (the root, or its aiter_meta/).
+    """One AITER. `root` holds the package: first in PYTHONPATH, it lets a process import `aiter` from this tree and no
+    other. `meta` holds csrc/, hsa/ and gradlib/ (the root, or its aiter_meta/).
 
     `version` and `commit` are "" where unknown; `scripts` is the family's script by its name; `imported` says
     whether `import aiter` means this tree without any help.
     """
 
     root: Path
-    """First in PYTHONPATH it lets a process import `aiter` from this tree and no other."""
     package: Path
     meta: Path
     version: str = ""
@@ -81,17 +80,12 @@ class Tree:
         }  # fmt: skip
 
 
-def find_trees(
-    roots: Iterable[Path] = (), *, places: Sequence[str] = PLACES, path: Sequence[str] | None = None, gfx: str = ""
-) -> list[Tree]:
-    """Every AITER of this machine, the imported one first, then `roots`, then `places`.
-
-    `path` replaces sys.path in the question what `import aiter` means.
-    """
+def find_trees(roots: Iterable[Path] = (), *, gfx: str = "") -> list[Tree]:
+    """Every AITER of this machine, the imported one first, then `roots`, then PLACES."""
     found: dict[str, Tree] = {}
-    package = imported_package(path)
+    package = imported_package()
     candidates = [(package.parent, True)] if package else []
-    candidates += [(r, False) for r in (*map(Path, roots), *map(Path, places))]
+    candidates += [(r, False) for r in (*map(Path, roots), *map(Path, PLACES))]
     for root, imported in candidates:
         try:
             tree = tree_at(root, imported=imported, gfx=gfx)
@@ -158,13 +152,10 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
     return Tree(root, package, meta, version, commit, scripts, imported, tuple(notes))
 
 
-def imported_package(path: Sequence[str] | None = None) -> Path | None:
+def imported_package() -> Path | None:
     """The folder of the package that `import aiter` would run, None where there is none. Nothing is imported."""
     try:
-        if path is None:
-            spec = importlib.util.find_spec("aiter")
-        else:
-            spec = importlib.machinery.PathFinder.find_spec("aiter", list(path))
+        spec = importlib.util.find_spec("aiter")
     except (ImportError, ValueError, AttributeError, OSError):
         return None
     # a folder `aiter` without __init__.py (a checkout beside the script) is a namespace, and not what is meant
@@ -278,9 +269,6 @@ class TreeFiles:
             return ""
 
 
-# --- version and commit ---------------------------------------------------------------------------------------------
-
-
 def version_of(root: Path, package: Path) -> str:
     """`0.1.14.post1` and the like: of aiter/_version.py, else of the distribution's metadata."""
     said = r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]"""
@@ -320,8 +308,6 @@ def _text(path: Path, limit: int = 1 << 20) -> str:
     except (OSError, ValueError):
         return ""
 
-
-# --- scratch copies -------------------------------------------------------------------------------------------------
 
 _LEFT_OUT = frozenset((".git", "__pycache__"))
 

@@ -18,8 +18,6 @@ import jinja2
 
 from tests.standins.aiter.layout import TREES, Date, Script, scripts
 
-__all__ = ["TREES", "Tree", "change", "make_tree"]
-
 _PARTS = Path(__file__).parent / "parts"
 _ASM_TILES = ((256, 256), (128, 512), (192, 256), (64, 128), (32, 1024))
 _BF16 = "torch.bfloat16"

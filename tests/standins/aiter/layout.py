@@ -61,7 +61,6 @@ def scripts(d: Date) -> list[Script]:
     mnk = [*here, "cu_num", "M", "N", "K"]
     lib = ["libtype", *_GEMM]
     libtype = '"--libtype", type=str, default="all", choices=["all", "ck", "cktile", "asm", "opus", "both"]'
-    per_cu = '"--blockPerCu", type=int, nargs="+", default=[1, 2, 3, 4]'
     out = [
         Script(
             "a4w4_blockscale", "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_tune.py", "GemmA4W4BlockScaleTuner",
@@ -78,7 +77,7 @@ def scripts(d: Date) -> list[Script]:
             "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "a8w8_blockscale_untuned_gemm.csv",
             "a8w8_blockscale_tuned_gemm.csv", mnk, lib,
             [("ck", "a8w8_blockscale_1x128x128_", 5), ("cktile", "a8w8_blockscale_cktile_", 3)],
-            extra=(libtype, *(('"--preshuffle", action="store_true"', per_cu) if d.new else ())),
+            extra=(libtype, *(('"--preshuffle", action="store_true"',) if d.new else ())),
             libtypes=True, preshuffle=d.new,
         ),
         _gradlib(d, mnk),
@@ -102,9 +101,6 @@ _A16 = ["libtype", "solidx", "splitK", "us", "kernelName", "err_ratio", "tflops"
 _ALIASES = (
     '"--tuned_file", type=str, default=AITER_CONFIG_GEMM_BF16, dest="tune_file"',
     '"--input_file", type=str, default=None, dest="untune_file"',
-    '"--indtype", type=str, default=None, choices=["f32", "f16", "bf16", "fp8"]',
-    '"--outdtype", type=str, choices=["f32", "f16", "bf16", "fp8"]',
-    '"--all_bias", action="store_true"',
 )
 
 
@@ -112,14 +108,7 @@ def _gradlib(d: Date, mnk: list[str]) -> Script:
     kernels = [("hipblaslt", "Cijk_Alik_Bljk_", 5)]
     if not d.new:
         kernels += [("asm", "_ZN5aiter_bf16gemm_", 2), ("torch", "native", 1)]
-    extra = (
-        *_ALIASES,
-        *(() if d.new else ('"--libtype", type=libtype_list, default=["all"]',)),
-        '"--model_dir", type=str, default=""',
-        '"--batch_size", type=int, default=1',
-        '"--nsets", type=str, default="1,512"',
-        '"--tp", type=int, default=1',
-    )
+    extra = (*_ALIASES, *(() if d.new else ('"--libtype", type=libtype_list, default=["all"]',)))
     return Script(
         "a16w16", "gradlib/gradlib/gemm_tuner.py", "GemmTuner", "AITER_CONFIG_GEMM_BF16", "bf16_untuned_gemm.csv",
         "bf16_tuned_gemm.csv", [*mnk, *_A16_KEY], _A16, kernels, extra=extra, gradlib=True, libtypes=not d.new,
@@ -131,7 +120,7 @@ def _a16w16(mnk: list[str]) -> Script:
         ("asm", "_ZN5aiter_bf16gemm_", 3), ("flydsl", "flydsl_bf16_", 3), ("torch", "native", 1),
         ("opus", "opus_gemm_", 2), ("triton", "auto", 1), ("skinny", "sol", 1),
     ]  # fmt: skip
-    extra = (*_ALIASES, '"--libtype", type=libtype_list, default=["all"]', '"--with-hipblaslt", action="store_true"')
+    extra = (*_ALIASES, '"--libtype", type=libtype_list, default=["all"]')
     return Script(
         "a16w16", "csrc/gemm_a16w16/gemm_a16w16_tune.py", "GemmA16W16Tuner", "AITER_CONFIG_GEMM_BF16",
         "bf16_untuned_gemm.csv", "bf16_tuned_gemm.csv", [*mnk, *_A16_KEY], _A16, kernels, extra=extra, libtypes=True,
@@ -140,11 +129,8 @@ def _a16w16(mnk: list[str]) -> Script:
 
 def _moe(d: Date, here: list[str]) -> Script:
     result = [*_MOE, *(["xbf16", "flat"] if d.new else []), "tflops", "bw"]
-    extra = ['"--last", action="store_true"']
-    if d.new:
-        extra += ['"--grouped-gemm", action="store_true"', '"--mxfp4-flydsl", action="store_true"']
     return Script(
         "fmoe", "csrc/ck_gemm_moe_2stages_codegen/gemm_moe_tune.py", "FmoeTuner", "AITER_CONFIG_FMOE",
         "untuned_fmoe.csv", "tuned_fmoe.csv", [*here, "cu_num", *_MOE_KEY], result,
-        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], extra=tuple(extra), fmoe=True,
+        [("ck", "moe_ck2stages_", 4), ("asm", "_ZN5aiter_fmoe_", 2)], fmoe=True,
     )  # fmt: skip

@@ -100,9 +100,6 @@ def test_bash_completes_and_keeps_it(tmp_path: Path) -> None:
     assert str(kept) in (tmp_path / ".bashrc").read_text()
 
 
-# --- shapes check -----------------------------------------------------------------------------------------------------
-
-
 def test_shapes_check_as_a_document(tmp_path: Path) -> None:
     path = tmp_path / "s.csv"
     path.write_text("token,model_dim,inter_dim,expert,topk\n7,2,3,4,5\n")
@@ -124,8 +121,6 @@ def test_examples_of_the_docs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert run("shapes", "check", "llm.csv").out == blocks[1][1]
     assert run("shapes", "check", "broken.csv").err == blocks[3][1]
 
-
-# --- suggested commands -----------------------------------------------------------------------------------------------
 
 PATHS = RunPaths(Path("runs/20260131-154500-3f9a"))
 CONFIG = RunConfig(PATHS.run, 0.0, [], "0", "a4w4_blockscale", "aiter", "s.csv", "", "inv.yaml")

@@ -118,21 +118,6 @@ def estimate(*args: Any, **more: Any) -> Range:
     return found
 
 
-def test_the_range_is_the_spread_until_groups_say_more() -> None:
-    assert seconds_left([], 4, spread=2.0) is None
-    overdue = estimate([], 1, spread=1.1, running=[UnderWay(10.0, 9.99, 10.0, 0.0)])
-    assert 1.0 <= overdue.low_s <= overdue.mid_s <= overdue.high_s
-    left = estimate([10.0, 10.0, 10.0, 10.0], 2, spread=3.0, start=Range(5.0, 10.0, 30.0))
-    assert left.mid_s == pytest.approx(30.0)
-    assert left.low_s < 10.0 + 5.0
-    assert left.high_s > 60.0 + 30.0, "preparing comes on top"
-    wide, known = (estimate([10.0] * 20, 2, spread=6.0, over=over) for over in ((), [(10.0, 2.0)] * 10))
-    assert known.mid_s == pytest.approx(20.0, rel=0.1)
-    assert known.high_s / known.low_s < 2.0 < wide.high_s / wide.low_s
-    soon, late = (estimate([10.0] * 4, 1, spread=4.0, running=[UnderWay(10.0, 0.0, 0.0, s)]) for s in (1.0, 100.0))
-    assert late.mid_s > 2 * soon.mid_s, "a group in flight for longer than expected makes all that is left longer"
-
-
 def simulated(rng: random.Random, spread: float) -> tuple[float, Range]:
     """(seconds that were left after a third of a run, what was thought of them)."""
     factor = math.exp(rng.gauss(0.0, math.log(spread) / 1.645))

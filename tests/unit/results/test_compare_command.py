@@ -226,7 +226,7 @@ OLD = ((64, 512, 128, 20.0), (128, 512, 128, 40.0), (64, 128, 512, 30.0), (1, 51
 
 
 def config_side(folder: Path, name: str, rows: dict[int, float], **more: Any) -> Path:
-    """A noisy side as a bench of config sets writes it: OLD with the default file's values, but for `rows` by number."""
+    """A noisy side as a bench of config sets writes it: OLD, but for the times and values of `rows` by number."""
     lines = ["kernel,B,M,N,K,us,run,aiter_config"]
     for i, (m, n, k, us) in enumerate(OLD):
         config = f"{DEFAULT} M_LEQ_{m} {'64x128x256_g1' if i in rows else '16x64x128_g1'}"

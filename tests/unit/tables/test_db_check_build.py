@@ -12,8 +12,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
 from orchestrator.tables.check import Build, check, verdict_of
-from tests.support.aiterbuild import ASM, CK, CK2, CORE, tree
-from tests.support.aitercheckout import A4W4, BLOCKSCALE, line, text, untuned
+from tests.support.aiterbuild import A4W4, ASM, BLOCKSCALE, CK, CK2, CORE, line, text, tree, untuned
 
 BF16 = get_family("a16w16")
 NAME = "x_a4w4_blockscale_tuned_gemm.csv"

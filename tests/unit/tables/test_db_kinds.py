@@ -15,8 +15,7 @@ from orchestrator.errors import InputError, TunedDBError
 from orchestrator.families import get_family
 from orchestrator.tables.kinds import other_name, read_records
 from orchestrator.tables.merge import check_db, merge
-from tests.support.aiterbuild import ASM, CK
-from tests.support.aitercheckout import A4W4, line, text
+from tests.support.aiterbuild import A4W4, ASM, CK, line, text
 
 TORCH, TRITON = "torch_lut256_t2", "triton_64x64x64_g8_k1_w4_s3"
 

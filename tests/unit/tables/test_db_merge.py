@@ -211,7 +211,7 @@ def test_a_merge_that_is_cut_off_leaves_an_old_or_a_new_table_whole(
     old, kept = state(db), set(tmp_path.glob("*.bak"))
     count = itertools.count(1)
     wrong: BaseException = KeyboardInterrupt() if step % 2 else OSError(28, "No space left on device")
-    for name in ("link", "rename", "fsync"):
+    for name in ("rename", "fsync"):
         real = getattr(os, name)
 
         def fails(*args: Any, real: Any = real, **more: Any) -> Any:

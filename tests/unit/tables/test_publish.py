@@ -19,8 +19,21 @@ from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, provenance
 from orchestrator.tables.checkout import run_verify
 from tests.support import config_tree
-from tests.support.aiterbuild import ASM, CK, CK2
-from tests.support.aitercheckout import A4W4, BLOCKSCALE, SKIPPED, TILE, checkout, commit, git, line, show, text
+from tests.support.aiterbuild import (
+    A4W4,
+    ASM,
+    BLOCKSCALE,
+    CK,
+    CK2,
+    SKIPPED,
+    TILE,
+    checkout,
+    commit,
+    git,
+    line,
+    show,
+    text,
+)
 from tests.support.ledger_kit import DEVICE, Run, ended, row, started
 from worker.protocol import record
 

@@ -150,19 +150,14 @@ class Blocklist:
         found = (e for e in current_entries(self._path) if e.family == family and e.used_by(self.where, now))
         return {e.candidate: e for e in found}
 
-    def note(self, entry: BlocklistEntry) -> None:
-        self._append(entry.as_json())
-
     def judge(self, refuted: Sequence[BlocklistVerdict], confirmed: Sequence[BlocklistVerdict]) -> None:
         """Take back what ran elsewhere, and mark what faulted on a second slot too."""
         for kind, verdicts in (("refuted", refuted), ("confirmed", confirmed)):
             for v in verdicts:
                 named = {"family": v["family"], "key": v["key"], "candidate": v["candidate"]}
-                self._append(
-                    {"t": round(time.time(), 3), "word": kind, **named, "slot": v.get("slot", self.where.slot)}
-                )
+                self.append({"t": round(time.time(), 3), "word": kind, **named, "slot": v.get("slot", self.where.slot)})
 
-    def _append(self, line: Mapping[str, Any]) -> None:
+    def append(self, line: Mapping[str, Any]) -> None:
         """One line, whole."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -178,23 +173,22 @@ def slot_identity(place: Place, image: str) -> SlotIdentity:
     return SlotIdentity(found or f"{place.node or socket.gethostname()}/{place.slot}", image, driver_version())
 
 
-def driver_version(root: Path = Path("/")) -> str:
+def driver_version() -> str:
     """The version of AMD's driver; of one that is part of Linux, Linux's."""
     try:
-        return f"amdgpu {(root / 'sys/module/amdgpu/version').read_text().strip()}"
+        return f"amdgpu {Path('/sys/module/amdgpu/version').read_text().strip()}"
     except OSError:
         return f"amdgpu of Linux {platform.release()}"
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Candidates that are not measured."""
+    """Candidates that are not measured. `reproductions`: of those that ended a process of this attempt. `only`: shapes
+    of which only some candidates are measured (chosen_candidates)."""
 
     entries: Mapping[CandidateId, BlocklistEntry] = field(default_factory=dict)
     reproductions: Mapping[CandidateId, str] = field(default_factory=dict)
-    """Reproductions of those that ended a process of this attempt."""
     only: Sequence[Mapping[str, Any]] = ()
-    """Shapes of which only some candidates are measured (chosen_candidates)."""
 
     def and_(self, entry: BlocklistEntry, reproduction: str) -> LeftOut:
         """Copy with one more candidate, which ended a process just now."""

@@ -99,9 +99,6 @@ def _apply(name: str, found: Findings, scratch: ScratchTree) -> Applied:
     return {"name": name, "source": workaround.source, "files": files, "evidence": list(evidence)}
 
 
-# --- lists of ASM kernels where get_asm_dir() looks -----------------------------------------------------------------
-
-
 def asm_dir(files: TreeFiles) -> str:
     """Result of get_asm_dir(), below the tree's meta folder: `hsa/{gfx}` or `hsa`; "" if it is unknown."""
     core = files.text(files.tree.package / "jit" / "core.py")
@@ -133,9 +130,6 @@ def _link_lists(files: TreeFiles, gfx: str, scratch: ScratchTree) -> list[Edit]:
     return [((below / n).as_posix(), f"{gfx}/{n}") for n in names if not os.path.lexists(real / n)]
 
 
-# --- names of the list's columns in the a4w4 script -----------------------------------------------------------------
-
-
 def _list_header(files: TreeFiles, gfx: str) -> tuple[Path | None, list[str]]:
     """The a4w4 script's list of ASM kernels, and its columns."""
     places = (files.tree.meta / (w or "hsa").format(gfx=gfx) / LIST for w in (asm_dir(files), "hsa/{gfx}"))
@@ -164,9 +158,6 @@ def _case_of_list(files: TreeFiles, gfx: str, scratch: ScratchTree) -> list[Edit
     """The list's own names of its columns in the script."""
     theirs = {c.lower(): c for c in _list_header(files, gfx)[1]}
     return _edited(scratch, lambda text: _TILES.sub(lambda m: m[0].replace(m[1], theirs[m[1].lower()]), text))
-
-
-# --- scales of a K that is no multiple of 256 -----------------------------------------------------------------------
 
 
 def _is_reference_padded(files: TreeFiles, gfx: str) -> Applicability:
@@ -333,16 +324,12 @@ def _flags(files: TreeFiles, path: Path, seen: set[Path]) -> dict[str, str]:
 
 
 def shim_misfit(source: str) -> str:
-    """Reason that the shim cannot be used on this mp_tuner.py, "" if it can."""
+    """Reason that the shim cannot wrap the functions of this mp_tuner.py, "" if it can."""
     try:
         nodes = ast.parse(source).body
     except (SyntaxError, ValueError) as e:
         return f"{MP_TUNER} cannot be read: {e}"
-    return _misfit({n.name: n for n in nodes if isinstance(n, ast.FunctionDef)})
-
-
-def _misfit(functions: Mapping[str, ast.FunctionDef]) -> str:
-    """Reason that the shim cannot wrap these functions, "" if it can."""
+    functions = {n.name: n for n in nodes if isinstance(n, ast.FunctionDef)}
     worker, group = functions.get("worker"), functions.get("work_group")
     if worker is None or group is None:
         return "it has no functions worker and work_group"

@@ -41,9 +41,6 @@ KNOWN_TO_AITER = ("gfx942", "gfx950")
 """Chips whose name AITER's build takes in GPU_ARCHS at every date; others it queries from the driver (`native`)."""
 
 
-# --- command line ---------------------------------------------------------------------------------------------------
-
-
 def batch_size(family: Family, script: TunerScript, options: Options) -> int:
     """Shapes that AITER takes at once.
 
@@ -99,9 +96,6 @@ def aiter_timeout(options: Options, batch: int) -> int:
     """AITER's own limit of a task in seconds. It is beyond ours, because a shape that AITER gives up is lost silently
     with all candidates. Until 2026-08 it counts from the start of the batch."""
     return int(options.tuner_timeout * 1.5 + 60) * batch if options.tuner_timeout else LONGEST_TIMEOUT_S
-
-
-# --- environment ----------------------------------------------------------------------------------------------------
 
 
 def chip_variables(device: Mapping[str, Any]) -> dict[str, str]:
@@ -176,9 +170,6 @@ def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.envi
     ]
 
 
-# --- questions to the GPU -------------------------------------------------------------------------------------------
-
-CANARY_SIZE = 256
 MARK = "GEMMFLEET-ONCHIP "
 POLL_S = 0.1
 TIMEOUT_S = 240.0
@@ -230,7 +221,7 @@ def canary() -> dict[str, Any]:
     from worker.tuners.common.device import Device
     from worker.tuners.common.device import canary as torch_canary
 
-    ok, us, detail = torch_canary(Device(), CANARY_SIZE)
+    ok, us, detail = torch_canary(Device())
     return {"ok": ok, "us": us, "detail": detail}
 
 

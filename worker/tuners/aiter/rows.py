@@ -46,9 +46,6 @@ class JournalStep:
     said: str = ""
 
 
-# --- cells and rows -------------------------------------------------------------------------------------------------
-
-
 def read_cells(path: Path) -> list[Cells]:
     """The whole lines of a CSV by header name, cells stripped; none if there is no file. Raises ValueError for a file
     that is too large."""
@@ -157,9 +154,6 @@ def _stage_row(row: Row, stage: str, numbers: Sequence[str]) -> Row:
     return {**row, **more}
 
 
-# --- the shape of a key ---------------------------------------------------------------------------------------------
-
-
 class ShapeKeys:
     """Finds the shape of a key, as AITER prints it or has it in a table."""
 
@@ -248,9 +242,6 @@ class Tables:
             )
             if shape is not None:
                 yield shape, cells
-
-
-# --- verdicts -------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,7 @@ from worker.process import Child, OutputLog, Splitter, Stopwatch, cpu_seconds, e
 from worker.protocol import SHAPE_VERDICTS, Row, SpecShape
 from worker.text import clean, plural
 from worker.tuners.aiter.blocklist import BlocklistEntry, LeftOut
-from worker.tuners.aiter.known_issue import Diagnosis
-from worker.tuners.aiter.known_issues import diagnose, ends_process
+from worker.tuners.aiter.known_issues import Diagnosis, diagnose, ends_process
 from worker.tuners.aiter.launch import LEFT_OUT, LOG, PROFILE, TUNED, UNTUNED, argv, is_switch
 from worker.tuners.aiter.rows import JournalStep
 from worker.tuners.aiter.session import Job

@@ -242,7 +242,7 @@ class Measuring:
             time.time(),
         )
         if not self.when:  # a shape of our own proves nothing for a user's
-            self.session.blocklist.note(entry)
+            self.session.blocklist.append(entry.as_json())
         self._lost.append(entry)
         if self.when and len(self._lost) >= HOPELESS:
             self.check_tiny(measured=any(r["us"] > 0 for r in end.partial))

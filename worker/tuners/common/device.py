@@ -8,10 +8,10 @@ say which GPU is slow; no candidate's time is ever scaled by them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ CPU_ROTATE, GPU_ROTATE = 256 << 20, 512 << 20
 CGROUP = Path("/sys/fs/cgroup")
 QUEUE = 400  # calls queued behind a sleeping GPU at most: its queue holds about a thousand launches
 
-CANARY_SIZE, CANARY_SHIFT = 256, 3
+CANARY_LOG, CANARY_SHIFT = 8, 3  # the canary's matrices have 2^8 rows
 SIZE, CPU_SIZE = 4096, 512  # M, N and K of the timed product: bfloat16 on a GPU, float32 on a CPU
 # Bytes of the copy's source: more than four times the last-level cache (MI300 and MI355X: 256 MB).
 COPIED, CPU_COPIED = 1 << 30, 64 << 20
@@ -136,7 +136,7 @@ class GpuTimer:
         while left:
             turn = list(islice(self._pairs, min(left, QUEUE)))
             left -= len(turn)
-            total += device_seconds(partial(self._queue, turn), len(turn) * self._host_s * 1.5 + 20e-6)
+            total += device_seconds(functools.partial(self._queue, turn), len(turn) * self._host_s * 1.5 + 20e-6)
         return total
 
     def _queue(self, turn: Sequence[tuple[Operand, Operand]]) -> None:
@@ -176,14 +176,14 @@ def host_available() -> int:
     return free
 
 
-def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:
-    """(every element right, microseconds of a bfloat16 product, detail). `size` is a power of two up to 256.
+def canary(device: Device) -> tuple[bool, float, str]:
+    """(every element right, microseconds of a bfloat16 product, detail).
 
     H is Sylvester's Hadamard matrix of order n: H[i, k] = (-1)^popcount(i & k). Its rows are orthogonal, so with the
     rows of a second copy shifted by s, H @ shifted^T is n where i = (j + s) mod n, else 0: each element a sum of n
     terms of 1 and -1 that must cancel exactly. All of it is exact in bfloat16 and float32.
     """
-    h = hadamard(size)
+    h, size = functools.reduce(torch.kron, [torch.tensor([[1.0, 1.0], [1.0, -1.0]])] * CANARY_LOG), 1 << CANARY_LOG
     want = size * torch.roll(torch.eye(size), -CANARY_SHIFT, dims=1)
     us = -1.0
     for dtype in (torch.float32, torch.bfloat16):
@@ -201,14 +201,6 @@ def canary(device: Device, size: int = CANARY_SIZE) -> tuple[bool, float, str]:
         us = measure(device.timer(run, [(a,)], [(b,)]), SamplingPolicy(), 0.2).us
     device.leave()
     return True, round(us, 4), f"{size}x{size}x{size} product exact in float32 and bfloat16"
-
-
-def hadamard(size: int) -> torch.Tensor:
-    """[size, size] of 1 and -1 in float32."""
-    h = torch.ones(1, 1)
-    while h.shape[0] < size:
-        h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
-    return h
 
 
 def timed_canary(device: Device) -> tuple[float, float]:

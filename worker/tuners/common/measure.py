@@ -88,7 +88,6 @@ class Ranking:
     winner: int
     us: tuple[float, ...]
     spread: tuple[float, ...]
-    lag: tuple[float, ...]  # median of the ratio to the fastest within a round, less 1
     tied: tuple[int, ...]
     rounds: int
     # Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up.
@@ -229,15 +228,13 @@ def pick(rounds: Sequence[Sequence[float | None]], simplicity: Sequence[tuple[in
     most TIE_CEILING. Of the tied, the lowest `simplicity` wins.
     """
     columns, ratios = _against_best(rounds)
-    lag = tuple(statistics.median(r) - 1 for r in ratios)
     within = [min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(r))) for r in ratios]
-    tied = tuple(i for i in range(len(lag)) if lag[i] <= within[i])
+    tied = tuple(i for i in range(len(ratios)) if statistics.median(ratios[i]) - 1 <= within[i])
     winner = min(tied, key=lambda i: simplicity[i])
     return Ranking(
         winner=winner,
         us=tuple(statistics.median(c) * 1e6 for c in columns),
         spread=tuple(spread(c) for c in columns),
-        lag=lag,
         tied=tied,
         rounds=len(rounds),
         margin=margin(columns[winner], [c for i, c in enumerate(columns) if i != winner]),

@@ -25,8 +25,7 @@ from functools import cache
 
 import torch
 
-from worker.families import FAMILIES
-from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, Problem, UnsupportedError
+from worker.tuners.common.problem import MX_GROUP, SCALE_BLOCK, UnsupportedError
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 ATOL = RTOL = 1e-2
@@ -38,12 +37,6 @@ E2M1_RMS = math.sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
 # Exponents of the e8m0 scales, drawn evenly; `MX_RMS` is their root mean square as factors.
 MX_EXPONENTS = (-2, -1, 0, 1)
 MX_RMS = math.sqrt(sum(4.0**e for e in MX_EXPONENTS) / 4)
-
-
-def dtype_of(name: str) -> torch.dtype | None:
-    """`bfloat16` -> torch.bfloat16; None where this build of torch has no such type."""
-    found = getattr(torch, name, None)
-    return found if isinstance(found, torch.dtype) else None
 
 
 @cache
@@ -62,18 +55,13 @@ def e8m0_table(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return values.to(dtype).to(device)
 
 
-def scales(codes: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """e8m0 bytes [R, K/32] as numbers of `dtype`."""
-    table = e8m0_table(dtype, codes.device)
-    return table.index_select(0, codes.reshape(-1).int()).view(codes.shape)
-
-
 def unpack_codes(codes: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """codes [R, K/2] bytes, scale [R, K/32] e8m0 bytes -> [R, K], by one look-up a byte."""
     rows, half = codes.shape
     pairs = e2m1_pairs(dtype, codes.device).index_select(0, codes.reshape(-1).int())
     groups = pairs.view(dtype).view(rows, 2 * half // MX_GROUP, MX_GROUP)
-    return groups.mul_(scales(scale, dtype)[:, :, None]).view(rows, 2 * half)
+    scales = e8m0_table(dtype, codes.device).index_select(0, scale.reshape(-1).int())
+    return groups.mul_(scales.view(*scale.shape, 1)).view(rows, 2 * half)
 
 
 def generator(device: torch.device, *words: object) -> torch.Generator:
@@ -88,42 +76,16 @@ def copies(size: int, span: int) -> int:
     return max(1, min(MAX_COPIES, -(-span // max(1, size))))
 
 
-def form_of(p: Problem, rows: int, columns: int) -> tuple[int, ...]:
-    """[B, rows, columns], without B where the family has none."""
-    return (p.b, rows, columns) if FAMILIES[p.family].batched else (rows, columns)
-
-
-def draw_x(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """X [B, M, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
-    return draw_rows(p.scale, p.dtype, form_of(p, p.m, p.k)[:-1], p.k, 0, draw)
-
-
-def draw_w(p: Problem, draw: torch.Generator) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """W [B, N, K] in the problem's format and its scales. Raises UnsupportedError where this torch lacks the format."""
-    exponent = w_exponent(p.k, mx=p.scale == "mx")
-    return draw_rows(p.scale, p.dtype, form_of(p, p.n, p.k)[:-1], p.k, exponent, draw, blocked=True)
-
-
 def w_exponent(k: int, *, mx: bool) -> int:
     """The power of two by which W is scaled so that an output element has a standard deviation near 1."""
     rms = E2M1_RMS * MX_RMS if mx else UNIFORM
     return -round(math.log2(math.sqrt(k) * rms * rms))
 
 
-def draw_bias(p: Problem, draw: torch.Generator) -> torch.Tensor | None:
-    """The bias [N] in the operands' format; None where the problem has none."""
-    return levels((p.n,), draw).to(float_of(p.dtype)).mul_(2.0**-7) if p.bias else None
-
-
-def widen(p: Problem, rows: torch.Tensor, scale: torch.Tensor | None = None, *, blocked: bool = False) -> torch.Tensor:
-    """Rows of an operand as float32, scales applied: the meaning of the format. `blocked` is W's side."""
-    return widen_rows(p.scale, p.k, rows, scale, blocked=blocked)
-
-
 def widen_rows(
     kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None = None, *, blocked: bool = False
 ) -> torch.Tensor:
-    """The same by the kind of scale (Problem.scale) and K."""
+    """Rows of an operand as float32, with the scales of a kind (Problem.scale) applied. `blocked` is W's side."""
     if kind == "mx":
         assert scale is not None
         return unpack_codes(rows, scale, torch.float32)
@@ -146,8 +108,8 @@ def levels(form: tuple[int, ...], draw: torch.Generator) -> torch.Tensor:
 
 def float_of(name: str) -> torch.dtype:
     """torch's type of that name. Raises UnsupportedError where this torch has none."""
-    found = dtype_of(name)
-    if found is None:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
         raise UnsupportedError(f"torch {torch.__version__} has no type {name}")
     return found
 
@@ -155,7 +117,10 @@ def float_of(name: str) -> torch.dtype:
 def draw_rows(
     kind: str, dtype: str, form: tuple[int, ...], k: int, exponent: int, draw: torch.Generator, *, blocked: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """[*form, K] elements of size about 2^exponent with scales of a kind (Problem.scale). `blocked` is W's side."""
+    """[*form, K] elements of size about 2^exponent with scales of a kind (Problem.scale). `blocked` is W's side.
+
+    Raises UnsupportedError if this torch lacks the format.
+    """
     if kind == "mx":
         codes = levels((*form, k // 2), draw).view(torch.uint8)
         pick = levels((*form, k // MX_GROUP), draw).view(torch.uint8) & 3

@@ -34,14 +34,15 @@ from worker.tuners.common.measure import (
 from worker.tuners.common.operands import (
     CHUNK_BYTES,
     copies,
-    draw_bias,
-    draw_w,
-    draw_x,
+    draw_rows,
     error_ratio,
+    float_of,
     generator,
+    levels,
     poison,
     unpack_codes,
-    widen,
+    w_exponent,
+    widen_rows,
 )
 from worker.tuners.common.problem import (
     Problem,
@@ -53,7 +54,7 @@ from worker.tuners.common.problem import (
     why_no_winner,
 )
 from worker.tuners.torch.spec import Options
-from worker.tuners.torch.variants import Candidate, TooLargeError, Workspace, expand, op, variants
+from worker.tuners.torch.variants import Candidate, Workspace, op, variants
 
 RERANK = 0.15
 MEASURE_AT_LEAST = 0.4  # share of the budget for measuring even if making the inputs took long
@@ -75,30 +76,24 @@ class Weights:
 
     @classmethod
     def make(cls, p: Problem, device: torch.device, rotate_bytes: int, available: Callable[[], int]) -> Weights:
-        """Draw W by its weight_key: the same for every M."""
-        master = _operand(draw_w(p, generator(device, "W", weight_key(p))))
+        """Draw W, the same for every M."""
+        draw, exponent = generator(device, "W", p.group_key), w_exponent(p.k, mx=p.scale == "mx")
+        master = _operand(draw_rows(p.scale, p.dtype, (p.n,), p.k, exponent, draw))
         return cls(p, device, master, rotate_bytes, available, {})
 
     def layout(self, name: str) -> list[Operand]:
-        """The copies of a layout, made on first use. Raises TooLargeError."""
+        """The copies of a layout, made on first use. Raises MemoryError."""
         if name not in self._layouts:
             size = layout_bytes(self.problem, name)
+            if size * 1.1 > self.available():
+                self._layouts.clear()  # those of slower candidates may go; a contender holds its own
             free = self.available()
             if size * 1.1 > free:
-                self._layouts.clear()  # those of slower candidates may go; a contender holds its own
-                free = self.available()
-                if size * 1.1 > free:
-                    raise TooLargeError(f"layout {name} of W", size, free)
+                raise MemoryError(f"layout {name} of W needs {size} bytes, {free} are available")
             count = max(1, min(copies(size, self.rotate_bytes), free // 4 // size))
             first = _stored(self.problem, self.master, name)
             self._layouts[name] = [first] + [tuple(t.clone() for t in first) for _ in range(count - 1)]
         return self._layouts[name]
-
-    def wide_rows(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first row, float32 rows [r, K]) of the dequantised W, for the reference."""
-        step = max(1, CHUNK_BYTES // (4 * self.problem.k))
-        for n in range(0, self.problem.n, step):
-            yield n, widen(self.problem, *(t[n : n + step] for t in self.master))
 
 
 @dataclass(slots=True)
@@ -117,23 +112,20 @@ class Operands:
         draw = generator(weights.device, "X", p)
         size = max(1, p.x_bytes + p.scale_bytes)
         count = min(copies(size + p.w_bytes, weights.rotate_bytes), max(1, weights.available() // 8 // size))
-        xs = [_operand(draw_x(p, draw)) for _ in range(1 + count)]
-        return cls(p, weights, xs[0], xs[1:], draw_bias(p, draw))
+        xs = [_operand(draw_rows(p.scale, p.dtype, (p.m,), p.k, 0, draw)) for _ in range(1 + count)]
+        bias = levels((p.n,), draw).to(float_of(p.dtype)).mul_(2.0**-7) if p.bias else None
+        return cls(p, weights, xs[0], xs[1:], bias)
 
     def reference(self, tick: Callable[[], None]) -> torch.Tensor:
         """[M, N] in float32: both operands dequantised to float32, float32 product, scales, bias."""
         p = self.problem
         out = torch.empty(p.m, p.n, dtype=torch.float32, device=self.weights.device)
-        x = widen(p, *self.checked)
-        for n, rows in self.weights.wide_rows():
-            out[:, n : n + rows.shape[0]] = x @ rows.t()
+        x, step = widen_rows(p.scale, p.k, *self.checked), max(1, CHUNK_BYTES // (4 * p.k))
+        for n in range(0, p.n, step):
+            rows = (t[n : n + step] for t in self.weights.master)
+            out[:, n : n + step] = x @ widen_rows(p.scale, p.k, *rows).t()
             tick()
         return out if self.bias is None else out.add_(self.bias.float())
-
-
-def weight_key(p: Problem) -> tuple[object, ...]:
-    """Problems of one weight_key can share W."""
-    return (p.family, p.n, p.k, p.dtype)
 
 
 def needed_bytes(p: Problem) -> int:
@@ -170,7 +162,7 @@ def _stored(p: Problem, master: Operand, name: str) -> Operand:
 
 def tune(spec: Spec, options: Options, device: Device, emit: Emit) -> dict[str, float]:
     """Tune the shapes of a spec; seconds by kind. W is kept for the next shape as long as it is the same."""
-    start, spent = time.perf_counter(), StageTimes()
+    start, spent = time.perf_counter(), Spent()
     weights: Weights | None = None
     try:
         with torch.inference_mode():
@@ -179,7 +171,7 @@ def tune(spec: Spec, options: Options, device: Device, emit: Emit) -> dict[str, 
                 emit.started(shape.id)
                 try:
                     p = parse(spec.family, shape.key)
-                    if weights is not None and weight_key(weights.problem) != weight_key(p):
+                    if weights is not None and weights.problem.group_key != p.group_key:
                         weights = None
                     with spent.on("inputs"):
                         need, free = needed_bytes(p) - (p.w_bytes if weights else 0), device.available()
@@ -190,7 +182,7 @@ def tune(spec: Spec, options: Options, device: Device, emit: Emit) -> dict[str, 
                         rotate = options.rotate_mb << 20 or device.rotate_bytes
                         weights = weights or Weights.make(p, device.torch, rotate, device.available)
                         operands = Operands.make(p, weights)
-                except (UnsupportedError, TooLargeError) as e:
+                except UnsupportedError as e:
                     emit.failed(shape.id, "unsupported", str(e))
                     continue
                 emit.alive()
@@ -200,15 +192,14 @@ def tune(spec: Spec, options: Options, device: Device, emit: Emit) -> dict[str, 
                 del operands
     finally:
         device.leave()
-    seconds = {k: spent.seconds.get(k, 0.0) for k in ("inputs", "check", "measure")}
-    return {**seconds, "other": max(0.0, time.perf_counter() - start - sum(seconds.values()))}
+    return {**spent, "other": max(0.0, time.perf_counter() - start - sum(spent.values()))}
 
 
-class StageTimes:
+class Spent(dict[str, float]):
     """Seconds by kind."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        super().__init__(inputs=0.0, check=0.0, measure=0.0)
 
     @contextmanager
     def on(self, kind: str) -> Iterator[None]:
@@ -216,7 +207,7 @@ class StageTimes:
         try:
             yield
         finally:
-            self.seconds[kind] = self.seconds.get(kind, 0.0) + time.perf_counter() - start
+            self[kind] += time.perf_counter() - start
 
 
 @dataclass(slots=True)
@@ -234,7 +225,7 @@ class Search:
 
     def __init__(
         self, shape: SpecShape, operands: Operands, device: Device, options: Options, err_limit: float,
-        emit: Emit, spent: StageTimes, started: float, candidates: list[Candidate] | None = None,
+        emit: Emit, spent: Spent, started: float, candidates: list[Candidate] | None = None,
         only: Sequence[TableKernel] | None = None,
     ) -> None:  # fmt: skip
         """`only`: the only kernels to be measured; None: every one."""
@@ -247,7 +238,8 @@ class Search:
         self._sustained = device.gpu and self._p.is_sustained
         self._policy = SamplingPolicy(settle_s=SETTLE_S if self._sustained else 0.0)
         if candidates is None:
-            candidates = expand(variants(self._p, device.gpu), device.thread_counts(options.threads))
+            of, counts = variants(self._p, device.gpu), device.thread_counts(options.threads)
+            candidates = [Candidate(v, t) for i, t in enumerate(counts) for v in of if v.every_count or i == 0]
         self._candidates = [c for c in candidates if is_wanted(only, c.name)]
         self._best = float("inf")
         self._contenders: list[Contender] = []
@@ -273,8 +265,6 @@ class Search:
             return self._row(c, "timeout", f"not run: {used:.1f} s of a budget of {self._budget:g} s were used up")
         try:
             return self._check_and_measure(c, reference, left)
-        except TooLargeError as e:
-            return self._row(c, "oom", str(e))
         except Exception as e:  # a candidate may raise anything: it is the detail of its row
             if is_fatal(e):
                 raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,16 +11,9 @@ from worker.registry import option, parse_options, seconds, whole
 from worker.tuners.catalog import AGAIN, Flag, TunerSpec
 
 if TYPE_CHECKING:
-    from worker.tuners.base import Tuner
-import time
-from typing import TYPE_CHECKING
-
-from worker.protocol import Spec
-from worker.tuners.base import Emit
-
-if TYPE_CHECKING:
+    from worker.protocol import Spec
+    from worker.tuners.base import Emit
     from worker.tuners.common.device import Device
-
 
 DEFAULT_BUDGET_S = 3.5
 
@@ -51,13 +45,6 @@ class Options:
         return parse_options(cls, "torch", raw)
 
 
-def create() -> Tuner:
-    """A tuner that has not been opened."""
-    from worker.tuners.torch.spec import TorchTuner
-
-    return TorchTuner()
-
-
 def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
     from worker.families import computed_by  # here: a command's help reads the specs, and no family
 
@@ -66,19 +53,6 @@ def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 def _factor(options: Mapping[str, Any]) -> float:
     return float(options.get("budget_s_per_shape") or DEFAULT_BUDGET_S) / DEFAULT_BUDGET_S
-
-
-SPEC = TunerSpec(
-    name="torch",
-    create=create,
-    parse_options=Options.parse,
-    families=_families,
-    slower_families={"a4w4_blockscale": 1.5},  # multiplied on unpacked copies
-    cost_factor=_factor,
-    flags=(Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"), AGAIN),
-    produces="own",
-    mixes=True,
-)
 
 
 class TorchTuner:
@@ -118,3 +92,16 @@ class TorchTuner:
         seconds = {**tune(spec, Options.parse(spec.options), self._device, emit), "import": self._import_s}
         self._import_s = 0.0
         return {k: round(v, 6) for k, v in seconds.items()}
+
+
+SPEC = TunerSpec(
+    name="torch",
+    create=TorchTuner,
+    parse_options=Options.parse,
+    families=_families,
+    slower_families={"a4w4_blockscale": 1.5},  # multiplied on unpacked copies
+    cost_factor=_factor,
+    flags=(Flag("budget_s_per_shape", "--budget", float, "Seconds that a shape may take.", metavar="SECONDS"), AGAIN),
+    produces="own",
+    mixes=True,
+)

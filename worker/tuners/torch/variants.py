@@ -10,33 +10,27 @@ stored, finish the output. All three are timed. Bringing the constant W into its
 with `predequant` in its name keeps W as bfloat16, which takes more memory. Variants that never won where we measured
 are gone (benchmarks/results/torch-tuner.md).
 
-A candidate is a variant with a number of CPU threads, and has an id that never changes. `expand` makes those of a
-machine: each variant with all cores, then those marked `every_count` with the other counts.
+A candidate is a variant with a number of CPU threads, and has an id that never changes. Those of a
+machine are each variant with all cores, then those marked `every_count` with the other counts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter, itemgetter
 from typing import Any
 
 import torch
 
 from worker.families import TORCH
 from worker.tuners.common.device import Operand, Run
-from worker.tuners.common.operands import dtype_of, float_of, unpack_codes
+from worker.tuners.common.operands import float_of, unpack_codes
 from worker.tuners.common.problem import Problem, UnsupportedError
 
 COUNTS = 10_000  # kernelId = number of the variant * COUNTS + threads
 ROOM = 0.9  # share of the free memory that a candidate's buffers may take
-
-
-class TooLargeError(Exception):
-    """Something does not fit in the memory that is available."""
-
-    def __init__(self, what: str, needed: int, available: int) -> None:
-        super().__init__(f"{what} needs {needed} bytes, {available} are available")
 
 
 @dataclass(slots=True)
@@ -63,11 +57,11 @@ class Workspace:
         return float_of(self.problem.outdtype)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """A buffer of the candidate's own; it is poisoned before the check. Raises TooLargeError."""
+        """A buffer of the candidate's own; it is poisoned before the check. Raises MemoryError."""
         made = torch.empty(*shape, dtype=dtype, device="meta")
         needed = self.problem.out_bytes + sum(b.nbytes for b in (*self.buffers, made))
         if needed > ROOM * self.free:
-            raise TooLargeError("the candidate's buffers", needed, self.free)
+            raise MemoryError(f"the candidate's buffers need {needed} bytes, {self.free} are available")
         self.buffers.append(torch.empty_like(made, device=self.device))
         return self.buffers[-1]
 
@@ -110,30 +104,19 @@ class Candidate:
         return (self.threads, self.kernel_id)
 
 
-def expand(variants: Sequence[Variant], threads: Sequence[int]) -> list[Candidate]:
-    """All candidates, the first count's before the others' (the budget may end before the list does)."""
-    return [Candidate(v, t) for i, t in enumerate(threads) for v in variants if v.every_count or i == 0]
-
-
 def op(path: str) -> Any:
     """`torch.<path>` or UnsupportedError: private operators come and go between versions of torch."""
-    found: Any = torch
-    for name in path.split("."):
-        try:
-            found = getattr(found, name)
-        except AttributeError as e:
-            raise UnsupportedError(f"torch {torch.__version__} has no torch.{path}") from e
-    return found
+    try:
+        return attrgetter(path)(torch)
+    except AttributeError as e:
+        raise UnsupportedError(f"torch {torch.__version__} has no torch.{path}") from e
 
 
 def mx_types(*, gpu: bool) -> tuple[torch.dtype, torch.dtype]:
     """torch's types of MXFP4 elements and scales. Raises UnsupportedError where its own product does not take them."""
     if not torch.version.hip or not gpu:
         raise UnsupportedError("torch multiplies MXFP4 itself only on an AMD GPU of gfx950 or later")
-    fp4, e8 = dtype_of("float4_e2m1fn_x2"), dtype_of("float8_e8m0fnu")
-    if fp4 is None or e8 is None:
-        raise UnsupportedError(f"torch {torch.__version__} has no MXFP4 types")
-    return fp4, e8
+    return float_of("float4_e2m1fn_x2"), float_of("float8_e8m0fnu")
 
 
 CHAIN = 2  # parts of K, which a CPU adds one after the other
@@ -184,7 +167,7 @@ def product(
 ) -> Run:
     """One product of the library. `biased`: it adds the bias itself. `raw`: it takes X in its stored type."""
     multiply, last = of(workspace), finishing(workspace, biased=biased)
-    x_of = as_stored if raw else widening(workspace)
+    x_of = widening(workspace, raw=raw)
 
     def run(x: Operand, w: Operand) -> torch.Tensor:
         return last(multiply(x_of(x), w[0]), x, w)
@@ -192,15 +175,11 @@ def product(
     return run
 
 
-def as_stored(x: Operand) -> torch.Tensor:
-    return x[0]
-
-
-def widening(workspace: Workspace) -> Widen:
-    """A step that brings X into the type `Workspace.wide`."""
+def widening(workspace: Workspace, *, raw: bool = False) -> Widen:
+    """A step that brings X into the type `Workspace.wide`, or leaves it in its stored type (`raw`)."""
     p = workspace.problem
-    if p.scale == "none":
-        return as_stored
+    if raw or p.scale == "none":
+        return itemgetter(0)
     if p.scale == "mx":
         return lambda x: unpack_codes(x[0], x[1], BF16)
     buffer = workspace.empty(p.m, p.k, dtype=BF16)

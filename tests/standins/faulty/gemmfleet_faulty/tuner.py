@@ -271,7 +271,7 @@ class FaultyTuner(ReplayTuner):
         if not ok:
             raise TunerFault("fault", f"{how}; after it the canary failed: {words}")
         entry = BlocklistEntry(blocklist.where, spec.family, lost, "fault", how, time.time())
-        blocklist.note(entry)
+        blocklist.append(entry.as_json())
         return entry.withheld("attempt")
 
 

@@ -91,13 +91,6 @@ def test_it_sends_all_that_is_there_and_all_that_comes(tmp_path: Path, version: 
             wait_until(lambda: b'"canary"' in r.got("E", "1"), "the records of slot 1")
 
 
-def test_damage_does_not_stop_the_stream_and_the_longest_record_comes_in_one_piece(tmp_path: Path) -> None:
-    with node(tmp_path) as n, following(n) as r:
-        damage = b"{}\n" + b"r" * (CHUNK - 1) + b"\n" + b"x" * (2 * CHUNK + 10) + b"\n"
-        n.paths.events("0").write_bytes(damage)
-        wait_until(lambda: r.got("E") == damage, "the damaged line")
-
-
 def test_it_resumes_at_offsets_under_concurrent_writing(tmp_path: Path) -> None:
     with node(tmp_path, ("0", "1")) as n:
         paths = {(k, s): of(s) for k, of in (("E", n.paths.events), ("L", n.paths.log)) for s in "01"}

@@ -1,15 +1,19 @@
-"""The agent's life with real processes: claims, order, records, rejections, stop and cancel."""
+"""The agent's life with real processes: claims, order, records, rejections, stop, cancel, and kill -9 at any moment."""
 
 from __future__ import annotations
 
 import os
+import random
 import signal
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.workernode import fault, interpreters, node
+from tests.support.workernode import Node, fault, interpreters, node
 from tests.waiting import wait_until
+from worker.agent.inbox import Inbox
 from worker.protocol import MAX_SPEC_BYTES, Spec
 
 PYTHONS = interpreters()
@@ -152,27 +156,53 @@ def test_stop(tmp_path: Path, way: str) -> None:
         assert len(os.listdir(n.paths.inbox)) == 1
 
 
-def test_what_an_earlier_worker_left_claimed_is_closed(tmp_path: Path) -> None:
-    with node(tmp_path, options={"seconds_per_shape": 0.2}, idle_exit_s=0.3) as n:
+def books(n: Node, attempts: list[str]) -> None:
+    """Every attempt ended exactly once, with whole courses in between; nothing is left anywhere."""
+    records = n.records()
+    for attempt in attempts:
+        mine = [r for r in records if r.get("attempt") == attempt]
+        ended = [r for r in mine if r["type"] == "attempt_ended"]
+        assert len(ended) == 1, (attempt, [r["type"] for r in mine])
+        assert mine[-1] is ended[0]
+        assert len([r for r in mine if r["type"] == "attempt_started"]) <= 1
+        started, settled = ([r["shape"] for r in mine if r["type"] == t] for t in ("shape_started", "shape_tuned"))
+        assert started == sorted(set(started))
+        assert settled == started[: len(settled)]
+        open_shape = started[len(settled) :]
+        assert len(open_shape) <= 1
+        assert ended[0]["in_flight"] == (open_shape[0] if open_shape else None)
+        if ended[0]["outcome"] == "done":
+            assert len(settled) == 3
+        assert (n.paths.attempt(attempt) / "spec.json").exists()
+    assert os.listdir(n.paths.inbox) == []
+    assert Inbox(n.paths, "0").claimed() == []
+
+
+def kill_around(n: Node, seed: int, kills: int) -> None:
+    rng = random.Random(seed)
+    attempts: list[str] = []
+    for i in range(kills):
+        for j in range(6):
+            attempts.append(f"g{i}x{j}-1")
+            n.put(attempts[-1], shapes=3)
         agent = n.start()
-        n.put("a-1", shapes=5)
-        n.wait_record("shape_tuned", count=2)
+        # half of the time early, while it starts and closes what was left
+        time.sleep(rng.choice([rng.uniform(0, 0.25), rng.uniform(0.2, 0.5)]))
+        victims = n.tuner_pids()
+        if victims and rng.random() < 0.4:
+            with suppress(ProcessLookupError):
+                os.kill(victims[0], signal.SIGKILL)
+            time.sleep(rng.uniform(0, 0.15))
         n.kill(agent)
-        never = n.put("never-1")
-        os.rename(never, n.paths.claimed("0") / never.name)
-        n.paths.stop.write_text("drain")
-        assert n.start().wait(15) == 0, "asked to stop before it starts it only tidies up"
-        n.paths.stop.unlink()
-        kinds = [r["type"] for r in n.records()]
-        assert kinds[kinds.index("worker_started", 1) :] == ["worker_started", *["attempt_ended"] * 2, "worker_stopped"]
-        ended, never_ended = n.wait_ended("a-1"), n.wait_ended("never-1")
-        assert (ended["outcome"], ended["exit"]) == ("worker_died", None)
-        in_flight = n.of("a-1", "shape_started")[-1]["shape"]
-        settled = [r["shape"] for r in n.of("a-1", "shape_tuned")]
-        assert ended["in_flight"] == (None if in_flight in settled else in_flight)
-        assert (never_ended["outcome"], never_ended["in_flight"]) == ("worker_died", None)
-        # killed between the record of the end and the move of the spec, it is closed by the move alone
-        spec = n.paths.attempt("a-1") / "spec.json"
-        os.rename(spec, n.paths.claimed("0") / "00000001.any.a-1.json")
-        assert n.start().wait(15) == 0
-        assert n.wait_ended("a-1") == ended
+    n.start()
+    for attempt in attempts:
+        n.wait_ended(attempt)
+    books(n, attempts)
+
+
+@pytest.mark.parametrize(
+    ("seed", "kills"), [(1, 10), *(pytest.param(seed, 40, marks=pytest.mark.soak) for seed in range(2, 6))]
+)
+def test_kills_at_random_moments(tmp_path: Path, seed: int, kills: int) -> None:
+    with node(tmp_path, options={"seconds_per_shape": 0.01}) as n:
+        kill_around(n, seed, kills)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.workernode import fault, node
-from tests.waiting import PATIENCE_S, wait_until
+from tests.waiting import wait_until
 
 
 def test_a_failed_canary_keeps_the_slot_from_work(tmp_path: Path) -> None:
@@ -77,20 +77,6 @@ def test_a_tuner_that_does_not_start_or_answer_is_a_failed_canary(
         assert n.wait_ended("c-1")["outcome"] in ("error", "hang", "fault")
         assert n.records("0", "canary")[-1]["attempt"] == "c-1"
         assert waiting.exists()
-
-
-def test_a_canary_that_kills_its_process_is_tried_once_more_and_a_long_start_is_no_idleness(tmp_path: Path) -> None:
-    options = {"start_seconds": 0.8, **fault("sick_canary", how="abort", times=1)}
-    with node(tmp_path, idle_exit_s=0.5, options=options) as n:
-        agent = n.start()
-        assert n.wait_record("canary")["ok"] is True
-        assert len(n.records("0", "tuner_ready")) == 2
-        n.put("a-1")
-        assert n.wait_ended("a-1")["outcome"] == "done"
-        assert agent.wait(PATIENCE_S) == 0
-        agent = n.start()
-        wait_until(n.tuner_pids, "the tuner's process")
-        assert n.stop(agent, "drain") == 0, "stop ends a start"
 
 
 @pytest.mark.parametrize("times", [[100.0, 50.0], "no product here", [-1.0, -1.0]])

@@ -1,10 +1,9 @@
-"""The agent with a tuner that dies, errs or sends wrong messages, and on a full disk; the deaths are real."""
+"""The agent with a tuner that dies, errs, hangs or sends wrong messages; the deaths are real."""
 
 from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,8 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.workernode import fault, node
-from tests.waiting import wait_until
-from worker.protocol import parse_record
+from tests.waiting import PATIENCE_S, wait_until
 
 
 @pytest.mark.parametrize(
@@ -101,49 +99,73 @@ def test_the_kernels_out_of_memory_killer_is_recognised(tmp_path: Path, memory_c
         n.kill(agent)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A tmpfs of 1 MB, or a skip."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], capture_output=True).returncode:
-        pytest.skip("may not mount a tmpfs here")
-    yield disk
-    subprocess.run(["umount", "-l", disk], check=True)
-
-
-def test_a_full_disk_loses_nothing_and_the_work_goes_on_when_there_is_space(small_disk: Path) -> None:
-    def fill(name: str) -> None:
-        with pytest.raises(OSError, match="No space left"):
-            (small_disk / name).write_bytes(b"x" * 2**20)
-        wait_until(lambda: os.statvfs(small_disk).f_bavail == 0, "the disk is full")
-        time.sleep(0.7)
-        data = n.paths.events("0").read_bytes()
-        assert data.endswith(b"\n")
-        for line in data.splitlines():
-            parse_record(line)
-
-    with node(small_disk, options={"seconds_per_shape": 0.01}) as n:
-        agent = n.start()
-        n.put("b-1", shapes=400, grace_s=2.0)
-        n.wait_record("shape_tuned", count=3)
-        after = n.put("c-1")
-        fill("filler")
-        assert n.of("b-1", "attempt_ended") == []
-        assert after.exists(), "claims nothing meanwhile"
-        (small_disk / "filler").unlink()
-        ended = n.wait_ended("b-1")
-        started, tuned = ([r["shape"] for r in n.of("b-1", kind)] for kind in ("shape_started", "shape_tuned"))
-        assert (ended["outcome"], [ended["in_flight"]]) == ("disk_full", started[len(tuned) :] or [None])
-        # what the tuner had said by then is all there, in order and once
-        rows = [(r["shape"], r["row"]["kernelId"]) for r in n.of("b-1", "row")]
-        assert rows == sorted(set(rows))
-        assert n.wait_ended("c-1")["outcome"] == "done"
-        n.put("d-1", shapes=400)
-        wait_until(lambda: n.of("d-1", "shape_tuned"), "the next one is at work")
-        fill("filler")
-        agent.terminate()
-        assert agent.wait(10) == 1, "stopped on a full disk, it says by its status that not all is written"
-        (small_disk / "filler").unlink()
+@pytest.mark.parametrize(
+    ("kind", "more", "outcome", "exit"),
+    [
+        ("hang", {}, "hang", None),
+        ("hang", {"deaf": True, "grandchild": True}, "hang", -signal.SIGKILL),
+        ("stop", {}, "hang", -signal.SIGKILL),
+        # a grandchild holds the tuner's pipes open, so that its end does not show there
+        ("abort", {"grandchild": True}, "fault", -signal.SIGABRT),
+        ("error", {"grandchild": True}, "error", None),
+    ],
+)
+def test_no_progress_is_a_hang_and_nothing_of_the_process_lives_on(
+    tmp_path: Path, kind: str, more: dict[str, Any], outcome: str, exit: int | None
+) -> None:
+    with node(tmp_path, options=fault(kind, match={"group": "bad"}, after_rows=1, **more)) as n:
+        n.put("bad-1", shapes=2, watchdog_s=0.4, grace_s=0.3)
+        n.put("good-1", watchdog_s=5)
         n.start()
-        assert n.wait_ended("d-1")["outcome"] == "worker_died"
+        ended = n.wait_ended("bad-1")
+        assert (ended["outcome"], ended["in_flight"], ended["exit"]) == (outcome, 1, exit)
+        assert ended["detail"].startswith("no sign of progress for 0.4 s") is (outcome == "hang")
+        assert len(n.of("bad-1", "row")) == 1
+        assert n.wait_ended("good-1")["outcome"] == "done"
+        kinds = [r["type"] for r in n.records("0", "tuner_ready", "canary", "attempt_started", "attempt_ended")]
+        assert kinds == ["tuner_ready", "canary", "attempt_started", "attempt_ended"] * 2, "a new process proves itself"
+        assert len(n.tuner_pids()) == 1
+
+
+def test_a_grandchild_of_a_killed_agent_is_swept_by_the_next(tmp_path: Path) -> None:
+    with node(tmp_path, options=fault("kill_worker", grandchild=True, times=1)) as n:
+        n.put("bad-1")
+        assert n.start().wait(PATIENCE_S) == -signal.SIGKILL
+        wait_until(lambda: len(n.tuner_pids()) == 1, "only the grandchild is left")
+        (grandchild,) = n.tuner_pids()
+        n.start()
+        assert n.wait_ended("bad-1")["outcome"] == "worker_died"
+        assert grandchild not in n.tuner_pids()
+        assert f"ended process {grandchild}" in n.paths.log("0").read_text()
+
+
+def test_progress_keeps_the_watchdog_quiet_and_a_paused_machine_is_no_hang(tmp_path: Path) -> None:
+    """Agent and child stand still together for longer than the watchdog, as in a paused container."""
+    with node(tmp_path, options={"seconds_per_shape": 3.0, "candidates": 1}) as n:
+        agent = n.start()
+        n.put("a-1", watchdog_s=1.5)
+        n.wait_record("shape_started")
+        (child,) = n.tuner_pids()
+        for pid in (child, agent.pid):
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(2.0)
+        os.kill(agent.pid, signal.SIGCONT)
+        time.sleep(0.2)
+        os.kill(child, signal.SIGCONT)
+        ended = n.wait_ended("a-1")
+        assert (ended["outcome"], ended["seconds"] > 3.0) == ("done", True)
+
+
+def test_an_idle_child_that_is_killed_is_replaced_and_one_that_keeps_dying_makes_the_slot_sick(tmp_path: Path) -> None:
+    with node(tmp_path) as n:
+        n.start()
+        for count in (1, 2, 3):
+            n.wait_record("tuner_ready", count=count)
+            wait_until(lambda c=count: len(n.records("0", "canary")) == c, "its canary")  # type: ignore[misc]
+            (pid,) = n.tuner_pids()
+            os.kill(pid, signal.SIGKILL)
+        last = n.wait_record("canary", count=4)
+        assert (last["ok"], "3 times in a row" in last["detail"]) == (False, True)
+        n.put("a-1")
+        n.put("c-1", kind="canary", slot="0")
+        assert [n.wait_ended(a)["outcome"] for a in ("c-1", "a-1")] == ["done", "done"]

@@ -58,8 +58,3 @@ def test_clean_text_is_printable_and_short(text: str, limit: int, keep: str) -> 
     out = clean(text, limit, keep=keep)
     assert len(out.encode()) <= limit
     assert all(c in "\n\t" or c.isprintable() or not c.isascii() for c in out)
-
-
-def test_terminal_sequences_are_stripped_and_text_is_cut_at_characters() -> None:
-    assert clean("\x1b[1;31mred\x1b[0m \x1b]0;title\x07x\x1b]8;;http://e\x1b\\link\x9b31m\a\b\0") == "red xlink"
-    assert (clean("50%\r100%"), clean("äöü" * 10, 5)) == ("50%\n100%", "äö")

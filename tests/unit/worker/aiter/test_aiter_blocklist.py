@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
 def of(path: Path, *entries: BlocklistEntry) -> Blocklist:
     made = Blocklist(path / "deep/blocklist.jsonl", HERE)
     for entry in entries:
-        made.note(entry)
+        made.append(entry.as_json())
     return made
 
 
@@ -50,7 +50,7 @@ def test_an_entry_is_used_by_its_own_slot_image_and_driver_for_a_week_unless_con
     for other in (ELSEWHERE, replace(HERE, image="sha256:2"), replace(HERE, driver="amdgpu 6.15")):
         assert used(tmp_path, other) == set()
     assert used(tmp_path, family="fmoe") == set()
-    made.note(replace(ENTRY, candidate=SECOND, t=NOW - EXPIRES_S - 1.0, confirmed=True))
+    made.append(replace(ENTRY, candidate=SECOND, t=NOW - EXPIRES_S - 1.0, confirmed=True).as_json())
     assert used(tmp_path, ELSEWHERE) == {SECOND}, "all slots of image and driver"
     assert used(tmp_path, replace(ELSEWHERE, driver="x")) == set()
 
@@ -62,7 +62,7 @@ def test_words_of_the_controller(tmp_path: Path) -> None:
     made.judge([first], [second])
     assert used(tmp_path) == {SECOND}
     assert used(tmp_path, ELSEWHERE) == {FIRST, SECOND}, "another slot's own entry stands"
-    made.note(replace(ENTRY, t=NOW))
+    made.append(replace(ENTRY, t=NOW).as_json())
     assert used(tmp_path) == {FIRST, SECOND}, "it faulted again after it was taken back"
-    made.note(replace(ENTRY, candidate=SECOND, t=NOW))
+    made.append(replace(ENTRY, candidate=SECOND, t=NOW).as_json())
     assert used(tmp_path, ELSEWHERE) == {FIRST, SECOND}, "once confirmed, a new entry does not undo it"

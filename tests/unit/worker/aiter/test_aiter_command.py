@@ -61,9 +61,6 @@ def test_arguments_that_are_ours_or_tune_something_else_are_refused(words: tuple
         tuner_arg_flags(words)
 
 
-# --- environment ----------------------------------------------------------------------------------------------------
-
-
 def test_what_the_inventory_names_wins_with_a_warning() -> None:
     named = "GPU_ARCHS TUNE_MOE_ROUTING_SEED AITER_REBUILD HOME"
     base = {
@@ -109,9 +106,6 @@ def test_the_section_aiter_wins_over_env(tmp_path: Path) -> None:
     (plan,) = plan_nodes(load_inventory(path), "r", tmp_path)
     assert (plan.env["GPU_ARCHS"], plan.env["CU_NUM"]) == ("gfx950", "128")
     assert plan.switches == ("CU_NUM", "GPU_ARCHS")
-
-
-# --- families -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("evil", ["__import__('os').system('true')", "torch.int8 ", "torch.int9", "", "1\n2"])

@@ -1,4 +1,4 @@
-"""Parts of the tuner aiter by themselves: locks, the shim, ends of processes, the node's cache."""
+"""Parts of the tuner aiter by themselves: locks, the shim, the node's cache."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import pytest
 from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.engine.docker import DockerOptions
 from tests.support.aiterbuild import CK2, tree
-from tests.waiting import wait_until
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import tree_at
-from worker.process import Child, OutputLog
 from worker.protocol import NodeConfig, Spec, SpecShape, TableKernel
 from worker.tuners.aiter.blocklist import BlocklistEntry, CandidateId, LeftOut, SlotIdentity, chosen_candidates
 from worker.tuners.aiter.findings import SHIM, shim_misfit
@@ -44,9 +42,6 @@ def test_a_lock_is_cleared_only_when_nobody_holds_it(tmp_path: Path) -> None:
     with open(build / "lock_open"):
         assert len(clear_stale_locks([tmp_path, tmp_path / "nothing"])) == 2
     assert [p.name for p in build.rglob("*") if p.is_file()] == ["lock_open"]
-
-
-# --- the shim -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -106,28 +101,6 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
     _, steps = shimmed(tmp_path / "image", tasks, LeftOut(only=chosen))
     ran = [(s["key"][2], *s["candidate"][:2]) for s in steps if s["event"] == "end"]
     assert ran == [("1", "1", "0"), ("1", "7", "0"), *(("4", n, s) for n, s in ("00", "10", "11", "70"))]
-
-
-# --- what the worker has for it -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("program", "session"),
-    [
-        ("subprocess.Popen(['sleep', '60'], preexec_fn=os.setpgrp)", True),
-        ("signal.signal(signal.SIGINT, signal.SIG_IGN); subprocess.Popen(['sleep', '60'])", False),
-    ],
-)
-def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path, program: str, session: bool) -> None:
-    """In groups of their own, and where it ignores SIGINT."""
-    log = OutputLog(tmp_path / "log")
-    words = f"import os,signal,subprocess,time; {program}; print(1,flush=True); time.sleep(60)"
-    with log.open() as out:
-        leader = Child([sys.executable, "-c", words], env=os.environ, out=out.fileno(), session=session)
-    wait_until(log.read, "it runs")
-    assert len(leader.members()) == 2
-    leader.kill() if session else leader.stop(0.2)
-    assert (leader.members(), leader.returncode) == ({}, -9)
 
 
 def test_the_node_keeps_modules_beside_the_runs_for_this_tuner_only() -> None:

@@ -91,7 +91,7 @@ def test_a_tree_is_known_by_any_of_its_folders_and_nothing_else_is_one(tmp_path:
 
 
 def test_what_a_tree_says_of_itself(tmp_path: Path) -> None:
-    """An install_mode that is wrong, a version of setuptools-scm; the commit by git's own files, of a submodule too."""
+    """An install_mode that is wrong, a version of setuptools-scm."""
     root = make(tmp_path / "a")
     (root / "aiter/install_mode").write_text("install")
     tree = tree_at(root)
@@ -100,19 +100,15 @@ def test_what_a_tree_says_of_itself(tmp_path: Path) -> None:
     (root / "aiter/_version.py").write_text("__version__ = '0.1.9.post2.dev3+gda29487171.d20260115'\n")
     tree = tree_at(root)
     assert (tree.version[:11], tree.commit) == ("0.1.9.post2", "da29487171")
-    sha, git = "12" * 20, tmp_path / "git"
-    git.mkdir()
-    (root / ".git").write_text(f"gitdir: {git}\n")
-    (git / "packed-refs").write_text(f"# pack-refs with: peeled\n{sha} refs/heads/main\n")
-    for head, commit in (("ref: refs/heads/main\n", sha), (sha, sha), ("ref: ../../etc/passwd", "da29487171")):
-        (git / "HEAD").write_text(head)
-        assert tree_at(root).commit == commit
 
 
-def test_one_tree_is_used_and_never_a_mix(tmp_path: Path) -> None:
+def test_one_tree_is_used_and_never_a_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image of the runbook: the package imports from one tree, scripts were run from another."""
     imported, other = make(tmp_path / "app/aiter-test"), make(tmp_path / "root/aiter")
-    trees = find_trees((), places=(str(other),), path=[str(imported)])
+    monkeypatch.setattr(locate, "PLACES", [])
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "app"), str(imported)])
+    assert imported_package() == imported / "aiter"
+    trees = find_trees([other])
     assert [(t.root, t.imported) for t in trees] == [(imported, True), (other, False)]
     chosen, notes = pick(trees, family=A4W4)
     assert chosen.root == imported
@@ -122,14 +118,15 @@ def test_one_tree_is_used_and_never_a_mix(tmp_path: Path) -> None:
     assert all(other in path.parents for path in (chosen.package, *chosen.scripts.values()))
     bare = make(tmp_path / "bare")
     (bare / SCRIPT).unlink()
-    trees = find_trees((other,), places=(), path=[str(bare)])
+    monkeypatch.setattr(sys, "path", [str(bare)])
+    trees = find_trees([other])
     assert pick(trees, family=A4W4)[0].root == other, "whole, as the imported one lacks the script"
     with pytest.raises(NotATreeError, match="no AITER of this image has"):
         pick(trees, family="none")
     with pytest.raises(NotATreeError, match="root: PATH"):
         pick([])
-    assert imported_package([str(tmp_path / "app/aiter-test"), str(tmp_path)]) == imported / "aiter"
-    assert imported_package([str(tmp_path / "root")]) is None, "a folder of that name is no package"
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "root")])
+    assert imported_package() is None, "a folder of that name is no package"
 
 
 def test_the_verb(tmp_path: Path) -> None:

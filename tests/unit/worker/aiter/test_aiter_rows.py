@@ -1,4 +1,4 @@
-"""Rows out of tuned and profile files and of the shim's records, the shape of a key, winners, verdicts."""
+"""Rows out of tuned and profile files and of the shim's records, winners, verdicts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from worker.families import FAMILIES
 from worker.protocol import Row
 from worker.tuners.aiter.blocklist import CandidateId
-from worker.tuners.aiter.rows import JournalStep, KernelNames, ShapeKeys, Tables, shape_verdict, step_row, to_row
+from worker.tuners.aiter.rows import JournalStep, KernelNames, Tables, shape_verdict, step_row, to_row
 
 A4W4, FMOE = FAMILIES["a4w4_blockscale"], FAMILIES["fmoe"]
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio\n"
@@ -77,23 +77,6 @@ def test_fmoe_has_no_winner_where_a_stage_has_no_right_kernel() -> None:
         assert words in verdict.detail
 
 
-@pytest.mark.parametrize(
-    ("key", "shape"),
-    [
-        ("gfx950 256 64 576 7168", 7), ("64 576 7168", 7), ("64.0 576.0 7168.0", 7),
-        ("64 576 7168 False torch.bfloat16", 7), ("256 65 576 7168", None), ("256 64", None), ("", None),
-    ],
-)  # fmt: skip
-def test_the_shape_of_a_record(key: str, shape: int | None) -> None:
-    keys = ShapeKeys(("M", "N", "K"), {7: {"M": 64, "N": 576, "K": 7168}, 8: {"M": 128, "N": 576, "K": 7168}})
-    assert keys.of_values(tuple(key.split())) == shape
-
-
-def of_record(family: str, names: KernelNames, *ident: str, us: float = 2.0) -> Row:
-    candidate = CandidateId(("gfx950", "256", "16", "512", "512"), ident)
-    return step_row(FAMILIES[family], JournalStep("end", 0, candidate, 1, us, 0.05), 0.1, names)
-
-
 def test_a_kernels_name_is_that_of_its_backend() -> None:
     """ck, cktile and asm each count from 0."""
     names = KernelNames()
@@ -104,15 +87,6 @@ def test_a_kernels_name_is_that_of_its_backend() -> None:
         (("0", "0", "", "opus", "False"), "opus", ""), (("7", "0", ""), "asm", "_ZN_seven"),
         (("0", "0", ""), "", ""),  # a date without libtype: two backends have a number 0
     ):  # fmt: skip
-        made = of_record("a8w8_blockscale", names, *ident)
+        step = JournalStep("end", 0, CandidateId(("gfx950", "256", "16", "512", "512"), ident), 1, 2.0, 0.05)
+        made = step_row(FAMILIES["a8w8_blockscale"], step, 0.1, names)
         assert (made["libtype"], made["kernelName"]) == (libtype, name)
-
-
-def test_a_stage_of_fmoe_is_a_candidate_and_no_time_of_its_shape() -> None:
-    first = of_record("fmoe", KernelNames(), "stage1", "_ZN_one", "32")
-    assert (first["us"], first["us1"], first["kernelName1"], first["block_m"]) == (-1.0, 2.0, "_ZN_one", 32)
-    second = of_record("fmoe", KernelNames(), "stage2", "moe_ck2stages_two", "64")
-    assert (second["us"], second["us2"], second["kernelName2"]) == (-1.0, 2.0, "moe_ck2stages_two")
-    both = of_record("fmoe", KernelNames(), "asm_1stage", "_ZN_both", "32", "0")
-    assert (both["us"], both["us1"], both["run_1stage"], both["status"]) == (2.0, 2.0, 1, "ok")
-    assert "us1" not in of_record("fmoe", KernelNames(), "stage1", "_ZN_one", "32", us=-1.0)

@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 from orchestrator.families import get_family
-from orchestrator.tables.check import Answer, Build
+from orchestrator.tables.check import Build
 from orchestrator.tables.tuned import key_of
-from tests.support.aiterbuild import ASM, CK, CK2, tree
-from tests.support.aitercheckout import A4W4 as FAMILY
-from tests.support.aitercheckout import line, text
+from tests.support.aiterbuild import A4W4 as FAMILY
+from tests.support.aiterbuild import ASM, CK, CK2, line, text, tree
 from worker.aiter_tree import kernels
+from worker.aiter_tree.kernels import KernelAvailability
 
 A4W4, TILE, BPRE = "a4w4_blockscale", "a8w8_blockscale", "a8w8_bpreshuffle"
 BMM = "batched_gemm_a8w8_blockscale_mxscale"
 LIST = "csrc/ck_gemm_a4w4_blockscale/gemm_a4w4_blockscale_common.py"
 
 
-def answer(build: Build, family: str, **cells: str) -> Answer:
+def answer(build: Build, family: str, **cells: str) -> KernelAvailability:
     row = {"gfx": "gfx950", "cu_num": "256", "M": "1", "N": "64", "K": "64", "q_dtype_w": "torch.int8", **cells}
     return build.answer(get_family(family), key_of(row, get_family(family)), row)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -10,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from worker import without_gc
 from worker.tuners.common.measure import (
     SMALL_MARGIN,
     SUSTAINED_ROUNDS,
@@ -84,15 +82,6 @@ def test_sampling_ends_when_it_is_steady_hopeless_or_out_of_time(
     assert (got.samples, got.calls, got.why) == (samples, calls, why)
     assert got.us == pytest.approx(us)
     assert got.spread == pytest.approx(0, abs=1e-9)
-
-
-def test_every_timing_is_followed_by_a_sign_of_life_and_gc_rests() -> None:
-    ticks: list[bool] = []
-    Machine().measure(1000, tick=lambda: ticks.append(gc.isenabled()))
-    assert ticks == [False] * (SamplingPolicy().min_samples + 1)
-    with pytest.raises(KeyboardInterrupt), without_gc():
-        raise KeyboardInterrupt
-    assert gc.isenabled()
 
 
 @pytest.mark.parametrize(

@@ -16,9 +16,9 @@ from worker.protocol import FIELDS, Row, Spec, SpecShape, TableKernel
 from worker.tuners.base import Emit
 from worker.tuners.catalog import find_tuner
 from worker.tuners.common.device import Device, Operand, Run
-from worker.tuners.common.operands import error_ratio, widen
+from worker.tuners.common.operands import error_ratio, widen_rows
 from worker.tuners.common.problem import Problem, UnsupportedError, parse
-from worker.tuners.torch.search import Operands, Search, StageTimes, Weights
+from worker.tuners.torch.search import Operands, Search, Spent, Weights
 from worker.tuners.torch.spec import Options, TorchTuner
 from worker.tuners.torch.variants import Candidate, Variant, Workspace, variants
 
@@ -164,9 +164,6 @@ def test_only_the_kernels_of_a_table_are_measured(tuner: TorchTuner) -> None:
     assert [m["reason"] for m in measured("torch_of_old").of("shape_failed")] == ["no_candidate"]
 
 
-# --- formats, against naive code that shares nothing with the tuner's -----------------------------------------------
-
-
 def naive_e2m1(code: int) -> float:
     """Sign, two exponent bits of bias 1, one mantissa bit; exponent 0 is subnormal."""
     sign, exponent, mantissa = code >> 3, code >> 1 & 3, code & 1
@@ -188,10 +185,12 @@ def naive_mxfp4(codes: torch.Tensor, scale: torch.Tensor) -> list[list[float]]:
 def test_inputs_are_seeded_and_outputs_are_near_one(family: str) -> None:
     p = parse(family, mnk(16, 96, 2048))
     a, b = (operands_of(p) for _ in range(2))
-    assert torch.equal(widen(p, *a.checked), widen(p, *b.checked))
-    wide = widen(p, *a.weights.master)
-    assert torch.equal(wide, widen(p, *b.weights.master))
-    assert not torch.equal(widen(p, *a.checked), widen(p, *a.timed[0])), "the checked X must never be timed"
+    x, x_again, timed, wide, w_again = (
+        widen_rows(p.scale, p.k, *o) for o in (a.checked, b.checked, a.timed[0], a.weights.master, b.weights.master)
+    )
+    assert torch.equal(x, x_again)
+    assert torch.equal(wide, w_again)
+    assert not torch.equal(x, timed), "the checked X must never be timed"
     assert 0.5 < float(a.reference(lambda: None).std()) < 2.0
     if family != A8W8:
         assert torch.equal(wide, wide.bfloat16().float()), "inputs are exact in bfloat16"
@@ -254,7 +253,7 @@ def search(*makes: Make, budget: float = 10) -> Log:
     candidates = [Candidate(Variant(i + 1, f"c{i}", "nk", m), 1) for i, m in enumerate(makes)]
     shape = SpecShape(1, {"M": P.m, "N": P.n, "K": P.k})
     options, began = Options(budget_s_per_shape=budget), time.perf_counter()
-    Search(shape, operands, device, options, 0.05, log.emit(), StageTimes(), began, candidates).run()
+    Search(shape, operands, device, options, 0.05, log.emit(), Spent(), began, candidates).run()
     device.leave()
     return log
 
@@ -336,7 +335,7 @@ def test_a_wrong_candidate_is_rejected_and_cannot_win() -> None:
         (raising(RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLt")), "unsupported", "RuntimeError"),
         (raising(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to")), "oom", "RuntimeError"),
         (raising(ZeroDivisionError("division by zero")), "error", "ZeroDivisionError"),
-        (huge, "oom", "the candidate's buffers needs "),
+        (huge, "oom", "MemoryError: the candidate's buffers need "),
     ],
 )
 def test_what_raises_or_does_not_fit_is_a_row(odd: Make, status: str, detail: str) -> None:

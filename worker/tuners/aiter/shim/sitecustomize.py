@@ -81,10 +81,8 @@ class _Journal:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
     def say(self, **fields: Any) -> None:
-        fields["pid"] = os.getpid()
-        fields["t"] = time.time()
         try:
-            os.write(self._fd, json.dumps(fields).encode() + b"\n")
+            os.write(self._fd, json.dumps({**fields, "pid": os.getpid(), "t": time.time()}).encode() + b"\n")
         except OSError:
             pass
 
@@ -153,16 +151,9 @@ class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, journal: _Journal, choice: _Choice) -> None:
         self._journal = journal
         self._choice = choice
-        self._busy = False
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        if name != TARGET or self._busy:
-            return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._busy = False
+        spec = importlib.machinery.PathFinder.find_spec(name, path) if name == TARGET else None
         if spec is None or spec.loader is None:
             return None
         run = spec.loader.exec_module
@@ -179,8 +170,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _install() -> None:
-    folder = os.environ.get("GEMMFLEET_AITER_WATCH")
-    if folder:
+    if folder := os.environ.get("GEMMFLEET_AITER_WATCH"):
         choice = _Choice(os.path.join(folder, "blocked.jsonl"))
         sys.meta_path.insert(0, _Finder(_Journal(os.path.join(folder, "candidates.jsonl")), choice))
 
