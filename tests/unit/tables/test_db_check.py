@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.families import get_family
 from orchestrator.tables.check import check
-from tests.support.analysis_kit import TABLES, needs_tables
 from tests.unit.tables.test_tuned_db import HEADER
 from worker.families import FAMILIES
 
@@ -97,14 +96,6 @@ def test_duplicates_are_found_in_a_table_and_over_all_that_aiter_merges(tmp_path
     first, second = json.loads(done.stdout)["tables"]
     assert (done.exit_code, first["errors"], second["errors"]) == (1, 0, 1)
     assert second["findings"][0]["examples"][0]["text"].startswith(f"has the key of {configs / BLOCKSCALE}:2")
-
-
-@needs_tables
-def test_the_tables_that_aiter_ships_have_no_error() -> None:
-    checked, faults = check([TABLES], None, 0.05)
-    assert not faults
-    assert len(checked) >= 5
-    assert [(c.path.name, c.findings) for c in checked if c.count("error")] == []
 
 
 def test_what_two_tables_differ_in(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -17,22 +18,15 @@ from orchestrator.families import get_family
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.export import FORMS, Form, model_names
 from orchestrator.tables.locate import family_of
-from tests.support.aiterbuild import ASM, CK, CK2, tree
+from tests.support.aiterbuild import A4W4, ASM, CK, CK2, line, text, tree
 from worker.families import FAMILIES, Family
-
-A4W4 = get_family("a4w4_blockscale")
 
 
 def table(path: Path, *rows: dict[str, Any], of: Family = A4W4, gfx: bool = True) -> Path:
     """A tuned table; what a row does not say is taken as something plain."""
-    header = of.tuned_header if gfx else of.tuned_header[1:]
-    plain = {"gfx": "gfx950", "cu_num": 256, "us": 5.0, "kernelName": ASM, of.err_column: 0.0}
-    lines = [",".join(header)]
-    for row in rows:
-        full = {**{c.name: c.default or 64 for c in of.columns}, **plain, **row}
-        lines.append(",".join(str(full.get(n, 0)) for n in header))
+    made = text(of, *(line(of, **{"kernelName": ASM, "us": 5.0, "K": 64, **row}) for row in rows))
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(made if gfx else re.sub("^[^,]*,", "", made, flags=re.M))
     return path
 
 

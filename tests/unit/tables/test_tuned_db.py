@@ -18,13 +18,10 @@ from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape
 from orchestrator.tables import merge as merge_module
-from orchestrator.tables.locate import family_of
 from orchestrator.tables.merge import merge
 from orchestrator.tables.tuned import read_table
-from tests.support.analysis_kit import TABLES
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
-from worker.families import FAMILIES
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 
@@ -219,19 +216,6 @@ def test_merge_twice_is_merge_once_and_untouched_rows_keep_their_bytes(
         ]
         keys = [r.key for r in read_table(path, A8W8).rows]
         assert len(keys) == len(set(keys)) == len(old) + first.count("added")
-
-
-@pytest.mark.parametrize("source", [p for f in FAMILIES.values() if (p := TABLES / f.tuned_csv).exists()], ids=str)
-def test_shipped_tables_are_read_and_merged_with_every_other_line_as_it_was(tmp_path: Path, source: Path) -> None:
-    family, path = family_of(source), tmp_path / "db.csv"
-    path.write_bytes(source.read_bytes())
-    shipped = read_table(path, family)
-    assert "".join(shipped.parts).encode() == source.read_bytes()
-    rows = [shipped.cells(r) for r in shipped.rows]
-    assert not merge(rows, path, family).changed, "a table has nothing to add to itself"
-    assert [r.action for r in merge([{**rows[3], "us": 0.001}], path, family).rows] == ["replaced"]
-    before, after = source.read_text().splitlines(), path.read_text().splitlines()
-    assert [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a != b] == [4]
 
 
 def test_a_family_whose_columns_aiter_calls_otherwise_and_which_has_no_cu_num(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The blocklist of candidates: evidence of one slot, image and driver, for a week; confirmed, refuted, expired."""
+"""The blocklist of candidates: evidence of one slot, image and driver, for a week, or confirmed."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from worker.protocol import BlocklistVerdict
 from worker.tuners.aiter import blocklist
 from worker.tuners.aiter.blocklist import (
     EXPIRES_S,
@@ -53,16 +52,3 @@ def test_an_entry_is_used_by_its_own_slot_image_and_driver_for_a_week_unless_con
     made.append(replace(ENTRY, candidate=SECOND, t=NOW - EXPIRES_S - 1.0, confirmed=True).as_json())
     assert used(tmp_path, ELSEWHERE) == {SECOND}, "all slots of image and driver"
     assert used(tmp_path, replace(ELSEWHERE, driver="x")) == set()
-
-
-def test_words_of_the_controller(tmp_path: Path) -> None:
-    made = of(tmp_path, ENTRY, replace(ENTRY, candidate=SECOND), replace(ENTRY, where=ELSEWHERE))
-    first = BlocklistVerdict(family="a8w8", key=list(FIRST.key), candidate=list(FIRST.ident))
-    second = BlocklistVerdict(family="a8w8", key=list(SECOND.key), candidate=list(SECOND.ident), slot=HERE.slot, t=1.0)
-    made.judge([first], [second])
-    assert used(tmp_path) == {SECOND}
-    assert used(tmp_path, ELSEWHERE) == {FIRST, SECOND}, "another slot's own entry stands"
-    made.append(replace(ENTRY, t=NOW).as_json())
-    assert used(tmp_path) == {FIRST, SECOND}, "it faulted again after it was taken back"
-    made.append(replace(ENTRY, candidate=SECOND, t=NOW).as_json())
-    assert used(tmp_path, ELSEWHERE) == {FIRST, SECOND}, "once confirmed, a new entry does not undo it"

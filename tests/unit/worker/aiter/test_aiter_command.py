@@ -13,11 +13,9 @@ from orchestrator.inventory.load import load_inventory
 from worker.families import FAMILIES, backend_of, legal_cells
 from worker.tuners.aiter.findings import TunerScript
 from worker.tuners.aiter.launch import (
-    argv,
     batch_size,
     cleared_names,
     environment,
-    ignored_options,
     inventory_switches,
     switch_record,
     switch_warnings,
@@ -39,17 +37,6 @@ def test_a_version_with_the_topk_fault_gets_one_shape_a_batch() -> None:
     """And a family that may have no candidate, unless it is asked for."""
     assert [batch_size(A4W4, script(flags), Options()) for flags in (BASE, NEWEST)] == [1, 4]
     assert [batch_size(BLOCKSCALE, script(NEWEST), Options(batch=n)) for n in (0, 9)] == [1, 9]
-
-
-def test_what_a_script_has_not_is_ignored_and_said() -> None:
-    options = Options(warmup=7, iters=9, batch=3, split_k=True, tuner_timeout=50, tuner_args=("--libtype", "asm"))
-    notes = ignored_options(script(BASE), options)
-    ignored = {note.partition(" is ignored: tune.py of this image has no ")[0] for note in notes if "ignored" in note}
-    assert ignored == {"--warmup", "--iters", "--batch", "--split-k", "--tuner-arg --libtype"}
-    assert "--tuner-timeout is kept by gemmfleet alone" in notes[-1]
-    words = argv(A4W4, script(NEWEST), options, Path("/f"), batch=3, err_ratio=0.05)
-    assert words[-2:] == ["--libtype", "asm"]
-    assert "--splitK" not in words
 
 
 @pytest.mark.parametrize(
@@ -123,12 +110,8 @@ def test_nothing_else_reaches_a_file_that_aiter_evaluates(evil: str) -> None:
         ("a4w4_blockscale", {"kernelName": "a4w4_blockscale_256x128x128x128"}, "ck"),
         ("a4w4_blockscale", {"kernelName": "Null", "kernelId": "23"}, "asm"),
         ("a8w8_blockscale", {"libtype": "triton", "kernelName": "x"}, "triton"),
-        ("a8w8_bpreshuffle", {"kernelName": "flydsl_bpreshuflle_64x"}, "flydsl"),
         ("a8w8", {"kernelName": ""}, "ck"),
         ("a16w16", {"kernelName": "Cijk_Alik_Bljk_BBS"}, "hipblaslt"),
-        ("a16w16", {"kernelName": "native"}, "torch"),
-        ("a16w16", {"kernelName": "sol2"}, "skinny"),
-        ("a16w16", {"kernelName": "opus_gemm_a"}, "opus"),
         ("fmoe", {"kernelName1": "moe_ck2stages_gemm1"}, "ck"),
         ("a16w16", {"kernelName": "what is this"}, ""),
     ],

@@ -90,18 +90,6 @@ def test_a_tree_is_known_by_any_of_its_folders_and_nothing_else_is_one(tmp_path:
             tree_at(tmp_path / name)
 
 
-def test_what_a_tree_says_of_itself(tmp_path: Path) -> None:
-    """An install_mode that is wrong, a version of setuptools-scm."""
-    root = make(tmp_path / "a")
-    (root / "aiter/install_mode").write_text("install")
-    tree = tree_at(root)
-    assert tree.meta == root
-    assert all(any(word in note for note in tree.notes) for word in ("install_mode", ".git"))
-    (root / "aiter/_version.py").write_text("__version__ = '0.1.9.post2.dev3+gda29487171.d20260115'\n")
-    tree = tree_at(root)
-    assert (tree.version[:11], tree.commit) == ("0.1.9.post2", "da29487171")
-
-
 def test_one_tree_is_used_and_never_a_mix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The image of the runbook: the package imports from one tree, scripts were run from another."""
     imported, other = make(tmp_path / "app/aiter-test"), make(tmp_path / "root/aiter")
