@@ -93,12 +93,12 @@ def rates(of: Simulated, tables: int, seed: int) -> Rates:
         left -= n
         golden, tot = of.measure(rng, *of.rows_of(rng, n), repeats=of.repeats, paired=of.paired)
         tot[:, : of.changed] *= 1 + of.slower
-        look = judge(golden, tot, paired=of.paired)
-        regression = look.verdicts == "regression"
-        accused = regression.any(axis=1) | look.slower
+        look, table = judge(golden, tot, paired=of.paired)
+        regression = look["verdict"] == "regression"
+        accused = regression.any(axis=1) | table["table_slower"]
         # as the rule is used by hand: on the means of all repeats
         by_rule = (tot.mean(axis=2) > Rule().limit(golden.mean(axis=2))).any(axis=1)
-        suspect = np.isin(look.verdicts, OPEN)
+        suspect = np.isin(look["verdict"], OPEN)
         slow, listed = regression[:, : of.changed].mean(axis=1), suspect[:, : of.changed].mean(axis=1)
         left_open = ~accused & suspect.any(axis=1)
         sums += [x.sum() for x in (accused, left_open, slow, listed, by_rule, suspect.mean(axis=1))]
@@ -114,14 +114,15 @@ def both_looks(of: Simulated, tables: int, seed: int, second: int = 7) -> tuple[
     golden, tot = of.measure(rng, base, noise, repeats=of.repeats, paired=of.paired)
     tot[:, : of.changed] *= 1 + of.slower
     for i in range(tables):
-        look = judge(golden[i], tot[i], paired=of.paired)
-        slow, whole, at = look.verdicts == "regression", bool(look.slower), np.flatnonzero(np.isin(look.verdicts, OPEN))
+        look, table = judge(golden[i], tot[i], paired=of.paired)
+        slow, whole = look["verdict"] == "regression", bool(table["table_slower"])
+        at = np.flatnonzero(np.isin(look["verdict"], OPEN))
         if len(at):
             a, b = of.measure(rng, base[i, at], noise[i, at], repeats=second, paired=True)
             b[at < of.changed] *= 1 + of.slower
-            anew = judge(a, b, paired=True, bound=AGAIN_BOUND)
-            slow[at] |= anew.verdicts == "regression"
-            whole |= bool(anew.slower)
+            anew, table = judge(a, b, paired=True, bound=AGAIN_BOUND)
+            slow[at] |= anew["verdict"] == "regression"
+            whole |= bool(table["table_slower"])
         accused += bool(slow.any() or whole)
         found += float(slow[: of.changed].mean())
     return accused / tables, found / tables

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 import re
 import time
@@ -25,12 +24,12 @@ from orchestrator.configs.winners import FOLDER, TABLE, read_winners
 from orchestrator.controller.prepare import Prepared, RunRequest, prepare
 from orchestrator.engines import find_engine
 from orchestrator.errors import InputError
-from orchestrator.inventory.load import load_inventory
 from orchestrator.ledger.reader import LedgerReader, ProfileRow
-from orchestrator.paths import RunPaths, new_run_id
+from orchestrator.paths import RunPaths, create_run_folder, new_run_id
 from orchestrator.results.bench import BenchResults, environments, results, rule_of, settled_rows
 from orchestrator.shapes.model import render_shapes
 from orchestrator.tables.textfiles import read_text
+from orchestrator.templating import data_folder
 from worker.families import BATCHED
 from worker.protocol.bench import ENV_NAME, Options, Side
 from worker.text import plural
@@ -48,8 +47,6 @@ _OURS = re.compile(r"GEMMFLEET_|(PYTHONPATH|TRITON_CACHE_DIR|AITER_JIT_DIR|\w+_V
 
 def suite() -> Path:
     """The 15 shapes of the FP4 guide, for a bench without a file."""
-    from orchestrator.templating import data_folder
-
     return data_folder("examples") / "fp4_suite.csv"
 
 
@@ -58,22 +55,21 @@ def options(
     **plain: Any,
 ) -> dict[str, Any]:  # fmt: skip
     """The options of the tuner `bench`; no backends: the worker decides by what is there. Raises InputError."""
-    made = dict(plain)
-    if backends or any(s.configs is not None for s in compared):
-        made["backends"] = [b for word in backends for b in word.split(",")] or ["aiter-triton"]
-    if compared:
-        made["sides"] = [asdict(s) for s in compared]
-    if table is not None:
-        made["table"] = _table(table)
-    if gluon_from is not None:
-        made["gluon"] = gluon_files(gluon_from)
+    sets = any(s.configs is not None for s in compared)
+    given = {
+        "backends": [b for word in backends for b in word.split(",")] or ["aiter-triton"] * sets,
+        "sides": [asdict(s) for s in compared],
+        "table": _table(table) if table else "",
+        "gluon": gluon_files(gluon_from) if gluon_from else {},
+    }
+    made = plain | {name: value for name, value in given.items() if value}
     try:
         parsed = Options.parse(made)
     except ValueError as e:
         raise InputError(str(e)) from e
     made |= {"backends": list(parsed.backends)} if parsed.backends else {}
     other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
-    if other and any(s.configs is not None for s in compared):
+    if other and sets:
         raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")
     return made
 
@@ -82,16 +78,13 @@ def sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
     """The sides of a bench: stacks, which are interpreters or images, or config sets that one stack reads. Raises
     InputError."""
     stacks = [_stack(word) for word in envs]
-    if len({s.name for s in stacks}) != len(stacks):
-        raise InputError("--env: two environments have the same name")
     if stacks and len({bool(s.image) for s in stacks}) != 1:
         raise InputError("--env: name interpreters (absolute paths) or images, not both")
     if not sets:
         return stacks
     if len(stacks) > 1 or any(s.image for s in stacks):
         raise InputError("--config-set: with it at most one --env, an interpreter: the one that reads all sets")
-    reader = stacks[0] if stacks else Side()
-    return [replace(reader, name=name, configs=text) for name, text in config_sets(sets).items()]
+    return [replace([*stacks, Side()][0], name=name, configs=text) for name, text in config_sets(sets).items()]
 
 
 def _stack(word: str) -> Side:
@@ -100,8 +93,7 @@ def _stack(word: str) -> Side:
     value, *settings = rest.split(",")
     if not sep or not (value or settings) or not ENV_NAME.match(name):
         raise InputError(f"--env {word!r} is not NAME=/path/to/python or NAME=IMAGE, with any ,VAR=VALUE behind it")
-    if value.startswith("~"):
-        value = str(Path(value).expanduser())
+    value = str(Path(value).expanduser()) if value.startswith("~") else value
     kind = "python" if not value or value.startswith("/") else "image"
     return Side(name, variables=_variables(name, settings), **{kind: value})
 
@@ -115,8 +107,6 @@ def _variables(side: str, settings: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--env {side}: {setting!r} is not VAR=VALUE (a value holds no comma)")
         if _OURS.match(name):
             raise InputError(f"--env {side}: {name} is set by gemmfleet itself for every process")
-        if name in out:
-            raise InputError(f"--env {side}: {name} is there twice")
         out[name] = value
     return out
 
@@ -135,15 +125,12 @@ def gluon_files(folder: Path) -> dict[str, str]:
     leaves them (`gluon_gemm_afp4wfp4.py` or `gemm_*.py`, `*.json`). Raises InputError."""
     if not folder.is_dir():
         raise InputError(f"--gluon-from {folder}: no such folder")
-    found: dict[str, Path] = {}
     if (folder / GLUON).is_dir():
         files = [*(folder / GLUON).glob("*.py"), *(p for p in (folder / CONFIGS).rglob("*.json") if "gluon" in p.parts)]
         found = {p.relative_to(folder).as_posix(): p for p in files}
     else:
-        for path in sorted(folder.glob("*.py")):
-            name = path.name.removeprefix("gluon_")
-            if name.startswith("gemm_") or name == "triton_version.py":
-                found[f"{GLUON}/{name}"] = path
+        flat = {p.name.removeprefix("gluon_"): p for p in sorted(folder.glob("*.py"))}
+        found = {f"{GLUON}/{n}": p for n, p in flat.items() if n.startswith("gemm_") or n == "triton_version.py"}
         found |= {f"{CONFIGS}/gemm/gluon/{p.name}": p for p in sorted(folder.glob("*.json"))}
     if not any(rel.startswith(f"{GLUON}/gemm_") for rel in found):
         raise InputError(f"--gluon-from {folder}: neither {GLUON}/gemm_*.py nor a gemm_*.py or gluon_gemm_*.py in it")
@@ -155,18 +142,14 @@ def config_sets(words: Sequence[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for word in words:
         name, sep, folder = word.partition("=")
-        if not sep or not ENV_NAME.match(name):
-            raise InputError(f"--config-set {word!r} is not NAME=DIR")
-        if name in found:
-            raise InputError(f"--config-set: two sets have the name {name}")
+        if not sep or not ENV_NAME.match(name) or name in found:
+            raise InputError(f"--config-set {word!r} is not NAME=DIR with a name of its own")
         found[name] = _text(word, Path(folder).expanduser()) if folder else ""
     if words and not any(found.values()):
         raise InputError(f"--config-set {words[0]}: names no folder, and no other set does")
-    if len(found) == 1:
-        if TODAY in found:
-            raise InputError(f"--config-set: {TODAY} is the node's own set here; give this one another name")
-        found = {TODAY: "", **found}
-    return found
+    if list(found) == [TODAY]:
+        raise InputError(f"--config-set: {TODAY} is the node's own set here; give this one another name")
+    return {TODAY: "", **found} if len(found) == 1 else found
 
 
 def _text(word: str, folder: Path) -> str:
@@ -202,8 +185,7 @@ def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any
 
 def refuse_other_engines(first: Prepared) -> None:
     """Raise InputError where the node does not run images."""
-    node = first.nodes[0]
-    if not find_engine(node.engine).runs_images:
+    if not find_engine((node := first.nodes[0]).engine).runs_images:
         raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
 
 
@@ -214,12 +196,7 @@ def run_passes(
 
     `drive` runs one pass to its end and returns its state. Raises what a run raises.
     """
-    root = RunPaths(request.runs / f"bench-{new_run_id(time.time())}")
-    try:
-        request.runs.mkdir(parents=True, exist_ok=True)
-        os.mkdir(root.root, 0o700)
-    except OSError as e:
-        raise InputError(f"cannot make the folder {root.root}: {e.strerror}") from e
+    root = create_run_folder(request.runs, f"bench-{new_run_id(time.time())}")
     node = first.nodes[0]
     gpus = [int(node.slots[0])] if node.devices[node.slots[0]]["HIP_VISIBLE_DEVICES"] else 0
     inventory = one_slot(first.inventory_path, root.root / "inventory.yaml", node.node, gpus)
@@ -240,10 +217,9 @@ def run_passes(
         shapes.write_text(render_shapes(left, first.family))
         for side in rng.sample(compared, len(compared)):
             made = {**request.options, "sides": [asdict(side)], "runs": 1, "extra": 0, "first": number}
-            asked = replace(
-                request, shapes=shapes, inventory=inventory, image=side.image, limit=None, options=made
-            )  # fmt: skip
-            paths = prepare(asked).create()
+            paths = prepare(
+                replace(request, shapes=shapes, inventory=inventory, image=side.image, limit=None, options=made)
+            ).create()
             state = drive(paths, f"pass {number + 1}, {side.name} ({side.image})")
             with LedgerReader.open_readonly(paths.ledger) as ledger:
                 rows += settled_rows(ledger)
@@ -258,5 +234,4 @@ def one_slot(source: Path, path: Path, node: str, gpus: list[int] | int) -> Path
     raw = yaml.safe_load(source.read_text())
     raw["nodes"] = {node: {**((raw.get("nodes") or {}).get(node) or {}), "gpus": gpus}}
     path.write_text(yaml.safe_dump(raw, sort_keys=False))
-    load_inventory(path)
     return path

@@ -98,14 +98,13 @@ def analyze(
     from orchestrator.results.analyze import analyze as document_of
     from orchestrator.results.analyze import write_csv
     from orchestrator.results.measurements import find_sources
-    from orchestrator.tables.write import write_atomic
+    from orchestrator.tables.write import refuse_overwriting, write_output
 
     if json_ and format_ not in (None, Format.JSON):
         raise InputError(f"--json and --format {format_} contradict each other")
     form = Format.JSON if json_ else format_ or (_BY_SUFFIX.get(out.suffix.lower()) if out else None) or Format.TERMINAL
     with find_sources(inputs or [], runs=runs, family=get_family(family) if family else None) as sources:
-        if out is not None and any(out.exists() and out.samefile(s.path) for s in sources.files):
-            raise InputError(f"{plain(str(out))} is one of the inputs: name another file with -o")
+        refuse_overwriting((s.path for s in sources.files), [out] if out else [])
         found = document_of(sources, err_ratio, chip=chip, reference=reference)
     if sort is not Sort.SHAPE:
         found["rows"].sort(key=lambda r: _size(r, sort), reverse=True)
@@ -121,10 +120,7 @@ def analyze(
     if out is None:
         print(end=text.getvalue())
         return
-    try:
-        write_atomic(out, text.getvalue())
-    except OSError as e:
-        raise InputError(f"{plain(str(out))}: cannot be written: {e.strerror or e}") from e
+    write_output(out, text.getvalue())
     print(f"written: {plain(str(out))}", file=sys.stderr)
 
 
@@ -182,6 +178,7 @@ def compare(
     """
     from orchestrator.results import comparison, output
     from orchestrator.results.compare import Rule
+    from orchestrator.tables.write import refuse_overwriting, write_output
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")
@@ -198,14 +195,18 @@ def compare(
     thresholds = Rule.parse(rule, ignore_below)
     a, b = comparison.read_sides({"golden": golden, "tot": tot}, runs, ignore_column or [])
     page = Path(markdown) if markdown not in (None, "-") else None
-    comparison.refuse_overwriting([*a.files, *b.files], [p for p in (out, again, page) if p])
+    written = [p for p in (out, again, page) if p]
+    refuse_overwriting([*a.files, *b.files], written)
     found = comparison.compare(
-        a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu, rule_only=rule_only
-    )
+        a, b, rule=thresholds, bound=bound, under_test=under_test or [], other_gpu=other_gpu, rule_only=rule_only,
+        again=str(again or ""),
+    )  # fmt: skip
     report = Page(found, found["exit_code"])
-    output.add_comparison(report, found, str(again or ""))
+    output.add_comparison(report, found)
     text = report.markdown()
-    written = comparison.write(found, out, again, page, text)
+    comparison.write(found, out, again)
+    if page:
+        write_output(page, text)
     if markdown == "-":
         report = Page(found, found["exit_code"])
         report.line(*text.splitlines())

@@ -18,7 +18,7 @@ from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
 from orchestrator.tables.textfiles import escaped
-from orchestrator.tables.write import write_atomic
+from orchestrator.tables.write import write_output
 from orchestrator.templating import data_folder
 
 MAX_BYTES = 6_000_000
@@ -153,10 +153,7 @@ def write_report(paths: RunPaths, out: Path | None) -> tuple[Path, dict[str, Any
         target = target / f"{paths.run}.html"
     _refuse_foreign(target)
     document = fit(Collector(paths).document())
-    try:
-        write_atomic(target, render_page(document))
-    except OSError as e:
-        raise InputError(f"{target}: cannot be written: {e.strerror or e}; name another place with -o") from e
+    write_output(target, render_page(document), "; name another place with -o")
     return target, document
 
 

@@ -11,9 +11,11 @@ rows: a benchmark judges thousands of tables at once.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
-from math import erfc, isfinite, sqrt
+from math import erfc, inf, sqrt
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -69,13 +71,11 @@ class Rule:
     @classmethod
     def parse(cls, text: str, ignore_below: float) -> Rule:
         """Return the rule of `REL,ABS`. Raises InputError."""
-        try:
-            rel, abs_us = (float(x) for x in text.split(","))
-        except ValueError:
-            raise InputError(f"--rule {shown(text)}: must be two numbers, as 1.005,0.5") from None
-        if not (isfinite(rel) and isfinite(abs_us) and rel >= 1 and abs_us >= 0):
-            raise InputError(f"--rule {shown(text)}: REL must be at least 1 and ABS at least 0")
-        return cls(rel, abs_us, ignore_below)
+        with suppress(ValueError):
+            rel, abs_us = map(float, text.split(","))
+            if 1 <= rel < inf and 0 <= abs_us < inf:
+                return cls(rel, abs_us, ignore_below)
+        raise InputError(f"--rule {shown(text)}: must be two numbers REL,ABS, as 1.005,0.5: at least 1 and at least 0")
 
     def limit(self, us: Floats) -> Floats:
         """The time from which on a row is suspected."""
@@ -85,40 +85,22 @@ class Rule:
 STANDARD = Rule()
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A table judged; arrays have an entry a row, NaN where nothing is known. Several tables have one axis more.
-
-    `p` is how likely a row without a change shows one of this direction and at least this size. `seen_from` is the
-    smallest change (0.02: 2 % slower) that would have been called a regression. `beyond` is what the rule alone says.
-    `averaged`: no row has repeats, so none is judged. `shift` is the median change, of which `removed` is taken for
-    drift. `slower`: the table as a whole is a regression. `threshold` is that of a row's p, and `rows` counts the rows
-    that were judged.
-    """
-
-    verdicts: npt.NDArray[np.object_]
-    golden: Settled
-    tot: Settled
-    p: Floats
-    seen_from: Floats
-    beyond: Bools
-    averaged: bool
-    shift: Floats
-    removed: Floats
-    slower: Bools
-    threshold: Floats
-    rows: npt.NDArray[np.int64]
-
-
-def judge(golden: Floats, tot: Floats, *, rule: Rule = STANDARD, bound: float = BOUND, paired: bool = False) -> Judged:
+def judge(
+    golden: Floats, tot: Floats, *, rule: Rule = STANDARD, bound: float = BOUND, paired: bool = False
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Judges arrays (rows, repeats) of microseconds, NaN where there is no repeat; paired: measured in turn.
 
-    Arrays of several tables (tables, rows, repeats) are judged table by table. A row without evidence of noise is
-    unstable, so a table of averages is left open as a whole.
+    Returns arrays with an entry a row (NaN where nothing is known), and what is known of the table. Arrays of several
+    tables (tables, rows, repeats) are judged table by table. A row without evidence of noise is unstable, so a table
+    of averages is left open as a whole.
+
+    Of a row: `p` is how likely a row without a change shows one of this direction and at least this size. `seen_from`
+    is the smallest change (0.02: 2 % slower) that would have been called a regression. `beyond_rule` is what the rule
+    alone says. The repeats are those that agree, and all. Of a table: `threshold` is that of a row's p, and `judged`
+    counts the rows that were judged. `averaged`: no row has repeats. `table_shift` is the median change, of which
+    `shift_removed` is taken for drift. `table_slower`: the table as a whole is a regression.
     """
-    width = max(golden.shape[-1], tot.shape[-1], ENOUGH)
-    pad = [(0, 0)] * (golden.ndim - 1)
-    a, b = (settle(np.pad(x, [*pad, (0, width - x.shape[-1])], constant_values=np.nan)) for x in (golden, tot))
+    a, b = settle(golden), settle(tot)
     both = (a.count > 0) & (b.count > 0)
     ignored = both & (a.us < rule.ignore_below)
     usable = both & ~ignored
@@ -140,13 +122,17 @@ def judge(golden: Floats, tot: Floats, *, rule: Rule = STANDARD, bound: float = 
          usable & ~whole, over, under & sure],
         ["new", "missing", "ignored", "regression", "unstable", "boundary", "improved"], "ok",
     )  # fmt: skip
-    most = 2 * (over & whole).sum(axis=-1) > whole.sum(axis=-1)
     seen = np.maximum(np.expm1(smallest(threshold[..., None], degrees) * deviation), rule.limit(a.us) / a.us - 1)
-    return Judged(
-        verdicts, a, b, p, np.where(whole, seen, np.nan), usable & (b.us > rule.limit(a.us)),
-        bool(usable.any()) and not known.any(), shift, removed, most & (table_p <= TABLE_BOUND * bound), threshold,
-        rows,
-    )  # fmt: skip
+    return {
+        "golden_us": a.us, "tot_us": b.us, "change": b.us / a.us - 1, "verdict": verdicts, "p": p,
+        "seen_from": np.where(whole, seen, np.nan), "beyond_rule": usable & (b.us > rule.limit(a.us)),
+        "golden_repeats": (a.count * a.stable, a.count + a.strays),
+        "tot_repeats": (b.count * b.stable, b.count + b.strays),
+    }, {
+        "threshold": threshold, "judged": rows, "averaged": bool(usable.any()) and not known.any(),
+        "table_shift": np.expm1(shift), "shift_removed": np.expm1(removed),
+        "table_slower": (2 * (over & whole).sum(axis=-1) > whole.sum(axis=-1)) & (table_p <= TABLE_BOUND * bound),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,16 +162,16 @@ def settle(us: Floats) -> Settled:
     there = np.isfinite(us)
     total = there.sum(axis=-1)
     median = np.take_along_axis(ordered, np.maximum((total - 1) // 2, 0)[..., None], axis=-1)
-    three = ordered[..., ENOUGH - 1 :] <= AGREE * ordered[..., : 1 - ENOUGH]
     near = there & (us <= AGREE * median) & (us * AGREE >= median)
-    stable = three.any(axis=-1) & (near.sum(axis=-1) >= ENOUGH) & (2 * near.sum(axis=-1) > total)
+    three = (ordered[..., ENOUGH - 1 :] <= AGREE * ordered[..., : 1 - ENOUGH]).any(axis=-1)
+    stable = three & (near.sum(axis=-1) >= ENOUGH) & (2 * near.sum(axis=-1) > total)
     kept = np.where(stable[..., None], near, there)
     count = kept.sum(axis=-1)
     n, logs = np.maximum(count, 1), np.log(np.where(kept, us, 1.0))
     log = logs.sum(axis=-1) / n
     squares = (np.where(kept, logs - log[..., None], 0.0) ** 2).sum(axis=-1)
-    mean = np.where(kept, us, 0.0).sum(axis=-1) / n
-    return Settled(np.where(stable, mean, median[..., 0]), log, squares, count, total - count, stable)
+    mean = np.where(stable, np.where(kept, us, 0.0).sum(axis=-1) / n, median[..., 0])
+    return Settled(mean, log, squares, count, total - count, stable)
 
 
 def learn(a: Settled, b: Settled, usable: Bools) -> tuple[Floats, Floats]:
@@ -196,12 +182,12 @@ def learn(a: Settled, b: Settled, usable: Bools) -> tuple[Floats, Floats]:
     # what strayed by noise counts as 5 % from the mean, or what is kept of a noisy row would look too quiet
     by_noise = _erfc(np.log(AGREE) / np.sqrt(2 * variance))
     strays = np.where(usable, a.strays + b.strays, 0) * by_noise / (STRAYS + by_noise)
-    variance, known, _ = moderated(squares + strays * np.log(AGREE) ** 2, degrees + strays * (degrees > 0))
+    variance, known = moderated(squares + strays * np.log(AGREE) ** 2, degrees + strays * (degrees > 0))
     return np.sqrt(variance), known
 
 
-def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats, Bools]:
-    """(variance of each row, its degrees of freedom, whether the rows share one) from sums of squares.
+def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats]:
+    """(variance of each row, its degrees of freedom) from sums of squares.
 
     A row with 0 degrees of freedom says nothing and gets the prior.
     """
@@ -227,7 +213,7 @@ def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats, Bools]:
     each = (worth * prior + np.where(says, squares, 0.0)) / (worth + d)
     joins = alike & (squares <= LOUD * pooled * d)
     variance = np.maximum(np.where(joins, pooled, each), LEAST_NOISE**2)
-    return variance, np.where(joins, all_degrees, worth + d), alike[..., 0]
+    return variance, np.where(joins, all_degrees, worth + d)
 
 
 def _digamma(x: Floats) -> Floats:
@@ -283,5 +269,5 @@ def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> tu
 
 def _median(x: Floats, where: Bools) -> Floats:
     """The median along the last axis of what is marked; 0 where nothing is."""
-    marked = np.ma.array(x, mask=~where)
-    return np.asarray(np.ma.filled(np.ma.median(marked, axis=-1), 0.0))  # type: ignore[no-untyped-call]
+    marked = np.ma.median(np.ma.array(x, mask=~where), axis=-1)  # type: ignore[no-untyped-call]
+    return np.asarray(np.ma.filled(marked, 0.0))

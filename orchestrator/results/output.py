@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from shlex import quote
 from typing import Any, Protocol
 
-from orchestrator.command_hints import command
 from orchestrator.families import label
 from orchestrator.results.analyze import LEAD, OFF, device_text, spread_of
-from orchestrator.results.compare import AGAIN_BOUND, OPEN
+from orchestrator.results.compare import AGAIN_BOUND
 from orchestrator.results.comparison import percent
 from worker.text import and_more, plural
 
@@ -92,11 +90,6 @@ def _ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}x"
 
 
-def _percent(value: float | None) -> str:
-    """`57 %`, or nothing; one digit more below 10 %."""
-    return "" if value is None else f"{value * 100:.{0 if value >= 0.0995 else 1}f} %"
-
-
 def _headline(of: Mapping[str, Any]) -> str:
     """The inputs of an analysis in one sentence."""
     chips = [
@@ -122,7 +115,7 @@ def _add_shapes(page: Page, of: Mapping[str, Any], most: int) -> None:
             figure = _number(there[b]["tflops"]) if b in there else ""
             row.append((figure, "bold green") if b == won else figure or "-")
         row += [label(won) if won else "none", *[_ratio(r["asm_over_best_other"])] * lead]
-        rows.append(row + [_percent((r["roofline"] or {}).get("share"))] * roofs)
+        rows.append(row + [percent((r["roofline"] or {}).get("share"))] * roofs)
     heads = ["shape", *map(label, names), "best", *["ASM/other"] * lead, *["roof"] * roofs]
     right = [h for h in heads if h not in ("shape", "best")]
     page.table(heads, rows, "shape", right=right, most=most or len(rows), more="--rows 0 shows all")
@@ -174,43 +167,36 @@ def _sentences(of: Mapping[str, Any]) -> Iterator[str]:
         mine = [r for r in rows if (r["gfx"], r["cu_num"]) == (c["gfx"], c["cu_num"]) and r["roofline"] and r["best"]]
         if s := spread_of([r["roofline"]["share"] for r in mine]):
             peaks = ", ".join(f"{k} {c['peaks'][k]:,.0f}" for k in c["peaks"] if k in c["types"])
-            reach = f"{_percent(s['min'])} to {_percent(s['max'])} (mean {_percent(s['mean'])})"
+            reach = f"{percent(s['min'])} to {percent(s['max'])} (mean {percent(s['mean'])})"
             yield f"roofline: the fastest reach {reach}"
             yield f"  of {c['name']}: {peaks} TFLOPS dense, {c['bandwidth']:g} TB/s ({c['source']})"
 
 
-def add_comparison(page: Page, of: Mapping[str, Any], listed: str) -> None:
+def add_comparison(page: Page, of: Mapping[str, Any]) -> None:
     """Add the fields of the environment records that differ; the first rows, and all that regressed or could not be
-    judged; the verdict, and the command that measures what could not be judged. `listed`: see `--again`."""
+    judged, which come first; the verdict, and the command that measures what could not be judged."""
     page.line(
         {0: "No regression", 1: "Regression", 4: "Not all could be judged"}[of["exit_code"]] + ": golden against tot"
     )
-    differing = [d for d in of["environment"]["differences"] if d["kind"] in MEANS]
-    rows = [(d["field"], d["golden"], d["tot"], MEANS[d["kind"]]) for d in differing]
-    page.table(("environment", "golden", "tot", ""), rows, most=len(rows))
-    told = [r for i, r in enumerate(of["rows"]) if i < MOST_ROWS or r["verdict"] in ("regression", *OPEN)]
-    names = [n for n in HEADS if n in told[0]]
-    cells = [(*r["key"].values(), *(_figure(n, r[n]) for n in names)) for r in told]
-    heads = [HEADS[n] for n in names]
-    page.table([*told[0]["key"], *heads], cells, right=[h for h in heads if h != "verdict"], most=len(cells))
-    if left := len(of["rows"]) - len(told):
-        page.line(f"... and {plural(left, 'more row')} (all with --out or --json)")
+    differing = (d for d in of["environment"]["differences"] if d["kind"] in MEANS)
+    fields = [(d["field"], d["golden"], d["tot"], MEANS[d["kind"]]) for d in differing]
+    page.table(("environment", "golden", "tot", ""), fields, most=len(fields))
+    rows, names = of["rows"], [n for n in HEADS if n in of["rows"][0]]
+    heads, bad = [HEADS[n] for n in names], of["open"] + of["counts"]["regression"]
+    cells = ((*r["key"].values(), *(_figure(n, r[n]) for n in names)) for r in rows)
+    right, most = [h for h in heads if h != "verdict"], max(MOST_ROWS, bad)
+    page.table([*rows[0]["key"], *heads], cells, right=right, most=most, more="all with --out or --json")
     page.line(*of["summary"])
     if of["open"]:
-        sides = " ".join(f"--{name} {quote(f)}" for name, files in of["files"].items() for f in files)
-        again = of["again"].replace("again.csv", quote(listed or "again.csv"), 1)
-        first = "" if listed else command(f"compare {sides} --again again.csv") + "; "
-        bound = "" if of["rule_only"] else f" with --bound {AGAIN_BOUND:g}"
-        what = f"{plural(of['open'], 'row')} could not be judged."
+        what = f"{plural(of['open'], 'row')} could not be judged. Measure again, in turn and seven times, and compare"
         page.line(
-            f"{what} Measure again, in turn and seven times, and compare the new files{bound}:", f"  {first}{again}"
+            f"{what} the new files{'' if of['rule_only'] else f' with --bound {AGAIN_BOUND:g}'}:", f"  {of['again']}"
         )
 
 
 def _figure(name: str, value: Any) -> Cell:
-    if name in ("change", "seen_from"):
+    if isinstance(value, str):
+        return (value, _STYLES[value]) if value in _STYLES else value
+    if value is None or name in ("change", "seen_from"):
         return percent(value, sign=True)
-    if name == "verdict" and value in _STYLES:
-        return value, _STYLES[value]
-    text = f"{value:.2g}" if name == "p" and value is not None else value
-    return "" if text is None else text if isinstance(text, str) else f"{text:.2f}"
+    return f"{value:.2g}" if name == "p" else f"{value:.2f}"

@@ -7,7 +7,6 @@ tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Sh
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Literal, Protocol
 from orchestrator import clean
 from orchestrator.errors import OrchestratorError
 from orchestrator.tables.tuned import kernel_of, number_of
-from orchestrator.tables.write import write_csv
+from orchestrator.tables.write import csv_text
 from worker.families import Family, backend_of
 
 MARK = "GEMMFLEET-VERIFY "
@@ -253,7 +252,5 @@ def _file(slot: str) -> str:
 
 
 def _table(rows: Sequence[Cells]) -> bytes:
-    out = io.StringIO()
     header = list(dict.fromkeys(name for row in rows for name in row))
-    write_csv(out, header, ([row.get(n, "") for n in header] for row in rows))
-    return out.getvalue().encode()
+    return csv_text(header, ([row.get(n, "") for n in header] for row in rows)).encode()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
-from orchestrator.tables.write import write_atomic, write_csv
+from orchestrator.tables.write import csv_text, write_output
 from worker.families import Family
 from worker.text import plural
 
@@ -44,10 +43,8 @@ class ShapeList:
 
 def annotations_csv(listed: ShapeList, family: Family) -> str:
     """A CSV of the key columns and, beside them, the annotations of the user's file."""
-    text = io.StringIO()
     rows = ((*s.key, *cells) for s, *cells in zip(listed.shapes, *listed.annotations.values(), strict=True))
-    write_csv(text, (*family.key_names, *listed.annotations), rows)
-    return text.getvalue()
+    return csv_text((*family.key_names, *listed.annotations), rows)
 
 
 def render_shapes(shapes: Iterable[Shape], family: Family, calls: Mapping[Key, int] | None = None) -> str:
@@ -107,10 +104,7 @@ def write_list(
     where the file is there and `force` is not given."""
     if path.exists() and not force:
         raise InputError(f"{path} is there already; give another name with -o, or --force to replace it")
-    try:
-        write_atomic(path, render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls))
-    except OSError as e:
-        raise InputError(f"{path}: cannot be written: {e.strerror or e}") from e
+    write_output(path, render_shapes((Shape(i, key) for i, key in enumerate(keys, 1)), family, calls))
 
 
 # columns of a shape list: calls, and the time of a call today in microseconds

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import csv
+import io
 import math
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO
+
+from orchestrator.errors import InputError
+from orchestrator.tables.textfiles import escaped
 
 Write = Callable[[TextIO], None]
 
@@ -71,6 +75,27 @@ def write_csv(to: Path | TextIO, header: Sequence[str], rows: Iterable[Iterable[
         write_atomic(to, fill)
     else:
         fill(to)
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Iterable[Any]]) -> str:
+    """The text of a CSV with LF line ends."""
+    write_csv(text := io.StringIO(), header, rows)
+    return text.getvalue()
+
+
+def write_output(path: Path, text: str, hint: str = "") -> None:
+    """Write a file that a user named; `hint` says what else can be done. Raises InputError."""
+    try:
+        write_atomic(path, text)
+    except OSError as e:
+        raise InputError(f"{escaped(str(path))}: cannot be written: {e.strerror or e}{hint}") from e
+
+
+def refuse_overwriting(inputs: Iterable[Path], outputs: Sequence[Path]) -> None:
+    """Raise InputError where an output is one of the inputs, or named twice."""
+    paths = [p.resolve() for p in (*dict.fromkeys(inputs), *outputs)]
+    if twice := next((p for p in outputs if paths.count(p.resolve()) > 1), None):
+        raise InputError(f"{escaped(str(twice))}: is one of the inputs, or named twice: name another file")
 
 
 def utc(t: float) -> str:

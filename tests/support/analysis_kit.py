@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,10 @@ def write(path: Path, header: str, rows: Iterable[str], end: str = "\n") -> Path
     return path
 
 
-def analyse(*asked: Path, family: str | None = None, err_ratio: float | None = None, **more: Any) -> dict[str, Any]:
-    """The document of files or folders."""
-    names: Sequence[str] = [str(p) for p in asked]
-    with find_sources(names, runs=asked[0].parent / "runs", family=get_family(family) if family else None) as sources:
-        return analyze(sources, err_ratio, **more)
+def analyse(path: Path, family: str | None = None, **more: Any) -> dict[str, Any]:
+    """The document of a file or folder."""
+    with find_sources([str(path)], runs=path / "runs", family=get_family(family) if family else None) as sources:
+        return analyze(sources, **more)
 
 
 def only(document: dict[str, Any]) -> dict[str, Any]:

@@ -21,14 +21,9 @@ BEGAN = 1_790_000_000.0
 FAMILY = get_family("a8w8_bpreshuffle")
 FP8 = "torch.float8_e4m3fn"
 DEVICE = {"gfx": "gfx950", "cu_num": 256, "device": "AMD Instinct MI355X"}
-WIDTHS = (
-    (1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (57344, 8192), (8192, 28672), (6144, 4096), (4096, 4096),
-)  # fmt: skip
+WIDTHS = ((1280, 8192), (8192, 1024), (7168, 8192), (8192, 3584), (57344, 8192), (8192, 28672), (4096, 4096))
 """N and K of layers of open models."""
-KERNELS = {
-    "asm": ("_ZN5aiter_gemm_bf16_pertokenFp8", 0.75), "ck": ("a8w8_bpreshuffle", 0.6),
-    "cktile": ("a8w8_bpreshuffle_cktile", 0.55), "flydsl": ("flydsl_preshuffle", 0.5),
-}  # fmt: skip
+KERNELS = {"asm": ("_ZN5aiter_gemm_bf16_pertokenFp8", 0.75), "ck": ("a8w8_bpreshuffle", 0.6)}
 """Kernel of each backend, and its usual share of the roof."""
 
 
@@ -39,14 +34,14 @@ def shapes(n: int) -> list[Shape]:
     return [Shape(i, key) for i, key in enumerate(keys[:n], 1)]
 
 
-def plan(n: int, nodes: int = 3, slots: int = 4) -> SimPlan:
-    """A plan that tunes n shapes, twelve a group, with some of everything that a page shows; the same every time."""
+def plan(n: int) -> SimPlan:
+    """A plan that tunes n shapes on 12 slots, twelve a group, with some of all that a page shows; always the same."""
     rng, ids = random.Random(n), [s.id for s in shapes(n)]
     groups: list[SimGroup] = []
     for i in range(0, n, 12):
         took = tuple(rng.uniform(4.0, 20.0) for _ in ids[i : i + 12])
         groups.append(SimGroup(f"g{len(groups) + 1:04d}", tuple(ids[i : i + 12]), took, sum(took)))
-    span = sum(sum(g.seconds) for g in groups) / (nodes * slots)
+    span = sum(sum(g.seconds) for g in groups) / 12
     pick = ids[:: max(1, n // 12)]
     faults = n >= 12 and Faults(
         poison={pick[1]: Poison(Reason.FAULT), pick[2]: Poison(Reason.HANG), pick[3]: Poison(Reason.OOM, 0.5)},
@@ -55,7 +50,7 @@ def plan(n: int, nodes: int = 3, slots: int = 4) -> SimPlan:
         sick={("n2", "3"): Sickness(canary=False, since=0.3 * span, until=0.6 * span)},
         outages=(Outage("n3", 0.4 * span, 0.2 * span + 100.0), Outage("n1", 0.7 * span, 20.0, "link")),
     )
-    return SimPlan({f"n{i + 1}": slots for i in range(nodes)}, tuple(groups), faults or Faults(), n)
+    return SimPlan({"n1": 4, "n2": 4, "n3": 4}, tuple(groups), faults or Faults(), n)
 
 
 def fill(
@@ -126,18 +121,14 @@ def empty_run(folder: Path, n: int = 24, **config: Any) -> tuple[RunPaths, list[
     return paths, asked
 
 
-def simulated_run(
-    folder: Path, n: int = 240, *, state: str = "finished", until: float | None = None, nodes: int = 3, slots: int = 4,
-    name: str = "", **config: Any,
-) -> RunPaths:  # fmt: skip
-    """A run of n shapes with faults, kept up to `until` (virtual seconds)."""
+def simulated_run(folder: Path, n: int = 240, *, name: str = "", **config: Any) -> RunPaths:
+    """A finished run of n shapes with faults."""
     paths, asked = empty_run(folder, n, **config)
-    simulator = Simulator(plan(n, nodes, slots))
+    simulator = Simulator(plan(n))
     simulator.run()
     with Ledger.open(paths.ledger) as ledger:
-        fill(ledger, [(t, r) for t, r in simulator.journal if until is None or t <= until], asked, name)
+        fill(ledger, simulator.journal, asked, name)
         with ledger.transaction():
-            ledger.set_meta("state", state)
-            if state != "running":
-                ledger.set_meta("ended", BEGAN + (until if until is not None else simulator.now))
+            ledger.set_meta("state", "finished")
+            ledger.set_meta("ended", BEGAN + simulator.now)
     return paths

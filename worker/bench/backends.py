@@ -43,14 +43,16 @@ BATCHED_OPS = {
 """Names of the wrappers by backend, the newest first; those of `aiter-triton` are the family's."""
 GLUON_OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 GLUON, GLUON_CHIP = "aiter/ops/triton/gluon", "gfx950"
-ARCH = [("aiter.ops.triton.utils._triton.arch_info", "get_arch")]
 
 
 def make_backend(name: str, options: Options, device: Device) -> Backend:
     """The backend of that name (worker.families.BENCHED)."""
-    if name in ("torch", "aiter"):
-        return TorchBackend() if name == "torch" else Dispatch()
-    return Gluon(options.gluon, device) if name == "aiter-gluon" else AiterTriton(name, options.sides[0].configs)
+    made: dict[str, Backend] = {
+        "torch": TorchBackend(),
+        "aiter": Dispatch(),
+        "aiter-gluon": Gluon(options.gluon, device),
+    }
+    return made.get(name) or AiterTriton(name, options.sides[0].configs)
 
 
 class AiterTriton:
@@ -91,15 +93,14 @@ class Gluon:
 
     def load(self) -> dict[str, Any]:
         tree = chosen()
-        facts: dict[str, Any] = {}
         if self._overlay:
             try:
                 tree = ScratchTree.with_files(tree, Path.cwd() / "aiter-with-gluon", self._overlay)
             except OSError as e:
                 raise UnavailableError(f"the files of --gluon-from cannot be overlaid: {e}") from e
-            facts["gluon"] = {rel: hashlib.sha256(t.encode()).hexdigest()[:16] for rel, t in self._overlay.items()}
         self._root = tree.root
-        return {"aiter": enter(tree), **facts}
+        files = {rel: hashlib.sha256(t.encode()).hexdigest()[:16] for rel, t in self._overlay.items()}
+        return {"aiter": enter(tree)} | ({"gluon": files} if files else {})
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         op = GLUON_OPS.get(case.family)
@@ -108,14 +109,13 @@ class Gluon:
         gfx, file = str(self._device.info().get("gfx", "")), self._root / GLUON / f"{op}.py"
         configs = [p for p in (self._root / CONFIGS).rglob("*.json") if "gluon" in p.parts]
         name = f"GEMM-{op.removeprefix('gemm_').upper()}"  # or a folder of its own: the place changed twice
-        why = ""
-        if self._device.gpu and gfx != GLUON_CHIP:
-            why = f"AITER's Gluon kernels are written for {GLUON_CHIP}; this is {gfx}"
-        elif not file.is_file():
-            why = f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays"
-        elif not any(name in p.name or op in p.parts for p in configs):
-            why = f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"
-        if why:
+        has_config = any(name in p.name or op in p.parts for p in configs)
+        lacks = (
+            (self._device.gpu and gfx != GLUON_CHIP, f"AITER's Gluon kernels are for {GLUON_CHIP}; this is {gfx}"),
+            (not file.is_file(), f"this AITER has no {GLUON}/{op}.py (it came with v0.1.11); --gluon-from overlays"),
+            (not has_config, f"there is no configuration of {op} for Gluon below {CONFIGS}; --gluon-from overlays"),
+        )
+        if why := next((what for lacking, what in lacks if lacking), ""):
             raise UnavailableError(why)
         return bound(*find_function([(f"aiter.ops.triton.gluon.{op}", op)]), case)
 
@@ -129,16 +129,13 @@ def with_configs(tree: Tree, text: str, folder: Path) -> Tree:
     """
     made = json.loads(text)
     try:
-        if "winners" not in made:
-            replaced = [str(p.relative_to(tree.root)) for where in GEMMS for p in (tree.root / CONFIGS).glob(where)]
-            files = {str(CONFIGS / rel): text for rel, text in made["files"].items()}
-            return ScratchTree.with_files(tree, folder, files, replaced)
-        files = {}
-        for w in made["winners"]:
+        here = [] if "winners" in made else [p for where in GEMMS for p in (tree.root / CONFIGS).glob(where)]
+        files = {str(CONFIGS / rel): text for rel, text in made.get("files", {}).items()}
+        for w in made.get("winners", ()):
             shape = tuple(w["shape"]) if w["shape"] else None
             merged = lay_out(Resolver(tree.root, w["gfx"]), BY_NAME[w["kind"]], shape, w["buckets"])
             files[str(merged.target.relative_to(tree.root))] = merged.text
-        return ScratchTree.with_files(tree, folder, files)
+        return ScratchTree.with_files(tree, folder, files, [str(p.relative_to(tree.root)) for p in here])
     except (OSError, ValueError) as e:  # ResolveError and ConfigFileError among them
         raise UnavailableError(f"the config set {made['named']} does not fit {tree.root}: {e}") from e
 
@@ -148,8 +145,8 @@ def config_read(root: Path, op: str, case: Case) -> str:
     a word. "" where it cannot be told. AITER must have been imported."""
     try:
         kind = next(k for k in KINDS if k.function == op)
-        arch = str(find_function(ARCH)[0]())
-        found = Resolver(root, arch).config_for(kind, case.m, case.n, case.k, case.b or None)
+        arch, _ = find_function([("aiter.ops.triton.utils._triton.arch_info", "get_arch")])
+        found = Resolver(root, str(arch())).config_for(kind, case.m, case.n, case.k, case.b or None)
     except (StopIteration, UnavailableError, OSError, ValueError):
         return ""
     return f"{found.path.relative_to(root / CONFIGS)} {found.bucket} {spelled(found.values)}"
@@ -163,12 +160,9 @@ class Dispatch:
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         function, where = find_function([FAMILIES[case.family].aiter.operator])
-        if case.format == MX4:
-            prepare = _mx_shuffled
-        elif "bpreshuffle" in case.family:
-            prepare = _blocks_shuffled if case.format == BLOCK8 else _shuffled
-        else:
-            prepare = _as_stored if case.format == ROW8 and not case.b else plain
+        stored = _as_stored if case.format == ROW8 and not case.b else plain
+        shuffled = _blocks_shuffled if case.format == BLOCK8 else _shuffled
+        prepare = _mx_shuffled if case.format == MX4 else shuffled if "bpreshuffle" in case.family else stored
         return bound(function, where, case, prepare, padded=case.format == MX4)
 
 
@@ -206,27 +200,26 @@ def bound(
 
         return run
 
-    op = where.rsplit(".", 1)[-1] if "tgemm" not in where else "tgemm.mm"
-    return BoundCase(op, where, make)
+    return BoundCase("tgemm.mm" if "tgemm" in where else where.rsplit(".", 1)[-1], where, make)
 
 
 def _as_stored(inputs: Inputs) -> dict[str, Any]:
     return {**plain(inputs), "ws": inputs.ws}
 
 
-def _shuffle_weight() -> Callable[..., Any]:
-    return find_function([("aiter.ops.shuffle", "shuffle_weight")])[0]
+def _tiled(w: torch.Tensor) -> Any:
+    """W in tiles of 16x16, by AITER."""
+    return find_function([("aiter.ops.shuffle", "shuffle_weight")])[0](w, layout=(16, 16))
 
 
 def _shuffled(inputs: Inputs) -> dict[str, Any]:
-    return {**_as_stored(inputs), "w": _shuffle_weight()(inputs.w, layout=(16, 16))}
+    return {**_as_stored(inputs), "w": _tiled(inputs.w)}
 
 
 def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
     """The scales of X lie transposed in memory under their own form."""
-    assert inputs.xs is not None
-    xs = inputs.xs.t().contiguous().view(*inputs.xs.shape)
-    return {**_shuffled(inputs), "xs": xs}
+    xs, _ = inputs.scales
+    return {**_shuffled(inputs), "xs": xs.t().contiguous().view(*xs.shape)}
 
 
 def _blocks_preshuffled(inputs: Inputs) -> dict[str, Any]:
@@ -242,20 +235,12 @@ def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
     dtypes: Any = None
     with contextlib.suppress(UnavailableError):
         dtypes, _ = find_function([("aiter", "dtypes"), ("aiter.utility", "dtypes")])
-    fp4 = getattr(dtypes, "fp4x2", torch.uint8)
-    e8 = getattr(dtypes, "fp8_e8m0", torch.uint8)
-    assert inputs.xs is not None
-    assert inputs.ws is not None
+    fp4, e8 = (getattr(dtypes, name, torch.uint8) for name in ("fp4x2", "fp8_e8m0"))
+    xs, ws = inputs.scales
     if inputs.w.shape[0] % 16:
         raise UnsupportedError(f"N is {inputs.case.n}; AITER shuffles W in tiles of 16 rows")
-    x, w = inputs.x.view(fp4), inputs.w.view(fp4)
-    return {
-        "x": x,
-        "w": _shuffle_weight()(w, layout=(16, 16)),
-        "xs": scale(inputs.xs.view(e8)),
-        "ws": scale(inputs.ws.view(e8)),
-        "bias": None,
-    }
+    w = _tiled(inputs.w.view(fp4))
+    return {"x": inputs.x.view(fp4), "w": w, "xs": scale(xs.view(e8)), "ws": scale(ws.view(e8)), "bias": None}
 
 
 def chosen() -> Tree:
@@ -310,16 +295,14 @@ def _sixteen(inputs: Inputs, out: torch.Tensor) -> Call:
 
 def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
     """The integer product and the scaling of its result."""
-    assert inputs.xs is not None
-    assert inputs.ws is not None
-    x, w, xs, ws, call = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t(), op("_int_mm")
+    x, w, (xs, ws), call = inputs.x, inputs.w.t(), inputs.scales, op("_int_mm")
     sums = torch.empty(out.shape, dtype=torch.int32, device=out.device)
     half = torch.empty(out.shape, dtype=torch.float32, device=out.device)
 
     def whole() -> torch.Tensor:
         call(x, w, out=sums)
         torch.mul(sums, xs, out=half)
-        return torch.mul(half, ws, out=out)
+        return torch.mul(half, ws.t(), out=out)
 
     return whole
 
@@ -327,18 +310,10 @@ def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
 def _scaled(inputs: Inputs, out: torch.Tensor) -> Call:
     """The scales are in the library's epilogue: by rows, by blocks of 128x128 (torch from 2.8 on, GPUs of sm_90 and
     later), or those of MXFP4 as they are (hipBLASLt on gfx950)."""
-    assert inputs.xs is not None
-    assert inputs.ws is not None
-    x, w, xs, ws = inputs.x, inputs.w.t(), inputs.xs, inputs.ws.t()
-    if inputs.case.format == BLOCK8:
-        xs = xs.t().contiguous().t()  # the library wants the scales of a column side by side
-    elif inputs.case.format == MX4:
+    x, w, (xs, ws) = inputs.x, inputs.w.t(), inputs.scales
+    if inputs.case.format == MX4:
         fp4, e8 = mx_types(gpu=torch.cuda.is_available())
-        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), inputs.ws.view(e8)
-    product = partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)
-
-    def scaled() -> torch.Tensor:
-        product()
-        return out
-
-    return scaled
+        x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), ws.view(e8)
+    else:  # of blocks, the library wants the scales of a column side by side
+        xs, ws = xs.t().contiguous().t() if inputs.case.format == BLOCK8 else xs, ws.t()
+    return partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)

@@ -6,7 +6,7 @@ out[M, N] = X[M, K] @ W[N, K]^T, batched: for each b. W is stored as N rows of K
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from worker.families import FAMILIES
 from worker.tuners.common.problem import MX_GROUP, UnsupportedError, fp8_of
@@ -40,8 +40,6 @@ class Case:
     dtype: str = "bfloat16"
     outdtype: str = "bfloat16"
     bias: bool = False
-    key: tuple[tuple[str, int | str], ...] = field(default=(), compare=False, repr=False)
-    """The shape's own columns."""
 
     @property
     def flops(self) -> int:
@@ -60,8 +58,7 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
     """The case of a shape's key columns for a backend. Raises UnsupportedError."""
     if family not in FORMATS:
         raise UnsupportedError(f"bench has no inputs for family {family}; it has {', '.join(FORMATS)}")
-    m, n, k = (int(key[c]) for c in "MNK")
-    b = int(key.get("B", 0))
+    b, m, n, k = (int(key.get(c, 0)) for c in "BMNK")
     format_ = OF_BATCHED.get(backend, FORMATS[family])
     if backend in OF_BATCHED and not b:
         batched = " or ".join(f.name for f in FAMILIES.values() if f.batched)
@@ -69,19 +66,17 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
     if format_ in (MX4, PRE4) and k % MX_GROUP:
         raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")
     if family == "a16w16" and backend not in OF_BATCHED:
-        for column in ("scaleAB", "bpreshuffle"):
-            if str(key.get(column, "False")) == "True":
-                raise UnsupportedError(f"{column} is True; bench has plain a16w16 operands only")
+        if odd := [c for c in ("scaleAB", "bpreshuffle") if str(key.get(c, "False")) == "True"]:
+            raise UnsupportedError(f"{odd[0]} is True; bench has plain a16w16 operands only")
         dtype, out = _type(key, "dtype", "bfloat16"), _type(key, "outdtype", "")
         if dtype not in _WIDTHS:
             raise UnsupportedError(f"dtype is {dtype}; bench takes {', '.join(_WIDTHS)}")
-        bias = str(key.get("bias", "False")) == "True"
-        return Case(family, format_, m, n, k, b, dtype, out or dtype, bias, tuple(key.items()))
+        return Case(family, format_, m, n, k, b, dtype, out or dtype, str(key.get("bias", "False")) == "True")
     dtype = {
         ROW8: _type(key, "q_dtype_w", "int8"), BLOCK8: fp8_of(gfx), MX4: "float4_e2m1fn_x2", PRE8: "int8",
         PRE4: "float4_e2m1fn_x2", ROW16: "bfloat16",
     }[format_]  # fmt: skip
-    return Case(family, format_, m, n, k, b, dtype, key=tuple(key.items()))
+    return Case(family, format_, m, n, k, b, dtype)
 
 
 def _type(key: Mapping[str, int | str], column: str, default: str) -> str:

@@ -2,8 +2,7 @@
 
 `python -m worker.bench.child SPEC.json FD`: commands come over the socket FD, a JSON object each; each is answered by
 one object, with `alive` before it as often as there is progress. Whatever the backend does to this process, its parent
-sees the end of it. Without FD the commands of the spec are carried out once, under a profiler; the last answer goes
-into `answer.json` beside the spec.
+sees the end of it. Without FD the commands of the spec are carried out once, under a profiler; the answers are printed.
 
     at first   ready {facts}, or refused {status, detail, facts}
     prepare    {family, key, err_ratio} -> done {op, kernel, err, status, config, flops, bytes}
@@ -124,11 +123,10 @@ class BackendServer:
 
     def _drop(self) -> Answer:
         """Free the shape's memory: other backends share the device, each in a process of its own."""
-        self._held = None
-        if self._device.gpu:
-            import torch
+        import torch
 
-            torch.cuda.empty_cache()
+        self._held = None
+        torch.cuda.empty_cache()  # without a GPU it does nothing
         return {}
 
     def _canary(self) -> Answer:
@@ -146,22 +144,22 @@ class BackendServer:
 def main(spec: Path, fd: int | None = None) -> int:
     """Serve until the socket closes, or carry out the commands of the spec; 0 where none of these was refused."""
     request = json.loads(spec.read_text())
-    conn: Connection | None = None
+    conn = None if fd is None else Connection(fd)
     if fd is not None:
         os.set_inheritable(fd, False)
-        conn = Connection(fd)
 
     def say(message: Answer) -> None:
-        if conn is not None:
-            conn.send_bytes(json.dumps(message, default=str).encode())
+        text = json.dumps(message, default=str)
+        if conn is None:
+            print(text)
+        else:
+            conn.send_bytes(text.encode())
 
     def commands() -> Iterator[Answer]:
-        try:
+        yield from request.get("commands", ())
+        with contextlib.suppress(EOFError):
             while conn is not None:
                 yield json.loads(conn.recv_bytes())
-        except EOFError:
-            return
-        yield from request["commands"]
 
     server = BackendServer(request["backend"], Options.parse(request["options"]), say)
     answer = server.start()
@@ -175,8 +173,6 @@ def main(spec: Path, fd: int | None = None) -> int:
                 say(answer)
                 if conn is None and answer["is"] == "refused":
                     break
-    if conn is None:
-        spec.with_name("answer.json").write_text(json.dumps(answer, default=str))
     return int(conn is None and answer["is"] != "done")
 
 

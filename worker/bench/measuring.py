@@ -59,10 +59,16 @@ class Inputs:
         bias = levels((case.n,), draw).to(float_of(case.dtype)).mul_(2.0**-7) if case.bias else None
         return cls(case, x, w, xs, ws, bias)
 
+    @property
+    def scales(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Both scales of a format that has them."""
+        assert self.xs is not None
+        assert self.ws is not None
+        return self.xs, self.ws
+
     def copy(self) -> Inputs:
         """The same values in other memory."""
-        again = {n: t.clone() for n in ("x", "w", "xs", "ws") if (t := getattr(self, n)) is not None}
-        return replace(self, **again)
+        return replace(self, **{n: t.clone() for n in ("x", "w", "xs", "ws") if (t := getattr(self, n)) is not None})
 
     def output(self) -> torch.Tensor:
         """[M, N] ([B, M, N]) filled with NaN."""
@@ -81,7 +87,7 @@ class Inputs:
         if not c.b:
             out = _wide(of_x, c.k, self.x, self.xs) @ _wide(of_w, c.k, self.w, self.ws, blocked=True).t()
             return out if self.bias is None else out.add_(self.bias.float())
-        xs, ws = ([None] * c.b if s is None else [s] * c.b if s.dim() == 1 else list(s) for s in (self.xs, self.ws))
+        xs, ws = ([s] * c.b if s is None or s.dim() == 1 else list(s) for s in (self.xs, self.ws))
         parts = [
             _wide(of_x, c.k, self.x[i], xs[i]) @ _wide(of_w, c.k, self.w[i], ws[i], blocked=True).t()
             for i in range(c.b)
@@ -91,14 +97,12 @@ class Inputs:
 
 def needed_bytes(case: Case) -> int:
     """Least memory of a case: operands twice, output, and float32 of everything for the reference."""
-    wide = 4 * (case.m * case.k + case.n * case.k + max(1, case.b) * case.m * case.n)
-    return 2 * case.moved_bytes + wide
+    return 2 * case.moved_bytes + 4 * (case.m * case.k + case.n * case.k + max(1, case.b) * case.m * case.n)
 
 
 def _wide(kind: str, k: int, rows: torch.Tensor, scale: torch.Tensor | None, *, blocked: bool = False) -> torch.Tensor:
     """Rows in float32, scales applied: the meaning of the format, by the plain path."""
-    if kind == "row" and scale is not None:
-        scale = scale[..., 0]
+    scale = scale[..., 0] if kind == "row" and scale is not None else scale
     return widen_rows(kind, k, rows, scale, blocked=blocked)
 
 
@@ -113,8 +117,7 @@ def _operand(
         return flat.view(*form, c.k), None
     if c.format == PRE8 and is_w:
         return levels((*form, c.k), draw), torch.full((1,), 2.0 ** (exponent - 7), device=draw.device)
-    kind = KINDS[c.format][is_w]
-    dtype = "bfloat16" if c.format == PRE8 else c.dtype
+    kind, dtype = KINDS[c.format][is_w], "bfloat16" if c.format == PRE8 else c.dtype
     made, scale = draw_rows(kind, dtype, form, c.k, exponent, draw, blocked=is_w)
     return made, scale[..., None] if kind == "row" and scale is not None else scale
 
@@ -144,11 +147,9 @@ class Backend(Protocol):
 
     def load(self) -> dict[str, Any]:
         """Import what is needed, once; facts for the record. Raises UnavailableError with the reason."""
-        ...
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         """The case's call; `first` is a set of operands to try candidates on. Raises UnsupportedError."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,13 +202,8 @@ def prepare(
         return answer, None
     del out, call
     calls = _copies(bound, first, device, options, alive)
-    pairs: Any = [(c,) for c in calls]
-    return answer, Prepared(calls, device.timer(_call, pairs, [()]))
-
-
-def _call(x: Any, _: Any) -> torch.Tensor:
-    made: torch.Tensor = x[0]()
-    return made
+    held: Any = [(call,) for call in calls]
+    return answer, Prepared(calls, device.timer(lambda x, _: x[0](), held, [()]))  # type: ignore[operator]
 
 
 def _copies(bound: BoundCase, checked: Inputs, device: Device, options: Options, alive: Alive) -> list[Call]:
@@ -215,8 +211,8 @@ def _copies(bound: BoundCase, checked: Inputs, device: Device, options: Options,
     timed = Inputs.make(checked.case, device.torch, options.seed, 1)
     out = checked.output()
     size = timed.bytes + out.numel() * out.element_size()
-    span = options.rotate_mb << 20 or device.rotate_bytes
-    count = max(1, min(copies(size, span), device.available() // 4 // size))
+    wanted = copies(size, options.rotate_mb << 20 or device.rotate_bytes)
+    count = max(1, min(wanted, device.available() // 4 // size))
     calls = [bound.make(timed, out)]
     for _ in range(count - 1):
         calls.append(bound.make(timed.copy(), torch.empty_like(out)))

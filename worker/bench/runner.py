@@ -107,7 +107,7 @@ class BackendRunner:
             self._process.conn.close()
         self._process = None
 
-    def start(self, quiet_s: float, alive: Alive) -> Process:
+    def start(self, quiet_s: float, alive: Alive = lambda: None) -> Process:
         """Its process, started if there is none. Raises Refused; after that it stays unavailable."""
         if self.gone:
             raise Refused("unavailable", self.gone)
@@ -119,13 +119,12 @@ class BackendRunner:
                 self.gone = f"{self.side.python} cannot be started: {e.strerror or e}"
                 raise Refused("unavailable", self.gone) from e
             except Refused as e:
-                unready = "" if e.status == "unavailable" else "its process ends before it is ready: "
-                self.gone = f"{unready}{e}"
+                self.gone = str(e) if e.status == "unavailable" else f"its process ends before it is ready: {e}"
                 self.close()
                 raise
         return self._process
 
-    def ask(self, command: Mapping[str, Any], quiet_s: float, alive: Alive) -> dict[str, Any]:
+    def ask(self, command: Mapping[str, Any], quiet_s: float, alive: Alive = lambda: None) -> dict[str, Any]:
         """Send a command; its answer. Raises Refused."""
         process = self.start(quiet_s, alive)
         with contextlib.suppress(OSError):  # it ended: its last messages are read below
@@ -139,8 +138,8 @@ class BackendRunner:
         spec.write_text(json.dumps({"backend": self.name, "options": dict(self.raw)}))
         log, (ours, theirs) = OutputLog(self.folder / "log"), Pipe()
         with theirs, log.open() as out:
-            argv = [*self._program(spec), str(theirs.fileno())]
-            return Process(self._run(argv, out.fileno(), (theirs.fileno(),)), ours, log)
+            fd = theirs.fileno()
+            return Process(self._run([*self._program(spec), str(fd)], out.fileno(), (fd,)), ours, log)
 
     def _program(self, spec: Path) -> list[str]:
         return [self.side.python or sys.executable, "-u", "-X", "faulthandler", "-m", "worker.bench.child", str(spec)]
@@ -208,8 +207,8 @@ def environment(python: str) -> dict[str, str]:
     """PYTHONPATH: our code, and for the worker's own interpreter what it has. Another one's packages are its own."""
     inherited = [] if python else os.environ.get("PYTHONPATH", "").split(os.pathsep)
     paths = [str(PACKAGE_PARENT), *(str(Path(p).absolute()) for p in inherited if p)]
-    out = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1"}
-    return {**out, AITER_ROOT_ENV: ""} if python else out
+    root = {AITER_ROOT_ENV: ""} if python else {}
+    return {"PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)), "PYTHONUNBUFFERED": "1", **root}
 
 
 def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
@@ -217,8 +216,13 @@ def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
     tool = shutil.which(TOOL, path=f"{os.environ.get('PATH', os.defpath)}:/opt/rocm/bin")
     if tool is None:
         raise Refused("unavailable", f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
-    options = ["--kernel-trace", "--stats", "--output-format", "csv", "-d", str(folder), "-o", "bench"]
-    return [tool, *options, "--", *program]
+    return [
+        tool,
+        *["--kernel-trace", "--stats", "--output-format", "csv", "-o", "bench", "-d"],
+        str(folder),
+        "--",
+        *program,
+    ]
 
 
 def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: int = CALLS) -> tuple[float, str]:
@@ -237,9 +241,9 @@ def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: in
             mine[name] = sum(durations[each * warmup :]) / calls
     if not mine:
         ran = ", ".join(f"{_short(name)} ({plural(len(d), 'time')})" for name, d in list(kernels.items())[:8])
-        what = f"matching {pattern!r} " if pattern else ""
-        there = f"there were: {ran or 'none, or none on a GPU'}"
-        raise Refused("error", f"no kernel {what}ran a whole number of times in each of {total} calls; {there}")
+        what = f"kernel matching {pattern!r}" if pattern else "kernel"
+        raise Refused("error", f"no {what} ran a whole number of times in each of {total} calls; there were:"
+                               f" {ran or 'none, or none on a GPU'}")  # fmt: skip
     return sum(mine.values()) / 1e3, " + ".join(map(_short, mine))
 
 

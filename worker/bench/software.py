@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -66,9 +67,8 @@ def switches() -> dict[str, str]:
 
 def stack() -> dict[str, Any]:
     """python, torch, triton, rocm, hip, commits of source checkouts, switches; nothing is imported."""
-    commits = {f"{package}_commit": _commit(package) for package in ("triton", "aiter")}
-    made = {"python": platform.python_version(), **installed(), **{n: c for n, c in commits.items() if c}}
-    return {**made, "switches": switches()}
+    commits = {f"{package}_commit": commit for package in ("triton", "aiter") if (commit := _commit(package))}
+    return {"python": platform.python_version(), **installed(), **commits, "switches": switches()}
 
 
 def _commit(package: str) -> str:
@@ -103,8 +103,6 @@ def _torch() -> tuple[str, str]:
 
 def _rocm(env: Mapping[str, str]) -> str:
     for folder in (env.get("ROCM_PATH", ""), "/opt/rocm"):
-        try:
+        with contextlib.suppress(OSError):
             return clean((Path(folder) / ".info" / "version").read_text(errors="replace").split("\n")[0], 80)
-        except OSError:
-            continue
     return ""

@@ -28,6 +28,7 @@ from worker.tuners.aiter.session import link_shipped_modules
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import figure
 
+HARMLESS = ("unavailable", "unsupported")
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
 PROBE = ""
@@ -61,7 +62,7 @@ class BenchTuner:
         for side in options.sides:
             probe = self._runner(side, PROBE, options, "")
             with contextlib.suppress(Refused):
-                probe.start(START_S, _nothing)
+                probe.start(START_S)
             stacks[side.name or "here"] = {**probe.facts, "python_path": side.python, **_given(side)}
             if probe.gone:
                 stacks[side.name or "here"]["unavailable"] = probe.gone
@@ -72,7 +73,7 @@ class BenchTuner:
             for name in options.backends or self._usual:
                 if not name.startswith("aiter"):  # which waits for the family
                     with contextlib.suppress(Refused):  # its rows will have the reason
-                        self._runner(side, name, options, "").start(START_S, _nothing)
+                        self._runner(side, name, options, "").start(START_S)
         return {**{k: self._device[k] for k in ("gfx", "cu_num", "device") if k in self._device}, "bench": stacks}
 
     def canary(self) -> tuple[bool, float, str]:
@@ -80,7 +81,7 @@ class BenchTuner:
         for runner in self._held.values():
             if runner.name == PROBE and not runner.gone:
                 try:
-                    answer = runner.ask({"do": "canary"}, 100.0, _nothing)
+                    answer = runner.ask({"do": "canary"}, 100.0)
                 except Refused as e:
                     return False, -1.0, str(e)
                 finally:
@@ -152,9 +153,8 @@ class BenchTuner:
             row = _row(best, options, facts[best], found.us, found.spread, found.taken, run=0, detail=detail)
             emit.tuned(shape.id, row)
             return
-        reason = "wrong_result" if any(r["status"] == "wrong" for r in refused) else "no_candidate"
-        if all(r["status"] in ("unavailable", "unsupported") for r in refused):
-            reason = "unsupported"
+        seen = {r["status"] for r in refused}
+        reason = "wrong_result" if "wrong" in seen else "no_candidate" if seen - {*HARMLESS} else "unsupported"
         reasons = "; ".join(f"{r['libtype']}: {r['status']}: {r['detail']}" for r in refused)
         emit.failed(shape.id, reason, f"no backend has a number: {reasons}"[:1500])
 
@@ -165,25 +165,17 @@ class BenchTuner:
             label = "-".join(p for p in (side.name, name or "probe") if p)
             folder = (self._place.node_dir or Path.cwd()).absolute() / "bench" / self._place.slot / label
             folder.mkdir(parents=True, exist_ok=True)
-            mine = side if name else replace(side, configs=None)
-            raw = {**{k: v for k, v in self._raw.items() if k != "table"}, "sides": [asdict(mine)]}
+            sides = [asdict(side if name else replace(side, configs=None))]
+            raw = {**{k: v for k, v in self._raw.items() if k != "table"}, "sides": sides}
             variables = {**_variables(name, folder, options, family, side, self._device), **side.variables}
             self._held[at] = BackendRunner(side, name, folder, options, raw, variables)
         return self._held[at]
 
 
-def _nothing() -> None:
-    """No shape waits for a sign of life yet."""
-
-
 def _given(side: Side) -> dict[str, Any]:
     """Fields of a side that were requested: its image, its variables, and its config set in words."""
-    out: dict[str, Any] = {"variables": dict(side.variables)} if side.variables else {}
-    if side.image:
-        out["image"] = side.image
-    if side.configs is not None:
-        out["configs"] = json.loads(side.configs)["named"] if side.configs else "the tree's own"
-    return out
+    configs = json.loads(side.configs)["named"] if side.configs else "" if side.configs is None else "the tree's own"
+    return {n: v for n, v in (("variables", dict(side.variables)), ("image", side.image), ("configs", configs)) if v}
 
 
 def _variables(
@@ -195,8 +187,7 @@ def _variables(
         return out
     jit = folder / "jit"
     (jit / "build").mkdir(parents=True, exist_ok=True)
-    package = imported_package() if not side.python else None
-    if package is not None:
+    if not side.python and (package := imported_package()):
         link_shipped_modules(jit, package)
     out |= {"AITER_JIT_DIR": str(jit), **chip_variables(device), **inventory_switches()}
     if name == "aiter":

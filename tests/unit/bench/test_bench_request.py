@@ -1,8 +1,9 @@
-"""Options, stacks and config sets of a bench as they are typed, and what reaches the workers."""
+"""Options, stacks and config sets of a bench as they are typed, what reaches the workers, and its files."""
 
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ from typer.testing import CliRunner
 from orchestrator.bench import request
 from orchestrator.bench.request import config_sets, one_slot, sides
 from orchestrator.cli.app import app
+from orchestrator.cli.ending import end_page
 from orchestrator.errors import InputError
 from orchestrator.inventory.load import load_inventory
-from orchestrator.results.bench import redacted
+from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.results.bench import BenchResults, redacted
 from tests.support.config_tree import tree, values
+from tests.support.ledger_kit import A8W8, DEVICE, Run, row
 from worker.families import BATCHED
+from worker.protocol import record
 from worker.protocol.bench import Options, Side, backends
 from worker.triton_configs.resolve import CONFIGS
 
@@ -24,10 +29,7 @@ NAME = "gfx950-BATCHED_GEMM-A16W16"
 
 
 def test_backends_by_name_and_alias() -> None:
-    assert backends("gluon,torch,torch") == ("aiter-gluon", "torch")
-    assert backends(["aiter-batched"]) == BATCHED
-    with pytest.raises(ValueError, match=r"'own-triton' is no backend \(there are torch, aiter, aiter-triton"):
-        backends("own-triton")
+    assert (backends("gluon,torch,torch"), backends(["aiter-batched"])) == (("aiter-gluon", "torch"), BATCHED)
     with pytest.raises(ValueError, match=r"unknown option 'pace'.*; runs is 0, not a whole number from 1 to 20"):
         Options.parse({"pace": 1, "runs": 0})
     with pytest.raises(ValueError, match=r"sides is .*not a list of \{name, python, image, variables, configs\}"):
@@ -111,3 +113,35 @@ def test_a_tree_gives_its_gemm_configs_and_one_set_is_compared_with_todays(tmp_p
     ]  # fmt: skip
     with pytest.raises(InputError, match="torch, aiter reads no such configs"):
         request.options(asked, ["torch,aiter-triton,aiter"])
+
+
+def test_the_compare_line_and_the_records_have_the_order_of_env(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = RunPaths(tmp_path / "r1")
+    paths.root.mkdir()
+    options: dict[str, Any] = {"backends": ["torch"], "sides": [{"name": name} for name in ("golden", "tot")]}
+    RunConfig("r1", 0.0, [], "0", A8W8.name, "bench", "s.csv", "", "i.yaml", options=options).write(paths.config)
+    device = {**DEVICE, "bench": {"tot": {"torch": "2.9"}, "golden": {"torch": "2.8"}}}
+    with Run(paths.root, ((1, 2),)) as run:
+        with run.ledger.transaction():
+            run.ledger.set_meta("tuner", "bench")
+        run.send("g0001-1", slot="0")
+        run.says(record("attempt_started", 1.0, attempt="g0001-1", group="", device=device))
+        # the first number to arrive is of tot
+        for shape, env, us in ((1, "tot", 202.7), (1, "golden", 100.0), (2, "tot", 405.4)):
+            for number in (1, 2, 3):
+                more = {"env": env, "run": number, "op": "mm", "libtype": "torch"}
+                run.says(row("row", "g0001-1", shape, us=us * (1 + number / 1000), **more))
+        BenchResults.of_run(run.ledger, paths, options).write()
+    end_page(paths, "finished").finish()
+    (line,) = [text for text in capsys.readouterr().out.splitlines() if text.startswith("next:")]
+    words = shlex.split(line)
+    sides = words[words.index("compare") + 1 :]
+    assert [Path(side).stem for side in sides] == ["golden", "tot"]
+    assert [json.loads((paths.root / f"{n}.env.json").read_text())["side"] for n in ("golden", "tot")] == [1, 2]
+    typed = CliRunner().invoke(app, ["compare", *sides])
+    assert (typed.exit_code, "+102.7 %" in typed.stdout) == (1, True)
+    swapped = CliRunner().invoke(app, ["compare", *reversed(sides)])
+    assert isinstance(swapped.exception, InputError)
+    assert "in the bench r1 the golden side here (tot) was --env number 2" in str(swapped.exception)

@@ -1,16 +1,23 @@
-"""The page as text: nothing in it can end a script or send a request, and it is never too large."""
+"""The page: its document agrees with the ledger; nothing in it ends a script or sends a request; never too large."""
 
 from __future__ import annotations
 
+import copy
 import html
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.writer import Ledger
 from orchestrator.report import page
 from orchestrator.report.collector import Collector
+from orchestrator.report.live import changes
 from orchestrator.report.page import embedded, fit, render_page
+from tests.simulator.simulator import Simulator
+from tests.support import report_kit as kit
 from tests.support.command import command
 from tests.support.report_kit import empty_run, simulated_run
 
@@ -69,3 +76,83 @@ def test_the_page_goes_into_the_run_by_id_or_folder_and_replaces_only_its_own(tm
         done = command("report", run, "-o", str(tmp_path / out), "--runs", str(tmp_path / "runs"))
         assert (done.code, why in done.err) == (2, True), done.err
     assert (tmp_path / "mine.html").read_text() == "<p>mine</p>"
+
+
+def column(document: dict[str, Any], name: str) -> list[Any]:
+    at = document["columns"]["row"].index(name)
+    return [row[at] for row in document["shapes"]]
+
+
+def test_it_agrees_with_the_ledger(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path, 120)
+    document = Collector(run).document()
+    with LedgerReader.open_readonly(run.ledger) as ledger:
+        counts, winners = ledger.counts(), {w.shape: w.kernel_name for w in ledger.winners()}
+        failed, failures = {f.id: f.reason for f in ledger.failed()}, ledger.failures()
+        attempts = sum(a.started_at is not None for a in ledger.replayed.attempts.values())
+    assert document["counts"] == counts.to_json()
+    assert (counts.tuned > 100, counts.failed > 3) == (True, True)
+    ids = column(document, "id")
+    assert ids == list(range(1, 121))
+    assert {i: k for i, k in zip(ids, column(document, "kernel"), strict=True) if k} == winners
+    assert {i: r for i, r in zip(ids, column(document, "reason"), strict=True) if r} == failed
+    assert {f["reason"]: f["count"] for f in document["failures"]} == failures
+    assert all(f["advice"] for f in document["failures"])
+    assert all(s["story"] for f in document["failures"] for s in f["shapes"] if not s["verdict"])
+    assert sum(len(segments) for _, _, segments in document["fleet"]["lanes"]) == attempts
+    assert f"{counts.tuned} tuned, {counts.failed} failed" in document["sentences"][1]
+    json.dumps(document, allow_nan=False)
+    for (m, n, k), t, rate in zip(*(column(document, name) for name in ("key", "us", "tflops")), strict=True):
+        assert not t or rate == pytest.approx(2 * m * n * k / t / 1e6, rel=1e-3)
+    assert all(0 < s < 1 for s in column(document, "share") if s), "no rate is above its roof"
+
+
+def changed(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
+    """The document after a change, as the page's script applies it."""
+    new: dict[str, Any] = change.get("full") or copy.deepcopy(old) | change["parts"]
+    for i, row in change.get("rows", ()):
+        new["shapes"][i] = row
+    return new
+
+
+def test_read_as_it_grew_it_is_what_it_is_at_once_and_its_changes_are_small(tmp_path: Path) -> None:
+    paths, asked = empty_run(tmp_path / "grown", 48)
+    growing = Collector(paths)
+    old = growing.document()
+    assert (old["state"], old["counts"]["pending"], old["noise"]["spread"]) == ("planned", 48, {"n": 0})
+    assert old["fleet"]["lanes"] == old["failures"] == old["backends"] == old["gpus"] == []
+    assert changes(None, old) == {"full": old}
+    simulator = Simulator(kit.plan(48))
+    simulator.run()
+    partial = 0
+    with Ledger.open(paths.ledger) as ledger:
+        for i in range(0, len(simulator.journal), 40):
+            kit.fill(ledger, simulator.journal[i : i + 40], asked)
+            new = growing.document()
+            change = changes(old, new)
+            assert changed(old, change) == new
+            partial += "rows" in change and len(change["rows"]) < 48
+            old = new
+        with ledger.transaction():
+            ledger.set_meta("state", "finished")
+            ledger.set_meta("ended", kit.BEGAN + simulator.now)
+    assert partial > 3
+    one, other = growing.document(), Collector(paths).document()
+    assert one | {"made": ""} == other | {"made": ""}
+
+
+def test_the_previous_table_by_the_merge_and_by_itself(tmp_path: Path) -> None:
+    table = tmp_path / "tuned.csv"
+    key = "gfx950,256,1,1280,8192,torch.float8_e4m3fn"
+    table.write_text(",".join(kit.FAMILY.tuned_header) + f"\n{key},ck,7,0,100.0,a8w8_old,1,1,0.0\n")
+    paths = simulated_run(tmp_path / "runs", 24, db=str(table))
+    at = Collector(paths).document()
+    assert (at["earlier"]["n"], column(at, "old_us")[0]) == (1, 100.0)
+    names = ("gfx", "cu_num", *kit.FAMILY.key_names)
+    row = {"action": "replaced", "key": dict(zip(names, ("gfx950", 256, 1, 1280, 8192, kit.FP8), strict=True))}
+    paths.merge.write_text(json.dumps({"path": "t.csv", "rows": [row | {"old_us": 50.0, "new_us": 6.0}]}))
+    merged = Collector(paths).document()
+    assert (merged["earlier"]["counts"], column(merged, "old_us")[0]) == ({"replaced": 1}, 50.0)
+    for text in ("", "[]", '{"rows": [{}]}', '{"rows": 5}', '{"rows": [{"key": 1, "action": 2}]}'):
+        paths.merge.write_text(text)
+        assert "merge.json cannot be read" in Collector(paths).document()["earlier"]["note"]

@@ -5,18 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import os
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner
 
 from benchmarks.compare import Simulated, rates
 from orchestrator.cli.app import app
-from orchestrator.cli.printer import Grid
 from orchestrator.errors import InputError
 from orchestrator.results.compare import Floats, judge
 
@@ -180,7 +177,7 @@ def test_rows_for_a_second_look(golden: Path, tmp_path: Path) -> None:
 
 # fmt: off
 BAD = [
-    ("\n\n", r"bad\.csv: is empty"),
+    ("\n\n", r"bad\.csv:1: is empty"),
     ("M,N,K\n1,2,3\n", r"bad\.csv:1: has no column us or time_us"),
     ("kernel,M,M,us\nk,1,1,4\n", r"bad\.csv:1: column 'M' is there 2 times"),
     (HEADER + "\nk,1,2,3,4,5.0,1\nk,1,2,3", r"bad\.csv:3: has 4 cells, the header 7; was the file cut short"),
@@ -217,7 +214,6 @@ def test_what_is_typed_wrong(golden: Path, tmp_path: Path) -> None:
         ((golden, tot, "--out", tmp_path / "x" / "y.csv"), "cannot be written"),
         ((golden, tot, "--out", "z.csv", "--again", "z.csv"), "named twice"),
         ((golden, tot, "--bound", "0"), "--bound"), ((golden, tot, "--json", "--markdown", "-"), "both want"),
-        (("--golden", golden, "--golden", golden, "--tot", tot), "is given twice"),
         ((golden, "no-such-run", "--runs", tmp_path), "there is no run"),
         *(((golden, tot, "--rule", bad), "--rule") for bad in ("1.005", "a,b", "0.5,1", "nan,1", "1,-1")),
     ):  # fmt: skip
@@ -225,46 +221,17 @@ def test_what_is_typed_wrong(golden: Path, tmp_path: Path) -> None:
             compare(*args)
 
 
-def test_text_of_files_is_whole_and_reaches_no_terminal_or_page_raw(tmp_path: Path) -> None:
-    nasty = "k\x1b[31m|<img src=x>@team" + "x" * 300
-    for side in "ab":
-        rows = [f"{nasty},{m},{100 * m + r / 100 + (50 * m if side == 'b' else 0)}" for m in (1, 2) for r in range(3)]
-        (tmp_path / f"{side}.csv").write_text("\n".join(["kernel,M,us", *rows]) + "\n")
-        (tmp_path / f"{side}.env.json").write_text(json.dumps({"env": f"{side}\x1b]0;x\x07<b>"}))
-    files = tmp_path / "a.csv", tmp_path / "b.csv"
-    out, page = compare(*files)[1], compare(*files, "--markdown", "-")[1]
-    assert "\x1b" not in out + page
-    assert (out.count("x" * 300), page.count("x" * 300)) == (2, 2)
-    assert not any(raw in page for raw in ("<img", "@team"))
-    assert "\\|&lt;img" in page
-
-
-@pytest.mark.parametrize("width", [20, 60, 200])
-def test_a_narrow_terminal_folds_the_widest_column_and_cuts_nothing(width: int) -> None:
-    grid = Grid(("kernel", "golden us", "verdict"), [("k" * 100, "100.25", "regression")], ("golden us",))
-    Console(file=(out := StringIO()), width=width).print(grid.styled(width), crop=False)
-    assert out.getvalue().count("k") == 101
-    assert all(text in out.getvalue() for text in ("golden us", "100.25", "regression"))
-
-
-# --- config sets ------------------------------------------------------------------------------------------------------
-
 DEFAULT = "gemm/gfx950-BATCHED_GEMM-A16WFP4.json"
-OWN = "gemm/gfx950-BATCHED_GEMM-A16WFP4-N=128-K=512.json"
 OLD = ((64, 512, 128, 20.0), (128, 512, 128, 40.0), (64, 128, 512, 30.0), (1, 512, 128, 2.0), (16, 512, 128, 12.0))
 
 
-def config_side(
-    folder: Path, name: str, rows: dict[int, tuple[float, str]], noise: float = 0.0005, **more: Any
-) -> Path:
-    """A side as a bench of config sets writes it: the shapes of OLD with the default file's old values, but for `rows`:
-    number -> time and file, with new values."""
+def config_side(folder: Path, name: str, rows: dict[int, float], **more: Any) -> Path:
+    """A noisy side as a bench of config sets writes it: OLD, but for the times and values of `rows` by number."""
     lines = ["kernel,B,M,N,K,us,run,aiter_config"]
     for i, (m, n, k, us) in enumerate(OLD):
-        us, file = rows.get(i, (us, DEFAULT))
-        config = f"{file} M_LEQ_{m} {'64x128x256_g1' if i in rows else '16x64x128_g1'}"
+        config = f"{DEFAULT} M_LEQ_{m} {'64x128x256_g1' if i in rows else '16x64x128_g1'}"
         key = f"aiter-bmm-a16wfp4/batched_gemm_a16wfp4,16,{m},{n},{k}"
-        lines += [f"{key},{us * (1 + noise * (run * 5 % 3)):.4f},{run},{config}" for run in (1, 2, 3)]
+        lines += [f"{key},{rows.get(i, us) * (1 + 0.02 * (run * 5 % 3)):.4f},{run},{config}" for run in (1, 2, 3)]
     path = folder / f"{name}.csv"
     path.write_text("\n".join(lines) + "\n")
     usual = {"env": name, "order": "interleaved", "session": "r1", "configs": f"/sets/{name} (2 files, sha256 1)"}
@@ -272,41 +239,14 @@ def config_side(
     return path
 
 
-def test_a_harmful_default_change_is_rejected_with_shape_times_and_limit(tmp_path: Path) -> None:
-    golden = config_side(tmp_path, "golden", {})
-    tot = config_side(tmp_path, "tot", {0: (25.0, DEFAULT), 1: (40.0, DEFAULT), 2: (15.0, DEFAULT), 3: (9.0, DEFAULT)})
-    code, out, _ = compare(golden, tot)
-    words = " ".join(out.split())
-    assert code == 1
-    assert f"rejected: {DEFAULT} (default file, 4 rows changed, 1 slower, 1 faster)" in words
-    assert "B=16 M=64 N=512 K=128: 20.01 -> 25.01 us, limit 20.61 us (1.005 x old + 0.5 us);" in words
-    assert "M_LEQ_64 16x64x128_g1 -> M_LEQ_64 64x128x256_g1" in words
-    assert "files of their own would keep what B=16 N=128 K=512 gained" in words
-    assert "M=1 " not in words.partition("rejected:")[2], "below 4 us nothing counts"
-    (file,) = document(golden, tot)["config_files"]
-    assert (file["file"], file["default"], file["verdict"], len(file["slower"])) == (DEFAULT, True, "rejected", 1)
-    rows = [line.split(",") for line in tot.read_text().splitlines()]
-    for columns, rejected in ((8, True), (7, False)):  # in another order; without configs
-        tot.write_text("\n".join(",".join([r[0], r[4], *r[1:4], *r[5:columns]]) for r in rows) + "\n")
-        assert ("rejected: " in compare(golden, tot)[1]) is rejected
-
-
-def test_a_file_that_gains_is_accepted_and_what_cannot_be_judged_is_measured_again_with_the_same_sets(
-    tmp_path: Path,
-) -> None:
-    code, out, _ = compare(config_side(tmp_path, "golden", {}), config_side(tmp_path, "tot", {2: (15.0, OWN)}))
-    assert (code, "rejected" in out) == (0, False)
-    assert f"accepted: {OWN} (1 row changed, 0 slower, 1 faster)" in " ".join(out.split())
+def test_a_config_file_that_cannot_be_judged_is_measured_again_with_the_same_sets(tmp_path: Path) -> None:
     switches = {"under_test": "switches.X", "switches": {"X": "1"}}
-    golden = config_side(tmp_path, "golden", {}, 0.02, configs="/my sets/a (2 files, sha256 1)", **switches)
-    tot = config_side(tmp_path, "tot", {0: (20.8, DEFAULT)}, 0.02, configs="the tree's own", **switches)
+    golden = config_side(tmp_path, "golden", {}, configs="/my sets/a (2 files, sha256 1)", **switches)
+    tot = config_side(tmp_path, "tot", {0: 20.8}, configs="the tree's own", **switches)
     code, out, _ = compare(golden, tot)
     words = " ".join(out.split())
     assert (code, f"open: {DEFAULT} (default file, 1 row changed, 0 slower, 0 faster)" in words) == (4, True)
     assert "--env stack=,X=1 --config-set 'golden=/my sets/a' --config-set tot= --repeats 7" in words
-
-
-# --- how often it accuses, and how often it finds ---------------------------------------------------------------------
 
 
 def table(*rows: list[float]) -> Floats:
@@ -327,12 +267,12 @@ def test_verdicts_one_by_one() -> None:
     golden = table(quiet, quiet, quiet, quiet, [3.0, 3.0, 3.01], quiet[:2], [], quiet, [10.0, 10.01, 10.02])
     tot = table([110, 110.1, 110.2], [100, 100.1, 100.3], [90, 90.1, 90.2], [101.2, 101.3, 101.4], [9, 9.1, 9.2],
                 [120, 120, 120], quiet, [], [10.3, 10.31, 10.32])  # fmt: skip
-    j = judge(golden, tot)
-    assert j.verdicts.tolist() == [
+    j, _ = judge(golden, tot)
+    assert j["verdict"].tolist() == [
         "regression", "ok", "improved", "boundary", "ignored", "regression", "new", "missing", "ok",
     ]  # fmt: skip
-    assert j.seen_from[0] < 0.1
-    assert j.seen_from[8] == pytest.approx(0.005 + 0.5 / 10.01)  # the rule alone: 0.5 % and 0.5 us of 10 us
+    assert j["seen_from"][0] < 0.1
+    assert j["seen_from"][8] == pytest.approx(0.005 + 0.5 / 10.01)  # the rule alone: 0.5 % and 0.5 us of 10 us
 
 
 def sides(rows: int, shift: float, noise: float = 0.003, seed: int = 1) -> tuple[Floats, Floats]:
@@ -343,17 +283,15 @@ def sides(rows: int, shift: float, noise: float = 0.003, seed: int = 1) -> tuple
 
 
 def test_drift_of_a_session_is_removed_and_a_slow_down_of_all_is_not() -> None:
-    j = judge(*sides(60, 0.01))
-    assert j.removed == pytest.approx(0.01, abs=0.002)
-    assert not (j.verdicts == "regression").any()
-    slower = judge(*sides(60, 0.06))  # up to 2 % may be drift
-    assert slower.removed == pytest.approx(0.02)
-    assert slower.slower
-    assert (slower.verdicts == "regression").mean() > 0.5
-    paired = judge(*sides(60, 0.03, 0.002), paired=True)
-    assert paired.removed == 0
-    assert paired.slower
-    few = judge(*sides(5, 0.01))
-    assert few.removed == 0
-    assert not few.slower
-    assert not (few.verdicts == "regression").any()
+    j, table = judge(*sides(60, 0.01))
+    assert table["shift_removed"] == pytest.approx(0.01, abs=0.002)
+    assert not (j["verdict"] == "regression").any()
+    j, table = judge(*sides(60, 0.06))  # up to 2 % may be drift
+    assert table["shift_removed"] == pytest.approx(np.expm1(0.02))
+    assert table["table_slower"]
+    assert (j["verdict"] == "regression").mean() > 0.5
+    _, table = judge(*sides(60, 0.03, 0.002), paired=True)
+    assert (table["shift_removed"], table["table_slower"]) == (0, True)
+    j, table = judge(*sides(5, 0.01))
+    assert (table["shift_removed"], table["table_slower"]) == (0, False)
+    assert not (j["verdict"] == "regression").any()
