@@ -17,7 +17,7 @@ def run(folder: Path) -> list[Figure]:
     bench = Bench(folder)
     bench.shapes(GROUPS)
     began = time.perf_counter()
-    done = bench.tune(timeout=300.0)
+    done = bench.tune()
     whole = time.perf_counter() - began
     if done.code:
         raise SystemExit(done.out + done.err)

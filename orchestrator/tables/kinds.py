@@ -187,6 +187,7 @@ def _named(values: Iterable[str]) -> str:
 Facts = Callable[[Newcomer], Mapping[str, Any]]
 """The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
 SUFFIX = ".provenance.jsonl"
+_DECODER = json.JSONDecoder()
 
 
 class Record(NamedTuple):
@@ -213,7 +214,9 @@ def read_records(table: Path) -> dict[Place, Record]:
     for n, line in enumerate(text_lines(path) if path.exists() else (), 1):
         if line := line.strip():
             try:
-                document = json.loads(line)
+                document, end = _DECODER.raw_decode(line)
+                if end != len(line):
+                    raise ValueError("more than one object")
                 record = _record(document, line)
             except (ValueError, KeyError, TypeError, RecursionError) as e:
                 what = "is not a record of a tuned row; mend the line, or move the file away and lose its records"
@@ -234,7 +237,8 @@ def current_records(table: Table, records: Mapping[Place, Record]) -> dict[Place
         record = records.get(row.place)
         if record is not None and record.us == row.us:
             kernel, split = _kernel(texts((*row.cells, "")))
-            if record.text("kernel") == kernel and (record.text("split") == split or not kernel):
+            get = record.document.get
+            if (get("kernel") or "") == kernel and (not kernel or str(get("split") or "") == split):
                 out[row.place] = record
     return out
 
@@ -267,4 +271,5 @@ def new_record(new: Newcomer, family: Family, facts: Mapping[str, Any]) -> Recor
 
 
 def _record(document: Mapping[str, Any], line: str) -> Record:
-    return Record(document["key"], number_of(str(document.get("us"))), document, line)
+    us = document.get("us")
+    return Record(document["key"], us if isinstance(us, float) else number_of(str(us)), document, line)

@@ -172,7 +172,16 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] 
             if cap is not None and os.fstat(f.fileno()).st_size > cap:
                 raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, which no tuned table is")
             for n, raw in enumerate(iter(partial(f.readline, MAX_LINE + 1), b""), 1):
-                yield _decoded(path, n, raw, error)
+                fault = "holds a NUL byte" if b"\0" in raw else ""
+                if len(raw) > MAX_LINE:
+                    fault = f"is longer than {MAX_LINE // 2**20} MB, which no row is"
+                try:
+                    text = raw.decode()
+                except UnicodeDecodeError:
+                    fault = fault or "holds bytes that are not UTF-8"
+                if fault:
+                    raise error(f"{escaped(str(path))}:{n}: {fault}; is it a CSV?")
+                yield text
     except OSError as e:
         raise error(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
 
@@ -194,17 +203,6 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
             yield at, text, record if plain else list(map(str.strip, record))
     except csv.Error as e:
         raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
-
-
-def _decoded(path: Path, n: int, raw: bytes, error: type[InputError]) -> str:
-    if len(raw) > MAX_LINE:
-        raise error(f"{escaped(str(path))}:{n}: is longer than {MAX_LINE // 2**20} MB, which no row is; is it a CSV?")
-    if b"\0" in raw:
-        raise error(f"{escaped(str(path))}:{n}: holds a NUL byte; is it a CSV?")
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as e:
-        raise error(f"{escaped(str(path))}:{n}: holds bytes that are not UTF-8; is it a CSV?") from e
 
 
 @dataclass(frozen=True, slots=True)
