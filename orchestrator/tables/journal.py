@@ -14,7 +14,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -140,7 +140,12 @@ def _second_names(target: Path, word: str) -> tuple[Path, Path]:
 
 
 def _keep(source: Path, path: Path) -> None:
-    """Copy a file durably under a new name; an empty file if the source does not exist."""
+    """Keep a file durably under a new name, an empty one if the source does not exist. Linked where that is possible:
+    the source is only ever replaced, never written to."""
+    if source.exists():
+        with suppress(OSError):
+            os.link(source, path)
+            return
     path.touch(exist_ok=False)
     if source.exists():
         shutil.copy2(source, path)

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple
 
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.policy import NUMBERS, Newcomer, identity, split_of
-from orchestrator.tables.textfiles import listed, text_lines
+from orchestrator.tables.textfiles import MAX_BYTES, listed, read_text
 from orchestrator.tables.tuned import GFX_OF_CU_NUM, KERNEL_NAMES, Place, Table, TableRow, kernel_of_stages, number_of
 from worker.families import NULLS, Family, backend_of, kernel_of_aiter, tuner_of
 from worker.text import and_more, plural
@@ -146,9 +146,11 @@ def check_versions(
     Raises TunedDBError where image or tuner version are known on both sides and differ, unless that is `allowed`.
     """
     chips = {tuple(place.split(",", 2)[:2]) for place in new}
-    begin = tuple(f"{gfx},{cu}," for gfx, cu in chips)
-    olds = (p for p in places if p.startswith(begin) and p not in new)
-    sides = [Counter(_versions(p, r.get(p)) for p in some) for some, r in ((olds, there), (new, new))]
+    begins = [(chip, f"{','.join(chip)},") for chip in chips]
+    sides = [
+        Counter((*chip, *_versions(r.get(p))) for chip, begin in begins for p in some if p.startswith(begin))
+        for some, r in (([p for p in places if p not in new], there), (new, new))
+    ]
     faults, unknown = list[str](), dict[str, list[str]]()
     for at, field, words in ((2, "image", "images"), (3, "tuner", "tuner versions")):
         for chip in sorted(chips):
@@ -174,10 +176,10 @@ def check_versions(
     return [*faults, *notes]
 
 
-def _versions(place: Place, record: Record | None) -> tuple[str, str, str, str]:
-    """gfx, cu_num, image and tuner version, "" for what is not known."""
-    gfx, cu_num, _ = place.split(",", 2)
-    return gfx, cu_num, record.text("image") if record else "", record.text("tuner") if record else ""
+def _versions(record: Record | None) -> tuple[str, str]:
+    """Image and tuner version, "" for what is not known."""
+    document = record.document if record else {}
+    return str(document.get("image") or ""), str(document.get("tuner") or "")
 
 
 def _named(values: Iterable[str]) -> str:
@@ -211,7 +213,8 @@ def records_path(table: Path) -> Path:
 def read_records(table: Path) -> dict[Place, Record]:
     """The records beside a table; none where there is no file. Raises TunedDBError for a file that is none of ours."""
     path, out = records_path(table), dict[Place, Record]()
-    for n, line in enumerate(text_lines(path) if path.exists() else (), 1):
+    text = read_text(path, MAX_BYTES, TunedDBError) if path.exists() else ""
+    for n, line in enumerate(text.split("\n"), 1):
         if line := line.strip():
             try:
                 document, end = _DECODER.raw_decode(line)
@@ -233,17 +236,18 @@ def current_records(table: Table, records: Mapping[Place, Record]) -> dict[Place
     texts: Callable[[tuple[str, ...]], tuple[str, ...]] = itemgetter(
         *(at.get(n, len(table.header)) for n in (*KERNEL_NAMES, *NUMBERS))
     )
+    known: dict[tuple[str, ...], tuple[str, str]] = {}  # kernel and split by those cells: few are distinct
     for row in table.rows:
         record = records.get(row.place)
         if record is not None and record.us == row.us:
-            kernel, split = _kernel(texts((*row.cells, "")))
+            cells = texts((*row.cells, ""))
+            kernel, split = known.get(cells) or known.setdefault(cells, _kernel(cells))
             get = record.document.get
             if (get("kernel") or "") == kernel and (not kernel or str(get("split") or "") == split):
                 out[row.place] = record
     return out
 
 
-@lru_cache(10_000)
 def _kernel(texts: tuple[str, ...]) -> tuple[str, str]:
     """Name and split of a kernel by the cells of KERNEL_NAMES and NUMBERS."""
     return kernel_of_stages(texts[: len(KERNEL_NAMES)]), split_of(texts[len(KERNEL_NAMES) :])

@@ -109,41 +109,50 @@ def merge(
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
         with locked(target, lock_wait_s), without_gc():
-            before = target.stat() if target.exists() else None
-            table, records = read_table(target, family) if before else _empty(target, family), read_records(target)
-            known, there = current_records(table, records), {r.place: r for r in table.rows}
-
-            def old(place: Place) -> Incumbent | None:
-                row, spread = there.get(place), spread_of(known.get(place))
-                return incumbent(table.cells(row), row.us, family.name, str(target), row.line, spread) if row else None
-
-            pool = NewcomerPool(family, old, err_ratio)
-            pool.take(newcomers)
-            pool.take(profile, beside=True)
-            every = pool.champions()
-            untagged = [n for n in every if n.tag and TAG not in table.header]  # AITER counts it to the key
-            best = [n for n in every if not n.tag or TAG in table.header]
-            refuse_other_rows(table, known, best, lambda n: kind_in(facts(n)) if facts else "")
-            judged = [pool.judge(n, policy) for n in best]
-            writes = [j for j in judged if j.action in ("added", "replaced")]
-            fresh = {j.new.place: new_record(j.new, family, facts(j.new) if facts else {}) for j in writes}
-            notes = [*table.notes, *pool.notes()]
-            if writes and (facts or records):
-                notes += check_versions(into, known, there, fresh, allowed=allow_mixed)
-            notes += [text] if (text := stale(table.path, records, known)) else []
-            why = f"it has the {TAG} {{}}, and the table has no such column"
-            rows = [_row(j, family) for j in judged] + pool.rejected
-            for n in untagged:
-                rows.append(MergeRow("rejected", key_dict(n.key, family), None, n.us, "", n.kernel, why.format(n.tag)))
-            backup = None
-            if writes:
-                left = {p: record for p, record in records.items() if p not in fresh} | (fresh if facts else {})
-                lines = [left[place].line + "\n" for place in dict.fromkeys((*there, *fresh)) if place in left]
-                backup = replace(table.path, _parts(table, writes, there), lines, before)
-            created = bool(writes) and before is None
-            return MergeReport(str(into), tuple(rows), str(backup) if backup else None, created, tuple(notes), policy)
+            return _merged(newcomers, into, target, family, profile, facts, policy, err_ratio, allow_mixed=allow_mixed)
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
+
+
+def _merged(
+    newcomers: Iterable[Mapping[str, Any]], into: Path, target: Path, family: Family,
+    profile: Iterable[Mapping[str, Any]], facts: Facts | None, policy: Policy, err_ratio: float | None, *,
+    allow_mixed: bool,
+) -> MergeReport:  # fmt: skip
+    """The merge while nobody else writes to the table. Its objects are gone before garbage is collected again."""
+    before = target.stat() if target.exists() else None
+    table, records = read_table(target, family) if before else _empty(target, family), read_records(target)
+    known, there = current_records(table, records), {r.place: r for r in table.rows}
+
+    def old(place: Place) -> Incumbent | None:
+        row, spread = there.get(place), spread_of(known.get(place))
+        return incumbent(table.cells(row), row.us, family.name, str(target), row.line, spread) if row else None
+
+    pool = NewcomerPool(family, old, err_ratio)
+    pool.take(newcomers)
+    pool.take(profile, beside=True)
+    every = pool.champions()
+    untagged = [n for n in every if n.tag and TAG not in table.header]  # AITER counts it to the key
+    best = [n for n in every if not n.tag or TAG in table.header]
+    refuse_other_rows(table, known, best, lambda n: kind_in(facts(n)) if facts else "")
+    judged = [pool.judge(n, policy) for n in best]
+    writes = [j for j in judged if j.action in ("added", "replaced")]
+    fresh = {j.new.place: new_record(j.new, family, facts(j.new) if facts else {}) for j in writes}
+    notes = [*table.notes, *pool.notes()]
+    if writes and (facts or records):
+        notes += check_versions(into, known, there, fresh, allowed=allow_mixed)
+    notes += [text] if (text := stale(table.path, records, known)) else []
+    why = f"it has the {TAG} {{}}, and the table has no such column"
+    rows = [_row(j, family) for j in judged] + pool.rejected
+    for n in untagged:
+        rows.append(MergeRow("rejected", key_dict(n.key, family), None, n.us, "", n.kernel, why.format(n.tag)))
+    backup = None
+    if writes:
+        left = {p: record for p, record in records.items() if p not in fresh} | (fresh if facts else {})
+        lines = [left[place].line + "\n" for place in dict.fromkeys((*there, *fresh)) if place in left]
+        backup = replace(table.path, _parts(table, writes, there), lines, before)
+    created = bool(writes) and before is None
+    return MergeReport(str(into), tuple(rows), str(backup) if backup else None, created, tuple(notes), policy)
 
 
 def _empty(path: Path, family: Family) -> Table:

@@ -172,18 +172,21 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] 
             if cap is not None and os.fstat(f.fileno()).st_size > cap:
                 raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, which no tuned table is")
             for n, raw in enumerate(iter(partial(f.readline, MAX_LINE + 1), b""), 1):
-                fault = "holds a NUL byte" if b"\0" in raw else ""
-                if len(raw) > MAX_LINE:
-                    fault = f"is longer than {MAX_LINE // 2**20} MB, which no row is"
                 try:
                     text = raw.decode()
                 except UnicodeDecodeError:
-                    fault = fault or "holds bytes that are not UTF-8"
-                if fault:
-                    raise error(f"{escaped(str(path))}:{n}: {fault}; is it a CSV?")
+                    text = "\0"
+                if "\0" in text or len(raw) > MAX_LINE:
+                    raise error(f"{escaped(str(path))}:{n}: {_fault(raw)}; is it a CSV?")
                 yield text
     except OSError as e:
         raise error(f"{escaped(str(path))}: cannot be read: {e.strerror or e}") from e
+
+
+def _fault(raw: bytes) -> str:
+    if len(raw) > MAX_LINE:
+        return f"is longer than {MAX_LINE // 2**20} MB, which no row is"
+    return "holds a NUL byte" if b"\0" in raw else "holds bytes that are not UTF-8"
 
 
 def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, str, Sequence[str]]]:
