@@ -80,11 +80,14 @@ def sides(envs: Sequence[str], sets: Sequence[str]) -> list[Side]:
     stacks = [_stack(word) for word in envs]
     if stacks and len({bool(s.image) for s in stacks}) != 1:
         raise InputError("--env: name interpreters (absolute paths) or images, not both")
+    if len({s.name for s in stacks}) != len(stacks):
+        raise InputError("--env: two environments have the same name")
     if not sets:
         return stacks
     if len(stacks) > 1 or any(s.image for s in stacks):
         raise InputError("--config-set: with it at most one --env, an interpreter: the one that reads all sets")
-    return [replace([*stacks, Side()][0], name=name, configs=text) for name, text in config_sets(sets).items()]
+    reader = stacks[0] if stacks else Side()
+    return [replace(reader, name=name, configs=text) for name, text in config_sets(sets).items()]
 
 
 def _stack(word: str) -> Side:
@@ -107,6 +110,8 @@ def _variables(side: str, settings: Sequence[str]) -> dict[str, str]:
             raise InputError(f"--env {side}: {setting!r} is not VAR=VALUE (a value holds no comma)")
         if _OURS.match(name):
             raise InputError(f"--env {side}: {name} is set by gemmfleet itself for every process")
+        if name in out:
+            raise InputError(f"--env {side}: {name} is there twice")
         out[name] = value
     return out
 
@@ -185,7 +190,8 @@ def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any
 
 def refuse_other_engines(first: Prepared) -> None:
     """Raise InputError where the node does not run images."""
-    if not find_engine((node := first.nodes[0]).engine).runs_images:
+    node = first.nodes[0]
+    if not find_engine(node.engine).runs_images:
         raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
 
 

@@ -160,9 +160,12 @@ class Dispatch:
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         function, where = find_function([FAMILIES[case.family].aiter.operator])
-        stored = _as_stored if case.format == ROW8 and not case.b else plain
-        shuffled = _blocks_shuffled if case.format == BLOCK8 else _shuffled
-        prepare = _mx_shuffled if case.format == MX4 else shuffled if "bpreshuffle" in case.family else stored
+        if case.format == MX4:
+            prepare = _mx_shuffled
+        elif "bpreshuffle" in case.family:
+            prepare = _blocks_shuffled if case.format == BLOCK8 else _shuffled
+        else:
+            prepare = _as_stored if case.format == ROW8 and not case.b else plain
         return bound(function, where, case, prepare, padded=case.format == MX4)
 
 

@@ -174,8 +174,10 @@ class BenchTuner:
 
 def _given(side: Side) -> dict[str, Any]:
     """Fields of a side that were requested: its image, its variables, and its config set in words."""
-    configs = json.loads(side.configs)["named"] if side.configs else "" if side.configs is None else "the tree's own"
-    return {n: v for n, v in (("variables", dict(side.variables)), ("image", side.image), ("configs", configs)) if v}
+    given: dict[str, Any] = {"variables": dict(side.variables), "image": side.image}
+    if side.configs is not None:
+        given["configs"] = json.loads(side.configs)["named"] if side.configs else "the tree's own"
+    return {name: value for name, value in given.items() if value}
 
 
 def _variables(

@@ -76,6 +76,8 @@ def test_switches_follow_the_interpreter_or_image_and_reach_the_workers(tmp_path
     ("envs", "sets", "says"),
     [
         (["tot=/p,X=1,2"], [], "'2' is not VAR=VALUE (a value holds no comma)"),
+        (["tot=/p,X=1,X=2"], [], "X is there twice"),
+        (["tot=/p", "tot=/q"], [], "two environments have the same name"),
         (["tot=/p,HIP_VISIBLE_DEVICES=3"], [], "HIP_VISIBLE_DEVICES is set by gemmfleet itself"),
         (["tot="], [], "--env 'tot=' is not NAME=/path/to/python"),
         ([], ["a="], "--config-set a=: names no folder"),
