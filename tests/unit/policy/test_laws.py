@@ -102,7 +102,7 @@ def test_the_laws_hold_on_drawn_plans() -> None:
     assert ends == {"finished": PLANS}
 
 
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(seed=st.integers(1000, 10**9), by_candidate=st.booleans())
 def test_a_policy_that_only_read_the_journal_goes_on_alike(seed: int, by_candidate: bool) -> None:
     plan = replace(draw_plan(seed), mixes=bool(seed % 2))
