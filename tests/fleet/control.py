@@ -22,9 +22,10 @@ from tests.fleet.link import NodeLink
 
 TIMEOUTS = Timeouts(
     tick=0.01, view=0.05, never_up=2.0, starting=10.0, first_word=10.0, silence=1.5, backoff=0.02, longest_backoff=0.1,
-    jitter=0.01, steady=0.2, vanished=0.3, busy=0.05, close=0.5, stop=StopLimits(2.0, 1.0, 5.0),
+    jitter=0.01, steady=0.2, vanished=2.0, busy=0.05, close=0.5, stop=StopLimits(2.0, 1.0, 5.0),
     cancel=StopLimits(1.0, 0.5, 2.5),
 )  # fmt: skip
+"""As in a real run, `vanished` is longer than `silence`: a beat that was held up by a stall is never that old."""
 POLICY = PolicySettings(first_cool_down_s=0.05, cool_down_s=0.3, proof_s=5.0, ahead_s=0.1)  # shapes take hundredths
 
 
