@@ -34,7 +34,7 @@ class Call(NamedTuple):
 
 
 def ask(root: Path, calls: Sequence[Call], env: Mapping[str, str] | None = None) -> list[Any]:
-    """Returns the answer of the engine at `root` to each call; an EngineError stands for an answer that it could not give.
+    """Returns the answer of the engine at `root` to each call, an EngineError for one that it could not give.
 
     Paths are text. `env`: variables beside those of this process. Raises EngineError if nothing can be asked.
     """
