@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,13 @@ PARTS = {
 }  # fmt: skip
 
 
+FOLDERS = {
+    "vllm": ("model_executor/layers/quantization/utils", "model_executor/layers/fused_moe"),
+    "sglang": ("kernels/ops/gemm", "srt/layers/moe/moe_runner/triton_utils"),
+}
+"""Folders whose modules read the files in `configs` below them."""
+
+
 class Engine:
     """A loaded engine; `load` makes it. A process holds one, and the latest counts."""
 
@@ -170,7 +177,7 @@ class Engine:
         module = self._module(op)
         seen: list[Launch] = []
         kernels = {name: _Recorded(k, seen) for name, k in vars(module).items() if _is_kernel(k)}
-        with _replaced(module, kernels):
+        with replaced(module, kernels):
             call()
         if not seen:
             raise EngineError(f"{self.project} {self.version} launches no Triton kernel for this on {self.device.name}")
@@ -200,7 +207,7 @@ class Engine:
         lookup = getattr(module, function)
         lookup.cache_clear()
         try:
-            with _replaced(module, names):
+            with replaced(module, names):
                 table: dict[int, Values] | None = lookup(*args)
         finally:
             lookup.cache_clear()
@@ -245,7 +252,7 @@ def _is_kernel(value: Any) -> bool:
 
 
 @contextmanager
-def _replaced(module: ModuleType, names: Names) -> Iterator[None]:
+def replaced(module: ModuleType, names: Names) -> Iterator[None]:
     space = vars(module)
     before = {name: space[name] for name in names if name in space}
     space.update(names)
@@ -257,18 +264,19 @@ def _replaced(module: ModuleType, names: Names) -> Iterator[None]:
         space.update(before)
 
 
-def load(root: Path, device: Device) -> Engine:
-    """Load the engine at `root` as it is on a device. Raises EngineError."""
+def load(root: Path, device: Device, further: Sequence[str] = ()) -> Engine:
+    """Load the engine at `root` as it is on a device. `further`: modules to run as well. Raises EngineError."""
     project, package, version = locate(root)
     try:
         supplied = {"vllm": _of_vllm, "sglang": _of_sglang}[project](device)
     except ImportError as e:
         raise EngineError(f"to load {package}, torch and triton have to be installed here: {e}") from e
-    finder = Finder(package, project, PARTS[project].executed, supplied)
+    executed = tuple(dict.fromkeys((*PARTS[project].executed, *further)))
+    finder = Finder(package, project, executed, supplied)
     import torch
 
     # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
-    with _replaced(torch, {"compile": Stub("torch.compile")}):
+    with replaced(torch, {"compile": Stub("torch.compile")}):
         execute(finder)
     return Engine(package, version, device, finder)
 
@@ -387,8 +395,14 @@ def unpack(wheel: Path, folder: Path) -> Path:
 def _needed(project: str, inside: str) -> bool:
     if inside.endswith(".json"):
         return "/configs/" in inside
-    module = f"{project}.{inside.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
-    return module in PARTS[project].executed or inside == "_version.py"
+    return inside in parts_of(project) or (inside.endswith(".py") and inside.rpartition("/")[0] in FOLDERS[project])
+
+
+def parts_of(project: str) -> tuple[str, ...]:
+    """Files and folders of a package that `load` and the look-ups need."""
+    modules = [module.partition(".")[2].replace(".", "/") for module in PARTS[project].executed]
+    packages = [f"{module}/__init__.py" for module in modules]
+    return (*(f"{module}.py" for module in modules), *packages, *FOLDERS[project], "_version.py", "platforms/rocm.py")
 
 
 _NAME = "from vllm.platforms import current_platform as p; print('name:', p.get_device_name(0), sep='')"
