@@ -1,5 +1,5 @@
-"""The page of known issues of AITER's tuners, read: an issue's line of output. Beside it, in tests/aiter/known_issues.md,
-the places in AITER's repository that print or cause each issue."""
+"""The page of known issues of AITER's tuners, read: an issue's line of output. And tests/aiter/known_issues.md: the
+places in AITER's repository that print or cause each issue."""
 
 from __future__ import annotations
 
