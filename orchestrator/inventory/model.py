@@ -1,8 +1,8 @@
-"""The table of an inventory's options: name, type with its rule, default, and what the docs say of it.
+"""All options of an inventory: name, type with its rule, default, and the text for the docs.
 
-A field is one option. From it come the reader's checks, the legal keys in its messages, the JSON schema
-(inventories/inventory.schema.json), the tables of docs/reference/inventory.md (tests/support/inventory_page.py), and,
-for an option with a `Variable`, the worker's setting. `load` reads files; `values` has the rules.
+Each field is one option. The reader's checks, the legal keys in its messages, the JSON schema
+(inventories/inventory.schema.json), the tables of docs/reference/inventory.md (tests/support/inventory_page.py) and,
+for an option with a `Variable`, the worker's setting are all made from it. `load` reads files; `values` has the rules.
 """
 
 from __future__ import annotations
@@ -61,26 +61,26 @@ DEVICE_GROUPS = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Beside an option's type: the variable of the workers' environment that gets its value."""
+    """Annotates an option's type with the environment variable of the workers that gets its value."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Beside an option's type: another option of the node, and the values with which this one makes sense."""
+    """Annotates an option's type with another option of the node, and the values of it that this one needs."""
 
     option: str
     values: tuple[str, ...]
 
 
 def option(default: Any, value: str, meaning: str) -> Any:
-    """A field of the table. `value`: what it takes, and in brackets the default, as the docs say it."""
+    """A field of the table. `value`: the docs' words for what it takes, with the default in brackets."""
     return Field(default, title=value, description=meaning)
 
 
 class Strict(BaseModel):
-    """A frozen model: unknown keys are errors, and no type is converted to another."""
+    """A frozen model: unknown keys are errors, and types are never converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -117,8 +117,8 @@ class LoginHost(Strict):
 
 
 class DockerSection(Strict):
-    """Options of the containers. What is not given here is Docker's own default, but for network, which is none, and
-    for the devices."""
+    """Options of the containers. An option that is not given has Docker's default, except that there is no network, and
+    that the slot's GPU is passed in."""
 
     devices: Devices | None = option(
         None, "list (the GPU of the slot)",
@@ -180,8 +180,8 @@ class NodeOptions(LoginHost):
     image: Image | None = option(None, "text* (required with a container engine)", "image of the workers")
     gpus: Gpus = option(
         "auto", "`auto`, number, list (`auto`)",
-        "`auto`: a slot for each GPU found, or one slot with all cores; a number: that many GPUs, `0` for one slot"
-        " without a GPU; `[0, 2]`: these GPUs",
+        "`auto`: one slot for each GPU found, else one slot with all cores; a number N: the first N GPUs, `0` for one"
+        " slot without a GPU; `[0, 2]`: these",
     )  # fmt: skip
     workdir: Private | None = option(
         None, "path on the node* (`~/.gemmfleet`; local: in the run's folder)", "folder for the files of runs"
@@ -253,7 +253,7 @@ class NodeOptions(LoginHost):
 
 
 class Defaults(NodeOptions):
-    """The options that hold for all nodes, and those of the fleet as a whole."""
+    """Options for all nodes, and options of the fleet as a whole."""
 
     family: Annotated[str, one_of(lambda: FAMILIES, lambda: FAMILIES)] = option(
         DEFAULT_FAMILY, "a [family](families.md) (`a16w16`)", "family where `--family` is not given"
@@ -268,9 +268,8 @@ def _own_tuners() -> list[str]:
 
 
 class Node(NodeOptions):
-    """A node with the defaults merged in. `origins`: the line of each text that holds a reference, by its path such as
-    `docker.volumes.0`, and that of the node itself as `name`. `login`: the host that `via:` names, where `hosts:` has
-    it."""
+    """A node with the defaults merged in. `origins`: the line of each text that holds a reference, by its path (such as
+    `docker.volumes.0`), and the node's own line as `name`. `login`: the host that `via:` names, if `hosts:` has it."""
 
     name: str
     source: str = ""
@@ -316,12 +315,12 @@ class Inventory(Strict):
 
     @property
     def family(self) -> str:
-        """The family that is tuned where none is named."""
+        """The family to tune if the command line does not name one."""
         return self.defaults.family
 
     @property
     def tuner(self) -> str:
-        """The tuner that is used where none is named."""
+        """The tuner to use if the command line does not name one."""
         return self.defaults.tuner
 
 
