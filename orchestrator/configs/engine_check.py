@@ -36,7 +36,7 @@ import triton.language as tl
 
 from orchestrator.configs.check import outliers
 from worker.text import LEVELS, Finding, Level, and_more, clean, plural
-from worker.triton_configs.engine import FOLDERS, Device, Layer, Values, load, locate, replaced
+from worker.triton_configs.engine import FOLDERS, PARTS, Device, Layer, Values, load, locate, noting, replaced
 from worker.triton_configs.keys import USUAL_KEYS
 from worker.triton_configs.resolve import LDS_BYTES, ConfigFileError, read
 from worker.tuners.search.compiling import CompilePool, compile_for, compiling, facts_of
@@ -253,7 +253,11 @@ class Lookups:
         readers = [module for module, text in sources.items() if "device_name=" in text]
         if arch is not None:
             compile_for(target_of(arch))
-        self.engine = load(package, Device(name.replace("_", " "), arch or 90), readers)
+        self.engine = load(
+            package,
+            Device(name.replace("_", " "), arch or 90),
+            [m for m in readers if m not in PARTS[package.name].executed],
+        )
         self._dtypes = _dtypes(sources.values())
         found = [(module, f) for module in readers for f in _functions(module)]
         self._lookups = [(module, f) for module, f in found if "configs" in f.__code__.co_consts]
@@ -468,13 +472,7 @@ def _by_name(function: Callable[..., Any], given: Values) -> Any:
 
 def _call(lookup: Callable[..., Any], arguments: Values, sought: list[Path]) -> tuple[Any, str]:
     """(table, why it fails). `sought` gets each path that the look-up asks for, in its order."""
-    there = os.path.exists
-
-    def exists(path: str) -> bool:
-        sought.append(Path(path))
-        return there(path)
-
-    with replaced(os.path, {"exists": exists}):
+    with replaced(os.path, {"exists": noting(sought, os.path.exists)}):
         try:
             return lookup(**arguments), ""
         except Exception as e:  # noqa: BLE001 - the engine's own errors are of any type
