@@ -118,14 +118,14 @@ class Checked:
 def check(
     root: Path, device: str | None, sizes: Mapping[str, int], *, compiling: bool, say: Callable[[str], None]
 ) -> Checked:
-    """Check the files of an engine that are of the device (None: any) and of the sizes (n, k, e). `compiling`: and
+    """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `compiling`: and
     compile their entries. Raises EngineError."""
     project, package, version = locate(root)
     paths = (p for folder in FOLDERS[project] for p in (package / folder / "configs").rglob("*.json"))
     named = sorted(
         (f for f in map(_named, paths) if f and device in (None, f.device)), key=lambda f: (f.device, f.path)
     )
-    files = [f for f in named if all(getattr(f.layer, name) == size for name, size in sizes.items())]
+    files = [f for f in named if all(getattr(f.layer, name.lower()) == size for name, size in sizes.items())]
     groups = [list(some) for _, some in groupby(files, key=lambda f: f.device)]
     with ProcessPoolExecutor(_cores(), mp_context=get_context("spawn")) as pool:
         looked = list(pool.map(look, [package] * len(groups), groups))
