@@ -36,7 +36,18 @@ import triton.language as tl
 
 from orchestrator.configs.check import outliers
 from worker.text import LEVELS, Finding, Level, and_more, clean, plural
-from worker.triton_configs.engine import FOLDERS, PARTS, Device, Layer, Values, load, locate, noting, replaced
+from worker.triton_configs.engine import (
+    FOLDERS,
+    PARTS,
+    Device,
+    EngineError,
+    Layer,
+    Values,
+    load,
+    locate,
+    noting,
+    replaced,
+)
 from worker.triton_configs.keys import USUAL_KEYS
 from worker.triton_configs.resolve import LDS_BYTES, ConfigFileError, read
 from worker.tuners.search.compiling import CompilePool, compile_for, compiling, facts_of
@@ -122,10 +133,11 @@ def check(
     compile their entries. Raises EngineError."""
     project, package, version = locate(root)
     paths = (p for folder in FOLDERS[project] for p in (package / folder / "configs").rglob("*.json"))
-    named = sorted(
-        (f for f in map(_named, paths) if f and device in (None, f.device)), key=lambda f: (f.device, f.path)
-    )
+    named = [f for f in map(_named, paths) if f and device in (None, f.device)]
     files = [f for f in named if all(getattr(f.layer, name.lower()) == size for name, size in sizes.items())]
+    if not files:
+        raise EngineError(f"{package} has no config file for {device or 'any device'} and that shape")
+    files.sort(key=lambda f: (f.device, f.path))
     groups = [list(some) for _, some in groupby(files, key=lambda f: f.device)]
     with ProcessPoolExecutor(_cores(), mp_context=get_context("spawn")) as pool:
         looked = list(pool.map(look, [package] * len(groups), groups))
