@@ -388,11 +388,12 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
     except (EngineError, ImportError) as e:
         raise InputError(str(e)) from e
     counts = [sum(f.level == level for f in c.findings) for level in ("error", "warning", "note")]
-    page = Page({**asdict(c), "errors": counts[0], "warnings": counts[1]}, bool(counts[0]))
+    words = ("errors", "warnings", "notes")
+    page = Page({**asdict(c), **dict(zip(words, counts, strict=True))}, bool(counts[0]))
     page.line(f"{c.project} {c.version}, Triton {c.triton}: {plural(c.files, 'file')}")
     rows = [(f.level, f.rule, f"{f.path}:{f.line}" if f.line else f.path, f.text) for f in c.findings]
     page.table(("level", "rule", "file:line", "finding"), rows, "finding", most=MOST_FINDINGS)
-    page.line(", ".join(plural(n, level) for n, level in zip(counts, ("error", "warning", "note"), strict=True)))
+    page.line(", ".join(plural(n, word[:-1]) for n, word in zip(counts, words, strict=True)))
     return page
 
 
