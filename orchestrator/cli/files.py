@@ -390,7 +390,7 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
     counts = [sum(f.level == level for f in c.findings) for level in ("error", "warning", "note")]
     words = ("errors", "warnings", "notes")
     page = Page({**asdict(c), **dict(zip(words, counts, strict=True))}, bool(counts[0]))
-    page.line(f"{c.project} {c.version}, Triton {c.triton}: {plural(c.files, 'file')}")
+    page.line(f"{c.project} {c.version}, Triton {c.triton}: {plural(c.files, 'file')}, {c.entries:,} distinct entries")
     rows = [(f.level, f.rule, f"{f.path}:{f.line}" if f.line else f.path, f.text) for f in c.findings]
     page.table(("level", "rule", "file:line", "finding"), rows, "finding", most=MOST_FINDINGS)
     page.line(", ".join(plural(n, word[:-1]) for n, word in zip(counts, words, strict=True)))
@@ -403,8 +403,7 @@ def _progress(done: int, of: int) -> None:
 
 
 def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r{text}", end="", file=sys.stderr)
+    print(text, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr)
 
 
 def _add_chip(page: Page, c: CheckedConfigs) -> None:

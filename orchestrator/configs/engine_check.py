@@ -115,7 +115,8 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Checked:
-    """The check of an engine's files. The document of `--json` holds these fields. `compiled`: by keys of entries."""
+    """The check of an engine's files. The document of `--json` holds these fields. `entries`: those of which Triton
+    makes different code; `compiled`: by their keys."""
 
     project: str
     version: str
@@ -144,7 +145,7 @@ def check(
     findings, entries = ([x for some in column for x in some] for column in zip(*looked, strict=True))
     if device is None and not sizes:
         findings += _unread_folders(package, files, findings)
-    out = Checked(project, version, len(files), len(entries), findings, {})
+    out = Checked(project, version, len(files), len({e.key for e in entries}), findings, {})
     if compiling:
         out.compiled = compile_all(package, entries, say)
         for file, some in groupby(entries, key=lambda e: e.file):
@@ -251,7 +252,7 @@ def _unread_folders(package: Path, files: Sequence[File], findings: Sequence[Fin
     unread = {package.parent / f.path for f in findings if f.rule in ("name", "shadowed") and f.level != "note"}
     for folder, some in groupby(sorted(f.path for f in files), key=lambda path: path.parent):
         paths = list(some)
-        if unread.issuperset(paths):
+        if folder.name.startswith("triton_") and unread.issuperset(paths):
             at = str(folder.relative_to(package.parent))
             yield Finding("warning", "folder", at, 0, f"none of the files is read: {plural(len(paths), 'file')}")
 
@@ -277,7 +278,8 @@ class Lookups:
 
     def ask(self, file: File) -> Answer:
         """Ask all look-ups for the file."""
-        parts: set[str] = set()
+        own = _parts(file.path)
+        strange = own
         for module, lookup in self._lookups:
             for arguments in self._arguments(lookup, file.layer):
                 sought: list[Path] = []
@@ -285,9 +287,9 @@ class Lookups:
                 if same := [path for path in sought if path.name == file.path.name]:
                     read = next((path for path in same if path.exists()), None)
                     return Answer(read, table or {}, error, (module, lookup.__name__))
-                parts.update(part for path in sought for part in _parts(path))
-        own = _parts(file.path)
-        return Answer(strange=", ".join([part for part in own if part not in parts] or own))
+                others = ([part for part in own if part not in _parts(path)] for path in sought)
+                strange = min([strange, *filter(None, others)], key=len)
+        return Answer(strange=", ".join(strange))
 
     def _arguments(self, lookup: Callable[..., Any], layer: Layer) -> Iterator[Values]:
         """All arguments for a layer's sizes, those of its own first; none if the look-up is for other layers."""
@@ -421,11 +423,13 @@ def compile_all(package: Path, entries: Sequence[Entry], say: Callable[[str], No
             for r in pool.collect():
                 facts = asdict(r.facts) if r.facts else {}
                 done[r.name] = {"key": r.name, "status": r.status, "detail": clean(r.detail, 300), **facts}
-                with path.open("a") as file:
-                    file.write(json.dumps(done[r.name]) + "\n")
+                if facts or r.status == "unsupported":  # a crash may have another cause
+                    with path.open("a") as file:
+                        file.write(json.dumps(done[r.name]) + "\n")
                 waiting, count = waiting - 1, count + 1
-                rate = count / (time.monotonic() - begin)
-                say(f"{count} of {plural(len(left), 'entry', 'entries')} compiled, {rate:.1f} a second")
+                if count % 20 == 0 or count == len(left):
+                    rate = count / (time.monotonic() - begin)
+                    say(f"{count} of {plural(len(left), 'entry', 'entries')} compiled, {rate:.1f} a second")
         pool.close()
     return {key: done[key] for key in wanted}
 
