@@ -48,7 +48,7 @@ from worker.triton_configs.engine import (
     noting,
     replaced,
 )
-from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.keys import USUAL_KEYS, served
 from worker.triton_configs.resolve import LDS_BYTES, ConfigFileError, read
 from worker.tuners.search.compiling import CompilePool, compile_for, compiling, facts_of
 from worker.tuners.search.source import CompileFacts, KernelSource, Target, known
@@ -201,7 +201,8 @@ def _name_faults(package: Path, file: File, answer: Answer) -> Iterator[Fault]:
 def _key_faults(table: Mapping[int, Any]) -> Iterator[Fault]:
     lacking = {m: min(table, key=lambda key: abs(key - m)) for m in USUAL_KEYS if table and m not in table}
     if lacking:
-        gets = [f"M = {_spell(list(ms))} get the entry of {key}" for key, ms in groupby(lacking, lacking.get)]
+        serve = {key: served(table)[key] for key in lacking.values()}
+        gets = [f"the entry of {key} serves M = {first}..{last or ''}" for key, (first, last) in serve.items()]
         far = any(max(pair) >= FAR * min(pair) for pair in lacking.items())
         text = f"lacks {len(lacking)} of the {len(USUAL_KEYS)} usual keys: {', '.join(gets)}"
         yield "warning" if far else "note", "keys", None, text
