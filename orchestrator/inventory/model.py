@@ -138,8 +138,7 @@ class DockerSection(Strict):
     env: Env = option({}, "mapping* (empty)", "environment, on top of `env`")
     pull: Literal["missing", "always", "never"] = option(
         "missing", "`missing`, `always`, `never` (`missing`)",
-        "when the image is pulled; `always`: once at the start of a run. Credentials are those of the controller's"
-        " Docker configuration",
+        "when the image is pulled; `always`: once at the start of a run, with the controller's Docker credentials",
     )  # fmt: skip
     docker_command: Annotated[Words, Field(min_length=1)] = option(
         ("docker",), "list (`[docker]`)", "how to call Docker: `[sudo, -n, docker]`"
@@ -189,9 +188,8 @@ class NodeOptions(LoginHost):
     )
     results: Absolute | None = option(
         None, "absolute path on the node* (none)",
-        "folder that outlives runs: `RESULTS/<run>/<node>` (mode 0700) is made at deploy, mounted into containers, and"
-        " given to tuners as `GEMMFLEET_RESULTS`; `events/` and `logs/` are copied there when the run ends;"
-        " `runs prune` leaves it",
+        "folder that outlives runs: `RESULTS/<run>/<node>` (mode 0700) is mounted into containers, is"
+        " `GEMMFLEET_RESULTS` for tuners, and gets copies of `events/` and `logs/` when the run ends",
     )  # fmt: skip
     python: Fixed | None = option(
         None, "text (found on the node; local: this program's; `docker`: the image's)", "interpreter of the workers"
