@@ -203,7 +203,7 @@ def decisions(
 
 
 def _decided_ranges(lines: Mapping[str, int]) -> tuple[dict[Range, Winner], list[str]]:
-    """Decide on the documents of an engine's rows, each with its line. Ranges of a file that overlap stay as they are, as
+    """Decide on the documents of an engine's rows, each with its line. Ranges of a file that overlap stay as they are; so
     do those of a file that two devices or engines measured."""
     made = [d for text, line in lines.items() if (d := _engine_decision(text, line))]
     clash = {
