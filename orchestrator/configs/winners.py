@@ -203,8 +203,8 @@ def decisions(
 
 
 def _decided_ranges(lines: Mapping[str, int]) -> tuple[dict[Range, Winner], list[str]]:
-    """Decide on the documents of an engine's rows, each with its line. Ranges of a file that overlap stay as they are; so
-    do those of a file that two devices or engines measured."""
+    """Decide on the documents of an engine's rows, each with its line. Ranges of a file that overlap stay as they are.
+    So do all of a file that two devices or engines measured."""
     made = [d for text, line in lines.items() if (d := _engine_decision(text, line))]
     clash = {
         p: q for p, *_ in made for q, *_ in made
