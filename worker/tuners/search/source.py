@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.registry import option, seconds, whole
+from worker.registry import Rule, option, seconds, whole
 
 if TYPE_CHECKING:
     import torch
@@ -245,6 +245,25 @@ def _search(value: Any) -> str:
     if value not in (FAST, EXHAUSTIVE):
         raise ValueError(f"neither {FAST} nor {EXHAUSTIVE}")
     return str(value)
+
+
+def mapping_of(fits: Callable[[str, Any], bool], what: str) -> Rule:
+    """Rule: a mapping from texts whose entries fit."""
+
+    def rule(value: Any) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, Mapping) or not all(isinstance(k, str) and fits(k, v) for k, v in value.items()):
+            raise ValueError(f"not {what}")
+        return tuple(value.items())
+
+    return rule
+
+
+COUNTS = mapping_of(lambda _, v: isinstance(v, (int, float)) and v > 0, "numbers of calls above 0 by shape")
+
+
+def cost_factor(options: Mapping[str, Any]) -> float:
+    """Factor on a shape's time with these options."""
+    return 4.0 if options.get("search") == EXHAUSTIVE else 1.0
 
 
 @dataclass(frozen=True, slots=True)
