@@ -12,7 +12,7 @@ from worker.registry import option, parse_options, text
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
-from worker.tuners.search.source import COUNTS, SearchOptions, cost_factor, mapping_of
+from worker.tuners.search.source import SearchOptions, cost_factor, mapping_of
 
 if TYPE_CHECKING:
     from worker.triton_configs.kinds import ConfigKind
@@ -30,13 +30,9 @@ _BUCKETS = mapping_of(
 class Options(SearchOptions):
     """Those of the search, and further ones; docs/reference/tuners.md explains them."""
 
-    family: str = option("", text)  # the run's family, set by gemmfleet
     kind: str = option("", text)  # kind of config (worker/triton_configs/kinds.py), where it is not the family's own
-    root: str = option("", text)  # AITER's tree or package, where it is not found by itself
     # Buckets meant for the default file: nothing is searched, they and today's configs are measured.
     default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _BUCKETS)
-    # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.
-    counts: tuple[tuple[str, float], ...] = option((), COUNTS)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:

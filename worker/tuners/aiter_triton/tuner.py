@@ -139,14 +139,8 @@ class FileSearch:
 
     def _first(self, t: PointTask) -> list[TileConfig]:
         """Today's config, then the seeds."""
-        p = kind_problem(t)
+        p = t.problem
         return list(dict.fromkeys([t.old, *self.seeds.of(p.m, p.n, p.k, p.batch)]))
-
-
-def kind_problem(t: PointTask) -> KindProblem:
-    """A point's problem."""
-    assert isinstance(t.problem, KindProblem)
-    return t.problem
 
 
 class AiterBucket(BucketSearch):
@@ -156,7 +150,8 @@ class AiterBucket(BucketSearch):
         """`tasks`: the workload's M before other ones. A bucket of `file.default` gets that config whatever is
         measured; who merges it decides."""
         self._file, self._tasks, self._fixed = file, list(tasks), file.default.get(name)
-        super().__init__(file.context, file.flight, name, len(self._tasks) == 1 and self._fixed is None)
+        alone = len(self._tasks) == 1 and self._fixed is None
+        super().__init__(file.context, file.flight, name, file.seeds.won, alone=alone)
 
     def run(self, prior: CandidateRanker | None, following: Sequence[ShapeTask]) -> CandidateRanker | None:
         """Search, compare, decide, settle. `prior`: what an earlier bucket's search learned; returns this one's."""
@@ -186,9 +181,6 @@ class AiterBucket(BucketSearch):
 
     def kept_name(self, t: PointTask) -> str:
         return super().kept_name(t) if self._fixed is None else self._fixed.name
-
-    def won(self, t: PointTask, config: TileConfig) -> None:
-        self._file.seeds.won(kind_problem(t), config)
 
     def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
         """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M

@@ -16,7 +16,6 @@ from worker.protocol import Row, SpecShape
 from worker.text import clean
 from worker.triton_configs.resolve import slower
 from worker.tuners.base import Emit
-from worker.tuners.common.problem import Problem
 from worker.tuners.search.model import CandidateRanker
 from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
 from worker.tuners.search.source import EXHAUSTIVE
@@ -103,21 +102,14 @@ class Flight:
         """True for a shape that has its verdict."""
         return shape.id in self._settled
 
-    def tuned(self, shape: SpecShape, winner: Row) -> None:
-        """Settle a shape, once."""
-        if self._settles(shape):
+    def settle(self, shape: SpecShape, winner: Row | None, reason: str = "", detail: str = "") -> None:
+        """A shape's verdict, the first one: its row, or why there is none."""
+        if not self.is_settled(shape) and winner is not None:
             self._emit.tuned(shape.id, winner)
-
-    def failed(self, shape: SpecShape, reason: str, detail: str) -> None:
-        """Settle a shape without a winner, once."""
-        if self._settles(shape):
+        elif not self.is_settled(shape):
             self._emit.failed(shape.id, reason, detail)
-
-    def _settles(self, shape: SpecShape) -> bool:
-        first = shape.id not in self._settled
         self._settled.add(shape.id)
         self._shape = None if self._shape is shape else self._shape
-        return first
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +131,7 @@ class PointTask:
     point: Point
     shape: SpecShape | None
     named: SpecShape
-    problem: Problem
+    problem: Any
     today: Values
     old: TileConfig
     search: ShapeTask | None = None
@@ -203,22 +195,19 @@ class BucketSearch(ABC):
 
     proven = False
 
-    def __init__(self, context: SearchContext, flight: Flight, name: str, alone: bool) -> None:
-        """`alone`: it has one point, whose leaders are ranked at once."""
-        self.context, self._flight, self.name, self.alone = context, flight, name, alone
+    cost: Cost = staticmethod(weighted_sum)
+
+    def __init__(
+        self, context: SearchContext, flight: Flight, name: str, won: Callable[[Any, TileConfig], None], *, alone: bool
+    ) -> None:
+        """`won`: keeps a problem's winner for others like it. `alone`: there is one point, whose leaders are ranked at
+        once."""
+        self.context, self._flight, self.name, self._won, self.alone = context, flight, name, won, alone
         self.configs: dict[str, TileConfig] = {}
 
     @abstractmethod
     def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
         """What a point's row says of the verdict, as JSON; `winner` "": today's configs stay."""
-
-    @abstractmethod
-    def won(self, t: PointTask, config: TileConfig) -> None:
-        """Keep a winner for points like it."""
-
-    def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
-        """What the winner has the least of."""
-        return weighted_sum(points, us, least)
 
     def search(
         self, t: PointTask, prior: CandidateRanker | None, following: Sequence[ShapeTask]
@@ -291,14 +280,14 @@ class BucketSearch(ABC):
             name = winner or self.kept_name(t)
             if name not in t.times:
                 detail = f"no config is right at every M of {self.name}, and {name} is not at {t.point.m}"
-                self._flight.failed(t.shape, "no_candidate", detail)
+                self._flight.settle(t.shape, None, "no_candidate", detail)
                 continue
             c, timed = self.configs[name], t.times[name]
             old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
             detail = f"{self.name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
             won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
-            self.won(t, c)
-            self._flight.tuned(t.shape, Row(**dict(won, triton_config=self.document(winner, t, there))))
+            self._won(t.problem, c)
+            self._flight.settle(t.shape, {**won, "triton_config": self.document(winner, t, there)})
 
     def kept_name(self, t: PointTask) -> str:
         """The config whose time a point's row has where nothing is changed."""
@@ -306,7 +295,7 @@ class BucketSearch(ABC):
 
     def _fail(self, t: PointTask, reason: str, detail: str) -> None:
         if t.shape is not None:
-            self._flight.failed(t.shape, reason, detail)
+            self._flight.settle(t.shape, None, reason, detail)
 
     def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
         """Times of these and today's at one point, one sample of each a round."""

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.registry import Rule, option, seconds, whole
+from worker.registry import Rule, option, seconds, text, whole
 
 if TYPE_CHECKING:
     import torch
@@ -258,7 +258,7 @@ def mapping_of(fits: Callable[[str, Any], bool], what: str) -> Rule:
     return rule
 
 
-COUNTS = mapping_of(lambda _, v: isinstance(v, (int, float)) and v > 0, "numbers of calls above 0 by shape")
+_COUNTS = mapping_of(lambda _, v: isinstance(v, (int, float)) and v > 0, "numbers of calls above 0 by shape")
 
 
 def cost_factor(options: Mapping[str, Any]) -> float:
@@ -285,3 +285,7 @@ class SearchOptions:
     # The measuring process is ended when it sends nothing for so long while it has work.
     hang_s: float = option(30.0, seconds(0.5, 3600))
     again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
+    family: str = option("", text)  # the run's family, set by gemmfleet
+    root: str = option("", text)  # the folder with the kernels, where it is not found by itself
+    # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.
+    counts: tuple[tuple[str, float], ...] = option((), _COUNTS)

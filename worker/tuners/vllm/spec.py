@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from worker.registry import option, parse_options, text
+from worker.registry import parse_options
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
-from worker.tuners.search.source import COUNTS, SearchOptions, cost_factor
+from worker.tuners.search.source import SearchOptions, cost_factor
 
 if TYPE_CHECKING:
     from worker.tuners.base import Tuner
@@ -18,22 +17,12 @@ NAME = "vllm"
 FAMILIES = ("a8w8_blockscale",)
 
 
-@dataclass(frozen=True, slots=True)
-class Options(SearchOptions):
-    """Those of the search, and further ones; docs/reference/tuners.md explains them."""
-
-    family: str = option("", text)  # the run's family, set by gemmfleet
-    root: str = option("", text)  # vLLM's folder or wheel, where it is not the one that Python would import
-    # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.
-    counts: tuple[tuple[str, float], ...] = option((), COUNTS)
-
-    @classmethod
-    def parse(cls, raw: Mapping[str, Any]) -> Options:
-        """Raises ValueError with every fault."""
-        return parse_options(cls, NAME, raw)
+def parse(raw: Mapping[str, Any]) -> SearchOptions:
+    """The options, those of the search; docs/reference/tuners.md explains them. Raises ValueError with every fault."""
+    return parse_options(SearchOptions, NAME, raw)
 
 
-def op_of(options: Options) -> Op:
+def op_of(options: SearchOptions) -> Op:
     """The kind of layer of a run. Raises ValueError where vLLM has none for the family."""
     from worker.tuners.vllm.linear import Linear  # it imports torch
 
@@ -52,7 +41,7 @@ def create() -> Tuner:
 SPEC = TunerSpec(
     name=NAME,
     create=create,
-    parse_options=Options.parse,
+    parse_options=parse,
     families=lambda options: FAMILIES,
     cost_guess=CostGuess(5.0, 4.0, 4e-12, 4e-9, 25.0),
     cost_factor=cost_factor,

@@ -19,7 +19,7 @@ from glob import escape
 from pathlib import Path
 from typing import Any
 
-from worker.families import FAMILIES
+from worker.families import ENGINE, FAMILIES
 from worker.protocol import Spec, SpecShape
 from worker.protocol.paths import VLLM_ROOT_ENV
 from worker.triton_configs.engine import Device, EngineError, Layer, device_here, unpack
@@ -39,11 +39,11 @@ from worker.tuners.search.bucket import (
 from worker.tuners.search.measuring import NoDeviceError
 from worker.tuners.search.model import CandidateRanker
 from worker.tuners.search.search import SearchContext, ShapeTask
-from worker.tuners.search.source import known
+from worker.tuners.search.source import SearchOptions, known
 from worker.tuners.search.tiles import NEAREST, NEAREST_WON, TileConfig, Values, away, config_of
 from worker.tuners.search.tuner import SearchTuner
 from worker.tuners.vllm.source import EngineSource, LayerProblem
-from worker.tuners.vllm.spec import Options, op_of
+from worker.tuners.vllm.spec import op_of, parse
 
 LAST = 8192  # the last key is measured up to here, as it serves every larger M
 OWN_KEY, OWN_KEY_US = 1.01, 0.1  # an M is a key if its range's config takes longer there than its own best by both
@@ -53,7 +53,7 @@ class Seeds:
     """What an engine has for a layer, and what may be good for it."""
 
     def __init__(self, source: EngineSource) -> None:
-        self._op, self._engine, self._begins = source.op, source.engine(), f"{source.engine().project}_"
+        self._op, self._engine = source.op, source.engine()
         self._today: dict[tuple[Any, int], Values] = {}
         self._won: dict[tuple[int, ...], TileConfig] = {}  # winners of this run by (M, sizes in the file's name)
 
@@ -63,10 +63,6 @@ class Seeds:
         if at not in self._today:
             self._today[at] = self._engine.config(p.layer, p.m)
         return self._today[at]
-
-    def config(self, values: Values) -> TileConfig:
-        """A candidate of an entry's values."""
-        return config_of(values, self._begins)
 
     def won(self, p: LayerProblem, config: TileConfig) -> None:
         """Keep a winner for layers like it."""
@@ -84,7 +80,7 @@ class Seeds:
         others = sorted(self._others(p), key=lambda other: (away(sizes, other), other))
         found += [self._engine.config(self._op.sibling(p.layer, other), p.m) for other in others[:NEAREST]]
         won = sorted(self._won, key=lambda at: away(at, (p.m, *sizes)))[:NEAREST_WON]
-        return list(dict.fromkeys([*map(self.config, found), *(self._won[at] for at in won)]))
+        return list(dict.fromkeys([*(config_of(values, ENGINE) for values in found), *(self._won[at] for at in won)]))
 
     def file_name(self, layer: Layer) -> str:
         """The name of a layer's file."""
@@ -104,12 +100,10 @@ class Seeds:
 class FileSearch:
     """The search for one config file: its shapes differ in M only."""
 
-    def __init__(
-        self, context: SearchContext, options: Options, source: EngineSource, seeds: Seeds, about: dict[str, Any]
-    ) -> None:
+    def __init__(self, context: SearchContext, source: EngineSource, seeds: Seeds, about: dict[str, Any]) -> None:
         """`about`: engine and device, for the rows."""
         self.context, self.seeds, self._about, self.flight = context, seeds, about, Flight(context.emit)
-        self.op, self._counts, self._family = source.op, dict(options.counts), options.family
+        self.op, self._counts, self._family = source.op, dict(context.options.counts), context.options.family
         self._shapes: dict[int, SpecShape] = {}  # shapes by their M
         self._problem: LayerProblem  # of any of them
         self._searched: dict[int, list[PointTask]] = {}  # by M, as far as something was right there
@@ -131,7 +125,7 @@ class FileSearch:
             following = self._tasks(works[i + 1][0]) if i + 1 < len(works) else []
             for t in tasks:
                 if t.search is not None:
-                    put_first(t.search, self.seeds.of(problem_of(t)))  # winners of the ranges before are known by now
+                    put_first(t.search, self.seeds.of(t.problem))  # winners of the ranges before are known by now
             ahead = [r.comparison(t) for r in self._final(first) for t in r.points]
             prior = self._search(key, tasks, prior, [*ahead, *(t.search for t in following if t.search)])
             self._settle(self._final(first), following)
@@ -190,8 +184,8 @@ class FileSearch:
         tasks = [self._point(m, self.op.labels[0], self._shapes[within[0]], {}) for m in dict.fromkeys([*within, key])]
         for t in tasks:
             self.context.emit.alive()
-            p = problem_of(t)
-            t.search = task_of(self.context, t, self.op.space(p, self.context.target), self.seeds.of(p))
+            space = self.op.space(t.problem, self.context.target)
+            t.search = task_of(self.context, t, space, self.seeds.of(t.problem))
         return tasks
 
     def _point(self, m: int, label: str, named: SpecShape, known: dict[Point, PointTask]) -> PointTask:
@@ -199,17 +193,11 @@ class FileSearch:
         weight = self._counts.get(shape_name(shape.key), 1.0) if shape else 0.0
         point, p = Point(m, weight, label), self.op.at(self._problem, m, label)
         today = self.seeds.today(p)
-        return known.get(point) or PointTask(point, shape, shape or named, p, today, self.seeds.config(today))
+        return known.get(point) or PointTask(point, shape, shape or named, p, today, config_of(today, ENGINE))
 
     def _settle(self, ranges: Sequence[RangeSearch], following: Sequence[PointTask]) -> None:
         for part in ranges:
             part.finish([t.search for t in following if t.search])
-
-
-def problem_of(t: PointTask) -> LayerProblem:
-    """A point's problem."""
-    assert isinstance(t.problem, LayerProblem)
-    return t.problem
 
 
 def loses(t: PointTask, winner: str) -> bool:
@@ -228,7 +216,8 @@ class RangeSearch(BucketSearch):
         first: int = 0, last: int = 0,
     ) -> None:  # fmt: skip
         self._file, self.points, self._key, self._first, self._last = file, list(points), key, first, last
-        super().__init__(file.context, file.flight, f"M={name}", alone)
+        self.cost = file.op.cost
+        super().__init__(file.context, file.flight, f"M={name}", file.seeds.won, alone=alone)
         for t in points:
             self.add(t)
 
@@ -244,16 +233,10 @@ class RangeSearch(BucketSearch):
         if any(t.shape for t in there):
             self.settle(there)
 
-    def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
-        return self._file.op.cost(points, us, least)
-
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
         """As the base's; nothing is proven where one of the points has no time."""
         winner, harmful = super().choose(there)
         return winner if len(there) == len(self.points) else "", harmful
-
-    def won(self, t: PointTask, config: TileConfig) -> None:
-        self._file.seeds.won(problem_of(t), config)
 
     def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
         """The range for its file, as JSON (docs/reference/files.md): the new values (null: today's stay), and for this
@@ -290,8 +273,8 @@ class EngineTuner(SearchTuner):
         info = super().open()
         return {**info, "engine": {k: self._about[k] for k in ("project", "version", "source")}}
 
-    def parsed(self, raw: Mapping[str, Any]) -> Options:
-        return Options.parse(raw)
+    def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
+        return parse(raw)
 
     def source(self) -> tuple[EngineSource, str]:
         options = self.parsed(self._raw)
@@ -313,15 +296,14 @@ class EngineTuner(SearchTuner):
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the files of a group's shapes, and settle every shape."""
-        options, source = context.options, context.source
-        assert isinstance(options, Options)
+        source = context.source
         assert isinstance(source, EngineSource)
         source.enter(context.target)
         self._seeds = seeds = self._seeds or Seeds(source)
         for shapes in by_file(spec.shapes, FAMILIES[spec.family].m_column):
-            FileSearch(context, options, source, seeds, self._about).run(shapes)
+            FileSearch(context, source, seeds, self._about).run(shapes)
 
-    def _root(self, options: Options) -> Path:
+    def _root(self, options: SearchOptions) -> Path:
         """The package, or a folder that holds it. Raises EngineError."""
         named = options.root or os.environ.get(VLLM_ROOT_ENV, "")
         if not named:
