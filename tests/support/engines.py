@@ -1,0 +1,69 @@
+"""vLLM and SGLang for tests: their real Python files and configs, from wheels in ~/.cache/gemmfleet-tests/wheels.
+
+With SYSTEM=1 pip downloads the wheels once (375 MB) if they are not there. Their .py and config files are unpacked
+once.
+
+    @pytest.mark.parametrize("project", ENGINES)
+    def test_it(project: str) -> None:
+        root = tree(project)       # skips, with a reason, where there is no wheel
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from worker.triton_configs.engine import Device
+
+CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
+ENGINES = {"vllm": "0.33.0", "sglang": "0.5.23"}
+H200 = Device("NVIDIA H200", 90)
+MI300X = Device("AMD Instinct MI300X", "gfx942")
+MI355X = Device("AMD Instinct MI355X", "gfx950")
+
+
+def wheel(project: str) -> Path:
+    """The wheel of a project; skips the test if it cannot be had."""
+    version = ENGINES[project]
+    folder = CACHE / "wheels"
+    found = sorted(folder.glob(f"{project}-{version}-*.whl"))
+    if not found and os.environ.get("SYSTEM"):
+        argv = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder)]
+        subprocess.run([*argv, f"{project}=={version}"], check=False, timeout=900)
+        found = sorted(folder.glob(f"{project}-{version}-*.whl"))
+    if not found:
+        pytest.skip(f"no wheel of {project} {version} in {folder}: SYSTEM=1 downloads it")
+    return found[0]
+
+
+@cache
+def tree(project: str) -> Path:
+    """Folder with the package's .py and config files, as an unpacked wheel has them. Tests only read it; see `copy`."""
+    pytest.importorskip("triton", reason="Triton is not installed")
+    folder = CACHE / "engines" / f"{project}-{ENGINES[project]}"
+    CACHE.mkdir(parents=True, exist_ok=True)
+    with open(CACHE / "engines.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not folder.is_dir():
+            half = folder.with_name(f"{folder.name}.half")
+            shutil.rmtree(half, ignore_errors=True)
+            with zipfile.ZipFile(wheel(project)) as archive:
+                archive.extractall(half, [n for n in archive.namelist() if n.endswith((".py", ".json", "/METADATA"))])
+            half.rename(folder)
+    return folder
+
+
+def copy(project: str, folder: Path) -> Path:
+    """A tree of one's own: what `unpack` takes from the wheel, below `folder`."""
+    from worker.triton_configs.engine import unpack
+
+    tree(project)
+    return unpack(wheel(project), folder)

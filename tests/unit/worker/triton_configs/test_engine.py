@@ -1,0 +1,338 @@
+"""The real files of vLLM and SGLang, loaded without a GPU: file names, look-ups, defaults, launches, and the stubs."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
+from worker.triton_configs.ask import Call, ask
+from worker.triton_configs.engine import Device, Engine, EngineError, Layer, load, locate, unpack
+from worker.triton_configs.stubs import Stub
+
+LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
+MOE = Layer("moe", 256, 7168, e=256, topk=8, dtype="fp8_w8a8", block=(128, 128))
+BF16 = Layer("moe", 7168, 4096, e=8, topk=2)
+VLLM_LINEAR = "vllm/model_executor/layers/quantization/utils/configs"
+VLLM_MOE = "vllm/model_executor/layers/fused_moe/configs"
+SGLANG_LINEAR = "sglang/kernels/ops/gemm/configs"
+SGLANG_MOE = "sglang/srt/layers/moe/moe_runner/triton_utils/configs"
+
+
+def tile(m: int, n: int, k: int, group: int, warps: int, stages: int) -> dict[str, int]:
+    return {
+        "BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": group, "num_warps": warps,
+        "num_stages": stages,
+    }  # fmt: skip
+
+
+def own(project: str, folder: Path, device: Device = H200) -> Engine:
+    """An engine whose files the test may change."""
+    return load(copy(project, folder), device)
+
+
+NAMES = [
+    ("vllm", H200, LINEAR, "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"),
+    ("vllm", Device("NVIDIA H200 NVL", 90), LINEAR,
+     "N=2112,K=7168,device_name=NVIDIA_H200_NVL,dtype=fp8_w8a8,block_shape=[128,128].json"),
+    ("vllm", Device("NVIDIA H200 NVL", 90), MOE,
+     "E=256,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"),
+    ("vllm", MI355X, BF16, "E=8,N=7168,device_name=AMD_Instinct_MI355X.json"),
+    ("vllm", Device("AMD Radeon AI / PRO", "gfx1201"), BF16, "E=8,N=7168,device_name=AMD_Radeon_AI_PRO.json"),
+    ("sglang", H200, LINEAR, "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json"),
+    ("sglang", Device("NVIDIA H200 NVL", 90), MOE,
+     "E=256,N=256,device_name=NVIDIA_H200_NVL,dtype=fp8_w8a8,block_shape=[128, 128].json"),
+    ("sglang", MI355X, BF16, "E=8,N=7168,device_name=AMD_Instinct_MI355X.json"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("project", "device", "layer", "name"), NAMES)
+def test_file_names_are_those_of_the_engine(project: str, device: Device, layer: Layer, name: str) -> None:
+    assert load(tree(project), device).file_name(layer) == name
+
+
+@pytest.mark.parametrize(("project", "layer", "folder"), [
+    ("vllm", LINEAR, VLLM_LINEAR), ("vllm", MOE, VLLM_MOE), ("sglang", LINEAR, SGLANG_LINEAR),
+])  # fmt: skip
+def test_the_engine_looks_into_its_own_folder(project: str, layer: Layer, folder: str) -> None:
+    assert load(tree(project), H200).folders(layer) == [tree(project) / folder]
+
+
+@pytest.mark.parametrize(("project", "device", "layer"), [("vllm", H200, LINEAR), ("vllm", H200, MOE),
+                                                          ("sglang", MI300X, MOE)])  # fmt: skip
+def test_a_table_is_what_the_found_file_says_in_its_order(project: str, device: Device, layer: Layer) -> None:
+    engine = load(tree(project), device)
+    found, table = engine.found(layer), engine.table(layer)
+    assert found is not None
+    assert table is not None
+    assert found.name == engine.file_name(layer)
+    written = json.loads(found.read_text())
+    written.pop("triton_version", None)
+    assert list(table.items()) == [(int(m), values) for m, values in written.items()]
+
+
+DEFAULTS = [
+    ("vllm", H200, Layer("linear", 1, 64, dtype="fp8_w8a8", block=(128, 128)), 5, tile(64, 128, 128, 32, 4, 2)),
+    ("sglang", H200, Layer("linear", 1, 64, dtype="fp8_w8a8", block=(128, 128)), 5, tile(64, 128, 128, 32, 4, 3)),
+    ("vllm", H200, Layer("moe", 3, 64, 7, 2, "fp8_w8a8", (128, 128)), 4, {**tile(16, 64, 128, 1, 4, 4), "SPLIT_K": 1}),
+    ("vllm", MI300X, Layer("moe", 3, 64, 7, 2, "fp8_w8a8", (128, 128)), 4,
+     {**tile(16, 128, 128, 1, 4, 2), "SPLIT_K": 1}),
+    ("vllm", H200, Layer("moe", 3, 64, 7, 2), 4096, {**tile(128, 128, 64, 16, 8, 3), "SPLIT_K": 1}),
+    ("sglang", H200, Layer("moe", 3, 64, 7, 2, "fp8_w8a8", (128, 128)), 4, tile(64, 128, 128, 32, 4, 3)),
+    ("sglang", MI300X, Layer("moe", 3, 64, 7, 2, "fp8_w8a8", (128, 128)), 4, tile(64, 128, 128, 32, 4, 2)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("project", "device", "layer", "m", "values"), DEFAULTS)
+def test_without_a_file_the_config_is_the_engines_default(
+    project: str, device: Device, layer: Layer, m: int, values: dict[str, int]
+) -> None:
+    engine = load(tree(project), device)
+    assert (engine.table(layer), engine.found(layer)) == (None, None)
+    assert engine.config(layer, m) == values
+
+
+@pytest.mark.parametrize("layer", [LINEAR, MOE])
+@pytest.mark.parametrize("project", ENGINES)
+def test_the_nearest_key_serves_and_of_two_the_first_in_the_file(tmp_path: Path, project: str, layer: Layer) -> None:
+    engine = own(project, tmp_path)
+    entries = {m: tile(16, 32, 128, m, 4, 3) for m in (64, 32, 128)}
+    for folder in engine.folders(layer):
+        folder.mkdir(exist_ok=True)
+        (folder / engine.file_name(layer)).write_text(json.dumps(entries))
+    served = [engine.config(layer, m)["GROUP_SIZE_M"] for m in (1, 47, 48, 49, 96, 97, 9999)]
+    assert served == [32, 32, 64, 64, 64, 128, 128]
+
+
+def test_a_new_file_counts_at_once(tmp_path: Path) -> None:
+    engine = own("vllm", tmp_path)
+    layer = Layer("linear", 11, 64, dtype="fp8_w8a8", block=(128, 128))
+    assert engine.table(layer) is None
+    path = engine.folders(layer)[0] / engine.file_name(layer)
+    path.write_text(json.dumps({"1": tile(16, 16, 64, 1, 4, 2)}))
+    assert (engine.found(layer), engine.config(layer, 8)) == (path, tile(16, 16, 64, 1, 4, 2))
+
+
+def test_vllms_own_folder_of_configs_comes_first_for_moe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(tree("vllm"), H200)
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path))
+    assert engine.folders(MOE) == [tmp_path, tree("vllm") / VLLM_MOE]
+    assert engine.folders(LINEAR) == [tree("vllm") / VLLM_LINEAR]
+    (tmp_path / engine.file_name(MOE)).write_text('{"triton_version": "3.8.0", "8": {"BLOCK_SIZE_M": 32}}')
+    assert engine.found(MOE) == tmp_path / engine.file_name(MOE)
+    assert engine.table(MOE) == {8: {"BLOCK_SIZE_M": 32}}
+
+
+def test_sglang_takes_the_newest_folder_after_that_of_its_triton(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(tree("sglang"), H200)
+    monkeypatch.setattr("triton.__version__", "3.5.1")
+    names = [folder.name for folder in engine.folders(MOE)]
+    assert names[:3] == ["triton_3_5_1", "triton_3_8_0", "triton_3_7_1"]
+    monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", str(tmp_path))
+    (tmp_path / "configs" / "triton_3_4_0").mkdir(parents=True)
+    assert [str(f.relative_to(tmp_path)) for f in engine.folders(MOE)] == [
+        "configs/triton_3_5_1", "configs/triton_3_4_0",
+    ]  # fmt: skip
+
+
+def test_a_server_in_a_special_mode_reads_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = load(tree("vllm"), H200)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(EngineError, match="special mode"):
+        engine.file_name(MOE)
+    assert engine.config(LINEAR, 16) == tile(64, 128, 128, 32, 4, 2)
+
+
+def test_moe_files_of_int4_are_named_by_twice_the_packed_width() -> None:
+    engine = load(tree("vllm"), H200)
+    layer = Layer("moe", 768, 2048, e=128, topk=8, dtype="int4_w4a16", block=(0, 128))
+    lookup = Answering({16: {"BLOCK_SIZE_M": 16}})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine.moe, "get_moe_configs", lookup)
+        assert engine.config(layer, 4) == {"BLOCK_SIZE_M": 16}
+    assert {args[:3] for args in lookup.asked} == {(128, 768, "int4_w4a16")}
+
+
+class Answering:
+    """A look-up whose answer is the test's."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer = answer
+        self.asked: list[tuple[object, ...]] = []
+
+    def __call__(self, *args: object) -> object:
+        self.asked.append(args)
+        return self.answer
+
+    def cache_clear(self) -> None:
+        """It has no cache."""
+
+
+@pytest.mark.parametrize(("device", "swapped"), [(H200, True), (MI300X, False)])
+def test_a_launch_of_moe_is_the_launchers_own(device: Device, swapped: bool) -> None:
+    torch = pytest.importorskip("torch")
+    import triton.language as tl
+
+    def hollow(*size: int, dtype: object = torch.float8_e4m3fn) -> object:
+        return torch.empty(*size, dtype=dtype, device="meta")
+
+    engine = load(tree("vllm"), device)
+    ids = hollow(64, dtype=torch.int32)
+    operands = hollow(16, 256), hollow(4, 512, 256), hollow(16, 2, 512, dtype=torch.bfloat16)
+    scales = hollow(16, 2, dtype=torch.float32), hollow(4, 4, 2, dtype=torch.float32)
+    config = tile(16, 64, 256, 1, 4, 3)
+
+    def call() -> None:
+        kinds = True, False, False, False, False
+        engine.moe.invoke_fused_moe_triton_kernel(
+            *operands, *scales, None, ids, ids, ids, False, 2, config, tl.bfloat16, *kinds, [128, 128]
+        )
+
+    (launch,) = engine.launches("moe", call)
+    assert launch.kernel is engine.kernel("moe") is engine.moe.fused_moe_kernel
+    wanted = {**tile(16, 64, 128, 1, 4, 3), "SPLIT_K": 1, "SWAP_AB": swapped, "USE_TD": False}
+    assert {key: launch.named[key] for key in wanted} == wanted
+    assert launch.grid(config) == (4 * 8,)
+
+
+@pytest.mark.parametrize("project", ENGINES)
+def test_source_hashes_tell_versions_apart(tmp_path: Path, project: str) -> None:
+    engine = own(project, tmp_path)
+    before = engine.source_hash("linear"), engine.source_hash("moe")
+    assert load(tree(project), MI300X).source_hash("linear") == before[0]
+    with open(engine.fp8.__file__, "a") as file:
+        file.write("# changed\n")
+    assert engine.source_hash("linear") != before[0]
+    assert engine.source_hash("moe") == before[1]
+
+
+@pytest.mark.parametrize("project", ENGINES)
+def test_a_fresh_process_answers_the_same(project: str) -> None:
+    calls = [
+        Call(device, do, layer, 48)
+        for device in (H200, MI300X)
+        for layer in (LINEAR, MOE, BF16)
+        for do in ("file_name", "folders", "table", "found", "config", "source_hash")
+    ]
+    answers = ask(tree(project), [*calls, Call(H200, "table", Layer("linear", 1, 1))])
+    assert isinstance(answers.pop(), EngineError)
+    for call, answer in zip(calls, answers, strict=True):
+        engine = load(tree(project), call.device)
+        more = (call.layer, 48) if call.do == "config" else (call.layer.op if call.do == "source_hash" else call.layer,)
+        direct = getattr(engine, call.do)(*more)
+        direct = [str(p) for p in direct] if call.do == "folders" else str(direct) if call.do == "found" else direct
+        assert answer == (None if direct == "None" else direct), call
+
+
+def test_a_file_that_the_engine_cannot_read_is_its_error(tmp_path: Path) -> None:
+    engine = own("vllm", tmp_path)
+    (engine.folders(LINEAR)[0] / engine.file_name(LINEAR)).write_text('{"triton_version": "3.8.0"}')
+    (answer,) = ask(tmp_path, [Call(H200, "table", LINEAR)])
+    assert isinstance(answer, EngineError)
+    assert str(answer).startswith("ValueError: invalid literal")
+
+
+def test_nothing_can_be_asked_of_no_engine(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="holds neither vLLM nor SGLang"):
+        ask(tmp_path, [Call(H200, "table", LINEAR)])
+
+
+# --- where it is ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("project", ENGINES)
+def test_an_engine_is_found_by_its_package_or_what_holds_it(tmp_path: Path, project: str) -> None:
+    root = copy(project, tmp_path / "unpacked")
+    package = root / project
+    version = ENGINES[project]
+    assert locate(root) == locate(package) == (project, package, version)
+    checkout = tmp_path / "checkout" / "python"
+    checkout.mkdir(parents=True)
+    package.rename(checkout / project)
+    assert locate(checkout.parent)[1] == checkout / project
+    (checkout / project / "_version.py").unlink()
+    assert locate(checkout)[2] == ""
+    (checkout / f"{project}-0.1.dist-info").mkdir()
+    assert locate(checkout)[2] == "0.1"
+
+
+def test_of_two_engines_one_has_to_be_named(tmp_path: Path) -> None:
+    copy("vllm", tmp_path)
+    copy("sglang", tmp_path)
+    with pytest.raises(EngineError, match=r"holds both: name one of .*vllm, .*sglang"):
+        locate(tmp_path)
+    assert locate(tmp_path / "sglang")[0] == "sglang"
+
+
+def test_an_incomplete_engine_is_told(tmp_path: Path) -> None:
+    root = copy("vllm", tmp_path)
+    (root / "vllm/utils/math_utils.py").unlink()
+    with pytest.raises(EngineError, match=r"vllm has no utils/math_utils\.py"):
+        load(root, H200)
+    (root / "vllm/utils/math_utils.py").write_text("import nowhere")
+    with pytest.raises(EngineError, match=r"math_utils\.py cannot be loaded: ModuleNotFoundError: .*nowhere"):
+        load(root, H200)
+
+
+def test_a_file_that_is_no_wheel_is_told(tmp_path: Path) -> None:
+    (tmp_path / "a.whl").write_text("nothing")
+    with pytest.raises(EngineError, match="cannot be read as a wheel"):
+        unpack(tmp_path / "a.whl", tmp_path)
+
+
+# --- stubs ---------------------------------------------------------------------------------------------------------
+
+
+def defined(root: Path, name: str) -> bool:
+    """True if a dotted name is a module of the tree, or is bound in one."""
+    module, _, attribute = name.rpartition(".")
+    if any((root / name.replace(".", "/")).with_suffix(s).exists() for s in ("", ".py")):
+        return True
+    stem = root / module.replace(".", "/")
+    files = [f for f in (stem.with_suffix(".py"), stem / "__init__.py") if f.is_file()]
+    return any(attribute in bound(f) for f in files)
+
+
+def bound(file: Path) -> set[str]:
+    return set(_bound(ast.parse(file.read_text()).body))
+
+
+def _bound(body: list[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        else:
+            yield from (n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+            yield from _bound([n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)])
+
+
+@pytest.mark.parametrize("device", [H200, MI300X])
+@pytest.mark.parametrize("project", ENGINES)
+def test_the_names_that_are_stubbed_or_supplied_exist_upstream(project: str, device: Device) -> None:
+    engine = load(tree(project), device)
+    gone = {name for name in engine.stubbed if not defined(tree(project), name)}
+    assert len(engine.stubbed) > 20
+    assert not gone
+
+
+def test_using_a_stubs_value_is_an_error() -> None:
+    stub = Stub("vllm.thing")
+    for use in (bool, len, list, lambda s: s == 1, lambda s: s(), lambda s: 1 in s, lambda s: s.deeper()):
+        with pytest.raises(EngineError, match=r"vllm\.thing"):
+            use(stub)
+
+
+def test_a_later_engine_replaces_the_earlier(tmp_path: Path) -> None:
+    assert load(tree("vllm"), H200).device == H200
+    engine = load(tree("vllm"), MI300X)
+    assert engine.file_name(MOE).startswith("E=256,N=256,device_name=AMD_Instinct_MI300X")
+    assert engine.package == tree("vllm") / "vllm"
+    assert wheel("vllm").name.startswith("vllm-0.33.0")

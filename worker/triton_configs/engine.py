@@ -1,0 +1,414 @@
+"""vLLM and SGLang: the config files that they read, and the kernels that these are for, asked of the engine's own code.
+
+`load` runs the unchanged files of look-ups, launchers and kernels in this process. Only what a server knows by itself
+is ours: the device, and that the server has no special mode. Read from vLLM 0.33.0 and SGLang 0.5.23.
+Importing this module imports neither torch nor triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+
+from worker.triton_configs.stubs import EngineError, Finder, Names, Stub, execute
+
+__all__ = ["Device", "Engine", "EngineError", "Launch", "Layer", "device_here", "load", "locate", "unpack"]
+
+Values = dict[str, Any]
+ASK_S = 300
+"""Seconds that the import of an installed vLLM may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU as an engine sees it. `name`: as its platform reports it, `NVIDIA H200`; `arch`: 90, `gfx950`."""
+
+    name: str
+    arch: int | str
+
+    @property
+    def backend(self) -> str:
+        """`cuda` or `hip`."""
+        return "cuda" if isinstance(self.arch, int) else "hip"
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """As torch reports it: (9, 0), and (9, 5) for gfx950."""
+        if isinstance(self.arch, int):
+            return divmod(self.arch, 10)
+        return int(self.arch[3:-2]), int(self.arch[-2], 16)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A layer (GEMM of a model) that has one config file.
+
+    `op`: linear or moe. `n`, `k`: of a linear; for moe the N of the file's name, and the hidden size, which only the
+    default config may need, as `topk`. `e`: experts of a rank. `dtype`: as in file names, "" for bf16.
+    """
+
+    op: str
+    n: int
+    k: int = 0
+    e: int = 0
+    topk: int = 0
+    dtype: str = ""
+    block: tuple[int, int] | None = None
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> Layer:
+        """The layer of which `asdict` is the document, also after JSON."""
+        return cls(**{**document, "block": tuple(document["block"]) if document.get("block") else None})
+
+
+class Launch(NamedTuple):
+    """One launch that an engine asked for: `kernel[grid](*args, **named)`."""
+
+    kernel: Any
+    grid: Any
+    args: tuple[Any, ...]
+    named: Values
+
+
+class _Parts(NamedTuple):
+    """The places of a project's parts: modules that are run, then names of modules and functions."""
+
+    mark: str
+    executed: tuple[str, ...]
+    fp8: str
+    moe: str
+    moe_lookup: str
+    launcher: str
+    linear_kernel: str
+
+
+_V = "vllm.model_executor.layers"
+_MOE = "sglang.srt.layers.moe"
+PARTS = {
+    "vllm": _Parts(
+        "model_executor/layers",
+        ("vllm.envs", "vllm.utils.math_utils", "vllm.utils.platform_utils", "vllm.triton_utils.allocation",
+         f"{_V}.quantization.utils.fp8_utils", f"{_V}.fused_moe", f"{_V}.fused_moe.utils",
+         f"{_V}.fused_moe.fused_moe"),
+        f"{_V}.quantization.utils.fp8_utils", f"{_V}.fused_moe.fused_moe", f"{_V}.fused_moe.fused_moe",
+        "w8a8_triton_block_scaled_mm", "_w8a8_triton_block_scaled_mm",
+    ),
+    "sglang": _Parts(
+        "srt/layers",
+        ("sglang.srt.environ", f"{_MOE}.utils", f"{_MOE}.moe_runner.triton_utils",
+         f"{_MOE}.moe_runner.triton_utils.fused_moe_triton_config", "sglang.kernels.ops.gemm.fp8_kernel",
+         "sglang.kernels.ops.moe.fused_moe_triton_kernels"),
+        "sglang.kernels.ops.gemm.fp8_kernel", "sglang.kernels.ops.moe.fused_moe_triton_kernels",
+        f"{_MOE}.moe_runner.triton_utils.fused_moe_triton_config",
+        "w8a8_block_fp8_matmul_triton", "_w8a8_block_fp8_matmul",
+    ),
+}  # fmt: skip
+
+
+class Engine:
+    """A loaded engine; `load` makes it. A process holds one, and the latest counts."""
+
+    def __init__(self, package: Path, version: str, device: Device, finder: Finder) -> None:
+        self.project, self.package, self.version, self.device = finder.project, package, version, device
+        parts = PARTS[self.project]
+        self.fp8: Any = sys.modules[parts.fp8]
+        self.moe: Any = sys.modules[parts.moe]
+        self._moe_lookup: Any = sys.modules[parts.moe_lookup]
+        self._parts = parts
+        self.files = tuple(finder.file(m) for m in finder.executed)
+        self.stubbed = frozenset(finder.stubbed)
+
+    def file_name(self, layer: Layer) -> str:
+        """The name of the layer's config file."""
+        return self._sought(layer)[0].name
+
+    def folders(self, layer: Layer) -> list[Path]:
+        """The folders in which the engine looks for the file, in its order."""
+        return [path.parent for path in self._sought(layer)]
+
+    def table(self, layer: Layer) -> dict[int, Values] | None:
+        """The entries that the engine reads for a layer, in its order; None without a file."""
+        return self._look(layer, {})
+
+    def found(self, layer: Layer) -> Path | None:
+        """The file that `table` reads."""
+        opened: list[Path] = []
+
+        def opening(path: Any, *args: Any, **named: Any) -> Any:
+            opened.append(Path(path))
+            return open(path, *args, **named)
+
+        self._look(layer, {"open": opening})
+        return opened[-1] if opened else None
+
+    def config(self, layer: Layer, m: int) -> Values:
+        """The config of a launch with M rows (tokens): an entry, or else the engine's default."""
+        self._look(layer, {})
+        if layer.op == "moe":
+            # vLLM names int4 files by twice the width of the packed weight
+            n = layer.n // 2 if (self.project, layer.dtype) == ("vllm", "int4_w4a16") else layer.n
+            w1, w2 = (layer.e, 2 * n, layer.k), (layer.e, layer.k, n)
+            block = list(layer.block) if layer.block else None
+            pick = self._moe_lookup.try_get_optimal_moe_config
+            return dict(pick(w1, w2, layer.topk, layer.dtype or None, m, block_shape=block))
+        launch = self.launches("linear", lambda: self._run_linear(layer, m))[0]
+        return {key: value for key, value in launch.named.items() if key != "needs_masking"}
+
+    def launches(self, op: str, call: Callable[[], Any]) -> list[Launch]:
+        """The launches that `call` makes through launchers of `fp8` or `moe`. They are noted, not made."""
+        module = self._module(op)
+        seen: list[Launch] = []
+        kernels = {name: _Recorded(k, seen) for name, k in vars(module).items() if _is_kernel(k)}
+        with _replaced(module, kernels):
+            call()
+        if not seen:
+            raise EngineError(f"{self.project} {self.version} launches no Triton kernel for this on {self.device.name}")
+        return seen
+
+    def kernel(self, op: str) -> Any:
+        """The Triton function that the op's config files are for."""
+        return getattr(self._module(op), self._parts.linear_kernel if op == "linear" else "fused_moe_kernel")
+
+    def source_hash(self, op: str) -> str:
+        """Equal for versions whose kernel and launcher are in equal files."""
+        return hashlib.sha256(Path(self._module(op).__file__).read_bytes()).hexdigest()[:16]
+
+    def _module(self, op: str) -> Any:
+        return self.fp8 if op == "linear" else self.moe
+
+    def _look(self, layer: Layer, names: Names) -> dict[int, Values] | None:
+        """The engine's look-up as a fresh process does it; `names` replace those of its module meanwhile."""
+        bn, bk = layer.block or (0, 0)
+        module, function = self.fp8, "get_w8a8_block_fp8_configs"
+        args: tuple[Any, ...] = (layer.n, layer.k, bn, bk)
+        if layer.op == "moe":
+            module, function = self._moe_lookup, "get_moe_configs"
+            args = (layer.e, layer.n, layer.dtype or None, bn, bk)
+        elif layer.dtype != "fp8_w8a8" or not layer.block:
+            raise EngineError(f"of linear layers only fp8_w8a8 with a block shape has config files here, not {layer}")
+        lookup = getattr(module, function)
+        lookup.cache_clear()
+        try:
+            with _replaced(module, names):
+                table: dict[int, Values] | None = lookup(*args)
+        finally:
+            lookup.cache_clear()
+        return table
+
+    def _sought(self, layer: Layer) -> list[Path]:
+        """Paths at which the engine looks for the file."""
+        sought: list[Path] = []
+        path = SimpleNamespace(**{**vars(os.path), "exists": lambda path: sought.append(Path(path))})
+        self._look(layer, {"os": SimpleNamespace(**{**vars(os), "path": path})})
+        if not sought:
+            raise EngineError(f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?")
+        return sought
+
+    def _run_linear(self, layer: Layer, m: int) -> None:
+        import torch
+
+        def hollow(rows: int, columns: int, dtype: Any) -> torch.Tensor:
+            return torch.empty(rows, columns, dtype=dtype, device="meta")
+
+        bn, bk = layer.block or (1, 1)
+        a, b = (hollow(rows, layer.k, torch.float8_e4m3fn) for rows in (m, layer.n))
+        scales = [hollow(rows, -(-layer.k // bk), torch.float32) for rows in (m, -(-layer.n // bn))]
+        getattr(self.fp8, self._parts.launcher)(a, b, *scales, [bn, bk], torch.bfloat16)
+
+
+class _Recorded:
+    """A kernel whose launches are noted down."""
+
+    def __init__(self, kernel: Any, seen: list[Launch]) -> None:
+        self.kernel, self.seen = kernel, seen
+
+    def __getitem__(self, grid: Any) -> Callable[..., None]:
+        return lambda *args, **named: self.seen.append(Launch(self.kernel, grid, args, named))
+
+
+def _is_kernel(value: Any) -> bool:
+    from triton.runtime.interpreter import InterpretedFunction
+    from triton.runtime.jit import JITFunction
+
+    return isinstance(value, (JITFunction, InterpretedFunction))
+
+
+@contextmanager
+def _replaced(module: ModuleType, names: Names) -> Iterator[None]:
+    space = vars(module)
+    before = {name: space[name] for name in names if name in space}
+    space.update(names)
+    try:
+        yield
+    finally:
+        for name in names:
+            del space[name]
+        space.update(before)
+
+
+def load(root: Path, device: Device) -> Engine:
+    """Load the engine at `root` as it is on a device. Raises EngineError."""
+    project, package, version = locate(root)
+    try:
+        supplied = {"vllm": _of_vllm, "sglang": _of_sglang}[project](device)
+    except ImportError as e:
+        raise EngineError(f"to load {package}, torch and triton have to be installed here: {e}") from e
+    finder = Finder(package, project, PARTS[project].executed, supplied)
+    import torch
+
+    # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
+    with _replaced(torch, {"compile": Stub("torch.compile")}):
+        execute(finder)
+    return Engine(package, version, device, finder)
+
+
+def _of_vllm(device: Device) -> Mapping[str, Names]:
+    import torch
+    import triton
+    import triton.language as tl
+
+    hip, fnuz = device.backend == "hip", str(device.arch).startswith("gfx94")
+    own = device.capability
+
+    def pair(capability: Any) -> tuple[int, int]:
+        return divmod(capability, 10) if isinstance(capability, int) else capability
+
+    answers = {
+        "get_device_name": lambda device_id=0: device.name,
+        "get_device_capability": lambda device_id=0: own,
+        "is_device_capability": lambda capability, device_id=0: own == pair(capability),
+        "has_device_capability": lambda capability, device_id=0: own >= pair(capability),
+        "is_device_capability_family": lambda capability, device_id=0: own[0] == capability // 10,
+        "is_rocm": lambda: hip,
+        "is_cuda": lambda: not hip,
+        "is_cuda_alike": lambda: True,
+        "is_xpu": lambda: False,
+        "is_cpu": lambda: False,
+        "is_fp8_fnuz": lambda: fnuz,
+        "fp8_dtype": lambda: torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn,
+    }
+    return {
+        "vllm.logger": {"init_logger": lambda name: _Quiet()},
+        "vllm.platforms": {"current_platform": Stub("vllm.platforms.current_platform", answers)},
+        "vllm.platforms.rocm": {"on_gfx1250": lambda: device.arch == "gfx1250"},
+        "vllm.triton_utils": {"tl": tl, "triton": triton, "HAS_TRITON": False},
+    }
+
+
+class _Quiet:
+    """A logger without a log."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **named: None
+
+
+def _of_sglang(device: Device) -> Mapping[str, Names]:
+    cuda = device.backend == "cuda"
+    sm90 = cuda and device.capability[0] == 9
+    ordinary = SimpleNamespace(deterministic=SimpleNamespace(enable_deterministic_inference=False))
+    utils = {
+        "get_device_name": lambda device_id=0: device.name,
+        "is_cuda": lambda: cuda,
+        "is_hip": lambda: not cuda,
+        "is_cpu": lambda: False,
+        "is_npu": lambda: False,
+        "cpu_has_amx_support": lambda: False,
+        "is_sm90_supported": lambda: sm90,
+        "is_gfx1250_supported": lambda: device.arch == "gfx1250",
+        # decides between two kernels that read the same config
+        "get_device_core_count": lambda: 0,
+        "log_info_on_rank0": lambda logger, text: None,
+    }
+    quiet = logging.getLogger("sglang")
+    quiet.addHandler(logging.NullHandler())
+    quiet.propagate = False
+    return {
+        "sglang.srt.utils": utils,
+        "sglang.srt.runtime_context": {
+            "get_exec": lambda: ordinary,
+            "get_platform": lambda: SimpleNamespace(is_sm90=sm90),
+        },
+        "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
+        "sglang.kernels.jit.utils": {"is_arch_support_pdl": lambda: cuda and device.capability[0] >= 9},
+    }
+
+
+def locate(root: Path) -> tuple[str, Path, str]:
+    """The project, its package folder and its version ("" if unknown) of a package folder, or of one that holds it: a
+    checkout, site-packages, what `unpack` made. Raises EngineError."""
+    found = [
+        (project, folder)
+        for project, parts in PARTS.items()
+        for folder in (root, root / project, root / "python" / project)
+        if folder.joinpath(parts.mark).is_dir()
+    ]
+    if not found:
+        raise EngineError(f"{root} holds neither vLLM nor SGLang: name a checkout, site-packages or the package folder")
+    if len(found) > 1:
+        raise EngineError(f"{root} holds both: name one of {', '.join(str(folder) for _, folder in found)}")
+    project, package = found[0]
+    return project, package.absolute(), _version(project, package)
+
+
+def _version(project: str, package: Path) -> str:
+    told = package / "_version.py"
+    text = told.read_text() if told.is_file() else ""
+    given = re.search(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", text, re.MULTILINE)
+    if given:
+        return given[1]
+    names = [folder.name for folder in package.parent.glob(f"{project}-*.dist-info")]
+    return names[0].split("-")[1].removesuffix(".dist") if len(names) == 1 else ""
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """Write those files of a wheel below `folder` that `load` and the look-ups need; returns `folder`."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            for name in archive.namelist():
+                project, _, inside = name.partition("/")
+                if project in PARTS and _needed(project, inside):
+                    archive.extract(name, folder)
+    except (OSError, zipfile.BadZipFile) as e:
+        raise EngineError(f"{wheel} cannot be read as a wheel: {e}") from e
+    return folder
+
+
+def _needed(project: str, inside: str) -> bool:
+    if inside.endswith(".json"):
+        return "/configs/" in inside
+    module = f"{project}.{inside.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
+    return module in PARTS[project].executed or inside == "_version.py"
+
+
+_NAME = "from vllm.platforms import current_platform as p; print('name:', p.get_device_name(0), sep='')"
+
+
+def device_here(root: Path) -> tuple[Device, str]:
+    """The first GPU of this process, and who told its name: `vllm.platforms` if vLLM is installed at `root`, else
+    `torch`. Raises EngineError without a GPU."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise EngineError("torch sees no GPU here")
+    properties: Any = torch.cuda.get_device_properties(0)
+    hip = torch.version.hip is not None
+    arch = properties.gcnArchName.split(":")[0] if hip else 10 * properties.major + properties.minor
+    project, package, _ = locate(root)
+    if project == "vllm":
+        command = [sys.executable, "-c", _NAME]
+        done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S)
+        told = re.search(r"^name:(.+)", done.stdout, re.MULTILINE)
+        if told and done.returncode == 0:
+            return Device(told[1], arch), "vllm.platforms"
+    return Device(properties.name, arch), "torch"
