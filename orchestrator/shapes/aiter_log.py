@@ -25,8 +25,7 @@ from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
-from orchestrator.shapes.engine_log import MARKS as ENGINE_MARKS
-from orchestrator.shapes.engine_log import NotTunedError, read_engine_line, read_tunableop
+from orchestrator.shapes.engine_log import read_engine_line, read_tunableop
 from orchestrator.shapes.model import COUNT, Key, numbers
 from orchestrator.shapes.reader import CellError, CellReader, Notes, read_shapes
 from orchestrator.tables.textfiles import escaped, read_head
@@ -34,7 +33,7 @@ from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 
 # a line without any of these says nothing of interest
-MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:", *ENGINE_MARKS)
+MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:", b"onfig file not found at", b"TunableOp_")
 
 _MISS = re.compile(
     r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+)(?P<more>.{0,400}?)"
@@ -69,12 +68,13 @@ class Miss:
 
 
 def read_line(line: str) -> Miss | None:
-    """The miss that a log line speaks of. Raises ValueError where it speaks of one that cannot be read, NotTunedError
-    where it names what gemmfleet does not tune."""
-    for mark, read in zip(ENGINE_MARKS, (read_engine_line, read_tunableop), strict=True):
-        if mark.decode() in line:
-            engine = read(line)
-            return engine and Miss(*engine)
+    """The miss that a log line speaks of. Raises ValueError where it speaks of one that cannot be read, or of what
+    gemmfleet does not tune."""
+    if "onfig file not found at" in line:
+        return Miss(*read_engine_line(line))
+    if "TunableOp_" in line:
+        untuned = read_tunableop(line)
+        return untuned and Miss(*untuned)
     if "not found tuned" in line:
         found = _MISS.search(line)
         if found is None:
@@ -158,9 +158,9 @@ class Misses:
     """The misses of logs, counted line by line: by family each key with its number of lines, first seen first.
 
     `family`: that of lines that do not name one. `unknown`: lines whose family is not known; `odd`: lines that could
-    not be read, by reason; `not_tuned`: lines that name what gemmfleet does not tune, by its name. `files`: lines about
-    each config file that an engine did not find, as (family, key columns without M); `add_files` makes shapes of them.
-    `repeats`: by how much the counts of a family exceed its lines, because a file's line counts for every M.
+    not be read, or name what gemmfleet does not tune, by reason. `files`: lines about each config file that an engine
+    did not find, as (family, key columns without M); `add_files` makes shapes of them. `repeats`: by how much the
+    counts of a family exceed its lines, because the line about a file counts for every M.
     """
 
     family: str | None = None
@@ -168,7 +168,6 @@ class Misses:
     lines: int = 0
     unknown: int = 0
     odd: Counter[str] = field(default_factory=Counter)
-    not_tuned: Counter[str] = field(default_factory=Counter)
     files: Counter[tuple[str, tuple[tuple[str, str], ...]]] = field(default_factory=Counter)
     repeats: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
@@ -194,8 +193,6 @@ class Misses:
             miss = read_line(raw.decode("utf-8", "replace"))
             if miss is not None:
                 self._count(miss)
-        except NotTunedError as e:
-            self.not_tuned[str(e)] += 1
         except ValueError as e:
             self.odd[str(e)] += 1
 

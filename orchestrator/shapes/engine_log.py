@@ -12,22 +12,18 @@ layout TN there, with m = N, n = M and k = K.
 from __future__ import annotations
 
 import re
-from pathlib import PurePosixPath
-
-# a line without any of these says nothing of interest
-MARKS = (b"onfig file not found at", b"TunableOp_")
 
 _FILE = re.compile(
     r"(?:\bE=(?P<expert>\d+),N=(?P<inter_dim>\d+)|\bN=(?P<N>\d+),K=(?P<K>\d+)),device_name=[^,/]*?"
     r"(?:,dtype=(?P<dtype>\w+?))?(?:,block_shape=(?P<block>\[\d+, ?\d+\]))?(?P<more>(?:,\w+=\w+?)*(?:_down)?)\.json"
 )
-_OTHER = re.compile(r"onfig file not found at (\S+\.json)")
 _UNTUNED = re.compile(
-    r"\bGemm(?P<bias>AndBias)?TunableOp_(?P<dtype>BFloat16|Half|float|tf32)_TN,"
-    r"tn_(?P<N>\d+)_(?P<M>\d+)_(?P<K>\d+)(?:_ld_\d+_\d+_\d+)?\s*(?:,- \{.*)?\Z"
+    r"\b(?P<op>\w*)TunableOp_(?P<dtype>[\w:<>]+)_(?P<layout>[NT]{2}),[nt]{2}_(?P<N>\d+)_(?P<M>\d+)_(?P<K>\d+)"
+    r"(?:_\w+)?(?:,- \{.*)?\s*\Z"
 )
-_TUNABLE = re.compile(r"\b(\w*TunableOp_[\w:<>]+),\w+\s*(?:,- \{.*)?\Z")
-_DTYPES = {"BFloat16": "torch.bfloat16", "Half": "torch.float16"}
+_DTYPES = {
+    "BFloat16": "torch.bfloat16", "Half": "torch.float16", "float": "torch.float32", "tf32": "torch.float32"
+}  # fmt: skip
 _FP8 = {"q_dtype_a": "torch.float8_e4m3fn", "q_dtype_w": "torch.float8_e4m3fn"}
 _BF16 = {"q_dtype_a": "torch.bfloat16", "q_dtype_w": "torch.bfloat16"}
 # (dtype, block, what follows) in a file's name -> the quantisation as columns of fmoe
@@ -38,32 +34,25 @@ _SCHEMES = {
 }
 
 
-class NotTunedError(ValueError):
-    """The line names something that gemmfleet does not tune; the text says what."""
-
-
-def read_engine_line(line: str) -> tuple[str, dict[str, str]] | None:
-    """The family and key columns of a config file that an engine did not find. Raises NotTunedError."""
+def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
+    """The family and key columns of a config file that an engine did not find. Raises ValueError for one that gemmfleet
+    does not tune."""
     found = _FILE.search(line)
-    if found is None:
-        if other := _OTHER.search(line):
-            raise NotTunedError(PurePosixPath(other[1]).name)
-        return None
-    kind = (found["dtype"], (found["block"] or "").replace(" ", ""), found["more"])
-    if kind not in _SCHEMES or (found["N"] and not kind[1]):
-        raise NotTunedError(found[0])
+    kind = found and (found["dtype"], (found["block"] or "").replace(" ", ""), found["more"])
+    if found is None or kind not in _SCHEMES or (found["N"] and not found["block"]):
+        raise ValueError(f"gemmfleet does not tune {line.partition('not found at')[2].split('/')[-1].strip()}")
     if found["N"]:
         return "a8w8_blockscale", {"N": found["N"], "K": found["K"]}
     return "fmoe", {"inter_dim": found["inter_dim"], "expert": found["expert"], **_SCHEMES[kind]}
 
 
 def read_tunableop(line: str) -> tuple[str, dict[str, str]] | None:
-    """The shape of a line of `tunableop_untuned*.csv`, None for a tuned one. Raises NotTunedError."""
+    """The shape of a line of `tunableop_untuned*.csv`, None for a tuned one. Raises ValueError for a GEMM that is not
+    of the family a16w16."""
     found = _UNTUNED.search(line)
     if found is None:
-        if other := _TUNABLE.search(line):
-            raise NotTunedError(other[1])
         return None
-    dtype = _DTYPES.get(found["dtype"], "torch.float32")
-    sizes = {name: found[name] for name in "MNK"}
-    return "a16w16", {**sizes, "bias": str(bool(found["bias"])), "dtype": dtype, "outdtype": dtype}
+    dtype, bias = _DTYPES.get(found["dtype"]), {"Gemm": "False", "GemmAndBias": "True"}.get(found["op"])
+    if dtype is None or bias is None or found["layout"] != "TN":
+        raise ValueError(f"gemmfleet does not tune {found[0].partition(',')[0]}")
+    return "a16w16", {**{name: found[name] for name in "MNK"}, "bias": bias, "dtype": dtype, "outdtype": dtype}

@@ -259,7 +259,7 @@ def _check(model: ModelConfig, tp: int) -> None:
             (heads, f"--tp {tp} and {model.kv_heads} key-value heads: neither divides the other"),
             (model.inter % tp, f"--tp {tp} does not divide the MLP's width {model.inter}"),
             (shared % tp, f"--tp {tp} does not divide the shared experts' width {shared}"),
-            (model.gdn and any(n % tp for n in model.gdn[::2]), f"--tp {tp} does not divide the linear attention's heads"),
+            (any(n % tp for n in (model.gdn or ())[::2]), f"--tp {tp} does not divide the linear attention's heads"),
         ) if wrong
     ]  # fmt: skip
     if faults:
