@@ -1,8 +1,8 @@
-"""Loading of an inventory: a YAML file into an Inventory, or an InventoryError that names every fault with its line.
+"""Loads an inventory: a YAML file into an Inventory, or an InventoryError that names every fault with its line.
 
-The YAML's values are those of `yaml.safe_load`. Refused is what YAML itself lets pass: two keys of one name, aliases
-(a few lines of them can mean gigabytes), tags, and keys that are not text. Also the rules over several options of a
-node, and a node's references resolved.
+Values are read as `yaml.safe_load` reads them. We refuse four things that YAML allows: duplicate keys, aliases (a few
+lines of them can mean gigabytes), tags, and keys that are not text. This module also checks the rules that cover
+several options of a node, and resolves a node's references.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class Document:
-    """A parsed YAML document. `data`: the plain data; None where it is empty or there is a fault."""
+    """A parsed YAML document. `data`: the plain data; None if it is empty or has a fault."""
 
     def __init__(self, text: str, faults: Faults) -> None:
         self.data: Any = None
@@ -76,11 +76,11 @@ class Document:
             return self._mapping(node, loc)
         if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
             return [self._plain(child, (*loc, i)) for i, child in enumerate(node.value)]
-        what = f"the tag {shown(node.tag.replace('tag:yaml.org,2002:', '!!'))} has no place here: drop it"
+        what = f"the tag {shown(node.tag.replace('tag:yaml.org,2002:', '!!'))} is not allowed here: drop it"
         try:
             if isinstance(node, yaml.ScalarNode):
                 return self._loader.construct_object(node)
-        except (yaml.constructor.ConstructorError, ValueError):  # a tag, or what looks like a date and is none
+        except (yaml.constructor.ConstructorError, ValueError):  # a tag, or text that looks like a date and is not
             what += ", or put the value in quotes if it is text"
         self._faults.add(what, line=node.start_mark.line + 1)
         return None
@@ -104,15 +104,15 @@ class Document:
 
 def _syntax(e: yaml.YAMLError | RecursionError) -> str:
     words = [word for name in ("context", "problem", "reason") if (word := getattr(e, name, None))]
-    return _ALIAS if _ALIAS in words else f"is no valid YAML: {escaped((', '.join(words) or str(e))[:200])}"
+    return _ALIAS if _ALIAS in words else f"is not valid YAML: {escaped((', '.join(words) or str(e))[:200])}"
 
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?\Z")
 
 
 def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
-    """(path below the node, problem and way out) of options that do not fit together. `given`: the node's
-    own options; the inherited ones that it does not need are ignored."""
+    """Yields (path below the node, problem and way out) for options that do not fit together. `given`: the node's own
+    options. Inherited options that it does not need are ignored."""
     yield from _out_of_place(node, given)
     spec = find_engine(node.engine)
     yield from spec.conflicts(node)
@@ -150,7 +150,7 @@ def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]
 
 
 def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
-    """Options that are for another value of the node's transport, lease or engine."""
+    """Options that only apply to another value of the node's transport, lease or engine."""
     wants = {n: m for n, f in NodeOptions.model_fields.items() for m in f.metadata if isinstance(m, For)}
     engines = {name: find_engine(name).sections for name in (*built_in(), node.engine)}
     for name in dict.fromkeys(o for sections in engines.values() for o in sections):
@@ -169,7 +169,7 @@ def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, s
 
 
 def check_references(nodes: Iterable[Node]) -> None:
-    """Raise InventoryError with every reference of these nodes whose variable is not set, all at once."""
+    """Raise one InventoryError that lists every reference of these nodes whose variable is not set."""
     faults: list[str] = []
     for node in nodes:
         try:
@@ -181,9 +181,9 @@ def check_references(nodes: Iterable[Node]) -> None:
 
 
 def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
-    """The node with every reference replaced, checked again. For use at once: keep and write the unresolved one.
+    """The node with every reference replaced, checked again. Use it at once; keep and write only the unresolved node.
 
-    Raises InventoryError naming file, line, node and variable; no message holds a value.
+    Raises InventoryError that names file, line, node and variable, and never a value.
     """
     values = resolve(node.options(), node.name, node.origin, environ)
     try:
@@ -198,9 +198,9 @@ def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
 
 
 def load_inventory(path: str | Path) -> Inventory:
-    """The inventory in a YAML file, defaults merged into its nodes. `${env:NAME}` stays text.
+    """The inventory in a YAML file, with defaults merged into its nodes. `${env:NAME}` stays text.
 
-    Raises InventoryError with every fault, `file:line: place: what, and what to do`.
+    Raises InventoryError that lists every fault as `file:line: place: what, and what to do`.
     """
     return parse_inventory(read_bytes(path, MAX_BYTES, InventoryError), str(path))
 
