@@ -112,7 +112,7 @@ def from_model(
     columns, only = _columns(set_), [w.strip() for w in layers.split(",") if w.strip()]
     model, of = read_model(config), get_family(family or DEFAULT_FAMILY)
     if engine:
-        ms = parse_m(m) if m else list(USUAL_KEYS)
+        ms = parse_m(m) if m else USUAL_KEYS
         lists, more = vllm_shapes(model, ms, tp=tp, ep=ep, fuse_shared=fuse_shared, columns=columns)
         lists = {name: found for name, found in lists.items() if family in (None, name)}
     else:
@@ -163,8 +163,8 @@ def from_log(
     _refuse_two_documents(json_, out)
     name = get_family(family).name if family else None
     found = count_misses(logs, name)
-    columns = {**(expert_sizes(read_model(model)) if model else {}), **_columns(set_)}
-    found.add_files(parse_m(m) if m else list(USUAL_KEYS), columns)
+    sizes = expert_sizes(read_model(model)) if model else {}
+    found.add_files(parse_m(m) if m else USUAL_KEYS, {**sizes, **_columns(set_)})
     lines = f"{plural(found.lines, 'line')} of {plural(len(logs), 'log')}"
     return _misses(found, name, out, _level(pad_m, coarse), force, lines, top, least)
 
@@ -207,6 +207,7 @@ def capture(
         found, code = capture_on(known, node, command, log, accept_new_host_keys=accept_new_host_keys)
     else:
         found, code = capture_here(command, log)
+    found.notes += ["config files of vLLM or SGLang are missing: read the log with from-log"] * bool(found.files)
     ended = "" if code == 0 else f", which ended with code {code}"
     source = f"{plural(found.lines, 'line')} of {command[0]}{ended}"
     page = _misses(found, name, out, _level(pad_m, coarse), force, source, top, least)

@@ -95,7 +95,7 @@ class Finder(MetaPathFinder, Loader):
 
 
 class Ranks:
-    """How the model is spread: `tp` ranks of the attention, the experts over `ep` (1: split like the rest)."""
+    """`tp` ranks share the attention. `ep` ranks share whole experts; 1: experts are split over the `tp` ranks."""
 
     tp = ep = 1
 
@@ -255,7 +255,7 @@ PACKED = {
     "in_proj_qkvz": ["in_proj_qkvz"],
     "in_proj_ba": ["in_proj_ba"],
 }
-"""As the models' classes have it."""
+"""Fused layers and their parts, from the models' classes."""
 
 
 if __name__ == "__main__":

@@ -76,7 +76,7 @@ def vllm_formatters() -> list[logging.Formatter]:
 
 
 def logged(project: str, layer: Layer, device: Device, handler: Lines) -> list[str]:
-    """What the engine's look-up logs for a layer without a file."""
+    """The lines that the engine's look-up logs for a layer without a file."""
     engine = load(tree(project), device)
     logger = logging.Logger("engine")
     logger.addHandler(handler)
@@ -87,10 +87,12 @@ def logged(project: str, layer: Layer, device: Device, handler: Lines) -> list[s
             vars(module)["logger"] = logger
     else:
         theirs.addHandler(handler)
+        theirs.setLevel(logging.INFO)
     try:
         assert engine.table(layer) is None
     finally:
         theirs.removeHandler(handler)
+        theirs.setLevel(logging.CRITICAL)  # as the loader leaves it
     return handler.lines
 
 
@@ -286,7 +288,7 @@ def test_sizes_that_no_name_has_are_asked_for(log: Path, tmp_path: Path) -> None
     assert isinstance(lacking.exception, InputError)
     told = str(lacking.exception)
     assert all(word in told for word in ("fmoe", "model_dim is missing", "--model CONFIG.json", "--set", "topk"))
-    one = from_log(log, "--family", "a8w8_blockscale", "--m", "1,33")  # the experts' file is no obstacle
+    one = from_log(log, "--family", "a8w8_blockscale", "--m", "1,33")  # the experts' file needs no sizes then
     assert one.stdout == "M,N,K,count\n1,1280,4096,2\n33,1280,4096,2\n1,4096,1024,1\n33,4096,1024,1\n"
     given = from_log(log, "--family", "fmoe", "--m", "5", "--set", "model_dim=4096", "--set", "topk=8")
     assert given.stdout.splitlines()[1].startswith("5,4096,384,128,8,ActivationType.Silu,torch.bfloat16,")

@@ -29,7 +29,7 @@ from worker.triton_configs.keys import USUAL_KEYS
 
 MODELS = TEST_DATA / "models" / "engines"
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
-# what a published config leaves to the defaults of its class in transformers
+# keys that a published config leaves to its class in transformers
 DEFAULTS: dict[str, dict[str, Any]] = {
     "glm4_moe": {
         "hidden_act": "silu", "attention_bias": False, "use_qk_norm": False, "norm_topk_prob": True, "n_group": 1,
@@ -87,7 +87,7 @@ def ours(config: dict[str, Any], folder: Path, tp: int, ep: int) -> tuple[dict[s
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """What vLLM's classes make of three decoder layers of each case."""
+    """The sizes that vLLM's classes give to three decoder layers of each case."""
     asked = [
         ((name, tp, ep), {"raw": VARIANTS[name], "tp": tp, "ep": ep, "at": at})
         for name, tp, ep in CASES
