@@ -6,6 +6,7 @@ file. Files are written ascending, so that a tie goes to the lower key. Pure.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ def served(keys: Iterable[int]) -> dict[int, tuple[int, int | None]]:
     """The M that each key serves in an ascending file, (first, last); last is None for the last key. One that serves
     none is missing."""
     ordered = sorted(set(keys))
-    lasts = [(a + b) // 2 for a, b in zip(ordered, ordered[1:], strict=False)]
+    lasts = [(a + b) // 2 for a, b in itertools.pairwise(ordered)]
     found = zip(ordered, (1, *(last + 1 for last in lasts)), (*lasts, None), strict=True)
     return {key: (first, last) for key, first, last in found if last is None or last >= first}
 
@@ -33,7 +34,7 @@ def written(segments: Sequence[Segment]) -> dict[int, Any]:
     """
     keys = [own if first <= own and (last is None or own <= last) else first for first, last, _, own in segments]
     found = {key: values for key, (_, _, values, _) in zip(keys, segments, strict=True)}
-    for i, ((_, last, values, _), (first, _, behind, _)) in enumerate(zip(segments, segments[1:], strict=False)):
+    for i, ((_, last, values, _), (first, _, behind, _)) in enumerate(itertools.pairwise(segments)):
         if values != behind and last is not None and (keys[i] + keys[i + 1]) // 2 != last:
             found |= {last: values, first: behind}
     return dict(sorted(found.items()))
