@@ -18,13 +18,13 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from orchestrator.cli.app import app
 from orchestrator.cli.files import opened_tree
-from orchestrator.configs import engine_check
 from orchestrator.configs.engine_check import check
 from orchestrator.errors import InputError
 from orchestrator.image.build import ENGINES
 from tests.support.engines import tree, wheel
 from worker.text import Finding
 from worker.triton_configs.engine import FOLDERS, EngineError
+from worker.tuners.vllm import lookups
 
 LINEAR, MOE = FOLDERS["vllm"]
 S_LINEAR, S_MOE = FOLDERS["sglang"]
@@ -211,7 +211,7 @@ def test_each_distinct_entry_is_compiled_once_and_kept(
     package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """AMD's 64 KiB do not hold 256 x 256 x 128 in three stages."""
-    monkeypatch.setattr(engine_check, "CACHE", tmp_path / "cache.jsonl")
+    monkeypatch.setattr(lookups, "CACHE", tmp_path / "cache.jsonl")
     name = H200.replace("NVIDIA_H200", "AMD_Instinct_MI300X")
     large = USUAL | {"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "num_warps": 8, "num_stages": 3}
     write(package, LINEAR, name, {m: large if m == 4096 else USUAL for m in KEYS})
@@ -222,7 +222,7 @@ def test_each_distinct_entry_is_compiled_once_and_kept(
     assert set(every) <= {("warning", "spills")}
     compiled = (tmp_path / "cache.jsonl").read_text().splitlines()
     assert len(compiled) < len(KEYS), "the M that are multiples of 16 share their code"
-    monkeypatch.setattr(engine_check, "CompilePool", None)  # nothing is compiled again
+    monkeypatch.setattr(lookups, "CompilePool", None)  # nothing is compiled again
     assert ("error", "shared memory") in found(package, compiling=True)
 
 

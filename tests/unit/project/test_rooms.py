@@ -24,10 +24,10 @@ ORDER = (
 SHARED = (
     "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
     "worker.aiter_tree", "worker.triton_configs",
-    "worker.tuners.catalog", "worker.tuners.aiter_triton",
+    "worker.tuners.catalog", "worker.tuners.aiter_triton", "worker.tuners.vllm",
 )  # fmt: skip
 """Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files;
-`tuners.aiter_triton`: its compile stage needs no GPU, and checks a tree's configs on the controller's cores."""
+`tuners.aiter_triton`, `tuners.vllm`: their compile stages need no GPU, and check configs on the controller's cores."""
 
 BASE = (
     "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
