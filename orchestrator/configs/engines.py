@@ -84,7 +84,7 @@ class EngineTree:
         folder, found = Path(self._fact("folders", layers[0])[0]), self._fact("found", layers[0])
         old, other = self._today(layers[0]), self._fact("source_hash", layers[0]) != source
         for wrong, why in (
-            (project != self.project and other, f"not tuned for {there}: {NAMES.get(project, project)}'s kernel is another"),
+            (project != self.project and other, f"not tuned for {there}: {NAMES.get(project)}'s kernel is another"),
             (project == self.project and name != won.path.name, f"{there} looks for {name}; tune again with it"),
             (not folder.is_relative_to(self.root), f"{there} reads it from {folder} alone: give that package"),
             (any(self._today(x) != old for x in layers), "its models get different configs today: tune one alone"),
