@@ -437,12 +437,12 @@ _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NA
 
 
 def kernel_of_aiter(name: str) -> str:
-    """The AITER backend whose kernels have names like this, "" if there is none."""
+    """The AITER backend whose kernels have names like this, or ""."""
     return next((backend for pattern, backend in _BY_NAME_RE if pattern.match(name)), "")
 
 
 def tuner_of(kernel: str) -> str:
-    """Our own tuner whose kernels have names like this, "" if there is none."""
+    """Our own tuner whose kernels have names like this, or ""."""
     return next((tuner for beginning, tuner in _TUNERS.items() if kernel.startswith(beginning)), "")
 
 

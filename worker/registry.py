@@ -52,7 +52,7 @@ class Registry(Generic[Spec]):
         return tuple(sorted({e.name for e in entry_points(self.group)} - set(self.built_in())))
 
     def find(self, name: str) -> Spec:
-        """The spec with that name. Raises `error` if there is none, or its package is broken."""
+        """The spec with that name. Raises `error` if the name is unknown, or its package is broken."""
         if not _NAME.match(name):
             raise self.error(f"{name!r} is not the name of {self._a}")
         if module := self._module(name):

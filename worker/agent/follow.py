@@ -55,7 +55,7 @@ class Followed:
             self.error = f"{self.path.name} is not a regular file"
 
     def read(self) -> bytes:
-        """The next bytes to send, b"" if there are none (yet). Does not move the offset."""
+        """The next bytes to send, b"" if nothing is new. Does not move the offset."""
         if self.fd < 0 or self.error:
             return b""
         size = os.fstat(self.fd).st_size

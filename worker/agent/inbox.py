@@ -49,7 +49,7 @@ class Inbox:
         self._slot = slot
 
     def claim(self, *, canaries_only: bool = False) -> Claim | None:
-        """Claim the first spec that this slot may take. None if there is none.
+        """Claim the first spec that this slot may take, if there is one.
 
         `canaries_only`: take only specs of kind canary that name this slot. The kind is not in the file's name, so
         these specs are read before they are claimed.

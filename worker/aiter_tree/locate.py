@@ -153,7 +153,7 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
 
 
 def imported_package() -> Path | None:
-    """The folder of the package that `import aiter` would load, None if there is none. Nothing is imported."""
+    """The folder of the package that `import aiter` would load, or None. Nothing is imported."""
     try:
         spec = importlib.util.find_spec("aiter")
     except (ImportError, ValueError, AttributeError, OSError):

@@ -244,7 +244,7 @@ HOT_C = 100.0
 
 
 def evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Evidence of a hardware fault from the readings before and after an attempt, "" if there is none:
+    """Evidence of a hardware fault from the readings before and after an attempt, or "":
     `uncorrectable hardware errors rose during the attempt: umc +2`.
 
     A counter that fell was reset, and does not count.

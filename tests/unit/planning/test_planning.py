@@ -188,5 +188,5 @@ def test_what_is_won_and_what_is_left_of_it() -> None:
     assert (some.won_us, some.rest_us) == (50.0, 600.0), "a slower winner replaces nothing"
     many = won(of, dict.fromkeys(range(1, 5), 15.0), failed=[5])
     assert many.won_us == 200.0
-    assert many.rest_us == pytest.approx(300.0 * 200 / 500), "what is left is corrected by what the settled ones gave"
+    assert many.rest_us == pytest.approx(300.0 * 200 / 500), "the gains of settled shapes correct the expected rest"
     assert won(of, dict.fromkeys(of, 20.0)).share == 1.0

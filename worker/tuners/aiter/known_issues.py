@@ -375,7 +375,7 @@ def ends_process(line: str) -> KnownIssue | None:
 
 
 def diagnose(text: str, returncode: int | None) -> Diagnosis | None:
-    """The known issue that best explains a tuner's end, None if there is none.
+    """The known issue that best explains a tuner's end, or None.
 
     `text`: the end of its output, both streams. `returncode`: as in subprocess (-N for a signal), None if gemmfleet
     ended it. Text wins over the exit code, unless the host killed the process.
