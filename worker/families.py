@@ -428,10 +428,10 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )
 
-# beginnings of the kernels' names of our tuners torch, triton (removed in 0.3, its rows still exist), aiter-triton and
-# replay. AITER has none of these, and its tables must never get one.
-TORCH, TRITON, CONFIG, SYNTHETIC = "torch_", "triton_", "config_", "synthetic_"
-_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", SYNTHETIC: "replay"}
+# beginnings of the kernels' names of our tuners torch, triton (removed in 0.3, its rows still exist), aiter-triton,
+# vllm and replay. AITER has none of these, and its tables must never get one.
+TORCH, TRITON, CONFIG, ENGINE, SYNTHETIC = "torch_", "triton_", "config_", "vllm_", "synthetic_"
+_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", ENGINE: "vllm", SYNTHETIC: "replay"}
 
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 
