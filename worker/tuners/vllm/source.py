@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -34,24 +34,29 @@ class LayerProblem(Problem):
     label: str = ""
 
 
-class Op(ABC):
+P = TypeVar("P", bound=LayerProblem)
+
+
+class Op(ABC, Generic[P]):
     """A kind of layer that has config files. Plain data; `engine` is the one that this process has loaded."""
 
     name: ClassVar[str]
     """As `Layer.op`."""
     labels: ClassVar[tuple[str, ...]]
-    """What one M is measured at; the first is searched."""
+    """What one M is measured at."""
+    searched: ClassVar[tuple[str, ...]]
+    """Those of them at which it is searched; rows are of the first."""
 
     @abstractmethod
     def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
         """What the winner of a range has the least of."""
 
     @abstractmethod
-    def problem(self, family: str, key: Mapping[str, int | str], gfx: str, label: str) -> LayerProblem:
+    def problem(self, family: str, key: Mapping[str, int | str], gfx: str, label: str) -> P:
         """The problem of a shape's key columns. Raises UnsupportedError."""
 
     @abstractmethod
-    def at(self, p: LayerProblem, m: int, label: str) -> LayerProblem:
+    def at(self, p: P, m: int, label: str) -> P:
         """The problem of the same layer at another M and label."""
 
     @abstractmethod
@@ -59,23 +64,23 @@ class Op(ABC):
         """The layer whose file has other sizes in its name."""
 
     @abstractmethod
-    def default(self, engine: Engine, p: LayerProblem) -> Values:
+    def default(self, engine: Engine, p: P) -> Values:
         """What a launch uses where there is no file."""
 
     @abstractmethod
-    def space(self, p: LayerProblem, target: Target) -> Space:
+    def space(self, p: P, target: Target) -> Space:
         """Legal configs."""
 
     @abstractmethod
-    def alike(self, p: LayerProblem) -> LayerProblem:
+    def alike(self, p: P) -> P:
         """A problem whose calls compile to the same kernels: one for all M that are specialised alike."""
 
     @abstractmethod
-    def needed_bytes(self, p: LayerProblem) -> int:
+    def needed_bytes(self, p: P) -> int:
         """As of a KernelSource."""
 
     @abstractmethod
-    def inputs(self, p: LayerProblem, device: torch.device, seed: int, draw: int) -> Inputs:
+    def inputs(self, p: P, device: torch.device, seed: int, draw: int) -> Inputs:
         """As of a KernelSource."""
 
     @abstractmethod
@@ -83,9 +88,7 @@ class Op(ABC):
         """Tensors by name, as the engine stores them; in other copies they differ in their memory alone."""
 
     @abstractmethod
-    def launches(
-        self, engine: Engine, p: LayerProblem, values: Values, operands: Operands, out: torch.Tensor
-    ) -> list[Launch]:
+    def launches(self, engine: Engine, p: P, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
         """What the engine's launchers start with these values, `out` being written. Raises UnsupportedError."""
 
 
@@ -103,7 +106,7 @@ class EngineSource:
 
     root: str
     device: Device
-    op: Op
+    op: Op[Any]
 
     def engine(self) -> Engine:
         """The engine in this process."""
