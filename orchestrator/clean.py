@@ -16,8 +16,8 @@ _INT64 = 2**63
 
 
 def text(value: Any, limit: int = MAX_TEXT) -> str:
-    """One line of printable text, "" for what is no text. Escape sequences, control, bidi and broken
-    characters go."""
+    """One line of printable text, without escape sequences and control, bidi and broken characters. "" if the value is
+    not text."""
     if type(value) is str and len(value) <= limit and value.isprintable():
         return value.strip()
     if not isinstance(value, str):
@@ -53,7 +53,7 @@ def integer(value: Any) -> int | None:
 
 
 def document(value: Any) -> dict[str, Any]:
-    """A JSON object of clean scalars, lists and objects, {} for what is none; too much of anything is cut."""
+    """A JSON object of clean scalars, lists and objects, cut if it is too large. {} if the value is not an object."""
     out = _node(value, 0)
     if not isinstance(out, dict):
         return {}
@@ -80,7 +80,7 @@ def _node(value: Any, depth: int) -> Any:
 
 
 def seconds_by_kind(value: Any) -> dict[str, float]:
-    """An attempt's `spent`: seconds, not negative, by a short name."""
+    """An attempt's `spent`: seconds by kind. Negative numbers are dropped."""
     if not isinstance(value, dict):
         return {}
     clean = {text(k, 40): number(v) for k, v in list(value.items())[:40]}

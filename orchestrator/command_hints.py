@@ -1,4 +1,4 @@
-"""Commands as the user can type them: what is suggested must run where it is read."""
+"""Commands in messages, written so that the user can paste them into the shell that showed the message."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ NAME = "gemmfleet"
 
 
 def command(words: str) -> str:
-    """`gemmfleet WORDS` as it can be typed here; `words` are quoted already."""
+    """`gemmfleet WORDS` as the user can type it here; `words` are quoted already."""
     return f"{program()} {words}"
 
 
 @cache
 def program() -> str:
-    """Command of this program: `gemmfleet` where the PATH has it, else the path of the script or the module."""
+    """The command for this program: `gemmfleet` if it is on the PATH, else the path of the script, or `python -m`."""
     return called(sys.executable, os.environ.get("PATH", ""), Path.cwd())
 
 
 def called(python: str, path: str, here: Path) -> str:
-    """Command of this program for an interpreter, a PATH and a working folder."""
+    """The command for this program, given the interpreter, PATH and working folder."""
     script, found = Path(python).parent / NAME, shutil.which(NAME, path=path)
     if not script.is_file():
         return NAME if found else f"{_way(Path(python), here)} -m orchestrator"
@@ -34,5 +34,5 @@ def called(python: str, path: str, here: Path) -> str:
 
 
 def _way(to: Path, here: Path) -> str:
-    """Short where it lies below the working folder; not resolved, for an environment's python is a link."""
+    """The path, relative if it is below the working folder. Not resolved: the python of an environment is a link."""
     return shlex.quote(str(to.relative_to(here) if to.is_relative_to(here) else to))

@@ -1,7 +1,7 @@
-"""Engines: their interface, and their registry: what inventory, deployment, checks and commands know of each by name.
+"""The interface of engines, and their registry. Inventory, deployment, checks and commands find an engine by name here.
 
-Built-in ones are modules of orchestrator/engine with a `SPEC`, others come by entry points (worker/registry.py). A spec
-is cheap to import.
+Built-in engines are modules of orchestrator/engine with a `SPEC`; others come from entry points (worker/registry.py). A
+spec is cheap to import.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ RANK = {OK: 0, WARNING: 1, UNUSABLE: 2}
 
 @dataclass(frozen=True, slots=True)
 class WorkerState:
-    """A slot's worker as its engine sees it: running, ended (with a code) or absent."""
+    """The state of a slot's worker according to its engine: running, ended (with a code) or absent."""
 
     slot: str
     state: str
     code: int | None = None
     oom_killed: bool = False
-    """The kernel ended a process of it for lack of memory."""
+    """The kernel killed one of its processes for lack of memory."""
     signal: int | None = None
-    """Signal that ended it, where one did."""
+    """The signal that ended it, if one did."""
 
     @property
     def why(self) -> str:
@@ -53,33 +53,33 @@ class Engine(Protocol):
     """Starts, lists and stops the workers of one node folder; nothing else."""
 
     def prepare(self) -> None:
-        """Do what may take long before workers can be started (pull an image); starts nothing."""
+        """Do the slow work before workers can start, such as pulling an image. Starts nothing."""
 
     def start(self, slots: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
-        """Start the workers that do not run (all slots by default); safe to repeat."""
+        """Start the workers that are not running (of all slots by default); safe to repeat."""
 
     def hold(self) -> None:
-        """Make ready for commands that are run by tune.sh while no worker is there; `tidy` undoes it."""
+        """Prepare for commands that tune.sh runs while there is no worker; `tidy` undoes it."""
 
     def list(self) -> list[WorkerState]: ...
 
     def stop(self, *, kill: bool = False) -> None:
-        """End all workers: ask (they close their books), or kill."""
+        """End all workers: ask them to finish their files and exit, or kill them."""
 
     def tidy(self) -> None:
-        """Remove what the closed run left in the engine itself (containers); files stay."""
+        """Remove what the closed run left in the engine itself, such as containers. Files stay."""
 
     def close(self) -> None:
-        """Give back what it holds here; the workers go on."""
+        """Close connections and free resources on this machine; the workers go on."""
 
 
 class EngineNotFoundError(LookupError, ValueError):
-    """No engine has this name, or the package that has it is broken."""
+    """No engine has this name, or its package is broken."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One finding on a node. `way_out`: what the user can do about it, "" where it is ok."""
+    """One finding on a node. `way_out` tells the user what to do; it is "" if the level is ok."""
 
     level: str
     about: str
@@ -92,14 +92,14 @@ class Finding:
 
 def _no_options(options: Mapping[str, Any]) -> None:
     if options:
-        raise ValueError(f"unknown option {', '.join(map(repr, options))} (there are none)")
+        raise ValueError(f"unknown option {', '.join(map(repr, options))} (this engine has no options)")
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """An engine as the registry knows it.
+    """An engine's entry in the registry.
 
-    `node` in a signature is the inventory's node (orchestrator/inventory/model.py), `facts` its facts
+    In signatures, `node` is the inventory's node (orchestrator/inventory/model.py), `facts` its facts
     (orchestrator/controller/facts.py), `plan` its NodePlan (node_plan.py beside it): rooms above this one.
     """
 
@@ -109,26 +109,26 @@ class EngineSpec:
     """Scripts of a node folder -> their template: a name in `templates/`, or the path of a file of the package.
     There must be launch.sh, tune.sh and follow.sh."""
     create: Callable[[Any, Any, Callable[[str], None]], Engine]
-    """(plan, transport, progress) -> its Engine on a node; `progress` is called with words."""
+    """(plan, transport, progress) -> the Engine of a node; it calls `progress` with a text."""
     needs: frozenset[str] = frozenset()
     """Commands among flock, setsid, timeout, tar and find without which a node is unusable."""
     sections: tuple[str, ...] = ()
-    """Options of a node that are for this engine alone, such as `image` and `docker`."""
+    """Options of a node that only this engine has, such as `image` and `docker`."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_options
     """Check `engine_options:` of a node. Raises ValueError with every fault."""
     conflicts: Callable[[Any], Iterable[tuple[tuple[str, ...], str]]] = lambda *_: ()
     """(node) -> (path of the option below the node, problem and way out) of options that do not fit together."""
     preflight: Callable[[Any, Any], Iterable[Finding]] = lambda *_: ()
-    """(node, facts) -> findings of its own."""
+    """(node, facts) -> findings of the engine's own checks."""
     container: Callable[[Any, str], Any] | None = None
-    """(node, run) -> options of the containers, where workers run in an image: DockerOptions."""
+    """(node, run) -> options of the containers (DockerOptions), if workers run in an image."""
     env: Callable[[Any], Mapping[str, str]] = lambda node: {}
-    """(node) -> environment of the workers beyond the node's `env:`, references and all."""
+    """(node) -> environment of the workers beside the node's `env:`, references included."""
     isolates: Callable[[Any], bool] = lambda node: False
-    """(node) -> whether a worker sees its slot's GPU alone, under the number 0."""
+    """(node) -> whether a worker sees only its slot's GPU, as number 0."""
     enter: Callable[[Any], str] | None = None
-    """(node) -> shell words before a command that run it in the node's `image:`, where no containers are started by us;
-    the shell variable `mounts` holds the folders that it must see, `A:A,B:B`."""
+    """(node) -> shell words that run the command after them in the node's `image:`, for engines whose containers we do
+    not start. The shell variable `mounts` holds the folders that the command must see, `A:A,B:B`."""
 
     @property
     def runs_images(self) -> bool:
@@ -149,7 +149,7 @@ def built_in() -> tuple[str, ...]:
 
 
 def names() -> tuple[str, ...]:
-    """Names that `engine:` takes: built-in ones, then those of installed packages (which are not imported)."""
+    """Names that `engine:` accepts: built-in engines, then engines of installed packages, which are not imported."""
     return (*built_in(), *_ENGINES.from_packages())
 
 

@@ -2,11 +2,11 @@
 
 The ledger's journal holds nothing else.
 
-*Events* are facts from outside (a node joined, an attempt ended). *Decisions* are what the policy makes of
-them (send, take back, quarantine). Both are journaled with a time before anything acts on them, and the policy's
-state is a function of that journal alone: replaying it is how `resume` starts.
+*Events* are facts from outside (a node joined, an attempt ended). *Decisions* are the policy's answers to them (send,
+take back, quarantine). Both are journaled with a time before anything acts on them. The policy's state follows from
+the journal alone, so `resume` starts by replaying it.
 
-A change of what a record says gets the ledger's next VERSION (`ledger/database.py`).
+If the meaning of a record changes, the ledger's VERSION (`ledger/database.py`) goes up.
 """
 
 from __future__ import annotations
@@ -33,12 +33,11 @@ Record = Event | Decision
 
 @dataclass(frozen=True, slots=True)
 class WorkAdded(Event):
-    """Shapes that are to be tuned, in units that may share a process; a unit is never cut.
+    """Shapes to tune, in units that may share a process; a unit is never split.
 
-    `costs_s`: the estimated seconds of each shape, as `units` has them. The lowest `tier` goes first. `alone`: each
-    unit gets a process of its own. Of the whole run: `setup_s`, the estimated seconds before the first shape of a
-    process;
-    `shares_end`: a process may be ended between two shapes, so that idle slots may measure what is left of it.
+    `costs_s`: the estimated seconds of each shape, laid out like `units`. The lowest `tier` goes first. `alone`: no two
+    units share a process. For the whole run: `setup_s`: estimated seconds before a process reaches its first shape.
+    `shares_end`: a process may be stopped between two shapes, so that idle slots can take the rest of its group.
     """
 
     kind: str
@@ -52,21 +51,21 @@ class WorkAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked(Event):
-    """The user wants these failed shapes tried again, with fresh tries."""
+    """The user wants these failed shapes tried again. Their tries start at zero."""
 
     shapes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class StopAsked(Event):
-    """No new work is to be started: the user's wish (Ctrl-C or cancel), or a limit of the run (`why`)."""
+    """Start no new work: the user asked for it (Ctrl-C or cancel), or the run reached a limit (`why`)."""
 
     why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A controller took over the run (again); undoes StopAsked. What was sent may still be running."""
+    """A controller took over the run (again); undoes StopAsked. Groups sent earlier may still be running."""
 
     epoch: int
 
@@ -78,11 +77,11 @@ class Tick(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeExpected(Event):
-    """A node is being prepared: its share of the work waits for it until it joins or is given up (NodeLost).
+    """A node is being prepared. Its share of the work waits until it joins or is given up (NodeLost).
 
-    `host`: the machine that it is on, where several nodes may share one; `gpus`: for each slot, the id of its GPU
-    there. Evidence counts for these, and they never change. `lease`, `pool`: the lease that the node is, if it is one;
-    `ends_at`: epoch seconds of its time limit, 0 for none.
+    `host`: the machine that it is on; several nodes may share one. `gpus`: for each slot, the id of its GPU there.
+    Evidence is kept for machines and GPUs, and both never change. `lease`, `pool`: the node's lease, if it has one;
+    `ends_at`: epoch seconds of its time limit, 0 if it has no limit.
     """
 
     node: str
@@ -96,7 +95,7 @@ class NodeExpected(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeJoined(Event):
-    """A node is deployed and its workers are starting; also after it was lost. Slots become ready by CanaryPassed."""
+    """A node is deployed and its workers are starting, perhaps again after a loss. CanaryPassed makes a slot ready."""
 
     node: str
     slots: tuple[str, ...]
@@ -104,7 +103,7 @@ class NodeJoined(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeTroubled(Event):
-    """The node broke off, does not answer or cannot be prepared, and is tried again."""
+    """The node's connection broke, it does not answer, or it cannot be prepared. We try again."""
 
     node: str
     detail: str
@@ -112,7 +111,7 @@ class NodeTroubled(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeLost(Event):
-    """The node is given up for now: what it had is taken as lost. Its rows still count if it comes back."""
+    """The node is given up for now, and the groups that it had are taken as lost. Rows still count if it comes back."""
 
     node: str
     detail: str
@@ -120,10 +119,10 @@ class NodeLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeaseEnded(Event):
-    """The node was a lease and is gone for good; its name is never used again.
+    """The node was a lease and will not return; its name is never used again.
 
-    `cause`: one of orchestrator.leases.base.EndCause; `detail`: the scheduler's words. `charged`: what was in flight is
-    taken as lost with its node; else (preempted, time limit, released, ...) it goes back uncharged.
+    `cause`: one of orchestrator.leases.base.EndCause; `detail`: the scheduler's message. `charged`: shapes in flight
+    count as lost with their node. Otherwise (preempted, time limit, released, ...) they are queued again uncharged.
     """
 
     node: str
@@ -134,7 +133,7 @@ class LeaseEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class LeasesQueued(Event):
-    """The leases of a pool that wait now, each with the scheduler's words."""
+    """The leases of a pool that are waiting now, each with the scheduler's message."""
 
     pool: str
     leases: tuple[tuple[str, str], ...]
@@ -142,9 +141,9 @@ class LeasesQueued(Event):
 
 @dataclass(frozen=True, slots=True)
 class FleetMayGrow(Event):
-    """More nodes on other hosts may join, or (not `more`) none will.
+    """Says whether more nodes on other hosts may join.
 
-    While they may, no shape is settled as unconfirmed for want of a second slot.
+    While they may, a shape that needs a second slot waits for one; it is not settled as unconfirmed.
     """
 
     more: bool
@@ -152,14 +151,14 @@ class FleetMayGrow(Event):
 
 @dataclass(frozen=True, slots=True)
 class NodeDraining(Event):
-    """The user wants the node to finish what runs and take no more."""
+    """The user wants the node to finish its running groups and take no more."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeBusy(Event):
-    """The node is occupied where our workers were about to start. `doing`: wait, skip, share; then free."""
+    """Someone else uses the node where our workers are to start. `doing`: wait, skip or share; later free."""
 
     node: str
     doing: str
@@ -168,7 +167,7 @@ class NodeBusy(Event):
 
 @dataclass(frozen=True, slots=True)
 class SlotLost(Event):
-    """The slot's worker is gone for good (restarts used up)."""
+    """The slot's worker died and has no restarts left."""
 
     node: str
     slot: str
@@ -177,7 +176,7 @@ class SlotLost(Event):
 
 @dataclass(frozen=True, slots=True)
 class CanaryPassed(Event):
-    """The slot computed its known answer; it may take work."""
+    """The slot's canary gave the known answer; the slot may take work."""
 
     node: str
     slot: str
@@ -186,7 +185,7 @@ class CanaryPassed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CanaryFailed(Event):
-    """The slot did not compute its known answer (or not in time). `final`: and never will, as things are there."""
+    """The slot's canary was wrong or late. `final`: it will never pass, as things are on that node."""
 
     node: str
     slot: str
@@ -196,11 +195,11 @@ class CanaryFailed(Event):
 
 @dataclass(frozen=True, slots=True)
 class CanaryTimed(Event):
-    """The slot timed two known kernels between attempts: microseconds of a compute-bound and a memory-bound one (-1: no
-    time).
+    """The slot timed two known kernels between attempts: microseconds of a compute-bound and of a memory-bound one
+    (-1: no time).
 
-    Only slots of one `device` (name, gfx, CUs) are compared. `temperature_c`: its hottest sensor, `power_cap_w`: its
-    limit; 0 where unknown.
+    Only slots with the same `device` (name, gfx, CUs) are compared. `temperature_c`: the hottest sensor; `power_cap_w`:
+    the power limit; 0 if unknown.
     """
 
     node: str
@@ -231,10 +230,10 @@ class ShapeStarted(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShapeTuned(Event):
-    """A valid winner of the shape reached the ledger. It settles the shape if it is complete and nothing did before.
+    """A valid winner of the shape reached the ledger. If it is complete, it settles a shape that is not settled yet.
 
-    `withheld`: candidates that were left out because they faulted on this slot alone, of these `earlier` before this
-    run; `cut`: and more.
+    `withheld`: candidates that were left out because they faulted, on this slot alone. `earlier`: those of them that
+    faulted before this run. `cut`: the list was cut, there are more.
     """
 
     attempt: str
@@ -250,7 +249,7 @@ class ShapeTuned(Event):
 
 @dataclass(frozen=True, slots=True)
 class ShapeRefused(Event):
-    """The tuner's verdict: this shape has no winner (Reason.is_verdict). The rest as in ShapeTuned."""
+    """The tuner's verdict: this shape has no winner (Reason.is_verdict). Other fields as in ShapeTuned."""
 
     attempt: str
     shape: int
@@ -267,7 +266,7 @@ class ShapeRefused(Event):
 
 @dataclass(frozen=True, slots=True)
 class AttemptEnded(Event):
-    """An attempt is over. Judged by the rows that came before it, not by `outcome`."""
+    """An attempt is over. We judge it by the rows that arrived, not by `outcome`."""
 
     attempt: str
     outcome: Reason
@@ -278,7 +277,7 @@ class AttemptEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class AttemptTaken(Event):
-    """Answer to TakeBack: `won` means no worker had claimed it, and none will."""
+    """Answer to TakeBack. `won`: no worker had claimed the attempt, and none will."""
 
     attempt: str
     won: bool
@@ -286,7 +285,7 @@ class AttemptTaken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Send(Decision):
-    """Put these shapes, a group, into a slot's inbox. The group is named by its attempt."""
+    """Put a group, these shapes, into a slot's inbox. The group is named after its attempt."""
 
     attempt: str
     node: str
@@ -305,7 +304,7 @@ class TakeBack(Decision):
 
 @dataclass(frozen=True, slots=True)
 class FailShape(Decision):
-    """The shape is settled as failed. `confirmed`: it was seen on two slots (of two nodes where there are two)."""
+    """The shape is settled as failed. `confirmed`: it failed on two slots (on two nodes if there are two)."""
 
     shape: int
     reason: Reason
@@ -316,8 +315,8 @@ class FailShape(Decision):
 
 @dataclass(frozen=True, slots=True)
 class SettleShape(Decision):
-    """The shape is tuned: the winner of `attempt` is its row. Not `confirmed`: candidates were left out that faulted on
-    one slot alone."""
+    """The shape is tuned: the winner of `attempt` is its row. Not `confirmed`: candidates that faulted on only one slot
+    were left out."""
 
     shape: int
     attempt: str
@@ -337,7 +336,7 @@ class Quarantine(Decision):
 
 @dataclass(frozen=True, slots=True)
 class AskCanary(Decision):
-    """Have the slot run its canary (answered by CanaryPassed or CanaryFailed)."""
+    """Make the slot run its canary. CanaryPassed or CanaryFailed answers."""
 
     node: str
     slot: str
@@ -357,11 +356,11 @@ RECORD_TYPES: dict[str, type[Record]] = {
 
 
 _FIELDS = {c: {f.name: f.default for f in fields(c)} for c in RECORD_TYPES.values()}
-"""Names and defaults: `fields` takes longer than all the rest, and a run has many records."""
+"""Names and defaults of each record type, computed once: `fields` is slow, and a run has many records."""
 
 
 def to_json(record: Record) -> str:
-    """The fields of a record as one JSON object (its type is kept beside it), without those that are as by default."""
+    """The fields of a record that differ from their defaults, as a JSON object. Its type is stored beside it."""
     raw = {name: v for name, default in _FIELDS[type(record)].items() if (v := getattr(record, name)) != default}
     return json.dumps(raw, default=lambda v: v.value, separators=(",", ":"))
 

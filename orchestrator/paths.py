@@ -1,5 +1,5 @@
-"""Folder of a run: its paths (docs/reference/files.md), its configuration, making one, finding runs, the lock of the
-controller that drives it, and requests of other commands to that controller."""
+"""The folder of a run: its paths (docs/reference/files.md) and configuration, how it is made and found, the lock of the
+controller that drives the run, and requests of other commands to that controller."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class RunPaths:
     tuned = _File("tuned.csv")
     profile = _File("profile.csv")
     failed = _File("failed.csv")
-    recheck = _File("recheck.json")  # of a recheck: rows of a table, and the kernels to measure of each
+    recheck = _File("recheck.json")  # only in a recheck: rows of a table, and the kernels to measure for each
     annotations = _File("annotations.csv")  # columns of the user's shapes file that gemmfleet does not use, if any
     bench = _File("bench.csv")  # a bench's backends by shape
     bench_runs = _File("bench_runs.csv")  # a bench's single runs
@@ -111,13 +111,13 @@ class RunConfig:
     accept_new_host_keys: bool = False
     lost_after_s: float = 90.0
     busy: str | None = None
-    """Treatment of an occupied node: wait, skip, share; None: as in the inventory."""
+    """Treatment of an occupied node: wait, skip or share. None: as in the inventory."""
     hold: bool = False
-    """Idle leases are kept."""
+    """Keep idle leases."""
     until_gain: float | None = None
-    """No more is claimed once so much of the expected gain is won, as a share."""
+    """Start no more work once this share of the expected gain is won."""
     gpu_hours: float | None = None
-    """No more is claimed once so many hours of slots are used."""
+    """Start no more work once the slots have used this many hours in all."""
 
     def write(self, path: Path) -> None:
         import yaml
@@ -126,7 +126,7 @@ class RunConfig:
 
     @classmethod
     def change(cls, path: Path, **changes: Any) -> None:
-        """Set options that are not None in a file; its modification time, which is the run's age, stays."""
+        """Set the options that are not None in a file. Its modification time stays, because it is the run's age."""
         changes = {name: value for name, value in changes.items() if value is not None}
         if changes:
             stat, aside = path.stat(), path.with_suffix(".tmp")
@@ -143,13 +143,13 @@ class RunConfig:
             known = {f.name for f in fields(cls)}
             return cls(**{k: v for k, v in raw.items() if k in known})
         except FileNotFoundError:
-            raise InputError(f"{path} is missing: this is no run folder") from None
+            raise InputError(f"{path} is missing: this is not a run folder") from None
         except (OSError, TypeError, AttributeError, UnicodeDecodeError, yaml.YAMLError) as e:
             raise InputError(f"{path} cannot be read: {e}") from e
 
 
 def create_run_folder(runs: Path, run: str) -> RunPaths:
-    """Create a run folder, 0700. Raise InputError where that fails."""
+    """Create a run folder with mode 0700. Raise InputError if that fails."""
     paths = RunPaths(runs / run)
     try:
         runs.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def create_run_folder(runs: Path, run: str) -> RunPaths:
 
 
 def new_run_id(now: float) -> str:
-    """`20260131-154500-3f9a`: local time, so that names sort by age, and something that makes it unique."""
+    """`20260131-154500-3f9a`: local time, so that names sort by age, and a random part that makes it unique."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(now))}-{os.urandom(2).hex()}"
 
 
@@ -177,7 +177,7 @@ def list_runs(runs: Path) -> list[RunPaths]:
 
 
 def find_run(runs: Path, run: str | None) -> RunPaths:
-    """The run in that folder, or of that id (or unique beginning of one); the latest where `run` is None.
+    """The run in that folder or with that id (a unique beginning will do); the latest run if `run` is None.
 
     Raises InputError.
     """
@@ -208,7 +208,7 @@ def _names(runs: Sequence[RunPaths]) -> str:
 
 @contextlib.contextmanager
 def run_lock(path: Path, run: str) -> Iterator[None]:
-    """Hold the lock of the controller that drives the run. Raise RunBusyError, which names who drives it."""
+    """Hold the lock of the controller that drives the run. Raise RunBusyError, which names the process that has it."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,7 +230,7 @@ def run_lock(path: Path, run: str) -> Iterator[None]:
 
 
 def holder(path: Path) -> dict[str, Any]:
-    """Holder of the lock (pid, host, since); {} where there is none."""
+    """The holder of the lock (pid, host, since); {} if nobody holds it."""
     try:
         with path.open("rb") as f:
             try:
@@ -257,7 +257,7 @@ def leave_request(folder: Path, kind: str, **fields: Any) -> Path:
 
 
 def take_requests(folder: Path) -> list[dict[str, Any]]:
-    """Waiting requests, oldest first, removed from the folder. A file that is no request is removed and ignored."""
+    """Take the waiting requests out of the folder, oldest first. Files that are not requests are only removed."""
     out = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):

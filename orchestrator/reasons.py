@@ -1,4 +1,4 @@
-"""Reasons for the end of an attempt or the failure of a shape: all that is known of each, in one place."""
+"""The reasons why an attempt ends or a shape fails, and everything that the program knows about each."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ class Reason(Enum):
 
     @property
     def counts_as_try(self) -> bool:
-        """Return whether it uses up one of a shape's tries."""
+        """Return whether it uses up one of the shape's tries."""
         return self.may_blame_slot or self in (Reason.NOT_DELIVERED, Reason.REJECTED)
 
     @property
     def is_verdict(self) -> bool:
-        """Return whether it is the tuner's verdict on a shape: final without a second slot."""
+        """Return whether it is the tuner's verdict on a shape, which is final without a second slot."""
         return self.value in SHAPE_VERDICTS
 
     @property
     def fails_shapes(self) -> bool:
-        """Return whether a shape can be settled as failed for it."""
+        """Return whether a shape can be settled as failed for this reason."""
         return self.counts_as_try or self.is_verdict or self in (Reason.KILLS_NODES, Reason.OUTLIVES_LEASE)
 
     @property
     def may_blame_slot(self) -> bool:
-        """Return whether it is evidence against the slot once the shape passes elsewhere."""
+        """Return whether it counts against the slot if the shape passes elsewhere."""
         return self in (Reason.FAULT, Reason.HANG, Reason.ERROR, Reason.OOM)
 
     @property
@@ -110,7 +110,7 @@ _WORDS: dict[Reason, tuple[str, ...]] = {
     Reason.LEASE_ENDED: ("its lease ended",),
     Reason.REJECTED: (
         "the worker did not accept the spec",
-        "Worker and controller do not agree on what a spec is: is the node's code of this version?",
+        "The worker and the controller read specs differently. Check that the node has this version of the code.",
         _AGAIN,
     ),
     Reason.NO_CANDIDATE: (

@@ -374,9 +374,9 @@ def _devices(node: Node, gpus: Sequence[int], facts: NodeFacts | None) -> Iterat
 
 
 def all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, references and all. `aiter:` wins over `env:`."""
+    """The environment of a node's workers, references and all. `aiter:` and `vllm:` win over `env:`."""
     env = {**node.env, **find_engine(node.engine).env(node), **node.variables()}
-    env |= {**node.aiter.variables(), **node.aiter.compilers}
+    env |= {**node.aiter.variables(), **node.aiter.compilers, **node.vllm.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 

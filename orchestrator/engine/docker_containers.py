@@ -1,7 +1,7 @@
-"""Engine `docker`: workers are started by launch.sh, and listed, stopped, removed and pulled for by the docker package.
+"""Engine `docker`: launch.sh starts the workers; the docker package lists, stops and removes them and pulls the image.
 
-Its client speaks over channels of the connection that is open anyway, to `docker system dial-stdio` on the node; what
-fails there becomes an EngineError with the way out.
+The client talks to `docker system dial-stdio` on the node, over channels of the connection that is already open. A
+failure there becomes an EngineError that says what to do.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from orchestrator.errors import EngineError, NodeError
 from orchestrator.transport.base import Transport
 
 LIMIT_S = 10.0
-"""Longest silence of one request to Docker; of a pull PULL_SILENCE_S."""
+"""Longest silence during one request to Docker. A pull has PULL_SILENCE_S."""
 PULL_SILENCE_S = 300.0
 START_TIMEOUT_S = 300.0
-"""Limit of launch.sh start: several docker commands a slot, each with a limit of its own there."""
+"""Time limit for `launch.sh start`. It runs several docker commands for each slot, each with its own limit."""
 PIECE = 65536
 MAX_CHANNELS = 2
-"""At most so many dial-stdio channels a node: one may be busy with a pull."""
+"""Most dial-stdio channels to one node. One of them may be busy with a pull."""
 EVERY_S = 1.0
 ALIVE = ("running", "restarting", "paused")
 _DONE = ("Download complete", "Pull complete", "Already exists")
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 def _socket(channel: Any) -> socket.socket:
-    """A socket that is a channel: two threads carry the bytes, so time limits are the socket's own."""
+    """Wraps a channel in a socket, so that the socket's time limits apply. Two threads carry the bytes."""
     near, far = socket.socketpair()
 
     def carry(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> None:
@@ -83,7 +83,7 @@ class ChannelAdapter(requests.adapters.HTTPAdapter):
         return self._pool
 
     def request_url(self, request: requests.PreparedRequest, proxies: Mapping[str, str] | None) -> str:
-        return request.path_url  # no proxy is ever between us and the channel
+        return request.path_url  # there is never a proxy between us and the channel
 
     def close(self) -> None:
         super().close()
@@ -103,17 +103,17 @@ class NodeClient(docker.APIClient):  # type: ignore[misc]
 
 
 class Docker:
-    """A node's Docker, dialled at the first use. Every method raises EngineError or TransportError only."""
+    """A node's Docker, connected on first use. Its methods raise only EngineError and TransportError."""
 
     def __init__(self, transport: Transport, options: DockerOptions, limit_s: float = LIMIT_S) -> None:
         self._transport, self._options, self._limit_s = transport, options, limit_s
         self._lock = threading.Lock()
         self._youngest: Any = None
-        """The channel that was opened last."""
+        """The most recently opened channel."""
         self._client: NodeClient | None = None
 
     def ask(self, question: Callable[[NodeClient], T], *, again: bool = True) -> T:
-        """The answer to `question(client)`. One that is safe to repeat is repeated once where the channel had died."""
+        """Return `question(client)`. With `again`, ask once more if the channel had died."""
         try:
             try:
                 return question(self._dialled())
@@ -221,7 +221,7 @@ class DockerEngine:
         self._pulled = False
 
     def prepare(self) -> None:
-        """Pull the image as configured (`always`: once by this object). Raise EngineError where it stays missing."""
+        """Pull the image as configured (`always`: once per object). Raise EngineError if it is still missing."""
         if self._pulled:
             return
         there = self._docker.ask(lambda c: _found(lambda: c.inspect_image(self._options.image))) is not None
@@ -252,7 +252,7 @@ class DockerEngine:
             self._unless_gone(lambda c, name=name: c.kill(name, signal))  # type: ignore[misc]
 
     def hold(self) -> None:
-        """Create a container that is never started, from which tune.sh reads image and mounts that are in no file."""
+        """Create a container that is never started. tune.sh reads the image and mounts from it; no file has them."""
         if self._options.written is None:
             return
         self.prepare()
@@ -268,13 +268,13 @@ class DockerEngine:
         )
 
     def tidy(self) -> None:
-        """Remove every container of this run on this node, running or not, and of no other."""
+        """Remove this run's containers on this node, running or not. Other runs' containers stay."""
         wanted = [f"{k}={v}" for k, v in labels(self._run, self.node).items()]
         for one in self._docker.ask(lambda c: c.containers(all=True, filters={"label": wanted})):
             self._unless_gone(lambda c, one=one: c.remove_container(one["Id"], force=True, v=True))  # type: ignore[misc]
 
     def _pull(self) -> None:
-        """Pull the image; no other limit than PULL_SILENCE_S of silence."""
+        """Pull the image. The only limit is PULL_SILENCE_S without progress."""
         image = (self._options.written or self._options).image
         with contextlib.closing(Docker(self._transport, self._options, PULL_SILENCE_S)) as patient:
             fault = patient.ask(
@@ -296,7 +296,7 @@ class DockerEngine:
         return worker_state(slot, found) if found is not None else WorkerState(slot, "absent")
 
     def _unless_gone(self, call: Callable[[NodeClient], object]) -> None:
-        """A container that has ended or is gone (404, 409) needs no stopping and no removing."""
+        """Run a call; ignore that the container has already ended or is gone (404, 409)."""
 
         def ask(client: NodeClient) -> None:
             try:
@@ -309,7 +309,7 @@ class DockerEngine:
 
 
 def _found(call: Callable[[], Any]) -> Any:
-    """Answer of Docker; None where the thing is missing."""
+    """Docker's answer; None if the object does not exist."""
     try:
         return call()
     except docker.errors.NotFound:

@@ -1,6 +1,6 @@
-"""An image with AITER on the user's own base: checked, rendered, and built here or on a node.
+"""Builds an image with AITER on the user's base image, here or on a node.
 
-And the files that list an image's AITER kernels, copied out of a container that is never started.
+Also copies the files that list an image's AITER kernels out of a container that is never started.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _GFX = re.compile(r"gfx[0-9a-f]{3,5}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """An image. `gfx`: the chips to compile for; `tables`: tuned tables that it is compiled with and uses.
+    """The image to build. `gfx`: the chips to compile for. `tables`: tuned tables that AITER is compiled with and uses.
 
-    Raises InputError with every fault.
+    Raises InputError that lists every fault.
     """
 
     base: str
@@ -77,7 +77,7 @@ class Recipe:
         elif _SECRET.search(self.repo):
             faults.append("--repo holds a password, which would stay in the image; use a public address or a mirror")
         if self.prebuild not in PREBUILD:
-            faults.append(f"--prebuild {self.prebuild} is none of {', '.join(map(str, PREBUILD))}")
+            faults.append(f"--prebuild {self.prebuild} is not one of {', '.join(map(str, PREBUILD))}")
         faults += [f"--gfx {g[:40]!r} is not a chip such as gfx950" for g in self.gfx if not _GFX.match(g)]
         if not self.gfx:
             faults.append("no chip to compile for: say it with --gfx gfx950, or as gfx in the inventory")
@@ -89,7 +89,7 @@ class Recipe:
         tables = [{"name": f"{f.name}.csv", "env": f.env} for f in (family_of(t) for t in self.tables)]
         if len({t["name"] for t in tables}) < len(tables):
             raise InputError(
-                "two --table of one family: AITER reads one; make one with: " + command("db export ... -o DIR")
+                "two --table of one family, but AITER reads one; make one with: " + command("db export ... -o DIR")
             )
         values = {
             "base": self.base,
@@ -130,9 +130,9 @@ Say = Callable[[str], None]
 
 
 def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, accept_new_host_keys: bool) -> str:
-    """Build on `node` (None: on this machine); the image's id. `say` gets each line of the build.
+    """Build on `node` (None: on this machine) and return the image's id. `say` gets each line of the build.
 
-    Raises EngineError with the last words of a build that failed, TransportError, InputError.
+    Raises EngineError with the last output of a failed build, TransportError, InputError.
     """
     from orchestrator.controller.node_plan import transport_to
 
@@ -177,9 +177,9 @@ _PACKAGE = (
 )  # fmt: skip
 _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
 EVERYTHING = (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META)
-# Parts that its Triton operators and their configs are made of.
+# The parts that hold its Triton operators and their configs.
 TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
-_FLYDSL = "flydsl/__init__.py"  # of a package that AITER's dispatch imports: that it is there
+_FLYDSL = "flydsl/__init__.py"  # shows that a package which AITER's dispatch imports is installed
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
@@ -188,9 +188,9 @@ SILENCE_S = 120.0
 
 
 def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[str] = EVERYTHING) -> None:
-    """Copy the parts below `folder`, laid out as in the image. The image must be there already: nothing is pulled.
+    """Copy the parts below `folder`, laid out as in the image. Nothing is pulled: the image must be there already.
 
-    Raises InputError and NodeError with what to do instead.
+    Raises InputError and NodeError, which say what to do instead.
     """
     faults: list[str] = []
     for transport, docker_command in _engines(inventory):
@@ -203,8 +203,8 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
             faults.append(str(e))
     raise InputError([
         *(f"--build {image}: {fault}" for fault in faults),
-        f"--build {image}: is no folder here, and no such image could be read; pull it first, name nodes that have it"
-        " with -i INV, or copy its AITER out (docker create; docker cp) and name the folder",
+        f"--build {image}: is not a folder here, and no such image could be read; pull it first, name nodes that have"
+        " it with -i INV, or copy its AITER out (docker create; docker cp) and name the folder",
     ])  # fmt: skip
 
 
@@ -226,7 +226,7 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
         roots = list(_roots(details))
         root = next((r for r in roots if _fetch(client, made["Id"], f"{r}/aiter/jit/core.py", folder, r)), None)
         if root is None:
-            raise EngineError(HERE, f"no AITER lies where images keep it ({', '.join(PLACES)}, site-packages)")
+            raise EngineError(HERE, f"AITER is not where images keep it ({', '.join(PLACES)}, site-packages)")
         for part in parts:
             _fetch(client, made["Id"], f"{root}/{part}", folder, root)
         if (folder / "aiter" / "ops" / "flydsl").is_dir():
@@ -271,7 +271,7 @@ def _unpack(tar: tarfile.TarFile, target: Path) -> None:
         if n > MAX_FILES or not entry.isfile() or ".." in parts or entry.name.startswith("/"):
             continue
         path = target.joinpath(*parts)
-        if entry.name.endswith(".co"):  # that it is there says enough
+        if entry.name.endswith(".co"):  # only its name is needed
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
         elif entry.size <= (MAX_MODULE if path.suffix == ".so" else MAX_FILE if path.name.endswith(_KEPT) else -1):

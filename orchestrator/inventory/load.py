@@ -1,8 +1,8 @@
-"""Loading of an inventory: a YAML file into an Inventory, or an InventoryError that names every fault with its line.
+"""Loads an inventory: a YAML file into an Inventory, or an InventoryError that names every fault with its line.
 
-The YAML's values are those of `yaml.safe_load`. Refused is what YAML itself lets pass: two keys of one name, aliases
-(a few lines of them can mean gigabytes), tags, and keys that are not text. Also the rules over several options of a
-node, and a node's references resolved.
+Values are read as `yaml.safe_load` reads them. We refuse four things that YAML allows: duplicate keys, aliases (a few
+lines of them can mean gigabytes), tags, and keys that are not text. This module also checks the rules that cover
+several options of a node, and resolves a node's references.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from orchestrator.inventory.model import (
     Node,
     NodeOptions,
     Strict,
+    VllmSection,
 )
 from orchestrator.inventory.values import NAME_RE, NAME_RULE, has_reference, resolve, texts
 from orchestrator.tables.textfiles import MAX_TEXT, Faults, did_you_mean, escaped, read_bytes, shown
@@ -48,7 +49,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class Document:
-    """A parsed YAML document. `data`: the plain data; None where it is empty or there is a fault."""
+    """A parsed YAML document. `data`: the plain data; None if it is empty or has a fault."""
 
     def __init__(self, text: str, faults: Faults) -> None:
         self.data: Any = None
@@ -76,11 +77,11 @@ class Document:
             return self._mapping(node, loc)
         if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
             return [self._plain(child, (*loc, i)) for i, child in enumerate(node.value)]
-        what = f"the tag {shown(node.tag.replace('tag:yaml.org,2002:', '!!'))} has no place here: drop it"
+        what = f"the tag {shown(node.tag.replace('tag:yaml.org,2002:', '!!'))} is not allowed here: drop it"
         try:
             if isinstance(node, yaml.ScalarNode):
                 return self._loader.construct_object(node)
-        except (yaml.constructor.ConstructorError, ValueError):  # a tag, or what looks like a date and is none
+        except (yaml.constructor.ConstructorError, ValueError):  # a tag, or text that looks like a date and is not
             what += ", or put the value in quotes if it is text"
         self._faults.add(what, line=node.start_mark.line + 1)
         return None
@@ -104,15 +105,15 @@ class Document:
 
 def _syntax(e: yaml.YAMLError | RecursionError) -> str:
     words = [word for name in ("context", "problem", "reason") if (word := getattr(e, name, None))]
-    return _ALIAS if _ALIAS in words else f"is no valid YAML: {escaped((', '.join(words) or str(e))[:200])}"
+    return _ALIAS if _ALIAS in words else f"is not valid YAML: {escaped((', '.join(words) or str(e))[:200])}"
 
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,40}[a-z0-9])?\Z")
 
 
 def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
-    """(path below the node, problem and way out) of options that do not fit together. `given`: the node's
-    own options; the inherited ones that it does not need are ignored."""
+    """Yields (path below the node, problem and way out) for options that do not fit together. `given`: the node's own
+    options. Inherited options that it does not need are ignored."""
     yield from _out_of_place(node, given)
     spec = find_engine(node.engine)
     yield from spec.conflicts(node)
@@ -150,7 +151,7 @@ def conflicts(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]
 
 
 def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, str]]:
-    """Options that are for another value of the node's transport, lease or engine."""
+    """Options that only apply to another value of the node's transport, lease or engine."""
     wants = {n: m for n, f in NodeOptions.model_fields.items() for m in f.metadata if isinstance(m, For)}
     engines = {name: find_engine(name).sections for name in (*built_in(), node.engine)}
     for name in dict.fromkeys(o for sections in engines.values() for o in sections):
@@ -169,7 +170,7 @@ def _out_of_place(node: Node, given: Mapping[str, Any]) -> Iterator[tuple[Loc, s
 
 
 def check_references(nodes: Iterable[Node]) -> None:
-    """Raise InventoryError with every reference of these nodes whose variable is not set, all at once."""
+    """Raise one InventoryError that lists every reference of these nodes whose variable is not set."""
     faults: list[str] = []
     for node in nodes:
         try:
@@ -181,9 +182,9 @@ def check_references(nodes: Iterable[Node]) -> None:
 
 
 def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
-    """The node with every reference replaced, checked again. For use at once: keep and write the unresolved one.
+    """The node with every reference replaced, checked again. Use it at once; keep and write only the unresolved node.
 
-    Raises InventoryError naming file, line, node and variable; no message holds a value.
+    Raises InventoryError that names file, line, node and variable, and never a value.
     """
     values = resolve(node.options(), node.name, node.origin, environ)
     try:
@@ -198,9 +199,9 @@ def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
 
 
 def load_inventory(path: str | Path) -> Inventory:
-    """The inventory in a YAML file, defaults merged into its nodes. `${env:NAME}` stays text.
+    """The inventory in a YAML file, with defaults merged into its nodes. `${env:NAME}` stays text.
 
-    Raises InventoryError with every fault, `file:line: place: what, and what to do`.
+    Raises InventoryError that lists every fault as `file:line: place: what, and what to do`.
     """
     return parse_inventory(read_bytes(path, MAX_BYTES, InventoryError), str(path))
 
@@ -238,11 +239,11 @@ def parse_inventory(data: bytes, source: str) -> Inventory:
 
 
 def _merged(name: str, values: Mapping[str, Any], parsed: InventoryFile, source: str, document: Document) -> Node:
-    """A node's options over the defaults: what the node says wins, option by option within `docker` and `aiter`; `env`
-    is merged name by name, `labels` add up."""
+    """A node's options over the defaults: what the node says wins, option by option within `docker`, `aiter`
+    and `vllm`; `env` is merged name by name, `labels` add up."""
     own, shared = values["nodes"][name], {k: v for k, v in values["defaults"].items() if k in NodeOptions.model_fields}
     both = {**shared, **own, "labels": [*shared.get("labels", ()), *own.get("labels", ())]}
-    both |= {s: _over(shared.get(s), own.get(s)) for s in ("docker", "aiter", "env") if s in both}
+    both |= {s: _over(shared.get(s), own.get(s)) for s in ("docker", "aiter", "vllm", "env") if s in both}
     origins = {"name": document.line(("nodes", name)) or 0}
     for path, text in texts(both):
         if has_reference(text):
@@ -354,13 +355,15 @@ def _named(value: Any) -> str:
 
 _MODELS: dict[str, type[Strict]] = {
     "hosts": LoginHost, "defaults": Defaults, "nodes": NodeOptions, "docker": DockerSection, "aiter": AiterSection,
+    "vllm": VllmSection,
 }  # fmt: skip
 
 
 def _unknown_key(loc: Loc) -> str:
     key, within = str(loc[-1]), loc[2 if loc[0] in ("nodes", "hosts") else 1 : -1]
     docker = within == ("docker",)
-    place = "docker" if docker else "aiter" if within == ("aiter",) else str(loc[0]) if len(loc) > 1 else ""
+    section = within[0] if len(within) == 1 and within[0] in ("docker", "aiter", "vllm") else loc[0]
+    place = str(section) if len(loc) > 1 else ""
     for applies, hint in (
         (_SECRET_KEY.match(key), _NO_SECRETS),
         (len(loc) == 1 and key in Defaults.model_fields, "unknown key: put it under defaults"),

@@ -1,8 +1,8 @@
-"""The table of an inventory's options: name, type with its rule, default, and what the docs say of it.
+"""All options of an inventory: name, type with its rule, default, and the text for the docs.
 
-A field is one option. From it come the reader's checks, the legal keys in its messages, the JSON schema
-(inventories/inventory.schema.json), the tables of docs/reference/inventory.md (tests/support/inventory_page.py), and,
-for an option with a `Variable`, the worker's setting. `load` reads files; `values` has the rules.
+Each field is one option. The reader's checks, the legal keys in its messages, the JSON schema
+(inventories/inventory.schema.json), the tables of docs/reference/inventory.md (tests/support/inventory_page.py) and,
+for an option with a `Variable`, the worker's setting are all made from it. `load` reads files; `values` has the rules.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from orchestrator.inventory.values import (
     seconds_of,
 )
 from worker.families import DEFAULT_FAMILY, FAMILIES
-from worker.protocol.paths import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV, VLLM_ROOT_ENV
 from worker.text import plural
 from worker.tuners.catalog import built_in, find_tuner, names
 
@@ -61,26 +61,26 @@ DEVICE_GROUPS = "auto"
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """Beside an option's type: the variable of the workers' environment that gets its value."""
+    """Annotates an option's type with the environment variable of the workers that gets its value."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class For:
-    """Beside an option's type: another option of the node, and the values with which this one makes sense."""
+    """Annotates an option's type with another option of the node, and the values of it that this one needs."""
 
     option: str
     values: tuple[str, ...]
 
 
 def option(default: Any, value: str, meaning: str) -> Any:
-    """A field of the table. `value`: what it takes, and in brackets the default, as the docs say it."""
+    """A field of the table. `value`: the docs' words for what it takes, with the default in brackets."""
     return Field(default, title=value, description=meaning)
 
 
 class Strict(BaseModel):
-    """A frozen model: unknown keys are errors, and no type is converted to another."""
+    """A frozen model: unknown keys are errors, and types are never converted."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -117,8 +117,8 @@ class LoginHost(Strict):
 
 
 class DockerSection(Strict):
-    """Options of the containers. What is not given here is Docker's own default, but for network, which is none, and
-    for the devices."""
+    """Options of the containers. An option that is not given has Docker's default, except that there is no network, and
+    that the slot's GPU is passed in."""
 
     devices: Devices | None = option(
         None, "list (the GPU of the slot)",
@@ -138,8 +138,7 @@ class DockerSection(Strict):
     env: Env = option({}, "mapping* (empty)", "environment, on top of `env`")
     pull: Literal["missing", "always", "never"] = option(
         "missing", "`missing`, `always`, `never` (`missing`)",
-        "when the image is pulled; `always`: once at the start of a run. Credentials are those of the controller's"
-        " Docker configuration",
+        "when the image is pulled; `always`: once at the start of a run, with the controller's Docker credentials",
     )  # fmt: skip
     docker_command: Annotated[Words, Field(min_length=1)] = option(
         ("docker",), "list (`[docker]`)", "how to call Docker: `[sudo, -n, docker]`"
@@ -165,6 +164,14 @@ class AiterSection(Strict):
     )
 
 
+class VllmSection(Strict):
+    """The `vllm:` section of a node."""
+
+    root: Annotated[Fixed | None, Variable(VLLM_ROOT_ENV)] = option(
+        None, "path (found by itself)", "vLLM's package, checkout or wheel on the node; with `docker`: in the image"
+    )
+
+
 class NodeOptions(LoginHost):
     """Options of `defaults` and of a node. References `${env:NAME}` stay as they are written."""
 
@@ -181,7 +188,7 @@ class NodeOptions(LoginHost):
     image: Image | None = option(None, "text* (required with a container engine)", "image of the workers")
     gpus: Gpus = option(
         "auto", "`auto`, number, list (`auto`)",
-        "`auto`: one slot for each GPU found, else one slot with all cores; a number: the first so many, `0` for one"
+        "`auto`: one slot for each GPU found, else one slot with all cores; a number N: the first N GPUs, `0` for one"
         " slot without a GPU; `[0, 2]`: these",
     )  # fmt: skip
     workdir: Private | None = option(
@@ -189,9 +196,8 @@ class NodeOptions(LoginHost):
     )
     results: Absolute | None = option(
         None, "absolute path on the node* (none)",
-        "folder that outlives runs: `RESULTS/<run>/<node>` (mode 0700) is made at deploy, mounted into containers, and"
-        " given to tuners as `GEMMFLEET_RESULTS`; `events/` and `logs/` are copied there when the run ends;"
-        " `runs prune` leaves it",
+        "folder that outlives runs: `RESULTS/<run>/<node>` (mode 0700) is mounted into containers, is"
+        " `GEMMFLEET_RESULTS` for tuners, and gets copies of `events/` and `logs/` when the run ends",
     )  # fmt: skip
     python: Fixed | None = option(
         None, "text (found on the node; local: this program's; `docker`: the image's)", "interpreter of the workers"
@@ -205,6 +211,7 @@ class NodeOptions(LoginHost):
         AiterSection(), "mapping (below)",
         "what AITER needs that cannot be found ([precedence](../explanation/aiter.md#environment))",
     )  # fmt: skip
+    vllm: VllmSection = option(VllmSection(), "mapping (below)", "the vLLM of the tuner `vllm`")
     env: Env = option({}, "mapping of text* (empty)", "environment of the workers")
     labels: Labels = option((), "list (empty)", "names for `--limit`, which also accepts node names")
     gfx: Gfx | None = option(
@@ -255,7 +262,7 @@ class NodeOptions(LoginHost):
 
 
 class Defaults(NodeOptions):
-    """The options that hold for all nodes, and those of the fleet as a whole."""
+    """Options for all nodes, and options of the fleet as a whole."""
 
     family: Annotated[str, one_of(lambda: FAMILIES, lambda: FAMILIES)] = option(
         DEFAULT_FAMILY, "a [family](families.md) (`a16w16`)", "family where `--family` is not given"
@@ -270,9 +277,8 @@ def _own_tuners() -> list[str]:
 
 
 class Node(NodeOptions):
-    """A node with the defaults merged in. `origins`: the line of each text that holds a reference, by its path such as
-    `docker.volumes.0`, and that of the node itself as `name`. `login`: the host that `via:` names, where `hosts:` has
-    it."""
+    """A node with the defaults merged in. `origins`: the line of each text that holds a reference, by its path (such as
+    `docker.volumes.0`), and the node's own line as `name`. `login`: the host that `via:` names, if `hosts:` has it."""
 
     name: str
     source: str = ""
@@ -318,12 +324,12 @@ class Inventory(Strict):
 
     @property
     def family(self) -> str:
-        """The family that is tuned where none is named."""
+        """The family to tune if the command line does not name one."""
         return self.defaults.family
 
     @property
     def tuner(self) -> str:
-        """The tuner that is used where none is named."""
+        """The tuner to use if the command line does not name one."""
         return self.defaults.tuner
 
 

@@ -1,11 +1,11 @@
 """Values of an inventory: references to the environment, and every kind of value with its rule.
 
-A reference `${env:NAME}` stays as it is written in the model and in every file that this program writes. It is
-resolved at the moment of use, in memory, and what comes out is handed on and never kept: values for workers reach a
-node on the standard input of its launcher.
+A reference `${env:NAME}` stays as written in the model and in every file that this program writes. It is resolved in
+memory when it is used, and its value is passed on but never stored: workers get values on the standard input of the
+node's launcher.
 
-Validators raise ValueError with a text on what to write, and never repeat the value: it may be private. Rules are
-checked on the text around references here, and on the whole when they are resolved.
+Validators raise ValueError that says what to write. They never repeat the value, because it may be private. Here the
+rules are checked on the text around references; after resolving, on the whole text.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def has_reference(text: str) -> bool:
 
 
 def masked(text: str, filler: str = "x") -> str:
-    """The text with `filler` for each reference: its form can be checked before its values are known.
+    """The text with each reference replaced by `filler`, so that its form can be checked before the values are known.
 
-    Raises ValueError where something looks like a reference and is none.
+    Raises ValueError if something looks like a reference but is malformed.
     """
     out = REFERENCE_RE.sub(lambda _: filler, text)
     if _BROKEN_RE.search(out):
@@ -55,9 +55,9 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    """Function that puts the references of this data back in place of their values, where these are whole words. For
-    messages that are kept: those of a host or a registry may repeat its own name. Values of fewer than three
-    characters stay.
+    """Return a function that replaces the values of this data's references in a text by the references. It is for
+    messages that we keep: an error of a host or a registry may contain its own name. Only whole words are replaced, and
+    no values shorter than three characters.
     """
     env = os.environ if environ is None else environ
     used = {env[name]: name for _, text in texts(value) for name in names(text) if len(env.get(name, "")) >= 3}
@@ -71,7 +71,7 @@ def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[st
 
 
 def missing(value: Any, environ: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
-    """(path, NAME) of every reference within plain data whose variable is not set."""
+    """(path, NAME) of every reference in plain data whose variable is not set."""
     env = os.environ if environ is None else environ
     return [(path, name) for path, text in texts(value) for name in names(text) if name not in env]
 
@@ -79,8 +79,8 @@ def missing(value: Any, environ: Mapping[str, str] | None = None) -> list[tuple[
 def resolve(value: Any, node: str, origin: Callable[[str], str], environ: Mapping[str, str] | None = None) -> Any:
     """Plain data with every reference replaced by its variable's value (our own environment's by default).
 
-    `origin` gives `file:line` of a path within the data. Raises InventoryError with one fault a missing
-    variable, naming file, line, node and NAME; no fault holds a value.
+    `origin` gives `file:line` of a path within the data. Raises InventoryError with one fault for each missing
+    variable, which names file, line, node and NAME, and never a value.
     """
     env = os.environ if environ is None else environ
     faults = [
@@ -117,7 +117,7 @@ _TIME_RE = re.compile(r"(?:([0-9]+)d)?(?:([0-9]+)h)?(?:([0-9]+)m)?\Z")
 
 
 def must(pattern: str, rule: str, filler: str | None = "x") -> AfterValidator:
-    """A rule for text: with `filler` for its references, or as it is written, it must match the pattern as a whole."""
+    """A rule for text: the whole text must match the pattern, with its references replaced by `filler` (if given)."""
     compiled = re.compile(f"(?:{pattern})\\Z", re.DOTALL)
 
     def check(value: str) -> str:
@@ -129,7 +129,7 @@ def must(pattern: str, rule: str, filler: str | None = "x") -> AfterValidator:
 
 
 def one_of(usual: Callable[[], Iterable[str]], every: Callable[[], Iterable[str]]) -> AfterValidator:
-    """A rule for names that packages may add to: `usual` are those that are there without a look at packages."""
+    """A rule for names that packages may add to. `usual`: the names that are known without looking at packages."""
 
     def check(value: str) -> str:
         if value not in usual() and value not in (legal := tuple(every())):
@@ -140,7 +140,8 @@ def one_of(usual: Callable[[], Iterable[str]], every: Callable[[], Iterable[str]
 
 
 def _numbers(rule: str, *words: str, most: int, count: bool = False) -> BeforeValidator:
-    """A rule for a list of numbers or one of some words; with `count` for a number alone, too, and each number once."""
+    """A rule for a list of numbers, or one of some words. With `count` a single number will do too, and none may come
+    twice."""
 
     def check(value: Any) -> Any:
         if value in words or (count and type(value) is int and 0 <= value <= most + 1):

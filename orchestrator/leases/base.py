@@ -1,7 +1,7 @@
-"""A lease, the four ways in which one ends, what a scheduler of leases must offer, and the script that a lease runs.
+"""A lease, the four ways in which it ends, the interface to a scheduler, and the script that a lease runs: the holder.
 
-That script is the holder. A lease's folder is `leases/ID` below the pool's `workdir:`. Commands begin there: relative
-folders of nodes lie in it. What workers wrote comes back on the holder's standard output.
+A lease's folder is `leases/ID` below the pool's `workdir:`. Commands start there, so relative folders of nodes lie in
+it. When a lease ends, the holder prints an archive of its workers' files on standard output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from orchestrator.transport.base import Transport
 
 
 class LeaseState(StrEnum):
-    """QUEUED: granted not yet, or its holder is not up. READY: commands can be run in it. ENDED: gone for good."""
+    """QUEUED: not granted yet, or its holder is not up. READY: commands can be run in it. ENDED: it will not return."""
 
     QUEUED = "queued"
     READY = "ready"
@@ -31,7 +31,7 @@ class LeaseState(StrEnum):
 
 
 class EndCause(StrEnum):
-    """Cause of a lease's end. Only FAILED counts as a lost node; else what was in flight goes back uncharged.
+    """The cause of a lease's end. Only FAILED counts as a lost node; else shapes in flight are queued again uncharged.
 
     RELEASED: we gave it back, or its holder ended by itself. PREEMPTED: the scheduler or a person took it back
     (preempted, cancelled, evicted, drained). FAILED: its machine broke, its memory was used up, or its holder failed.
@@ -45,12 +45,11 @@ class EndCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """One grant. One that the scheduler starts again elsewhere is a new lease; the one before has ended.
+    """One grant. If the scheduler starts a job again elsewhere, the old lease has ended and a new one begins.
 
-    `id`: its name in commands of the scheduler, that of a job, an array task or a pod. `host`: the physical one, ""
-    while it is queued. `why`: the scheduler's own words on its state, such as "Priority, expected start 14:20".
-    `ends_at`: epoch seconds of its time limit. `cause`: that of the end of one that ended. `way`: options by which its
-    source reaches it.
+    `id`: its name in the scheduler's commands: a job, an array task or a pod. `host`: the physical machine, "" while it
+    is queued. `why`: the scheduler's words on its state, such as "Priority, expected start 14:20". `ends_at`: epoch
+    seconds of its time limit. `cause`: why it ended, if it has. `way`: options by which its source reaches it.
     """
 
     id: str
@@ -63,55 +62,55 @@ class Lease:
 
 
 class LeaseSource(Protocol):
-    """Leases of one pool of one run, which are found by the names of both alone.
+    """The leases of one pool of one run. The names of pool and run are enough to find them.
 
-    So a controller that died between asking and hearing the answer finds them again. Every method may raise a
-    NodeError: UnreachableError where the scheduler does not answer, TransportError with its words where it refuses.
-    All are safe to call from several threads.
+    So if a controller dies between a request and its answer, the next one finds the leases. Every method may raise a
+    NodeError: UnreachableError if the scheduler does not answer, TransportError with its message if it refuses. All
+    methods are thread-safe.
     """
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
-        """Ask for `n` more, none of them on a host of `avoid`; return as soon as they are queued."""
+        """Ask for `n` more, not on a host in `avoid`; return as soon as they are queued."""
 
     def list(self) -> Sequence[Lease]:
-        """All that the scheduler knows, ended ones included, oldest first; one cheap call."""
+        """All leases that the scheduler knows, also ended ones, oldest first; one cheap call."""
 
     def release(self, leases: Collection[Lease]) -> None:
-        """Give back; unknown and ended ones do no harm."""
+        """Give leases back. Unknown and ended ones are ignored."""
 
     def transport(self, lease: Lease, node: str) -> Transport:
-        """Files and commands in a lease that is READY. `node`: its name in messages."""
+        """The transport into a lease that is READY. `node`: its name in messages."""
 
     def check(self) -> Sequence[Finding]:
-        """Findings on the pool that the scheduler gives without granting a lease."""
+        """Check what the scheduler can tell about the pool without granting a lease."""
 
     def leftovers(self, lease: Lease) -> bytes | None:
-        """The tar with events/ and logs/ of its node folders that an ended lease left, or None."""
+        """The tar that an ended lease left, with events/ and logs/ of its node folders, or None."""
 
     def close(self) -> None:
-        """Let go of the scheduler; the leases go on."""
+        """Close the connection to the scheduler; the leases stay."""
 
 
 BEGIN, END = "-----BEGIN GEMMFLEET LEFTOVERS-----", "-----END GEMMFLEET LEFTOVERS-----"
 IDLE_S = 120
-"""A lease without workers and without a controller ends after so many seconds."""
+"""A lease ends after this many seconds without workers and without a controller."""
 LOOK_S = 2
 LEFT_FILE = re.compile(r"(?:^|/)([^/]+)/(events|logs)/([0-9]{1,4})\.(?:jsonl|log)$")
 
 
 def folder_word(folder: str) -> str:
-    """Shell word of a folder, absolute or beginning with ~/; "" stands for one of the user's own in $TMPDIR."""
+    """Shell word for a folder, absolute or beginning with ~/. "" stands for a folder of the user in $TMPDIR."""
     if not folder:
         return '"${TMPDIR:-/tmp}/gemmfleet-$(id -u)"'
     return f'"$HOME"/{quote(folder[2:])}' if folder.startswith("~/") else quote(folder)
 
 
 def holder_script(run: str, pool: str, workdir: str, *, out: str = "", idle_s: int | None = None, most: int = 0) -> str:
-    """The holder's script. Its lease's id is $GEMMFLEET_LEASE, in a Slurm job the job's own.
+    """The holder's script. $GEMMFLEET_LEASE is the lease's id; in a Slurm job, the job's id.
 
-    `out`: shell word of the folder for its standard output, where the file `here` shows that it is the folder of
-    whoever ran it; a holder that does not see that ends only when it must. "": standard output is kept anyway.
-    `most`: bytes of an archive that standard output is kept of, 0 for any.
+    `out`: shell word of the folder for its standard output, "" if standard output is kept anyway. The file `here` in it
+    shows that it is the submitter's folder; a holder that does not see the file stays until it must end. `most`: the
+    largest archive in bytes that standard output is kept of, 0 for any size.
     """
     values = {"run": run, "pool": pool, "base": folder_word(workdir), "out": out, "most": most}
     idle_s = IDLE_S if idle_s is None else idle_s
@@ -119,7 +118,7 @@ def holder_script(run: str, pool: str, workdir: str, *, out: str = "", idle_s: i
 
 
 def prelude(workdir: str, lease: str) -> str:
-    """Shell text that goes to the folder of a lease as soon as it is there, and stays known to its holder."""
+    """Shell text that waits for a lease's folder, changes to it, and shows the holder that a controller is there."""
     folder = f"{folder_word(workdir)}/leases/{quote(lease)}"
     return (
         f'l={folder}; i=0; until [ -s "$l/ready" ] || [ $i -ge 200 ]; do i=$((i+1)); sleep 0.1; done; '

@@ -1,10 +1,10 @@
-"""Database file of a ledger: its tables; created, opened, or refused with a way out.
+"""The database file of a ledger: its tables, and how it is created and opened. Errors say what to do.
 
-It holds facts alone: the journal, the rows, and what workers said beside them. The state of a run is made of its
-journal (orchestrator/policy).
+It holds only facts: the journal, the rows, and the workers' reports. orchestrator/policy computes the state of a run
+from the journal.
 
-A change of the tables gets the next VERSION, and a ledger of another version is refused: the version that began a run
-finishes it. Times are epoch seconds of the controller's clock, but `rows.t`, which is the node's.
+If the tables change, VERSION goes up. A ledger of another version is refused: the version that began a run finishes it.
+Times are epoch seconds of the controller's clock, except `rows.t`, which is the node's.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TABLES = (
         skipped TEXT,                   -- why it is not to be tuned: '' (a table has it) or 'not_worth_it'
         detail TEXT, skipped_at REAL
     ) STRICT""",
-    # what workers said of their attempts beside the records
+    # what workers reported about their attempts, beside the records
     """CREATE TABLE reports (
         attempt TEXT PRIMARY KEY, exit INTEGER, spent TEXT, device TEXT,
         conditions TEXT                 -- JSON: {"before": reading, "after": reading} of worker/device.py
@@ -78,7 +78,7 @@ TABLES = (
         id INTEGER PRIMARY KEY, t REAL NOT NULL, type TEXT NOT NULL, data TEXT NOT NULL
     ) STRICT""",
     *_append_only("journal"),
-    # candidates that an attempt did not measure because they faulted, there or before
+    # candidates that an attempt did not measure, because they faulted in it or earlier
     """CREATE TABLE withheld (
         attempt TEXT NOT NULL, shape INTEGER NOT NULL,
         candidate TEXT NOT NULL,        -- JSON: its identity
@@ -94,17 +94,17 @@ TABLES = (
 
 BUSY_S = 10.0
 AUTOCHECKPOINT_PAGES = 8000
-"""Length of the write-ahead log (32 MB) from which on commits copy it back by themselves."""
+"""A commit copies the write-ahead log back by itself once the log is this long (32 MB)."""
 
 
 def create(path: Path) -> sqlite3.Connection:
     """Create a ledger file. Raise LedgerError if there is one already.
 
-    SQLite keeps another journal mode if the file system cannot have a write-ahead log. Everything works then, but
+    If the file system does not support a write-ahead log, SQLite uses another journal mode. Everything works then, but
     readers and the controller wait for each other; `drive` warns.
     """
     if path.exists():
-        raise LedgerError(f"{path}: a ledger is there already; a run is begun once, then: {command('resume')}")
+        raise LedgerError(f"{path}: the run has a ledger already; to go on with it: {command('resume')}")
     with readable(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rwc")
         with _closed_on_error(conn):
@@ -133,9 +133,9 @@ def open_writer(path: Path) -> sqlite3.Connection:
 def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
     """Open an existing ledger to read, also while a controller writes.
 
-    SQLite needs `-wal` and `-shm` files beside a WAL database even to read it. `at_rest`: leave none behind
-    where the ledger was closed in order; only for reads of a moment, since nothing then guards against a
-    controller that starts meanwhile.
+    Even to read a WAL database, SQLite needs `-wal` and `-shm` files beside it. `at_rest`: leave no such files if the
+    ledger was closed properly. Only for short reads, because nothing protects them from a controller that starts
+    meanwhile.
     """
     _must_exist(path)
     logs = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
@@ -149,7 +149,7 @@ def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
                 if "unable to open" in str(e) or "readonly" in str(e):
                     raise LedgerError(
                         f"{path}: cannot be read where it is: SQLite has to write {path.name}-shm beside it, and"
-                        f" {path.parent} may not be written to; copy the run folder to a place where you may"
+                        f" you may not write to {path.parent}; copy the run folder to a place where you may"
                         " write, and give that with --runs DIR"
                     ) from e
                 raise
@@ -169,17 +169,17 @@ def readable(path: Path) -> Iterator[None]:
             raise RunBusyError(f"{path}: another process is writing to this ledger; try again when it is done") from e
         if "full" in what:
             raise LedgerError(
-                f"{path}: the disk is full; what was written before is safe: free some space, then: {command('resume')}"
+                f"{path}: the disk is full. All earlier results are safe. Free some space, then: {command('resume')}"
             ) from e
         if "no such table" in what or "no such column" in what:
-            raise LedgerError(f"{path}: is damaged or no ledger of gemmfleet ({what})") from e
+            raise LedgerError(f"{path}: is damaged, or not a ledger of gemmfleet ({what})") from e
         raise LedgerError(
             f"{path}: {what}; are the folder and the file yours to read and write, on a local disk?"
         ) from e
     except sqlite3.DatabaseError as e:
         raise LedgerError(
-            f"{path}: is damaged or no ledger at all ({e}); what the nodes measured is still in their"
-            " node folders, and what can be saved of the file comes out of: sqlite3 ledger.db .recover"
+            f"{path}: is damaged, or not a ledger at all ({e}). The nodes' measurements are still in their node"
+            " folders. To save what can be read of the file: sqlite3 ledger.db .recover"
         ) from e
 
 
@@ -193,7 +193,7 @@ def _closed_on_error(conn: sqlite3.Connection) -> Iterator[None]:
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """Connection to a file that is there, for writing, unchecked. Raise sqlite3.Error."""
+    """Open an existing file for writing, without checks. Raise sqlite3.Error."""
     return _connect(f"file:{quote(str(path.absolute()))}?mode=rw")
 
 
@@ -211,14 +211,14 @@ def _for_writing(conn: sqlite3.Connection) -> None:
 
 def _must_exist(path: Path) -> None:
     if not path.is_file():
-        raise LedgerError(f"{path}: there is no ledger; `{command('runs list')}` shows the runs that there are")
+        raise LedgerError(f"{path}: there is no ledger; `{command('runs list')}` lists the runs")
     if not os.access(path, os.R_OK):
         raise LedgerError(f"{path}: may not be read by this user")
 
 
 def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
     if conn.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
-        raise LedgerError(f"{path}: is no ledger of gemmfleet")
+        raise LedgerError(f"{path}: is not a ledger of gemmfleet")
     version = int(conn.execute("PRAGMA user_version").fetchone()[0])
     if version > VERSION:
         raise LedgerError(
@@ -237,7 +237,7 @@ EVERY_S = 0.25
 
 @contextlib.contextmanager
 def checkpoints(path: Path) -> Iterator[None]:
-    """Copy what was committed, now and then, while the context lasts."""
+    """While the context lasts, copy committed pages back from the write-ahead log now and then."""
     over = threading.Event()
 
     def work() -> None:

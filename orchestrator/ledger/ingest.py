@@ -1,7 +1,7 @@
-"""Ingest of a worker's records: ledger writes and policy events. Data of a node is checked, cleaned, never trusted.
+"""Turns a worker's records into ledger writes and policy events. A node's data is checked and cleaned, never trusted.
 
-An impossible record (unknown attempt, an attempt of another node, a shape that the group does not have) is
-counted in `offsets.bad` and dropped; an invalid winner is kept as a row with a note and settles nothing.
+An impossible record (unknown attempt, an attempt of another node, a shape that the group does not have) is dropped and
+counted in `offsets.bad`. An invalid winner is kept as a row with a note, and settles nothing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_T = 1e11
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Bytes of a slot's events (`E`) or log (`L`) file, from `offset` on."""
+    """Bytes of a slot's events (`E`) or log (`L`) file, starting at `offset`."""
 
     stream: str
     slot: str
@@ -44,9 +44,9 @@ class Chunk:
 
 
 def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
-    """(whole lines without their ends, bytes consumed): a torn last line waits for its rest.
+    """Return (whole lines without their ends, bytes consumed). A torn last line waits for its rest.
 
-    Bytes beyond the size of a record without an end are returned as one (bad) line, so that they cannot fill the
+    If a line is longer than any record, its bytes so far are returned as one (bad) line, so that it cannot fill the
     memory.
     """
     end = buffer.rfind(b"\n") + 1
@@ -57,18 +57,18 @@ def split_lines(buffer: bytes) -> tuple[list[bytes], int]:
 
 
 def winner_fault(row: Mapping[str, Any], device: Mapping[str, Any]) -> str | None:
-    """Reason why a row cannot be a shape's winner, None where it can. The worker judged its error (`status`)."""
+    """The reason why a row cannot be a shape's winner; None if it can. The worker has judged its error (`status`)."""
     us, err, name = clean.number(row.get("us")), clean.number(row.get("errRatio")), row.get("kernelName")
     if us is None or us <= 0:
         return f"its time is {_shown(row.get('us'))}"
     if err is None or not 0 <= err <= 1:
-        return f"its errRatio is {_shown(row.get('errRatio'))}, no share"
+        return f"its errRatio is {_shown(row.get('errRatio'))}, not a share"
     if row.get("status", "ok") != "ok":
         return f"its status is {_shown(row.get('status'))}"
     if not isinstance(name, str) or not name or len(name) > MAX_NAME:
-        return "it names no kernel" if not name else "its kernelName is no name"
+        return "it names no kernel" if not name else "its kernelName is not a name"
     if clean.text(name) != name or name[0] in "=+-@":
-        return "its kernelName is no plain text"
+        return "its kernelName is not plain text"
     gfx, cu_num = device.get("gfx"), clean.integer(device.get("cu_num"))
     if not isinstance(gfx, str) or not _GFX.match(gfx) or cu_num is None or cu_num < 1:
         return f"the device is not named (gfx {_shown(gfx)}, cu_num {_shown(device.get('cu_num'))})"
@@ -82,12 +82,12 @@ def _shown(value: Any) -> str:
 
 
 class _Odd(Exception):
-    """An impossible record; the text is the reason."""
+    """A record is impossible; the text says why."""
 
 
 @dataclass(slots=True)
 class _Source:
-    """The attempt that a slot reports on, read once for its many rows."""
+    """The attempt that a slot reports on, looked up once for its many rows."""
 
     attempt: Attempt
     shapes: frozenset[int]
@@ -103,9 +103,9 @@ def _shape_of(source: _Source, raw: Mapping[str, Any]) -> int:
 
 
 class Ingest:
-    """Reader of records into a ledger. Call inside `ledger.transaction()`; the events are for policy and journal.
+    """Reads records into a ledger. Call it inside `ledger.transaction()`; the events are for policy and journal.
 
-    `state`: of the run, up to date with the journal.
+    `state`: the run's state, up to date with the journal.
     """
 
     def __init__(self, ledger: Ledger, state: State) -> None:
@@ -114,19 +114,19 @@ class Ingest:
         self._decode = from_json
         self._ledger, self._state = ledger, state
         self._ends: set[str] = set()
-        """Attempts whose end stands in the bytes that are being read, and not yet in the ledger."""
+        """Attempts whose end is in the bytes being read, but not in the ledger yet."""
         self._torn: dict[tuple[str, str], bytes] = {}
-        """The unfinished last line of a slot's stream: beyond the ledger's offset, so a new controller is sent it
-        again."""
+        """The unfinished last line of a slot's stream. The ledger's offset does not include it, so a new controller
+        receives it again."""
         self._sources: dict[tuple[str, str], _Source] = {}
         """By (node, slot)."""
         self._rows: list[tuple[Any, ...]] = []
-        """Rows of the bytes that are being read, to be put into the ledger together."""
+        """Rows of the bytes being read; they go into the ledger together."""
 
     def feed(self, node: str, slot: str, data: bytes) -> tuple[list[ev.Event], int]:
-        """Read the bytes that follow those fed before (after a restart: the ledger's offset).
+        """Read the bytes after those of the last call (after a restart: after the ledger's offset).
 
-        Returns the events, and the bytes by which the slot's offset moved on: up to the last whole line.
+        Returns the events, and by how many bytes the slot's offset moved on: up to the last whole line.
         """
         buffer = self._torn.pop((node, slot), b"") + data
         lines, consumed = split_lines(buffer)
@@ -189,7 +189,7 @@ class Ingest:
         return ev.CanaryTimed(node, slot, compute, memory, " ".join(names), max(degrees, default=0.0), cap or 0.0)
 
     def _source(self, node: str, slot: str, name: object) -> _Source | None:
-        """The attempt of that name; None: it is a canary's. Raise _Odd."""
+        """The attempt with that name; None if it is a canary. Raise _Odd."""
         source = self._sources.get((node, slot))
         if source is not None and source.attempt.id == name:
             return source
@@ -239,7 +239,7 @@ class Ingest:
         return []
 
     def _left_out(self, attempt: Attempt, shape: int, slot: str, raw: Mapping[str, Any]) -> dict[str, Any]:
-        """Candidates that were left out, for the event of a shape's end; they are kept. Raise _Odd."""
+        """Store the candidates that were left out, and return them for the event of the shape's end. Raise _Odd."""
         try:
             entries, more = withheld_list(raw.get("withheld", ()), raw.get("withheld_more", 0))
         except ProtocolError as e:
@@ -256,7 +256,7 @@ class Ingest:
         """Keep a row; return whether it is a valid winner."""
         row, attempt = raw["row"], source.attempt
         if not isinstance(row, dict):
-            raise _Odd("its row is no object")
+            raise _Odd("its row is not a JSON object")
         fault = winner_fault(row, source.device) if winner else None
         t = clean.number(raw.get("t"))
         self._rows.append(
@@ -278,7 +278,7 @@ class Ingest:
         return winner and fault is None
 
     def _overtaken(self, attempt: Attempt, slot: str) -> list[ev.Event]:
-        """A slot does one attempt at a time: where the end of an earlier one was lost (a torn record), this is it."""
+        """A slot does one attempt at a time. If the end of an earlier one was lost (a torn record), end it now."""
         known = self._state.slot(attempt.node, slot)
         earlier = known.running if known is not None else None
         if earlier in (None, attempt.id) or earlier in self._ends:
@@ -304,12 +304,12 @@ class Ingest:
         if raw["outcome"] in OUTCOMES:
             outcome = Reason(raw["outcome"])
         else:
-            outcome, detail = Reason.ERROR, f"ended as {_shown(raw['outcome'])}, which is no outcome; {detail}"
+            outcome, detail = Reason.ERROR, f"ended as {_shown(raw['outcome'])}, which is not an outcome; {detail}"
         seconds = clean.number(raw["seconds"])
         return ev.AttemptEnded(attempt.id, outcome, flying, detail, max(0.0, seconds or 0.0))
 
 
 def _conditions(when: str, raw: Mapping[str, Any]) -> dict[str, dict[str, Any]] | None:
-    """A reading of worker/device.py, which a record may have or not."""
+    """A reading of worker/device.py, if the record has one."""
     reading = clean.document(raw.get("conditions"))
     return {when: reading} if reading else None

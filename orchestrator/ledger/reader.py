@@ -1,4 +1,4 @@
-"""Reads of a ledger: the run's values, its journal and the state made of it, its rows; and whether they add up.
+"""Reads a ledger: the run's values, its journal and the state that follows from it, its rows, and whether they add up.
 
 Safe while a controller writes.
 """
@@ -54,9 +54,9 @@ NOT_WORTH_IT = "not_worth_it"
 class ShapeState:
     """A requested shape with its key. state: pending, tuned, skipped or failed.
 
-    `attempt` settled it; of a failed shape that none settled, it is the last that began. `confirmed` of a tuned one:
-    False where candidates were left out on the evidence of one slot; None: none were. `node`, `slot`: of the attempt.
-    `attempts` of a failed one: number of those that a worker began.
+    `attempt`: the attempt that settled it; for a failed shape without one, the last that a worker began. `node`,
+    `slot`: where that ran. `confirmed` of a tuned shape: None if no candidates were left out, False if some were left
+    out on the evidence of one slot. `attempts` of a failed shape: how many a worker began.
     """
 
     id: int
@@ -74,7 +74,7 @@ class ShapeState:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A worker's report on an attempt beside its records; {} and None where it sent none.
+    """A worker's report on an attempt, beside its records; {} and None if it sent no report.
 
     `conditions`: readings of worker/device.py, `before` and `after`.
     """
@@ -90,9 +90,9 @@ NO_REPORT = Report({}, None, {}, {})
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """A candidate that an attempt did not measure because it faulted, there or before (docs/explanation/scheduling.md).
+    """A candidate that an attempt did not measure, because it had faulted (docs/explanation/scheduling.md).
 
-    `verdict`: what another slot made of it: `ran`, `faulted`, or None where none has tried it.
+    `verdict`: what happened on another slot: `ran`, `faulted`, or None if no other slot has tried it.
     """
 
     attempt: str
@@ -105,11 +105,11 @@ class LeftOut:
     detail: str
     source: str
     confirmed: bool
-    """The node's blocklist had it from two slots already."""
+    """It was in the node's blocklist already, from two slots."""
     verdict: str | None
     key: tuple[str, ...]
     gpu: str
-    """The slot as the worker names it: its GPU's stable id where there is one."""
+    """The slot's name for the worker: its GPU's stable id if it has one."""
     image: str
     driver: str
     t: float
@@ -142,7 +142,7 @@ class ProfileRow:
 
     @property
     def us(self) -> float:
-        """Device time in microseconds, -1 where there is none."""
+        """Device time in microseconds, -1 if it was not measured."""
         return float(self.row["us"])
 
     @property
@@ -158,7 +158,7 @@ class ProfileRow:
 
 @dataclass(frozen=True, slots=True)
 class SlotInfo:
-    """Latest information of a slot's workers: `info` of worker_started, `device` of tuner_ready."""
+    """The latest that a slot's workers reported: `info` of worker_started, `device` of tuner_ready."""
 
     node: str
     slot: str
@@ -179,7 +179,7 @@ Skipped = tuple[str, str, float | None]
 
 @dataclass(slots=True)
 class Replay:
-    """A journal as far as it was replayed, for several readers of one ledger after another."""
+    """A journal replayed up to some record. Readers of the same ledger, one after another, go on from there."""
 
     state: State = field(default_factory=lambda: State(PolicySettings()))
     read: int = 0
@@ -194,8 +194,8 @@ class LedgerReader:
 
     @classmethod
     def open_readonly(cls, path: Path, *, at_rest: bool = False, replay: Replay | None = None) -> LedgerReader:
-        """Raises LedgerError where it cannot be read. `at_rest`: see `open_reader` in database.py. `replay`: of an
-        earlier reader of the same ledger, to go on with."""
+        """Raises LedgerError if it cannot be read. `at_rest`: see `open_reader` in database.py. `replay`: what an
+        earlier reader of the same ledger replayed; this one goes on from there."""
         return LedgerReader(database.open_reader(path, at_rest=at_rest), path, replay)
 
     def close(self) -> None:
@@ -224,7 +224,7 @@ class LedgerReader:
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
-        """Read everything inside as of one moment, whatever a controller writes meanwhile."""
+        """All reads inside see the ledger as of one moment, even if a controller writes meanwhile."""
         if self._conn.in_transaction:
             yield
             return
@@ -259,7 +259,7 @@ class LedgerReader:
 
     def _catch_up(self) -> None:
         replay, collecting, is_first = self._replay, gc.isenabled(), not self._replay.read
-        gc.disable()  # all that is made here stays: to look for garbage in it takes a sixth of the time
+        gc.disable()  # nothing made here is garbage, and looking for some takes a sixth of the time
         try:
             for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
                 apply(replay.state, ev.from_json(kind, data), t)
@@ -279,7 +279,7 @@ class LedgerReader:
         return self._replay.keys
 
     def key(self, shape: int) -> tuple[int | str, ...] | None:
-        """Key columns of one shape, None where there is no such shape: a large run has many that nobody names."""
+        """Key columns of one shape, None if there is no such shape. Looks up one: a large run has many."""
         if self._replay.keys:
             return self._replay.keys.get(shape)
         found = self.query("SELECT key FROM shapes WHERE id=?", (shape,))
@@ -339,9 +339,9 @@ class LedgerReader:
         return dict(sorted(found.items(), key=lambda x: (-x[1], x[0])))
 
     def unconfirmed(self) -> list[tuple[ShapeState, list[LeftOut]]]:
-        """Tuned shapes for which candidates were left out on the evidence of one slot alone, with these."""
+        """Tuned shapes for which candidates were left out on the evidence of one slot, with those candidates."""
         shapes = [s for s in self.shapes("tuned") if s.confirmed is False]
-        # it ran elsewhere, but was not compared with the winner: as open as a candidate without a second try
+        # it ran elsewhere but was not compared with the winner: still open, like a candidate without a second try
         return [(s, [w for w in self.left_out(s.id) if not w.confirmed and w.verdict != "faulted"]) for s in shapes]
 
     def reports(self) -> dict[str, Report]:
@@ -363,17 +363,17 @@ class LedgerReader:
         return dict(out)
 
     def slots(self) -> list[SlotInfo]:
-        """Latest information of the workers, by slot."""
+        """The latest that the workers reported, by slot."""
         rows = self.query("SELECT node, slot, info, device FROM slots ORDER BY node, length(slot), slot")
         return [SlotInfo(n, s, json.loads(i or "{}"), json.loads(d or "{}")) for n, s, i, d in rows]
 
     def slot(self, node: str, slot: str) -> SlotInfo:
-        """Latest information of one slot's workers; empty where nothing is known."""
+        """The latest that one slot's workers reported; empty if they reported nothing."""
         rows = self.query("SELECT info, device FROM slots WHERE node=? AND slot=?", (node, slot))
         return SlotInfo(node, slot, *(json.loads(v or "{}") for v in (rows[0] if rows else ("", ""))))
 
     def offsets(self, node: str) -> dict[tuple[str, str], int]:
-        """Next byte to read of each (stream, slot) of a node; what is not there begins at 0."""
+        """Next byte to read of each (stream, slot) of a node; streams that are not listed begin at 0."""
         return {(k, s): at for k, s, at in self.query("SELECT stream, slot, offset FROM offsets WHERE node=?", (node,))}
 
     def winners(self) -> list[ProfileRow]:
@@ -398,7 +398,7 @@ class LedgerReader:
     def blocklist_verdicts(self, node: str) -> tuple[list[LeftOut], list[LeftOut]]:
         """Verdicts for the node's blocklist: entries whose candidates ran elsewhere, and those that faulted there too.
 
-        Only those of shapes that were settled since the latest attempt was sent that is under way there.
+        Only for shapes that were settled after the node's latest running attempt was sent.
         """
         state = self.replayed
         slots = state.nodes[node].slots.values() if node in state.nodes else ()
@@ -411,8 +411,8 @@ class LedgerReader:
         return [w for w in found if w.verdict == "ran"], [w for w in found if w.verdict == "faulted"]
 
     def _judged(self, state: State, rows: list[Any]) -> list[LeftOut]:
-        """The candidates with what other GPUs made of them. One that two GPUs left out faulted elsewhere, too. It ran
-        where the shape's result came from another GPU and does not leave it out."""
+        """The candidates with their verdicts from other GPUs. If two GPUs left a candidate out, it faulted elsewhere
+        too. If the shape's result came from another GPU that did not leave it out, it ran there."""
         found = sorted(map(_left_out, rows), key=lambda w: (w.shape, state.order(w.attempt), w.candidate))
         gpus: dict[tuple[int, tuple[str, ...]], set[str]] = defaultdict(set)
         slots: dict[tuple[int, tuple[str, ...]], set[SlotId]] = defaultdict(set)
@@ -456,8 +456,7 @@ UNFINISHED = ("planned", "preparing", "running", "interrupted", "cancelled")
 
 
 def reconcile(ledger: LedgerReader) -> list[str]:
-    """Sentences on what does not add up; [] where total = tuned + skipped + failed (+ pending while not
-    finished)."""
+    """Sentences about what does not add up. [] if total = tuned + skipped + failed (+ pending while not finished)."""
     state, counts = ledger.replayed, ledger.counts()
     with_row = {w.shape for w in ledger.winners()}
     faults = [

@@ -1,4 +1,4 @@
-"""Writes of a ledger, by one process (the controller), each inside `with ledger.transaction():`."""
+"""Writes to a ledger. Only one process does it, the controller, and always inside `with ledger.transaction():`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _ROWS_AT_ONCE = 64
 
 
 class Ledger(LedgerReader):
-    """The controller's side. Every commit is on disk when `transaction` ends (synchronous=FULL)."""
+    """The ledger as the controller uses it. Every commit is on disk when `transaction` ends (synchronous=FULL)."""
 
     _driven = False
 
@@ -48,7 +48,7 @@ class Ledger(LedgerReader):
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """Commit everything inside, or nothing. Not nested. Raise LedgerError, RunBusyError."""
+        """Commit everything inside, or nothing. Cannot be nested. Raise LedgerError, RunBusyError."""
         if self._writing():
             raise LedgerError("a transaction is open already")
         with database.readable(self.path):
@@ -75,11 +75,11 @@ class Ledger(LedgerReader):
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a JSON value of the run."""
         if key == "state" and value not in STATES:
-            raise LedgerError(f"{value!r} is no state of a run ({', '.join(STATES)})")
+            raise LedgerError(f"{value!r} is not a state of a run ({', '.join(STATES)})")
         self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def add_shapes(self, shapes: Sequence[Shape], family: Family) -> None:
-        """Add the requested shapes. Raise LedgerError where a key comes twice."""
+        """Add the requested shapes. Raise LedgerError if a key comes twice."""
         self._must_be_open()
         self.set_meta("family", family.name)
         rows = ((s.id, json.dumps(s.key, separators=(",", ":"))) for s in shapes)
@@ -92,11 +92,11 @@ class Ledger(LedgerReader):
         self._conn.executemany(sql, [(reason, detail, t, i) for i in ids])
 
     def reopen_skipped(self) -> None:
-        """Take shapes into the run again that a limit left out."""
+        """Take the shapes that a limit left out into the run again."""
         self._run("UPDATE shapes SET skipped=NULL, detail=NULL, skipped_at=NULL WHERE skipped=?", (NOT_WORTH_IT,))
 
     def drive(self, state: State) -> None:
-        """Replay the journal into a fresh state. Whoever calls this applies to it each record that it journals."""
+        """Replay the journal into a fresh state. The caller then applies each record that it journals to this state."""
         self._replay, self._driven = Replay(state, keys=self._replay.keys), True
         self._catch_up()
 
@@ -135,7 +135,7 @@ class Ledger(LedgerReader):
     def put_rows(self, rows: Sequence[tuple[Any, ...]]) -> None:
         """Keep measured candidates (of `row_values`)."""
         self._must_be_open()
-        # one statement for many: at the end of each, SQLite's caller has to wait for the interpreter's lock again
+        # one statement for many rows: after each statement we have to wait for the interpreter's lock again
         for i in range(0, len(rows), _ROWS_AT_ONCE):
             part = rows[i : i + _ROWS_AT_ONCE]
             self._conn.execute(_put_rows(len(part)), [*itertools.chain.from_iterable(part)])
@@ -182,7 +182,7 @@ class Ledger(LedgerReader):
         )
 
     def note_bad(self, node: str, slot: str, stream: str, why: str) -> None:
-        """Count a line of a stream that was no record, or an impossible one."""
+        """Count a line of a stream that is not a record, or an impossible one."""
         self._run(
             """INSERT INTO offsets (node, slot, stream, bad, last_bad) VALUES (?, ?, ?, 1, ?)
                ON CONFLICT (node, slot, stream) DO UPDATE SET bad=bad+1, last_bad=excluded.last_bad""",

@@ -3,12 +3,12 @@
     cost(group) = setup + sum over its shapes of  a + b * flops + c * weights
 
 with flops = the family's operation count (GEMM: 2*M*N*K*B) and weights = flops / (2*M), for a GEMM the
-elements of the weight matrix, N*K*B. `a` is what every shape costs (candidates times overhead), `b` pays
+elements of the weight matrix, N*K*B. `a` is the fixed cost of a shape (candidates times overhead), `b` pays
 for running candidates and the reference, `c` for making inputs and for the memory-bound part of decode
 shapes.
 
-The numbers come from what earlier runs of the same family, tuner and gfx measured (`fit`), else from a
-tuner's rough first guess (`default`). They order the work and date its end; no result depends on them.
+The coefficients are fitted to earlier runs of the same family, tuner and gfx (`fit`). Without such runs they are a
+rough first guess (`default`). They order the work and predict its end; no result depends on them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
 
 FIRST_SPREAD = 5.0
-"""Factor by which a first guess may be off to either side: unknown chips, compilers and libraries."""
+"""Factor by which a first guess may be wrong either way: chips, compilers and libraries are unknown."""
 
 FEWEST_FOR_FIT = 8
-"""Below so many samples only the scale of the guess is corrected."""
+"""With fewer samples than this, only the scale of the guess is corrected."""
 
 RUN_OFF, RUN_WEIGHT = 0.3, 2.0
-"""Standard deviation of the log by which a run is off that the model was fitted for, before runs show their own; it
-counts as much as so many runs."""
+"""Prior for the error of a whole run: RUN_OFF is the standard deviation of the logarithm of measured over estimated,
+and counts as much as RUN_WEIGHT measured runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,10 @@ class CostSample:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Coefficients of the formula in the module's docstring; `source`: sentence on their origin.
+    """Coefficients of the formula in the module's docstring. `source`: a sentence that says where they are from.
 
     `start_s`: seconds from the command to a slot's first group (worker, imports, canary). `spread`: the factor by which
-    the estimate of a whole run may be off to either side (nine of ten runs are within it).
+    the estimate of a whole run may be wrong either way (nine of ten runs are within it).
     """
 
     setup_s: float
@@ -63,7 +63,7 @@ class CostModel:
 
     @classmethod
     def default(cls, tuner: str, family: Family, gfx: str = "") -> CostModel:
-        """The first guess, where nothing was measured yet."""
+        """The first guess, if nothing was measured yet."""
         g = recorded_tuner(tuner).cost(family.name, cpu=gfx.startswith("cpu") or not gfx)
         source = f"a first guess for tuner {tuner}; the next run of {family.name} will know better"
         return cls(g.setup_s, g.shape_s, g.flop_s, g.weight_s, source, g.start_s)
@@ -74,15 +74,15 @@ class CostModel:
         return self.spread >= FIRST_SPREAD
 
     def scaled(self, units: float) -> CostModel:
-        """Model for a run whose options multiply the cost of every shape (`units`)."""
+        """The model for a run whose options multiply the cost of every shape by `units`."""
         a, b, c = (units * v for v in (self.shape_s, self.flop_s, self.weight_s))
         return replace(self, shape_s=a, flop_s=b, weight_s=c)
 
     def fit(self, samples: Sequence[CostSample], starts: Sequence[float] = ()) -> CostModel:
-        """Model corrected by measurements: robust least squares of the relative error, no coefficient below 0.
+        """The model corrected by measurements: robust least squares of the relative error, no coefficient below 0.
 
-        Fewer than FEWEST_FOR_FIT samples scale this model by the median of measured over estimated; none leave it
-        as it is. `starts`: seconds of earlier runs until their first group, and after their last.
+        With fewer than FEWEST_FOR_FIT samples the model is scaled by the median of measured over estimated; without
+        samples it does not change. `starts`: seconds of earlier runs until their first group, and after their last.
         """
         from statistics import median
 
@@ -104,7 +104,7 @@ class CostModel:
         return replace(fitted, source=source, spread=fitted._spread_over(good))
 
     def _spread_over(self, samples: Sequence[CostSample]) -> float:
-        """The factor within which nine of ten runs are, by how far the runs of the samples are off as wholes."""
+        """The factor within which nine of ten runs are, computed from how far off whole runs of the samples are."""
         runs: dict[str, list[CostSample]] = {}
         for s in samples:
             runs.setdefault(s.run, []).append(s)
@@ -132,10 +132,10 @@ def weights(key: Mapping[str, int | str], family: Family) -> float:
 
 
 def _robust_fit(features: Sequence[Sequence[float]], seconds: Sequence[float], start: Sequence[float]) -> list[float]:
-    """Non-negative weights w of `features @ w` near `seconds`, beginning at `start`.
+    """Non-negative weights w with `features @ w` near `seconds`, starting from `start`.
 
-    The error of a sample is taken relative to the larger of measured and estimated, so that it is at most 1 either
-    way, and samples far beyond the usual error count little (Cauchy weights, ten rounds).
+    The error of a sample is relative to the larger of measured and estimated, so it is at most 1 either way. Samples
+    with an unusually large error count little (Cauchy weights, ten rounds).
     """
     import numpy as np
 
@@ -154,7 +154,7 @@ def _robust_fit(features: Sequence[Sequence[float]], seconds: Sequence[float], s
 
 
 def _non_negative(a: Any, b: Any) -> Any:
-    """Least squares with no negative weight, exact: the best over every subset of the four columns."""
+    """Exact least squares without negative weights: the best over all subsets of the four columns."""
     import numpy as np
 
     columns = range(a.shape[1])

@@ -1,15 +1,15 @@
 """The roofline of a shape, from a chip's data sheet, and the value of tuning it for a workload. Pure.
 
     roof = min(peak of the type, arithmetic intensity * memory bandwidth)
-    arithmetic intensity = operations / bytes, every operand read once and the result written once
+    arithmetic intensity = operations / bytes, with every operand read once and the result written once
 
-Bytes are counted as AITER's `bw` column counts them (scales left out; checked against its shipped tables), but for an
-output that is wider than 2 bytes. Peaks are dense (no sparsity), at the boost clock: no kernel reaches them.
+Bytes are counted like AITER's `bw` column (without scales; checked against its shipped tables), except for outputs
+wider than 2 bytes. Peaks are dense (no sparsity) and at the boost clock, so no kernel reaches them.
 
     value = calls * (time now - expected time)
     expected time = time at the roofline / efficiency of the nearest tuned row
 
-nearest: the same key with the most similar other M; without such a row the median efficiency of all counts.
+"Nearest" is the row with the same key and the most similar other M. Without such a row we use the median efficiency.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ Device = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """`peaks`: 1e12 operations a second by type, `bandwidth`: bytes of memory a second / 1e12. `devices`: (gfx, cu_num)
-    that it shows up as; cu_num None: any."""
+    """A GPU's data sheet. `peaks`: 1e12 operations per second by type. `bandwidth`: 1e12 bytes of memory per second.
+    `devices`: the (gfx, cu_num) by which it is recognized; cu_num None: any."""
 
     name: str
     devices: tuple[Device, ...]
@@ -63,11 +63,12 @@ CHIPS: dict[str, Chip] = {
         Chip("H100", _SM90, _HOPPER, 3.35, "NVIDIA H100 Tensor Core GPU data sheet (SXM5), 2023"),
     )
 }
-"""The first chip of a device is the one assumed where no name identifies it."""
+"""If no name identifies a device, its first chip is assumed."""
 
 
 class Roof(NamedTuple):
-    """`tflops`: the most that the chip allows; `bound`: compute or memory; `intensity`: operations a byte."""
+    """The limit for one shape. `tflops`: the most that the chip allows. `bound`: compute or memory. `intensity`:
+    operations per byte."""
 
     tflops: float
     bound: str
@@ -77,7 +78,7 @@ class Roof(NamedTuple):
 def chip_of(device: Device, names: Sequence[str] = (), wanted: str | None = None) -> tuple[Chip | None, str]:
     """(the chip of a device, a note on it). `names`: the drivers' names of the devices; `wanted`: the user's choice.
 
-    Raises InputError where `wanted` is no chip that is known.
+    Raises InputError if `wanted` is not a known chip.
     """
     if wanted is not None:
         chip = CHIPS.get(wanted.lower())
@@ -99,7 +100,8 @@ def chip_of(device: Device, names: Sequence[str] = (), wanted: str | None = None
 
 
 def roofline(family: Family, chip: Chip) -> Callable[[Key], Roof | None]:
-    """The roofline of shapes by key; None for fmoe (its bytes depend on the routing) and types that the chip lacks."""
+    """A function from a shape's key to its roofline. It gives None for fmoe (its bytes depend on the routing) and for
+    types that the chip lacks."""
     typed, size, names = element_type(family), operand_bytes(family), family.key_names
 
     def roof(key: Key) -> Roof | None:
@@ -120,18 +122,19 @@ def roof_of(family: Family, key: Key, chip: Chip) -> Roof | None:
 
 
 EFFICIENCY = 0.6
-"""Share of the roofline that a tuned kernel reaches, where no row of the chip shows one: a guess."""
+"""A guess: the share of the roofline that a tuned kernel reaches, if no row of the chip shows it."""
 ANY_OPS, ANY_BYTES = 1e6, 1e5
-"""Operations and bytes in a microsecond of a chip that is not known: only their ratio counts where rows are known."""
+"""Operations and bytes per microsecond of an unknown chip. If there are tuned rows, only their ratio matters."""
 UNTUNED = 1.5
-"""Time of a shape without a tuned row over its expected time, where it was not measured: a guess."""
+"""A guess: how much slower than expected a shape without a tuned row is, if it was not measured."""
 FEW = 5
-"""Shapes that must be settled before what they won corrects what the others are expected to win."""
+"""Once this many shapes are settled, their gains correct the gains expected from the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """`calls` of a shape in a workload, the time of one now and as expected, in microseconds. `measured`: now is."""
+    """The value of tuning a shape: its `calls` in a workload, and microseconds per call now and as expected.
+    `measured`: the time now was measured."""
 
     calls: float
     now_us: float
@@ -140,12 +143,12 @@ class Worth:
 
     @property
     def value(self) -> float:
-        """Microseconds that the workload is expected to win."""
+        """Microseconds that the workload is expected to save."""
         return self.calls * max(0.0, self.now_us - self.expected_us)
 
 
 class Forecast:
-    """Expected times of shapes in microseconds, from `known` times of the chip's tuned rows."""
+    """Predicts times of shapes in microseconds from the `known` times of the chip's tuned rows."""
 
     def __init__(self, family: Family, known: Mapping[Key, float], chip: Chip | None) -> None:
         self._names, self._at = family.key_names, family.key_names.index(family.m_column)
@@ -187,15 +190,15 @@ def worths(
 
 
 def tiers(values: Mapping[int, float]) -> dict[int, int]:
-    """Shapes by id in classes of about the same value: each spans a factor of 4, 0 is the most valuable."""
+    """The class of each shape by its value: a class spans a factor of 4, and class 0 is the most valuable."""
     top = max(values.values(), default=0.0)
     return {i: int(math.log2(top / v) / 2) if v > 0 else 99 for i, v in values.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class Won:
-    """Gain of a workload in microseconds: `total_us` it took in these GEMMs, of which `guessed_us` was not
-    measured; `won_us` of it is saved, and `rest_us` is expected of what is not settled."""
+    """The gain of a workload in microseconds. `total_us`: its time in these GEMMs before tuning; `guessed_us` of it was
+    not measured. `won_us`: saved so far. `rest_us`: still expected from unsettled shapes."""
 
     total_us: float
     guessed_us: float
@@ -204,12 +207,12 @@ class Won:
 
     @property
     def share(self) -> float:
-        """Part of all that is expected to be won that is won; 1 where nothing is expected."""
+        """The share of the whole expected gain that is won; 1 if no gain is expected."""
         return self.won_us / whole if (whole := self.won_us + self.rest_us) > 0 else 1.0
 
 
 def won(of: Mapping[int, Worth], tuned: Mapping[int, float], failed: Collection[int] = ()) -> Won:
-    """Gain so far. `tuned`: time of each tuned shape in microseconds, which replaces a shorter one nowhere."""
+    """The gain so far. `tuned`: microseconds of each tuned shape; it never replaces a shorter time."""
     saved = sum(w.calls * max(0.0, w.now_us - tuned[i]) for i, w in of.items() if i in tuned)
     settled = {*tuned, *failed}
     expected = sum(w.value for i, w in of.items() if i in settled)

@@ -1,6 +1,6 @@
-"""Changes of the state by each event and decision: one function each. Nothing else interprets a record.
+"""Applies events and decisions to the state, with one function for each type. Nothing else interprets a record.
 
-`EVENTS` are facts from outside, `DECISIONS` what `decide` made of them. A record that the state has no use for changes
+`EVENTS` are facts from outside; `DECISIONS` are the answers of `decide`. A record that does not fit the state changes
 nothing.
 """
 
@@ -30,18 +30,18 @@ from orchestrator.policy.pool import (
 from orchestrator.reasons import Reason
 
 RELEASED = "released"
-"""Cause of a lease's end that is ours: no process of it was killed."""
+"""We gave the lease back ourselves: none of its processes was killed."""
 NO_HOPE = 30
-"""Strikes of a slot whose tuner can never start: nobody waits for it."""
+"""Strikes for a slot whose tuner can never start, so that nobody waits for it."""
 TIMED = 200
-"""Timed canaries that are kept of a slot."""
+"""Timed canaries that we keep for a slot."""
 
 
 def apply(state: State, record: ev.Record, t: float) -> None:
     """Apply a record of the journal to the state, at time `t` (epoch seconds)."""
     kind = type(record)
     if kind is ev.Tick:
-        return  # it is in no journal
+        return  # it is not journaled
     if state.last_t is None or t > state.last_t:
         state.last_t = t
     if kind is not ev.WorkAdded:
@@ -92,7 +92,7 @@ def _is_unclaimed(a: Attempt) -> bool:
 
 
 def _resumed(state: State, e: ev.Resumed, t: float) -> None:
-    """Nodes get nothing until they join again: only then is known what of the work sent there is left."""
+    """Nodes get no work until they join again: only then do we know how much of the work sent there is left."""
     state.stopped, state.stop_why, state.epoch = False, "", e.epoch
     state.timers.clear()
     for n in state.nodes.values():
@@ -162,8 +162,8 @@ def _attempt_started(state: State, e: ev.AttemptStarted, t: float) -> None:
 
 
 def _is_over(state: State, a: Attempt, t: float) -> bool:
-    """Return whether the attempt is over. One that was only given up is not, after this sign of life: a node that comes
-    back late loses nothing."""
+    """Return whether the attempt is over. If it was only given up, this sign of life takes that back: a node that
+    returns late loses nothing."""
     if a.state != "over":
         return False
     slot, node = state.slot_of(a), state.nodes[a.node]
@@ -223,7 +223,7 @@ def _shape_refused(state: State, e: ev.ShapeRefused, t: float) -> None:
 
 
 def _is_news(e: ev.ShapeTuned | ev.ShapeRefused) -> bool:
-    """Return whether a candidate faulted in this run: those that faulted before say nothing about the slot now."""
+    """Return whether a candidate faulted in this run. Older faults say nothing about the slot now."""
     return e.cut or not set(e.withheld) <= set(e.earlier)
 
 
@@ -255,7 +255,7 @@ def _settle_tuned(state: State, shape: Shape, a: Attempt | None, t: float, confi
 
 
 def _settle(state: State, shape: Shape, t: float) -> None:
-    """Take the shape out of all that waits, and attempts that have nothing else out of their inboxes."""
+    """Take the shape out of the queues, and attempts that have no other shape out of their inboxes."""
     withdraw(state, shape)
     if shape.copies == 1:
         add_single(state, holder(state, shape), -1)
@@ -326,7 +326,7 @@ def _attempt_ended(state: State, e: ev.AttemptEnded, t: float) -> None:
 
 
 def _ended_late(state: State, e: ev.AttemptEnded, a: Attempt, slot: Slot, t: float) -> None:
-    """The end of an attempt that was given up: the loss is that of the shape which was in flight, and of no other."""
+    """An attempt that was given up has ended. Only the shape that was in flight is charged with the loss."""
     if slot.adrift == a.id:
         slot.adrift = None
         if slot.canary:
@@ -342,7 +342,7 @@ def _ended_late(state: State, e: ev.AttemptEnded, a: Attempt, slot: Slot, t: flo
 
 
 def _forgive(state: State, a: Attempt, culprit: int | None = None) -> None:
-    """Strike out what the attempt has against its shapes, but for the `culprit`: it was given up too early."""
+    """Strike out the attempt's evidence against its shapes, except the `culprit`: it was given up too early."""
     a.revived = False
     for shape in (state.shapes[s] for s in a.shapes):
         if shape.state == "pending" and shape.id != culprit:
@@ -364,7 +364,7 @@ def _set_slot(state: State, slot: Slot, to: Any, why: str, t: float) -> None:
 
 
 def _known(state: State, e: ev.NodeExpected | ev.NodeJoined, host: str, gpus: tuple[str, ...], t: float) -> Node:
-    """The node with at least these slots, none of them lost. A GPU that another lease had keeps its evidence."""
+    """The node with at least these slots, none of them lost. If another lease had a GPU before, its evidence stays."""
     n = state.nodes.get(e.node)
     if n is None:
         n = state.nodes[e.node] = Node(e.node, host or e.node)
@@ -382,7 +382,7 @@ def _known(state: State, e: ev.NodeExpected | ev.NodeJoined, host: str, gpus: tu
 
 
 def _node_expected(state: State, e: ev.NodeExpected, t: float) -> None:
-    """Its slots count in every share and verdict from now on, as they will be there in a moment."""
+    """From now on its slots count in every share and verdict, because they will be ready soon."""
     known = state.nodes.get(e.node)
     if known is not None and known.state in ("joined", "gone"):
         return
@@ -401,7 +401,7 @@ def _node_joined(state: State, e: ev.NodeJoined, t: float) -> None:
         if name not in e.slots:
             state.timers.pop(slot.id, None)
             _set_slot(state, slot, "lost", "the node no longer has it", t)
-        # its worker may have survived, which then runs no canary; a requested one was lost with the inbox
+        # its worker may have survived, and then runs no canary by itself; a requested canary was lost with the inbox
         elif n.owes_canaries or slot.canary:
             state.to_ask[slot.id] = None
         elif slot.state == "quarantined":
@@ -417,7 +417,7 @@ def _node_troubled(state: State, e: ev.NodeTroubled, t: float) -> None:
 
 
 def _node_busy(state: State, e: ev.NodeBusy, t: float) -> None:
-    """A node that waits for others is not counted on: no share and no verdict waits for it."""
+    """A node that others occupy is not counted on: no share and no verdict waits for it."""
     n = state.nodes.get(e.node)
     if n is not None and e.doing == "share":
         n.history.append((t, "shared", e.detail))
@@ -441,8 +441,8 @@ def _node_lost(state: State, e: ev.NodeLost, t: float) -> None:
 
 
 def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool) -> None:
-    """Take all that the slot had as lost. News is some milliseconds old: with its node the next shape may have been
-    started unheard, too, even where a canary or an answer to a take-back was awaited."""
+    """Count everything that the slot had as lost. Our news is some milliseconds old: on a lost node the next shape may
+    have started too, even if we were waiting for a canary or for the answer to a take-back."""
     had = [state.attempts[i] for i in (slot.running, *slot.queued) if i is not None]
     ahead = [(a, state.shapes[s]) for a in had for s in a.ahead]
     unheard = with_node and not slot.sick
@@ -457,7 +457,7 @@ def _give_up(state: State, slot: Slot, detail: str, t: float, *, with_node: bool
 
 
 def _clear(state: State, slot: Slot) -> None:
-    """Nothing is awaited of the slot any more."""
+    """Stop waiting for anything from the slot."""
     slot.checking, slot.sick, slot.canary, slot.last = False, False, "", None
     state.to_ask.pop(slot.id, None)
     state.to_shut.pop(slot.id, None)
@@ -465,8 +465,8 @@ def _clear(state: State, slot: Slot) -> None:
 
 
 def _lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
-    """Gone for good. Without a charge nobody is blamed, not even for what ended badly just before: a scheduler ends the
-    processes first."""
+    """The lease's node will not return. Without a charge nobody is blamed, not even for an attempt that ended badly
+    just before: a scheduler kills the processes first."""
     n = state.nodes.get(e.node)
     if n is None or n.state == "gone":
         return
@@ -530,7 +530,7 @@ def _canary_passed(state: State, e: ev.CanaryPassed, t: float) -> None:
     slot.checking, slot.adrift, slot.last, slot.gpu.passed = False, None, None, True
     slot.canary_us.append(e.us)
     state.to_ask.pop(slot.id, None)
-    # a quarantine for another reason than a canary ends only with the canary that is asked for at its end
+    # if something other than a canary caused the quarantine, only the canary that we request at its end can end it
     if slot.state != "quarantined" or slot.sick or slot.canary:
         slot.canary, slot.gpu.shut = "", ""
         state.timers.pop(slot.id, None)

@@ -1,7 +1,7 @@
 """Evidence and verdicts: which shape fails, and which slot is shut.
 
-A fault counts against a shape once the slot tuned something after it. If the slot is shut before that, the fault is
-void. If the shape passes elsewhere, the fault is a mark against the slot.
+A fault counts against a shape once its slot has tuned something after it. If the slot is shut before that, the fault is
+void. If the shape passes elsewhere, the fault counts against the slot.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def fault(
     here: bool = True,
 ) -> None:
     """Record that the attempt ended badly at the shape, or gave a result without the candidates `left_out`. Not `here`:
-    these faulted before this run, which says nothing about the slot now."""
+    they faulted before this run, so they say nothing about the slot now."""
     slot = state.slot_of(a)
     gpu, first = slot.gpu, not shape.faults
     if gpu.shut:
@@ -45,21 +45,21 @@ def fault(
 
 
 def _is_no_chance(state: State, gpu: Gpu) -> bool:
-    """Return whether a row of bad ends is longer than the rate of faults elsewhere explains."""
+    """Return whether there were more bad ends in a row than the fault rate elsewhere explains."""
     elsewhere = state.first_faults - gpu.row + 1
     rate = elsewhere / (elsewhere + state.tuned + 1)
     return gpu.row >= state.settings.least_row and rate**gpu.row <= state.settings.row_p
 
 
 def shut(state: State, place: Place, why: str) -> None:
-    """Have the slot put into quarantine."""
+    """Put the slot on the list for quarantine."""
     slot = state.usable.get(place)
     if slot is not None:
         state.to_shut.setdefault(slot.id, why)
 
 
 def tried(state: State, shape: Shape, reason: Reason, attempt: str) -> None:
-    """Count a try; after the last one the shape is given up."""
+    """Count a try. After the last one, give the shape up."""
     shape.tries += 1
     if shape.tries >= state.settings.tries:
         why = f"given up after {plural(shape.tries, 'try', 'tries')}"
@@ -71,9 +71,9 @@ def tried(state: State, shape: Shape, reason: Reason, attempt: str) -> None:
 
 
 def is_enough(state: State, shape: Shape) -> bool:
-    """Return whether the shape faulted on two nodes; of one that is the only one, on two slots; of one that is the only
-    one, twice (or once, if it has a result); once alone, where candidates fault one by one. What was left out of a
-    result is enough if it faulted on two slots."""
+    """Return whether the evidence against the shape is enough. It must have faulted at least once alone in a process,
+    where a tuner isolates candidates, and on two nodes; on two slots if there is only one node; twice if there is only
+    one slot (or once, if it has a result). For candidates that a result leaves out, two slots are enough."""
     if _sure_result(shape) is not None:
         return True
     if not any(f.alone for f in shape.faults):
@@ -93,7 +93,7 @@ def is_enough(state: State, shape: Shape) -> bool:
 
 
 def proved(state: State, gpu: Gpu) -> None:
-    """The GPU tuned something: what faulted there before was no fault of the GPU."""
+    """The GPU tuned something, so it did not cause the faults before."""
     for s, attempt in gpu.open:
         shape = state.shapes[s]
         for f in shape.faults:
@@ -105,14 +105,14 @@ def proved(state: State, gpu: Gpu) -> None:
 
 
 def void(state: State, gpu: Gpu) -> None:
-    """The slot is shut: what faulted there since it last tuned something is no evidence."""
+    """The slot is shut. Faults since it last tuned something are not evidence against shapes."""
     for s, attempt in gpu.open:
         strike_out(state, state.shapes[s], attempt)
     gpu.open.clear()
 
 
 def strike_out(state: State, shape: Shape, attempt: str) -> bool:
-    """Forget what the attempt has against the shape; return whether that was anything."""
+    """Remove the attempt's evidence against the shape; return whether there was any."""
     kept = [f for f in shape.faults if f.attempt != attempt]
     lost = [x for x in shape.losses if x.attempt != attempt]
     if len(kept) == len(shape.faults) and len(lost) == len(shape.losses):
@@ -129,7 +129,7 @@ def strike_out(state: State, shape: Shape, attempt: str) -> bool:
 
 
 def _sure_result(shape: Shape) -> Fault | None:
-    """A result from which only candidates were left out that faulted on another slot as well."""
+    """A result that lacks only candidates that faulted on another slot as well."""
     for f in shape.faults:
         elsewhere = (other.left_out for other in shape.faults if other.place != f.place)
         if f.left_out and f.left_out <= frozenset().union(*elsewhere):
@@ -139,7 +139,7 @@ def _sure_result(shape: Shape) -> Fault | None:
 
 def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
     """The end of a shape with enough faults: its best result without the candidates that faulted, or its failure."""
-    # of several alike the first is told: a later one may only say that candidates were left out
+    # if several are alike, report the first: a later one may only say that candidates were left out
     last = next(f for f in shape.faults if f.reason is shape.faults[-1].reason)
     sure = len({f.place for f in shape.faults}) > 1
     seen = ", ".join(f"{spot(f.place, state.nodes)} ({f.reason.value})" for f in shape.faults)
@@ -155,7 +155,7 @@ def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
 
 
 def judge(state: State, now: float) -> FailShape | SettleShape | None:
-    """The next verdict that is due: both slots tuned something since, or none of them is going to, or it is late."""
+    """The next verdict that is due: both slots have tuned something since, or neither will, or it is late."""
     for s, due in state.held.items():
         if due <= now or (not state.waiting and not state.apart and _none_works(state, state.shapes[s])):
             return verdict(state, state.shapes[s])
@@ -168,7 +168,7 @@ def _none_works(state: State, shape: Shape) -> bool:
 
 
 def lose(state: State, shape: Shape, a: Attempt, *, with_node: bool, detail: str) -> None:
-    """Record that worker or node went down with the shape in flight; once an attempt."""
+    """Record that the worker or node went down with the shape in flight; once for each attempt."""
     if any(x.attempt == a.id for x in shape.losses):
         return
     shape.losses.append(Loss(state.slot_of(a).gpu.place, a.id, with_node))
@@ -181,7 +181,7 @@ def lose(state: State, shape: Shape, a: Attempt, *, with_node: bool, detail: str
 
 
 def ended_under(state: State, shape: Shape, a: Attempt, cause: str) -> None:
-    """A lease ended, through no fault of its work, with the shape in flight."""
+    """A lease ended with the shape in flight. The shape did not cause it."""
     if a.node in shape.ends:
         return
     shape.ends.append(a.node)
@@ -194,7 +194,7 @@ def ended_under(state: State, shape: Shape, a: Attempt, cause: str) -> None:
 
 
 def passed(state: State, shape: Shape, place: Place) -> None:
-    """The shape was tuned at the place: its ends elsewhere are marks against those slots."""
+    """The shape was tuned at the place, so its bad ends elsewhere count against those slots."""
     for f in shape.faults:
         gpu = state.gpus[f.place]
         if f.place != place and not f.left_out and not gpu.shut:
@@ -204,7 +204,7 @@ def passed(state: State, shape: Shape, place: Place) -> None:
 
 
 def wedged(state: State, slot: Slot) -> None:
-    """The slot's canary failed: after the same shape on two nodes that were well, it is the shape's fault."""
+    """The slot's canary failed. If it fails after the same shape on two healthy nodes, the shape is to blame."""
     if slot.last is None or not slot.gpu.tuned:
         return
     shape, attempt = state.shapes[slot.last[0]], slot.last[1]
@@ -218,7 +218,7 @@ def wedged(state: State, slot: Slot) -> None:
 
 
 def quarantine(state: State, slot: Slot, why: str, now: float) -> Quarantine:
-    """The decision to shut a slot: each time for twice as long, until it tunes something."""
+    """The decision to shut a slot. The time doubles with each quarantine until the slot tunes something."""
     s = state.settings
     first = s.cool_down_s if slot.gpu.passed else s.first_cool_down_s
     return Quarantine(*slot.id, why, now + min(s.max_cool_down_s, first * 2.0 ** min(slot.gpu.strikes, 30)))

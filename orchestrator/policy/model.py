@@ -1,7 +1,7 @@
-"""The state of a run: shapes, attempts, slots, GPUs and nodes. Plain data, which only `apply` changes.
+"""The state of a run: shapes, attempts, slots, GPUs and nodes. It is plain data, and only `apply` changes it.
 
-Nothing is dropped at its end: an attempt that is over, a shape that is settled and a node that is gone stay, with what
-became of them, so that `status`, `explain` and the page need nothing else.
+Nothing is dropped. Finished attempts, settled shapes and lost nodes stay with their outcome, so that `status`,
+`explain` and the page need nothing else.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from orchestrator.reasons import Reason
 SlotId = tuple[str, str]
 """(node, slot)"""
 Place = tuple[str, str]
-"""(host, GPU) where a lease names them, else (node, slot). Evidence counts for places: leases come and go."""
+"""(host, GPU) if a lease names them, else (node, slot). Evidence is kept for places, because leases come and go."""
 Candidate = tuple[str, ...]
 """Identity of a candidate, opaque to the policy."""
 Waiting = tuple[float, int, tuple[int, ...]]
-"""A unit that waits: minus its estimated seconds, its number, its shapes that are not settled."""
+"""A waiting unit: minus its estimated seconds, its number, its unsettled shapes."""
 
 
 @dataclass(slots=True)
 class Fault:
-    """An attempt ended badly at a shape. `proven`: its slot tuned something since, so the slot is not to blame."""
+    """An attempt ended badly at a shape. `proven`: its slot has tuned something since, so it is not to blame."""
 
     place: Place
     attempt: str
@@ -34,15 +34,15 @@ class Fault:
     detail: str
     t: float
     alone: bool
-    """Nothing else was in its process: a tuner isolates the candidates of such a shape."""
+    """The shape had the process for itself; a tuner isolates the candidates of such a shape."""
     left_out: frozenset[Candidate] = frozenset()
-    """It is no end, but a winner that was found without these candidates, because they faulted."""
+    """If not empty: the attempt found a winner, but without these candidates, because they faulted."""
     proven: bool = False
 
 
 @dataclass(slots=True)
 class Loss:
-    """Worker or node went down with the shape in flight."""
+    """The worker or node went down with the shape in flight."""
 
     place: Place
     attempt: str
@@ -51,7 +51,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Shape:
-    """A shape that was asked for. `cost_s`: estimated seconds on one slot, without a set-up."""
+    """A requested shape. `cost_s`: estimated seconds on one slot, without set-up."""
 
     id: int
     unit: int
@@ -61,32 +61,32 @@ class Shape:
     reason: Reason | None = None
     detail: str = ""
     confirmed: bool | None = None
-    """None: nothing was left out. False: the evidence is of one slot only."""
+    """None: nothing was left out. False: the evidence is from one slot only."""
     attempt: str = ""
     """The attempt that settled it."""
     settled_at: float = 0.0
     attempts: list[str] = field(default_factory=list)
-    """Every attempt that it was sent with, in order."""
+    """All attempts that included it, in order."""
     copies: int = 0
-    """Attempts under way that hold it."""
+    """Open attempts that hold it."""
     tries: int = 0
     faults: list[Fault] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     ends: list[str] = field(default_factory=list)
-    """Leases that ended with it in flight, through no fault of its own."""
+    """Leases that ended with it in flight, without being its fault."""
     wedged: list[str] = field(default_factory=list)
     """Hosts where the canary failed after it."""
     result: str = ""
-    """The attempt of its last winner from which candidates were left out."""
+    """The last attempt that found a winner without some candidates."""
     apart: int | None = None
-    """The first of the shapes with which it runs by itself next."""
+    """The first of the shapes with which it runs apart from others next."""
 
 
 @dataclass(slots=True)
 class Attempt:
     """A group on its slot: the shapes of one process. It is `sent` until the worker claims it.
 
-    `outcome` None of one that is over: taken back before a worker claimed it, or its node was lost (`lost`).
+    If it is over and `outcome` is None, it was taken back before a worker claimed it, or its node was lost (`lost`).
     """
 
     id: str
@@ -96,41 +96,41 @@ class Attempt:
     shapes: tuple[int, ...]
     cost_s: float
     left_s: float
-    """Estimated seconds of the shapes that have not landed."""
+    """Estimated seconds of the shapes without a result."""
     sent_at: float
     state: Literal["sent", "started", "over"] = "sent"
     taking: bool = False
     lost: bool = False
-    """Its node or slot was given up with it; a sign of life takes that back."""
+    """It was given up with its node or slot. A sign of life takes that back."""
     revived: bool = False
-    """There was such a sign, but nothing that it did since: what it was charged with stands until then."""
+    """There was a sign of life, but no progress yet. Its charges stand until there is some."""
     started_at: float | None = None
     ended_at: float | None = None
     outcome: Reason | None = None
     detail: str = ""
     seconds: float = 0.0
     in_flight: int | None = None
-    """The shape that it ended at."""
+    """The shape at which it ended."""
     current: int | None = None
     """The shape in flight now, and since when."""
     current_at: float = 0.0
     landed: dict[int, None] = field(default_factory=dict)
-    """Shapes with a result of this attempt."""
+    """Shapes with a result from this attempt."""
     single: int = 0
-    """Its unsettled shapes that no other attempt under way holds."""
+    """Its unsettled shapes that no other open attempt holds."""
     moved_at: float = 0.0
-    """Time at which it last began or landed a shape."""
+    """Time at which it last began a shape or gave a result."""
 
     @property
     def ahead(self) -> tuple[int, ...]:
-        """Its shapes from the one at which it is: the one that it named, else its first that has not landed."""
+        """Its shapes from the current one on: the shape that it named, else the first without a result."""
         at = next((i for i, s in enumerate(self.shapes) if s not in self.landed), len(self.shapes))
         return self.shapes[self.shapes.index(self.current) if self.current in self.shapes else at :]
 
 
 @dataclass(slots=True)
 class Gpu:
-    """Evidence on a GPU, whichever node has it, and as which slot."""
+    """Evidence on a GPU. It does not matter which node has the GPU, or as which slot."""
 
     place: Place
     tuned: int = 0
@@ -141,17 +141,17 @@ class Gpu:
     marks: list[int] = field(default_factory=list)
     """Shapes that faulted here and passed elsewhere, since the last quarantine."""
     open: list[tuple[int, str]] = field(default_factory=list)
-    """(shape, attempt) of the faults since something was last tuned here: void once the slot is shut."""
+    """(shape, attempt) of the faults since something was last tuned here. They are void if the slot is shut."""
     passed: bool = False
-    """It passed a canary at least once."""
+    """It has passed a canary at least once."""
     shut: str = ""
-    """Cause of its quarantine; "" if it is in none."""
+    """The reason for its quarantine; "" if it is not in quarantine."""
     until: float = 0.0
 
 
 @dataclass(slots=True)
 class Slot:
-    """A slot of a node. `why` belongs to its state; `history` has all of them as (t, state, why)."""
+    """A slot of a node. `why`: the reason for its state. `history`: all states as (t, state, why)."""
 
     node: str
     name: str
@@ -162,15 +162,15 @@ class Slot:
     running: str | None = None
     queued: list[str] = field(default_factory=list)
     ahead_s: float = 0.0
-    """Estimated seconds of what runs and is queued."""
+    """Estimated seconds of its running and queued work."""
     checking: bool = False
     """It ended badly, and its worker runs a canary before it claims again."""
     sick: bool = False
-    """Its last canary failed: the worker claims nothing by itself."""
+    """Its last canary failed, so the worker claims nothing by itself."""
     canary: str = ""
-    """The canary that was asked for and has not ended."""
+    """The canary that we requested and that has not ended."""
     last: tuple[int, str] | None = None
-    """(shape, attempt) of the bad end whose canary is awaited."""
+    """(shape, attempt) of the bad end after which we wait for a canary."""
     adrift: str | None = None
     """The attempt that ran here when the node was lost: its worker may still be at it."""
     timed: list[tuple[float, CanaryTimed]] = field(default_factory=list)
@@ -184,21 +184,21 @@ class Slot:
 
     @property
     def doubtful(self) -> bool:
-        """Return whether it was shut, or shapes faulted here in a row, and nothing was tuned since."""
+        """Return whether it was shut, or several shapes in a row faulted here, and nothing was tuned since."""
         return self.gpu.strikes > 0 or self.gpu.row > 1
 
 
 @dataclass(slots=True)
 class Node:
-    """A node. `away`: it is being prepared and has not joined (again) yet; `busy`: occupied by others, for an unknown
-    time; `lost`: given up for now; `gone`: its lease ended, for good."""
+    """A node. `away`: being prepared, it has not joined (again) yet. `busy`: occupied by others for an unknown time.
+    `lost`: given up for now. `gone`: its lease ended, and it will not return."""
 
     name: str
     host: str
     state: Literal["away", "joined", "busy", "lost", "gone"] = "away"
     why: str = ""
     history: list[tuple[float, str, str]] = field(default_factory=list)
-    """(t, state, why); also `trouble`, which is no state of its own."""
+    """(t, state, why). Has `trouble` entries too; trouble does not change the state."""
     draining: bool = False
     lease: str = ""
     pool: str = ""
@@ -206,11 +206,11 @@ class Node:
     slots: dict[str, Slot] = field(default_factory=dict)
     tuned: int = 0
     failed: int = 0
-    """Shapes that attempts on it settled."""
+    """Shapes that attempts on this node settled."""
     owes_canaries: bool = False
-    """It was lost: when it is back its slots are asked for a canary, as their workers may have lived on."""
+    """It was lost. When it is back we request canaries, because its workers may have survived."""
     used: bool = False
-    """Something was sent there."""
+    """Work was sent to it."""
 
 
 @dataclass(slots=True)
@@ -220,7 +220,7 @@ class Kind:
     number: int
     tier: int
     alone: bool
-    """Each unit has a process of its own."""
+    """No two units share a process."""
     waiting: list[Waiting] = field(default_factory=list)
     """The longest first."""
     seconds: float = 0.0
@@ -228,8 +228,8 @@ class Kind:
 
 @dataclass(slots=True)
 class State:
-    """State of one run: a function of its journal. The parts below `derived` follow from the others, and are kept so
-    that an event costs the same in a fleet of any size."""
+    """The state of one run. It follows from the journal alone. The fields below `derived` follow from the other fields;
+    we keep them so that an event costs the same in a fleet of any size."""
 
     settings: PolicySettings
     shapes: dict[int, Shape] = field(default_factory=dict)
@@ -242,20 +242,20 @@ class State:
     setup_s: float = 0.0
     """Estimated seconds before the first shape of a group."""
     shares_end: bool = False
-    """Idle slots may measure what a running group has left: the tuner's process may be ended between two shapes."""
+    """Idle slots may take over the rest of a running group: the tuner's process may be stopped between two shapes."""
     stopped: bool = False
     stop_why: str = ""
     may_grow: bool | None = None
-    """Nodes on other hosts may still join; None: that was never possible."""
+    """Nodes on other hosts may still join. None: that was never possible."""
     epoch: int = 0
     sessions: list[list[float]] = field(default_factory=list)
     """[begin, last record] of each controller."""
     queued_leases: dict[str, tuple[tuple[str, str], ...]] = field(default_factory=dict)
-    """Pool -> its leases that wait, each with the scheduler's words."""
+    """Pool -> its waiting leases, each with the scheduler's message."""
     canaries: dict[str, SlotId] = field(default_factory=dict)
-    """Canaries that were asked for, by their attempt's name."""
+    """Requested canaries, by the name of their attempt."""
     first_t: float | None = None
-    """The first record but for those of the planning, and the last one."""
+    """Time of the first record after planning; `last_t`: of the last record."""
     last_t: float | None = None
     tuned: int = 0
     failed: int = 0
@@ -267,18 +267,18 @@ class State:
 
     # derived: what is to be decided; each is emptied by its decision
     apart: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """Shapes that run by themselves next, because of what happened to them, by the first of each."""
+    """Shapes that run apart from others next because something happened to them, by the first of each set."""
     twice: dict[int, tuple[str, tuple[int, ...]]] = field(default_factory=dict)
-    """Unit to be started a second time -> the host that has it, its shapes."""
+    """Unit that is to run a second time -> the host that has it, its shapes."""
     held: dict[int, float] = field(default_factory=dict)
-    """Shapes with enough faults -> when they are judged at the latest."""
+    """Shapes with enough faults -> the latest time at which they are judged."""
     ripe: dict[int, FailShape | SettleShape] = field(default_factory=dict)
-    """Shapes whose end is known."""
+    """Shapes whose verdict is known."""
     to_shut: dict[SlotId, str] = field(default_factory=dict)
     to_ask: dict[SlotId, None] = field(default_factory=dict)
     to_recall: dict[str, None] = field(default_factory=dict)
     timers: dict[SlotId, float] = field(default_factory=dict)
-    """Slot -> when its canary is due, or taken for failed."""
+    """Slot -> when its canary is due, or counts as failed."""
 
     # derived: sums
     open: dict[str, None] = field(default_factory=dict)
@@ -286,35 +286,35 @@ class State:
     running: int = 0
     taking: int = 0
     single: int = 0
-    """Unsettled shapes that exactly one attempt under way holds: the sum of the attempts'."""
+    """Unsettled shapes that exactly one open attempt holds, over all attempts."""
     usable: dict[Place, Slot] = field(default_factory=dict)
-    """Slots that take work, or soon will."""
+    """Slots that take work now or soon."""
     clean: dict[Place, None] = field(default_factory=dict)
-    """Those of them whose last end was good."""
+    """The usable slots whose last attempt ended well."""
     free: dict[Place, None] = field(default_factory=dict)
-    """Those of them with nothing to do and nothing coming."""
+    """The usable slots that have no work, and get none without a new decision."""
     hosts: dict[str, list[int]] = field(default_factory=dict)
-    """Host -> how many usable and clean ones it has."""
+    """Host -> how many usable and how many clean slots it has."""
     idle: dict[SlotId, Slot] = field(default_factory=dict)
-    """Ready ones of the free slots."""
+    """The free slots that are ready."""
     low: dict[SlotId, Slot] = field(default_factory=dict)
-    """Ready slots that have little left."""
+    """Ready slots with little work left."""
     waiting: dict[int, Waiting] = field(default_factory=dict)
-    """Every unit that waits, by number."""
+    """Every waiting unit, by number."""
     by_left: list[tuple[int, float, int, Kind]] = field(default_factory=list)
-    """Kinds of which units wait, as (tier, minus the seconds that wait, number, kind), sorted."""
+    """Kinds with waiting units, as (tier, minus the waiting seconds, number, kind), sorted."""
     by_unit: list[tuple[int, float, float, int, Kind]] = field(default_factory=list)
-    """The same as (tier, minus those of the longest unit, minus those of all, number, kind)."""
+    """The same as (tier, minus the seconds of the longest unit, minus the seconds of all, number, kind)."""
     waiting_s: float = 0.0
     left_s: float = 0.0
-    """Estimated seconds of all shapes that are not settled."""
+    """Estimated seconds of all unsettled shapes."""
 
     @property
     def pending(self) -> int:
         return len(self.shapes) - self.tuned - self.failed
 
     def order(self, attempt: str) -> tuple[float, int]:
-        """Place of an attempt among all, in the order in which they were sent."""
+        """Sort key of an attempt: the order in which attempts were sent."""
         a = self.attempts.get(attempt)
         return (a.sent_at, a.seq) if a is not None else (0.0, 0)
 
@@ -329,7 +329,7 @@ class State:
         return tuple(s for s in shapes if self.shapes[s].state == "pending")
 
     def flight(self, a: Attempt) -> Shape | None:
-        """The shape at which the attempt is, if it is not settled."""
+        """The attempt's current shape, if it is not settled."""
         at = a.ahead[:1]
         return self.shapes[at[0]] if at and self.shapes[at[0]].state == "pending" else None
 

@@ -1,4 +1,4 @@
-"""Bookkeeping of what waits and of the slots that want it: the sums of the state, kept after each change."""
+"""Bookkeeping of waiting work and of the slots that want it: updates the state's sums after each change."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State
 
 
 def wait(state: State, shapes: Iterable[int]) -> None:
-    """Queue the shapes, those of a unit together; but for those that are settled, under way or await a verdict."""
+    """Queue the shapes, each unit together. Shapes that are settled, in an open attempt or await a verdict are not
+    queued."""
     units: dict[int, list[int]] = {}
     for s in shapes:
         shape = state.shapes[s]
@@ -24,7 +25,7 @@ def wait(state: State, shapes: Iterable[int]) -> None:
 
 
 def queue(state: State, unit: int, shapes: tuple[int, ...], seconds: float) -> None:
-    """Queue shapes of a unit of which none is queued."""
+    """Queue shapes of one unit. No shape of the unit may be queued yet."""
     state.waiting[unit] = entry = (-seconds, unit, shapes)
     kind = state.kinds[state.shapes[shapes[0]].kind]
     _unrank(state, kind)
@@ -58,7 +59,7 @@ def _unrank(state: State, kind: Kind) -> None:
 
 
 def set_apart(state: State, shapes: tuple[int, ...]) -> None:
-    """Have the shapes run by themselves next."""
+    """Make the shapes run apart from others next."""
     for s in shapes:
         withdraw(state, state.shapes[s])
         state.shapes[s].apart = shapes[0]
@@ -66,14 +67,14 @@ def set_apart(state: State, shapes: tuple[int, ...]) -> None:
 
 
 def withdraw_unit(state: State, unit: int, members: tuple[int, ...]) -> None:
-    """Take these shapes of a unit out of what waits."""
+    """Take these shapes of a unit out of the queue."""
     entry = state.waiting.get(unit)
     if entry is not None and not set(members).isdisjoint(entry[2]):
         wait(state, [s for s in _take_out(state, unit) if s not in members])
 
 
 def withdraw(state: State, shape: Shape) -> None:
-    """Take the shape out of all that waits."""
+    """Take the shape out of the queue and out of all lists."""
     if shape.unit in state.waiting:
         withdraw_unit(state, shape.unit, (shape.id,))
     if shape.apart is not None:
@@ -87,7 +88,7 @@ def withdraw(state: State, shape: Shape) -> None:
 
 
 def hold(state: State, shape: Shape, a: Attempt, by: int) -> None:
-    """Count the attempts under way that hold the shape: the attempt is a new one of them, or one no longer."""
+    """Count the open attempts that hold the shape: `a` begins to hold it, or no longer does."""
     before, shape.copies = shape.copies, shape.copies + by
     if shape.state == "pending":
         if before + shape.copies == 1:
@@ -97,7 +98,7 @@ def hold(state: State, shape: Shape, a: Attempt, by: int) -> None:
 
 
 def holder(state: State, shape: Shape, besides: Attempt | None = None) -> Attempt:
-    """The one attempt under way that holds the shape, besides that one."""
+    """The one open attempt that holds the shape, not counting `besides`."""
     return next(a for i in shape.attempts if (a := state.attempts[i]).id in state.open and a is not besides)
 
 
@@ -108,7 +109,7 @@ def add_single(state: State, a: Attempt, by: int) -> None:
 
 
 def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
-    """The attempt is over, or given up; its shapes are not queued yet."""
+    """Close an attempt that is over or given up. Its shapes are not queued yet."""
     slot = state.slot_of(a)
     state.running -= a.state == "started"
     state.taking -= a.taking
@@ -125,14 +126,14 @@ def close(state: State, a: Attempt, t: float, *, lost: bool = False) -> None:
 
 
 def is_deciding(state: State, seconds: float) -> bool:
-    """Return whether a unit of so many estimated seconds decides the length of the run."""
+    """Return whether a unit with this estimate decides the length of the run."""
     s = state.settings
     return seconds > max(s.hedge * state.total_s / max(1, len(state.usable)), s.hedge_least_s)
 
 
 def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
-    """Queue what an attempt that is over left: shapes with something against them each alone, and the two `halves`
-    apart where nobody knows at which shape it ended; the rest goes back."""
+    """Queue the shapes that a finished attempt left. Each suspect runs alone. With `halves` (nobody knows at which
+    shape it ended) the two halves run apart. The rest is queued as before."""
     left = tuple(s for s in state.unsettled(a.shapes) if s not in state.held)
     if halves:
         left = tuple(s for s in left if not state.shapes[s].copies)
@@ -142,8 +143,8 @@ def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
         return
     for s in left:
         shape = state.shapes[s]
-        # a suspect need not wait until another group comes to it, unless it may take a node down; one that decides the
-        # length of the run is on two nodes again, as long as that cannot cost more nodes than it takes to fail
+        # A suspect need not wait until another group reaches it, unless it may take a node down. A unit that decides
+        # the length of the run goes to two nodes again, unless that could cost more nodes than it takes to fail.
         once = len(shape.losses) < state.settings.losses - 1 and is_deciding(state, shape.cost_s)
         most = 1 if once or not (shape.losses or shape.ends) else 0
         if (shape.faults or shape.losses or shape.ends) and shape.copies <= most and shape.apart is None:
@@ -152,7 +153,7 @@ def put_back(state: State, a: Attempt, *, halves: bool = False) -> None:
 
 
 def shorter(state: State, slot: Slot) -> None:
-    """A shape of what runs on the slot came to a result: the same as `look`, if nothing but that has changed."""
+    """A faster `look`, for when the only change is that a running shape got its result."""
     slot.ahead_s = _ahead_s(state, slot)
     if slot.ahead_s < state.settings.ahead_s and slot.id not in state.low:
         look(state, slot)
@@ -163,7 +164,7 @@ def _ahead_s(state: State, slot: Slot) -> float:
 
 
 def look(state: State, slot: Slot) -> None:
-    """Bring the sums up to date after a change of the slot, its GPU or its node."""
+    """Update the sums after a change of the slot, its GPU or its node."""
     node, place = state.nodes[slot.node], slot.gpu.place
     ours = node.state in ("joined", "away") and not node.draining and slot.state in ("starting", "ready")
     known = state.usable.get(place)

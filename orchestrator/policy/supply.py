@@ -1,9 +1,9 @@
-"""Choice of the next work: which slot gets which shapes. Pure: it reads the state and changes nothing.
+"""Chooses the next work: which slot gets which shapes. Pure: it reads the state and changes nothing.
 
-A group is the longest waiting unit and every k-th of the rest, so that each group has some of every kind and errors of
-the estimates even out. Its size is a share of what is left for each slot (guided self-scheduling, Polychronopoulos and
-Kuck 1987), and at least so long that its set-up costs little. At the end an idle slot gets the later half of what a
-running group has left.
+A group is the longest waiting unit and every k-th of the rest, so that each group is a mix and errors of the estimates
+even out. Its size is a share of the work left for each slot (guided self-scheduling, Polychronopoulos and Kuck 1987),
+but it is long enough that its set-up costs little. At the end an idle slot takes the later half of the rest of a
+running group.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State, Waiting
 
 
 def next_work(state: State) -> Send | TakeBack | None:
-    """The next group to send, or to take back for an idle slot; None: every slot has what it can get."""
+    """The next group to send, or to take back for an idle slot. None: no slot can get more."""
     if not state.idle and not state.low:
         return None
     able = [*state.idle.values(), *state.low.values()] if state.apart else []
@@ -34,7 +34,7 @@ def next_work(state: State) -> Send | TakeBack | None:
         for slot in state.idle.values():
             return _send(state, slot, deal(state, slot))
         per_slot, alone = state.waiting_s / max(1, len(state.usable)), len(state.usable) == 1
-        if alone or per_slot > state.settings.ahead_s / 6:  # near the end what is sent ahead is only taken back
+        if alone or per_slot > state.settings.ahead_s / 6:  # near the end, work sent ahead is only taken back
             for slot in state.low.values():
                 if (alone or slot.ahead_s < per_slot) and not slot.doubtful:
                     return _send(state, slot, deal(state, slot))
@@ -49,9 +49,9 @@ def _send(state: State, slot: Slot, shapes: tuple[int, ...]) -> Send:
 
 
 def suits(state: State, shape: Shape, slot: Slot) -> bool:
-    """Return whether a shape with something against it may run on the slot: on another node than before if there is
-    one, else on another slot, else again; first on a slot whose last end was good. Shapes that were lost run one a node
-    at a time, so that the next loss names its culprit; where few hosts are left, after all other work."""
+    """Return whether a suspect shape may run on the slot: on another node than before if there is one, else on another
+    slot, else again here; slots whose last attempt ended well come first. A node runs only one lost shape at a time, so
+    that the next loss names its culprit. If few hosts are left, lost shapes run after all other work."""
     node = state.nodes[slot.node]
     few = len(state.hosts) < state.settings.few_hosts
     if shape.losses and (slot.running is not None or (few and state.waiting)):
@@ -72,7 +72,8 @@ def suits(state: State, shape: Shape, slot: Slot) -> bool:
 
 
 def _has_clean(state: State, shape: Shape) -> bool:
-    """Return whether a node where the shape did not fault has a slot whose last end was good: it goes to no other."""
+    """Return whether a node where the shape did not fault has a slot whose last attempt ended well. If so, the shape
+    must go to such a slot."""
     hosts = {f.place[0] for f in shape.faults}
     return bool(hosts) and len(state.clean) > sum(state.hosts[host][1] for host in hosts if host in state.hosts)
 
@@ -82,8 +83,7 @@ def _is_suspect(state: State, attempt: str | None) -> bool:
 
 
 def deal(state: State, slot: Slot) -> tuple[int, ...]:
-    """The next group of what waits, for the slot. One in doubt gets the shortest unit: it would cost the run most where
-    the longest faults."""
+    """The next group for the slot. A doubtful slot gets the shortest unit, because a fault costs least there."""
     if slot.doubtful:
         first = state.by_left[0][0]
         return max(kind.waiting[-1] for tier, _, _, kind in state.by_left if tier == first)[2]
@@ -93,18 +93,18 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     room = max(room, min(setups * state.setup_s, state.waiting_s / free))
     if len(state.usable) == 1 and not state.may_grow:
         room = state.waiting_s  # nobody waits for the end of a group
-    # first the kind that gives the longest group, of several the one with the most left
+    # first the kind that gives the longest group; if several do, the one with the most work left
     kinds = (state.by_left[0][-1], state.by_unit[0][-1])
     kind = max(kinds, key=lambda kind: max(-kind.waiting[0][0], min(kind.seconds, room)))
     if kind.alone:
         return kind.waiting[0][2]
-    if not state.shares_end:  # in as few groups as it takes, all about equal
+    if not state.shares_end:  # as few groups as possible, all about equal
         room = kind.seconds / math.ceil(kind.seconds / max(room, 1e-9) - 1e-6)
     return tuple(i for unit in _sample(kind, room) for i in unit[2])
 
 
 def _sample(kind: Kind, room: float) -> list[Waiting]:
-    """The longest unit of the kind, and every k-th of the rest until the seconds are filled."""
+    """The longest unit of the kind, and every k-th of the rest up to `room` seconds."""
     waiting = kind.waiting
     out = [waiting[0]]
     room += waiting[0][0]
@@ -122,19 +122,19 @@ def _sample(kind: Kind, room: float) -> list[Waiting]:
 
 
 def _spare(state: State) -> TakeBack | None:
-    """Take back the last group in the inbox of the slot with the most work, for an idle one."""
+    """Take back the last group in the inbox of the slot with the most work, for an idle slot."""
     if state.taking >= len(state.idle):
         return None
     full = (slot for slot in state.usable.values() if slot.queued and slot.running is not None)
     for slot in sorted(full, key=lambda slot: -slot.ahead_s):
         a = state.attempts[slot.queued[-1]]
-        if not a.taking and not _is_picky(state.shapes[a.shapes[0]]):  # else it might go to and fro
+        if not a.taking and not _is_picky(state.shapes[a.shapes[0]]):  # else it might move back and forth
             return TakeBack(a.id, a.node)
     return None
 
 
 def _end_of_another(state: State, slot: Slot) -> Send | None:
-    """The later half of the units that the running group with the most work has left, the last one first."""
+    """Send an idle slot the later half of the rest of the running group that has the most work, the last unit first."""
     if not state.single:
         return None
     best: Attempt | None = None

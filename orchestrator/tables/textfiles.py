@@ -1,9 +1,10 @@
-"""Users' files: read with limits, their faults collected, their text shown safely.
+"""Reads users' files with size limits, collects their faults, and shows their text safely.
 
-Only regular files of UTF-8 are opened, and every fault names the file, and the line where it has one.
+Only regular UTF-8 files are read. Every fault names the file, and the line if it has one.
 
-Three ways to read: whole (`read_bytes`, `read_text`), as physical lines that keep odd bytes for a message (`decode`,
-for lists that people write), and one at a time in bounded memory (`text_lines`, `csv_records`, for tables of any size).
+There are three ways to read: the whole file (`read_bytes`, `read_text`); physical lines that keep odd bytes for a
+message (`decode`, for lists that people write); one line at a time in bounded memory (`text_lines`, `csv_records`, for
+tables of any size).
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from typing import BinaryIO
 from orchestrator.errors import InputError, TunedDBError
 
 MAX_FAULTS = 50
-"""Faults that are spelled out; the rest is counted."""
+"""Most faults that are spelled out; the rest are counted."""
 MAX_TEXT = 40
-"""Characters of a user's cell or key that are shown."""
+"""Most characters that we show of a user's cell or key."""
 
 
 def escaped(text: str) -> str:
@@ -47,7 +48,7 @@ def shown(text: str, cap: int = MAX_TEXT) -> str:
 
 
 def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """The legal word most like `word`, whatever the case and with or without its `torch.`, or None."""
+    """The legal word most similar to `word`, ignoring case and a leading `torch.`, or None."""
     words = list(legal)
     by_lower = {w.lower().rpartition(".")[2]: w for w in words} | {w.lower(): w for w in words}
     near = difflib.get_close_matches(word[:MAX_TEXT].lower(), by_lower, n=1, cutoff=0.5)
@@ -61,14 +62,14 @@ def did_you_mean(word: str, legal: Iterable[str]) -> str:
 
 
 def listed(lines: Iterable[str], most: int, indent: str = "  ") -> list[str]:
-    """The first lines, indented, and a last one that counts the others."""
+    """The first lines, indented, and a last line that counts the others."""
     every = list(lines)
     more = [f"{indent}... and {len(every) - most} more"] if len(every) > most else []
     return [*(indent + line for line in every[:most]), *more]
 
 
 class Faults:
-    """The faults of one file in the order of finding, `file:line:column: what, and what to do` each."""
+    """The faults of one file in the order in which they were found: `file:line:column: what, and what to do`."""
 
     def __init__(self, source: str | Path) -> None:
         self.source = escaped(str(source))
@@ -76,7 +77,7 @@ class Faults:
         self._kept: list[tuple[int, str]] = []
 
     def add(self, what: object, *, line: int | None = None, column: str | None = None) -> None:
-        """Note a fault, `str(what)` if it is among those that are spelled out; `line` counts from 1."""
+        """Add a fault. `str(what)` is only called if the fault is spelled out. `line` counts from 1."""
         self.count += 1
         if self.count <= MAX_FAULTS:
             where = ":".join(str(p) for p in (self.source, line, column) if p is not None)
@@ -84,12 +85,12 @@ class Faults:
 
     @property
     def texts(self) -> list[str]:
-        """The faults noted, with a last line that counts those beyond MAX_FAULTS."""
+        """The faults, with a last line that counts those beyond MAX_FAULTS."""
         more = self.count - len(self._kept)
         return [text for _, text in self._kept] + ([f"... and {more} more"] if more else [])
 
     def by_line(self) -> list[str]:
-        """`texts` from the top of the file to its end, for readers that go through it in another order."""
+        """`texts` sorted from the top of the file to its end, for readers that find faults in another order."""
         self._kept.sort(key=lambda kept: kept[0])
         return self.texts
 
@@ -100,9 +101,9 @@ class Faults:
 
 
 MAX_LINE = 1 << 20
-"""Bytes of a line. The longest line of AITER's tables has under 1,000."""
+"""Most bytes of a line. The longest line of AITER's tables has less than 1,000."""
 MAX_BYTES = 512 << 20
-"""Bytes of a tuned table that is held in memory."""
+"""Most bytes of a tuned table that we hold in memory."""
 _MAGIC = (
     (b"PK\x03\x04", "a zip archive or a workbook: export it as CSV"),
     (b"\xd0\xcf\x11\xe0", "an old workbook: export it as CSV"),
@@ -115,7 +116,7 @@ _ENDS = {"LF": "\n", "CRLF": "\r\n", "CR": "\r"}
 
 
 def open_file(path: str | Path, error: type[InputError]) -> BinaryIO:
-    """Open a regular file to be read. Raises `error`, with what else is there."""
+    """Open a regular file for reading. Raises `error`, which says what it is instead."""
     where = escaped(str(path))
     try:
         # non-blocking, or opening a named pipe would wait for its writer
@@ -142,7 +143,7 @@ def read_bytes(path: str | Path, cap: int, error: type[InputError]) -> bytes:
         except OSError as e:
             raise error(f"{where}: cannot be read: {e.strerror or e}") from e
     if len(data) > cap:
-        raise error(f"{where}: is larger than {cap // 2**20} MiB, which is no list of this kind")
+        raise error(f"{where}: is larger than {cap // 2**20} MiB, too large for a file of this kind")
     return data
 
 
@@ -157,20 +158,20 @@ def read_text(path: str | Path, cap: int, error: type[InputError], *, errors: st
 
 
 def read_head(path: str | Path, size: int, error: type[InputError]) -> str:
-    """The first `size` bytes of a file as text, whatever they hold. Raises `error`."""
+    """The first `size` bytes of a file as text, even if they are not. Raises `error`."""
     with open_file(path, error) as f:
         return f.read(size).decode("utf-8", "replace").removeprefix("\ufeff")
 
 
 def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] = TunedDBError) -> Iterator[str]:
-    """The lines of a file with their ends, one at a time. Raises `error`, with the line where there is one.
+    """The lines of a file with their ends, one at a time. Raises `error`, which names the line if there is one.
 
-    `cap`: the most bytes that such a file may have; None for files that are read to the end and never held.
+    `cap`: the most bytes that such a file may have; None for files that are never held in memory.
     """
     try:
         with open_file(path, error) as f:
             if cap is not None and os.fstat(f.fileno()).st_size > cap:
-                raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, which no tuned table is")
+                raise error(f"{escaped(str(path))}: is larger than {cap // 2**20} MB, too large for a tuned table")
             for n, raw in enumerate(iter(partial(f.readline, MAX_LINE + 1), b""), 1):
                 try:
                     text = raw.decode()
@@ -185,12 +186,12 @@ def text_lines(path: Path, cap: int | None = MAX_BYTES, error: type[InputError] 
 
 def _fault(raw: bytes) -> str:
     if len(raw) > MAX_LINE:
-        return f"is longer than {MAX_LINE // 2**20} MB, which no row is"
+        return f"is longer than {MAX_LINE // 2**20} MB, too long for a row"
     return "holds a NUL byte" if b"\0" in raw else "holds bytes that are not UTF-8"
 
 
 def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, str, Sequence[str]]]:
-    """(first line, text, stripped cells) of each record of a tuned table or profile, its header and blank lines too.
+    """(first line, text, stripped cells) of each record of a tuned table or profile, with its header and blank lines.
 
     `cap` as in `text_lines`. Raises TunedDBError with the line.
     """
@@ -205,13 +206,13 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
             plain = text.isascii() and not (" " in text or "\t" in text or '"' in text)
             yield at, text, record if plain else list(map(str.strip, record))
     except csv.Error as e:
-        raise TunedDBError(f"{path}:{reader.line_num}: is no CSV line: {e}") from e
+        raise TunedDBError(f"{path}:{reader.line_num}: is not a CSV line: {e}") from e
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """`lines` are physical lines without their ends (`ends`: LF, CRLF or CR), one of them at least with
-    content. Bytes that are not UTF-8 stay in them as surrogates."""
+    """A decoded file. `lines`: physical lines without their ends (`ends`: LF, CRLF or CR); at least one has content.
+    Bytes that are not UTF-8 stay in them as surrogates."""
 
     lines: list[str]
     bom: bool
@@ -219,7 +220,7 @@ class Text:
 
 
 def decode(data: bytes, faults: Faults) -> Text | None:
-    """`data` as text; None, with the fault added, where it is no text at all."""
+    """`data` as text. If it is not text at all, add the fault and return None."""
     for magic, what in _MAGIC:
         if data.startswith(magic):
             faults.add(f"is {what}")
@@ -228,10 +229,10 @@ def decode(data: bytes, faults: Faults) -> Text | None:
     if nul >= 0:
         faults.add("is a binary file (it holds a NUL byte), not a CSV", line=data.count(b"\n", 0, nul) + 1)
         return None
-    # Kept as surrogates, bytes that are not UTF-8 are reported in the cell where they stand.
+    # Bytes that are not UTF-8 are kept as surrogates and reported in the cell where they are.
     text = data.decode("utf-8", "surrogateescape")
     bom = text.startswith("\ufeff")
-    # A CR within a file of LF lines is no line end but a fault of its cell.
+    # In a file with LF lines, a CR is not a line end but a fault of its cell.
     ends = "CRLF" if "\r\n" in text else "CR" if "\r" in text and "\n" not in text else "LF"
     lines = text.removeprefix("\ufeff").replace(_ENDS[ends], "\n").split("\n")
     if not any(map(has_content, lines)):
@@ -241,14 +242,14 @@ def decode(data: bytes, faults: Faults) -> Text | None:
 
 
 def has_content(line: str) -> bool:
-    """True where a line holds more than spaces and empty cells."""
+    """Return whether a line holds more than spaces and empty cells."""
     return bool(line.strip(" \t,"))
 
 
 def split_cells(line: str) -> list[str]:
     """The cells of a physical line, without the quotes that spreadsheets put around whole cells (RFC 4180).
 
-    A line whose quotes do not fit is only cut at its commas, so that its cells show the stray quote.
+    A line with unbalanced quotes is only cut at its commas, so that its cells show the stray quote.
     """
     if '"' not in line:
         return line.split(",")

@@ -1,4 +1,4 @@
-"""A node where every command costs a start: so short ones share a few shells that are kept open."""
+"""The transport for nodes where each command is slow to start. Short commands share a few shells that stay open."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from orchestrator.transport.shell import CALL_S, CommandTransport
 from orchestrator.transport.ssh import SshChannel, SshTransport
 
 MAX_SHELLS = 4
-"""Shells at once: a command that takes long holds one."""
+"""Most shells at a time. A slow command keeps one busy."""
 SMALL_FILES, SMALL_BYTES = 4, 256 * 1024
-"""Limits of a kept shell; anything larger goes as a tar stream."""
+"""Limits for a kept shell. Anything larger is sent as a tar stream."""
 CONNECT_S = 30.0
 SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--unbuffered", "--quiet")
 T = TypeVar("T")
@@ -27,20 +27,21 @@ class Opener(Protocol):
     """Starts commands on a node."""
 
     def connect(self) -> None:
-        """Make ready for `start`, again where a connection broke. Raises TransportError."""
+        """Prepare for `start`; call it again after a broken connection. Raises TransportError."""
 
     def start(self, command: str, deadline: float) -> TimedChannel:
         """Start a line of shell text. Raises TransportError."""
 
     def close(self) -> None:
-        """Let go of what `connect` made."""
+        """Undo `connect`."""
 
 
 class SrunOpener:
-    """Starts steps that share a Slurm job's resources with all its other steps."""
+    """Starts steps of a Slurm job. All steps share the job's resources."""
 
     def __init__(self, transport: LocalTransport | SshTransport, way: Sequence[str]) -> None:
-        """`transport`: to where `srun` runs, for this alone. `way`: options for the job and its CPUs."""
+        """`transport`: reaches the machine where `srun` runs; nothing else uses it. `way`: srun's options for the job
+        and its CPUs."""
         self._transport, self._argv = transport, (*SRUN, *way, "sh", "-c")
         self.connect, self.close = transport.connect, transport.close
 
@@ -53,7 +54,7 @@ class ExecTransport(CommandTransport):
     """The transport `exec`."""
 
     def __init__(self, node: str, opener: Opener, prelude: str = "") -> None:
-        """`prelude`: shell text before every command, which goes to the folder where commands begin."""
+        """`prelude`: shell text that runs before every command and changes to its folder."""
         self.node = node
         self._opener, self._prelude, self._open = opener, prelude, False
         self._shells = [KeptShell(node, self._start) for _ in range(MAX_SHELLS)]
@@ -62,14 +63,14 @@ class ExecTransport(CommandTransport):
             self._free.put(shell)
 
     def connect(self) -> None:
-        """Start a first shell; older ones are closed. Raises TransportError."""
+        """Close any old shells and start a first one. Raises TransportError."""
         self._drop_shells()
         self._opener.connect()
         self._open = True
         self._ask(lambda shell, deadline: shell.open(deadline), "cannot start a shell", CONNECT_S)
 
     def close(self) -> None:
-        """Calls that are under way in other threads end with a TransportError."""
+        """Calls in progress in other threads end with a TransportError."""
         self._open = False
         self._drop_shells()
         self._opener.close()
@@ -79,7 +80,7 @@ class ExecTransport(CommandTransport):
             shell.close()
 
     def open(self, argv: Sequence[str]) -> Channel:
-        """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
+        """Run a command and stream its output. Its input ends when the channel is closed."""
         return self._start(command_of(self.node, argv), time.monotonic() + CALL_S)
 
     def _start(self, command: str, deadline: float) -> TimedChannel:
@@ -88,7 +89,7 @@ class ExecTransport(CommandTransport):
         return self._opener.start(self._prelude + command, deadline)
 
     def _ask(self, ask: Callable[[KeptShell, float], T], what: str, seconds: float = CALL_S) -> T:
-        """The answer of a shell that nobody else uses, as soon as there is one. `what`: begins its errors."""
+        """Wait for a free shell and return its answer. `what`: the start of its error messages."""
         deadline = time.monotonic() + seconds
         try:
             shell = self._free.get(timeout=seconds)

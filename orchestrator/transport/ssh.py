@@ -1,7 +1,7 @@
-"""A node reached over SSH: one connection, whose commands run on channels of their own, each with a time limit.
+"""The SSH transport: one connection to a node. Each command has its own channel and a time limit.
 
-A write into a stalled link blocks until the connection is closed: a timer does that for a call that is not back in
-time. (Imports fabric and paramiko only when it connects: they take a fifth of a second.)
+A write into a stalled link blocks until the connection is closed, so a timer closes it when a call takes too long.
+(fabric and paramiko are imported only on connecting, because that takes a fifth of a second.)
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from orchestrator.transport.ssh_connection import Hop
 
 MAX_SESSIONS = 6
-"""sshd's default MaxSessions is 10, and it counts a closed one a moment longer."""
+"""sshd's default MaxSessions is 10, and it still counts a closed session for a moment."""
 CHUNK = 32768 - 64
 """Payload of one packet of paramiko."""
 MAX_WORDS = 256 * 1024
-"""Bytes of standard error that are kept, from its end."""
+"""Bytes that we keep of the end of standard error."""
 INLINE_BYTES = 16 * 1024
-"""Standard input of this size fits any host's first window; more is fed by a thread."""
+"""Standard input up to this size fits any host's first window. A thread feeds larger input."""
 GRACE_S = 2.0
-"""A call that is so much over its limit hangs in a stalled link."""
+"""A call that exceeds its limit by this much is stuck in a stalled link."""
 RETRY_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class HostRequest:
-    """A requested host; None: as in the ssh_config."""
+    """The host that the inventory asks for. None: as the ssh_config says."""
 
     host: str
     user: str | None = None
@@ -51,12 +51,12 @@ class HostRequest:
 
 
 def left(deadline: float | None) -> float | None:
-    """Seconds until then, at least a moment."""
+    """Seconds until the deadline, always more than zero."""
     return None if deadline is None else max(0.001, deadline - time.monotonic())
 
 
 class SshChannel(TimedChannel):
-    """A command on the node: the Channel of `open`, and with time limits what `run` is made of."""
+    """A command on the node. `open` returns it as a Channel; `run` uses it with time limits."""
 
     def __init__(self, node: str, raw: Any, release: Callable[[], None], why: Callable[[], str]) -> None:
         """`raw`: an open paramiko channel. `why`: why the connection broke, or ""."""
@@ -84,7 +84,7 @@ class SshChannel(TimedChannel):
         return self._why()
 
     def send(self, data: bytes, deadline: float | None = None) -> None:
-        """Raises TimeoutError, or OSError where the command listens no more."""
+        """Raises TimeoutError, or OSError if the command no longer reads its input."""
         view = memoryview(data)
         while view:
             self._raw.settimeout(left(deadline))
@@ -99,27 +99,27 @@ class SshChannel(TimedChannel):
             view = view[sent:]
 
     def feed(self, data: bytes, deadline: float) -> None:
-        """Send all of a command's standard input; in another thread where it might wait for its output to be read."""
+        """Send the whole standard input; a large one in a thread, as the command may block until we read its output."""
         if len(data) <= INLINE_BYTES:
             self._feed(data, deadline)
         else:
             threading.Thread(target=self._feed, args=(data, deadline), name="ssh feed", daemon=True).start()
 
     def _feed(self, data: bytes, deadline: float) -> None:
-        # a command may end without having read everything; a time limit or a break shows where the output is read
+        # a command may end before it has read everything; timeouts and breaks are reported by the reader of its output
         with contextlib.suppress(OSError, EOFError):
             self.send(data, deadline)
             self._raw.shutdown_write()
 
     def exit_code(self, deadline: float) -> int | None:
-        """Exit code; None: unknown, as a signal ended it or the connection broke. Raise TimeoutError."""
+        """Exit code, or None if a signal ended the command or the connection broke. Raise TimeoutError."""
         if not self._raw.status_event.wait(left(deadline)):
             raise TimeoutError
         return int(self._raw.exit_status) if self._raw.exit_status >= 0 else None
 
     @property
     def stderr(self) -> bytes:
-        """Standard error so far, its end."""
+        """The end of standard error so far."""
         self._keep_stderr()
         return bytes(self._stderr)
 
@@ -133,7 +133,7 @@ class SshChannel(TimedChannel):
             del self._stderr[:-MAX_WORDS]
 
     def close(self) -> None:
-        """End the command: its input ends, and nobody reads its output. Readers wake up; never waits for the link."""
+        """End the command's input and stop reading its output. Wakes readers up; never waits for the link."""
         if not self._closing.acquire(blocking=False):
             return
         if self._raw.closed:
@@ -150,7 +150,7 @@ class SshChannel(TimedChannel):
         self._release()
 
     def error(self) -> str:
-        """Reason of its end: exit code and last message, or that of the broken connection."""
+        """The reason why the command ended: its exit code and last message, or why the connection broke."""
         try:
             code = self.exit_code(time.monotonic() + 2.0)
         except TimeoutError:
@@ -159,7 +159,7 @@ class SshChannel(TimedChannel):
 
 
 class Link:
-    """The open connections on the way to a node, the node's own last."""
+    """The open connections on the way to a node; the last one is to the node itself."""
 
     def __init__(self, node: str, route: Sequence[Hop]) -> None:
         self._node, self._route = node, route
@@ -168,7 +168,7 @@ class Link:
         self._closed = ""
 
     def why(self) -> str:
-        """Reason why it is broken; "" while it is not."""
+        """The reason why it broke; "" while it works."""
         if self._closed or self._transport.is_active():
             return self._closed
         return str(self._transport.saved_exception or "") or "the other side hung up"
@@ -178,7 +178,7 @@ class Link:
 
     @contextmanager
     def limited(self, deadline: float) -> Iterator[None]:
-        """Close the connection if the block is not left by then."""
+        """Close the connection if the block takes longer than this."""
         timer = threading.Timer((left(deadline) or 0.0) + GRACE_S, self.close, ["the link takes no more data"])
         timer.daemon = True
         timer.start()
@@ -212,7 +212,7 @@ class Link:
         return SshChannel(self._node, channel, self._room.release, self.why)
 
     def _session(self, deadline: float, no_room: UnreachableError) -> Any:
-        """An open paramiko channel; None, after a pause, where the host refused one more."""
+        """An open paramiko channel; None, after a pause, if the host refused another one."""
         import paramiko
 
         if self.why():
@@ -222,10 +222,10 @@ class Link:
         except (paramiko.SSHException, EOFError, OSError) as e:
             if self.why():
                 raise self.broken() from e
-            # of two that were refused at once, one gets this
+            # if two are refused at once, one of them gets this error
             refused = isinstance(e, paramiko.ChannelException) or "Unable to open channel" in str(e)
             if not refused:
-                # it may yet be opened, and would then count for ever; a host that does not answer this is gone anyway
+                # the host may still open it, and would count it for ever. If it does not answer, it is gone anyway.
                 self.close("the host did not answer in time")
                 raise UnreachableError(self._node, "the host did not answer in time") from e
             if time.monotonic() + RETRY_S >= deadline:
@@ -234,7 +234,7 @@ class Link:
             return None
 
     def close(self, why: str = "closed") -> None:
-        """Break it off; whoever waits for it wakes up. Never waits for the link."""
+        """Close the connection and wake up everyone who waits for it. Never waits for the link."""
         from orchestrator.transport.ssh_connection import hang_up
 
         self._closed = self._closed or why
@@ -258,11 +258,11 @@ class SshTransport(CommandTransport):
         patient: bool = True,
         config: Path | None = None,
     ) -> None:
-        """`host`: a name, an address or a Host of ssh_config; what is None there comes from that file.
+        """`host`: a name, an address or a Host of ssh_config. Options that are None come from that file.
 
-        `connect_timeout`: seconds for all of `connect`, retries included. `patient`: a host that refuses the connection
-        is tried again within them; without it that is its answer. `config`: an ssh_config to read instead of
-        the user's and the system's.
+        `connect_timeout`: seconds for all of `connect`, retries included. `patient`: if a host refuses the connection,
+        try again within these seconds; otherwise fail at once. `config`: an ssh_config to read instead of the user's
+        and the system's.
         """
         self.node = node
         self._ask = HostRequest(host, user, port, identity, proxy_jump, config)
@@ -272,7 +272,7 @@ class SshTransport(CommandTransport):
         self._link: Link | None = None
 
     def connect(self) -> None:
-        """Make a new connection; an old one is closed. Raises UnreachableError, HostKeyError, LoginError."""
+        """Close any old connection and make a new one. Raises UnreachableError, HostKeyError, LoginError."""
         from orchestrator.transport.ssh_connection import connect
 
         with self._connecting:
@@ -287,7 +287,7 @@ class SshTransport(CommandTransport):
                 self._hang_up()
 
     def close(self) -> None:
-        """Never waits; calls that are under way in other threads end with a TransportError."""
+        """Never waits. Calls in progress in other threads end with a TransportError."""
         self._stop.set()
         self._hang_up()
 
@@ -302,7 +302,7 @@ class SshTransport(CommandTransport):
         return self._link
 
     def open(self, argv: Sequence[str]) -> SshChannel:
-        """Run a command and read what it prints as it comes. Its input ends when the channel is closed."""
+        """Run a command and stream its output. Its input ends when the channel is closed."""
         return self._connected().start(command_of(self.node, argv), time.monotonic() + CALL_S)
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:

@@ -1,8 +1,8 @@
-"""The fabric Connection of a node and of every gateway on the way to it, and the opening of them within a time limit.
+"""Opens the fabric Connections to a node and to every gateway on the way, within a time limit.
 
-`hops` is the one place that makes Connections: fabric itself would make the gateways of a ProxyJump, and would trust
-whatever key they show. Each has the keys of known_hosts and refuses a host that has none there; it logs in with private
-keys of files and of the agent, and asks for nothing. The ssh_config is read by paramiko.
+Only `hops` makes Connections: fabric itself would make the gateways of a ProxyJump and trust any key that they show.
+A Connection knows the keys of known_hosts and refuses a host without a key there. It logs in with private keys from
+files and from the agent, and never prompts. paramiko reads the ssh_config.
 """
 
 from __future__ import annotations
@@ -37,24 +37,24 @@ CONFIGS = (Path("~/.ssh/config"), Path("/etc/ssh/ssh_config"))
 IDENTITIES = ("~/.ssh/id_rsa", "~/.ssh/id_ecdsa", "~/.ssh/id_ed25519")
 KNOWN_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2", "/etc/ssh/ssh_known_hosts"
 MAX_DEPTH = 8
-"""Hosts on the way to a node, and files that include each other."""
+"""Most hosts on the way to a node, and deepest nesting of included files."""
 MAX_OFFERS = 6
-"""sshd's default MaxAuthTries: it hangs up after so many keys."""
+"""sshd's default MaxAuthTries: it hangs up after this many keys."""
 KEEPALIVE_S = 10
 TCP_GIVE_UP_S = 30
-"""The kernel breaks a connection on which nothing was confirmed for so long."""
+"""The kernel drops a connection if the other side acknowledges nothing for this long."""
 LOOK_S = 0.1
 LAST_TRY_S = 0.3
-"""Time left below which no other try is begun."""
+"""No new try is started if less time than this is left."""
 NOT_FOLLOWED = ("certificatefile", "identityagent", "knownhostscommand", "pkcs11provider", "securitykeyprovider")
-"""Settings of ssh_config that neither fabric nor paramiko knows and that may decide a login."""
+"""Settings of ssh_config that a login may need, and that fabric and paramiko do not support."""
 
-# its errors come as exceptions; without a handler of their own they would be printed as well
+# paramiko's errors come as exceptions; without this handler it would print them as well
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 def _match_exec(command: str, **_: object) -> SimpleNamespace:
-    """Run the command of a `Match exec`; as paramiko runs it, it would read our terminal."""
+    """Run the command of a `Match exec`. If paramiko ran it, it would read our terminal."""
     nothing = subprocess.DEVNULL
     done = subprocess.run(["sh", "-c", command], stdin=nothing, stdout=nothing, stderr=nothing, check=False)
     return SimpleNamespace(ok=done.returncode == 0)
@@ -64,7 +64,7 @@ paramiko.config.invoke = SimpleNamespace(run=_match_exec)
 
 
 def _config_text(path: Path, base: Path, depth: int = 0) -> str:
-    """The text of a file with those that it includes, which paramiko would pass over; relative names are in `base`."""
+    """The text of a file and of the files that it includes; paramiko would skip those. Relative names are in `base`."""
     if depth > MAX_DEPTH:
         return ""
     lines, block = [], "Host *"
@@ -82,7 +82,7 @@ def _config_text(path: Path, base: Path, depth: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One host on the way: its fabric Connection, and what decides about its key and our login."""
+    """One host on the way: its fabric Connection, its host key policy and our login."""
 
     connection: Any
     host_keys: KnownOnly
@@ -95,7 +95,7 @@ class Hop:
 
 
 def hops(node: str, ask: HostRequest, *, accept_new: bool = False, seconds: float = 60.0) -> list[Hop]:
-    """The hosts on the way to one, that one last; nothing is opened. `seconds`: the limit of each step of opening.
+    """The hosts on the way to a host, ending with that host. Opens nothing. `seconds`: time limit of each later step.
 
     Raises TransportError.
     """
@@ -116,7 +116,7 @@ def _hops(node: str, ask: HostRequest, text: str, accept_new: bool, seconds: flo
         raise TransportError(node, f"ProxyJump leads in a circle or through more than {MAX_DEPTH} hosts")
     if ask.host.split() != [ask.host] or not ask.host.isprintable() or ask.host.startswith("-"):
         raise TransportError(node, f"{ask.host!r} is not a host name")
-    # the first value of a setting holds, so what the inventory says comes first
+    # ssh_config uses a setting's first value, so the inventory's values go first
     given = {"User": ask.user, "Port": ask.port, "ProxyJump": ask.proxy_jump}
     ours = "".join(f"{name} {value}\n" for name, value in given.items() if value is not None)
     found = paramiko.SSHConfig.from_text(ours + text).lookup(ask.host)
@@ -149,14 +149,14 @@ def _hops(node: str, ask: HostRequest, text: str, accept_new: bool, seconds: flo
 
 @lru_cache(maxsize=16)
 def _known_hosts(path: Path, mtime_ns: int, size: int) -> tuple[paramiko.HostKeys, frozenset[str]]:
-    """Keys of a file in that state, and those that it revokes; read once for a fleet."""
+    """Keys in a file of that age and size, and the keys that it revokes. The whole fleet shares one reading."""
     keys, revoked = paramiko.HostKeys(), set()
     for line in path.read_text("utf-8", "replace").splitlines():
         words = line.split()
         if words[:1] == ["@revoked"]:
             revoked.update(words[3:4])
         elif words and words[0][0] not in "#@":
-            with contextlib.suppress(Exception):  # a line that is none is passed over, as OpenSSH does
+            with contextlib.suppress(Exception):  # skip a malformed line, as OpenSSH does
                 entry = HostKeyEntry.from_line(" ".join(words))
                 for name in entry.hostnames:
                     keys.add(name, entry.key.get_name(), entry.key)
@@ -164,7 +164,7 @@ def _known_hosts(path: Path, mtime_ns: int, size: int) -> tuple[paramiko.HostKey
 
 
 class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
-    """Gives a Connection the known keys of its host, and refuses any other; or keeps it, where that was asked for."""
+    """Gives a Connection the known keys of its host. Refuses a new key, or stores it if the user asked for that."""
 
     def __init__(self, node: str, connection: Any, found: paramiko.SSHConfigDict, accept_new: bool) -> None:
         self._node, self._accept_new = node, accept_new
@@ -176,7 +176,7 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
         self._files = [Path(name).expanduser() for name in names or KNOWN_HOSTS[0].split()]
         read = [_known_hosts(f, s.st_mtime_ns, s.st_size) for f in self._files if f.is_file() and (s := f.stat())]
         self._revoked = frozenset[str]().union(*(revoked for _, revoked in read))
-        for keys, _ in reversed(read):  # of two keys of a kind, that of the first file holds
+        for keys, _ in reversed(read):  # if two files have a key of a kind, the first file wins
             for kind, key in (keys.lookup(self._name) or {}).items():
                 if key.get_base64() not in self._revoked:
                     connection.client.get_host_keys().add(shown, kind, key)
@@ -210,7 +210,7 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
             raise HostKeyError(self._node, f"{shows} cannot be kept in {path}: {e.strerror or e}") from e
 
     def changed(self, e: paramiko.BadHostKeyException) -> HostKeyError:
-        """The error for a host that shows another key than the known one."""
+        """The error for a host whose key differs from the known one."""
         old = e.expected_key.get_base64()
         texts = [(f, f.read_text("utf-8", "replace")) for f in self._files if f.is_file()]
         file, text = next(((f, t) for f, t in texts if old in t), (self._files[0], ""))
@@ -227,19 +227,19 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
     def _scan(self) -> str:
         """The command that adds the key."""
         if self._behind:
-            return f"log in once with ssh {shlex.quote(self._host)} by the same way"
+            return f"log in once with ssh {shlex.quote(self._host)} in the same way"
         port = f"-p {self._port} " if self._port != 22 else ""
         return f"ssh-keyscan {port}{shlex.quote(self._host)} >>{shlex.quote(str(self._files[0]))}"
 
 
 @lru_cache(maxsize=64)
 def _private_key(path: Path, mtime_ns: int) -> paramiko.PKey:
-    """The key of a file in that state, with the certificate beside it; read once for a fleet, as RSA takes long."""
+    """The key in a file of that age, with the certificate beside it. Read once for the fleet, because RSA is slow."""
     return paramiko.PKey.from_path(path)
 
 
 class Login(AuthStrategy):  # type: ignore[misc]
-    """Keys of files, then those of the agent; the inventory's identity alone, where it can be read."""
+    """Offers keys from files, then keys from the agent; or only the inventory's identity, if it can be read."""
 
     def __init__(self, ask: HostRequest, found: paramiko.SSHConfigDict) -> None:
         super().__init__(ssh_config=found)
@@ -250,7 +250,7 @@ class Login(AuthStrategy):  # type: ignore[misc]
         self._notes: list[str] = []
 
     def get_sources(self) -> Iterator[Any]:
-        """Yield the keys in the order of their offers."""
+        """Yield the keys in the order in which they are offered."""
         for path in self._identities:
             try:
                 key = _private_key(path, path.stat().st_mtime_ns)
@@ -259,7 +259,7 @@ class Login(AuthStrategy):  # type: ignore[misc]
                     self._notes.append(f"the identity {path} does not exist")
                     return
             except Exception as e:  # noqa: BLE001  paramiko and cryptography raise many kinds
-                self._notes.append(f"{path} cannot be read here, as it is encrypted or of another kind ({e})")
+                self._notes.append(f"{path} cannot be read here: it is encrypted or of another kind ({e})")
             else:
                 yield OnDiskPrivateKey(self.user, "ssh-config", path, key)
         alone = self._chosen or self.ssh_config.get("identitiesonly") == "yes"
@@ -269,7 +269,7 @@ class Login(AuthStrategy):  # type: ignore[misc]
                     yield InMemoryPrivateKey(self.user, key)
 
     def refused(self, node: str, place: str, tried: Sequence[Any]) -> LoginError:
-        """The error for a host that took none of what was tried."""
+        """The error for a host that accepted no key."""
         said = [*self._notes]
         for source, result in tried:
             where = getattr(source, "path", f"the agent's {source.pkey.get_name()} {source.pkey.fingerprint}")
@@ -283,7 +283,7 @@ class Login(AuthStrategy):  # type: ignore[misc]
                 said.append(f"cannot be used: {where} ({result})")
         unknown = [s for s in NOT_FOLLOWED if self.ssh_config.get(s, "none") != "none"]
         if unknown:
-            said.append(f"of your ssh configuration this is not followed: {', '.join(unknown)}")
+            said.append(f"these settings of your ssh configuration are not supported: {', '.join(unknown)}")
         return LoginError(
             node,
             f"{self.user}@{place} did not let us in: {'; '.join(said) or 'there is no key to offer'}. Put the public"
@@ -294,17 +294,17 @@ class Login(AuthStrategy):  # type: ignore[misc]
 
 
 def hang_up(route: Sequence[Hop]) -> None:
-    """Close all, the first first: it has the socket, and once that is closed no packet of the others can block."""
+    """Close all, the first one first: it has the socket, and once that is closed, no packet of the others can block."""
     for hop in route:
         transport = hop.connection.client.get_transport()
         with contextlib.suppress(Exception):
             hop.connection.client.close()
         if isinstance(proxy := getattr(transport, "sock", None), paramiko.ProxyCommand):
-            transport.join(TCP_GIVE_UP_S)  # its thread signals the process, which must be there until then
+            transport.join(TCP_GIVE_UP_S)  # its thread signals the process, so the process must exist until then
             proxy.process.kill()
             proxy.process.wait()
             for pipe in (proxy.process.stdin, proxy.process.stdout, proxy.process.stderr):
-                pipe.close()  # not read to their ends: what the command started may hold them open
+                pipe.close()  # do not read to the end: a process that the command started may hold the pipe open
 
 
 def _open(node: str, hop: Hop) -> None:
@@ -327,7 +327,7 @@ def _open(node: str, hop: Hop) -> None:
             text = f"the jump host does not let us through to {hop.place} (AllowTcpForwarding in its sshd_config)"
         raise UnreachableError(node, text, transient=e.code == 2) from e
     except paramiko.ssh_exception.IncompatiblePeer as e:
-        raise UnreachableError(node, f"{hop.place} and we have no algorithm in common: {e}", transient=False) from e
+        raise UnreachableError(node, f"{hop.place} and we share no algorithm: {e}", transient=False) from e
     except OSError as e:
         refused = [*getattr(e, "errors", {}).values(), e][0]
         if isinstance(refused, ConnectionRefusedError):
@@ -349,7 +349,7 @@ def _open(node: str, hop: Hop) -> None:
 def _attempt(node: str, ask: HostRequest, accept_new: bool, deadline: float, stop: threading.Event) -> list[Hop]:
     """The open hops, after one try. Raises TransportError.
 
-    It runs in a thread of its own: the look-up of a name or a `Match exec` cannot be interrupted, only left.
+    The work runs in a thread, because a name look-up or a `Match exec` cannot be interrupted, only abandoned.
     """
     began, done, left = time.monotonic(), threading.Event(), threading.Event()
     route: list[Hop] = []
@@ -358,7 +358,7 @@ def _attempt(node: str, ask: HostRequest, accept_new: bool, deadline: float, sto
 
     def work() -> None:
         try:
-            # the waiting thread's limit comes first; these end the thread that it left behind
+            # the waiting thread's limit is shorter; these limits end the thread that it abandoned
             route.extend(hops(node, ask, accept_new=accept_new, seconds=max(1.0, deadline - time.monotonic()) + 5.0))
             for hop in route:
                 at.append(hop.place)
@@ -389,9 +389,9 @@ def _attempt(node: str, ask: HostRequest, accept_new: bool, deadline: float, sto
 def connect(
     node: str, ask: HostRequest, *, accept_new: bool, timeout: float, patient: bool, stop: threading.Event
 ) -> list[Hop]:
-    """The open hops to a host; what is refused, reset or silent is tried again while there is time.
+    """The open hops to a host. A refused, reset or silent connection is tried again while there is time.
 
-    Not `patient`: what is refused is refused. Raises TransportError.
+    Without `patient` a refusal is final. Raises TransportError.
     """
     deadline = time.monotonic() + timeout
     errors: list[UnreachableError] = []
@@ -405,7 +405,7 @@ def connect(
         try:
             return _attempt(node, ask, accept_new, deadline, stop)
         except UnreachableError as e:
-            if e.silent and errors and not e.greeted:  # cut short by our own limit: the error before is the reason
+            if e.silent and errors and not e.greeted:  # our limit cut this try short: the error before it counts
                 raise errors[-1] from e
             errors.append(e)
             raise

@@ -1,4 +1,4 @@
-"""Status of a run at one moment, as the live view, `status` and `status --json` show it, computed from its state."""
+"""Computes the status of a run from its state. The live view, `status` and `status --json` show it."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ from orchestrator.view.words import node_words, slot_words, worked_words
 from worker.tuners.catalog import recorded_tuner
 
 FEW = 3
-"""Slots of a device below which none is called an outlier: of two that differ either may be the odd one."""
+"""With fewer slots of a device than this, we call none an outlier: if two differ, either may be the odd one."""
 SIGMAS = 5.0
-"""Robust standard deviations (1.4826 MAD) beyond the median, and at least so much of it:"""
+"""An outlier is beyond the median by this many robust standard deviations (1.4826 MAD), and by at least SLOW or CAPPED
+of the median, or HOT_C degrees."""
 SLOW, HOT_C, CAPPED = 0.03, 10.0, 0.02
 LEAST_SIGMA, LEAST_SIGMA_C = 0.005, 1.0
 LATEST = 9
-"""The times of a slot that count: those of its state now."""
+"""Only this many of a slot's latest times count: older ones say little about its state now."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotSpeed:
-    """A slot beside those of the same device. `compute`, `memory`: its median time over theirs; None where unknown.
+    """A slot compared with the others of its device. `compute`, `memory`: its median time over theirs; None if unknown.
 
-    `flag`: why it stands out (`slow (compute 8.1 % over the median of 8 slots)`), "" where it does not.
+    `flag`: why it stands out (`slow (compute 8.1 % over the median of 8 slots)`), "" if it does not.
     """
 
     compute: float | None
@@ -42,13 +43,13 @@ class SlotSpeed:
 
     @property
     def pace(self) -> float:
-        """Time that work takes there, over the usual one."""
+        """The time that work takes there, relative to the usual time."""
         known = [x for x in (self.compute, self.memory) if x is not None]
         return sum(known) / len(known) if known else 1.0
 
 
 def speeds(state: State) -> dict[SlotId, SlotSpeed]:
-    """Each slot with timed canaries, beside those of its device."""
+    """The speed of each slot with timed canaries, compared with the others of its device."""
     by_device: dict[str, dict[SlotId, list[CanaryTimed]]] = defaultdict(dict)
     for slot in (s for n in state.nodes.values() for s in n.slots.values() if s.timed):
         last = [r for _, r in slot.timed[-LATEST:]]
@@ -62,14 +63,14 @@ def flags(state: State) -> dict[SlotId, str]:
 
 
 def usual_pace(speeds: Mapping[SlotId, SlotSpeed]) -> float:
-    """Time that work takes on average where each slot takes as much as it can, over the usual one."""
+    """The time that work takes on average if each slot takes as much as it can, relative to the usual time."""
     return float(harmonic_mean([max(0.1, s.pace) for s in speeds.values()])) if speeds else 1.0
 
 
 def outliers(values: Mapping[SlotId, float], least: float, sigma: float) -> set[SlotId]:
     """Slots whose value is above the median by more than `least` and SIGMAS robust standard deviations.
 
-    The deviation is 1.4826 MAD, at least `sigma`. None where there are fewer than FEW slots.
+    The deviation is 1.4826 MAD, at least `sigma`. With fewer than FEW slots the set is empty.
     """
     if len(values) < FEW:
         return set()
@@ -112,7 +113,7 @@ def _over_median(slots: Mapping[SlotId, list[CanaryTimed]], name: str) -> dict[S
 
 @dataclass(slots=True)
 class SlotStatus:
-    """One slot: `doing` is what it measures now (a shape) since `since` (epoch seconds)."""
+    """One slot. `doing`: the shape that it measures now, since `since` (epoch seconds)."""
 
     slot: str
     state: str = "starting"
@@ -121,13 +122,13 @@ class SlotStatus:
     since: float = 0.0
     device: str = ""
     gpu: dict[str, Any] | None = None
-    """Reading of its GPU from the live poll (docs/explanation/measurement.md), None where nothing is known."""
+    """Reading of its GPU from the live poll (docs/explanation/measurement.md), None if unknown."""
 
 
 @dataclass(slots=True)
 class NodeStatus:
-    """One node. state: preparing, ready, busy, draining, slow (it is there and has not answered in time),
-    unreachable or quarantined; of a lease also queued or ended."""
+    """One node. state: preparing, ready, busy, draining, slow (reachable, but it did not answer in time), unreachable
+    or quarantined; for a lease also queued or ended."""
 
     name: str
     state: str = "preparing"
@@ -136,9 +137,9 @@ class NodeStatus:
     failed: int = 0
     detail: str = ""
     log: list[str] = field(default_factory=list)
-    """Its last log lines."""
+    """Last lines of its log."""
     lease: str = ""
-    """Of a node that is one: its id with the scheduler, the machine that it is on, its end by its time limit."""
+    """If the node is a lease: the scheduler's id of it. `host`: its machine. `ends_at`: when its time limit ends it."""
     host: str = ""
     ends_at: float = 0.0
     """Epoch seconds, 0 for never."""
@@ -153,7 +154,7 @@ class NodeStatus:
 
 
 def done_word(tuner: str) -> str:
-    """The word for a shape that has a result: a bench measures and tunes nothing."""
+    """The word for a shape that has a result. A bench only measures and does not tune."""
     return "measured" if tuner and recorded_tuner(tuner).side_by_side else "tuned"
 
 
@@ -170,14 +171,14 @@ class RunStatus:
     running: int = 0
     nodes: list[NodeStatus] = field(default_factory=list)
     rate_per_min: float | None = None
-    """Shapes tuned a minute, over the last minutes."""
+    """Shapes tuned per minute, over the last minutes."""
     eta_s: float | None = None
     eta_range_s: tuple[float, float] | None = None
-    """Nine times of ten the end comes between these."""
+    """In nine of ten runs the end comes between these."""
     started: float | None = None
-    """Time of the request."""
+    """Time at which the run was requested."""
     worked_s: float | None = None
-    """Seconds in which a controller was at it; the while between two sessions is none of its time."""
+    """Seconds in which a controller drove the run. Time between two sessions does not count."""
     worked: str = ""
     """`worked_s` as text."""
     sessions: int = 0
@@ -185,13 +186,13 @@ class RunStatus:
     family: str = ""
     tuner: str = ""
     standing_out: list[str] = field(default_factory=list)
-    """Sentences on slots that are slow, hot or power-capped beside the others."""
+    """Sentences about slots that are slow, hot or power-capped compared with the others."""
     files: list[dict[str, Any]] = field(default_factory=list)
     """Result files: path, bytes, when written (epoch seconds)."""
 
     @property
     def done(self) -> str:
-        """The word for a shape that has a result: a bench tunes nothing."""
+        """The word for a shape that has a result. A bench does not tune."""
         return done_word(self.tuner)
 
     @property
@@ -226,7 +227,7 @@ GOING = ("planned", "preparing", "running")
 
 
 def state_now(kept: str, *, driven: bool) -> str:
-    """State of a run; one without a living controller is interrupted, whatever the ledger (`kept`) holds. `driven`: a
+    """State of a run. Without a living controller it is interrupted, whatever the ledger says (`kept`). `driven`: a
     controller holds the run's lock."""
     if kept in ("preparing", "running") and not driven:
         return "interrupted"  # its controller died
@@ -234,14 +235,13 @@ def state_now(kept: str, *, driven: bool) -> str:
 
 
 SPREAD = 5.0
-"""Spread of estimates without a model."""
+"""The spread of estimates if there is no model."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunHeader:
-    """Facts on a run beside its state. `nodes`: slots of each node of the inventory; `named`: a shape's name.
-
-    `start_s`, `spread`: of the cost model that it was planned with.
+    """Facts about a run that are not in its state. `nodes`: slots of each node of the inventory. `named`: gives a
+    shape's name. `start_s`, `spread`: from the cost model of its plan.
     """
 
     run: str
@@ -271,13 +271,13 @@ def names_of(ledger: LedgerReader) -> Callable[[int], str]:
 
 
 def sessions_until(state: State, end: float | None) -> list[list[float]]:
-    """[begin, end] of each controller; that of the latest is `end` (now, or when it ended), or else its last record."""
+    """[begin, end] of each controller. The latest ends at `end` (now, or when it ended), or else at its last record."""
     *before, last = state.sessions or [[]]
     return [*before, [last[0], max(last[1], end or 0.0)]] if last else []
 
 
 def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Range | None:
-    """Seconds until the last shape is settled, None where all are; of a run that nobody drives, once it is resumed."""
+    """Seconds until the last shape is settled; None if all are. If nobody drives the run, seconds from its resume."""
     found = speeds(state)
     pace, usual = {slot: s.pace for slot, s in found.items()}, usual_pace(found)
     over: dict[tuple[str, str], Measured] = {}
@@ -301,8 +301,8 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
 
 
 def _waiting(state: State, at_work: list[Attempt], usual: float, slots: int) -> list[float]:
-    """Estimates of what nobody works on, each with its part of a set-up: of the units that may share one there will be
-    a few groups for each slot. A large run's are taken to be of one size, but for the longest."""
+    """Estimates of waiting units, each with its part of a set-up. We assume that units which may share a process form a
+    few groups for each slot. In a large run all units but the longest count as equally long."""
     kinds = state.kinds.values()
     units = sum(len(k.waiting) for k in kinds)
     shared = units - sum(len(k.waiting) for k in kinds if k.alone)
@@ -318,7 +318,7 @@ def _waiting(state: State, at_work: list[Attempt], usual: float, slots: int) -> 
 
 
 def _under_way(state: State, a: Attempt, now: float, pace: float) -> UnderWay:
-    """`pace`: time that work takes on its slot, over the usual one."""
+    """Progress of an open attempt. `pace`: how long work takes on its slot, relative to the usual time."""
     begun, first = a.started_at or 0.0, 0.0 if a.landed else state.setup_s
     current = state.shapes.get(a.current) if a.current is not None else None
     done_s = state.setup_s + a.cost_s - a.left_s if a.landed else 0.0
@@ -326,7 +326,7 @@ def _under_way(state: State, a: Attempt, now: float, pace: float) -> UnderWay:
     return UnderWay(
         estimate_s=pace * (done_s + first + a.left_s),
         done_s=pace * done_s,
-        # an attempt across an interval without a controller is no evidence: the times of its shapes are unknown
+        # an attempt that ran while there was no controller does not count: the times of its shapes are unknown
         took_s=0.0 if begun < session or not a.landed else a.moved_at - begun,
         since_s=max(0.0, now - max(a.moved_at, session)),
         next_s=pace * (first + current.cost_s) if current is not None and current.state == "pending" else 0.0,
@@ -334,16 +334,16 @@ def _under_way(state: State, a: Attempt, now: float, pace: float) -> UnderWay:
 
 
 def _slots(state: State) -> int:
-    """Those that take work, or soon will; all, where there is none."""
+    """Number of slots that take work now or soon; if there are none, of all slots."""
     return len(state.usable) or sum(len(n.slots) for n in state.nodes.values()) or 1
 
 
 def _start(state: State, about: RunHeader, now: float, driven: bool) -> Range | None:
-    """Seconds until the first slot can begin, while none has."""
+    """Seconds until the first slot can begin, if none has begun."""
     if driven and any(s.running or s.state == "ready" for n in state.nodes.values() for s in n.slots.values()):
         return None
     gone = max(0.0, now - state.sessions[-1][0]) if driven and state.sessions else 0.0
-    # an overdue start may take as long again
+    # an overdue start may take the same time again
     mid = max(about.start_s - gone, 0.2 * gone)
     return Range(0.5 * mid, mid, 2.0 * mid)
 
@@ -357,7 +357,7 @@ def rate_per_min(state: State, now: float) -> float | None:
     if not state.sessions or first is None:
         return None
     since = max(now - RATE_WINDOW_S, state.sessions[-1][0], first)
-    if len(state.tuned_at) == state.tuned_at.maxlen:  # older ones are forgotten
+    if len(state.tuned_at) == state.tuned_at.maxlen:  # older times were dropped
         since = max(since, state.tuned_at[0])
     n = sum(1 for _ in takewhile(lambda t: t > since, reversed(state.tuned_at)))
     return n * 60.0 / (now - since) if n and now > since else None
@@ -372,7 +372,7 @@ def run_status(
     end: float | None = None,
     estimate: Callable[..., Range | None] = time_left,
 ) -> RunStatus:
-    """Status of a run now. `word`: of `state_now`. `end`: when its controller ended, None where one drives it."""
+    """The status of a run now. `word`: from `state_now`. `end`: when its controller ended, None if one drives it."""
     going = word in ("preparing", "running")
     if word == "running" and not any(n.state == "joined" for n in state.nodes.values()) and not state.running:
         word = "preparing"
@@ -395,7 +395,7 @@ def run_status(
 
 
 def flag_words(state: State) -> list[str]:
-    """Sentences on the slots that are slow, hot or power-capped."""
+    """Sentences about slots that are slow, hot or power-capped."""
     return [f"{slot_words(state, *slot)} is {why}" for slot, why in flags(state).items()]
 
 
@@ -403,7 +403,7 @@ _STATES = {"away": "preparing", "joined": "ready", "busy": "preparing", "lost": 
 
 
 def node_state(node: Node) -> str:
-    """State of a node for people: preparing, ready, unreachable, draining or ended."""
+    """The state of a node as people see it: preparing, ready, unreachable, draining or ended."""
     if node.draining and node.state != "gone":
         return "draining"
     if node.state == "joined" and node.history[-1][1] == "trouble":
@@ -412,7 +412,7 @@ def node_state(node: Node) -> str:
 
 
 def node_detail(node: Node) -> str:
-    """Words on what is wrong with a node, "" for nothing."""
+    """The trouble of a node in words, "" if there is none."""
     if node.state == "gone" or node.state == "busy":
         return node_words(node, node.state, node.why)
     return node.why

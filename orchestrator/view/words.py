@@ -1,4 +1,4 @@
-"""Words for people: times, nodes, slots, attempts and shapes, and what to do about a failure or an incident."""
+"""Texts for people: times, nodes, slots, attempts, shapes, and advice on a failure or an incident."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def duration(seconds: float | None) -> str:
 
 
 WIDE = 1.6
-"""A range whose ends are further apart than that is given as one."""
+"""If the ends of an estimate are further apart than this factor, we show a range."""
 
 
 def left_words(low_s: float, mid_s: float, high_s: float) -> str:
-    """`about 2 min 05 s`, or `1 min 10 s to 4 min 00 s` where nobody knows better."""
+    """`about 2 min 05 s`, or `1 min 10 s to 4 min 00 s` if the estimate is uncertain."""
     if high_s > WIDE * low_s:
         low, high = duration(_round(low_s)), duration(_round(high_s))
         return f"{low} to {high}" if low != high else f"about {low}"
@@ -56,7 +56,7 @@ def worked_words(sessions: Sequence[Sequence[float]]) -> str:
 
 
 def slot_words(state: State, node: str, slot: str) -> str:
-    """Name of a slot: its host and GPU, where these are known and not node and slot."""
+    """Name of a slot, with its host and GPU if they are known and differ from node and slot."""
     known = state.slot(node, slot)
     return spot(known.gpu.place, state.nodes) if known is not None else f"{node} slot {slot}"
 
@@ -71,11 +71,11 @@ def node_words(node: Node, to: str, why: str) -> str:
         case "joined":
             return f"{name} joined with {plural(len(node.slots), 'slot')}"
         case "trouble":
-            return f"{name} is in trouble, and is tried again{because}"
+            return f"{name} is in trouble; we try it again{because}"
         case "busy":
-            return f"{name} is occupied and waited for{because}"
+            return f"{name} is occupied; we wait for it{because}"
         case "shared":
-            return f"{name} is occupied and shared, its times may be too long{because}"
+            return f"{name} is occupied and shared, so its times may be too long{because}"
         case "lost":
             return f"{name} was given up{because}"
         case "gone":
@@ -85,7 +85,7 @@ def node_words(node: Node, to: str, why: str) -> str:
 
 
 def slot_change(state: State, slot: Slot, to: str, why: str, until: float = 0.0) -> str:
-    """Sentence on a change of a slot (an entry of its history). `until`: of a quarantine that lasts."""
+    """Sentence on a change of a slot (an entry of its history). `until`: the end of a current quarantine."""
     name, place = f"{slot.node} slot {slot.name}", slot_words(state, slot.node, slot.name)
     also = f" ({place})" if place != name else ""
     match to:
@@ -131,15 +131,15 @@ def settled_words(shape: Shape, done: str = "tuned") -> str:
 
 
 INCIDENTS = {
-    "trouble": "What it measured meanwhile was kept. If it comes often, look at the link and at sshd.",
+    "trouble": "Its measurements were kept. If this happens often, look at the link and at sshd.",
     "away": f"Its work went elsewhere. Check it with: {command('nodes check')}",
-    "ended": "Its work went elsewhere; nothing of it is needed any more.",
-    "busy": "It is waited for until it is free; --busy share or skip does otherwise.",
+    "ended": "Its work went elsewhere. There is nothing to do.",
+    "busy": "We wait until it is free. To share or skip it: --busy share, --busy skip.",
     "quarantine": f"Its work went elsewhere. Look at the GPU's health ({command('status')}) before you trust it again.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
-"""Advice on an incident of a node or slot, by its kind in the time line."""
+"""Advice on an incident of a node or slot, by its kind in the timeline."""
 
 
 def advice(reason: str, run: str, node: str = "") -> list[str]:

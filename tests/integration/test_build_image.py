@@ -46,4 +46,4 @@ def test_the_image_of_a_node_is_read(remote: Bench, fleet: HeavyFleet, tmp_path:
         node.sh(f"docker image rm {IMAGE}")
     gone = remote.run_plain("db", "check", str(good), *asked)
     assert gone.code == 2
-    assert f"--build {IMAGE}: is no folder here" in gone.err
+    assert f"--build {IMAGE}: is not a folder here" in gone.err

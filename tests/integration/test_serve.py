@@ -91,7 +91,7 @@ def test_what_cannot_be_served_is_an_error(tmp_path: Path, monkeypatch: pytest.M
         assert (taken.code, f"port {port} of this machine cannot be used" in taken.err) == (2, True)
     paths.ledger.write_bytes(b"no ledger")
     broken = command("report", "--live", "--runs", str(tmp_path))
-    assert (broken.code, "is damaged or no ledger" in broken.err) == (2, True)
+    assert (broken.code, "is damaged, or not a ledger" in broken.err) == (2, True)
     with pytest.raises(LedgerError):
         PageServer(paths).run()
     paths, _ = empty_run(tmp_path / "good", 3)

@@ -200,7 +200,7 @@ def test_keys_of_an_agent(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = subprocess.Popen(["ssh-agent", "-D", "-a", listens], stdout=subprocess.DEVNULL)
     try:
         wait_until(listens.exists, "the agent listens")
-        with pytest.raises(LoginError, match=rf"{key} cannot be read here, as it is encrypted.* run ssh-add"):
+        with pytest.raises(LoginError, match=rf"{key} cannot be read here: it is encrypted.* run ssh-add"):
             way.who(**to, identity=str(key))
         with pytest.raises(LoginError, match="there is no key to offer"):
             way.who(**to)

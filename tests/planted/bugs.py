@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from tests.paths import ROOT
 
-_PAGE = (ROOT / "docs" / "contributing" / "tests.md").read_text()
+_PAGE = (ROOT / "tests" / "laws.md").read_text()
 LAWS = {int(n): says for n, says in re.findall(r"^\| (\d+) \| ([^|]+) \|", _PAGE, re.MULTILINE)}
 """The laws of the design, in short, as the page has them."""
 

@@ -15,13 +15,12 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from worker.triton_configs.engine import Device
+from worker.triton_configs.engine import FOLDERS, Device, load, unpack
 
 CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
 ENGINES = {"vllm": "0.33.0", "sglang": "0.5.23"}
@@ -55,15 +54,23 @@ def tree(project: str) -> Path:
         if not folder.is_dir():
             half = folder.with_name(f"{folder.name}.half")
             shutil.rmtree(half, ignore_errors=True)
-            with zipfile.ZipFile(wheel(project)) as archive:
-                archive.extractall(half, [n for n in archive.namelist() if n.endswith((".py", ".json", "/METADATA"))])
+            unpack(wheel(project), half)
             half.rename(folder)
     return folder
 
 
 def copy(project: str, folder: Path) -> Path:
-    """A tree of one's own: what `unpack` takes from the wheel, below `folder`."""
-    from worker.triton_configs.engine import unpack
+    """A tree of one's own: the files that are loaded and all configs, below `folder`."""
+    root = tree(project)
+    for file in (*load(root, H200).files, root / project / "_version.py"):
+        _copied(file, root, folder)
+    for at in FOLDERS[project]:
+        for file in (root / project / at / "configs").rglob("*.json"):
+            _copied(file, root, folder)
+    return folder
 
-    tree(project)
-    return unpack(wheel(project), folder)
+
+def _copied(file: Path, root: Path, folder: Path) -> None:
+    to = folder / file.relative_to(root)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(file, to)

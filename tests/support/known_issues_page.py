@@ -1,4 +1,5 @@
-"""The page of known issues of AITER's tuners, read: an issue's line of output, and its places in AITER's repository."""
+"""The page of known issues of AITER's tuners, read: an issue's line of output. And tests/aiter/known_issues.md: the
+places in AITER's repository that print or cause each issue."""
 
 from __future__ import annotations
 
@@ -24,9 +25,9 @@ class UpstreamSource:
     until: str
 
 
-def sections() -> dict[str, str]:
-    """The text below each heading, by the issue's name."""
-    _, *found = _HEADING.split((ROOT / "docs" / "reference" / "known-issues.md").read_text())
+def sections(page: str = "docs/reference/known-issues.md") -> dict[str, str]:
+    """The text below each heading of a page, by the issue's name."""
+    _, *found = _HEADING.split((ROOT / page).read_text())
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
@@ -37,11 +38,14 @@ def example(section: str) -> str:
     return found[1]
 
 
-def sources(section: str) -> list[UpstreamSource]:
-    """The places in AITER's repository of a section."""
-    found = _SOURCE.findall(section)
-    assert len(found) == section.count("\n- "), f"a place that cannot be read: {section}"
-    return [
-        UpstreamSource(path, verb, says.replace(r"\x1b", "\x1b").replace(r"\n", "\n"), since, until or since)
-        for path, verb, says, since, until in found
-    ]
+def sources() -> dict[str, list[UpstreamSource]]:
+    """The places in AITER's repository, by the issue's name."""
+    places = {}
+    for name, section in sections("tests/aiter/known_issues.md").items():
+        found = _SOURCE.findall(section)
+        assert len(found) == section.count("\n- "), f"a place that cannot be read: {section}"
+        places[name] = [
+            UpstreamSource(path, verb, says.replace(r"\x1b", "\x1b").replace(r"\n", "\n"), since, until or since)
+            for path, verb, says, since, until in found
+        ]
+    return places

@@ -7,6 +7,7 @@ Importing this module imports neither torch nor triton.
 
 from __future__ import annotations
 
+import builtins
 import hashlib
 import logging
 import os
@@ -14,16 +15,16 @@ import re
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
-from worker.triton_configs.stubs import EngineError, Finder, Names, Stub, execute
-
-__all__ = ["Device", "Engine", "EngineError", "Launch", "Layer", "device_here", "load", "locate", "unpack"]
+from worker.triton_configs.stubs import EngineError as EngineError
+from worker.triton_configs.stubs import Finder, Names, Stub, execute
 
 Values = dict[str, Any]
 ASK_S = 300
@@ -81,53 +82,48 @@ class Launch(NamedTuple):
     named: Values
 
 
-class _Parts(NamedTuple):
-    """The places of a project's parts: modules that are run, then names of modules and functions."""
-
-    mark: str
-    executed: tuple[str, ...]
-    fp8: str
-    moe: str
-    moe_lookup: str
-    launcher: str
-    linear_kernel: str
-
-
 _V = "vllm.model_executor.layers"
 _MOE = "sglang.srt.layers.moe"
-PARTS = {
-    "vllm": _Parts(
-        "model_executor/layers",
-        ("vllm.envs", "vllm.utils.math_utils", "vllm.utils.platform_utils", "vllm.triton_utils.allocation",
-         f"{_V}.quantization.utils.fp8_utils", f"{_V}.fused_moe", f"{_V}.fused_moe.utils",
-         f"{_V}.fused_moe.fused_moe"),
-        f"{_V}.quantization.utils.fp8_utils", f"{_V}.fused_moe.fused_moe", f"{_V}.fused_moe.fused_moe",
-        "w8a8_triton_block_scaled_mm", "_w8a8_triton_block_scaled_mm",
+# Where a project has its parts: modules that are run, and names of modules and functions.
+PARTS: dict[str, Any] = {
+    "vllm": SimpleNamespace(
+        executed=(
+            "vllm.envs", "vllm.utils.math_utils", "vllm.utils.platform_utils", "vllm.triton_utils.allocation",
+            f"{_V}.quantization.utils.fp8_utils", f"{_V}.fused_moe", f"{_V}.fused_moe.utils",
+            f"{_V}.fused_moe.fused_moe",
+        ),
+        fp8=f"{_V}.quantization.utils.fp8_utils", moe=f"{_V}.fused_moe.fused_moe",
+        moe_lookup=f"{_V}.fused_moe.fused_moe",
+        launcher="w8a8_triton_block_scaled_mm", linear="_w8a8_triton_block_scaled_mm",
     ),
-    "sglang": _Parts(
-        "srt/layers",
-        ("sglang.srt.environ", f"{_MOE}.utils", f"{_MOE}.moe_runner.triton_utils",
-         f"{_MOE}.moe_runner.triton_utils.fused_moe_triton_config", "sglang.kernels.ops.gemm.fp8_kernel",
-         "sglang.kernels.ops.moe.fused_moe_triton_kernels"),
-        "sglang.kernels.ops.gemm.fp8_kernel", "sglang.kernels.ops.moe.fused_moe_triton_kernels",
-        f"{_MOE}.moe_runner.triton_utils.fused_moe_triton_config",
-        "w8a8_block_fp8_matmul_triton", "_w8a8_block_fp8_matmul",
+    "sglang": SimpleNamespace(
+        executed=(
+            "sglang.srt.environ", f"{_MOE}.utils", f"{_MOE}.moe_runner.triton_utils",
+            f"{_MOE}.moe_runner.triton_utils.fused_moe_triton_config", "sglang.kernels.ops.gemm.fp8_kernel",
+            "sglang.kernels.ops.moe.fused_moe_triton_kernels",
+        ),
+        fp8="sglang.kernels.ops.gemm.fp8_kernel", moe="sglang.kernels.ops.moe.fused_moe_triton_kernels",
+        moe_lookup=f"{_MOE}.moe_runner.triton_utils.fused_moe_triton_config",
+        launcher="w8a8_block_fp8_matmul_triton", linear="_w8a8_block_fp8_matmul",
     ),
 }  # fmt: skip
+# Folders below the package whose `configs` hold config files.
+FOLDERS = {
+    "vllm": ("model_executor/layers/quantization/utils", "model_executor/layers/fused_moe"),
+    "sglang": ("kernels/ops/gemm", "srt/layers/moe/moe_runner/triton_utils"),
+}
 
 
 class Engine:
     """A loaded engine; `load` makes it. A process holds one, and the latest counts."""
 
-    def __init__(self, package: Path, version: str, device: Device, finder: Finder) -> None:
-        self.project, self.package, self.version, self.device = finder.project, package, version, device
-        parts = PARTS[self.project]
-        self.fp8: Any = sys.modules[parts.fp8]
-        self.moe: Any = sys.modules[parts.moe]
-        self._moe_lookup: Any = sys.modules[parts.moe_lookup]
-        self._parts = parts
+    def __init__(self, finder: Finder, version: str, device: Device) -> None:
+        self.project, self.package, self.version, self.device = finder.project, finder.package, version, device
         self.files = tuple(finder.file(m) for m in finder.executed)
-        self.stubbed = frozenset(finder.stubbed)
+        self._parts = PARTS[self.project]
+        self.fp8: Any = sys.modules[self._parts.fp8]
+        self.moe: Any = sys.modules[self._parts.moe]
+        self._moe_lookup: Any = sys.modules[self._parts.moe_lookup]
 
     def file_name(self, layer: Layer) -> str:
         """The name of the layer's config file."""
@@ -144,12 +140,7 @@ class Engine:
     def found(self, layer: Layer) -> Path | None:
         """The file that `table` reads."""
         opened: list[Path] = []
-
-        def opening(path: Any, *args: Any, **named: Any) -> Any:
-            opened.append(Path(path))
-            return open(path, *args, **named)
-
-        self._look(layer, {"open": opening})
+        self._look(layer, {"open": _noting(opened, open)})
         return opened[-1] if opened else None
 
     def config(self, layer: Layer, m: int) -> Values:
@@ -167,10 +158,12 @@ class Engine:
 
     def launches(self, op: str, call: Callable[[], Any]) -> list[Launch]:
         """The launches that `call` makes through launchers of `fp8` or `moe`. They are noted, not made."""
+        from triton.runtime.jit import KernelInterface
+
         module = self._module(op)
         seen: list[Launch] = []
-        kernels = {name: _Recorded(k, seen) for name, k in vars(module).items() if _is_kernel(k)}
-        with _replaced(module, kernels):
+        kernels = {name: _Recorded(k, seen) for name, k in vars(module).items() if isinstance(k, KernelInterface)}
+        with replaced(module, kernels):
             call()
         if not seen:
             raise EngineError(f"{self.project} {self.version} launches no Triton kernel for this on {self.device.name}")
@@ -178,7 +171,7 @@ class Engine:
 
     def kernel(self, op: str) -> Any:
         """The Triton function that the op's config files are for."""
-        return getattr(self._module(op), self._parts.linear_kernel if op == "linear" else "fused_moe_kernel")
+        return getattr(self._module(op), self._parts.linear if op == "linear" else "fused_moe_kernel")
 
     def source_hash(self, op: str) -> str:
         """Equal for versions whose kernel and launcher are in equal files."""
@@ -199,17 +192,15 @@ class Engine:
             raise EngineError(f"of linear layers only fp8_w8a8 with a block shape has config files here, not {layer}")
         lookup = getattr(module, function)
         lookup.cache_clear()
-        try:
-            with _replaced(module, names):
-                table: dict[int, Values] | None = lookup(*args)
-        finally:
-            lookup.cache_clear()
+        with replaced(module, names):
+            table: dict[int, Values] | None = lookup(*args)
+        lookup.cache_clear()
         return table
 
     def _sought(self, layer: Layer) -> list[Path]:
-        """Paths at which the engine looks for the file."""
+        """The paths at which the engine looks for the file."""
         sought: list[Path] = []
-        path = SimpleNamespace(**{**vars(os.path), "exists": lambda path: sought.append(Path(path))})
+        path = SimpleNamespace(**{**vars(os.path), "exists": _noting(sought, lambda path: False)})
         self._look(layer, {"os": SimpleNamespace(**{**vars(os), "path": path})})
         if not sought:
             raise EngineError(f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?")
@@ -218,13 +209,21 @@ class Engine:
     def _run_linear(self, layer: Layer, m: int) -> None:
         import torch
 
-        def hollow(rows: int, columns: int, dtype: Any) -> torch.Tensor:
-            return torch.empty(rows, columns, dtype=dtype, device="meta")
-
         bn, bk = layer.block or (1, 1)
-        a, b = (hollow(rows, layer.k, torch.float8_e4m3fn) for rows in (m, layer.n))
-        scales = [hollow(rows, -(-layer.k // bk), torch.float32) for rows in (m, -(-layer.n // bn))]
-        getattr(self.fp8, self._parts.launcher)(a, b, *scales, [bn, bk], torch.bfloat16)
+        with torch.device("meta"):
+            a, b = (torch.empty(rows, layer.k, dtype=torch.float8_e4m3fn) for rows in (m, layer.n))
+            scales = [torch.empty(rows, -(-layer.k // bk)) for rows in (m, -(-layer.n // bn))]
+            getattr(self.fp8, self._parts.launcher)(a, b, *scales, [bn, bk], torch.bfloat16)
+
+
+def _noting(seen: list[Path], function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which is given a path, and notes it."""
+
+    def noting(path: Any, *args: Any, **named: Any) -> Any:
+        seen.append(Path(path))
+        return function(path, *args, **named)
+
+    return noting
 
 
 class _Recorded:
@@ -237,59 +236,45 @@ class _Recorded:
         return lambda *args, **named: self.seen.append(Launch(self.kernel, grid, args, named))
 
 
-def _is_kernel(value: Any) -> bool:
-    from triton.runtime.interpreter import InterpretedFunction
-    from triton.runtime.jit import JITFunction
-
-    return isinstance(value, (JITFunction, InterpretedFunction))
-
-
 @contextmanager
-def _replaced(module: ModuleType, names: Names) -> Iterator[None]:
-    space = vars(module)
-    before = {name: space[name] for name in names if name in space}
-    space.update(names)
+def replaced(module: ModuleType, names: Names) -> Iterator[None]:
+    """Give a module other names for a while; also names that it has from the builtins."""
+    before = {name: getattr(module, name, getattr(builtins, name, None)) for name in names}
+    vars(module).update(names)
     try:
         yield
     finally:
-        for name in names:
-            del space[name]
-        space.update(before)
+        vars(module).update(before)
 
 
-def load(root: Path, device: Device) -> Engine:
-    """Load the engine at `root` as it is on a device. Raises EngineError."""
+def load(root: Path, device: Device, more: Sequence[str] = ()) -> Engine:
+    """Load the engine at `root` as it is on a device, with `more` of its modules. Raises EngineError."""
     project, package, version = locate(root)
     try:
-        supplied = {"vllm": _of_vllm, "sglang": _of_sglang}[project](device)
+        import torch
+
+        supplied = _of_vllm(device) if project == "vllm" else _of_sglang(device)
     except ImportError as e:
         raise EngineError(f"to load {package}, torch and triton have to be installed here: {e}") from e
-    finder = Finder(package, project, PARTS[project].executed, supplied)
-    import torch
-
+    finder = Finder(package, project, (*PARTS[project].executed, *more), supplied)
     # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
-    with _replaced(torch, {"compile": Stub("torch.compile")}):
+    with replaced(torch, {"compile": Stub("torch.compile", {})}):
         execute(finder)
-    return Engine(package, version, device, finder)
+    return Engine(finder, version, device)
 
 
-def _of_vllm(device: Device) -> Mapping[str, Names]:
+def _of_vllm(device: Device) -> dict[str, Names]:
     import torch
     import triton
     import triton.language as tl
 
-    hip, fnuz = device.backend == "hip", str(device.arch).startswith("gfx94")
-    own = device.capability
-
-    def pair(capability: Any) -> tuple[int, int]:
-        return divmod(capability, 10) if isinstance(capability, int) else capability
-
-    answers = {
+    hip, fnuz, own = device.backend == "hip", str(device.arch).startswith("gfx94"), device.capability
+    platform = {
         "get_device_name": lambda device_id=0: device.name,
         "get_device_capability": lambda device_id=0: own,
-        "is_device_capability": lambda capability, device_id=0: own == pair(capability),
-        "has_device_capability": lambda capability, device_id=0: own >= pair(capability),
-        "is_device_capability_family": lambda capability, device_id=0: own[0] == capability // 10,
+        "is_device_capability": lambda capability: own == divmod(capability, 10),
+        "has_device_capability": lambda capability: own >= divmod(capability, 10),
+        "is_device_capability_family": lambda capability: own[0] == capability // 10,
         "is_rocm": lambda: hip,
         "is_cuda": lambda: not hip,
         "is_cuda_alike": lambda: True,
@@ -298,23 +283,20 @@ def _of_vllm(device: Device) -> Mapping[str, Names]:
         "is_fp8_fnuz": lambda: fnuz,
         "fp8_dtype": lambda: torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn,
     }
-    return {
-        "vllm.logger": {"init_logger": lambda name: _Quiet()},
-        "vllm.platforms": {"current_platform": Stub("vllm.platforms.current_platform", answers)},
+    levels = ("debug", "info", "warning", "error", "debug_once", "info_once", "warning_once")
+    quiet = Stub("vllm.logger.logger", dict.fromkeys(levels, lambda *_, **__: None))
+    supplied: dict[str, Names] = {
+        "vllm.logger": {"init_logger": lambda name: quiet},
+        "vllm.platforms": {"current_platform": Stub("vllm.platforms.current_platform", platform)},
         "vllm.platforms.rocm": {"on_gfx1250": lambda: device.arch == "gfx1250"},
         "vllm.triton_utils": {"tl": tl, "triton": triton, "HAS_TRITON": False},
     }
+    # its use of `regex` is within `re`
+    return supplied if find_spec("regex") else {**supplied, "regex": {"sub": re.sub}}
 
 
-class _Quiet:
-    """A logger without a log."""
-
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return lambda *args, **named: None
-
-
-def _of_sglang(device: Device) -> Mapping[str, Names]:
-    cuda = device.backend == "cuda"
+def _of_sglang(device: Device) -> dict[str, Names]:
+    cuda, gfx1250 = device.backend == "cuda", device.arch == "gfx1250"
     sm90 = cuda and device.capability[0] == 9
     ordinary = SimpleNamespace(deterministic=SimpleNamespace(enable_deterministic_inference=False))
     utils = {
@@ -325,14 +307,12 @@ def _of_sglang(device: Device) -> Mapping[str, Names]:
         "is_npu": lambda: False,
         "cpu_has_amx_support": lambda: False,
         "is_sm90_supported": lambda: sm90,
-        "is_gfx1250_supported": lambda: device.arch == "gfx1250",
+        "is_gfx1250_supported": lambda: gfx1250,
         # decides between two kernels that read the same config
         "get_device_core_count": lambda: 0,
         "log_info_on_rank0": lambda logger, text: None,
     }
-    quiet = logging.getLogger("sglang")
-    quiet.addHandler(logging.NullHandler())
-    quiet.propagate = False
+    logging.getLogger("sglang").setLevel(logging.CRITICAL)
     return {
         "sglang.srt.utils": utils,
         "sglang.srt.runtime_context": {
@@ -347,48 +327,29 @@ def _of_sglang(device: Device) -> Mapping[str, Names]:
 def locate(root: Path) -> tuple[str, Path, str]:
     """The project, its package folder and its version ("" if unknown) of a package folder, or of one that holds it: a
     checkout, site-packages, what `unpack` made. Raises EngineError."""
-    found = [
-        (project, folder)
-        for project, parts in PARTS.items()
-        for folder in (root, root / project, root / "python" / project)
-        if folder.joinpath(parts.mark).is_dir()
-    ]
+    places = [(project, f) for project in PARTS for f in (root, root / project, root / "python" / project)]
+    found = [(project, folder.absolute()) for project, folder in places if (folder / FOLDERS[project][-1]).is_dir()]
     if not found:
         raise EngineError(f"{root} holds neither vLLM nor SGLang: name a checkout, site-packages or the package folder")
     if len(found) > 1:
         raise EngineError(f"{root} holds both: name one of {', '.join(str(folder) for _, folder in found)}")
     project, package = found[0]
-    return project, package.absolute(), _version(project, package)
-
-
-def _version(project: str, package: Path) -> str:
     told = package / "_version.py"
-    text = told.read_text() if told.is_file() else ""
-    given = re.search(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", text, re.MULTILINE)
-    if given:
-        return given[1]
-    names = [folder.name for folder in package.parent.glob(f"{project}-*.dist-info")]
-    return names[0].split("-")[1].removesuffix(".dist") if len(names) == 1 else ""
+    version = (
+        re.search(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", told.read_text(), re.M) if told.is_file() else None
+    )
+    return project, package, version[1] if version else ""
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
-    """Write those files of a wheel below `folder` that `load` and the look-ups need; returns `folder`."""
+    """Write the Python files and configs of a wheel below `folder`; returns `folder`. Raises EngineError."""
     try:
         with zipfile.ZipFile(wheel) as archive:
-            for name in archive.namelist():
-                project, _, inside = name.partition("/")
-                if project in PARTS and _needed(project, inside):
-                    archive.extract(name, folder)
+            names = [n for n in archive.namelist() if n.endswith(".py") or ("/configs/" in n and n.endswith(".json"))]
+            archive.extractall(folder, names)
     except (OSError, zipfile.BadZipFile) as e:
         raise EngineError(f"{wheel} cannot be read as a wheel: {e}") from e
     return folder
-
-
-def _needed(project: str, inside: str) -> bool:
-    if inside.endswith(".json"):
-        return "/configs/" in inside
-    module = f"{project}.{inside.removesuffix('.py').removesuffix('/__init__').replace('/', '.')}"
-    return module in PARTS[project].executed or inside == "_version.py"
 
 
 _NAME = "from vllm.platforms import current_platform as p; print('name:', p.get_device_name(0), sep='')"
@@ -407,8 +368,7 @@ def device_here(root: Path) -> tuple[Device, str]:
     project, package, _ = locate(root)
     if project == "vllm":
         command = [sys.executable, "-c", _NAME]
-        done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S)
-        told = re.search(r"^name:(.+)", done.stdout, re.MULTILINE)
-        if told and done.returncode == 0:
+        done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S, check=False)
+        if told := re.search(r"^name:(.+)", done.stdout, re.M):
             return Device(told[1], arch), "vllm.platforms"
     return Device(properties.name, arch), "torch"

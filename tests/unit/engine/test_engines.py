@@ -74,7 +74,7 @@ def test_a_package_brings_an_engine_with_templates_of_its_own(mine: None, tmp_pa
     [
         ("engine: mine, engine_options: {speed: 1}", "engine_options: queue is its only option"),
         ("engine: mine, image: x", "image: is for engine: apptainer, docker, pyxis, and this node's is mine"),
-        ("engine_options: {queue: a}", r"engine_options: unknown option 'queue' \(there are none\)"),
+        ("engine_options: {queue: a}", r"engine_options: unknown option 'queue' \(this engine has no options\)"),
         ("engine: min", r"'min' is not legal; did you mean mine\? \(legal: apptainer, docker, process, pyxis, mine\)"),
     ],
 )

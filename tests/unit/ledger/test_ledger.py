@@ -1,4 +1,4 @@
-"""The ledger's books: what is kept, what is read back of it, and what can never be."""
+"""The ledger stores records, reads them back, and refuses impossible ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records of a node as data: what is taken, what is kept as evidence, what is dropped and counted."""
+"""Records of a node: good ones are accepted, some are kept as evidence, others are dropped and counted."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_attempt_in_full(run: Run) -> None:
 def test_the_end_of_an_attempt_is_taken_with_what_can_be_taken_of_it(run: Run) -> None:
     spent = {"measure": 2.5, "check": -1, "": 3, "other": float("nan"), "import": True}
     (e,) = run.says(ended("g0001-1", "exploded", in_flight=99, exit="x", detail=7, seconds=-3, spent=spent))
-    assert e == ev.AttemptEnded("g0001-1", Reason.ERROR, None, "ended as exploded, which is no outcome; ", 0.0)
+    assert e == ev.AttemptEnded("g0001-1", Reason.ERROR, None, "ended as exploded, which is not an outcome; ", 0.0)
     report = run.ledger.report("g0001-1")
     assert (report.spent, report.exit) == ({"measure": 2.5}, None)
 
@@ -111,10 +111,10 @@ def test_a_node_speaks_only_for_its_own_attempts(run: Run) -> None:
     [
         ({"us": 0}, "time is 0"), ({"us": float("nan")}, "time is nan"), ({"us": float("inf")}, "time is inf"),
         ({"us": "5.0"}, "time is 5.0"), ({"us": True}, "time is True"), ({"us": None}, "time is missing"),
-        ({"errRatio": 1.01}, "errRatio is 1.01, no share"), ({"errRatio": None}, "errRatio is missing"),
+        ({"errRatio": 1.01}, "errRatio is 1.01, not a share"), ({"errRatio": None}, "errRatio is missing"),
         ({"status": "wrong"}, "status is wrong"), ({"kernelName": ""}, "names no kernel"),
-        ({"kernelName": 5}, "no name"), ({"kernelName": "k" * 1001}, "no name"),
-        ({"kernelName": "k\x1b[2J"}, "no plain text"), ({"kernelName": "=cmd|' /C calc'!A0"}, "no plain text"),
+        ({"kernelName": 5}, "not a name"), ({"kernelName": "k" * 1001}, "not a name"),
+        ({"kernelName": "k\x1b[2J"}, "not plain text"), ({"kernelName": "=cmd|' /C calc'!A0"}, "not plain text"),
     ],
 )  # fmt: skip
 def test_a_winner_that_is_none_is_kept_as_a_row_and_settles_nothing(run: Run, fields: dict[str, Any], why: str) -> None:

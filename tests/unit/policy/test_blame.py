@@ -1,4 +1,4 @@
-"""Verdicts on shapes, and what is no evidence."""
+"""Verdicts on shapes, and faults that do not count as evidence."""
 
 from __future__ import annotations
 

@@ -59,10 +59,9 @@ def test_the_table_of_aiter_versions_is_the_tested_one() -> None:
     assert table(VERSIONS) in (ROOT / "docs" / "explanation" / "aiter.md").read_text()
 
 
-def test_every_fault_in_the_docs_has_its_test() -> None:
-    text = (ROOT / "docs" / "explanation" / "failures.md").read_text()
-    section = text.partition("## Every fault, done for real")[2].partition("\n## ")[0]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
+def test_every_fault_of_the_list_has_its_test() -> None:
+    text = (ROOT / "tests" / "faults.md").read_text()
+    rows = [line for line in text.splitlines() if line.startswith("| ")][1:]
     assert len(rows) >= 30
     named = [re.findall(r"`(test_\w+)`", row) for row in rows]
     assert [row for row, names in zip(rows, named, strict=True) if len(names) != 1] == []
@@ -72,8 +71,8 @@ def test_every_fault_in_the_docs_has_its_test() -> None:
 
 
 def test_every_law_has_its_tests() -> None:
-    """docs/contributing/tests.md has each law once, with tests that exist."""
-    text = (ROOT / "docs" / "contributing" / "tests.md").read_text()
+    """tests/laws.md has each law once, with tests that exist."""
+    text = (ROOT / "tests" / "laws.md").read_text()
     rows = [line.split(" | ") for line in text.splitlines() if re.match(r"\| \d+ \| ", line)]
     assert [int(row[0].removeprefix("| ")) for row in rows] == list(LAWS) == list(range(1, 18))
     for row in rows:
@@ -84,7 +83,7 @@ def test_every_law_has_its_tests() -> None:
 
 
 def test_links_in_the_docs_lead_somewhere() -> None:
-    folders = ("docs", "benchmarks", "examples")
+    folders = ("docs", "benchmarks", "examples", "tests")
     for page in (*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))):
         prose = re.sub(r"`[^`\n]*`", "", page.read_text())
         for link in re.findall(r"\]\(([^)\s]+)\)", prose):

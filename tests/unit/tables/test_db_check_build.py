@@ -74,7 +74,7 @@ def test_the_verdict_and_a_line_a_row(
     rebuild = f"warning: {path}:3: build: rebuild: {CK2} is not compiled in; fix: start once with"
     assert (rebuild in out) == (CK2 in rows[1])
     assert (f"error: {path}:4: build: cannot: csrc/ck_gemm_a4w4_blockscale/gemm_a4w4" in out) == bool(code)
-    assert cli(path, "--build", root, "--strict")[0] == code  # a rebuild is no fault
+    assert cli(path, "--build", root, "--strict")[0] == code  # a rebuild is not a fault
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from worker.families import FAMILIES, Family
 
 
 def table(path: Path, *rows: dict[str, Any], of: Family = A4W4, gfx: bool = True) -> Path:
-    """A tuned table; what a row does not say is taken as something plain."""
+    """A tuned table. Columns that a row does not give get plain defaults."""
     made = text(of, *(line(of, **{"kernelName": ASM, "us": 5.0, "K": 64, **row}) for row in rows))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(made if gfx else re.sub("^[^,]*,", "", made, flags=re.M))

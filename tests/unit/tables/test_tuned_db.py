@@ -140,7 +140,7 @@ def test_a_table_without_gfx_takes_only_what_its_cu_num_says(tmp_path: Path) -> 
         ),
         (f"{HEADER},us\n", ["db.csv:1: column us is there 2 times"]),
         ("M,N,K\n1,2,3\n", ["db.csv:1: is not a tuned table of a8w8_blockscale: column cu_num, us is missing"]),
-        (f'{HEADER}\n"{line(1, "5")}', ["db.csv:2: is no CSV line"]),
+        (f'{HEADER}\n"{line(1, "5")}', ["db.csv:2: is not a CSV line"]),
         (f"{HEADER}\n\xff\xfe\n", ["db.csv:2: holds bytes that are not UTF-8"]),
         (f"{HEADER}\n\0\n", ["db.csv:2: holds a NUL byte"]),
     ],

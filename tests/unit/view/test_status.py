@@ -87,7 +87,7 @@ def test_notes_tell_what_happened_once() -> None:
           ev.LeasesQueued("p", (("17", "Priority"),)), ev.LeasesQueued("p", ()),
           ev.ShapeTuned("g1", 1, (("asm", "1"),)), ev.SettleShape(1, "g1", False, "no second slot"),
           ev.LeaseEnded("n", "released", "")],
-         ["n is in trouble, and is tried again: no route", "n was given up: no route",
+         ["n is in trouble; we try it again: no route", "n was given up: no route",
           "p: 1 lease is queued: 17 (Priority)", "s1 tuned, unconfirmed: no second slot",
           "the lease n ended (released)"]),
     ]  # fmt: skip

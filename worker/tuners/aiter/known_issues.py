@@ -1,8 +1,8 @@
 """Known issues of AITER's tuners, of the images and machines that they run on; the search in a tuner's output.
 
 A new one takes three steps: a `KnownIssue` here, before the issues that follow from it; its section in
-docs/reference/known-issues.md, with a line of real output, what gemmfleet does, and where AITER prints or causes it;
-`make test-aiter AITER_GIT=PATH`, which compares these places with a clone.
+docs/reference/known-issues.md, with a line of real output and what gemmfleet does; where AITER prints or causes it, in
+tests/aiter/known_issues.md, which `make test-aiter AITER_GIT=PATH` compares with a clone.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch
 from worker.bench.case import BLOCK8, Case
 from worker.bench.measuring import Inputs, needed_bytes
 from worker.families import ENGINE
-from worker.triton_configs.engine import Engine, Launch, Layer
+from worker.triton_configs.engine import Engine, Launch, Layer, replaced
 from worker.tuners.common.problem import SCALE_BLOCK, UnsupportedError, fp8_of, size_of
 from worker.tuners.search.bucket import Point, weighted_sum
 from worker.tuners.search.model import estimate_us
@@ -92,7 +92,9 @@ class Linear(Op[LayerProblem]):
 
     def operands(self, engine: Engine, inputs: Inputs) -> Operands:
         xs, ws = inputs.scales
-        return {"x": inputs.x, "w": engine.fp8._maybe_pad_fp8_weight(inputs.w), "xs": xs, "ws": ws}
+        with replaced(torch.accelerator, {"empty_cache": lambda: None}):  # where it is compiled there may be none
+            w = engine.fp8._maybe_pad_fp8_weight(inputs.w)
+        return {"x": inputs.x, "w": w, "xs": xs, "ws": ws}
 
     def launches(
         self, engine: Engine, p: LayerProblem, values: Values, operands: Operands, out: torch.Tensor
@@ -102,16 +104,13 @@ class Linear(Op[LayerProblem]):
     def _launch(self, engine: Engine, values: Values | None, operands: Operands, out: torch.Tensor) -> Launch:
         """The engine's launch with these values (None: its default), which writes `out`."""
         module, made = engine.fp8, []
-        look_up = module.get_w8a8_block_fp8_configs
-        module.get_w8a8_block_fp8_configs = lambda *_: None if values is None else {1: values}
+        look_up = {"get_w8a8_block_fp8_configs": lambda *_: None if values is None else {1: values}}
         x, w, xs, ws = (operands[name] for name in ("x", "w", "xs", "ws"))
-        try:
+        with replaced(module, look_up):
             found = engine.launches(
                 self.name,
                 lambda: made.append(module.w8a8_triton_block_scaled_mm(x, w, xs, ws, list(BLOCK), out.dtype)),
             )
-        finally:
-            module.get_w8a8_block_fp8_configs = look_up
         if len(found) != 1:
             raise UnsupportedError(f"{engine.project} {engine.version} starts {len(found)} kernels for a linear layer")
         return found[0]._replace(args=tuple(out if a is made[0] else a for a in found[0].args))

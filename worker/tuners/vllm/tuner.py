@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from worker.families import ENGINE, FAMILIES
 from worker.protocol import Spec, SpecShape
@@ -43,8 +43,10 @@ from worker.tuners.search.search import SearchContext, ShapeTask
 from worker.tuners.search.source import SearchOptions, known
 from worker.tuners.search.tiles import NEAREST, NEAREST_WON, TileConfig, Values, away, config_of
 from worker.tuners.search.tuner import SearchTuner
-from worker.tuners.vllm.source import EngineSource, LayerProblem
 from worker.tuners.vllm.spec import op_of, parse
+
+if TYPE_CHECKING:
+    from worker.tuners.vllm.source import EngineSource, LayerProblem
 
 LAST = 8192  # the last key is measured up to here, as it serves every larger M
 OWN_KEY, OWN_KEY_US = 1.01, 0.1  # an M is a key if its range's config takes longer there than its own best by both
@@ -280,6 +282,8 @@ class EngineTuner(SearchTuner):
         return parse(raw)
 
     def source(self) -> tuple[EngineSource, str]:
+        from worker.tuners.vllm.source import EngineSource  # here, as below: it imports torch
+
         options = self.parsed(self._raw)
         op = op_of(options)
         try:
@@ -299,6 +303,8 @@ class EngineTuner(SearchTuner):
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the files of a group's shapes, and settle every shape."""
+        from worker.tuners.vllm.source import EngineSource
+
         source = context.source
         assert isinstance(source, EngineSource)
         source.enter(context.target)

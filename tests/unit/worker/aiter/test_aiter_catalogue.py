@@ -19,6 +19,7 @@ RUNBOOK = {
 }  # fmt: skip
 """Rows of the table of known issues in the runbook that teams tuned by before."""
 SECTIONS = sections()
+SOURCES = sources()
 FAULT = "Memory access fault by GPU node-2 (Agent handle: 0x5) on address 0x7f3c2a400000. Reason: Unknown.\n"
 
 
@@ -34,7 +35,7 @@ def test_each_is_found_in_its_own_example_and_says_what_to_do(issue: KnownIssue)
     assert (ends_process(f"[aiter] \x1b[31m{line}") is not None) == issue.isolates
     assert "**gemmfleet:**" in section or issue.advice or issue.rank == "remark"
     assert ("Isolates the candidate." in section) == issue.isolates
-    assert sources(section) or "**Printed by csh:**" in section
+    assert SOURCES.get(issue.name) or "**Printed by csh:**" in section
     assert issue.reason in {"fault", "hang", "oom", "error", "disk_full", "cancelled", *SHAPE_VERDICTS} or (
         issue.rank != "cause" and not issue.reason
     )
@@ -86,6 +87,7 @@ def test_a_shape_of_our_own_is_never_to_blame() -> None:
 
 def test_the_page_says_what_the_catalogue_says_and_answers_every_row_of_the_runbook() -> None:
     assert list(SECTIONS) == [issue.name for issue in ISSUES]
+    assert list(SOURCES) == [name for name in SECTIONS if name in SOURCES]
     rows = []
     for issue in ISSUES:
         title, *parts = SECTIONS[issue.name].strip().split("\n\n")
