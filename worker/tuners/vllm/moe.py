@@ -124,8 +124,8 @@ def route(p: MoeProblem, draw: torch.Generator) -> torch.Tensor:
 
 
 def align(ids: torch.Tensor, block: int, experts: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What vLLM's moe_align_block_size gives, by torch: slots sorted by their expert, those of each expert padded to
-    blocks; the expert of each block; the number of padded slots. vLLM's kernel does not read what is behind these."""
+    """vLLM's moe_align_block_size in torch: slots sorted by their expert, those of each expert padded to blocks; the
+    expert of each block; the number of padded slots. vLLM's kernel reads nothing behind these."""
     flat, n = ids.flatten().long(), ids.numel()
     size = n + experts * (block - 1)
     size = min(size, n * block) if n < experts else size
@@ -178,7 +178,7 @@ class MoeInputs:
 
     @property
     def bytes(self) -> int:
-        """What a call reads: the experts that are hit, not all that there are."""
+        """Bytes that a call reads: of the experts that are hit, not of all that there are."""
         return self.problem.w_bytes + self.problem.x_bytes
 
     def copy(self) -> MoeInputs:
@@ -321,7 +321,7 @@ class Moe(Op[MoeProblem]):
 
 
 ASSIGNED = ("slots", "owners", "padded")
-"""What the engine's _prepare_expert_assignment gives."""
+"""Our names of the three tensors of the engine's _prepare_expert_assignment."""
 
 
 def padded(engine: Engine, w: torch.Tensor) -> torch.Tensor:

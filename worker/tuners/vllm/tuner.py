@@ -255,7 +255,7 @@ class RangeSearch(BucketSearch):
             new = o.times[winner] if winner else None
             points.append([
                 o.point.m, o.point.weight, round(o.old_us, 4), round(new.us, 4) if new else -1.0,
-                new.err if new else 1.0, distinct.index(o.today), o.point.label,
+                round(new.err, 6) if new else 1.0, distinct.index(o.today), o.point.label,
             ])  # fmt: skip
         values = self.configs[winner].values if winner else None
         document = {
