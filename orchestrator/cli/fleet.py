@@ -35,7 +35,7 @@ def check_nodes(
 ) -> Page:
     """Check what every node has and what it lacks.
 
-    Exit code 3 if one cannot be used.
+    Exit code 3 if a node cannot be used.
     """
     from orchestrator.controller import node_check as check
     from orchestrator.controller.pools import check_pools, probe_pools
@@ -65,9 +65,9 @@ def drain(
     run: RunOpt = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> None:
-    """Give a node no more groups; those it runs may end."""
+    """Give a node no more groups; its running groups may finish."""
     _request(runs, run, "drain", node)
-    print(f"{node} ends its running groups and gets no more")
+    print(f"{node} finishes its running groups and gets no more")
 
 
 def add(
@@ -116,7 +116,7 @@ def check_inventory(
 ) -> Page | None:
     """Check an inventory as `tune` reads it; contacts no node.
 
-    Prints what it means, or all that is wrong (exit code 2).
+    Prints the nodes and options that result, or every fault (exit code 2).
     """
     from orchestrator.controller.occupancy import refuse_one_gpu_twice
     from orchestrator.inventory import load as inventories
@@ -215,7 +215,7 @@ class RecipeOptions(NamedTuple):
 def build_image(
     image: RecipeOptions,
     render: Annotated[
-        bool, typer.Option("--render", help="Build nothing: print the Dockerfile, or write the build folder to --out.")
+        bool, typer.Option("--render", help="Do not build: print the Dockerfile, or write the build folder to --out.")
     ] = False,
     out: Annotated[
         Path | None,

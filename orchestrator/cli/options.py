@@ -54,14 +54,14 @@ AcceptNewHostKeysOpt = Annotated[
 ]
 UntilGainOpt = Annotated[
     str | None,
-    typer.Option("--until-gain", help="With --by-value: stop at so much of the expected gain.", metavar="95%"),
+    typer.Option("--until-gain", help="With --by-value: stop at this share of the expected gain.", metavar="95%"),
 ]
 DetachOpt = Annotated[
     bool, typer.Option("--detach", help="Leave the controller in the background; prints the run's id.")
 ]
 GpuHoursOpt = Annotated[
     float | None,
-    typer.Option("--gpu-hours", min=0.0, help="With --by-value: stop after so many hours of slots.", metavar="H"),
+    typer.Option("--gpu-hours", min=0.0, help="With --by-value: stop after this many GPU hours.", metavar="H"),
 ]
 
 
@@ -76,7 +76,7 @@ class RunOptions(NamedTuple):
 
 
 class DriveOptions(NamedTuple):
-    """Group: patience with nodes and groups of the run that a command starts, and what to do with occupied nodes."""
+    """Group: timeouts for nodes and groups of the run that a command starts, and what to do with occupied nodes."""
 
     accept_new_host_keys: AcceptNewHostKeysOpt = False
     lost_after: Annotated[
@@ -98,10 +98,10 @@ class DriveOptions(NamedTuple):
 
 
 def flat(command: Callable[..., Page | None]) -> Callable[..., None]:
-    """Return the command as typer needs it: it prints its page, and has an option for each field of a group.
+    """Return the command in the form that typer needs: it prints its page, and has an option for each field of a group.
 
-    A parameter whose type is a named tuple is a group; its options stand where the parameter stands. A command that
-    returns a page has --json. Raises typer.Exit with the page's exit code, or the page's error.
+    A parameter whose type is a named tuple is a group. Its options take the parameter's place. A command that returns a
+    page has --json. Raises typer.Exit with the page's exit code, or the page's error.
     """
     signature, groups = inspect.signature(command, eval_str=True), dict[str, Any]()
     parameters: list[inspect.Parameter] = []

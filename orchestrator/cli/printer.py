@@ -1,6 +1,6 @@
-"""The one printer of the command line: what a command found, as text for a person, as Markdown or as one JSON document.
+"""Prints the results of all commands: as text for a person, as Markdown, or as one JSON document.
 
-All text is made safe for a terminal here, so that commands need not think of it.
+All text is made safe for a terminal here, so that commands need not do it.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
 
 MOST_ROWS = 40
 PIPE_WIDTH = 10_000
-"""Columns of output that is no terminal: nothing is wrapped or cut."""
+"""Columns of output that does not go to a terminal. Nothing is wrapped or cut there."""
 FOLDED = 16
-"""Least width to which the widest column of a table is folded."""
+"""The widest column of a table is folded to this width or more."""
 ALL = "all with --json"
 Cell = str | tuple[str, str]
 """A text, or (the text, its style)."""
 
 
 def plain(text: str, limit: int | None = None) -> str:
-    """Return text made safe for a terminal: colours are gone, and control characters are written as `\\x1b`.
+    """Return text made safe for a terminal: colours are removed, and control characters are written as `\\x1b`.
 
-    Give a `limit` of characters only for names and cells. A sentence may end with a command that the user is to type.
+    Give a `limit` of characters only for names and cells. A sentence may end with a command for the user to type.
     """
     clean = escaped(uncoloured(text).replace("\t", " ").rstrip())
     return clean if limit is None or len(clean) <= limit else clean[: limit - 3] + "..."
 
 
 def console(to: TextIO | None = None) -> Console:
-    """Return a console on `to` (default: standard output); wide where that is no terminal, so that nothing is cut."""
+    """Return a console on `to` (default: standard output). If that is not a terminal, it is wide and cuts nothing."""
     from rich.console import Console
 
     wide = None if (to or sys.stdout).isatty() else PIPE_WIDTH
@@ -55,8 +55,8 @@ class Grid(NamedTuple):
     caption: str = ""
 
     def styled(self, room: int) -> Table:
-        """Return it for a terminal with `room` columns, without lines. Where it is too wide, its widest column is
-        folded; what is then still too wide runs on in the next line, and nothing is cut."""
+        """Return it for a terminal with `room` columns, without lines. If it is too wide, its widest column is folded.
+        If it is still too wide, rows continue on the next line. Nothing is cut."""
         from rich.table import Table
         from rich.text import Text
 
@@ -87,9 +87,9 @@ def safe(text: str) -> str:
 
 
 class Page:
-    """The result of a command. --json prints `document`; a person reads the parts that are added, in their order.
+    """The result of a command. --json prints `document`; a person reads the added parts, in their order.
 
-    `code` is the exit code; `error` is raised once the page is printed.
+    `code` is the exit code. `error` is raised after the page is printed.
     """
 
     def __init__(self, document: Mapping[str, Any] | Sequence[Any] | None = None, code: int = 0) -> None:
@@ -99,7 +99,7 @@ class Page:
         self._asides: list[str] = []
 
     def line(self, *texts: str) -> None:
-        """Add sentences, a line each."""
+        """Add sentences, one per line."""
         self._parts += texts
 
     def lines(self, texts: Iterable[str], what: str = "row", *, most: int = MOST_ROWS, more: str = ALL) -> None:
@@ -125,7 +125,7 @@ class Page:
             self._more(len(every) - most, what, more)
 
     def aside(self, *texts: str) -> None:
-        """Add lines for standard error, which a person sees and --json leaves out, because the document has them."""
+        """Add lines for standard error. A person sees them; --json leaves them out, because the document has them."""
         self._asides += texts
 
     def print(self, *, as_json: bool = False, to: TextIO | None = None) -> None:

@@ -406,7 +406,7 @@ def publish(
     first = paths[0]
     nodes = ["-i", str(inventory.absolute())] if inventory else [first.name, "--runs", str(first.absolute().parent)]
     if verify and not inventory and not first.is_dir():
-        raise InputError(f"--verify: {first} is no run; name the nodes with -i INV")
+        raise InputError(f"--verify: {first} is not a run; name the nodes with -i INV")
     out = out or (first / "publish" if first.is_dir() else first.with_suffix(".publish"))
     runner = str(Path(python).absolute()) if "/" in python else python or sys.executable
     words = nodes if verify or inventory else None
@@ -430,5 +430,5 @@ def publish(
         page.line(f"  {outcome}: {len(some)}" + (f", such as: {some[0]['why']}" if some else ""))
     page.line(*(f"  {name.replace('`', '')}: {result}" for name, result, _ in found.checks))
     page.line(f"text of the pull request: {found.text}")
-    page.aside(*(f"note: a review will want it, and it is not recorded: {name}" for name in found.missing))
+    page.aside(*(f"note: a reviewer will ask for this, and it was not recorded: {name}" for name in found.missing))
     return page

@@ -69,7 +69,7 @@ def retry(
 
 
 def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:
-    """Stop a run and its workers; what was measured stays."""
+    """Stop a run and its workers; results so far are kept."""
     from orchestrator.cli import tuning
 
     tuning.cancel(find_run(runs, run))

@@ -66,12 +66,12 @@ def share_of(text: str | None) -> float | None:
     except ValueError:
         share = 0.0
     if not 0 < share <= 1:
-        raise InputError(f"{text!r} is no share such as 95%")
+        raise InputError(f"{text!r} is not a share such as 95%")
     return share
 
 
 def show_notes(prepared: Prepared, *, quiet: bool) -> None:
-    """Print what was cleaned, which defaults apply, and the run to come; `quiet`: on standard error."""
+    """Print the notes on the input and the defaults, and announce the run. `quiet`: on standard error."""
     lines = [*(f"note: {note}" for note in prepared.plan.notes), headline(prepared.plan), f"run {prepared.config.run}"]
     print(*map(plain, lines), sep="\n", file=sys.stderr if quiet else sys.stdout, flush=True)
 

@@ -1,4 +1,4 @@
-"""Driving of a run from its folder to its end: the same code starts, resumes and retries."""
+"""Drives a run from its folder to its end. The same code starts, resumes and retries."""
 
 from __future__ import annotations
 
@@ -56,16 +56,16 @@ from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner
 
 WORTHS = "worths"
-"""Key of the ledger's value with the worth of each shape by its id."""
+"""The ledger stores the worth of each shape, by id, under this key."""
 
 
 def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
-    """The worth of each shape of a run by value, {} of any other run."""
+    """The worth of each shape in a run by value; {} for any other run."""
     return {int(i): Worth(*w) for i, w in ledger.meta(WORTHS, {}).items()}
 
 
 def won_so_far(ledger: LedgerReader, of: Mapping[int, Worth]) -> Won:
-    """Gain of the run."""
+    """The gain of the run so far."""
     return won(of, {w.shape: w.us for w in ledger.winners()}, [s.id for s in ledger.failed()])
 
 
@@ -73,19 +73,19 @@ _US = "SELECT us FROM rows WHERE attempt=? AND shape=? AND winner=1 ORDER BY id 
 
 
 class Limits:
-    """The limits of a run; `reached` names the one that is, "" while none is."""
+    """The limits of a run. `reached` names the limit that is reached, "" before."""
 
     def __init__(self, ledger: LedgerReader, config: RunConfig) -> None:
         self._ledger, self._state = ledger, ledger.replayed
         self._until, self._hours = config.until_gain, config.gpu_hours
         self._worths = worths_of(ledger)
         self._us: dict[int, float] = {}
-        """Time of each winner: they are read one by one as they come."""
+        """The time of each winner. Each is read once, when it arrives."""
         self._seen = (-1, -1)
         self._share = 0.0
 
     def reached(self) -> str:
-        """Read what was measured so far."""
+        """Read the new results, and name the limit that they reach."""
         state = self._state
         if self._hours is not None:
             now, begun = time.time(), [a for a in state.attempts.values() if a.started_at is not None]
@@ -106,22 +106,22 @@ class Limits:
 
 
 IDLE_EXIT_S = 900.0
-"""A worker without work and without a controller ends after so long."""
+"""A worker exits after this many seconds without work and without a controller."""
 
 
 @dataclass(frozen=True, slots=True)
 class DriveSettings:
-    """Settings of a controller that are no options of the user."""
+    """Settings of a controller that users cannot change."""
 
     reach: Callable[[NodePlan], Transport] | None = None
-    """Makes the transport of a planned node; None: the one that its inventory names."""
+    """Makes the transport of a planned node. None: use the one in its inventory."""
     timeouts: Timeouts = field(default_factory=Timeouts)
     policy: PolicySettings = field(default_factory=PolicySettings)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """Outcome of driving. state: finished, interrupted or cancelled."""
+    """The result of driving a run. state: finished, interrupted or cancelled."""
 
     state: str
     seconds: float
@@ -138,7 +138,7 @@ def drive(
 ) -> Outcome:
     """Drive the run until it is finished, interrupted or cancelled.
 
-    `retry`: failed shapes to queue again first. `cancel`: only stop what runs and read its last records.
+    `retry`: failed shapes to queue again first. `cancel`: only stop the workers and read their last records.
 
     Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError, and InputError for the run's own files.
     """
@@ -179,7 +179,7 @@ def drive(
 
 
 def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
-    """Make shapes pending again that a limit left out; False where the limits are still reached."""
+    """Queue the shapes that a limit left out again. Return False if a limit is still reached."""
     if ledger.state != "finished" or (config.until_gain is None and config.gpu_hours is None):
         return True
     if why := Limits(ledger, config).reached():
@@ -195,14 +195,14 @@ def warn_without_wal(ledger: LedgerReader, watcher: Watcher) -> None:
     mode = ledger.query("PRAGMA journal_mode")[0][0]
     if mode != "wal":
         watcher.note(
-            f"{ledger.path}: SQLite's write-ahead log does not work on this file system (journal mode {mode}), so that"
-            " `status` and the page may hold up the run; keep runs on a local disk: --runs DIR",
+            f"{ledger.path}: SQLite's write-ahead log does not work on this file system (journal mode {mode}), so"
+            " `status` and the page may delay the run; keep runs on a local disk: --runs DIR",
             bad=True,
         )
 
 
 def report_faults(ledger: LedgerReader, watcher: Watcher) -> None:
-    """Note everything in the ledger that does not add up: a fault of this program, never of the user's."""
+    """Report everything in the ledger that does not add up. That is always a fault of this program, not of the user."""
     for fault in reconcile(ledger):
         watcher.note(f"the ledger does not add up: {fault}", bad=True)
 
@@ -280,7 +280,7 @@ def _controller(
 
 
 def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[NodePlan]:
-    """Plans of the nodes to drive; a node without facts is checked again. Raise NoUsableNodeError where none has a
+    """The plans of the nodes to drive. A node without facts is checked again. Raise NoUsableNodeError if no node has a
     slot."""
     plans = plan_nodes(inventory, config.run, paths.root)
     dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
@@ -290,7 +290,7 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
         plans = plan_nodes(inventory, config.run, paths.root)
     refuse_one_gpu_twice(inventory.nodes, load_facts(paths.root, inventory.nodes))
     if not any(p.slots for p in plans):
-        raise NoUsableNodeError(f"no node is known to have a slot; see: {command('nodes check')}")
+        raise NoUsableNodeError(f"no node has a slot that we know of; see: {command('nodes check')}")
     return [p for p in plans if p.slots]
 
 
@@ -306,12 +306,12 @@ def _driver(
     *,
     launch: bool,
 ) -> NodeDriver:
-    """Driver of a planned node. `transport`: the one to a leased node, connected; by default the inventory's."""
+    """The driver of a planned node. `transport`: a connected one, for a leased node; None: as the inventory says."""
     leased, node = transport is not None, node_of(plan)
     busy = mode_of(node, config.busy)
     if not leased:  # a scheduler lends each GPU to one run alone
         plan = with_device_locks(plan, shared=busy == "share")
-    # the same files here and on the node, with the inventory's references unresolved
+    # the node gets the same files as this folder, with the inventory's references unresolved
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
     files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)
@@ -357,7 +357,7 @@ def _driver(
 
 
 def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
-    """Mask messages that go into the ledger: there the inventory's references stand for their values."""
+    """Mask messages before they go into the ledger: it holds the inventory's references in place of their values."""
 
     def masked(message: Message) -> None:
         detail = getattr(message, "detail", "")
@@ -367,7 +367,7 @@ def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> 
 
 
 class _Unresolved:
-    """A watcher that gets the inventory's references in place of their values: its output may be kept."""
+    """A watcher that sees the inventory's references in place of their values, because its output may be kept."""
 
     def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
         self._watcher, self._mask = watcher, mask

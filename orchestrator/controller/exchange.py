@@ -1,7 +1,7 @@
-"""Exchange of the loop with the nodes: reports become events of the policy, decisions become files.
+"""Connects the loop with the nodes: turns reports into events of the policy, and decisions into files.
 
-Reports are messages of the nodes' threads, and rows that no stream brought. What is sent are specs into inboxes,
-take-backs of unclaimed ones, and the drain at the end.
+Reports come as messages of the nodes' threads, and as rows that a stream did not deliver. We send specs into inboxes,
+take unclaimed ones back, and drain the workers at the end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from orchestrator.reasons import Reason
 from orchestrator.view.live import LiveStatus
 from worker.protocol import BlocklistVerdict, InboxName, Spec, SpecShape, TableKernel
 
-if TYPE_CHECKING:  # it drives nodes, whose messages come here
+if TYPE_CHECKING:  # avoids a cycle: leases.py drives nodes, and their messages come here
     from orchestrator.controller.leases import LeasedNodes
 
 
@@ -46,10 +46,10 @@ MAX_LINE = 64 * 1024
 
 
 class NodeLog:
-    """Log file of a node, lines as `[slot] line`. The file's length is committed with the offsets it was read up to.
+    """The log file of a node, with lines `[slot] line`. Its length is committed together with the streams' offsets.
 
-    What stands beyond the committed length was written by a controller that died before it committed; it is cut
-    off, because the stream brings it again.
+    Bytes beyond the committed length were written by a controller that died before its commit. They are cut off,
+    because the stream delivers them again.
     """
 
     def __init__(self, ledger: Ledger, node: str, folder: Path) -> None:
@@ -80,11 +80,11 @@ class NodeLog:
         self._ledger.set_offset(self._node, chunk.slot, "L", chunk.offset - len(rest) + end)
 
 
-VANISHED = "its end is not on record, and the node has nothing of it any more"
+VANISHED = "its end was not recorded, and the node no longer knows it"
 
 
 class NodeReports:
-    """Reports of a run's nodes, taken into ledger, registry and live status. `logs`: folder of the nodes' logs."""
+    """Puts reports of a run's nodes into the ledger, registry and live status. `logs`: folder of the nodes' logs."""
 
     def __init__(
         self,
@@ -103,17 +103,18 @@ class NodeReports:
         self._ingest, self._live_status, self._leases = ingest, live_status, leases
         self._logs = logs
         self._missed: dict[str, set[str]] = {}
-        """Node -> attempts that it should hold, and that its last beat lacks."""
+        """Node -> attempts that it should hold, but that its last beat lacks."""
         self._logbooks: dict[str, NodeLog] = {}
         self.read_out: set[str] = set()
-        """Nodes whose stream was read up to the end of their records."""
+        """Nodes whose records were read to the end."""
 
     def open(self, node: str) -> None:
-        """Begin a log of the node, or go on with the one that is there."""
+        """Start a log of the node, or append to the existing one."""
         self._logbooks[node] = NodeLog(self._ledger, node, self._logs)
 
     def events_of(self, message: Message) -> list[Event]:
-        """Events that the policy gets of a message. Within a transaction of the ledger. Raises TakenOverError."""
+        """The events that a message means for the policy. Call it within a transaction of the ledger. Raises
+        TakenOverError."""
         match message:
             case FromStream(node, frame):
                 return self._from_stream(node, frame)
@@ -149,7 +150,7 @@ class NodeReports:
                 )
 
     def unread(self, rows: Iterable[tuple[str, Chunk]]) -> list[FromStream]:
-        """The part of each file that no stream brought."""
+        """The part of each file that the stream did not deliver."""
         out = []
         for node, file in rows:
             if node not in self._logbooks:
@@ -175,7 +176,7 @@ class NodeReports:
         return self._ingest.feed(node, frame.slot, frame.data)[0]
 
     def _vanished(self, node: str, held: frozenset[str]) -> list[str]:
-        """Attempts that were sent a while ago, and that two beats in a row lack: the record of their end is lost."""
+        """Attempts sent a while ago that are missing in two beats in a row: the record of their end is lost."""
         state, before = self._policy.state, time.time() - self._registry.timeouts.vanished
         there = state.nodes[node].slots.values() if node in state.nodes else ()
         sent = [state.attempts[a] for slot in there for a in (slot.running, *slot.queued) if a and a not in held]
@@ -185,8 +186,8 @@ class NodeReports:
 
 
 class Outbox:
-    """Writes of the controller to the nodes. A node that is not up gets nothing: its next NodeUp shows what never
-    arrived."""
+    """The controller's writes to the nodes. Nothing is sent to a node that is not up; its next NodeUp shows which
+    attempts never arrived."""
 
     def __init__(
         self,
@@ -197,14 +198,13 @@ class Outbox:
         epoch: int,
         verdicts: Callable[[str], tuple[list[LeftOut], list[LeftOut]]],
     ) -> None:
-        """`kernels`: shape id to the only kernels to measure of it. `verdicts`: of a node, see
-        LedgerReader.blocklist_verdicts."""
+        """`kernels`: shape id -> the only kernels to measure. `verdicts`: see LedgerReader.blocklist_verdicts."""
         self._kernels, self._verdicts = kernels, verdicts
         self._registry, self._config, self._keys, self._epoch = registry, config, keys, epoch
         self._names: dict[str, InboxName] = {}
 
     def carry_out(self, decision: Decision) -> None:
-        """Carry one decision out; those that concern the state alone need nothing."""
+        """Carry out a decision. Decisions that only change the state need no action."""
         match decision:
             case Send(attempt, node, slot, seq, ids):
                 name = self._names[attempt] = InboxName(seq, slot, attempt)
@@ -220,7 +220,7 @@ class Outbox:
                 pass
 
     def drain(self) -> None:
-        """Make every worker finish its attempt and claim no more; send the blocklist verdicts that no spec carried."""
+        """Make every worker finish its attempt and claim no more. Send blocklist verdicts that no spec has carried."""
         for driver in self._registry.reached():
             files = {"control/stop": b"drain\n"}
             verdicts = self._with_verdicts(self._make_spec("verdicts", "canary", "", ()), driver.node)
@@ -233,7 +233,7 @@ class Outbox:
             self._registry.drivers[node].put(self._registry.sessions[node], {f"inbox/{name}": spec.dumps()})
 
     def _with_verdicts(self, spec: Spec, node: str) -> Spec:
-        """The spec with the verdicts on candidates of the node's blocklist."""
+        """The spec, with verdicts on candidates in the node's blocklist added."""
         ran, faulted = self._verdicts(node)
         if ran or faulted:
             refuted, confirmed = (

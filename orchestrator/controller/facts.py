@@ -1,7 +1,7 @@
-"""Facts of a node: the check script, its answer parsed, and what of it a run keeps.
+"""Facts about a node: the check script, the parser of its answer, and the facts that a run keeps.
 
-The script (templates/check.sh.j2) prints key=value lines; it runs as `sh -s` with the script on standard input, so
-that it leaves nothing on the node. The answer is data from a node: capped, cleaned, never trusted.
+The script (templates/check.sh.j2) prints key=value lines. It runs as `sh -s` with the script on standard input, so it
+leaves nothing on the node. Its answer is data from a node: we cap and clean it and never trust it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ FILE = "facts.json"
 
 
 class Fact(NamedTuple):
-    """A fact that one shell command prints. `now`: it changes while nodes work, so polls ask for it too; `kept`: a run
-    keeps it for later plans, so it must hold no name of a user, host or folder: they may be values of references."""
+    """A fact that one shell command prints. `now`: it changes while nodes work, so polls ask for it too. `kept`: a run
+    keeps it for later plans. A kept fact must not hold the name of a user, host or folder, because these may be values
+    of references."""
 
     name: str
     command: str
@@ -52,7 +53,7 @@ FACTS = (
     Fact("user", "id -un 2>/dev/null || id -u"),
     Fact("cores", "nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null", now=True, kept=True),
     Fact("memory_kb", r"sed -n 's/^MemTotal: *\([0-9]*\) kB/\1/p' /proc/meminfo 2>/dev/null"),
-    # of the folder for runs; $near is the nearest folder that exists, $mounted where its file system is
+    # the folder for runs: $near is the nearest folder that exists, $mounted the mount point of its file system
     Fact("workdir", 'printf %s "$workdir"'),
     Fact("workdir_writable", '[ -w "$near" ] && echo yes || echo no'),
     Fact("workdir_mount", """printf '%s ' "$mounted"; awk -v at="$mounted" '$2 == at { split($4, options, ",") }"""
@@ -61,9 +62,9 @@ FACTS = (
     Fact("workdir_free_kb", """df -Pk -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
     Fact("workdir_free_inodes", """df -Pi -- "$near" 2>/dev/null | awk 'NR == 2 { print $4 }'"""),
 )  # fmt: skip
-"""The facts of every node that one command each prints. GPUs, devices, locks, containers, the image, AITER and Python
-have parts of their own in the script."""
-# Keys that the script prints once for each of what there is.
+"""Facts that need one command each. The script has separate parts for GPUs, devices, locks, containers, the image,
+AITER and Python."""
+# Keys that the script may print several times, once for each thing found.
 _LISTS = ("container", "nvidia", "lacks", "cpu_flag", "lock.held", "lock.stale", "lock.waiting")
 _KEPT = frozenset(("end", *(f.name for f in FACTS if f.kept)))
 _UNCORRECTABLE = re.compile(r"\bue: (\d{1,18})\b", re.ASCII)
@@ -71,10 +72,10 @@ _UNCORRECTABLE = re.compile(r"\bue: (\d{1,18})\b", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One GPU of a node. Bytes, degrees Celsius, watts; None or empty for what is not known.
+    """One GPU of a node. Bytes, degrees Celsius, watts; unknown values are None or empty.
 
     `cpus`: the cores near it, as the kernel lists them (0-63,128-191). `uncorrectable`: errors since the driver was
-    loaded, of the blocks that counted any. `processes`: bytes of its memory by process id on the host (KFD).
+    loaded, by block; blocks without errors are left out. `processes`: bytes of its memory by process id (KFD).
     """
 
     vendor: str
@@ -97,8 +98,9 @@ class Gpu:
 
 
 class Container(NamedTuple):
-    """A running container, with the labels that show whose it is. A run's other containers (the stream's reader) have
-    no slot. `devices`: those of the host that it was given; `gpu:DRIVER` for GPUs that Docker hands out itself."""
+    """A running container, with the labels that show which run it belongs to. A run's containers that are not workers
+    (the stream's reader) have no slot. `devices`: the host's devices that it was given; `gpu:DRIVER` for GPUs that
+    Docker hands out itself."""
 
     id: str
     name: str
@@ -112,10 +114,10 @@ class Container(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Facts of a node from its check script. `values` has the plain keys; lists are apart.
+    """Facts about a node from its check script. `values` has the plain keys; lists have their own fields.
 
-    `devices`: a device's path to `GID GROUP MODE open|closed`, or `missing`. `locks` by state; held: RUN/NODE/DEVICE of
-    living workers, whatever their workdir; stale, waiting: lock files of slots without a worker, below the workdir.
+    `devices`: path of a device -> `GID GROUP MODE open|closed`, or `missing`. `locks`: by state. held: RUN/NODE/DEVICE
+    of living workers in any workdir; stale, waiting: lock files of slots without a worker, below this workdir.
     """
 
     values: dict[str, str]
@@ -127,17 +129,17 @@ class NodeFacts:
     cpu_flags: tuple[str, ...] = ()
 
     def number(self, key: str) -> int | None:
-        """A value as a whole number, None where it is none."""
+        """A value as a whole number, None if it is something else."""
         return _int(self.values.get(key, "").split(" ")[0])
 
     @property
     def complete(self) -> bool:
-        """Return whether the script came to its end."""
+        """Return whether the script ran to its end."""
         return self.values.get("end") == "1"
 
     @property
     def gfx(self) -> str | None:
-        """gfx as in tuned rows: of the first GPU, or of the CPU where there is none."""
+        """gfx of the first GPU as in tuned rows, or the CPU's name if there is no GPU."""
         machine = self.values.get("machine", "")
         return self.gpus[0].gfx if self.gpus else cpu_name(machine, self.cpu_flags) if machine else None
 
@@ -154,7 +156,7 @@ def gpus_in_words(facts: NodeFacts) -> str:
 
 
 def facts_here() -> NodeFacts:
-    """Facts of this machine that a plan needs, without the script."""
+    """The facts of this machine that a plan needs. Does not run the script."""
     seen = identify({})
     gpus = tuple(Gpu(g["vendor"], g["gfx"], g["cu_num"], g["device"], memory_total=g["memory"]) for g in seen["gpus"])
     values = {"machine": seen["machine"], "cores": str(seen["cores"]), "end": "1"}
@@ -162,7 +164,7 @@ def facts_here() -> NodeFacts:
 
 
 def save_facts(run_folder: Path, facts: Mapping[str, NodeFacts]) -> None:
-    """Keep the facts that `plan_nodes` needs in the run's folder, so that a later plan needs no node."""
+    """Store the facts that `plan_nodes` needs in the run's folder, so that a later plan need not ask the nodes."""
     for name, found in facts.items():
         if found.complete:
             folder = run_folder / "nodes" / name
@@ -175,7 +177,7 @@ def save_facts(run_folder: Path, facts: Mapping[str, NodeFacts]) -> None:
 
 
 def load_facts(run_folder: Path, names: Iterable[str]) -> dict[str, NodeFacts]:
-    """Facts that `save_facts` kept, without nodes whose facts are missing or unreadable."""
+    """Facts that `save_facts` stored. Nodes whose facts are missing or unreadable are left out."""
     out = {}
     for name in names:
         try:
@@ -190,7 +192,7 @@ def load_facts(run_folder: Path, names: Iterable[str]) -> dict[str, NodeFacts]:
 def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/dev") -> bytes:
     """The check script for a node whose references are resolved. `sys` and `dev`: other roots, for tests.
 
-    `brief`: only what changes while nodes work (GPUs, containers, living workers), a fraction of the time.
+    `brief`: only facts that change while nodes work (GPUs, containers, living workers). That is much faster.
     """
     in_image, devices = find_engine(node.engine).runs_images, node.docker.devices
     values = {
@@ -216,8 +218,8 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
 
 
 def _mount_of(path: str, volumes: Sequence[str]) -> str:
-    """Argument of `docker run --mount` that makes the path visible, "" where it is in the image. Not --volume, which
-    creates a missing folder on the node.
+    """The argument of `docker run --mount` that makes the path visible, "" if it is in the image. We do not use
+    --volume, because that creates a missing folder on the node.
     """
     for volume in sorted(volumes, key=lambda v: -len(v.split(":")[1])):
         source, target = volume.split(":")[:2]
@@ -228,12 +230,12 @@ def _mount_of(path: str, volumes: Sequence[str]) -> str:
 
 
 def from_home(path: str) -> str:
-    """A path of a node as it is, or relative to the home folder where it begins with `~`: where commands begin."""
+    """A path on a node. If it begins with `~`, make it relative to the home folder, where commands start."""
     return path[2:].lstrip("/") or "." if path == "~" or path.startswith("~/") else path
 
 
 def read_facts(done: Completed) -> NodeFacts:
-    """Parse the answer of the check script; raises nothing, whatever a node sends."""
+    """Parse the answer of the check script. Never raises, whatever a node sends."""
     said: dict[str, list[str]] = {}
     for line in done.out[:MAX_BYTES].decode("utf-8", "replace").splitlines()[:MAX_LINES]:
         key, sep, raw = line.partition("=")

@@ -1,8 +1,8 @@
-"""The one loop that drives a run: messages in, ledger and policy, decisions out.
+"""The loop that drives a run: it takes messages, updates ledger and policy, and carries out decisions.
 
-Order matters: what nodes reported, the events made of it and the decisions they led to are committed in one
-transaction, and only then is anything sent. After a kill at any instant the journal is replayed, and what was
-decided but never sent is found out by looking at the nodes (see NodeUp).
+Order matters: reports, their events and the decisions that follow are committed in one transaction, and only then is
+anything sent. If we are killed at any moment, the next controller replays the journal, and looks at the nodes to find
+decisions that were never sent (see NodeUp).
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ from orchestrator.view.live import LiveStatus
 from worker.protocol import TableKernel
 
 TURN_S = 0.03
-"""CPU seconds after which a turn begins no further message: decisions are carried out at the end of their turn. Not
-wall time: where others have the machine, turns would only become more, each with a commit of its own."""
+"""After this many CPU seconds a turn takes no further message, because decisions wait for the end of their turn. It is
+not wall time: on a busy machine that would only mean more turns, each with its own commit."""
 VIEW_SHARE = 20.0
-"""Bound of the view's part of the loop's time: one in so many seconds."""
+"""The view gets at most one in this many seconds of the loop's time."""
 
 
 class Controller:
@@ -71,12 +71,12 @@ class Controller:
         leases: LeasedNodes | None = None,
         limit: Callable[[], str] = lambda: "",
     ) -> None:
-        """`kernels`: shape id to the only kernels to measure of it. `interrupts`: one entry for each Ctrl-C so far.
-        `known`: nodes that an earlier controller of this run had. `limit`: why no more work is to be claimed, "" while
-        it is."""
+        """`kernels`: shape id -> the only kernels to measure for it. `interrupts`: one entry for each Ctrl-C so far.
+        `known`: nodes that an earlier controller of this run had. `limit`: why to start no more work, "" if there is no
+        reason."""
         self._limit = limit
         self.limited = ""
-        """Limit that ended the claims, "" for none."""
+        """The limit that stopped new work, "" if none did."""
         self._ledger, self._policy, self._live_status = ledger, policy, live_status
         self._requests = requests_folder
         self._watcher, self._epoch = watcher, epoch
@@ -102,7 +102,7 @@ class Controller:
         self._next_view = 0.0
 
     def post(self, message: Message) -> None:
-        """Queue a message of a driver's thread; wait while the loop is behind."""
+        """Queue a message of a driver's thread. Blocks while the loop is behind."""
         while not self._closing.is_set():
             try:
                 self._queue.put(message, timeout=0.5)
@@ -112,11 +112,11 @@ class Controller:
 
     def wake(self) -> None:
         """Begin the next turn at once."""
-        with contextlib.suppress(queue.Full):  # then it begins anyway
+        with contextlib.suppress(queue.Full):  # a full queue starts a turn anyway
             self._queue.put_nowait(None)
 
     def add(self, driver: NodeDriver) -> None:
-        """Add a node of the start."""
+        """Add a node before `run`."""
         self._first.append(driver)
 
     def run(self, also: Iterable[Event] = ()) -> str:
@@ -159,7 +159,7 @@ class Controller:
             left = self._reports.unread(leased.rows) if leased is not None else []
             events = self._changed_leases(leased) if leased is not None else []
             last = [*self._requested(), *given_up, *events, Tick()]
-            # what a lease left behind is read before its end
+            # read the rows that a lease left before its end is recorded
             self._transact([*messages, *left], last=last, whole=bool(left))
             self._show()
             for driver in self._registry.drivers.values():
@@ -173,7 +173,7 @@ class Controller:
             self._give_up_where_hopeless()
 
     def _changed_leases(self, turn: LeaseTurn) -> list[Event]:
-        """Start the nodes that became ready, and let go of those whose lease is over."""
+        """Start the nodes that became ready, and drop those whose lease is over."""
         for text, bad in turn.notes:
             self._watcher.note(text, bad=bad)
         for node in turn.gone:
@@ -201,8 +201,8 @@ class Controller:
         *,
         whole: bool = False,
     ) -> None:
-        """Record everything of one turn in one transaction, then carry the decisions out. After TURN_S the other
-        messages are left to the next turn, unless the turn is to be `whole`."""
+        """Record one turn in one transaction, then carry out the decisions. After TURN_S the remaining messages wait
+        for the next turn, unless the turn is to be `whole`."""
         decisions: list[Decision] = []
         until = math.inf if whole else time.thread_time() + TURN_S
         with self._ledger.transaction():
@@ -260,20 +260,20 @@ class Controller:
                 events.append(RetryAsked(shapes))
         if not self.limited and self._stop_since is None and (why := self._limit()):
             self.limited = why
-            self._watcher.note(f"{why}: no new work; what runs may end")
+            self._watcher.note(f"{why}: no new work; running attempts may finish")
             events.append(StopAsked(why))
         if (self._cancelled or self._interrupts) and self._stop_since is None:
             self._stop_since = time.monotonic()
             events.append(StopAsked())
             if not self._cancelled:
                 self._watcher.note(
-                    f"interrupted: no new work; what runs may end within {self._timeouts.grace:g} s "
+                    f"interrupted: no new work; running attempts have {self._timeouts.grace:g} s to finish "
                     "(Ctrl-C again stops it now)"
                 )
         return events
 
     def _stopped(self) -> str | None:
-        """State to end with after a stop was requested or a limit reached, once it is time; None before."""
+        """After a requested stop or a reached limit: the state to end with, once it is time to end; else None."""
         if self._stop_since is None:
             if not self.limited or self._policy.outstanding():
                 return None
@@ -291,14 +291,14 @@ class Controller:
         if waited > self._timeouts.grace:
             left = [f"{a.id} on {a.node}" for a in self._policy.outstanding()]
             self._outbox.drain()
-            self._watcher.note(f"left to the workers, which end when it is done: {', '.join(left[:8])}")
+            self._watcher.note(f"the workers finish these by themselves, and then exit: {', '.join(left[:8])}")
             self._undo_preparations()
             return "interrupted"
         return None
 
     def _shut_down(self) -> None:
-        """Let the workers finish after the last shape was settled, and read their records to the end; but not those
-        that still measure what was settled elsewhere."""
+        """After the last shape was settled, let the workers finish and read their records to the end. Do not wait for
+        workers that still measure shapes which were settled elsewhere."""
         self._outbox.drain()
 
         def over() -> bool:
@@ -310,13 +310,13 @@ class Controller:
         self._stop_workers()
 
     def _stop_workers(self) -> None:
-        # where something failed, dead containers stay as evidence until the run is pruned
+        # if something failed, dead containers stay as evidence until the run is pruned
         tidy = self._cancelled or (self._policy.done and not self._policy.state.failed)
         pace = self._timeouts.cancel if self._cancelled else self._timeouts.stop
         self._sum_up(stop_workers(self._registry, self._listen, tidy=tidy, pace=pace))
 
     def _cancel_as_they_come(self, waited: float) -> str | None:
-        """Cancel a run without a controller: stop each node once its records are read, without waiting long for any."""
+        """Cancel a run that has no controller. Stop each node once its records are read; do not wait long for any."""
         soon = self._timeouts.cancel
         if self._shutdown is None:
             self._shutdown = Shutdown(self._registry, soon, tidy=True)
@@ -334,7 +334,7 @@ class Controller:
         return "cancelled"
 
     def _undo_preparations(self) -> None:
-        """Stop workers that may be starting on nodes that never were up."""
+        """Stop workers that may be starting on nodes that were never up."""
         busy = {a.node for a in self._policy.outstanding()}
         fresh = [
             d
@@ -344,16 +344,16 @@ class Controller:
         self._sum_up(stop_workers(self._registry, self._listen, tidy=True, only=fresh))
 
     def _sum_up(self, seen: Mapping[str, StoppedNode]) -> None:
-        """Note where workers may be left, and keep the result for `cancel`."""
+        """Report where workers may be left, and store the result for `cancel`."""
         with self._ledger.transaction():
             self._ledger.set_meta("farewell", {"epoch": self._epoch, "nodes": {n: asdict(s) for n, s in seen.items()}})
         for node, found in seen.items():
             if found.left:
-                text = f"workers may be left behind on {node}, they end when they are idle: {found.left}"
+                text = f"workers may be left behind on {node} ({found.left}); they exit when they are idle"
                 self._watcher.note(text, bad=True)
 
     def _listen(self, seconds: float, over: Callable[[], bool]) -> None:
-        """Read messages until `over` and nothing more comes, or the time is up."""
+        """Read messages until `over` holds and no more come, or the time is up."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             ended = over()
@@ -368,7 +368,7 @@ class Controller:
             self._watcher.note(text, bad=bad)
         if now >= self._next_view:
             self._watcher.update(self._live_status.status(time.time()))
-            took = time.monotonic() - now  # with many slots: the work goes first
+            took = time.monotonic() - now  # with many slots the view is slow, and work goes first
             self._next_view = now + max(self._timeouts.view, VIEW_SHARE * took)
 
     def _give_up_where_hopeless(self) -> None:

@@ -1,5 +1,5 @@
-"""Things that the threads of a run share: frames of a node's stream (see worker/protocol/records.py), messages
-to the loop, the display that it feeds, and all waits."""
+"""Types that the threads of a run share: frames of a node's stream (see worker/protocol/records.py), messages to the
+loop, the display that it feeds, and all timeouts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from orchestrator.view.status import RunStatus
 from worker.protocol import BEAT_S, LOST_BEATS, SLOT_RE, ProtocolError
 
 MAX_CHUNK = 256 * 1024
-"""`worker follow` sends less; the controller queues some hundred frames a time, and a node must not fill its memory."""
+"""Most bytes of a frame. `worker follow` sends less. The controller queues hundreds of frames, so a larger limit would
+let a node fill its memory."""
 MAX_HEADER = 128
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """Heartbeat of a node: its epoch, slots and error. `held`: attempts that wait or are claimed there; None while
-    records of theirs are still under way.
+    """Heartbeat of a node: its epoch, slots and error. `held`: attempts that wait or are claimed there; None while some
+    of their records are still on the way.
     """
 
     t: float
@@ -33,13 +34,13 @@ class Beat:
 
     @property
     def waits(self) -> str:
-        """Runs whose workers hold devices that workers there wait for, in words; "" for none."""
+        """Names the other runs whose workers hold devices that our workers wait for; "" if there are none."""
         owners = {clean.text(str(s.get("waits") or ""), 100).partition("/")[0] for s in self.slots.values()} - {""}
         return f"workers of run {', '.join(sorted(owners))}" if owners else ""
 
 
 def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:
-    """Yield frames until the end of the stream; an unfinished last frame is dropped. Raise ProtocolError on garbage."""
+    """Yield frames until the stream ends. Drop an unfinished last frame. Raise ProtocolError on garbage."""
     buffer = bytearray()
 
     def fill(size: int) -> bool:
@@ -96,9 +97,9 @@ def _beat(body: bytes) -> Beat:
 
 @dataclass(frozen=True, slots=True)
 class NodeUp:
-    """The node is deployed, its workers launched. `present`: attempts that are claimed or ended there.
+    """The node is deployed and its workers are launched. `present`: attempts that are claimed or ended there.
 
-    Whatever else was sent there before never arrived or was taken back. Sends carry `session` from now on.
+    Everything else that was sent there never arrived or was taken back. From now on, sends carry `session`.
     """
 
     node: str
@@ -108,7 +109,7 @@ class NodeUp:
 
 @dataclass(frozen=True, slots=True)
 class NodeProgress:
-    """Its preparation takes long and makes progress (an image is pulled)."""
+    """The preparation of a node is slow but makes progress, such as pulling an image."""
 
     node: str
     detail: str
@@ -140,11 +141,11 @@ class Taken:
 
 
 Message = NodeUp | NodeProgress | NodeTakenOver | FromStream | Taken | NodeTroubled | NodeBusy | SlotLost
-"""Those that are events are facts as the driver sees them; the loop decides which are journaled."""
+"""Messages from a node's driver to the controller loop. The loop decides which of them go into the journal."""
 
 
 class Watcher(Protocol):
-    """Display of a run, updated a few times a second."""
+    """The display of a run. It is updated a few times per second."""
 
     def update(self, status: RunStatus) -> None: ...
     def note(self, text: str, *, bad: bool = False) -> None: ...
@@ -152,7 +153,7 @@ class Watcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StopLimits:
-    """Limits in seconds: for workers to stop, for killed ones to end, and for all of it on a slow node."""
+    """Limits in seconds: for workers to stop, for killed workers to end, and for everything together on a slow node."""
 
     stop_s: float
     kill_s: float
@@ -161,7 +162,7 @@ class StopLimits:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Waits of a run, in seconds. Users set `lost` and `grace`; tests shorten the others."""
+    """Timeouts and pauses of a run, in seconds. Users set `lost` and `grace`; tests shorten the others."""
 
     tick: float = 0.2
     """A turn of the loop waits this long for a message."""
@@ -169,31 +170,31 @@ class Timeouts:
     lost: float = 90.0
     """A node that stopped answering is given up after this."""
     never_up: float = 20.0
-    """A node that could not be prepared even once is given up after this long (and still tried again)."""
+    """A node that was never prepared successfully is given up after this long (but still tried again)."""
     starting: float = 60.0
-    """The same for a node that has reported nothing at all yet."""
+    """The same limit for a node that has not reported anything yet."""
     grace: float = 30.0
-    """Time for running attempts after the first Ctrl-C."""
+    """Running attempts have this long to finish after the first Ctrl-C."""
     shutdown: float = 10.0
-    """Time for workers to stop at the end."""
+    """Workers have this long to stop at the end."""
     first_word: float = 30.0
-    """A stream may take this long to begin, because a container has to start for it."""
+    """A stream may take this long to begin, because a container must start for it."""
     silence: float = LOST_BEATS * BEAT_S + 1.0
-    """A stream that was silent this long is broken off."""
+    """We close a stream that is silent for this long."""
     backoff: float = 0.2
-    """Pause before a node is prepared again; each is twice as long as the one before, up to `longest_backoff`."""
+    """Pause before a node is prepared again. It doubles each time, up to `longest_backoff`."""
     longest_backoff: float = 15.0
     jitter: float = 0.3
-    """Random part of such a pause, so that not all nodes begin at once."""
+    """Random part of this pause, so that the nodes do not all begin at once."""
     steady: float = 5.0
-    """A stream that lasted this long has worked: the pauses begin anew."""
+    """A stream that lasted this long has worked, and the pauses start again with the shortest."""
     vanished: float = 60.0
-    """An attempt that is missing on its node has vanished this long after it was sent: by then it was written there."""
+    """If an attempt is missing on its node this long after it was sent, it has vanished: the write is done by then."""
     busy: float = 2.0
-    """Pause before an occupied node is checked again; each is half as long again as the one before."""
+    """Pause before an occupied node is checked again. Each pause is 1.5 times the one before."""
     close: float = 1.0
-    """All nodes together get this long to end what they do when the run ends."""
+    """All nodes together have this long to finish their current calls when the run ends."""
     stop: StopLimits = field(default=StopLimits(5.0, 2.0, 20.0))
-    """Limits at the end of a run."""
+    """Limits for stopping workers at the end of a run."""
     cancel: StopLimits = field(default=StopLimits(3.0, 1.5, 7.0))
-    """Limits when a run is cancelled, which is over within 10 s whatever its nodes do."""
+    """The same limits for a cancelled run. It is over within 10 s, whatever its nodes do."""

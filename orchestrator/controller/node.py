@@ -1,9 +1,9 @@
-"""Driver of one node: two threads that deploy, launch, follow and write, and report as messages.
+"""Drives one node with two threads. They deploy, launch, follow and write, and report to the loop as messages.
 
-The reader prepares the node and then reads its stream; whatever breaks ends in `NodeTroubled`, a pause and a new
-beginning: start and rescue are the same code. The writer carries specs and control files. A *session* counts
-the preparations: a write that was meant for an earlier session is dropped, because the preparation between has
-already reported to the controller that it never arrived.
+The reader prepares the node and then reads its stream. After any failure it posts `NodeTroubled`, pauses, and starts
+from the beginning, so the first start and a recovery are the same code. The writer sends specs and control files. A
+*session* counts the preparations. A write for an earlier session is dropped, because the preparation since then has
+already told the controller that it never arrived.
 """
 
 from __future__ import annotations
@@ -40,31 +40,32 @@ from orchestrator.transport.base import RemoteFile, Transport
 from worker.protocol import InboxName, ProtocolError
 
 RELAUNCHES = 3
-"""Times that a dead worker is launched again without a sign of life between (beside launch.sh's own restarts)."""
+"""A dead worker is launched again this many times without a sign of life (in addition to launch.sh's restarts)."""
 
 
 class NodeWorkers:
-    """Workers of a node folder, by its engine. The node's two threads start them; the controller's ends them."""
+    """Starts and stops the workers of a node folder by its engine. The node's two threads start them; the controller's
+    thread stops them."""
 
     def __init__(
         self, engine: Engine, slots: Sequence[str], env: Mapping[str, str], *, launch: bool, may_have_started: bool
     ) -> None:
-        """`launch`: False takes over what runs there and starts nothing. `may_have_started`: an earlier controller of
+        """`launch`: False takes over the running workers and starts none. `may_have_started`: an earlier controller of
         the run may have started some."""
         self.engine = engine
         self._slots, self._env = slots, env
         self.launch = launch
         """Permission to start workers; `start_no_more` withdraws it."""
         self.may_have_started = may_have_started or not launch
-        """Possibility that workers of ours are there, started by this controller or an earlier one."""
+        """Our workers may be there, started by this controller or an earlier one."""
         self.fresh = not self.may_have_started
         """No earlier controller is known to have started any."""
         self.cut_off = False
-        """The last start broke off: the node may still complete it."""
+        """The last start was interrupted; the node may still complete it."""
         self._gate = threading.Lock()
-        """Held by `start_no_more`, and by a start that is about to begin."""
+        """`start_no_more` holds it, and so does a start that is about to begin."""
         self._settled = threading.Event()
-        """Set while no start is under way."""
+        """Set while no start is in progress."""
         self._settled.set()
         self._revived: dict[str, int] = {}
 
@@ -85,13 +86,13 @@ class NodeWorkers:
             self._settled.set()
 
     def start_no_more(self) -> bool:
-        """Start no more workers; return whether some may have been started, also by an unfinished preparation."""
+        """Start no more workers. Return whether some may have been started, perhaps by an unfinished preparation."""
         with self._gate:
             self.launch = False
             return self.may_have_started
 
     def settle(self, seconds: float) -> None:
-        """Wait up to `seconds` for the end of a start that is under way."""
+        """Wait up to `seconds` for a start in progress to end."""
         self._settled.wait(seconds)
 
     def stop(self, *, kill: bool = False) -> None:
@@ -104,7 +105,7 @@ class NodeWorkers:
         return [w.slot for w in self.engine.list() if w.state == "running"]
 
     def dead(self, beat: Beat) -> Iterator[str]:
-        """Yield the slots whose worker was dead in the beat before this one as well: `revive` them."""
+        """Yield the slots whose worker was already dead in the previous beat: `revive` them."""
         for slot in self._slots:
             if beat.slots.get(slot, {}).get("alive", False):
                 self._revived.pop(slot, None)
@@ -114,7 +115,7 @@ class NodeWorkers:
                 yield slot
 
     def revive(self, slot: str) -> str:
-        """Launch a dead worker again; return why it is given up, "" while it is not. Raise NodeError."""
+        """Launch a dead worker again. If it is given up, return the reason, else "". Raise NodeError."""
         if slot not in self._revived:
             return ""
         state = next((w for w in self.engine.list() if w.slot == slot), None)
@@ -123,18 +124,18 @@ class NodeWorkers:
         self._revived[slot] += 1
         if self._revived[slot] > RELAUNCHES:
             last = self._revived[slot] == RELAUNCHES + 1
-            return f"the worker ended with code {state.code} again and again" if last else ""
+            return f"the worker keeps exiting with code {state.code}" if last else ""
         self.start([slot])
         return ""
 
 
 EVENTS_FILE = re.compile(r"[0-9]{1,4}\.jsonl\b")
 CUT_OFF_S = 1.0
-"""A thread whose calls were ended may take so long to notice."""
+"""A thread whose calls were cut off may need this long to notice."""
 
 
 class NodeDriver:
-    """Connection to one node folder, and the threads that use it."""
+    """The connection to one node folder, and the threads that use it."""
 
     def __init__(
         self,
@@ -156,7 +157,7 @@ class NodeDriver:
         connected: bool,
         timeouts: Timeouts,
     ) -> None:
-        """`connected`: the transport is, and was just used."""
+        """`connected`: the transport is connected and was just used."""
         self.node = transport.node
         self.folder = folder
         self.slots = tuple(slots)
@@ -164,21 +165,21 @@ class NodeDriver:
         self._transport = transport
         self._files, self._folders, self._epoch = files, folders, epoch
         self._offsets = dict(offsets)
-        """Next byte of each (stream, slot) that has not been posted yet."""
+        """The next byte to post of each (stream, slot)."""
         self._post = post
         self._admission = admission
-        """Waits before workers are started while the node is occupied; as long as its context lasts, no other run
-        starts workers there (orchestrator/controller/occupancy.py)."""
+        """Waits while the node is occupied, before workers start. While its context lasts, no other run starts workers
+        there (orchestrator/controller/occupancy.py)."""
         self._results = results
         """Folder on the node for results that stay there after the run."""
         self._home = home
-        """Local folder for the reproductions of its attempts, if its tuner writes any."""
+        """Local folder for reproductions of faults, if the tuner writes them."""
         self._connected = connected
         self._closing = threading.Event()
         self._io = threading.Lock()
         self._session = 0
         self._writes: queue.SimpleQueue[tuple[int | None, Callable[[], None]] | None] = queue.SimpleQueue()
-        """(session that it is meant for, or None for any; what to do)."""
+        """(the session that it is for, None for any; what to do)."""
         self._close_channel: Callable[[], None] = lambda: None
         self._heard = time.monotonic()
         self._silence = ""
@@ -200,7 +201,7 @@ class NodeDriver:
         self._writes.put((session, partial(self._take_back, name)))
 
     def check_pulse(self) -> None:
-        """Break a stream that has been silent for too long; the reader then starts anew."""
+        """Close a stream that has been silent for too long. The reader then starts again."""
         silent = time.monotonic() - self._heard
         if silent > self._patience_s:
             self._heard = time.monotonic()
@@ -208,8 +209,8 @@ class NodeDriver:
             self._close_channel()
 
     def call_again(self, seconds: float) -> None:
-        """Connect to a node that is not up, to stop what runs there; its stream is not read. A start that is under way
-        gets `seconds` to end. Raise NodeError."""
+        """Connect to a node that is not up, in order to stop its workers. Its stream is not read. A start in progress
+        has `seconds` to end. Raise NodeError."""
         self._closing.set()
         self.workers.settle(seconds)
         self._transport.close()  # ends the threads' calls
@@ -217,17 +218,17 @@ class NodeDriver:
             raise TransportError(self.node, "it is still busy with something else")
         try:
             self._transport.connect()
-            if self.workers.cut_off:  # a worker that it still starts ends at once
+            if self.workers.cut_off:  # if the node still starts a worker, that ends at once
                 self._transport.put(self.folder, {"control/stop": RemoteFile(b"now\n")})
         finally:
             self._io.release()
 
     def hang_up(self) -> None:
-        """End every call that is under way."""
+        """End all calls in progress."""
         self._transport.close()
 
     def keep_results(self) -> None:
-        """Copy the node's rows and logs into its folder of results, where it has one. Raise NodeError."""
+        """Copy the node's rows and logs into its folder of results, if it has one. Raise NodeError."""
         if self._results is not None:
             parts = [f"{self.folder}/events", f"{self.folder}/logs"]
             done = self._transport.run(["cp", "-R", "-p", *parts, f"{self._results}/"], timeout=300.0)
@@ -240,8 +241,8 @@ class NodeDriver:
             bring_home(self._transport, self.folder, self._home)
 
     def tidy(self) -> None:
-        """Remove what the run left in the engine; the last call before `close`. Raises NodeError."""
-        self._closing.set()  # the stream may end with it, and that must not begin a new session
+        """Remove what the run left in the engine. The last call before `close`. Raises NodeError."""
+        self._closing.set()  # the stream may end too, and that must not begin a new session
         self.workers.engine.tidy()
 
     def leave(self) -> None:
@@ -251,7 +252,7 @@ class NodeDriver:
         self._close_channel()
 
     def close(self, until: float) -> None:
-        """End both threads, which have until then (time.monotonic()) to finish; the workers go on."""
+        """End both threads. They have until then (time.monotonic()) to finish. The workers go on."""
         self.leave()
         for thread in (self._reader, self._writer):
             thread.join(max(0.0, until - time.monotonic()))
@@ -297,7 +298,7 @@ class NodeDriver:
             raise TransportError(self.node, f"the stream ended at once: {why}")
 
     def _prepare(self) -> frozenset[str]:
-        """Deploy, take the node over, take back what nobody claimed, launch; returns what is claimed or ended."""
+        """Deploy, take the node over, take back unclaimed attempts, launch. Return the claimed and ended attempts."""
         with self._io:
             if self._closing.is_set():
                 raise TransportError(self.node, "the run ends")
@@ -312,7 +313,7 @@ class NodeDriver:
             if there.isdigit() and int(there) > self._epoch:
                 self._post(NodeTakenOver(self.node, int(there)))
                 raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")
-            # before and after the epoch rises: neither an old spec nor an old controller's last one is left
+            # before and after the epoch rises, so that no old spec is left, not even an old controller's last one
             take_back_all(self._transport, self.folder)
             self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
             take_back_all(self._transport, self.folder)
@@ -327,8 +328,8 @@ class NodeDriver:
         return frozenset(present)
 
     def _follow(self, present: frozenset[str]) -> str:
-        """Read the stream to its end; return why it ended. The node counts as up from its first frame on,
-        but while its workers wait for devices that another run holds it is occupied."""
+        """Read the stream to its end and return why it ended. The node is up from its first frame on, but it is
+        occupied while its workers wait for devices that another run holds."""
         offsets: dict[str, dict[str, int]] = {"E": {}, "L": {}}
         for (stream, slot), offset in self._offsets.items():
             offsets[stream][slot] = offset
@@ -342,10 +343,10 @@ class NodeDriver:
         try:
             up, waits = False, ""
             for frame in read_frames(channel.read):
-                self._heard = math.inf  # while the loop is behind, the silence is ours
+                self._heard = math.inf  # if the loop is behind, the silence is our fault
                 if isinstance(frame, Beat) and (broken := [e for e in frame.error.split("; ") if EVENTS_FILE.match(e)]):
-                    # A slot's results file (see worker.agent.follow) is not read any more, and the node would count as
-                    # working for ever. A log that cannot be read is no error.
+                    # A slot's results file (see worker.agent.follow) can no longer be read, and the node would count as
+                    # working for ever. An unreadable log does not matter.
                     raise ProtocolError(f"{self.node}: {'; '.join(broken)}")
                 if isinstance(frame, Beat) and frame.waits != waits:
                     if up:  # the next preparation takes back its specs
@@ -384,7 +385,7 @@ class NodeDriver:
                         write()
             except NodeError as e:
                 self._post(NodeTroubled(self.node, str(e)))
-                self._close_channel()  # the preparation that follows finds out what arrived
+                self._close_channel()  # the next preparation finds out what arrived
 
     def _take_back(self, name: InboxName) -> None:
         won = self._transport.rename(f"{self.folder}/inbox/{name}", f"{self.folder}/taken/{name}")

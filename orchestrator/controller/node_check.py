@@ -1,8 +1,8 @@
-"""Questions to nodes, all at once: the check before a run with its verdicts, and polls while it works.
+"""Asks all nodes at once: the check before a run, with its findings, and the polls during a run.
 
-Both run one rendered script (facts.py), a poll its brief part; it adds the engine's list of workers.
-The table QUESTIONS holds the questions to a node's facts. Each answer is a finding (ok, warning or unusable) with the
-way out. The connections of polls stay open, so that a second round costs no login.
+Both run the same rendered script (facts.py). A poll runs only its brief part, and adds the engine's list of workers.
+The table QUESTIONS has the questions to a node's facts. Each answer is a finding (ok, warning or unusable) that says
+what to do. The connections of polls stay open, so that the next round needs no login.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ from worker.protocol import HOT_C
 from worker.text import plural
 
 T = TypeVar("T")
-# A check has ended by then: logins and the script have limits of their own.
+# No check takes longer: logins and the script have shorter limits.
 CHECK_S = 90.0
-# nodes that are checked at a time: more logins at once would take so much CPU time that some ran into their limit
+# Most nodes checked at a time. More logins at once would need too much CPU time, and some would time out.
 MAX_PARALLEL = 64
 _TURNS = threading.Semaphore(MAX_PARALLEL)
 CLOCK_S = 5.0
-# Bytes free for the workdir: below the first nothing starts, below the second there is a warning.
+# Free bytes for the workdir: below the first number nothing starts; below the second there is a warning.
 MIN_FREE, LOW_FREE = 256 * 2**20, 4 * 2**30
 _REMOTE_FS = ("nfs", "nfs4", "smb", "smb2", "cifs", "lustre", "gpfs", "beegfs", "fuseblk", "fuse", "ceph", "9p", "v9fs")
 _NO_AITER = {"missing": "there is no", "empty": "there is no AITER (aiter/jit/core.py) in"}
 
 
 class Look:
-    """A node's facts beside its entry in the inventory, for QUESTIONS. `skew`: its clock minus ours; `run`: our own
-    run, whose containers and locks do not count as another's."""
+    """A node's facts and its entry in the inventory, for QUESTIONS. `skew`: its clock minus ours. `run`: our own run;
+    its containers and locks are not foreign."""
 
     def __init__(self, node: Node, facts: NodeFacts, skew: float | None, run: str) -> None:
         self.node, self.facts, self.values, self.skew, self._run = node, facts, facts.values, skew or 0.0, run
         self.spec, self.folder = find_engine(node.engine), facts.values.get("workdir", "?")
         self.mount, _, mode = facts.values.get("workdir_mount", "").rpartition(" ")
-        self.writable = mode != "ro"  # what is mounted read-only may be full as well, which cannot be changed
+        self.writable = mode != "ro"  # a read-only file system may be full as well; one finding is enough
         kb = facts.number("workdir_free_kb")
         self.free = math.inf if kb is None or not self.writable else kb * 1024
         numbers = gpus_of(node, facts)
@@ -67,26 +67,26 @@ class Look:
         self.runs = sorted({c.run for c in facts.containers if c.run and c.slot and c.run != run})
 
     def blind(self) -> list[int]:
-        """GPUs of AMD that the inventory's devices do not give to their slot's container."""
+        """AMD GPUs that the inventory's devices do not pass to their slot's container."""
         named = self.named if self.named is not None else {"/dev/kfd", OWN_RENDER_NODE}
         lit = {gpu.render for gpu in self.amd.values() if named & {OWN_RENDER_NODE, f"{OWN_RENDER_NODE}/{gpu.render}"}}
         return [n for n, gpu in self.amd.items() if "/dev/kfd" not in named or gpu.render not in lit]
 
     def strangers(self, what: str, *, holding: bool) -> str:
-        """Foreign containers that hold our GPUs, or only run."""
+        """Foreign containers: those that hold our GPUs, or those that only run."""
         found = [c for c in self.facts.containers if not c.run and (f"container {c.name}" in self.holders) is holding]
         names = ", ".join(f"{c.name} ({c.image})" for c in found[:3]) + (", ..." if len(found) > 3 else "")
         return f"{plural(len(found), 'foreign container')} {what}: {names}" if found else ""
 
     def locked(self, state: str, what: str) -> str:
-        """Other runs that have a lock in this state; those whose containers run are named by these."""
+        """Other runs that have a lock in this state. Runs with running containers are reported by their containers."""
         left = {path.partition("/")[0] for path in self.facts.locks.get(state, ())} - {self._run, *self.runs}
         return f"run {', '.join(sorted(left))} {what}" if left else ""
 
 
 class Question(NamedTuple):
-    """A question to a node. `what` returns the problem in words, or several, or nothing. `way`: the way out, with
-    commands of ours in <>."""
+    """A question to a node. `what` returns one problem in words, or several, or nothing. `way`: what to do, with our
+    commands in <>."""
 
     level: str
     about: str
@@ -104,7 +104,7 @@ QUESTIONS = (
         WARNING, "clock",
         lambda n: f"its clock is {abs(n.skew):.0f} s {'ahead of' if n.skew > 0 else 'behind'} ours"
         if abs(n.skew) > CLOCK_S else "",
-        "set it (timedatectl set-ntp true); times of its rows are off until then",
+        "set it (timedatectl set-ntp true); until then the times of its rows are wrong",
     ),
     Question(
         UNUSABLE, "tools", lambda n: (f"the node has no `{tool}`" for tool in n.facts.lacks if tool in n.spec.needs),
@@ -112,7 +112,7 @@ QUESTIONS = (
     ),
     Question(
         UNUSABLE, "workdir",
-        lambda n: "" if n.writable else f"{n.folder} is read-only: the file system at {n.mount} is mounted so",
+        lambda n: "" if n.writable else f"{n.folder} is read-only: the file system at {n.mount} is mounted read-only",
         "mount it rw, or give another `workdir:`",
     ),
     Question(
@@ -145,7 +145,7 @@ QUESTIONS = (
         UNUSABLE, "aiter",
         lambda n: f"{wrong} {n.node.aiter.root} {'of the image' if n.spec.runs_images else 'there'}"
         if (wrong := _NO_AITER.get(n.values.get("aiter_root", ""))) else "",
-        "correct `aiter: {root: PATH}`, or leave it out and AITER is looked for",
+        "correct `aiter: {root: PATH}`, or leave it out and we search for AITER",
     ),
     Question(
         UNUSABLE, "devices",
@@ -172,7 +172,7 @@ QUESTIONS = (
         UNUSABLE, "devices",
         lambda n: (f"GPU {number} has no render node /dev/dri/{gpu.render}" for number, gpu in n.amd.items()
                    if n.named is None and f"/dev/dri/{gpu.render}" not in n.facts.devices),
-        "see why the driver does not show it, or leave it out of `gpus:`",
+        "find out why the driver does not show it, or leave it out of `gpus:`",
     ),
     Question(
         OK, "devices",
@@ -196,7 +196,7 @@ QUESTIONS = (
         UNUSABLE, "gpus",
         lambda n: f"gpus: {n.node.gpus if isinstance(n.node.gpus, int) else list(n.node.gpus)}, but"
         f" {len(n.facts.gpus)} were found" if n.wanted > len(n.facts.gpus) else "",
-        "correct `gpus:`, or see why the driver does not show the others",
+        "correct `gpus:`, or find out why the driver does not show the others",
     ),
     Question(
         UNUSABLE, "gfx",
@@ -226,9 +226,9 @@ QUESTIONS = (
         WARNING, "health",
         lambda n: (f"GPU {i} is at {hot:.0f} C" for i, gpu in enumerate(n.facts.gpus)
                    if (hot := max(gpu.temperature_c.values(), default=0.0)) >= HOT_C),
-        "see to its cooling: its numbers will be low",
+        "check its cooling: it will measure low numbers",
     ),
-    Question(  # load on a GPU while our workers run there is most likely theirs
+    Question(  # if our workers run there, load on a GPU is most likely theirs
         WARNING, "busy",
         lambda n: (words for id_, words in n.holders.items() if id_.startswith("GPU")
                    and not any(c.run for c in n.facts.containers) and not n.facts.locks.get("held")),
@@ -249,7 +249,7 @@ QUESTIONS = (
 
 
 def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iterator[Finding]:
-    """Yield every problem of a node. `skew`: the node's clock minus ours; `run`: our own run."""
+    """Yield every problem of a node. `skew`: the node's clock minus ours. `run`: our own run."""
     look = Look(node, facts, skew, run)
     for level, about, what, way in QUESTIONS:
         said = what(look)
@@ -261,7 +261,7 @@ def findings(node: Node, facts: NodeFacts, skew: float | None, run: str) -> Iter
 
 @dataclass(frozen=True, slots=True)
 class NodeReport:
-    """Report on a node. `skew_s`: the node's clock minus ours, None where unknown."""
+    """The report on a node. `skew_s`: the node's clock minus ours, None if unknown."""
 
     node: str
     findings: tuple[Finding, ...]
@@ -286,7 +286,7 @@ class NodeReport:
         return replace(self, findings=(*self.findings, Finding(*finding)))
 
     def devices(self) -> str:
-        """The devices that its containers get if the inventory names none, in words; "" for nothing."""
+        """The devices that its containers get if the inventory does not name any, in words; "" for none."""
         return next((f.what for f in self.findings if (f.level, f.about) == (OK, "devices")), "")
 
     def row(self) -> tuple[str, ...]:
@@ -323,8 +323,8 @@ COLUMNS = ("node", "state", "GPUs", "docker", "image", "free", "clock", "notes")
 
 
 def check_node(node: Node, done: Completed, now: float, run: str = "") -> NodeReport:
-    """Report made of the answer of the check script. `now`: our clock (epoch seconds) about when it ran;
-    `run`: our own run, whose containers and locks do not count as another's."""
+    """Make the report from the check script's answer. `now`: our clock (epoch seconds) at about the time it ran. `run`:
+    our own run; its containers and locks are not foreign."""
     facts = read_facts(done)
     if not facts.complete:
         words = done.text.splitlines()
@@ -342,7 +342,7 @@ def unreachable(node: Node, why: str) -> NodeReport:
 
 
 def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """Reports with findings that show only between nodes: an image or a gfx that is not the one of most nodes."""
+    """Add findings that show only between nodes: an image or a gfx that differs from that of most nodes."""
     out = list(reports)
     ways: tuple[tuple[str, str, Callable[[NodeFacts], str | None]], ...] = (
         ("image", "name the image by digest", lambda f: f.values.get("image", "").split(" ")[0].replace("missing", "")),
@@ -365,10 +365,10 @@ def check_nodes(
     accept_new_host_keys: bool = False,
     answered: Callable[[NodeReport], None] = lambda report: None,
 ) -> list[NodeReport]:
-    """Check all nodes at once; reports in their order. `answered` is called with each as it answers.
+    """Check all nodes at once and return their reports in the same order. `answered` is called with each as it comes.
 
-    Changes nothing on a node. A node that does not answer is a report like another; a reference of the inventory
-    whose variable is not set is the user's mistake: InventoryError, before any node is checked.
+    Changes nothing on a node. A node that does not answer gets a report too. If the variable of a reference in the
+    inventory is not set, that is the user's mistake: raises InventoryError before any node is checked.
     """
     wanted = {n.name: n for n in nodes}
     check_references(wanted.values())
@@ -383,7 +383,7 @@ def check_nodes(
 
 
 def chips_of(inventory: Path) -> set[tuple[str, int]]:
-    """Return (gfx, cu_num) of each node, as the inventory says or else as probed. Raises NoUsableNodeError."""
+    """Return (gfx, cu_num) of each node, from the inventory or else by a check. Raises NoUsableNodeError."""
     nodes = load_inventory(inventory).nodes.values()
     out = {(n.gfx, n.cu_num) for n in nodes if n.gfx and n.cu_num}
     for report in check_nodes([n for n in nodes if not (n.gfx and n.cu_num)]):
@@ -404,18 +404,18 @@ def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
         return unreachable(node, e.reason)
 
 
-# A node that has not answered by then is slow if it let us in, or began to; else it is unreachable.
+# A node that has not answered by then is slow if it accepted the connection, else unreachable.
 LIMIT_S = 4.5
-# Part of the limit that is kept back from the calls to a node, so that their result arrives in time.
+# The calls to a node get this much less than the limit, so that their result arrives in time.
 ASIDE_S = 0.2
-# Between two rounds of `Watch`.
+# Seconds between two rounds of `Watch`.
 EVERY_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeAnswer:
-    """Answer of a node, or `error`: why there is none. `at`: epoch seconds. `slow`: it is there, and did not answer in
-    time."""
+    """A node's answer, or `error`: why it did not answer. `at`: epoch seconds. `slow`: it is reachable, but did not
+    answer in time."""
 
     node: str
     at: float
@@ -426,14 +426,14 @@ class NodeAnswer:
 
 
 class NodePoll:
-    """A node that is polled, by one thread at a time. `limit_s`: seconds that an answer may take."""
+    """Polls a node, in one thread at a time. `limit_s`: seconds that an answer may take."""
 
     def __init__(self, plan: NodePlan, limit_s: float = LIMIT_S) -> None:
         self._plan, self._limit_s = plan, limit_s
         self.opened: tuple[Transport, Engine, bytes] | None = None
 
     def ask(self, *, keep: bool = False) -> NodeAnswer:
-        """Never raises for what is wrong with the node. `keep`: the connection stays open for the next time."""
+        """Poll once. Never raises for trouble with the node. `keep`: leave the connection open for the next time."""
         name, until = self._plan.node, time.monotonic() + self._limit_s - ASIDE_S
         try:
             if self.opened is None:
@@ -463,21 +463,21 @@ class NodePoll:
 
 
 def no_answer(node: str, limit_s: float, greeted: bool) -> NodeAnswer:
-    """Answer for a node without one in time. `greeted`: it is there, and too busy to answer in time."""
-    why = ", though it took the connection: --timeout gives it longer" if greeted else ""
+    """The answer for a node that gave none in time. `greeted`: it is there, but too busy to answer in time."""
+    why = ", though it accepted the connection; --timeout gives it longer" if greeted else ""
     return NodeAnswer(node, time.time(), error=f"no answer within {limit_s:g} s{why}", slow=greeted)
 
 
 def poll(plans: Sequence[NodePlan], limit_s: float = LIMIT_S) -> Iterator[NodeAnswer]:
-    """Poll every node once, in the order of their answers; those without one within `limit_s` come last."""
+    """Poll every node once and yield the answers as they come. Nodes without one within `limit_s` come last."""
     polls = {p.node: NodePoll(p, limit_s) for p in plans}
     for name, answer in ask_all({name: node.ask for name, node in polls.items()}, limit_s):
         yield answer or no_answer(name, limit_s, polls[name].opened is not None)
 
 
 def ask_all(questions: Mapping[str, Callable[[], T]], limit_s: float) -> Iterator[tuple[str, T | None]]:
-    """Call all at once, each in a thread; yield (name, answer) as they come, then (name, None) of those without one
-    within `limit_s`."""
+    """Call all at once, each in a thread. Yield (name, answer) as they come, and at the end (name, None) for those
+    without an answer within `limit_s`."""
     answers: queue.SimpleQueue[tuple[str, T]] = queue.SimpleQueue()
 
     def ask(name: str, question: Callable[[], T]) -> None:
@@ -505,7 +505,7 @@ class Watch:
             threading.Thread(target=self._keep, args=(plan,), name=f"watch {plan.node}", daemon=True).start()
 
     def answers(self) -> list[NodeAnswer]:
-        """Answers of the nodes so far; one without a recent answer has an error."""
+        """The latest answer of each node; an error if its answer is too old."""
         latest, old = list(self._latest.values()), time.time() - EVERY_S - self._limit_s
         return [
             NodeAnswer(a.node, a.at, error=f"no answer for {time.time() - a.at:.0f} s") if a.at < old and not a.error

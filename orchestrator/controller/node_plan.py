@@ -1,8 +1,8 @@
-"""Plans of nodes from an inventory (slots, devices, folders, environment), and what leads to a planned node: its
-transport, its engine, and what its workers get of our environment.
+"""Plans nodes from an inventory (slots, devices, folders, environment). Makes the transport and engine of a planned
+node, and the values that its workers get from our environment.
 
-A plan keeps references (`${env:NAME}`) as they are written, as it is rendered into files that stay; they are resolved
-at the moment of use.
+A plan keeps references (`${env:NAME}`) as they are written, because it is rendered into files that stay. They are
+resolved when they are used.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ if TYPE_CHECKING:  # paramiko takes long to import
 
 TEXTS = NodePaths(Path()).texts.name
 CODE_MARKER = "/complete"
-"""The last file of a code folder: where it is, the folder is whole."""
+"""The last file written to a code folder. If it exists, the folder is complete."""
 
 LARGEST_PACKAGE = 16 << 20
-"""Bytes of a package with a tuner."""
+"""Most bytes of a tuner's package."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """Plan of one node of a run, ready to be deployed. `devices`: environment of each slot (which GPU it may use)."""
+    """The plan of one node of a run, ready to deploy. `devices`: environment of each slot (which GPU it may use)."""
 
     node: str
     folder: str
@@ -65,22 +65,22 @@ class NodePlan:
     gfx: str | None = None
     cu_num: int | None = None
     source: Node | None = None
-    """The inventory's node that the plan was made of, its references unresolved."""
+    """The inventory's node that the plan was made from, with references unresolved."""
     run: str = ""
     docker: DockerOptions | None = None
-    """Options of the containers, with engine docker."""
+    """Options of the containers, if the engine is docker."""
     switches: tuple[str, ...] = ()
-    """Names of the tuners' switches that the inventory sets: they are not cleared. Their values may be in no file."""
+    """Names of the tuners' switches that the inventory sets; we do not clear them. No file may hold their values."""
     cache: str = "../../.cache"
-    """Path from the node folder to what outlives a run on the node (modules that a tuner built)."""
+    """Path from the node folder to the files that outlive a run on the node (modules that a tuner built)."""
 
 
 @cache
 def worker_code(tuner_package: str = "") -> tuple[str, dict[str, bytes]]:
-    """(sha, files) of the worker package as it is here; paths relative to the code folder.
+    """(sha, files) of the worker package on this machine; paths are relative to the code folder.
 
-    `tuner_package`: a package with a tuner, which goes along with its entry points (TunerSpec.worker_package). Raises
-    InputError where it is no folder here, or too large.
+    `tuner_package`: a tuner's package to send too, with its entry points (TunerSpec.worker_package). Raises InputError
+    if it is not a folder here, or too large.
     """
     root = Path(worker.__file__).resolve().parent
     files = {
@@ -97,10 +97,10 @@ def worker_code(tuner_package: str = "") -> tuple[str, dict[str, bytes]]:
 
 
 def _package_files(name: str) -> dict[str, bytes]:
-    """All files of an installed package, and what importlib.metadata needs to find its tuners."""
+    """All files of an installed package, and the metadata by which importlib.metadata finds its tuners."""
     found = importlib.util.find_spec(name)
     if found is None or not found.submodule_search_locations or not found.origin:
-        raise InputError(f"the package {name} of the tuner is no folder with an __init__.py that can be sent to nodes")
+        raise InputError(f"the package {name} of the tuner is not a folder with an __init__.py, so we cannot send it")
     root = Path(found.origin).resolve().parent
     files: dict[str, bytes] = {}
     for path in sorted(root.rglob("*")):
@@ -118,7 +118,7 @@ def _package_files(name: str) -> dict[str, bytes]:
 def node_files(
     plan: NodePlan, run: str, tuner: str, options: dict[str, Any], idle_exit_s: float, texts: Path | None = None
 ) -> dict[str, RemoteFile]:
-    """Files of a node folder, by path relative to it. `texts`: a folder of long texts that the options refer to."""
+    """The files of a node folder, by relative path. `texts`: folder of the long texts that options refer to."""
     spec = recorded_tuner(tuner)
     sha, code = worker_code(spec.worker_package)
     values = {
@@ -185,13 +185,14 @@ tar -cf - -- "$@" | head -c {MAX_BYTES}
 
 
 def bring_home(transport: Transport, folder: str, attempts: Path) -> list[Path]:
-    """Copy every attempt's `repro/` of a node folder below `attempts`; the files. Raises TransportError, OSError."""
+    """Copy every attempt's `repro/` from a node folder below `attempts`. Return the files. Raises TransportError,
+    OSError."""
     done = transport.run(["sh", "-c", _PACK, "sh", folder], timeout=TIMEOUT_S)
     return unpack(done.out, attempts)
 
 
 def unpack(data: bytes, attempts: Path) -> list[Path]:
-    """The files of an archive that are what they should be: `attempts/ID/repro/NAME/FILE`. The rest is passed over."""
+    """Unpack the files of an archive that have an expected path, `attempts/ID/repro/NAME/FILE`. Skip the rest."""
     out: list[Path] = []
     try:
         with tarfile.open(fileobj=io.BytesIO(data), mode="r|") as archive:
@@ -220,7 +221,7 @@ def _expected(parts: list[str]) -> bool:
 
 
 def missing_files(transport: Transport, folder: str, files: Mapping[str, RemoteFile]) -> dict[str, RemoteFile]:
-    """Files to deploy, without the code where a marker shows that this code is there completely."""
+    """The files to deploy. The code is left out if its marker shows that it is there completely."""
     marker = next((n for n in files if n.endswith(CODE_MARKER)), None)
     if marker is None or transport.run(["test", "-e", f"{folder}/{marker}"], timeout=20.0).code:
         return dict(files)
@@ -228,7 +229,7 @@ def missing_files(transport: Transport, folder: str, files: Mapping[str, RemoteF
 
 
 def attempts_in(transport: Transport, folder: str, *below: str) -> set[str]:
-    """Attempts that have a spec in, or a folder under, these folders of a node folder."""
+    """Attempts with a spec or a folder in these folders of a node folder."""
     paths = [f"{folder}/{f}" for f in below]
     names = set()
     for base in _listed(transport, [*paths, "-mindepth", "1", "-maxdepth", "2"]):
@@ -245,27 +246,27 @@ def take_back_all(transport: Transport, folder: str) -> None:
 
 
 def _listed(transport: Transport, found: Sequence[str]) -> list[str]:
-    """Names of the files that `find` prints."""
+    """Names of the files that a `find` prints."""
     done = transport.run(["find", *found], timeout=60.0)
     return [line.rsplit("/", 1)[-1] for line in done.out.decode("utf-8", "replace").splitlines()]
 
 
-# A login takes long on a busy node, or where the account comes from a directory.
+# A login is slow on a busy node, or if the account comes from a directory service.
 CONNECT_S = 15.0
 RESULTS = "GEMMFLEET_RESULTS"
-# Variables by which schedulers name the GPUs of a lease.
+# The variables in which schedulers name the GPUs of a lease.
 GRANTED = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
 
 
 def plan_nodes(
     inventory: Inventory, run: str, run_folder: Path, facts: Mapping[str, NodeFacts] | None = None
 ) -> list[NodePlan]:
-    """One NodePlan a machine; pools of leases have none.
+    """One NodePlan for each machine. Pools of leases get no plan.
 
-    `gpus: auto` is one slot a GPU that was found, or one slot with all cores.
+    `gpus: auto` means one slot for each GPU found, or one slot with all cores.
 
-    `facts`: of the nodes (`check_nodes`); by default those that the run kept (`save_facts`).
-    A remote node whose GPUs are neither listed nor known has no slots: leave it out until it answers.
+    `facts`: of the nodes (`check_nodes`); by default those that the run stored (`save_facts`).
+    A remote node whose GPUs are neither listed nor known gets no slots: leave it out until it answers.
     """
     known = load_facts(run_folder, inventory.nodes) if facts is None else facts
     machines = [n for n in inventory.nodes.values() if n.lease is None]
@@ -300,9 +301,10 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
 
 
 def plan_lease(node: Node, run: str, facts: NodeFacts, granted: Mapping[str, str]) -> tuple[NodePlan, tuple[str, ...]]:
-    """Plan of a leased node, and the id of each slot's GPU on its host. `granted`: what its scheduler set of GRANTED.
+    """The plan of a leased node, and the id of each slot's GPU on its host. `granted`: the GRANTED variables that its
+    scheduler set.
 
-    Slots are the devices that were granted. HIP counts within ROCR_VISIBLE_DEVICES, which is left as it is.
+    The granted devices become slots. HIP numbers devices within ROCR_VISIBLE_DEVICES, so we do not change that.
     """
     rocr, hip, cuda = ([x for x in granted.get(name, "").split(",") if x] for name in GRANTED)
     n = node.gpus if isinstance(node.gpus, int) else len(rocr or hip or cuda) or len(facts.gpus)
@@ -318,15 +320,15 @@ def plan_lease(node: Node, run: str, facts: NodeFacts, granted: Mapping[str, str
 
 
 def with_device_locks(plan: NodePlan, *, shared: bool) -> NodePlan:
-    """The plan with a lock for each slot's device, which its worker holds on the host. `shared`: it waits for no other
-    run."""
+    """The plan with a lock for each slot's device. Its worker holds the lock on the host. `shared`: do not wait for
+    other runs."""
     share = {DEVICE_SHARED: "1"} if shared else {}
     locks = {s: device_lock(int(s) if env["HIP_VISIBLE_DEVICES"] else None) for s, env in plan.devices.items()}
     return replace(plan, devices={s: {**env, DEVICE_LOCK: locks[s], **share} for s, env in plan.devices.items()})
 
 
 def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> int | None:
-    """Bytes of memory of the largest device that the nodes' slots have; None where one of them is unknown.
+    """Memory in bytes of the largest device of the nodes' slots; None if one of them is unknown.
 
     A slot without a GPU has its machine's memory.
     """
@@ -339,15 +341,15 @@ def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> 
 
 
 def _cache(node: Node) -> str:
-    """Path from the node folder to what outlives a run; "" for none."""
+    """Path from the node folder to the files that outlive a run; "" if there are none."""
     if node.lease is not None:
         return node.cache or ""
     return "../../.cache" if not node.is_here or node.workdir else "../../../.cache"
 
 
 def _folder(node: Node, run: str, run_folder: Path) -> str:
-    """The node folder; of a remote node absolute, or relative to where commands begin: its home folder, or that of its
-    lease."""
+    """The node folder. On a remote node it is absolute, or relative to the folder where commands start: the home
+    folder, or the lease's folder."""
     if node.lease is not None:
         return node.name
     workdir = resolve({"workdir": node.workdir}, node.name, node.origin)["workdir"]
@@ -358,11 +360,11 @@ def _folder(node: Node, run: str, run_folder: Path) -> str:
 
 
 def _devices(node: Node, gpus: Sequence[int], facts: NodeFacts | None) -> Iterator[tuple[str, dict[str, str]]]:
-    """Each slot's own environment: the one GPU that it sees, and the cores near it, as the kernel lists them."""
+    """The environment of each slot: the GPU that it sees, and the cores near it, as the kernel lists them."""
     alone = find_engine(node.engine).isolates(node)
     there = dict(enumerate(facts.gpus)) if facts is not None else {}
     for i, gpu in enumerate(gpus):
-        seen = "0" if alone else str(gpu)  # alone in its container, a GPU has the number 0
+        seen = "0" if alone else str(gpu)  # a GPU that is alone in its container has number 0
         if isinstance(node.numa, tuple):
             wanted = node.numa[i] if i < len(node.numa) else None
             cpus = next((g.cpus for g in there.values() if g.numa == wanted and g.cpus), "")
@@ -374,36 +376,36 @@ def _devices(node: Node, gpus: Sequence[int], facts: NodeFacts | None) -> Iterat
 
 
 def all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, references and all. `aiter:` and `vllm:` win over `env:`."""
+    """The environment of a node's workers, with references unresolved. `aiter:` and `vllm:` win over `env:`."""
     env = {**node.env, **find_engine(node.engine).env(node), **node.variables()}
     env |= {**node.aiter.variables(), **node.aiter.compilers, **node.vllm.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 
 def node_of(plan: NodePlan) -> Node:
-    """The inventory's node that a plan was made of, its references unresolved."""
+    """The inventory's node that a plan was made from, with references unresolved."""
     assert plan.source is not None
     return plan.source
 
 
 def private_env(plan: NodePlan) -> dict[str, str]:
-    """The variables of the workers whose values come from our environment: for `Engine.start` alone, never for a
-    file. Raises InventoryError naming file, line, node and variable."""
+    """The workers' variables whose values come from our environment. Only for `Engine.start`, never for a file. Raises
+    InventoryError that names file, line, node and variable."""
     private = [name for name, value in all_env(node_of(plan), plan.run).items() if has_reference(value)]
     real = all_env(resolved(node_of(plan)), plan.run) if private else {}
     return {name: real[name] for name in private}
 
 
 def results_folder(plan: NodePlan) -> str | None:
-    """The node's folder of results for this run, where the inventory names one."""
+    """The node's folder of results for this run, if the inventory names one."""
     return all_env(resolved(node_of(plan)), plan.run).get(RESULTS) if node_of(plan).results else None
 
 
 def transport_to(
     node: Node, *, accept_new_host_keys: bool = False, patient: bool = True, connect_s: float = CONNECT_S
 ) -> Transport:
-    """Transport to a node of an inventory. `connect_s`: the time limit of `connect`; `patient`: a refused connection
-    is tried again within it. Raise InventoryError where a reference cannot be resolved."""
+    """The transport to a node of an inventory. `connect_s`: time limit of `connect`. `patient`: try a refused
+    connection again within that time. Raise InventoryError if a reference cannot be resolved."""
     if node.is_here:
         return LocalTransport(node.name)
     limits = {"connect_timeout": connect_s, "patient": patient}
@@ -411,8 +413,8 @@ def transport_to(
 
 
 def ssh_transport(way: Node | LoginHost, host: str, name: str, **options: Any) -> SshTransport:
-    """Transport by SSH as an entry of an inventory says, whose references are resolved. `host`: where the entry names
-    none; `name`: what messages call it; `options`: see SshTransport."""
+    """The SSH transport for an inventory's entry with resolved references. `host`: used if the entry names none.
+    `name`: the name in messages. `options`: see SshTransport."""
     from orchestrator.transport.ssh import SshTransport
 
     return SshTransport(
@@ -428,12 +430,12 @@ def ssh_transport(way: Node | LoginHost, host: str, name: str, **options: Any) -
 
 
 def transport_of(plan: NodePlan, *, accept_new_host_keys: bool = False) -> Transport:
-    """Transport to a plan's node, as `transport_to` makes it."""
+    """The transport to a plan's node, made by `transport_to`."""
     return transport_to(node_of(plan), accept_new_host_keys=accept_new_host_keys)
 
 
 def login_line(node: Node) -> str:
-    """Command that logs in to the node as the inventory describes it; a reference becomes a shell variable."""
+    """The command that logs in to the node as the inventory describes it. A reference becomes a shell variable."""
     flags = (("-F", node.ssh_config), ("-p", node.port), ("-i", node.identity), ("-J", node.proxy_jump))
     words = [w for flag, value in flags if value is not None for w in (flag, _typed(str(value)))]
     user = f"{_typed(node.user)}@" if node.user else ""
@@ -447,5 +449,5 @@ def _typed(text: str) -> str:
 
 
 def engine_of(plan: NodePlan, transport: Transport, *, progress: Callable[[str], None] = lambda text: None) -> Engine:
-    """Engine of a plan's node. `progress` is called with the state of an image's pull."""
+    """The engine of a plan's node. `progress` is called with the state of an image's pull."""
     return find_engine(plan.engine).create(plan, transport, progress)

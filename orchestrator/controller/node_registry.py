@@ -1,6 +1,6 @@
-"""Registry of a run's nodes: which are up, in trouble or given up; and the shutdown of their workers, all at once.
+"""Keeps track of a run's nodes (up, in trouble or given up), and shuts all their workers down at once.
 
-The shutdown reaches nodes that were given up or were only being prepared, too.
+The shutdown also reaches nodes that were given up or were still being prepared.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from orchestrator.errors import NodeError
 
 
 class NodeRegistry:
-    """Drivers of a run's nodes with their states; owned by the controller's loop."""
+    """The drivers of a run's nodes with their states. The controller's loop owns it."""
 
     def __init__(self, timeouts: Timeouts) -> None:
         self.timeouts = timeouts
         self.drivers: dict[str, NodeDriver] = {}
         self.sessions: dict[str, int] = {}
-        """The session that writes to a node must name; a node that never was up has none."""
+        """Node -> the session that writes to it must name. A node that was never up has none."""
         self.up: set[str] = set()
         self.lost: set[str] = set()
         self._trouble: dict[str, tuple[float, str]] = {}
         """Node -> (since when, what)."""
         self._reported: set[str] = set()
-        """Nodes whose trouble was reported."""
+        """Nodes that have reported trouble."""
         self._waiting: dict[str, str] = {}
-        """Occupied nodes, and by whom; no timeout runs while they wait."""
+        """Occupied nodes, and who uses them. No timeout runs while they wait."""
 
     def start(self, driver: NodeDriver) -> None:
         """Start a node's driver; the node is expected from now on."""
@@ -41,7 +41,7 @@ class NodeRegistry:
         driver.start()
 
     def remove(self, node: str) -> None:
-        """Forget a node that is gone for good; its driver ends by itself."""
+        """Forget a node that will not return. Its driver ends by itself."""
         driver = self.drivers.pop(node, None)
         for states in (self.up, self.lost, self._reported):
             states.discard(node)
@@ -60,8 +60,8 @@ class NodeRegistry:
         self._waiting.pop(node, None)
 
     def node_occupied(self, node: str, doing: str, detail: str) -> bool:
-        """Record that the node is occupied: it is waited for, left out, or shared. Return whether its work is lost: it
-        is left out, or had worked before and none of its workers is left.
+        """Record that the node is occupied, and that we wait for it, skip it or share it. Return whether its work is
+        lost: we skip it, or it worked before and none of its workers is left.
         """
         again = self._waiting.pop(node, None) is not None
         gone = node not in self.lost and (doing == "skip" or (doing == "wait" and node in self.sessions and not again))
@@ -74,7 +74,7 @@ class NodeRegistry:
         return gone
 
     def in_trouble(self, node: str, detail: str) -> bool:
-        """Record trouble; its timeout runs from the first report. Return whether this is the first."""
+        """Record trouble. Its timeout counts from the first report. Return whether this is the first."""
         waited = self._waiting.pop(node, None) is not None
         first = node not in self._reported
         since = time.time() if first or waited else self._trouble[node][0]
@@ -84,12 +84,12 @@ class NodeRegistry:
         return first
 
     def goes_on(self, node: str, detail: str) -> None:
-        """Record progress of its preparation: its timeout begins anew."""
+        """Record progress of its preparation. Its timeout starts again."""
         if node not in self.up:
             self._trouble[node] = (time.time(), detail)
 
     def give_up(self) -> Iterator[tuple[str, str]]:
-        """(node, why) of those whose timeout has run out by now, each once."""
+        """(node, why) for each node whose timeout has run out, once."""
         now = time.time()
         for node, (since, detail) in self._trouble.items():
             if node in self.sessions:
@@ -111,7 +111,7 @@ class NodeRegistry:
         return self._reported - self.up
 
     def why(self, node: str) -> str:
-        """Its trouble, "" for none."""
+        """The node's trouble, "" for none."""
         return self._trouble.get(node, (0.0, ""))[1]
 
     @property
@@ -120,7 +120,7 @@ class NodeRegistry:
         return bool(self.drivers) and self.lost >= self.drivers.keys()
 
     def details(self) -> list[str]:
-        """Trouble of each node, a line each."""
+        """The trouble of the nodes, one line each."""
         return [f"  {node}: {detail}" for node, (_, detail) in self._trouble.items()]
 
     def reached(self) -> list[NodeDriver]:
@@ -128,14 +128,14 @@ class NodeRegistry:
         return [self.drivers[n] for n in sorted(self.up)]
 
     def workers_left(self) -> bool:
-        """Return whether a worker runs on a node that is up (or that is unknown)."""
+        """Return whether a worker may run on a node that is up."""
         try:
             return any(d.workers.alive() for d in self.reached())
         except NodeError:
             return True
 
     def close(self) -> None:
-        """End all threads; the workers go on. All nodes together get `Timeouts.close` to end what they do."""
+        """End all threads; the workers go on. All nodes together have `Timeouts.close` to finish their calls."""
         for driver in self.drivers.values():
             driver.leave()
         until = time.monotonic() + self.timeouts.close
@@ -149,15 +149,15 @@ MAX_PARALLEL = 32
 
 @dataclass(frozen=True, slots=True)
 class StoppedNode:
-    """Result on one node. `ran`: number of workers that ran and were stopped; None: none was ever started there.
-    `left`: why some may run on, "" where none does."""
+    """The result for one node. `ran`: how many running workers were stopped; None: none was ever started there. `left`:
+    why some may still run, "" if none does."""
 
     ran: int | None
     left: str = ""
 
 
 class Shutdown:
-    """Shutdown of nodes, one by one or all at once; `tidy` removes what is left in the engines."""
+    """Shuts nodes down, one by one or all at once. `tidy`: also clean up in the engines."""
 
     def __init__(self, registry: NodeRegistry, pace: StopLimits, *, tidy: bool) -> None:
         self._registry, self._pace, self._tidy = registry, pace, tidy
@@ -166,7 +166,7 @@ class Shutdown:
         self._seen: dict[str, StoppedNode] = {}
 
     def begin(self, drivers: Iterable[NodeDriver]) -> None:
-        """Begin to stop these nodes, each once. Those not up are reconnected if workers may have been started there."""
+        """Begin to stop these nodes, each once. If a node is not up but may have workers, connect to it again."""
         for d in drivers:
             if d.node in self._ends or d.node in self._seen:
                 continue
@@ -180,7 +180,7 @@ class Shutdown:
         return all(e.done() for e in self._ends.values())
 
     def close(self) -> dict[str, StoppedNode]:
-        """Results by node; calls still under way are cut off."""
+        """Return the results by node. Calls in progress are cut off."""
         for node, end in self._ends.items():
             if not end.done():
                 self._registry.drivers[node].hang_up()
@@ -221,7 +221,7 @@ def stop_workers(
     pace: StopLimits | None = None,
     only: Iterable[NodeDriver] | None = None,
 ) -> Mapping[str, StoppedNode]:
-    """Stop all workers on these nodes, by default on all. `listen(seconds, over)` reads what nodes still send."""
+    """Stop all workers on these nodes, by default on all. `listen(seconds, over)` reads their last messages."""
     pace = pace or registry.timeouts.stop
     shutdown = Shutdown(registry, pace, tidy=tidy)
     shutdown.begin(registry.drivers.values() if only is None else only)

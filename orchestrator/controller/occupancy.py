@@ -1,8 +1,9 @@
-"""Occupied nodes (docs/explanation/scheduling.md): who else computes there, and whether a run's workers may start: an
-occupied node is waited for, left out, or shared (`--busy`). Also finds one GPU under two node names.
+"""Occupied nodes (docs/explanation/scheduling.md): finds out who else computes on a node, and decides whether a run's
+workers may start. A run waits for an occupied node, leaves it out, or shares it (`--busy`). This module also finds a
+GPU that has two node names.
 
-Of several runs only one at a time checks a node and starts its workers: it holds the folder of the node's device locks
-(LOCKS) meanwhile, which ends with its connection. So the other runs see the devices that its workers locked.
+Only one run at a time checks a node and starts its workers. Meanwhile it holds a lock on the folder of the node's
+device locks (LOCKS); the lock ends with its connection. So the next run sees the devices that the workers have locked.
 """
 
 from __future__ import annotations
@@ -24,27 +25,27 @@ from orchestrator.transport.base import Transport
 from worker.protocol import LOCKS
 
 Mode = Literal["wait", "skip", "share"]
-# A shared GPU gives wrong numbers, and a node left out is lost for the whole run: waiting loses only time.
+# A shared GPU gives wrong numbers, and a skipped node is lost for the whole run. Waiting only costs time.
 DEFAULT: Mode = "wait"
-# A GPU that is busier, or whose memory is fuller (share), is in use.
+# A GPU is in use if it is busier than this, or if a larger share of its memory is full.
 BUSY_PCT, BUSY_MEMORY = 20.0, 0.1
 _RENDER, _NVIDIA = re.compile(r"/dev/dri/(renderD\d+)\Z"), re.compile(r"/dev/nvidia(\d+)\Z")
 
 
 class Occupant(NamedTuple):
-    """One who computes on a node. `id` stays the same meanwhile; `words` may change."""
+    """Someone who computes on a node. `id` stays the same all the time; `words` may change."""
 
     id: str
     words: str
 
 
 def mode_of(node: Node, requested: str | None) -> str:
-    """Mode of `--busy`, else of the inventory, else DEFAULT."""
+    """The mode from `--busy`, else from the inventory, else DEFAULT."""
     return requested or node.busy or DEFAULT
 
 
 def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
-    """The numbers of the GPUs that the inventory gives to us; none on a node that computes on its cores."""
+    """The numbers of the GPUs that the inventory gives us. Empty on a node that computes on its cores."""
     return tuple(range(len(facts.gpus))) if node.gpus == "auto" else tuple(_numbers(node.gpus))
 
 
@@ -60,8 +61,9 @@ def device_lock(gpu: int | None) -> str:
 
 
 def occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> tuple[Occupant, ...]:
-    """Occupants of these GPUs (of the cores, where there are none), by the node's facts at a moment without workers of
-    the run there. `run`: our own run, whose workers do not count; "" before there is one.
+    """Occupants of these GPUs, or of the cores if there are no GPUs, according to the node's facts. The facts must be
+    from a moment without workers of the run there. `run`: our own run, whose workers do not count; "" before there is
+    one.
     """
     return tuple({o.id: o for o in _occupants(facts, gpus, run)}.values())
 
@@ -81,10 +83,10 @@ def _occupants(facts: NodeFacts, gpus: Sequence[int], run: str) -> Iterator[Occu
 
 
 def _takes(c: Container, facts: NodeFacts, gpus: Sequence[int]) -> bool:
-    """Return whether a running container computes where we would; one that only exists (a database) does not."""
+    """Return whether a running container uses our GPUs or cores. A database, for instance, does not."""
     if not gpus:
         return bool(c.run and c.slot)
-    if c.run and c.slot.isdigit():  # a slot has its GPU's number, whatever devices it was given
+    if c.run and c.slot.isdigit():  # the slot's number is its GPU's number, whatever devices the container was given
         return bool(c.devices) and int(c.slot) in gpus
     renders = {m[1] for d in c.devices if (m := _RENDER.match(d))}
     numbers = {int(m[1]) for d in c.devices if (m := _NVIDIA.match(d))}
@@ -109,23 +111,23 @@ def occupants_text(found: Sequence[Occupant]) -> str:
     return "; ".join(o.words for o in found[:4]) + more
 
 
-_DONE = {"wait": "is occupied and waited for", "free": "is free now", "skip": "is occupied and left out"}
+_DONE = {"wait": "is occupied; we wait for it", "free": "is free now", "skip": "is occupied and left out"}
 
 
 def busy_sentence(node: str, doing: str, detail: str) -> str:
-    """Sentence on what was done about an occupied node."""
-    return f"{node} {_DONE.get(doing, 'is occupied and shared, its times may be too long')}: {detail}"
+    """Sentence on what we do about an occupied node."""
+    return f"{node} {_DONE.get(doing, 'is occupied and shared, so its times may be too long')}: {detail}"
 
 
 def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
-    """Raise InventoryError where two slots of these nodes are one GPU. The inventory shows it for nodes that name one
-    host, the facts of the nodes for others."""
+    """Raise InventoryError if two slots of these nodes are the same GPU. For nodes with the same host the inventory
+    shows it; for others, the nodes' facts do."""
     if faults := [why for _, why in twice(nodes, facts)]:
         raise InventoryError(faults)
 
 
 def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator[tuple[str, str]]:
-    """(node, what is wrong and the way out) of each node that has a GPU which one before it has."""
+    """(node, what is wrong and what to do) for each node with a GPU that an earlier node has too."""
     found = {(name, other): [what] for name, other, what in _named_twice(nodes)}
     told = set(found)
     owner: dict[tuple[str, int], tuple[str, int]] = {}
@@ -143,13 +145,13 @@ def twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> Iterator
             name,
             (
                 f"{node.origin('name')}: node {name}: {why[0]}{more}: two workers there spoil each other's times; drop"
-                f" {name} or {other}{line}, or give each a list of its own in gpus:"
+                f" {name} or {other}{line}, or give each node its own list in gpus:"
             ),
         )
 
 
 def _named_twice(nodes: Mapping[str, Node]) -> Iterator[tuple[str, str, str]]:
-    """(node, one before it, what both take) where the inventory itself gives two nodes one device of one host."""
+    """(node, an earlier node, what both use) if the inventory itself gives two nodes the same device of a host."""
     hosts: dict[Hashable, list[Node]] = {}
     for node in nodes.values():
         if node.lease is None:
@@ -162,12 +164,12 @@ def _named_twice(nodes: Mapping[str, Node]) -> Iterator[tuple[str, str, str]]:
 
 
 def _host(node: Node) -> Hashable:
-    """The machine of a node as the inventory names it: two nodes with one value are on one machine."""
+    """The machine of a node according to the inventory. Two nodes with the same value are on the same machine."""
     return node.is_here or ((node.host or node.name).lower(), node.port, node.proxy_jump, node.ssh_config)
 
 
 def _both(a: Gpus, b: Gpus) -> str:
-    """The devices that both options `gpus:` take on one host, in words; "" for none."""
+    """The devices that both `gpus:` options use on the same host, in words; "" if there are none."""
     if a == 0 or b == 0:
         return "its cores" if a == b else ""
     shared = sorted(set(_numbers(a)) & set(_numbers(b)))
@@ -175,7 +177,7 @@ def _both(a: Gpus, b: Gpus) -> str:
 
 
 def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
-    """(number, identity) of the node's GPUs: partitions of one GPU share its id and differ by their order."""
+    """(number, identity) of the node's GPUs. Partitions of a GPU share its id and differ by their order."""
     seen: Counter[str] = Counter()
     for number, gpu in enumerate(facts.gpus):
         if number in gpus_of(node, facts) and gpu.id.strip("0x- "):
@@ -183,9 +185,9 @@ def _ids(node: Node, facts: NodeFacts) -> Iterator[tuple[int, tuple[str, int]]]:
         seen[gpu.id] += 1
 
 
-# Pause before an occupied node is checked again; each is half as long again as the one before.
+# Pause before an occupied node is checked again. Each pause is 1.5 times the one before.
 FIRST_S, LONGEST_S = 2.0, 30.0
-# Time that the lock is waited for at once, and the longest time that it is held, in seconds.
+# Seconds to wait for the lock in one call, and the longest time that a run holds it.
 TURN_S, LONGEST_TURN_S = 10, 330
 TURN = """\
 command -v flock >/dev/null 2>&1 || { echo none; exit; }
@@ -195,16 +197,17 @@ hold='echo ours; command -v timeout >/dev/null 2>&1 && exec timeout "$1" cat; ex
 flock -w "$2" "$folder" sh -c "$hold" sh "$3"
 [ $? -eq 1 ] && echo theirs || echo none
 """
-"""Prints `ours` and holds the lock until its input ends; `theirs`: another run holds it; `none`: no locks there."""
+"""Prints `ours` and holds the lock until its input ends. Prints `theirs` if another run holds the lock, and `none` if
+the node has no locks."""
 ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
-# Called with what is done (wait, free, skip, share), and why.
+# Called with our decision (wait, free, skip, share) and the reason.
 Report = Callable[[str, str], None]
 
 
 @contextmanager
 def start_turn(transport: Transport, place: str) -> Iterator[str]:
-    """Turn to start workers on a node, while the context lasts; yields what TURN answers."""
+    """While the context lasts, it is our turn to start workers on a node. Yields the answer of TURN."""
     channel, answer = transport.open(["sh", "-c", TURN, "sh", place, str(TURN_S), str(LONGEST_TURN_S)]), b""
     try:
         while not answer.endswith(b"\n") and (more := channel.read(64)):
@@ -216,8 +219,8 @@ def start_turn(transport: Transport, place: str) -> Iterator[str]:
 
 
 class NodeAdmission:
-    """Admission to one node of a run. `gpus`: from the node's facts to the numbers of its GPUs that are ours. `locks`:
-    False where a scheduler lends each GPU to one run alone."""
+    """Decides when a run's workers may start on a node. `gpus`: gives the numbers of our GPUs from the node's facts.
+    `locks`: False if a scheduler gives each GPU to only one run."""
 
     def __init__(
         self,
@@ -237,10 +240,10 @@ class NodeAdmission:
         self._locks = locks and mode != "share"
 
     def __call__(self, ended: threading.Event, report: Report) -> AbstractContextManager[object]:
-        """Wait until the workers may start, or `ended` is set; while the context lasts no other run starts. Raise
-        LeftOutError, NodeError."""
+        """Wait until the workers may start, or `ended` is set. While the context lasts, no other run starts workers.
+        Raise LeftOutError, NodeError."""
         began, waiting, pause = time.monotonic(), frozenset[str](), self._pause_s
-        while not self._ours_run():  # a node that already runs our workers is not given up for others
+        while not self._ours_run():  # if our workers run there already, we keep the node
             with ExitStack() as turn:
                 theirs = self._locks and turn.enter_context(start_turn(self._transport, self._place)) == "theirs"
                 found = (ANOTHER_START,) if theirs else self._look()
@@ -267,4 +270,4 @@ class NodeAdmission:
         try:
             return any(w.state == "running" for w in self._engine.list())
         except EngineError:
-            return False  # the start raises what is wrong with it
+            return False  # the start will raise the error

@@ -1,4 +1,4 @@
-"""Pools of a run: sources of leases made of its inventory, and leases made into nodes."""
+"""Pools of a run: makes sources of leases from the inventory, and nodes from leases."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from orchestrator.transport.base import Transport
 from worker.text import plural
 
 AUTO_GPUS = 8
-"""GPUs that a lease of a whole machine is taken to have before one is there."""
+"""Before there is a lease of a whole machine, we assume that it has this many GPUs."""
 _SHOW_GRANTED = "; ".join(f'echo "{name}=${{{name}-}}"' for name in GRANTED)
 
 
 def slots_of(node: Node) -> int:
-    """Slots that a lease of the pool will have, as far as is known beforehand."""
+    """Slots that we expect a lease of the pool to have."""
     return max(1, node.gpus) if isinstance(node.gpus, int) else AUTO_GPUS
 
 
 def pool_note(node: Node, asked: NodeReport) -> str:
-    """Sentence on what a pool may bring, of which the estimate counts on all, and on what its scheduler would do."""
+    """Sentence on the pool's largest size, which the estimate assumes, and on what its scheduler would do."""
     words = "".join(f"; {f.what}" for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes"))
     pool = node.pool_words(f" of {plural(slots_of(node), 'slot')}")
     return f"{node.name}: {pool}; the estimate counts on {node.count[1]}{words}"
@@ -44,7 +44,7 @@ def pools_of(inventory: Inventory, run: str) -> list[Pool]:
 
 
 def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
-    """Reports on the pools, of what their schedulers show without a lease. Raises InventoryError, InputError."""
+    """Reports on the pools, with all that schedulers tell without a lease. Raises InventoryError, InputError."""
     reports = []
     for pool in pools_of(inventory, run):
         with contextlib.closing(pool.source) as source:
@@ -53,9 +53,10 @@ def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
 
 
 def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None]) -> list[NodeReport]:
-    """Reports on one lease of each pool, which is requested, checked like a machine and given back.
+    """Reports on one lease of each pool. The lease is requested, checked like a machine, and given back.
 
-    `run`: a name of its own. `progress` is called with the scheduler's words while a lease waits. Raises InputError.
+    `run`: a name that no run has. While a lease waits, `progress` is called with the scheduler's message. Raises
+    InputError.
     """
     reports = []
     for pool in pools_of(inventory, run):
@@ -76,7 +77,7 @@ def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None])
 
 
 def _granted(source: LeaseSource, progress: Callable[[str], None]) -> Lease:
-    """The only lease of a source, once it is ready. Raises NodeError where it ended."""
+    """Wait until the only lease of a source is ready. Raises NodeError if it ended."""
     shown = ""
     while True:
         for lease in source.list():
@@ -91,7 +92,7 @@ def _granted(source: LeaseSource, progress: Callable[[str], None]) -> Lease:
 
 
 def _looked_at(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple[NodeReport, Transport]:
-    """Report on a lease's machine, and the transport to it, connected. Raises NodeError."""
+    """The report on a lease's machine, and a connected transport to it. Raises NodeError."""
     transport = source.transport(lease, node.name)
     try:
         transport.connect()
@@ -100,7 +101,7 @@ def _looked_at(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple
     except BaseException:
         transport.close()
         raise
-    # how many GPUs it has was granted, and is not looked for
+    # the grant says how many GPUs it has, so the check need not
     return check_node(node.model_copy(update={"gpus": "auto"}), done, began, run), transport
 
 
@@ -115,7 +116,7 @@ def node_maker(
     run: str,
     driver: Callable[[NodePlan, Transport], NodeDriver],
 ) -> Callable[[str, Lease, str], MadeNode]:
-    """Function that checks a lease's machine and makes its node (leases.life.MakeNode)."""
+    """Return a function that checks a lease's machine and makes its node (leases.life.MakeNode)."""
 
     def make(pool: str, lease: Lease, name: str) -> MadeNode:
         node = inventory.nodes[pool].model_copy(update={"name": name})
@@ -135,11 +136,11 @@ def node_maker(
 
 
 OUT = "~/.gemmfleet/leases"
-"""Folder for what holders print, where Slurm's commands run."""
+"""Folder for the output of holders, on the machine where Slurm's commands run."""
 
 
 def source_of(node: Node, run: str) -> LeaseSource:
-    """The source of a pool whose references are resolved. Raises InputError where its client is missing here."""
+    """The source of leases for a pool with resolved references. Raises InputError if its client is missing here."""
     assert node.lease is not None
     if node.lease == "kubernetes":
         from orchestrator.leases.kubernetes import KubernetesSource, PodRequest, template_faults

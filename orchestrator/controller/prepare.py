@@ -1,4 +1,4 @@
-"""Preparation of a run from the user's request: read, check, dedupe, drop, group, cost, order."""
+"""Prepares a run from the user's request: reads, checks, removes duplicates and tuned shapes, groups, costs, orders."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from worker.tuners.catalog import recorded_tuner
 
 
 class Dropped(NamedTuple):
-    """Shapes split into `todo` and `skipped`, each in their order; `notes`: sentences for the user."""
+    """Shapes split into `todo` and `skipped`, in their order. `notes`: sentences for the user."""
 
     todo: list[Shape]
     skipped: list[Shape]
@@ -59,9 +59,9 @@ class Dropped(NamedTuple):
 def drop_tuned(
     shapes: Sequence[Shape], family: Family, db: Path | None, gfx: str, cu_num: int, *, retune: bool = False
 ) -> Dropped:
-    """Split shapes by whether `db` has their key for this gfx and cu_num with a time above 0 (exact match).
+    """Skip shapes whose key `db` has for exactly this gfx and cu_num, with a time above 0.
 
-    No `db`, or `retune`: nothing is skipped. Raises TunedDBError for a file that is no tuned table of the
+    Without `db`, or with `retune`, no shape is skipped. Raises TunedDBError if the file is not a tuned table of the
     family.
     """
     todo = list(shapes)
@@ -83,7 +83,7 @@ def drop_tuned(
 
 
 def tuned_times(db: Path | None, family: Family, gfx: str, cu_num: int) -> dict[Key, float]:
-    """Times of the table's rows of a chip by key in microseconds; {} where there is no table. Raises TunedDBError."""
+    """Microseconds of a chip's rows in the table, by key; {} if there is no table. Raises TunedDBError."""
     return _times(read_table(db, family), family, gfx, cu_num) if db is not None and db.exists() else {}
 
 
@@ -95,7 +95,7 @@ def _times(table: Table, family: Family, gfx: str, cu_num: int) -> dict[Key, flo
 NEWEST_RUNS = 12
 MOST_SHAPES = 20_000
 LONGEST_START_S = 900.0
-"""Longer starts are left out: they waited for something that need not happen again."""
+"""Longer starts are left out: they waited for something that may not happen again."""
 
 _DONE = """SELECT json_extract(j.data, '$.attempt'), json_extract(j.data, '$.seconds'), r.spent, r.device
     FROM journal j LEFT JOIN reports r ON r.attempt = json_extract(j.data, '$.attempt')
@@ -106,10 +106,10 @@ _MEASURED = "SELECT s.key FROM shapes s WHERE s.id IN (SELECT DISTINCT shape FRO
 
 
 def gather(runs: Path, family: Family, tuner: str, gfx: str | None = None) -> tuple[list[CostSample], list[float]]:
-    """Samples of attempts of the newest runs in a folder with this family and tuner (and, if given, gfx), and the
+    """Cost samples from attempts of the newest runs in a folder with this family, tuner and (if given) gfx. Also the
     seconds that each run took until its first group and after its last.
 
-    A ledger that cannot be read is left out. At most MOST_SHAPES shapes are read.
+    Unreadable ledgers are skipped. At most MOST_SHAPES shapes are read.
     """
     if not runs.is_dir():
         return [], []
@@ -164,13 +164,14 @@ def _of_ledger(path: Path, family: Family, tuner: str, gfx: str | None) -> tuple
 
 
 def _importing(seconds: float, spent: Mapping[str, float]) -> float:
-    """Seconds of an attempt in which its process imported; 0 where it did before (it reports them all the same)."""
+    """Seconds of an attempt in which its process imported modules; 0 if it had imported them before (it still reports
+    the time)."""
     kinds = {k: float(v) for k, v in spent.items() if k != "start"}
     return kinds.get("import", 0.0) if sum(kinds.values()) <= 1.05 * seconds else 0.0
 
 
 def _start_s(ledger: LedgerReader) -> float:
-    """Seconds of the run in which no slot worked at a shape: before its first attempt, and after its last."""
+    """Seconds of the run in which no slot worked on a shape: before its first attempt and after its last."""
     created, first = ledger.meta("created"), ledger.query(_FIRST)
     if not first or created is None:
         return 0.0
@@ -184,7 +185,7 @@ def _start_s(ledger: LedgerReader) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RunRequest:
-    """Request of the user: the options of `tune`."""
+    """The user's request: the options of `tune`."""
 
     shapes: Path
     runs: Path
@@ -202,27 +203,27 @@ class RunRequest:
     lost_after_s: float = 90.0
     busy: str | None = None
     hold: bool = False
-    """Idle leases are kept."""
+    """Keep idle leases."""
     argv: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
-    """Long texts that the options refer to, by their hash."""
+    """Long texts that the options refer to, by hash."""
     bench: bool = False
-    """A request of `bench`, whose tuner serves nothing else."""
+    """The request is from `bench`, which has its own tuner."""
     by_value: bool = False
-    """Shapes go by calls x (time now - expected time), as far as these limits allow."""
+    """Tune shapes in the order of calls x (time now - expected time), up to these limits."""
     until_gain: float | None = None
     gpu_hours: float | None = None
     image: str | None = None
-    """Image of every node that has one, in place of the inventory's."""
+    """Image for every node that has one, in place of the inventory's."""
     rows: Mapping[TableKey, object] | None = None
-    """Keys of a table's rows (gfx, cu_num, key), where only these are to be measured; the other shapes are skipped."""
+    """Measure only these rows of a table (gfx, cu_num, key). Other shapes are skipped."""
     share: float = 1.0
-    """Share of a shape's candidates that are measured."""
+    """The share of a shape's candidates to measure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A checked and planned job; nothing is on disk before `create`."""
+    """A checked and planned run. Nothing is on disk before `create`."""
 
     request: RunRequest
     config: RunConfig
@@ -237,8 +238,8 @@ class Prepared:
     worths: dict[int, Worth] = field(default_factory=dict)
 
     def create(self) -> RunPaths:
-        """Make the run folder with run.yaml and a ledger that knows all shapes and units. InputError, and no folder,
-        where it cannot be written."""
+        """Make the run folder with run.yaml and a ledger that knows all shapes and units. If it cannot be written,
+        raise InputError and leave no folder."""
         paths = create_run_folder(self.request.runs, self.config.run)
         try:
             return self._fill(paths)
@@ -246,7 +247,7 @@ class Prepared:
             shutil.rmtree(paths.root, ignore_errors=True)
             cause = e.__cause__ if isinstance(e, LedgerError) else e
             if cause is None:
-                raise  # no fault of the disk
+                raise  # the disk is not the cause
             why = cause.strerror if isinstance(cause, OSError) else str(cause)
             raise InputError(
                 f"cannot write the run folder {paths.root}: {why}; free some space, or choose another with --runs DIR"
@@ -276,13 +277,13 @@ class Prepared:
             now = time.time()
             for work in self.plan.work:
                 ledger.journal(work, now)
-        # last: a folder without run.yaml is no run
+        # written last, because a folder counts as a run once it has run.yaml
         self.config.write(paths.config)
         return paths
 
 
 def prepare(request: RunRequest) -> Prepared:
-    """Check and plan a run; every fault of the user's input is raised here, before anything is written."""
+    """Check and plan a run. Every fault of the user's input is raised here, before anything is written."""
     inventory_path = request.inventory or data_folder("inventories") / "local.yaml"
     inventory = load_inventory(inventory_path)
     inventory_text = inventory_path.read_bytes()
@@ -380,7 +381,7 @@ def prepare(request: RunRequest) -> Prepared:
 def prepare_recheck(
     request: RunRequest, profiles: Sequence[Path], runners: int
 ) -> tuple[Prepared, dict[int, RowToCheck]]:
-    """Return the run that measures a table's rows, and what it measures of each shape. Raises InputError."""
+    """Return the run that measures a table's rows, and the kernels to measure for each shape. Raises InputError."""
     from orchestrator.tables.locate import open_sources
     from orchestrator.tables.tuned import chip_name
 
@@ -398,20 +399,22 @@ def prepare_recheck(
     request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
     prepared = prepare(request)
     if recorded_tuner(prepared.config.tuner).produces == "configs":
-        raise InputError(f"the tuner {prepared.config.tuner} writes config files, no table whose rows could be checked")
+        raise InputError(
+            f"the tuner {prepared.config.tuner} writes config files, not a table whose rows could be checked"
+        )
     chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
     found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
     if not found:
         has = ", ".join(sorted({chip_name(*key[:2]) for key in rows})[:6])
         raise InputError(
-            f"{table}: has no row of {chip_name(*chip)} (it has {has}); where a node cannot say what it is, "
-            "gfx and cu_num in the inventory do"
+            f"{table}: has no row of {chip_name(*chip)} (it has {has}); if a node cannot tell its chip, set "
+            "gfx and cu_num in the inventory"
         )
     return prepared, found
 
 
 def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:
-    """The option `counts`: numbers of the column `count` by shape, where the file has one. Raises InputError."""
+    """The option `counts`: the numbers in the column `count` by shape, if the file has it. Raises InputError."""
     found = numbers(listed, COUNT)
     return {"counts": {"x".join(map(str, key)): n for key, n in found.items()}} if found else {}
 
@@ -419,7 +422,7 @@ def _counts(listed: ShapeList) -> dict[str, dict[str, float]]:
 def _worths(
     listed: ShapeList, skipped: Sequence[Shape], tuned: Mapping[Key, float], family: Family, device: Device
 ) -> dict[int, Worth]:
-    """The worth of every listed shape; `tuned`: times in the DB. Raises InputError where the list has no calls."""
+    """The worth of every listed shape. `tuned`: times in the DB. Raises InputError if the list has no calls."""
     calls = numbers(listed, COUNT)
     if not calls:
         raise InputError(
@@ -431,14 +434,14 @@ def _worths(
 
 
 def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
-    """Raise InventoryError where two slots are one GPU; this machine is checked as well where it is not alone."""
+    """Raise InventoryError if two slots are the same GPU. This machine is checked too, if it is not the only node."""
     here = [n for n in inventory.nodes.values() if n.is_here and n.gpus != 0]
     reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
     refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
 
 
 def _with_occupants(report: NodeReport, node: Node, request: str | None) -> NodeReport:
-    """Report with what is done about the node's occupants; with `skip` it counts as unusable."""
+    """The report, with a finding on what we do about the node's occupants. With `skip` the node counts as unusable."""
     found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
     if not found:
         return report

@@ -1,4 +1,4 @@
-"""Runs seen from outside, without driving them: the list, the status with a poll of the nodes, and the removal."""
+"""Works on runs without driving them: lists them, polls their nodes for the status, and removes them."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from worker.protocol import HOT_C
 from worker.text import uncoloured
 
 UNENDED = ("planned", "running")
-"""States of a run that writes its counts later."""
+"""A run in one of these states has not written its counts yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run in one line."""
+    """A run as one line of the list."""
 
     paths: RunPaths
     run: str
@@ -49,7 +49,7 @@ class ListedRun:
 
 
 def summaries(runs: Path) -> list[ListedRun]:
-    """Every run of a folder, oldest first; one whose files cannot be read is listed as `unreadable`."""
+    """Every run of a folder, oldest first. If its files cannot be read, it is listed as `unreadable`."""
     return [_summary(p) for p in list_runs(runs)]
 
 
@@ -66,7 +66,7 @@ def _summary(paths: RunPaths) -> ListedRun:
 
 
 def _counted(paths: RunPaths) -> Counts | None:
-    """Counts that a run wrote at its end; None where there are none: a journal need not be replayed for a list."""
+    """The counts that a run wrote at its end, so that a list need not replay the journal; None if there are none."""
     try:
         return Counts(**json.loads(paths.provenance.read_bytes())["counts"])
     except (OSError, ValueError, KeyError, TypeError):
@@ -74,7 +74,8 @@ def _counted(paths: RunPaths) -> Counts | None:
 
 
 def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: float) -> list[ListedRun]:
-    """Runs that may go: finished (with `unfinished`, any that nobody drives), old enough, not the `keep` newest."""
+    """Runs that may be removed: finished (with `unfinished`: all that nobody drives), old enough, and not among the
+    `keep` newest."""
     allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
     idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]
     going = idle[: max(0, len(idle) - keep)]
@@ -82,7 +83,7 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
 
 
 def remove_run(paths: RunPaths) -> list[str]:
-    """Remove a run's folders on its nodes, then here. Return sentences on what could not be reached."""
+    """Remove a run's folders on its nodes, then here. Return sentences on nodes that could not be reached."""
     if holder(paths.lock):
         raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
     troubles = []
@@ -108,14 +109,14 @@ def _workers(engine: Engine) -> list[WorkerState]:
     try:
         return engine.list()
     except OrchestratorError:
-        return []  # never deployed, or its scripts are gone: nothing can run there
+        return []  # never deployed, or its scripts are gone, so no worker can run there
 
 
 LOG_LINES = 3
 
 
 def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
-    """Status of a run, with the answers of every node within `limit_s`. Raise LedgerError or InputError."""
+    """The status of a run, with the answer of each node within `limit_s`. Raise LedgerError or InputError."""
     snapshot = RunSnapshot(paths)
     status = snapshot.status()
     for answer in poll(snapshot.plans, limit_s):
@@ -124,7 +125,7 @@ def polled_status(paths: RunPaths, limit_s: float = LIMIT_S) -> RunStatus:
 
 
 class RunSnapshot:
-    """Snapshots of one run, as often as needed. Raise LedgerError or InputError where the run folder cannot be read."""
+    """Takes snapshots of a run. Raises LedgerError or InputError if the run folder cannot be read."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
@@ -136,7 +137,7 @@ class RunSnapshot:
         self.plans = plan_nodes(inventory, self._config.run, paths.root)
 
     def status(self) -> RunStatus:
-        """Status from the ledger and the run's folder."""
+        """The status from the ledger and the run's folder."""
         who = holder(self._paths.lock)
         with LedgerReader.open_readonly(self._paths.ledger, replay=self._replay) as ledger, ledger.snapshot():
             about = RunHeader.of(ledger, self._config, {p.node: p.slots for p in self.plans})
@@ -155,7 +156,7 @@ class RunSnapshot:
         return status
 
     def add(self, status: RunStatus, answer: NodeAnswer) -> NodeStatus:
-        """Add an answer to the status; return the node's part of it."""
+        """Add a node's answer to the status, and return the node's part of it."""
         plan = next(p for p in self.plans if p.node == answer.node)
         node = next(n for n in status.nodes if n.name == plan.node)
         node.live = {"at": round(answer.at, 3), "error": answer.error, "slow": answer.slow}
@@ -202,7 +203,7 @@ def _tail(paths: RunPaths, node: str) -> list[str]:
 
 
 def gpu_now(number: int, gpu: Gpu) -> dict[str, Any]:
-    """Reading of a GPU for `status`, without unknown values. `health`: ok, or the problems."""
+    """The reading of a GPU for `status`, without unknown values. `health`: ok, or the problems."""
     errors = ", ".join(f"{block} {n}" for block, n in gpu.uncorrectable.items())
     hot = max(gpu.temperature_c.values(), default=0.0)
     wrong = [f"uncorrectable errors: {errors}"] if errors else []

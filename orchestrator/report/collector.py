@@ -1,4 +1,4 @@
-"""The document of a report page, made from a run's ledger and updated while the run goes on."""
+"""Makes the document of a report page from a run's ledger, and updates it during the run."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ MAX_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class PreviousTable:
-    """`us` by (gfx, cu_num, *key). `counts`: what the merge did, by action; {} before it."""
+    """The table before the run: `us` by (gfx, cu_num, *key). `counts`: rows of the merge by action; {} before it."""
 
     source: str = ""
     us: dict[Key, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class PreviousTable:
 
 
 def previous_table(paths: RunPaths, db: str | None, family: Family) -> PreviousTable:
-    """The table before this run. Never raises for the content of files: the note names the fault."""
+    """The table before this run. Never raises for bad files: the note names the fault."""
     if paths.merge.is_file():
         try:
             return _of_merge(paths.merge, family)
@@ -63,7 +63,7 @@ def previous_table(paths: RunPaths, db: str | None, family: Family) -> PreviousT
         return PreviousTable(note="No tuned table was named (--db), so there is nothing to compare with.")
     table = Path(db)
     if not table.is_file():
-        return PreviousTable(note=f"{db} is not there (yet), so there is nothing to compare with.")
+        return PreviousTable(note=f"{db} does not exist (yet), so there is nothing to compare with.")
     try:
         rows = read_table(table, family).rows
     except OrchestratorError as e:
@@ -92,7 +92,7 @@ def _key(raw: Mapping[str, Any], family: Family) -> Key | None:
 def _request(
     config: RunConfig, total: int, places: Collection[SlotId], devices: Sequence[str], *, bench: bool
 ) -> str:  # fmt: skip
-    """Sentence on the request, and on the place of the measurements."""
+    """Sentence on the request, and on where it was measured."""
     nodes = len({node for node, _ in places})
     where = f"{plural(len(places), 'slot')} on {plural(nodes, 'node')}" if nodes else "nodes that are not up yet"
     what = f" ({', '.join(devices)})" if devices else ""
@@ -135,25 +135,25 @@ def _rate(winners: Collection[Winner]) -> str:
 
 
 def digits(x: float) -> str:
-    """Three digits, thousands apart."""
+    """A number with three digits, and a separator for thousands."""
     return f"{x:,.0f}" if x >= 100 else f"{x:.3g}"
 
 
 def _next(
     state: str, c: Counts, left: Range | None, name: str, failures: Mapping[str, int], e: PreviousTable, *, bench: bool
 ) -> str:
-    """Sentence on what comes next, or what the user can do. `name`: of the run on a command line."""
+    """Sentence on what comes next, or what the user can do. `name`: the run's name on a command line."""
     if state in GOING:
         if c.tuned == 0:
             return "Nothing is measured yet." if bench else "Nothing is tuned yet."
-        return f"What is left takes {left_words(left.low_s, left.mid_s, left.high_s)}." if left else "It goes on."
+        return f"Time left: {left_words(left.low_s, left.mid_s, left.high_s)}." if left else "It goes on."
     if state in ("interrupted", "cancelled") and c.settled < c.total:
-        return f"What was measured is kept, and the rest goes on with: {command(f'resume {name}')}"
+        return f"All results so far are kept. To measure the rest: {command(f'resume {name}')}"
     if c.failed:
         why = ", ".join(f"{reason} {n:,}" for reason, n in failures.items())
-        return f"{plural(c.failed, 'failure')} to look at ({why}): each is below, with what can be done."
+        return f"{plural(c.failed, 'failure')} to look at ({why}): each is listed below, with advice."
     if bench:
-        return "Every shape is measured; bench.csv has its backends side by side."
+        return "Every shape is measured; bench.csv lists the backends side by side."
     if not c.tuned:
         return "There was nothing to tune."
     if not e.counts:
@@ -163,7 +163,7 @@ def _next(
 
 
 def gain_over(winners: Mapping[int, Winner], old: Mapping[int, float]) -> dict[str, float | int | None]:
-    """Gain over the previous table: n, faster, slower, geomean of old over new."""
+    """The gain over the previous table: n, faster, slower, geomean of old over new."""
     ratios = [old[i] / w.us for i, w in winners.items() if i in old]
     return {
         "n": len(ratios),
@@ -178,7 +178,7 @@ Pairs = list[list[str]]
 
 
 def origin(ledger: LedgerReader, config: RunConfig, paths: RunPaths) -> list[dict[str, Any]]:
-    """Sections: title and pairs of text."""
+    """The sections on the origin of the data, each a title and pairs of text."""
     request: Pairs = [
         ["run", config.run],
         ["begun", stamp(config.created)],
@@ -212,7 +212,7 @@ def stamp(t: float) -> str:
 
 
 def _devices(ledger: LedgerReader) -> Pairs:
-    """Devices and software with their slots; slots with the same facts are one line."""
+    """Devices and software with their slots. Slots with the same facts share a line."""
     places: dict[str, list[str]] = {}
     for slot in ledger.slots():
         facts = {**slot.info, **slot.device}
@@ -226,11 +226,11 @@ def _devices(ledger: LedgerReader) -> Pairs:
 
 FORMAT = 1
 MOST_FLAGS = 8
-"""Slots that stand out are named up to here; the picture has all."""
+"""Most slots that we name because they stand out; the picture has all."""
 
 
 class Collector:
-    """Reader of a run. `document` reads only the rows that are new. Raises LedgerError, InputError."""
+    """Collects the document of a run. `document` reads only new rows. Raises LedgerError, InputError."""
 
     def __init__(self, paths: RunPaths) -> None:
         self.paths = paths
@@ -240,7 +240,7 @@ class Collector:
         self._earlier: tuple[object, PreviousTable] | None = None
 
     def stamp(self) -> tuple[object, ...]:
-        """Changes whenever the document would; cheap."""
+        """A cheap value that changes whenever the document would change."""
         with self._open() as ledger:
             return (
                 *ledger.query("SELECT (SELECT max(id) FROM journal), (SELECT max(id) FROM rows)")[0],
@@ -248,7 +248,7 @@ class Collector:
             )  # fmt: skip
 
     def document(self) -> dict[str, Any]:
-        """All that the page shows, as JSON values. Texts are as they were kept: the page makes them safe."""
+        """Everything that the page shows, as JSON values. Texts are as stored: the page makes them safe."""
         with self._open() as ledger, ledger.snapshot():
             measured = self._measured = self._measured or Measurements(ledger.family)
             measured.update(ledger)
@@ -295,7 +295,7 @@ class Collector:
         bench = recorded_tuner(config.tuner).side_by_side  # its result is the mean of its runs
         noisy = "" if bench else noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
         notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
-        notes += [f"beside the other GPUs {words}" for words in flag_words(state)[:MOST_FLAGS]]
+        notes += [f"compared with the other GPUs, {words}" for words in flag_words(state)[:MOST_FLAGS]]
         backends = by_backend(measured)
         eta = time_left(state, about, now, driven=True) if going and state.nodes else None
         winners = measured.winners.values()
@@ -344,12 +344,12 @@ class Collector:
 
 
 MOST_POINTS = 4000
-"""Timed canaries of the page; of each slot the latest."""
+"""Most timed canaries on the page; the latest of each slot."""
 
 
 def beside_each_other(state: State, start: float) -> list[dict[str, Any]]:
-    """A document a slot: name, flag, and points: seconds since `start`, compute and memory time over the median of the
-    slots of its device (None where unknown)."""
+    """One document for each slot: name, flag and points. A point has seconds since `start`, and compute and memory time
+    over the median of the slots of its device (None if unknown)."""
     times = {s.id: s.timed for n in state.nodes.values() for s in n.slots.values() if s.timed}
     standing_out = flags(state)
     each = max(1, MOST_POINTS // max(1, len(times)))

@@ -1,4 +1,4 @@
-"""ASGI application of a run: the page, and a stream of the changes of its document."""
+"""The ASGI application for a run: it serves the page and a stream of changes to its document."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from orchestrator.tables.textfiles import escaped
 
 EVERY_S = 0.5
 STALE_S = 10.0
-"""Age at which the document of a running run is renewed, as times in it pass."""
+"""The document of a running run is renewed at this age, because it shows elapsed times."""
 IDLE_SHARE = 4.0
-"""Pause after a collection, in multiples of its time: a large run must not keep a core busy."""
+"""Pause after a collection, as a multiple of its time, so that a large run does not keep a core busy."""
 KEPT = 3
-"""Documents kept, against which changes can be computed."""
+"""We keep this many documents to compute changes from."""
 
 
 class DocumentWatch:
-    """Latest documents of a run, `latest` as (number, document). Call `start`, then `run` until cancelled."""
+    """Keeps the latest documents of a run. `latest`: (number, document). Call `start`, then `run` until cancelled."""
 
     def __init__(self, paths: RunPaths) -> None:
         self._collector = Collector(paths)
@@ -52,7 +52,7 @@ class DocumentWatch:
         return self._kept[-1]
 
     def of(self, number: int) -> dict[str, Any] | None:
-        """Return the document of that number, None where it is no longer kept."""
+        """Return the document with that number, None if it is no longer kept."""
         return next((document for n, document in self._kept if n == number), None)
 
     async def start(self) -> None:
@@ -91,7 +91,7 @@ class DocumentWatch:
         self._changed = asyncio.Event()
 
     def _warn(self, problem: str) -> None:
-        """Print a problem once; the last document stays."""
+        """Print a problem once. The last document stays."""
         if problem != self._problem:
             self._problem = problem
             print(f"warning: {escaped(problem.partition(chr(10))[0])}", file=sys.stderr, flush=True)
@@ -106,18 +106,19 @@ def changes(old: dict[str, Any] | None, new: dict[str, Any]) -> dict[str, Any]:
 
 
 def _frame(d: dict[str, Any]) -> tuple[Any, ...]:
-    """Return what the page is built around: its parts, columns and backends, and the shapes in their order."""
+    """Return the frame of a page: its parts, columns and backends, and the order of the shapes. A change of the frame
+    needs a full document."""
     return (d.keys(), d["columns"], [b["name"] for b in d["backends"]], [r[0] for r in d["shapes"]])
 
 
 MOST_STREAMS = 16
 BEAT_S = 15.0
 LOOK_S = 0.5
-"""Longest time until a stream notices that the server ends."""
+"""A stream notices within this time that the server is ending."""
 
 
 def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
-    """Return the application that shows the documents; `ending` ends its streams when the server is about to end."""
+    """Return the application that shows the documents. Its streams end when `ending` says that the server will end."""
     streams = 0
 
     async def page(request: Request) -> Response:
@@ -130,7 +131,7 @@ def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
         if streams >= MOST_STREAMS:
             return PlainTextResponse("Too many pages are open.\n", 503)
         streams += 1
-        # the number of the document that the page has, from its last event or its address
+        # the number of the page's current document, from its last event or its address
         number = request.headers.get("last-event-id") or request.query_params.get("from", "")
         seen = int(number) if number.isascii() and number.isdigit() and len(number) < 18 else 0
 
@@ -148,7 +149,7 @@ def make_app(watch: DocumentWatch, ending: Callable[[], bool]) -> Starlette:
 
 
 async def _stream(watch: DocumentWatch, seen: int, ending: Callable[[], bool]) -> AsyncIterator[str]:
-    """Yield server-sent events: each change, and every BEAT_S a comment, so that a dead link is noticed."""
+    """Yield server-sent events: each change, and a comment every BEAT_S, so that a dead link is noticed."""
     yield "retry: 2000\n\n"
     quiet = time.monotonic()
     while not ending():
@@ -176,11 +177,11 @@ HEADERS = {
 
 
 class Guard:
-    """ASGI middleware that admits only a browser of this machine with the printed address; `port`: that listened on.
+    """ASGI middleware that admits only browsers on this machine that have the printed address. `port`: our port.
 
-    - Host must be ours: a foreign page whose name resolves to 127.0.0.1 (DNS rebinding) sends another one.
-    - The token of the printed address is exchanged for a cookie at once, so no history, log or referrer keeps it.
-    - The cookie is HttpOnly and SameSite=Strict; requests from other origins are refused as well.
+    - The Host header must be ours. A foreign page whose name resolves to 127.0.0.1 (DNS rebinding) sends another one.
+    - The token in the printed address is exchanged for a cookie at once, so no history, log or referrer keeps it.
+    - The cookie is HttpOnly and SameSite=Strict. Requests from other origins are refused as well.
     """
 
     def __init__(self, app: ASGIApp, port: int) -> None:
@@ -199,13 +200,13 @@ class Guard:
         await (self._answer(Request(scope)) or self._app)(scope, receive, guarded)
 
     def _answer(self, request: Request) -> Response | None:
-        """Return what the guard itself answers, None for a request that may pass."""
+        """Return the guard's own answer, None if the request may pass."""
         if request.headers.getlist("host") not in self._hosts:
             return PlainTextResponse("This server answers as 127.0.0.1 and localhost only.\n", 421)
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("This server is read-only: it answers GET.\n", 405)
         if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
-            return PlainTextResponse("Another site began this request. Open the printed address yourself.\n", 403)
+            return PlainTextResponse("Another site made this request. Open the printed address yourself.\n", 403)
         if request.scope["path"] == "/" and _same(request.query_params.get("token", ""), self.token):
             away = RedirectResponse("/", 303)
             away.set_cookie(self._cookie, self._session, httponly=True, samesite="strict")
@@ -223,7 +224,7 @@ class PageServer:
     """The live page of a run. `url` holds the token; `run` blocks until `stop`, Ctrl-C or SIGTERM."""
 
     def __init__(self, paths: RunPaths, port: int = 0) -> None:
-        """Listen on `port`, 0 for any free one. Raises InputError where it is in use."""
+        """Listen on `port`, 0 for any free port. Raises InputError if it is in use."""
         self._socket = _listen(port)
         number = int(self._socket.getsockname()[1])
         self._watch = DocumentWatch(paths)
@@ -236,7 +237,7 @@ class PageServer:
         self._server = uvicorn.Server(config)
 
     def run(self) -> None:
-        """Serve until stopped. Raises LedgerError or InputError where the first page fails."""
+        """Serve until stopped. Raises LedgerError or InputError if the first page fails."""
         try:
             asyncio.run(self._serve())
         finally:

@@ -1,6 +1,6 @@
-"""The measurements of each shape, and how far they can be trusted: spread, repeats, close calls, slots that differ.
+"""The measurements of each shape, and how reliable they are: spread, repeats, close calls, slots that differ.
 
-They are folded from the ledger's rows as they arrive (rows are only ever added).
+They are updated from the ledger's new rows (rows are only ever added).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from orchestrator.shapes.model import Key, element_type
 from worker.families import Family
 
 MOST_BACKENDS = 12
-"""The most that are kept apart, whatever nodes call theirs; the rest is `other`."""
+"""Most backends that are shown separately, whatever names nodes send. The rest are `other`."""
 
 _CHUNK = 20_000
 _NEW = """SELECT id, shape, us, status, kernel_id, kernel_name, libtype, extra
@@ -37,7 +37,7 @@ _BESIDE = """SELECT us, kernel_name, libtype FROM rows
 
 @dataclass(slots=True)
 class Tried:
-    """The candidates of one shape. `best`: backend to the lowest us of its right ones."""
+    """The candidates of one shape. `best`: backend -> the lowest us of its correct candidates."""
 
     candidates: int = 0
     right: int = 0
@@ -49,8 +49,8 @@ class Tried:
 class Winner:
     """The row that settled a shape.
 
-    `median_us`: of the attempt's right candidates; `runner_up_us`: the best of them with another kernel; `first_us`:
-    the winner's own time when it was first measured. Each None where there is none.
+    `median_us`: of the attempt's correct candidates. `runner_up_us`: the best of them with another kernel. `first_us`:
+    the winner's first time, before it was measured again. Each is None if there is no such time.
     """
 
     node: str
@@ -74,7 +74,7 @@ class Winner:
 
 
 class Measurements:
-    """`update` takes in what came since the last time; call it inside a snapshot of the ledger."""
+    """The measurements of a run. `update` reads the new rows; call it inside a snapshot of the ledger."""
 
     def __init__(self, family: Family) -> None:
         self.family = family
@@ -84,7 +84,7 @@ class Measurements:
         self.backends: set[str] = set()
         self._row = self._won = 0
         self._open: list[tuple[Any, ...]] = []
-        """Winners of attempts that have not settled their shape."""
+        """Winners from attempts that have not settled their shape (yet)."""
         self._flops: dict[int, float] = {}
 
     def update(self, ledger: LedgerReader) -> None:
@@ -142,7 +142,7 @@ class Measurements:
         name = kernel or _first_stage(extra)
         return Winner(
             node=node, slot=slot, us=us,
-            # the tuner's column is not trusted: what counts is made of shape and time
+            # we do not trust the tuner's column, and compute the value from shape and time
             tflops=self.flops(shape) / us / 1e6,
             bw=bw, spread=spread, kernel=name,
             backend=self._backend(libtype, name, number), gfx=gfx, cu_num=cu_num,
@@ -166,7 +166,7 @@ def _first_stage(extra: str | None) -> str:
 
 
 def rounded(x: float | None, digits: int = 5) -> float | None:
-    """`x` with so many digits, None where there is no finite number (JSON has no other)."""
+    """`x` with `digits` digits; None if it is not finite, because JSON has no such numbers."""
     if x is None or not math.isfinite(x):
         return None
     out = float(f"{x:.{digits}g}")
@@ -182,12 +182,12 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def geomean(xs: Sequence[float]) -> float | None:
-    """The geometric mean of positive numbers, None of nothing."""
+    """The geometric mean of positive numbers; None if there are none."""
     return geometric_mean(xs) if xs else None
 
 
 def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
-    """n, min, q1, median, q3, max, geomean; n alone of nothing."""
+    """n, min, q1, median, q3, max, geomean; only n if there are no numbers."""
     if not xs:
         return {"n": 0}
     s = sorted(xs)
@@ -198,7 +198,7 @@ def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
 
 
 def histogram(xs: Sequence[float], edges: Sequence[float]) -> list[int]:
-    """Number of values between neighbouring edges; the last bin counts all beyond as well."""
+    """The number of values between neighbouring edges. The last bin includes all larger values."""
     found = Counter(bisect(edges, x, 1, len(edges) - 1) - 1 for x in xs)
     return [found[i] for i in range(len(edges) - 1)]
 
@@ -208,8 +208,9 @@ EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
 
 
 def noise(winners: Iterable[Winner], state: State, reports: Mapping[str, Report]) -> dict[str, Any]:
-    """`spread`: half the interquartile range over the median, of winners. `repeat`: how far a winner's last time is
-    from its first, as a share. `close`: winners whose lead over the best other kernel is within their spread.
+    """The noise of the winners. `spread`: half the interquartile range over the median. `repeat`: how far a winner's
+    last time is from its first, as a share. `close`: winners whose lead over the best other kernel is within their
+    spread.
     """
     spreads: list[float] = []
     repeats: list[float] = []
@@ -248,7 +249,8 @@ def _summed(shares: list[float]) -> dict[str, Any]:
 
 
 def _slots(by_slot: dict[tuple[str, str], list[float]], state: State, reports: Mapping[str, Report]) -> list[list[Any]]:
-    """node, slot, winners, median spread, canary's median us, its range over that, hottest C, clocks from and to."""
+    """A row for each slot: node, slot, winners, median spread, the canary's median us and its range over that, hottest
+    C, lowest and highest clocks."""
     heat: dict[tuple[str, str], float] = {}
     clocks: dict[tuple[str, str], list[float]] = defaultdict(list)
     for id_, report in reports.items():
@@ -278,7 +280,7 @@ def _slots(by_slot: dict[tuple[str, str], list[float]], state: State, reports: M
 
 @dataclass(frozen=True, slots=True)
 class Roofs:
-    """Rooflines of a run's shapes. `chip` None: unknown, or several; `note` gives the reason."""
+    """Rooflines of a run's shapes. `chip` is None if it is unknown or there are several; `note` gives the reason."""
 
     family: Family
     chip: Chip | None
@@ -286,10 +288,10 @@ class Roofs:
 
     @classmethod
     def of(cls, family: Family, devices: Sequence[Mapping[str, Any]]) -> Roofs:
-        """The rooflines for `devices` as workers and tuners describe them: gfx, cu_num, device."""
+        """The rooflines for `devices`, which workers and tuners describe by gfx, cu_num and device."""
         found = {(str(d.get("gfx", "")), d.get("cu_num")) for d in devices}
         if len(found) != 1:
-            why = "There is no roof over different devices." if found else "No device is known yet."
+            why = "The devices differ, so there is no common roof." if found else "No device is known yet."
             return cls(family, None, why)
         names = [str(d.get("device", "")) for d in devices]
         chip, note = chip_of(found.pop(), names)
@@ -298,12 +300,12 @@ class Roofs:
         return cls(family, chip, note.replace(" (--chip corrects it)", ""))
 
     def at(self, key: Key) -> tuple[float, float] | None:
-        """(operations a byte, TFLOPS that the roof allows) of a shape; None where there is no roof."""
+        """(operations per byte, TFLOPS that the roof allows) for a shape; None if there is no roof."""
         roof = roof_of(self.family, key, self.chip) if self.chip else None
         return (roof.intensity, roof.tflops) if roof else None
 
     def document(self, keys: Mapping[int, Key]) -> dict[str, Any] | None:
-        """The roof that is drawn: that of the type that most shapes have."""
+        """The roof to draw: the one for the most common type."""
         if self.chip is None:
             return None
         typed = element_type(self.family)
@@ -321,12 +323,13 @@ COLUMNS = (
     "id", "key", "state", "backend", "kernel", "us", "tflops", "bw", "intensity", "share", "spread", "candidates",
     "median_us", "runner_up_us", "old_us", "node", "slot", "attempt", "reason", "detail", "best",
 )  # fmt: skip
-"""Cells of a row. `key`: the key columns that differ; `intensity`: operations a byte; `share`: of the roof; `best`:
-TFLOPS by backend, in their order."""
+"""Cells of a row. `key`: the key columns that differ. `intensity`: operations per byte. `share`: of the roof. `best`:
+TFLOPS by backend, in the backends' order."""
 
 
 def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:
-    """`row`: COLUMNS; `key`: the key columns that are shown; `same`: texts in which all shapes agree."""
+    """The columns of the page. `row`: COLUMNS. `key`: the key columns that are shown. `same`: values that all shapes
+    share."""
     seen: list[set[int | str]] = [set() for _ in family.key_names]
     for key in keys.values():
         for values, v in zip(seen, key, strict=True):
@@ -347,7 +350,7 @@ def shape_rows(
     old: Mapping[int, float],
     roofs: Roofs,
 ) -> list[list[Any]]:
-    """A row a shape, in the order of the shapes file."""
+    """One row for each shape, in the order of the shapes file."""
     shown = columns(measured.family, measured.keys)["key"]
     at = [measured.family.key_names.index(n) for n in shown]
     state_ = ledger.replayed
@@ -378,7 +381,7 @@ def _tflops(measured: Measurements, shape: int, us: float | None) -> float | Non
 
 
 def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float | None]:
-    """(operations a byte, share of the roof); without a roof the intensity is what the row's bw (GB/s) makes of it."""
+    """(operations per byte, share of the roof). Without a roof the intensity is computed from the row's bw (GB/s)."""
     found = roofs.at(key)
     if found is None:
         return (rounded(1000.0 * w.tflops / w.bw, 4) if w.bw else None), None
@@ -387,7 +390,7 @@ def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float 
 
 
 def by_backend(measured: Measurements) -> list[dict[str, Any]]:
-    """Each backend's best TFLOPS over the shapes that it could do, and how many it won; the most winning first."""
+    """Each backend's best TFLOPS over the shapes that it could do, and how many it won. Most wins come first."""
     rates: dict[str, list[float]] = {b: [] for b in measured.backends}
     won = dict.fromkeys(rates, 0)
     for shape, tried in measured.tried.items():

@@ -1,8 +1,8 @@
-"""The report page: one HTML file with its style, script and data inside, which loads nothing from elsewhere.
+"""The report page: one HTML file that contains its style, script and data, and loads nothing from elsewhere.
 
-Texts of the data may be hostile (they come from nodes and files). They are in the page twice: in HTML, where Jinja
-escapes them, and in a JSON block, where `embedded` leaves no character that HTML could read; the script puts them
-into the page as text, never as markup. A content security policy allows this one script and style, by their hashes.
+Texts in the data come from nodes and files, so they may be hostile. The page has them twice: in HTML, where Jinja
+escapes them, and in a JSON block, where `embedded` escapes every character that HTML could interpret. The script puts
+them into the page as text, never as markup. A content security policy allows only this script and style, by hash.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from orchestrator.tables.write import write_output
 from orchestrator.templating import data_folder
 
 MAX_BYTES = 6_000_000
-"""No page is larger: the longest texts go first, then rows of the table."""
+"""Largest size of a page. The longest texts are cut first, then rows of the table."""
 
 SCRIPTS = ("base", "figures", "table", "charts", "fleet", "prose", "page")
 """Scripts of templates/report/, in their order."""
 GENERATOR = "gemmfleet report"
 
 _BUDGETS = ((50_000, 600), (50_000, 120), (20_000, 120), (10_000, 120), (5_000, 80), (2_000, 60), (500, 40))
-"""Rows of the table and characters of a text, tried in turn."""
+"""Limits for rows of the table and characters of a text, tried one after the other."""
 _SAMPLE = 500
-"""Rows by which the size of the table is estimated."""
+"""The size of the table is estimated from this many rows."""
 _PLAIN = frozenset((int, float, bool, type(None)))
 _FRAME = 250_000
-"""Room for all of a page but its data."""
+"""Room for everything in a page but its data."""
 
 
 def render_page(document: dict[str, Any], *, events: str = "") -> str:
-    """The page of a document that `fit` has cut. `events`: where a served page hears of changes; "" for a file.
+    """The page of a document that `fit` has cut. `events`: the address from which a served page gets changes; "" for a
+    file.
 
-    Raises OrchestratorError where even the shortest page would be too large, and TemplateError.
+    Raises OrchestratorError if even the shortest page is too large, and TemplateError.
     """
     style, script = _part("style.css"), "\n".join(_part(f"{name}.js") for name in SCRIPTS)
     page: str = _template().render(
@@ -56,7 +57,7 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
 
 
 def fit(document: dict[str, Any]) -> dict[str, Any]:
-    """The document cut so that its page is small enough."""
+    """Cut the document so that its page is small enough."""
     shapes, room = document["shapes"], MAX_BYTES - _FRAME
     sample = shapes[:: len(shapes) // _SAMPLE + 1]
     for rows, characters in _BUDGETS:
@@ -70,7 +71,7 @@ def fit(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def policy(style: str, script: str, *, live: bool) -> str:
-    """The content security policy: nothing but this style and script, and the own server's events where it is live."""
+    """The content security policy: it allows this style and script, and on a live page the events of its server."""
     parts = [
         "default-src 'none'", f"script-src 'sha256-{_hash(script)}'", f"style-src 'sha256-{_hash(style)}'",
         "img-src data:", "base-uri 'none'", "form-action 'none'",
@@ -79,13 +80,13 @@ def policy(style: str, script: str, *, live: bool) -> str:
 
 
 def embedded(value: Any) -> str:
-    """JSON for a script block: ASCII, without <, > and &, so that nothing in it ends the block or begins another."""
+    """JSON for a script block: ASCII without <, > and &, so that the data cannot end the block or begin another."""
     text = json.dumps(safe(value), ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def safe(value: Any) -> Any:
-    """The same with control, bidi and broken characters of every text written as \\x1b and the like."""
+    """The value with control, bidi and broken characters in every text written as \\x1b and the like."""
     if isinstance(value, str):
         return escaped(value)
     if isinstance(value, dict):
@@ -96,7 +97,8 @@ def safe(value: Any) -> Any:
 
 
 def fitted(document: dict[str, Any], rows: int, characters: int) -> dict[str, Any]:
-    """The document with at most so many rows of the table (what failed stays longest) and so many characters a text."""
+    """The document with at most `rows` rows in the table and `characters` characters in a text. Failed shapes are cut
+    last."""
     out = dict(document)
     shapes = document["shapes"]
     if len(shapes) > rows:
@@ -158,14 +160,16 @@ def write_report(paths: RunPaths, out: Path | None) -> tuple[Path, dict[str, Any
 
 
 def _refuse_foreign(target: Path) -> None:
-    """Raise InputError where the target is there and is no page of ours."""
+    """Raise InputError if the target exists and is not a page of ours."""
     if not target.exists():
         if not target.parent.is_dir():
             raise InputError(f"{target}: there is no folder {target.parent}; make it first")
         return
     if not target.is_file():
-        raise InputError(f"{target} is no file; name another place with -o")
+        raise InputError(f"{target} is not a file; name another place with -o")
     with target.open("rb") as f:
         head = f.read(_HEAD)
     if f'content="{GENERATOR}"'.encode() not in head:
-        raise InputError(f"{target} is there and is no page of ours, so it is left alone; name another place with -o")
+        raise InputError(
+            f"{target} exists and is not one of our pages, so we leave it alone; name another place with -o"
+        )

@@ -1,12 +1,12 @@
-"""The verdict on every row of a table, and on the table: a rule of thumb, and the odds that chance breaks it.
+"""The verdict on every row of a table and on the whole table: a rule of thumb, and the odds that chance breaks it.
 
-Each row is judged by a moderated t-test, as limma does (Smyth 2004). Three repeats a side give a row's variance with 4
-degrees of freedom only, so a noisy row often looks quiet. What all rows say narrows it down. If the variances differ no
-more than one common noise would make them (Bartlett 1937), all rows share the pooled variance. Else the mean and spread
+Each row is judged by a moderated t-test, as in limma (Smyth 2004). Three repeats on each side give a row's variance
+with only 4 degrees of freedom, so a noisy row often looks quiet. The other rows help. If the variances differ no more
+than one common noise would explain (Bartlett 1937), all rows share the pooled variance. Otherwise the mean and spread
 of the log variances give the table's typical variance, and how many degrees of freedom it is worth as a prior.
 
-All is computed on logarithms of the times, so noise is a share of the time. Arrays may have further axes before the
-rows: a benchmark judges thousands of tables at once.
+Everything is computed on logarithms of the times, so noise is a share of the time. Arrays may have further axes before
+the rows: a benchmark judges thousands of tables at once.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ Bools = npt.NDArray[np.bool_]
 VERDICTS = ("regression", "boundary", "unstable", "missing", "new", "improved", "ok", "ignored")
 # Verdicts of rows that could not be judged.
 OPEN = ("boundary", "unstable", "missing")
-# Expected false regressions in a table in which nothing changed ...
+# Expected false regressions in an unchanged table ...
 BOUND = 0.008
 # ... and this part of it for the table as a whole: at most one unchanged table in a hundred is accused.
 TABLE_BOUND = 0.25
-# The bound of a second look, small enough that both looks together stay near that.
+# The bound for a second measurement, small enough that both together stay near BOUND.
 AGAIN_BOUND = 0.002
-# Repeats agree if the slowest takes at most so many times the fastest: the runbook's 5 %.
+# Repeats agree if the slowest takes at most this many times as long as the fastest: the runbook's 5 %.
 AGREE = 1.05
-# Repeats that must agree, or a side is unstable.
+# A side is unstable unless this many repeats agree.
 ENOUGH = 3
-# A smaller standard deviation of a repeat is taken for luck or rounding.
+# A smaller standard deviation of a repeat counts as luck or rounding.
 LEAST_NOISE = 0.0005
 # All rows share one noise if Bartlett's statistic exceeds its mean by fewer standard deviations.
 ALIKE = 1.8
-# A row whose variance is more than so many times the common one is judged by a prior all the same.
+# A row whose variance is more than this many times the common one is judged with a prior anyway.
 LOUD = 3.0
 # The share of limma's prior degrees of freedom that counts, and the most (or a quarter of the rows): a few noisy rows
 # make the prior too sure.
 PRIOR, MOST_PRIOR = 0.5, 10.0
-# Share of repeats that stray for reasons of their own, not by the row's noise.
+# Share of repeats that are outliers for another reason than the row's noise.
 STRAYS = 0.01
 # Expected difference of two sessions of the same software: 0.5 % each, so 0.7 % between the two.
 DRIFT = 0.007
-# A larger shift of the whole table is not taken for drift beyond this.
+# At most this much of a shift of the whole table counts as drift.
 MOST_DRIFT = 0.02
-# Least rows from which the shift of a table is estimated; with fewer, DRIFT counts.
+# With fewer rows than this we do not estimate the shift of a table, and use DRIFT.
 ENOUGH_ROWS = 10
 _MAD = 1.4826
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A row is suspected where tot > rel * golden + abs_us; golden below `ignore_below` us is ignored."""
+    """A row is suspected if tot > rel * golden + abs_us. Rows with golden below `ignore_below` us are ignored."""
 
     rel: float = 1.005
     abs_us: float = 0.5
@@ -78,7 +78,7 @@ class Rule:
         raise InputError(f"--rule {shown(text)}: must be two numbers REL,ABS, as 1.005,0.5: at least 1 and at least 0")
 
     def limit(self, us: Floats) -> Floats:
-        """The time from which on a row is suspected."""
+        """A row with a longer time than this is suspected."""
         return np.asarray(self.rel * us + self.abs_us)
 
 
@@ -88,17 +88,17 @@ STANDARD = Rule()
 def judge(
     golden: Floats, tot: Floats, *, rule: Rule = STANDARD, bound: float = BOUND, paired: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Judges arrays (rows, repeats) of microseconds, NaN where there is no repeat; paired: measured in turn.
+    """Judges arrays (rows, repeats) of microseconds, with NaN for missing repeats. `paired`: the sides took turns.
 
-    Returns arrays with an entry a row (NaN where nothing is known), and what is known of the table. Arrays of several
-    tables (tables, rows, repeats) are judged table by table. A row without evidence of noise is unstable, so a table
-    of averages is left open as a whole.
+    Returns arrays with one entry for each row (NaN if unknown), and values for the table. Arrays of several tables
+    (tables, rows, repeats) are judged table by table. A row without evidence of noise is unstable, so a table of
+    averages stays open as a whole.
 
-    Of a row: `p` is how likely a row without a change shows one of this direction and at least this size. `seen_from`
-    is the smallest change (0.02: 2 % slower) that would have been called a regression. `beyond_rule` is what the rule
-    alone says. The repeats are those that agree, and all. Of a table: `threshold` is that of a row's p, and `judged`
-    counts the rows that were judged. `averaged`: no row has repeats. `table_shift` is the median change, of which
-    `shift_removed` is taken for drift. `table_slower`: the table as a whole is a regression.
+    For a row: `p` is the probability that an unchanged row shows a change in this direction of at least this size.
+    `seen_from` is the smallest change (0.02: 2 % slower) that would have been called a regression. `beyond_rule` is the
+    verdict of the rule alone. The repeats are those that agree, and all. For a table: `threshold` is the limit for p,
+    and `judged` counts the judged rows. `averaged`: no row has repeats. `table_shift` is the median change;
+    `shift_removed` of it counts as drift. `table_slower`: the table as a whole is a regression.
     """
     a, b = settle(golden), settle(tot)
     both = (a.count > 0) & (b.count > 0)
@@ -137,11 +137,11 @@ def judge(
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """One side of a table, an entry a row.
+    """One side of a table, with one entry for each row.
 
-    `us` is the mean of the kept repeats (of an unstable side the median of all) and NaN without any; `log` the mean of
-    their logarithms; `squares` the sum of the squared deviations from it; `count` is how many were kept (of an
-    unstable side all), `strays` how many were left out.
+    `us`: the mean of the kept repeats (for an unstable side the median of all), NaN without repeats. `log`: the mean of
+    their logarithms. `squares`: the sum of the squared deviations from it. `count`: how many were kept (for an unstable
+    side all). `strays`: how many were left out.
     """
 
     us: Floats
@@ -153,10 +153,10 @@ class Settled:
 
 
 def settle(us: Floats) -> Settled:
-    """Judges the repeats in an array (rows, repeats) of microseconds, NaN where there is none.
+    """Judges the repeats in an array (rows, repeats) of microseconds, with NaN for missing repeats.
 
-    A side is stable if three repeats lie within 5 % and most of all repeats lie within 5 % of the median. The others
-    are left out. Of an unstable side nothing is left out: its repeats show how little is known of it.
+    A side is stable if three repeats lie within 5 %, and most repeats lie within 5 % of the median. The others are left
+    out. Nothing is left out of an unstable side: its repeats show how uncertain it is.
     """
     ordered = np.sort(us, axis=-1)  # NaN goes last
     there = np.isfinite(us)
@@ -179,7 +179,7 @@ def learn(a: Settled, b: Settled, usable: Bools) -> tuple[Floats, Floats]:
     squares = a.squares + b.squares
     degrees = np.where(usable, np.maximum(a.count, 1) + np.maximum(b.count, 1) - 2.0, 0.0)
     variance = moderated(squares, degrees)[0]
-    # what strayed by noise counts as 5 % from the mean, or what is kept of a noisy row would look too quiet
+    # repeats that noise made outliers count as 5 % from the mean; else the rest of a noisy row would look too quiet
     by_noise = _erfc(np.log(AGREE) / np.sqrt(2 * variance))
     strays = np.where(usable, a.strays + b.strays, 0) * by_noise / (STRAYS + by_noise)
     variance, known = moderated(squares + strays * np.log(AGREE) ** 2, degrees + strays * (degrees > 0))
@@ -189,7 +189,7 @@ def learn(a: Settled, b: Settled, usable: Bools) -> tuple[Floats, Floats]:
 def moderated(squares: Floats, degrees: Floats) -> tuple[Floats, Floats]:
     """(variance of each row, its degrees of freedom) from sums of squares.
 
-    A row with 0 degrees of freedom says nothing and gets the prior.
+    A row with 0 degrees of freedom has no evidence and gets the prior.
     """
     says = degrees > 0
     d, rows = np.where(says, degrees, 1.0), np.maximum(says.sum(axis=-1, keepdims=True), 1)
@@ -248,12 +248,12 @@ def smallest(p: Floats, degrees: Floats) -> Floats:
 
 
 def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> tuple[Floats, Floats, Floats, Floats]:
-    """The common shift of tables whose rows' changes have standard deviations `deviation`, an entry a table: the median
-    change, what of it is removed as drift, the standard deviation that a row's change keeps of it, and how likely a
-    table without a change shows as much beyond what is removed.
+    """The common shift of each table, given the standard deviations `deviation` of its rows' changes. Returns the
+    median change, the part of it that is removed as drift, the standard deviation that this leaves in a row's change,
+    and the probability that an unchanged table shows as large a rest.
 
-    Its standard error is that of a median: of the robust spread (1.4826 MAD) of the changes or of what their noise
-    makes expected, the larger. Sides that were measured in turn (`paired`) have no drift.
+    The standard error is that of a median. It uses the robust spread (1.4826 MAD) of the changes, or the spread that
+    their noise explains, whichever is larger. Sides that took turns (`paired`) have no drift.
     """
     n = rows.sum(axis=-1)
     shift, expected = _median(change, rows), _median(deviation, rows)
@@ -268,6 +268,6 @@ def shift_of(change: Floats, deviation: Floats, rows: Bools, paired: bool) -> tu
 
 
 def _median(x: Floats, where: Bools) -> Floats:
-    """The median along the last axis of what is marked; 0 where nothing is."""
+    """The median of the marked values along the last axis; 0 if none is marked."""
     marked = np.ma.median(np.ma.array(x, mask=~where), axis=-1)  # type: ignore[no-untyped-call]
     return np.asarray(np.ma.filled(marked, 0.0))

@@ -1,8 +1,8 @@
-"""The document of `compare`: both sides read, joined by kernel and shape, and judged.
+"""Makes the document of `compare`: reads both sides, joins them by kernel and shape, and judges them.
 
-Every fault is named with file and line. A record of an environment is `NAME.env.json` beside `NAME.csv`, or
-`environment.json`: one JSON object of plain values (docs/reference/files.md lists the fields that mean something).
-`switches` holds an object of environment variables. A field of another name is shown and compared as well.
+Every fault names file and line. An environment record is `NAME.env.json` beside `NAME.csv`, or `environment.json`: one
+JSON object of plain values (docs/reference/files.md lists the known fields). `switches` holds an object of environment
+variables. Other fields are shown and compared as well.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from worker.text import plural
 
 AGAIN_REPEATS = 7
 TIMES = ("us", "time_us")
-# columns that name the kernel: the first set of them that is there
+# columns that name the kernel: the first set that the file has
 KERNELS = (
     ("kernel",), ("backend", "op"), ("kernelName",), ("kernelName1", "kernelName2"), ("kernelName1",), ("backend",),
 )  # fmt: skip
 RUNS = ("run", "repeat")
 CHIP = ("gfx", "cu_num")
 CONFIG = "aiter_config"  # file, bucket and values of the config that a row was measured with
-# columns that describe a measurement: they belong neither to the shape nor to the kernel
+# columns that describe a measurement, and belong neither to the shape nor to the kernel
 RESULTS = {
     *({c for f in FAMILIES.values() for c in f.result_columns} - {c for f in FAMILIES.values() for c in f.key_names}
       - {"splitK", "libtype"}),
@@ -51,8 +51,8 @@ RESULTS = {
 MAX_REPEATS = 100
 MAX_LINES = 1_000_000
 MAX_RECORD = 256 * 1024
-# What a difference in a field means, the gravest first. machine: no verdict on the software is possible; method:
-# measured in another way or on another card; test: what the comparison is for; name: nothing.
+# The meaning of a difference in a field, the most serious first. machine: no verdict on the software is possible.
+# method: measured in another way or on another card. test: the comparison is about it. name: no meaning.
 KINDS = {
     "machine": ("gfx", "gpu", "cu_num"),
     "method": ("timer", "warmup", "iters", "node", "slot", "gpu_serial", "driver", "clocks"),
@@ -64,10 +64,10 @@ KINDS = {
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """One side of a comparison: the times of its CSVs, and the records of what they were measured with.
+    """One side of a comparison: the times of its CSVs, and the records of the environments that measured them.
 
     `rows` has a row for each repeat: `kernel`, the shape's columns as text, `us`, and `aiter_config` if a file has it.
-    `fields` are those of all records as one, with the chip that the rows name; `notes` say what was left out.
+    `fields` joins all records, and adds the chip that the rows name. `notes` list the rows that were left out.
     """
 
     name: str
@@ -79,9 +79,9 @@ class Side:
 
 
 def read_sides(given: Mapping[str, Sequence[str]], runs: Path, dropped: Sequence[str] = ()) -> list[Side]:
-    """Reads the sides, each given as files, folders or runs, without the columns that are `dropped`.
+    """Reads the sides, each given as files, folders or runs, without the `dropped` columns.
 
-    All files must have the same columns of a shape; a file that is given twice counts once. Raises InputError with the
+    All files must have the same shape columns. A file that is given twice counts once. Raises InputError with the
     faults of all files.
     """
     faults, sides = list[str](), list[Side]()
@@ -99,8 +99,8 @@ def read_sides(given: Mapping[str, Sequence[str]], runs: Path, dropped: Sequence
                 first = first or (path, shape)
                 if odd := sorted(shape ^ first[1]):
                     faults.append(f"{escaped(str(path))}:1: the columns of its shape differ from those of"
-                                  f" {escaped(str(first[0]))} by {', '.join(map(shown, odd))}: leave out what is no"
-                                  " part of a shape with --ignore-column NAME")  # fmt: skip
+                                  f" {escaped(str(first[0]))} by {', '.join(map(shown, odd))}: leave out columns that"
+                                  " are not part of a shape with --ignore-column NAME")  # fmt: skip
         if not faults:
             rows = pd.concat(parts, ignore_index=True)
             chip = {n: {*rows.pop(n).dropna()} - NULLS for n in CHIP if n in rows}
@@ -125,13 +125,14 @@ def _files(given: str, runs: Path) -> list[Path]:
     if kind == "folder":
         files = [p for p in sorted(path.glob("*.csv")) if p.is_file() and {*TIMES} & {*read_header(p)}]
     if not files:
-        raise InputError(f"{escaped(given)}: holds no CSV of timings (columns kernel, the shape's, us), and is no run"
-                         " that ended (with bench_runs.csv, profile.csv or tuned.csv)")  # fmt: skip
+        raise InputError(f"{escaped(given)}: holds no CSV of timings (columns kernel, the shape's, us), and is not"
+                         " a finished run (with bench_runs.csv, profile.csv or tuned.csv)")  # fmt: skip
     return files
 
 
 def _read(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
-    """The rows of a file that have a time; `notes` gets what was left out. Raises InputError with the file's faults."""
+    """The rows of a file that have a time. Adds the rows left out to `notes`. Raises InputError with the file's
+    faults."""
     where, faults = escaped(str(path)), Faults(path)
     records = [(n, cells) for n, _, cells in islice(csv_records(path, None), MAX_LINES + 1) if any(cells)]
     (header, cells), *lines = records or [(1, [])]
@@ -158,14 +159,14 @@ def _read(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
     measured = frame[frame["status"].isin(("", *MEASURED))] if "status" in frame else frame
     us = pd.to_numeric(measured[time], errors="coerce").astype(float)
     timed = np.isfinite(us) & (us > 0)
-    # in a tuner's table a row without a time is ordinary
+    # rows without a time are normal in a tuner's table
     wrong = ~timed if kernel == ("kernel",) else us.isna() & ~measured[time].isin(NULLS)
     for line, text in measured.loc[wrong, time].items():
-        what = f"{shown(text)} is no time: drop the row, or say so in a column status"
+        what = f"{shown(text)} is not a time: drop the row, or mark it in a column status"
         faults.add(what, line=int(str(line)), column=time)
     left_out = (len(frame) - len(measured), "whose status is not ok"), (int((~timed).sum()), "without a time")
     notes += [f"{where}: left out {plural(n, 'row')} {why}" for n, why in left_out if n]
-    rows = measured[timed].replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are one
+    rows = measured[timed].replace(r"^([0-9]+)\.0$", r"\1", regex=True)  # `128` and `128.0` are the same
     out = rows[[*shape, *(n for n in (*CHIP, CONFIG) if n in names)]].assign(us=us[timed])
     named = measured.loc[timed, [*kernel]].itertuples(index=False, name=None)
     out.insert(0, "kernel", [" + ".join(c for c in cells if c not in NULLS) for cells in named])
@@ -185,20 +186,20 @@ def _read(path: Path, dropped: Sequence[str], notes: list[str]) -> pd.DataFrame:
 
 
 def joined(records: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The fields of several records as one record; values that differ stand side by side."""
+    """The fields of several records as one record. Values that differ are listed side by side."""
     names = dict.fromkeys(name for r in records for name in r)
     return {name: " | ".join(sorted({r[name] for r in records if name in r})) for name in names}
 
 
 def read_record(path: Path) -> dict[str, str]:
-    """A record as text fields, `switches.NAME` for what is in an object. Raises InputError."""
+    """A record as text fields; members of an object become `switches.NAME`. Raises InputError."""
     where = escaped(str(path))
     try:
         document = json.loads(read_bytes(path, MAX_RECORD, InputError))
     except (ValueError, RecursionError) as e:
-        raise InputError(f"{where}:{getattr(e, 'lineno', 1)}: is no JSON: correct it or move it away") from None
+        raise InputError(f"{where}:{getattr(e, 'lineno', 1)}: is not JSON: correct it or move it away") from None
     if not isinstance(document, dict) or document.get("format", ENV_FORMAT) != ENV_FORMAT:
-        raise InputError(f"{where}:1: is no environment record: it must be one JSON object of format {ENV_FORMAT}")
+        raise InputError(f"{where}:1: is not an environment record, which is one JSON object of format {ENV_FORMAT}")
     fields = [
         item
         for name, value in clean.document(document).items()
@@ -210,9 +211,9 @@ def read_record(path: Path) -> dict[str, str]:
 def differences(
     golden: Mapping[str, str], tot: Mapping[str, str], under_test: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """The fields that differ, the gravest first: `field`, the values `golden` and `tot` ("" for none), and its `kind`.
+    """The fields that differ, the most serious first: `field`, the values `golden` and `tot` ("" for none), and `kind`.
 
-    Differences of machine and method count only if both sides name them: a side may have no record.
+    Differences of machine and method count only if both sides name them, because a side may have no record.
     """
     kinds = {name: kind for kind, names in KINDS.items() for name in names}
     kinds |= dict.fromkeys((*under_test, *(w for r in (golden, tot) for w in r.get("under_test", "").split())), "test")
@@ -226,7 +227,7 @@ def differences(
 
 
 def in_turn(golden: Sequence[Mapping[str, str]], tot: Sequence[Mapping[str, str]]) -> bool:
-    """True if all records say that the sides were measured in turn, in the same sessions.
+    """Return whether all records say that the sides took turns in the same sessions.
 
     Raises InputError if the records of one bench say that the golden side is its later `--env`.
     """
@@ -249,10 +250,10 @@ def compare(
     golden: Side, tot: Side, *, rule: Rule = STANDARD, bound: float = BOUND, under_test: Sequence[str] = (),
     other_gpu: bool = False, rule_only: bool = False, again: str = "",
 ) -> dict[str, Any]:  # fmt: skip
-    """Judges `tot` against `golden`, and returns all that is known as a JSON document (docs/reference/commands.md).
+    """Judges `tot` against `golden`, and returns the results as a JSON document (docs/reference/commands.md).
 
-    `rule_only`: by the rule alone, which knows no noise; its figures alone are given. `again`: the file that the rows
-    to measure again are written to, "" for none. Raises InputError if the sides cannot be compared.
+    `rule_only`: use only the rule, which ignores noise, and give only its figures. `again`: the file for the rows to
+    measure again, "" for none. Raises InputError if the sides cannot be compared.
     """
     paired = in_turn(golden.records, tot.records)
     found = differences(golden.fields, tot.fields, under_test)
@@ -261,8 +262,8 @@ def compare(
         for kind in ("machine", "method")
     )
     if machine and not other_gpu:
-        raise InputError(f"the sides are of different machines ({escaped(machine)}): their times say nothing of the"
-                         " software; --other-gpu compares them all the same")  # fmt: skip
+        raise InputError(f"the sides are from different machines ({escaped(machine)}): their times say nothing about"
+                         " the software; --other-gpu compares them anyway")  # fmt: skip
     rows, facts = _judged(golden, tot, rule, bound, paired, rule_only)
     counts = {v: sum(r["verdict"] == v for r in rows) for v in VERDICTS}
     out = {
@@ -279,7 +280,7 @@ def compare(
         "again": _again([r for r in rows if r["verdict"] in OPEN], golden, tot, again),
         "warnings": [
             *golden.notes, *tot.notes,
-            *[f"the sides are of different machines ({machine}): a verdict is not one on the software"] * bool(machine),
+            *[f"the sides are from different machines ({machine}): this is no verdict on the software"] * bool(machine),
             *[f"not measured in the same way ({method})"] * bool(method),
         ],
     }  # fmt: skip
@@ -290,10 +291,10 @@ def compare(
 def _judged(
     golden: Side, tot: Side, rule: Rule, bound: float, paired: bool, rule_only: bool
 ) -> tuple[Rows, dict[str, Any]]:
-    """The joined rows, the worst first, and what is known of the table (`judge`).
+    """The joined rows, the worst first, and the values of the table (`judge`).
 
-    `change` and `seen_from` are shares of the golden time, None if nothing is known; `golden_repeats` says how many
-    repeats agree of all, as `1/3`; `golden_config` is there if rows name configs.
+    `change` and `seen_from` are shares of the golden time, None if unknown. `golden_repeats` says how many repeats
+    agree, such as `1/3`. `golden_config` is there if rows name configs.
     """
     every = pd.concat([golden.rows, tot.rows], keys=[0, 1])
     columns = [c for c in golden.rows if c not in ("us", CONFIG)]
@@ -322,8 +323,8 @@ def _judged(
 def _config_files(rows: Rows, rule: Rule) -> list[dict[str, Any]]:
     """The files of the new config set, by path, from which a row reads other values than on the golden side.
 
-    A row names the file, bucket and values that it read. `verdict`: `rejected` (a row is a regression), `open` (else, a
-    row could not be judged) or `accepted`; `default`: a file that shapes without one of their own read.
+    A row names the file, bucket and values that it read. `verdict`: `rejected` if a row is a regression, else `open` if
+    a row could not be judged, else `accepted`. `default`: the file is read by shapes that have no file of their own.
     """
     files: dict[str, Rows] = {}
     for r in rows:
@@ -345,14 +346,14 @@ def _config_files(rows: Rows, rule: Rule) -> list[dict[str, Any]]:
 
 
 def _summary(of: Mapping[str, Any]) -> list[str]:
-    """The verdict in a few sentences, and what weakens it."""
+    """The verdict in a few sentences, with its weaknesses."""
     rows, shift = of["rows"], of.get("table_shift")
     counts = ", ".join(f"{n} {verdict}" for verdict, n in of["counts"].items() if n)
     out = [
         *[f"The table as a whole is slower by {percent(shift)}: a regression."] * bool(of.get("table_slower")),
         f"{plural(len(rows), 'row')}: {counts}.",
-        *["Judged by the rule alone, which accuses nearly every table of unchanged stacks."] * of["rule_only"],
-        *["No row has repeats. Nothing shows their noise, so no row is judged: measure each three times."]
+        *["Judged by the rule alone, which flags nearly every table even if nothing changed."] * of["rule_only"],
+        *["No row has repeats, so the noise is unknown and no row is judged: measure each three times."]
         * bool(of.get("averaged")),
     ]
     if not of["rule_only"]:
@@ -372,18 +373,18 @@ def _summary(of: Mapping[str, Any]) -> list[str]:
                 for s in f["slower"]]  # fmt: skip
         if f["slower"] and f["default"] and f["faster"]:
             gained = (key_text({n: v for n, v in key.items() if n in "BNK"}) for key in f["faster"])
-            out.append(f"  files of their own would keep what {'; '.join(dict.fromkeys(gained))} gained")
+            out.append(f"  separate files would keep the gain of {'; '.join(dict.fromkeys(gained))}")
     if same := sum(r["verdict"] == "regression" and r.get("golden_config", "") == r.get("tot_config") for r in rows):
-        out.append(f"{plural(same, 'row')} slower with the same config in both sets: that is no config's doing")
+        out.append(f"{plural(same, 'row')} slower with the same config in both sets: no config is the cause")
     if other := [d["field"] for d in of["environment"]["differences"] if d["kind"] == "other"]:
-        out.append(f"{', '.join(other)} differ{'s' * (len(other) == 1)} too: a change may come from there")
+        out.append(f"{', '.join(other)} differ{'s' * (len(other) == 1)} too, and may cause a change")
     return out
 
 
 def _again(rows: Rows, golden: Side, tot: Side, listed: str) -> str:
-    """The command that measures the rows of `listed` anew, "" if all are judged; before it, the one that lists them.
+    """The command that measures the rows of `listed` again, after the command that lists them; "" if all are judged.
 
-    Its options give each side again: its stack with the variables set for it, its config set.
+    Its options describe each side again: the stack with its variables, and the config set.
     """
     options = dict[str, None]()
     for side in (golden, tot):
@@ -403,7 +404,7 @@ def _again(rows: Rows, golden: Side, tot: Side, listed: str) -> str:
 
 
 def percent(share: float | None, *, sign: bool = False) -> str:
-    """A share as `+1.2 %`; "" for none."""
+    """A share as `+1.2 %`; "" for None."""
     return "" if share is None else f"{100 * share:{'+z' if sign else ''}.{1 if abs(share) >= 0.0995 else 2}f} %"
 
 
@@ -413,7 +414,7 @@ def key_text(key: Mapping[str, str]) -> str:
 
 
 def write(of: Mapping[str, Any], out: Path | None, again: Path | None) -> None:
-    """Write all rows, the worst first, and the keys of those that could not be judged. Raises InputError."""
+    """Write all rows, the worst first, and the keys of rows that could not be judged. Raises InputError."""
     rows, (_, *figures) = of["rows"], of["rows"][0]
     names = list(rows[0]["key"])
     every = ([*r["key"].values(), *(r[n] for n in figures)] for r in rows)

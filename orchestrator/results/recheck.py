@@ -1,9 +1,9 @@
-"""Times then and now: recheck of a tuned table on another build, gains of a run over the calls of a workload.
+"""Times then and now: the recheck of a tuned table on another build, and a run's gain over the calls of a workload.
 
-A recheck measures each row's kernel and its runners-up, and searches nothing. A row is `gone` if its kernel does not
-run there or is wrong. It is `slower` if it lost more than a tolerance beside the median of all rows, because clocks
-differ from session to session. It is `overtaken` if a runner-up beats it by more than the noise of a merge, measured
-beside it. Only these are worth another tuning.
+A recheck measures each row's kernel and its runners-up, and does not search. A row is `gone` if its kernel is wrong or
+does not run there. It is `slower` if it got slower than the median row by more than a tolerance; the median takes out
+the clocks, which differ between sessions. It is `overtaken` if a runner-up, measured next to it, beats it by more than
+the noise of a merge. Only these rows are worth tuning again.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from worker.protocol.spec import MAX_WORD
 from worker.text import plural
 
 FEW = 5
-"""Rows that must be measured before their median counts as the difference of the sessions."""
+"""With fewer measured rows than this, their median does not count as the difference of the sessions."""
 Verdict = Literal["good", "gone", "slower", "overtaken", "not measured"]
 Named = tuple[str, str]
-"""Name and splitK, by which a kernel is the same in every build."""
+"""Name and splitK, which identify a kernel in every build."""
 
 
 @dataclass(frozen=True, slots=True)
 class RowToCheck:
-    """A row of a table: its kernel, then the runners-up, fastest first; its time there in microseconds; of how many
-    candidates that is known."""
+    """A row of a table to check. `kernels`: its kernel, then the runners-up, fastest first. `us`: its time in the
+    table. `known`: how many candidates have a known time."""
 
     kernels: tuple[TableKernel, ...]
     us: float
@@ -49,11 +49,11 @@ class RowToCheck:
 
 
 def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
-    """The rows of a table by key (gfx, cu_num, ...), each with as many runners-up as its profiles have, at most
-    `runners`. Raises InputError for what is no table, and for fmoe, whose rows are pairs of kernels."""
+    """The rows of a table by key (gfx, cu_num, ...), each with the runners-up in its profiles, at most `runners`.
+    Raises InputError for a file that is not a table, and for fmoe, whose rows are pairs of kernels."""
     family = sources.family
     if family.two_stages:
-        raise InputError(f"a row of {family.name} is a pair of kernels, which no recheck measures: tune it again")
+        raise InputError(f"a row of {family.name} is a pair of kernels, which recheck cannot measure: tune it again")
     table = {key_of(cells, family): cells for cells in sources.newcomers() if (number_of(cells["us"]) or 0.0) > 0}
     measured = (
         (key_of(cells, family), _kernel(cells, family), number_of(cells["us"]) or 0.0)
@@ -74,8 +74,8 @@ def rows_to_check(sources: MergeInput, runners: int) -> dict[Key, RowToCheck]:
 
 
 def chip_of_rows(rows: Mapping[Key, object], gfx: str, cu_num: int) -> tuple[int | str, int | str]:
-    """The chip whose rows are checked: the run's, and where that is not known before a node is reached (gfx "",
-    cu_num 0) the only one of the rows that it could be."""
+    """The chip whose rows are checked. It is the run's chip; if that is unknown before a node is reached (gfx "",
+    cu_num 0), it is the only chip of the rows that fits."""
     fitting = {(key[0], key[1]) for key in rows if gfx in ("", key[0]) and cu_num in (0, key[1])}
     return fitting.pop() if len(fitting) == 1 else (gfx, cu_num)
 
@@ -87,20 +87,20 @@ def _kernel(cells: Mapping[str, str], family: Family) -> TableKernel:
 
 
 def write_rows(path: Path, table: str, rows: Mapping[int, RowToCheck], slower: float) -> None:
-    """Write the rows that a run checks, by shape id. `slower`: the tolerance, a share."""
+    """Write the rows that a run checks, by shape id. `slower`: the tolerance, as a share."""
     checked = {i: {"us": r.us, "kernels": r.kernels} for i, r in rows.items()}
     write_atomic(path, json.dumps({"table": table, "slower": slower, "rows": checked}) + "\n")
 
 
 def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
-    """The only kernels to measure of each shape; {} where the run is no recheck."""
+    """The only kernels to measure for each shape; {} if the run is not a recheck."""
     rows = json.loads(path.read_bytes())["rows"] if path.exists() else {}
     return {int(i): [TableKernel(*k) for k in r["kernels"]] for i, r in rows.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRow:
-    """Verdict on a row. Times in microseconds, None where there is none; `by`: the fastest runner-up now."""
+    """The verdict on a row. Times are in microseconds, None if not measured. `by`: the fastest runner-up now."""
 
     key: tuple[int | str, ...]
     verdict: Verdict
@@ -114,8 +114,8 @@ class CheckedRow:
 
 @dataclass(frozen=True, slots=True)
 class Recheck:
-    """A recheck. `drift`: median of time now over time then, 1.0 below FEW rows; `slot_s`: seconds of slots that it
-    took, their set-up counted."""
+    """A recheck. `drift`: median of time now over time then, 1.0 with fewer than FEW rows. `slot_s`: seconds of slots
+    that it took, with set-up."""
 
     table: str
     rows: tuple[CheckedRow, ...]
@@ -129,7 +129,7 @@ class Recheck:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Rows by verdict, without those that none has."""
+        """Number of rows by verdict, without zeros."""
         order = ("good", "gone", "slower", "overtaken", "not measured")
         return {v: n for v in order if (n := sum(r.verdict == v for r in self.rows))}
 
@@ -140,12 +140,12 @@ class Recheck:
 
 
 def slot_seconds(ledger: LedgerReader) -> float:
-    """Seconds of slots of all attempts of a run, with the starts of their tuners."""
+    """Seconds of slots that all attempts of a run took, with the starts of their tuners."""
     return sum(a.seconds for a in ledger.replayed.attempts.values()) + ledger.spent().get("start", 0.0)
 
 
 def judge(ledger: LedgerReader, path: Path) -> Recheck:
-    """Judge the rows of a recheck by what its run measured. `path`: of `write_rows`."""
+    """Judge the rows of a recheck by its run's measurements. `path`: the file of `write_rows`."""
     document: dict[str, Any] = json.loads(path.read_bytes())
     wanted = {int(i): r for i, r in document["rows"].items()}
     candidates = (row for row in ledger.profile_rows() if not row.winner and row.shape in wanted)
@@ -179,7 +179,8 @@ def _us(row: ProfileRow) -> float:
 def _judged(
     s: ShapeState, then: float, own: Named, measured: Mapping[Named, ProfileRow], won: Named | None, most: float
 ) -> CheckedRow:
-    """`won`: the run's winner of the shape; `most`: time now over time then above which the row is slower."""
+    """The verdict on one row. `won`: the run's winner of the shape. `most`: the row is slower if time now over time
+    then is above this."""
     if s.state == "pending":
         return CheckedRow(s.key, "not measured", own[0], then)
     mine = measured.get(own)
@@ -198,17 +199,17 @@ def _judged(
 
 
 def _beaten(now: float, by: float) -> bool:
-    """True where a merge would replace a kernel by one that was measured beside it."""
+    """Return whether a merge would replace a kernel with one that was measured beside it."""
     return decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")[0] == "replaced"
 
 
 SIGMA = 1.4826
-"""Standard deviation over half the interquartile range, of a normal distribution."""
+"""The standard deviation of a normal distribution over half its interquartile range."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeGain:
-    """A shape of the workload; times of one call in microseconds, with the standard deviation of their difference."""
+    """A shape of the workload. Times of a call are in microseconds, with the standard deviation of their difference."""
 
     key: Key
     calls: float
@@ -218,13 +219,13 @@ class ShapeGain:
 
     @property
     def won_us(self) -> float:
-        """Microseconds that its calls win (negative: lose)."""
+        """Microseconds that its calls gain (negative: lose)."""
         return self.calls * (self.before_us - self.after_us)
 
 
 @dataclass(frozen=True, slots=True)
 class Gain:
-    """`rows`: shapes with a time before and after, what wins most first; `left_out`: those without."""
+    """The gain of a run. `rows`: shapes with times before and after, the largest gain first. `left_out`: others."""
 
     rows: tuple[ShapeGain, ...]
     left_out: tuple[Key, ...]
@@ -239,13 +240,13 @@ class Gain:
 
     @property
     def sigma_us(self) -> float:
-        """Standard deviation of `won_us`: calls of one shape are off together, shapes are not."""
+        """Standard deviation of `won_us`. The calls of a shape share one error; errors of shapes are independent."""
         return math.hypot(*(r.calls * r.sigma_us for r in self.rows))
 
 
 def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, float], family: Family) -> Gain:
-    """The gain of a run. A shape without a row of its own takes that of its padded M, as AITER's lookup does; one that
-    the run has no row for stays as it was."""
+    """The gain of a run. A shape without a row takes the row of its padded M, as AITER's lookup does. If there is no
+    such row either, its time does not change."""
     after = {w.key: (w.us, SIGMA * (w.row.get("spread", 0.0))) for w in ledger.winners()}
     rows, left_out = [], []
     for key, n in calls.items():
@@ -255,16 +256,16 @@ def gain(ledger: LedgerReader, calls: Mapping[Key, float], before: Mapping[Key, 
             left_out.append(key)
             continue
         us, spread = next((after[k] for k in ways if k in after), (was, 0.0))
-        # a table tells no spread: the time before is taken to be as far off as the one after
+        # a table has no spread: we assume that the time before has the same error as the time after
         rows.append(ShapeGain(key, n, was, us, spread * math.hypot(was, us)))
     rows.sort(key=lambda r: -r.won_us)
     return Gain(tuple(rows), tuple(left_out))
 
 
 def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, family: Family) -> dict[Key, float]:
-    """Times before the run in microseconds: of `table`'s rows of its chip, else of the rows that its merge met (of the
-    old kernel beside the new one where it was measured there), else of the column now_us of its shapes. Raises
-    InputError."""
+    """Times before the run in microseconds. They come from `table`'s rows of its chip; else from the rows that its
+    merge found (if the old kernel was measured beside the new one, that time); else from the column now_us of its
+    shapes. Raises InputError."""
     out: dict[Key, float] = {}
     if paths.annotations.exists():
         out |= numbers(read_shapes(paths.annotations, family), NOW)
@@ -281,13 +282,14 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
 
 
 NOISY_GAIN = 0.995
-"""A winner with a gain below it (1.00x as shown) is noisy: measured again, it was slower than the median candidate."""
+"""A winner with a gain below this (it is shown as 1.00x) is noisy: measured again, it was slower than the median
+candidate."""
 MOST_NAMED = 4
 
 
 def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
-    """The gain over the median candidate of each of these shapes that has other candidates (1.0: the choice made no
-    difference). Candidates are the right ones of the settling attempt, as they were first measured."""
+    """The gain over the median candidate, for each of these shapes that has other candidates (1.0: the choice made no
+    difference). Candidates are the correct ones of the settling attempt, with their first measurements."""
     wanted = set(shapes)
     won = {w.shape: w for w in ledger.winners() if w.shape in wanted}
     marks = ", ".join(map(str, map(int, won)))
@@ -300,10 +302,10 @@ def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
 
 
 def noise_note(shapes: Sequence[str]) -> str:
-    """Return a sentence on the noisy winners of these shapes, "" where there are none.
+    """Return a sentence on the noisy winners of these shapes, "" if there are none.
 
-    The leaders are measured again before one wins. A leader that is then slower than the median candidate was at first
-    shows a disturbed machine: neither its time nor the choice can be trusted.
+    The leaders are measured again before one of them wins. If a leader is then slower than the first time of the median
+    candidate, something disturbed the machine, and neither its time nor the choice can be trusted.
     """
     if not shapes:
         return ""

@@ -1,8 +1,8 @@
-"""Proof that AITER uses tuned rows and computes them right: run on a node's slots, read from what it prints.
+"""Proves that AITER uses tuned rows and computes them correctly: runs it on a node's slots and reads its output.
 
-Two proofs for a row: AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
-tuned .. in FILE, kernel name is ..`), and the operator's own run was right (`Shape | Kernel(us) | E2E(us) | Status` of
---run_config, with or without the second column; a `keys:` line after each shape since 2026-05).
+A row needs two proofs. AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
+tuned .. in FILE, kernel name is ..`). And the operator's own run was correct (`Shape | Kernel(us) | E2E(us) | Status`
+of --run_config, with or without the second column; a `keys:` line after each shape since 2026-05).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class VerifiedRow:
-    """A tuned row and what became of it. `us` is end to end, as measured by --run_config."""
+    """A tuned row and its proofs. `us` is end to end, measured by --run_config."""
 
     key: dict[str, str]
     kernel: str
@@ -59,8 +59,8 @@ class VerifiedRow:
 
 @dataclass(slots=True)
 class Verified:
-    """One node's answer. `aiter`: the AITER it was, in its own words; `why`: the reason why nothing
-    could be run, "" where it could."""
+    """One node's answer. `aiter`: the version that AITER reports. `why`: the reason why nothing could be run, "" if it
+    could."""
 
     node: str
     rows: list[VerifiedRow]
@@ -70,14 +70,14 @@ class Verified:
     last: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """The answer as it stands in the document of `verify`."""
+        """The answer in the document of `verify`."""
         names = ("kernel", "selected", "verdict", "us", "tuned_us", "why")
         rows = [{**r.key, **{n: getattr(r, n) for n in names}} for r in self.rows]
         return {"node": self.node, "why": self.why, "aiter": self.aiter, "code": self.code, "rows": rows}
 
 
 class Reading:
-    """Reader of the lines of one node, as they arrive."""
+    """Reads the lines of one node as they arrive."""
 
     def __init__(self, node: str, rows: Iterable[Mapping[str, str]], family: Family) -> None:
         self._family = family
@@ -92,7 +92,7 @@ class Reading:
         self._current: list[VerifiedRow] = []
 
     def line(self, line: str) -> None:
-        """One line, clean."""
+        """Read one clean line."""
         if line.startswith(MARK):
             self._marked(line.removeprefix(MARK))
             return
@@ -123,7 +123,7 @@ class Reading:
             self.found.why = clean.text(document.get("why"), 500) or "this AITER cannot verify"
 
     def _hit(self, line: str) -> None:
-        """A lookup that took a row: it must be the row with the M that was found, and with its kernel and types."""
+        """Read a line on a lookup that took a row. The row must have the M, the kernel and the types of the line."""
         found, table = _HIT.search(line), str(self.found.aiter.get("table", ""))
         if found is None or (table and f" in {table}" not in line):
             return
@@ -148,7 +148,7 @@ class Reading:
             return
         numbers = _NUMBER.findall(re.sub(r"torch\.\w+", "", found["shape"]))
         rows = self._by_numbers.get(tuple(numbers), [])
-        if not rows:  # other words around the numbers: all of a row's must be there, in order
+        if not rows:  # other text around the numbers: all numbers of a row must be there, in order
             rows = [r for n, some in self._by_numbers.items() if _within(n, numbers) for r in some]
         waiting = [r for r in rows if r.verdict == "not run"]
         types = [r for r in waiting if all(v in line for v in r.key.values() if v.startswith("torch."))]
@@ -163,7 +163,7 @@ def _within(wanted: Sequence[str], numbers: Sequence[str]) -> bool:
 
 
 AT_ONCE = 5
-"""Slots of a node at once: a connection carries so many channels beside what tidies up."""
+"""Most slots of a node at a time: a connection has this many channels, beside those for cleaning up."""
 _COMPILED = ("ck", "cktile", "opus")
 Cells = Mapping[str, str]
 Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
@@ -171,14 +171,14 @@ Files = Callable[[tuple[str, ...]], Mapping[str, bytes]]
 
 
 class Host(Protocol):
-    """A node with a deployed folder, in which worker commands run."""
+    """A node with a deployed folder that runs worker commands."""
 
     @property
     def slots(self) -> tuple[str, ...]:
         """The node's slots."""
 
     def run(self, words: Sequence[str], line: Callable[[str], None]) -> str:
-        """Run a worker command to its end; return how it ended. `line` gets each line."""
+        """Run a worker command to its end and return how it ended. `line` gets each line."""
 
 
 def verify_on(
@@ -188,8 +188,8 @@ def verify_on(
     rows: Sequence[Cells],
     say: Callable[[str], None],
 ) -> Verified:
-    """The node's answer for all rows, also where it cannot verify. `deployed` deploys to the node with the files;
-    `say` gets each line that AITER prints, with its slot."""
+    """The node's answer for all rows, even if it cannot verify. `deployed` deploys the files to the node. `say` gets
+    each line that AITER prints, with its slot."""
     shares: dict[str, list[int]] = {}
 
     def files(slots: tuple[str, ...]) -> dict[str, bytes]:
@@ -222,7 +222,8 @@ def verify_on(
 
 
 def shared(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:
-    """The numbers of the rows for each slot. Rows of one compiled kernel stay together, so that it is compiled once."""
+    """The numbers of the rows for each slot. Rows with the same compiled kernel stay together, so that it is compiled
+    once."""
     groups: dict[str, list[int]] = {}
     for i, row in enumerate(rows):
         compiled = backend_of(family, row) in _COMPILED
@@ -234,7 +235,7 @@ def shared(rows: Sequence[Cells], family: str, slots: int) -> list[list[int]]:
 
 
 def _together(name: str, rows: int, shares: Mapping[str, Sequence[int]], found: Mapping[str, Verified]) -> Verified:
-    """One answer of the slots'. A slot that could not verify leaves its rows unproven, with its reason."""
+    """Join the answers of the slots. If a slot could not verify, its rows stay unproven, with its reason."""
     good = [v for v in found.values() if not v.why]
     first = (good or list(found.values()))[0]
     by_row = {}

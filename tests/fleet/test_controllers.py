@@ -74,7 +74,7 @@ def test_ctrl_c_once_lets_running_groups_end(fleet: Fleet, grace_s: float) -> No
     run = fleet.begun(3, grace_s=grace_s)
     run.signal(signal.SIGINT)
     patient = grace_s > 1
-    wait_until(lambda: ("no new work" if patient else "left to the workers") in run.out, "it is told")
+    wait_until(lambda: ("no new work" if patient else "the workers finish these") in run.out, "it is told")
     fleet.release()
     assert run.wait() == 130, run.out
     assert re.search(rf"next: \S*gemmfleet resume {fleet.paths.run} ", run.out)

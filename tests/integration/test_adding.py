@@ -18,14 +18,17 @@ from tests.integration.kit import ROOT, read_csv
 from tests.waiting import PATIENCE_S
 
 PAGE = ROOT / "docs" / "contributing" / "adding.md"
-BLOCK = re.compile(r"^ *`(?P<path>[\w/]+\.py)`:\n\n(?P<code> *```python\n.*?\n) *```$", re.MULTILINE | re.DOTALL)
+EXAMPLES = ROOT / "examples" / "adding"
 TUNER, ENGINE = "worker/tuners/plain.py", "orchestrator/engine/nice.py"
 TUNE = ("tune", "s.csv", "-i", "inv.yaml", "--runs", "runs")
 
 
 def files() -> dict[str, str]:
-    """The files of the page, by path."""
-    return {m["path"]: textwrap.dedent(m["code"]).removeprefix("```python\n") for m in BLOCK.finditer(PAGE.read_text())}
+    """The files that the page links as its examples, by their path in the tree."""
+    links = re.findall(r"^ *\[([\w/]+\.py)\]\(../../examples/adding/\1\) ", PAGE.read_text(), re.MULTILINE)
+    there = [str(p.relative_to(EXAMPLES)) for p in EXAMPLES.rglob("*.py")]
+    assert sorted(there) == sorted(links)
+    return {path: (EXAMPLES / path).read_text() for path in links}
 
 
 @pytest.fixture

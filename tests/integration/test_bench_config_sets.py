@@ -88,7 +88,7 @@ def test_a_harmful_default_change_is_rejected_and_a_file_of_one_shape_accepted(b
     words = " ".join(judged.out.split())
     assert f"rejected: {at}/DEFAULT.json (default file, 2 rows changed, 1 slower, 1 faster)" in words
     assert "N=64 K=64" in words.partition("rejected:")[2].partition(": 20.00 -> 30.00 us, limit 20.60 us")[0]
-    assert "files of their own would keep what N=32 K=64 gained" in words
+    assert "separate files would keep the gain of N=32 K=64" in words
     judged = bench.run("compare", str(folder / "old.csv"), str(folder / "own.csv"))
     assert judged.code == 0, judged.out
     assert f"accepted: {at}/GEMM-A16W16-N=32-K=64.json (1 row changed, 0 slower, 1 faster)" in judged.out

@@ -41,7 +41,10 @@ def test_a_read_only_work_folder_is_called_that(bench: Bench) -> None:
     argv = bench.argv("nodes check", "-i", str(bench.inventory))[:-2]
     done = with_mount(bench, bench.root / "fixed", "ro", argv)
     assert done.returncode == 3, done.stdout + done.stderr
-    assert f"{bench.root}/fixed/work is read-only: the file system at {bench.root}/fixed is mounted so" in done.stdout
+    assert (
+        f"{bench.root}/fixed/work is read-only: the file system at {bench.root}/fixed is mounted read-only"
+        in done.stdout
+    )
     assert "MiB free" not in done.stdout
 
 

@@ -1,4 +1,4 @@
-"""`status` asks the nodes themselves: what they say is shown, and nobody waits for one that says nothing."""
+"""`status` asks the nodes themselves. It shows their answers, and does not wait for a silent node."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ def test_a_slow_node_is_not_called_unreachable(make_bench: Callable[..., Bench])
                 inventory.write(f"  {name}: {{host: {host}, port: {port}, {options}}}\n")
         live = {n["name"]: n["live"] for n in bench.run("status", "--timeout", "10", "--json").json()["nodes"]}
     assert (live["busy"]["slow"], live["mute"]["slow"]) == (True, False), live
-    assert "no answer within 10 s, though it took the connection: --timeout gives it longer" in live["busy"]["error"]
+    assert (
+        "no answer within 10 s, though it accepted the connection; --timeout gives it longer" in live["busy"]["error"]
+    )
     assert live["mute"]["error"] == "no answer within 10 s"
 
 

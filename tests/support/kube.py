@@ -1,8 +1,11 @@
 """A real Kubernetes control plane on loopback, for tests: API server, scheduler, controller-manager, etcd.
 
-The first three are one binary, KUBE_BIN (docs/contributing/index.md has how it is built), or its `.xz`, which is
-unpacked once into ~/.cache/gemmfleet-tests. No kubelet can run here: tests/standins/kubelet.py stands in for those of
-the nodes. RBAC is on, and all certificates are of an authority that is made for the cluster, so TLS is really verified.
+The first three are one binary, KUBE_BIN, or its `.xz`, which is unpacked once into ~/.cache/gemmfleet-tests; etcd is
+Debian's `etcd-server`. No distribution packages the binary. The tests ran with `cmd/hyper` of Debian's source package
+`kubernetes` 1.20.2, built with Go 1.19 in half an hour: GO111MODULE=off, reflect2 that of
+`golang-github-modern-go-reflect2-dev`, OpenAPI generated first. No kubelet can run here: tests/standins/kubelet.py
+stands in for those of the nodes. RBAC is on, and all certificates are of an authority that is made for the cluster, so
+TLS is really verified.
 
     with Cluster(folder, nodes=2) as cluster:
         os.environ["KUBECONFIG"] = str(cluster.kubeconfig())

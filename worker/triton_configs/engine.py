@@ -55,8 +55,9 @@ class Device:
 class Layer:
     """A layer (GEMM of a model) that has one config file.
 
-    `op`: linear or moe. `n`, `k`: of a linear; for moe the N of the file's name, and the hidden size, which only the
-    default config may need, as `topk`. `e`: experts of a rank. `dtype`: as in file names, "" for bf16.
+    `op`: linear or moe. `n`, `k`: N and K of a linear layer. For moe, N as in the file's name, and the hidden size. No
+    file is named by hidden size and `topk`, but a default config may depend on them. `e`: experts of a rank. `dtype`:
+    as in file names, "" for bf16.
     """
 
     op: str
@@ -69,7 +70,7 @@ class Layer:
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> Layer:
-        """The layer of which `asdict` is the document, also after JSON."""
+        """Read what `asdict(layer)` gave, also after JSON."""
         return cls(**{**document, "block": tuple(document["block"]) if document.get("block") else None})
 
 
@@ -84,7 +85,7 @@ class Launch(NamedTuple):
 
 _V = "vllm.model_executor.layers"
 _MOE = "sglang.srt.layers.moe"
-# Where a project has its parts: modules that are run, and names of modules and functions.
+# For each project: the modules that are run, and where the rest is found in them.
 PARTS: dict[str, Any] = {
     "vllm": SimpleNamespace(
         executed=(
@@ -174,7 +175,7 @@ class Engine:
         return getattr(self._module(op), self._parts.linear if op == "linear" else "fused_moe_kernel")
 
     def source_hash(self, op: str) -> str:
-        """Equal for versions whose kernel and launcher are in equal files."""
+        """A hash of the file with kernel and launcher."""
         return hashlib.sha256(Path(self._module(op).__file__).read_bytes()).hexdigest()[:16]
 
     def _module(self, op: str) -> Any:
@@ -217,7 +218,7 @@ class Engine:
 
 
 def _noting(seen: list[Path], function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, which is given a path, and notes it."""
+    """The function, whose first argument is a path, with that path noted."""
 
     def noting(path: Any, *args: Any, **named: Any) -> Any:
         seen.append(Path(path))
@@ -227,7 +228,7 @@ def _noting(seen: list[Path], function: Callable[..., Any]) -> Callable[..., Any
 
 
 class _Recorded:
-    """A kernel whose launches are noted down."""
+    """Stands for a kernel, and notes its launches."""
 
     def __init__(self, kernel: Any, seen: list[Launch]) -> None:
         self.kernel, self.seen = kernel, seen
@@ -260,6 +261,10 @@ def load(root: Path, device: Device, more: Sequence[str] = ()) -> Engine:
     # functions beside the kernels are compiled for use in a server; dynamo alone takes seconds to import
     with replaced(torch, {"compile": Stub("torch.compile", {})}):
         execute(finder)
+    if project == "sglang":
+        # it asks torch for the shared memory of a block; CUDA C Programming Guide, table of compute capabilities
+        small = 101376 if device.arch in (86, 89, 120, 121) else None
+        vars(sys.modules[PARTS[project].moe_lookup])["_get_cuda_shared_memory_per_block_optin"] = lambda: small
     return Engine(finder, version, device)
 
 
@@ -335,10 +340,9 @@ def locate(root: Path) -> tuple[str, Path, str]:
         raise EngineError(f"{root} holds both: name one of {', '.join(str(folder) for _, folder in found)}")
     project, package = found[0]
     told = package / "_version.py"
-    version = (
-        re.search(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", told.read_text(), re.M) if told.is_file() else None
-    )
-    return project, package, version[1] if version else ""
+    text = told.read_text() if told.is_file() else ""
+    versions = re.findall(r"^(?:__version__ = )?version = ['\"]([^'\"]+)", text, re.MULTILINE)
+    return project, package, "".join(versions[:1])
 
 
 def unpack(wheel: Path, folder: Path) -> Path:
@@ -369,6 +373,6 @@ def device_here(root: Path) -> tuple[Device, str]:
     if project == "vllm":
         command = [sys.executable, "-c", _NAME]
         done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S, check=False)
-        if told := re.search(r"^name:(.+)", done.stdout, re.M):
+        if told := re.search(r"^name:(.+)", done.stdout, re.MULTILINE):
             return Device(told[1], arch), "vllm.platforms"
     return Device(properties.name, arch), "torch"

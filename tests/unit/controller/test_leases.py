@@ -173,7 +173,7 @@ def test_rows_are_brought_home_when_the_scheduler_is_back(
     def leftovers(lease: Lease) -> bytes:
         tries.append(nodes.scheduler.silent)
         if len(tries) < 3:
-            nodes.scheduler.silent = True  # it goes away between its word on the end and this
+            nodes.scheduler.silent = True  # the node goes away after it reported the end, and before this
         if nodes.scheduler.silent:
             raise UnreachableError("pool", "the scheduler does not answer")
         return left_by(node)

@@ -109,7 +109,7 @@ def test_docker_and_containers_as_the_script_sees_them(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_locks_as_the_script_sees_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shell: str) -> None:
-    """Of devices whatever the work folder, and of slots in it that a worker left behind."""
+    """Locks of devices do not depend on the work folder. Locks of slots that a worker left behind are in it."""
     work = tmp_path / "work"
     for run_, files in (("dead", ["claimed/0/spec.json"]), ("idle", []), ("left", ["inbox/x.json"]), ("busy", [])):
         for name in ("claimed/0/lock", *files):
@@ -181,7 +181,7 @@ NVIDIA = {**NO_GPUS, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
         ("warning", DOCKER, {"image": "missing"}, "the image is not there: it will be pulled"),
         ("unusable", in_docker(docker={"pull": "never"}), {"image": "missing"}, "pull is never: load it there"),
         ("unusable", DOCKER, {"device./dev/kfd": "missing"}, "there is no /dev/kfd: load the GPU's driver"),
-        ("unusable", DOCKER, NO_RENDER, "GPU 0 has no render node /dev/dri/renderD128: see why"),
+        ("unusable", DOCKER, NO_RENDER, "GPU 0 has no render node /dev/dri/renderD128: find out why"),
         ("ok", in_docker(gpus=0), {**NO_RENDER, "device./dev/kfd": None}, ""),
         ("ok", given("/dev/kfd", "/dev/dri/renderD128:/dev/x"), {}, ""),
         ("unusable", given("/dev/kfd", "/dev/dri/renderD129"), {}, "of GPU 0 no /dev/kfd or no render node"),
@@ -226,7 +226,7 @@ def test_the_way_to_log_in_is_the_inventorys() -> None:
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_a_false_root_of_aiter_as_the_script_sees_it(tmp_path: Path, shell: str) -> None:
-    """Of a node without docker: on the node itself."""
+    """AITER of a node without docker is on the node itself."""
     for folder in ("tree/aiter/jit", "tree/aiter_meta", "half"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "tree/aiter/jit/core.py").touch()

@@ -70,7 +70,7 @@ def test_the_page_goes_into_the_run_by_id_or_folder_and_replaces_only_its_own(tm
         assert told["bytes"] == (paths.root / "report.html").stat().st_size
     (tmp_path / "mine.html").write_text("<p>mine</p>")
     for run, out, why in (
-        (paths.run, "mine.html", "no page of ours"), (paths.run, "nowhere/x.html", "there is no folder"),
+        (paths.run, "mine.html", "not one of our pages"), (paths.run, "nowhere/x.html", "there is no folder"),
         (str(tmp_path), "x.html", "there is no run"), ("2027", "x.html", "there is no run"),
     ):  # fmt: skip
         done = command("report", run, "-o", str(tmp_path / out), "--runs", str(tmp_path / "runs"))

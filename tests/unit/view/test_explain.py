@@ -124,6 +124,6 @@ def test_every_view_names_a_slow_slot(paths: RunPaths, capsys: pytest.CaptureFix
     assert f"! {slow}" in capsys.readouterr().out
     assert "slot 3 is slow" in explain(paths, "n1").lines()[0]
     document = Collector(paths).document()
-    assert f"Beside the other GPUs {slow}." in document["sentences"]
+    assert f"Compared with the other GPUs, {slow}." in document["sentences"]
     assert [(g["name"], bool(g["flag"])) for g in document["gpus"]] == [(f"n1 slot {i}", i == 3) for i in range(4)]
     assert [p[1:] for p in document["gpus"][3]["points"]] == [[1.2, 1.0]]

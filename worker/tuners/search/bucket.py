@@ -207,7 +207,7 @@ class BucketSearch(ABC):
 
     @abstractmethod
     def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
-        """What a point's row says of the verdict, as JSON; `winner` "": today's configs stay."""
+        """The verdict for a point's row, as JSON; `winner` "": today's configs stay."""
 
     def search(
         self, t: PointTask, prior: CandidateRanker | None, following: Sequence[ShapeTask]

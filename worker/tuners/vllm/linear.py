@@ -14,10 +14,10 @@ from worker.families import ENGINE
 from worker.triton_configs.engine import Engine, Launch, Layer, replaced
 from worker.tuners.common.problem import SCALE_BLOCK, UnsupportedError, fp8_of, size_of
 from worker.tuners.search.bucket import Point, weighted_sum
-from worker.tuners.search.model import estimate_us
+from worker.tuners.search.model import accumulators, estimate_us
 from worker.tuners.search.source import Target
 from worker.tuners.search.tiles import SHAPING, Space, TileConfig, Values, fits
-from worker.tuners.vllm.source import LayerProblem, Op, Operands
+from worker.tuners.vllm.source import LEAST_SUMS, LayerProblem, Op, Operands, warps_factor
 
 BLOCK = (SCALE_BLOCK, SCALE_BLOCK)
 FIRST_BYTES = 1 << 31  # from so many on a tensor is compiled for otherwise on AMD's chips
@@ -75,8 +75,8 @@ class Linear(Op[LayerProblem]):
         knobs = knobs_of(target)
         plain = {k: v[0] for k, v in knobs.items() if k not in SHAPING} | {"GROUP_SIZE_M": DEFAULT_GROUP}
         return Space(
-            knobs, plain, lambda c: is_legal(p, c, target), lambda c: estimate_us(p, c.knobs, target),
-            lambda c: identity(p, c), ENGINE,
+            knobs, plain, lambda c: is_legal(p, c, target),
+            lambda c: estimate_us(p, c.knobs, target) * warps_factor(c, target), lambda c: identity(p, c), ENGINE,
         )  # fmt: skip
 
     def alike(self, p: LayerProblem) -> LayerProblem:
@@ -125,7 +125,8 @@ def is_legal(p: LayerProblem, c: TileConfig, target: Target) -> bool:
     x = c.knobs
     one_scale = SCALE_BLOCK % x.block_k == 0 or p.k <= SCALE_BLOCK  # the kernel takes one scale a step
     least = (x.num_stages - 1) * (x.block_m + x.block_n) * x.block_k  # a pipeline may keep one stage in registers
-    return one_scale and fits(p, c, target) and least <= target.shared_bytes
+    busy = accumulators(x, target) >= LEAST_SUMS
+    return one_scale and busy and fits(p, c, target) and least <= target.shared_bytes
 
 
 def identity(p: LayerProblem, c: TileConfig) -> object:

@@ -32,7 +32,7 @@ from worker.tuners.search.bucket import Point, worst_regret
 from worker.tuners.search.model import accumulators, estimate_us, stage_bytes
 from worker.tuners.search.source import Target
 from worker.tuners.search.tiles import SHAPING, Space, TileConfig, Values, fits
-from worker.tuners.vllm.source import LayerProblem, Op, Operands
+from worker.tuners.vllm.source import LEAST_SUMS, LayerProblem, Op, Operands, warps_factor
 
 EXPONENTS = {"uniform": 0.0, "zipf0.5": 0.5, "zipf1": 1.0, "zipf1.5": 1.5}
 """Exponents of the experts' popularity, by the routing's label."""
@@ -47,9 +47,8 @@ KNOBS: dict[str, dict[str, tuple[int, ...]]] = {
         "matrix_instr_nonkdim": (16, 32),
     },
 }  # fmt: skip
-WARPS_OFF = {"cuda": 0.03, "hip": 0.15}  # share of time that half or twice 4 warps cost, as with AITER's Triton GEMMs
 WGMMA = (90, 100, 103)  # and tcgen05
-SKEWED = 4  # a tile may have so many times the rows of the average expert
+SKEWED = 4  # a tile may have this many times the rows of the average expert
 SMALL_BYTES = 1 << 31  # AMD's compiler takes smaller tensors for others
 
 
@@ -173,7 +172,7 @@ class MoeInputs:
 
     @property
     def ids(self) -> torch.Tensor:
-        """As of `route`; each turn's own."""
+        """The experts of each token, by `route`; each turn has its own."""
         return route(self.problem, generator(torch.device("cpu"), *self.words, self.turn))
 
     @property
@@ -351,7 +350,7 @@ def is_legal(p: MoeProblem, c: TileConfig, target: Target) -> bool:
     whole = target.async_copy if hip else target.arch in WGMMA and (x.block_m >= 64 or swapped)
     return (
         x.block_k <= max(p.n, p.k)
-        and accumulators(x, target) > 1  # else most lanes of a program have nothing to do
+        and accumulators(x, target) >= LEAST_SUMS
         and (x.num_stages - (not whole)) * stage_bytes(p, x) <= target.shared_bytes
         and all(fits(replace(q, m=min(p.m, SKEWED * q.m)), c, target) for q in batched(p))
     )
@@ -359,6 +358,5 @@ def is_legal(p: MoeProblem, c: TileConfig, target: Target) -> bool:
 
 def estimate(p: MoeProblem, c: TileConfig, target: Target) -> float:
     """Microseconds of both products."""
-    x = as_run(p, c).knobs
-    us = sum(estimate_us(q, x, target) for q in batched(p))
-    return us * (1 + WARPS_OFF[target.backend] * abs(math.log2(x.num_warps / 4)))
+    x = as_run(p, c)
+    return sum(estimate_us(q, x.knobs, target) for q in batched(p)) * warps_factor(x, target)

@@ -7,6 +7,7 @@ layers differ in is an `Op`. Imports torch and triton.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,15 @@ from worker.tuners.search.tiles import Space, TileConfig, Values
 Operands = Mapping[str, torch.Tensor]
 
 
+WARPS_OFF = {"cuda": 0.03, "hip": 0.15}  # share of the time that half or twice 4 warps cost, as with AITER's kernels
+LEAST_SUMS = 2  # registers of a lane for the sums; with fewer most lanes of a program have nothing to do
+
+
+def warps_factor(c: TileConfig, target: Target) -> float:
+    """Factor on the model's time, which knows no cost of warps."""
+    return 1 + WARPS_OFF[target.backend] * abs(math.log2(c.knobs.num_warps / 4))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerProblem(Problem):
     """A layer at one M. `label`: as of a Point."""
@@ -43,13 +53,13 @@ class Op(ABC, Generic[P]):
     name: ClassVar[str]
     """As `Layer.op`."""
     labels: ClassVar[tuple[str, ...]]
-    """What one M is measured at."""
+    """Labels at each of which an M is measured."""
     searched: ClassVar[tuple[str, ...]]
-    """Those of them at which it is searched; rows are of the first."""
+    """Those of them at which it is searched too; rows are of the first."""
 
     @abstractmethod
     def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
-        """What the winner of a range has the least of."""
+        """The cost that the winner of a range has the least of."""
 
     @abstractmethod
     def problem(self, family: str, key: Mapping[str, int | str], gfx: str, label: str) -> P:
@@ -65,7 +75,7 @@ class Op(ABC, Generic[P]):
 
     @abstractmethod
     def default(self, engine: Engine, p: P) -> Values:
-        """What a launch uses where there is no file."""
+        """The config of a launch where there is no file."""
 
     @abstractmethod
     def space(self, p: P, target: Target) -> Space:
@@ -89,7 +99,7 @@ class Op(ABC, Generic[P]):
 
     @abstractmethod
     def launches(self, engine: Engine, p: P, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
-        """What the engine's launchers start with these values, `out` being written. Raises UnsupportedError."""
+        """The engine's launches with these values, which write `out`. Raises UnsupportedError."""
 
 
 @dataclass(frozen=True, slots=True)

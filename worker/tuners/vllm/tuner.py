@@ -53,7 +53,7 @@ OWN_KEY, OWN_KEY_US = 1.01, 0.1  # an M is a key if its range's config takes lon
 
 
 class Seeds:
-    """What an engine has for a layer, and what may be good for it."""
+    """Configs that an engine has for a layer, and others that may be good for it."""
 
     def __init__(self, source: EngineSource) -> None:
         self._op, self._engine = source.op, source.engine()
@@ -61,7 +61,7 @@ class Seeds:
         self._won: dict[tuple[int, ...], TileConfig] = {}  # winners of this run by (M, sizes in the file's name)
 
     def today(self, p: LayerProblem) -> Values:
-        """What a launch uses now. Raises EngineError."""
+        """The config of a launch now. Raises EngineError."""
         at = (p.layer, p.m)
         if at not in self._today:
             self._today[at] = self._engine.config(p.layer, p.m)
@@ -137,7 +137,7 @@ class FileSearch:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What the rows say of the file."""
+        """The part of the rows that is the same for the whole file."""
         layer = self._problem.layer
         return {**self._about, "layer": asdict(layer), "file": self.seeds.file_name(layer)}
 
@@ -182,7 +182,7 @@ class FileSearch:
         return RangeSearch(self, f"{first}..{last}", points, key=key, first=first, last=last)
 
     def _tasks(self, key: int) -> list[PointTask]:
-        """What is searched for a usual key: the M of the workload that it serves, then the key where it is none."""
+        """The searches for a usual key: of the M of the workload that it serves, then of the key where it is none."""
         within = self._within(*served(USUAL_KEYS)[key])
         points = itertools.product(dict.fromkeys([*within, key]), self.op.searched)
         tasks = [self._point(m, label, self._shapes[within[0]], {}) for m, label in points]

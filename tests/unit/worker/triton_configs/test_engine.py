@@ -8,12 +8,13 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
 from worker.triton_configs.ask import Call, ask
-from worker.triton_configs.engine import Device, Engine, EngineError, Layer, load, locate, unpack
+from worker.triton_configs.engine import Device, Engine, EngineError, Layer, device_here, load, locate, unpack
 from worker.triton_configs.stubs import Stub
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
@@ -86,6 +87,8 @@ DEFAULTS = [
     ("vllm", H200, Layer("moe", 3, 64, 7, 2), 4096, {**tile(128, 128, 64, 16, 8, 3), "SPLIT_K": 1}),
     ("sglang", H200, Layer("moe", 3, 64, 7, 2, "fp8_w8a8", (128, 128)), 4, tile(64, 128, 128, 32, 4, 3)),
     ("sglang", MI300X, Layer("moe", 3, 64, 7, 2, "fp8_w8a8", (128, 128)), 4, tile(64, 128, 128, 32, 4, 2)),
+    ("sglang", H200, Layer("moe", 3, 64, 7, 2, "fp8_w8a8"), 4, tile(64, 128, 128, 1, 4, 4)),
+    ("sglang", Device("NVIDIA L40S", 89), Layer("moe", 3, 64, 7, 2, "fp8_w8a8"), 4, tile(32, 64, 256, 1, 4, 4)),
 ]  # fmt: skip
 
 
@@ -282,6 +285,35 @@ def test_a_file_that_is_no_wheel_is_told(tmp_path: Path) -> None:
     (tmp_path / "a.whl").write_text("nothing")
     with pytest.raises(EngineError, match="cannot be read as a wheel"):
         unpack(tmp_path / "a.whl", tmp_path)
+
+
+class Properties(NamedTuple):
+    """A GPU for torch's answers."""
+
+    name: str = "NVIDIA H200"
+    major: int = 9
+    minor: int = 0
+
+
+def test_the_devices_name_is_told_by_vllm_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = copy("vllm", tmp_path)
+    with pytest.raises(EngineError, match="torch sees no GPU here"):
+        device_here(root)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Properties())
+    assert device_here(root) == (H200, "torch")
+    (root / "vllm" / "platforms.py").write_text(
+        "class current_platform:\n    get_device_name = lambda index: 'NVIDIA H200 NVL'\nprint('a warning')"
+    )
+    assert device_here(root) == (Device("NVIDIA H200 NVL", 90), "vllm.platforms")
+
+
+def test_capabilities_are_those_that_torch_reports() -> None:
+    archs: tuple[int | str, ...] = (90, 120, "gfx90a", "gfx942", "gfx950", "gfx1201")
+    told = [Device("", arch).capability for arch in archs]
+    assert told == [(9, 0), (12, 0), (9, 0), (9, 4), (9, 5), (12, 0)]
 
 
 # --- stubs ---------------------------------------------------------------------------------------------------------
