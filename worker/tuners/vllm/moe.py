@@ -289,15 +289,16 @@ class Moe(Op[MoeProblem]):
 
     def operands(self, engine: Engine, inputs: MoeInputs) -> Operands:
         """vLLM decides whether slots are sorted. Its operator in C++ for that is not at hand, so torch sorts, for each
-        BLOCK_SIZE_M before anything is timed."""
+        BLOCK_SIZE_M that a file may have, before anything is timed."""
         p, ids, device = inputs.problem, inputs.ids, inputs.own["x"].device
         w = inputs.sets[inputs.turn % len(inputs.sets)]
         w |= {n: padded(engine, w[n]) for n in ("w1", "w2")}
         made = {**inputs.own, **w}
         engine.moe.moe_align_block_size = lambda ids, block, experts, *_, **__: align(ids, block, experts)
-        for block in BLOCKS_M:
-            to = {"BLOCK_SIZE_M": block}
-            found = engine.moe._prepare_expert_assignment(ids, to, p.m, p.layer.topk, p.layer.e, None)
+        for block in (1 << i for i in range(10)):
+            found = engine.moe._prepare_expert_assignment(
+                ids, {"BLOCK_SIZE_M": block}, p.m, p.layer.topk, p.layer.e, None
+            )
             made |= {f"{n}{block}": t.to(device) for n, t in zip(ASSIGNED, found, strict=True) if t is not None}
         return made
 
@@ -307,9 +308,10 @@ class Moe(Op[MoeProblem]):
         import triton.language as tl
 
         invoke, get, config = engine.moe.invoke_fused_moe_triton_kernel, operands.get, dict(values)
-        sizes = p.slots * p.products[0][0]
-        one, two = (c.view(p.m, p.layer.topk, -1) for c in (out[:sizes], out[sizes:]))
-        assigned = [get(f"{what}{config['BLOCK_SIZE_M']}") for what in ASSIGNED]
+        first = p.slots * p.products[0][0]
+        one, two = (c.view(p.m, p.layer.topk, -1) for c in (out[:first], out[first:]))
+        slots, owners, count = (f"{what}{config['BLOCK_SIZE_M']}" for what in ASSIGNED)
+        assigned = (get(slots), operands[owners], operands[count])
         rest = (tl.bfloat16, p.scale != "none", False, False, False, False, p.layer.block)
 
         def both() -> None:

@@ -234,6 +234,40 @@ def test_large_m_share_their_kernels_and_the_weights_to_compile_with_are_few() -
     assert large.stored * 7168 * 2048 >= 1 << 31
 
 
+class Two:
+    """A kernel source of calls that make two products, of which the second is much larger."""
+
+    bytes = 1
+
+    def output(self) -> Any:
+        return torch.full((2 * 4 + 100 * 4,), float("nan"), dtype=torch.bfloat16)
+
+    def reference(self) -> Any:
+        return torch.ones(4, 2), torch.full((4, 100), 3.0)
+
+    def launch(self, problem: Any, candidate: tuple[float, float], operands: Any, out: Any) -> list[Any]:
+        return [lambda: (out[:8].fill_(candidate[0]), out[8:].fill_(candidate[1]))] * len(operands)
+
+    def inputs(self, *_: Any) -> Two:
+        return self
+
+    enter = operands = inputs
+
+    def needed_bytes(self, _: Any) -> int:
+        return 1
+
+
+@pytest.mark.parametrize(("made", "err"), [((1.0, 3.0), 0.0), ((2.0, 3.0), 1.0), ((1.0, 1.0), 1.0)])
+def test_a_wrong_product_is_not_made_up_for_by_a_larger_one(made: tuple[float, float], err: float) -> None:
+    from worker.tuners.search.device_bench import DeviceBench
+
+    source: Any = Two()
+    bench = DeviceBench(source, interpreted=True)
+    assert bench.prepare(problem(), 0, 0, lambda: None) == ""
+    candidate: Any = made
+    assert bench.check(bench.load(candidate)) == err
+
+
 CODE = """
 import json, sys
 from dataclasses import replace
