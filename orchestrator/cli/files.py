@@ -262,7 +262,14 @@ def export(
 
 def merge_configs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or a prefix of it, or its folder.")],
-    into: Annotated[Path, typer.Option("--into", metavar="TREE", help="Folder that holds `aiter/`.")],
+    into: Annotated[
+        Path,
+        typer.Option("--into", metavar="TREE", help="Folder with `aiter/` or `vllm/`, or an override folder."),
+    ],
+    engine: Annotated[
+        Path | None,
+        typer.Option("--engine", metavar="TREE|WHEEL", help="The vLLM that reads the override folder of --into."),
+    ] = None,
     allow_default: Annotated[
         bool, typer.Option("--allow-default", help="Default files may change, if all their readers were measured.")
     ] = False,
@@ -278,18 +285,19 @@ def merge_configs(
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
-    """Write the winners of a run into the files that AITER loads.
+    """Write the winners of a run into the files that AITER or vLLM loads.
 
-    AITER's own `get_gemm_config` proves every file before and after; `configs undo` takes the merge back.
+    The project's own look-up proves every file before and after; `configs undo` takes the merge back.
     """
     from orchestrator.configs import merge
 
     folder = Path(run) if Path(run).is_dir() else find_run(runs, run).root
-    done = merge.merge(folder, into, default=allow_default, lists=shapes or [], checked=checked or [])
+    done = merge.merge(folder, into, engine=engine, default=allow_default, lists=shapes or [], checked=checked or [])
     page = Page(done.to_json())
     for c in done.changes:
         word = f"new; other buckets copied from {c.source.name}" if c.before is None else "changed"
-        page.line(f"{c.path.relative_to(into)}: {', '.join(c.won.winners)} ({word})")
+        word = "new; every other M gets the default as before" if c.before is None and c.source == c.path else word
+        page.line(f"{merge.below(c.path, done.tree)}: {', '.join(c.won.winners)} ({word})")
         page.line(*[f"  read by {', '.join(c.callers)} as well"] * bool(c.callers))
     if done.proof:
         page.line(f"proven by {done.proof}: {plural(done.lookups, 'lookup')} as planned, neighbours as before")
@@ -299,7 +307,7 @@ def merge_configs(
     return page
 
 
-def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="Folder that holds `aiter/`.")]) -> Page:
+def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="What the merge was into.")]) -> Page:
     """Take back the last merge into a tree."""
     from orchestrator.configs import merge
 

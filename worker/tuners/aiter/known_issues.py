@@ -203,7 +203,7 @@ _ENTRIES = (
         until="2026-01-16 (since 2026-01-13)",
     ),
     KnownIssue(
-        "size_mismatch", "K is no multiple of 256, and the reference cannot be computed", "error", "image",
+        "size_mismatch", "K is not a multiple of 256, and the reference cannot be computed", "error", "image",
         regex=r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
         why=(
             "This image pads the scales of K={a} to {b}. Images before v0.1.14 also lay them out wrongly, so their "
