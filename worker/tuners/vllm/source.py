@@ -55,7 +55,7 @@ class Op(ABC, Generic[P]):
     labels: ClassVar[tuple[str, ...]]
     """Labels at each of which an M is measured."""
     searched: ClassVar[tuple[str, ...]]
-    """Those of them at which it is searched too; rows are of the first."""
+    """Labels at which an M is searched too. Rows are of the first."""
 
     @abstractmethod
     def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
