@@ -94,7 +94,7 @@ def tuned(tuner: AiterTritonTuner, family: str, key: Mapping[str, int | str], **
 
 
 def drawn_by(count: int) -> Any:
-    """In place of a source's candidates: so many legal configs, drawn evenly from the product of all knobs."""
+    """Replaces a source's candidates with `count` legal configs, drawn evenly from the product of all knobs."""
 
     def candidates(
         self: AiterSource, p: KindProblem, target: Target, first: Sequence[TileConfig] = (), most: int = 0

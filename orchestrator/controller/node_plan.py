@@ -341,7 +341,7 @@ def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> 
 
 
 def _cache(node: Node) -> str:
-    """Path from the node folder to the files that outlive a run; "" if there are none."""
+    """Path from the node folder to the files that outlive a run; "" if the node has no such folder."""
     if node.lease is not None:
         return node.cache or ""
     return "../../.cache" if not node.is_here or node.workdir else "../../../.cache"
