@@ -17,7 +17,7 @@ from orchestrator.configs.aiter import Trial, otherwise
 from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import Point, Winner, WonFile, words
 from orchestrator.errors import InputError
-from worker.text import Finding
+from worker.text import Finding, and_more
 from worker.triton_configs.ask import Call, ask
 from worker.triton_configs.engine import Device, EngineError, Layer, locate, unpack
 from worker.triton_configs.keys import Segment, served, written
@@ -84,7 +84,7 @@ class EngineTree:
         folder, found = Path(self._fact("folders", layers[0])[0]), self._fact("found", layers[0])
         old, other = self._today(layers[0]), self._fact("source_hash", layers[0]) != source
         for wrong, why in (
-            (project != self.project and other, f"not tuned for {there}: {NAMES[project]}'s kernel is another"),
+            (project != self.project and other, f"not tuned for {there}: {NAMES.get(project)}'s kernel is another"),
             (project == self.project and name != won.path.name, f"{there} looks for {name}; tune again with it"),
             (not folder.is_relative_to(self.root), f"{there} reads it from {folder} alone: give that package"),
             (any(self._today(x) != old for x in layers), "its models get different configs today: tune one alone"),
@@ -102,8 +102,6 @@ class EngineTree:
         self._planned[target] = old, new
         self.notes += [
             *[f"{name}: measured with the kernel of {version}; {self.version} has another file"] * other,
-            *(f"{name}: where the driver says {d.name!r}, {away} is looked for, and not written here"
-              for d in self._others if (away := self._fact("file_name", layers[0], d)) != name),
             *(f"{name}: {bucket} was not measured for {words(x)}"
               for x in layers for bucket, w in won.winners.items() if not _measured(w, x)),
         ]  # fmt: skip
@@ -142,7 +140,12 @@ class EngineTree:
             around = sorted({m + d for m in ends for d in (-1, 0, 1)} - {0})
             calls = [Call(self.device, "config", x, m) for x in _layers(won) for m in around]
             out += [(call, _of(old, call.m)[2], _of(new, call.m)[2]) for call in calls]
-        changed = {path for _, path, _ in changes}
+        changed = {path: _layers(won)[0] for won, path, _ in changes}
+        self.notes += [
+            f"where the driver says {d.name!r}, vLLM looks for {and_more(away, 1)}, which this merge does not write"
+            for d in self._others
+            if (away := [n for p, x in changed.items() if (n := self._fact("file_name", x, d)) != p.name])
+        ]
         self._beside = {p: p.read_bytes() for c in changed for p in c.parent.glob("*.json") if p not in changed}
         return out
 

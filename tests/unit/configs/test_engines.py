@@ -133,7 +133,7 @@ def test_the_engine_in_a_fresh_process_gives_each_m_its_config_and_undo_gives_ba
     text = said("merge", run, "--into", root)
     assert f"{CONFIGS.removeprefix('vllm/')}/{NAME}: M=57-80, M=3585-8192 (changed)" in text
     assert "proven by the look-up of vLLM 0.33.0: " in text
-    assert "where the driver says 'NVIDIA H200 NVL', N=2112,K=7168,device_name=NVIDIA_H200_NVL" in text
+    assert "where the driver says 'NVIDIA H200 NVL', vLLM looks for N=2112,K=7168,device_name=NVIDIA_H200_NVL" in text
     old, new = json.loads(before[f"{CONFIGS}/{NAME}"]), entries(root / CONFIGS / NAME)
     old = {int(key): values for key, values in old.items()}
     assert list(new) == sorted(new)

@@ -10,6 +10,7 @@ the comparison of the one before it needs is compiled. Rows carry what a config 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -148,7 +149,7 @@ class FileSearch:
         self, key: int, tasks: Sequence[PointTask], prior: CandidateRanker | None, following: Sequence[ShapeTask]
     ) -> CandidateRanker | None:
         """Search the key of a usual range, and the M of the workload within; such an M becomes a key where the range's
-        config loses. Returns what was learned."""
+        config loses there, or at the key because of it. Returns what was learned."""
         first, last = served(USUAL_KEYS)[key]
         part = RangeSearch(self, f"{first}..{last or ''}", tasks, alone=first == last and len(tasks) == 1)
         for i, t in enumerate(tasks):
@@ -159,8 +160,11 @@ class FileSearch:
         there = [t for t in tasks if t.leaders]
         if len({t.point.m for t in there}) > 1:
             there = [t for t in there if part.compare(t, following)]
-            winner, _ = part.choose(there) if there else ("", [])
-            self._keys |= {t.point.m for t in there if loses(t, winner)}
+            winner = part.choose(there)[0] if there else ""
+            # where M that are no keys keep the key from its own best, they part from it
+            held = [fastest(t) for t in there if t.point.m == key and t.shape is not None and loses(t, winner)]
+            for name in (winner, *held):
+                self._keys |= {t.point.m for t in there if loses(t, name)}
         return prior
 
     def _final(self, before: int | None) -> list[RangeSearch]:
@@ -183,11 +187,13 @@ class FileSearch:
     def _tasks(self, key: int) -> list[PointTask]:
         """The searches for a usual key: of the M of the workload that it serves, then of the key where it is none."""
         within = self._within(*served(USUAL_KEYS)[key])
-        tasks = [self._point(m, self.op.labels[0], self._shapes[within[0]], {}) for m in dict.fromkeys([*within, key])]
+        points = itertools.product(dict.fromkeys([*within, key]), self.op.searched)
+        tasks = [self._point(m, label, self._shapes[within[0]], {}) for m, label in points]
         for t in tasks:
             self.context.emit.alive()
             space = self.op.space(t.problem, self.context.target)
             t.search = task_of(self.context, t, space, self.seeds.of(t.problem))
+            t.search.quiet |= t.point.label != self.op.searched[0]
         return tasks
 
     def _point(self, m: int, label: str, named: SpecShape, known: dict[Point, PointTask]) -> PointTask:
@@ -204,8 +210,13 @@ class FileSearch:
 
 def loses(t: PointTask, winner: str) -> bool:
     """True where the config that a point would get is slower there than the best that was found for it."""
-    us, best = t.us(winner or t.old.name), min(x.us for x in t.times.values())
+    us, best = t.us(winner or t.old.name), t.us(fastest(t))
     return us < 0 or us > max(OWN_KEY * best, best + OWN_KEY_US)
+
+
+def fastest(t: PointTask) -> str:
+    """The config that takes the least time at a point."""
+    return min(t.times, key=lambda name: t.times[name].us)
 
 
 class RangeSearch(BucketSearch):
@@ -252,7 +263,7 @@ class RangeSearch(BucketSearch):
             new = o.times[winner] if winner else None
             points.append([
                 o.point.m, o.point.weight, round(o.old_us, 4), round(new.us, 4) if new else -1.0,
-                new.err if new else 1.0, distinct.index(o.today), o.point.label,
+                round(new.err, 6) if new else 1.0, distinct.index(o.today), o.point.label,
             ])  # fmt: skip
         values = self.configs[winner].values if winner else None
         document = {

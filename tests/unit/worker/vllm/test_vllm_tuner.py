@@ -4,13 +4,14 @@ kernel and the look-ups of a real wheel."""
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -21,11 +22,16 @@ from orchestrator.families import backend_name, check_family, check_tuner_option
 from orchestrator.tables.kinds import kind_by_names
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, tree
+from tests.support.search_standin import Kit, StandIn, Timer
 from worker.families import tuner_of
+from worker.protocol import SpecShape
 from worker.triton_configs.engine import Device
 from worker.triton_configs.keys import USUAL_KEYS, served, written
+from worker.tuners.common.problem import Problem
 from worker.tuners.search.bucket import Point, best, worst_regret
-from worker.tuners.search.source import known
+from worker.tuners.search.compiling import CompilePool, CompileResult
+from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer
+from worker.tuners.search.source import CompileFacts, known
 from worker.tuners.search.tiles import config_of
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=12)
@@ -218,6 +224,73 @@ def test_seeds_are_todays_entry_its_neighbours_the_default_and_those_of_near_fil
     assert seeds.of(p)[-1] == won
     other = linear.problem("a8w8_blockscale", {**KEY, "N": 4096}, "sm_90", "")
     assert seeds.today(other) == default
+
+
+WANTED = {True: 16, False: 64}  # the best rows of a tile below M=75, and from there on
+
+
+class StandInDevice(StandIn):
+    """A device on which a config takes 5 us more for each halving or doubling of its rows away from the best."""
+
+    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: object) -> str:
+        self.m = problem.m
+        return ""
+
+    def timer(self, loaded: Any) -> Timer:
+        c = loaded.candidate
+        away = abs(math.log2(c.get("BLOCK_SIZE_M") / WANTED[self.m < 75])) + 0.1 * (c.get("BLOCK_SIZE_N") != 64)
+        return Timer(20 + 5 * away)
+
+
+def serve(conn: Any) -> None:
+    MeasuringServer(conn, lambda: StandInDevice({}, "")).serve()
+
+
+def test_an_m_becomes_a_key_where_it_and_the_key_want_different_configs(tmp_path: Path, linear: Any) -> None:
+    """Everything but device and compiler is real. The default has 64 rows, which 80 likes and 64 does not."""
+    from worker.tuners.vllm.source import EngineSource
+    from worker.tuners.vllm.tuner import FileSearch, Seeds
+
+    class Source(EngineSource):
+        def compile(self, job: Any, target: Any) -> CompileFacts:
+            return CompileFacts(1024, None, 0, repr(job))
+
+    kit = Kit(tmp_path, {}, search="fast", family="a8w8_blockscale", max_candidates=40)
+    kit.measurer.end()
+    kit.pool.close()
+    source = Source(str(copied(tmp_path)), H200, linear)
+    measurer = MeasuringProcess(serve, {}, 20)
+    measurer.restart()
+    context = replace(kit.context, source=source, measurer=measurer, pool=cast("CompilePool", OwnPool(source)))
+    shapes = [SpecShape(i, {"M": m, "N": 2112, "K": 7168}) for i, m in enumerate((64, 80, 1), 1)]
+    FileSearch(context, source, Seeds(source), {"project": "vllm"}).run(shapes)
+    measurer.end()
+    rows = {m["shape"]: m["row"] for m in kit.messages if m["type"] == "shape_tuned"}
+    found = {i: json.loads(row["triton_config"]) for i, row in rows.items()}
+    ranges = {i: (d["key"], d["first"], d["last"]) for i, d in found.items()}
+    assert ranges == {1: (64, 57, 72), 2: (80, 73, 88), 3: (1, 1, 1)}
+    sizes = {i: d["values"] and (d["values"]["BLOCK_SIZE_M"], d["values"]["BLOCK_SIZE_N"]) for i, d in found.items()}
+    assert sizes == {1: (16, 64), 2: (64, 64), 3: (16, 64)}, "no M is slower, and 80 gets the better columns"
+    assert {p[0] for p in found[1]["points"]} == {57, 64, 72}
+    assert {p[0] for p in found[2]["points"]} == {73, 80, 88}
+    assert found[1]["points"][0][:4] == [64, 1.0, 30.5, 20.0]
+
+
+class OwnPool:
+    """Compiles at once, in this process."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.done, self.jobs = source, dict[str, CompileResult](), list[Any]()
+        self.connections: list[Any] = []
+
+    def want(self, jobs: Any) -> None:
+        self.jobs = [job for job in jobs if job[0] not in self.done]
+
+    def collect(self) -> list[CompileResult]:
+        made = [CompileResult(n, "ok", "", self.source.compile(job, known(90))) for n, job in self.jobs]
+        self.done |= {result.name: result for result in made}
+        self.jobs = []
+        return made
 
 
 CODE = """
