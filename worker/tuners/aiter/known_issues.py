@@ -301,7 +301,7 @@ _ENTRIES = (
     KnownIssue(
         "disk_full", "The disk is full", "disk_full", "slot",
         regex=r"No space left on device|Disk quota exceeded",
-        why="There is no room for results or builds.",
+        why="Results or builds do not fit on it.",
         advice="Make room (`gemmfleet runs prune` removes old runs there), or give the node another folder.",
     ),
     KnownIssue(

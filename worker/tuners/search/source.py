@@ -72,8 +72,9 @@ class Inputs(Protocol):
     def output(self) -> torch.Tensor:
         """An output of the problem's form, filled with NaN."""
 
-    def reference(self) -> torch.Tensor:
-        """The right answer in float32; its last dimension is the output's."""
+    def reference(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The right answer in float32; its last dimension is the output's. Where a call makes several products, those
+        of each, which lie in the output one behind the other: each has to be right."""
 
 
 class KernelSource(Protocol):

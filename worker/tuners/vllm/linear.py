@@ -45,11 +45,11 @@ def knobs_of(target: Target) -> dict[str, tuple[Any, ...]]:
     return {**found, "kpack": (1, 2)} if target.arch == "gfx942" else found
 
 
-class Linear(Op):
+class Linear(Op[LayerProblem]):
     """The op. Its winner has the least time of the workload's calls."""
 
     name = "linear"
-    labels = ("",)
+    labels = searched = ("",)
 
     def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
         return weighted_sum(points, us, least)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
@@ -44,24 +44,29 @@ class LayerProblem(Problem):
     label: str = ""
 
 
-class Op(ABC):
+P = TypeVar("P", bound=LayerProblem)
+
+
+class Op(ABC, Generic[P]):
     """A kind of layer that has config files. Plain data; `engine` is the one that this process has loaded."""
 
     name: ClassVar[str]
     """As `Layer.op`."""
     labels: ClassVar[tuple[str, ...]]
-    """Labels at each of which an M is measured; it is searched at the first."""
+    """Labels at each of which an M is measured."""
+    searched: ClassVar[tuple[str, ...]]
+    """Labels at which an M is searched too. Rows are of the first."""
 
     @abstractmethod
     def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
         """The cost that the winner of a range has the least of."""
 
     @abstractmethod
-    def problem(self, family: str, key: Mapping[str, int | str], gfx: str, label: str) -> LayerProblem:
+    def problem(self, family: str, key: Mapping[str, int | str], gfx: str, label: str) -> P:
         """The problem of a shape's key columns. Raises UnsupportedError."""
 
     @abstractmethod
-    def at(self, p: LayerProblem, m: int, label: str) -> LayerProblem:
+    def at(self, p: P, m: int, label: str) -> P:
         """The problem of the same layer at another M and label."""
 
     @abstractmethod
@@ -69,23 +74,23 @@ class Op(ABC):
         """The layer whose file has other sizes in its name."""
 
     @abstractmethod
-    def default(self, engine: Engine, p: LayerProblem) -> Values:
+    def default(self, engine: Engine, p: P) -> Values:
         """The config of a launch where there is no file."""
 
     @abstractmethod
-    def space(self, p: LayerProblem, target: Target) -> Space:
+    def space(self, p: P, target: Target) -> Space:
         """Legal configs."""
 
     @abstractmethod
-    def alike(self, p: LayerProblem) -> LayerProblem:
+    def alike(self, p: P) -> P:
         """A problem whose calls compile to the same kernels: one for all M that are specialised alike."""
 
     @abstractmethod
-    def needed_bytes(self, p: LayerProblem) -> int:
+    def needed_bytes(self, p: P) -> int:
         """As of a KernelSource."""
 
     @abstractmethod
-    def inputs(self, p: LayerProblem, device: torch.device, seed: int, draw: int) -> Inputs:
+    def inputs(self, p: P, device: torch.device, seed: int, draw: int) -> Inputs:
         """As of a KernelSource."""
 
     @abstractmethod
@@ -93,9 +98,7 @@ class Op(ABC):
         """Tensors by name, as the engine stores them; in other copies they differ in their memory alone."""
 
     @abstractmethod
-    def launches(
-        self, engine: Engine, p: LayerProblem, values: Values, operands: Operands, out: torch.Tensor
-    ) -> list[Launch]:
+    def launches(self, engine: Engine, p: P, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
         """The engine's launches with these values, which write `out`. Raises UnsupportedError."""
 
 
@@ -113,7 +116,7 @@ class EngineSource:
 
     root: str
     device: Device
-    op: Op
+    op: Op[Any]
 
     def engine(self) -> Engine:
         """The engine in this process."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from worker.tuners.vllm.source import Op
 
 NAME = "vllm"
-FAMILIES = ("a8w8_blockscale",)
+FAMILIES = ("a8w8_blockscale", "fmoe")
 
 
 def parse(raw: Mapping[str, Any]) -> SearchOptions:
@@ -22,13 +22,14 @@ def parse(raw: Mapping[str, Any]) -> SearchOptions:
     return parse_options(SearchOptions, NAME, raw)
 
 
-def op_of(options: SearchOptions) -> Op:
+def op_of(options: SearchOptions) -> Op[Any]:
     """The kind of layer of a run. Raises ValueError where vLLM has none for the family."""
-    from worker.tuners.vllm.linear import Linear  # it imports torch
+    from worker.tuners.vllm.linear import Linear  # they import torch
+    from worker.tuners.vllm.moe import Moe
 
     if options.family not in FAMILIES:
         raise ValueError(f"the tuner vllm needs one of the families {', '.join(FAMILIES)}, not {options.family!r}")
-    return Linear()
+    return Moe() if options.family == "fmoe" else Linear()
 
 
 def create() -> Tuner:

@@ -10,6 +10,7 @@ the comparison of the one before it needs is compiled. Rows carry what a config 
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import os
 import re
@@ -186,11 +187,13 @@ class FileSearch:
     def _tasks(self, key: int) -> list[PointTask]:
         """The searches for a usual key: of the M of the workload that it serves, then of the key where it is none."""
         within = self._within(*served(USUAL_KEYS)[key])
-        tasks = [self._point(m, self.op.labels[0], self._shapes[within[0]], {}) for m in dict.fromkeys([*within, key])]
+        points = itertools.product(dict.fromkeys([*within, key]), self.op.searched)
+        tasks = [self._point(m, label, self._shapes[within[0]], {}) for m, label in points]
         for t in tasks:
             self.context.emit.alive()
             space = self.op.space(t.problem, self.context.target)
             t.search = task_of(self.context, t, space, self.seeds.of(t.problem))
+            t.search.quiet |= t.point.label != self.op.searched[0]
         return tasks
 
     def _point(self, m: int, label: str, named: SpecShape, known: dict[Point, PointTask]) -> PointTask:
@@ -260,7 +263,7 @@ class RangeSearch(BucketSearch):
             new = o.times[winner] if winner else None
             points.append([
                 o.point.m, o.point.weight, round(o.old_us, 4), round(new.us, 4) if new else -1.0,
-                new.err if new else 1.0, distinct.index(o.today), o.point.label,
+                round(new.err, 6) if new else 1.0, distinct.index(o.today), o.point.label,
             ])  # fmt: skip
         values = self.configs[winner].values if winner else None
         document = {
