@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from worker.protocol import Row, SpecShape, is_wrong
 from worker.text import plural
 from worker.tuners.base import Emit, TunerFault
-from worker.tuners.common.measure import SETTLE_S, Measurement, SamplingPolicy, leaders
+from worker.tuners.common.measure import SETTLE_S, SUSTAINED_S, Measurement, SamplingPolicy, leaders
 from worker.tuners.common.problem import Problem, row_of, why_no_winner
 from worker.tuners.search.compiling import CompilePool, CompileResult, now
 from worker.tuners.search.measuring import (
@@ -307,7 +307,7 @@ class Search:
     def _prepare(self) -> None:
         o = self._context.options
         policy = SamplingPolicy(
-            min_sample_s=1.0, min_samples=o.min_samples, max_samples=o.max_samples, target=0.004, hopeless=1.2,
+            min_sample_s=SUSTAINED_S, min_samples=o.min_samples, max_samples=o.max_samples, target=0.004, hopeless=1.2,
             hopeless_after=3, far=1.6, settle_s=SETTLE_S if self._p.is_sustained else 0.0,
         )  # fmt: skip
         self._context.measurer.send(Prepare(self._p, o.seed, o.rotate_mb << 20, policy, self._context.err_limit))

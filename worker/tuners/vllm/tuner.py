@@ -25,6 +25,7 @@ from worker.protocol import Spec, SpecShape
 from worker.protocol.paths import VLLM_ROOT_ENV
 from worker.triton_configs.engine import Device, EngineError, Layer, device_here, unpack
 from worker.triton_configs.keys import USUAL_KEYS, served
+from worker.triton_configs.resolve import slower
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.bucket import (
     BucketSearch,
@@ -235,16 +236,27 @@ class RangeSearch(BucketSearch):
             self.add(t)
 
     def finish(self, following: Sequence[ShapeTask]) -> None:
-        """Compare, decide, settle."""
-        there = []
-        for t in self.points:
+        """Compare, decide, settle. The ends are only measured if a new config wins at the workload's own M, and without
+        the configs that were slower there."""
+        there: list[PointTask] = []
+        for i, t in enumerate(self.points):
             if t.shape is not None and self._flight.is_settled(t.shape):
                 continue
+            if there and not any(p.point.weight for p in self.points[i:]):
+                if not super().choose(there)[0]:
+                    break
+                for name in self._slow(there):
+                    self.configs.pop(name, None)
             self._flight.start(t.shape)
             if set(self.configs) <= set(t.times) or self.compare(t, following):
                 there.append(t)
         if any(t.shape for t in there):
             self.settle(there)
+
+    def _slow(self, there: Sequence[PointTask]) -> set[str]:
+        """New configs that are slower than today's at one of these points."""
+        found = {n for t in there for n, x in t.times.items() if t.old_us > 0 and slower(t.old_us, x.high_us)}
+        return found - {t.old.name for t in self.points}
 
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
         """As the base's; nothing is proven where one of the points has no time."""

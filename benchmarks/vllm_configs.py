@@ -1,0 +1,409 @@
+"""python -m benchmarks.vllm_configs --root ENGINE [options]: vLLM's shipped config files tuned again on one GPU.
+
+Each file of this device is tuned as `tune --tuner vllm` does, with the 18 usual keys as the workload, and then what
+was written is judged by measurements that the tuner had no part in: other operands, at each key and between the keys,
+the old config and the new one interleaved. An M is slower by the rule of the product (new > 1.005 old + 0.5 us).
+
+--family fmoe judges fused MoE layers at four routings, and says what the choice by uniform routing alone would lose.
+--again JSON tunes the files of an earlier result a second time and measures both results beside each other.
+--exhaustive M,M runs vLLM's own timing loop over its whole space there, and compares the search's choice with its best.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import random
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.figure import Figure, show
+from worker.protocol import Spec, SpecShape
+from worker.triton_configs.keys import USUAL_KEYS
+from worker.triton_configs.resolve import slower
+from worker.tuners.base import Emit, Place
+from worker.tuners.common.measure import SamplingPolicy, measure, rerank
+from worker.tuners.search.bucket import PointTask
+from worker.tuners.search.compiling import CompilePool
+from worker.tuners.search.device_bench import DeviceBench
+from worker.tuners.search.tiles import TileConfig
+from worker.tuners.vllm.source import EngineSource, LayerProblem
+from worker.tuners.vllm.tuner import EngineTuner, RangeSearch
+
+BETWEEN = (3, 6, 12, 20, 40, 80, 192, 384, 2560)
+SPACE = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256), "BLOCK_SIZE_N": (32, 64, 128, 256), "BLOCK_SIZE_K": (64, 128),
+    "GROUP_SIZE_M": (1, 16, 32, 64), "num_warps": (4, 8), "num_stages": (2, 3, 4, 5),
+}  # fmt: skip
+"""vLLM's own space of block-FP8 linear layers: 1,280 configs."""
+LAYERS = {
+    # Qwen3-30B-A3B at TP 1, 2 and 4; Mixtral-8x7B at TP 8; Qwen3-Next-80B-A3B at TP 4
+    "E=128,N=768": (2048, 8), "E=128,N=384": (2048, 8), "E=128,N=192": (2048, 8), "E=8,N=1792": (4096, 2),
+    "E=512,N=128": (2048, 10),
+    # Qwen3-235B-A22B-FP8 at TP 4, DeepSeek-V3 at TP 8
+    "E=128,N=384,fp8": (4096, 8), "E=256,N=256,fp8": (7168, 8),
+}  # fmt: skip
+"""Hidden size and top-k of a model that reads the file."""
+Key = dict[str, int | str]
+
+
+def linear_keys(names: Sequence[str]) -> Iterator[tuple[str, str, Key]]:
+    """(name, family, key columns without M) of shipped files of block-FP8 linear layers."""
+    for name in names:
+        n, k = (int(x) for x in re.findall(r"\d+", name)[:2])
+        yield f"N={n},K={k}", "a8w8_blockscale", {"N": n, "K": k}
+
+
+def moe_keys() -> Iterator[tuple[str, str, Key]]:
+    """The same of fused MoE layers."""
+    for name, (hidden, topk) in LAYERS.items():
+        experts, width = (int(x) for x in re.findall(r"\d+", name)[:2])
+        fp8 = name.endswith("fp8")
+        dtype = "torch.float8_e4m3fn" if fp8 else "torch.bfloat16"
+        yield name, "fmoe", {
+            "model_dim": hidden, "inter_dim": width, "expert": experts, "topk": topk, "act_type": "ActivationType.Silu",
+            "dtype": "torch.bfloat16", "q_dtype_a": dtype, "q_dtype_w": dtype,
+            "q_type": "QuantType.per_1x128" if fp8 else "QuantType.No", "use_g1u1": 1, "doweight_stage1": 0,
+        }  # fmt: skip
+
+
+class Tuning:
+    """One tuner of a family, and what it decided."""
+
+    def __init__(self, root: Path, folder: Path, family: str, options: Mapping[str, Any]) -> None:
+        os.environ["GEMMFLEET_CACHE"] = str(folder / "cache")
+        self.family, self.tuner = family, EngineTuner()
+        self.tuner.configure({"family": family, "root": str(root), **options}, Place(folder))
+        self.facts = self.tuner.open()
+        source = self.tuner._source
+        assert isinstance(source, EngineSource)
+        self.source = source
+        self.engine = source.engine()
+        os.environ["TRITON_CACHE_DIR"] = str(self.tuner._store.compiled)
+        # kernels cannot run in this process from the first search on: it compiles for a target
+        self._judge = ProcessPoolExecutor(1, get_context("spawn"), open_bench, (source,))
+        assert self.tuner._measurer.opened is not None
+        self.target = self.tuner._measurer.opened.target
+        self.m = "token" if family == "fmoe" else "M"
+
+    def tuned(self, key: Key, ms: Sequence[int], **options: Any) -> dict[str, Any]:
+        """Documents of the ranges by their first M, the times of the finalists at each point, and seconds."""
+        messages: list[dict[str, Any]] = []
+        points: dict[str, dict[str, float]] = {}
+        settle = RangeSearch.settle
+
+        def kept(part: RangeSearch, there: Sequence[PointTask]) -> None:
+            points.update({f"{t.point.m} {t.point.label}": {n: x.us for n, x in t.times.items()} for t in there})
+            settle(part, there)
+
+        shapes = tuple(SpecShape(i, {self.m: m, **key}) for i, m in enumerate(ms, 1))
+        spec = Spec("bench-1", "bench", 1, family=self.family, tuner="vllm", options=options, shapes=shapes)
+        start = time.monotonic()
+        with mock.patch.object(RangeSearch, "settle", kept):
+            spent = self.tuner.tune(spec, Emit(messages.append))
+        seconds = time.monotonic() - start
+        won = [m["row"] for m in messages if m["type"] == "shape_tuned"]
+        failed = [m for m in messages if m["type"] == "shape_failed"]
+        documents = {d["first"]: d for d in (json.loads(r["triton_config"]) for r in won)}
+        timed = sum(m["type"] == "row" and m["row"]["us"] > 0 for m in messages)
+        return {
+            "seconds": seconds, "spent": spent, "timed": timed, "failed": [str(f)[:300] for f in failed],
+            "documents": list(documents.values()), "points": points,
+        }  # fmt: skip
+
+    def problem(self, key: Key, m: int, label: str = "") -> LayerProblem:
+        """The problem at an M."""
+        op = self.source.op
+        made: LayerProblem = op.at(op.problem(self.family, {self.m: m, **key}, self.target.gfx, label), m, label)
+        return made
+
+    def judge(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Call a function in the process that measures beside the tuner."""
+        return self._judge.submit(function, *args).result()
+
+    def close(self) -> None:
+        """End all processes."""
+        self._judge.shutdown()
+        self.tuner.close()
+
+
+_bench: DeviceBench
+
+
+def open_bench(source: EngineSource) -> None:
+    """The judge's process begins."""
+    global _bench
+    _bench = DeviceBench(source, interpreted=False)
+
+
+def beside(
+    p: LayerProblem, configs: Sequence[Mapping[str, Any]], cap_s: float = 0.6, seed: int = 7
+) -> list[tuple[float, float]]:
+    """(us, errRatio) of configs, interleaved; -1 for one that does not run."""
+    refused = _bench.prepare(p, seed, 512 << 20, lambda: None)
+    if refused:
+        raise RuntimeError(refused)
+    out = [(-1.0, 1.0)] * len(configs)
+    there = []
+    for i, values in enumerate(configs):
+        try:
+            loaded = _bench.load(config_of(values))
+            there.append((i, _bench.timer(loaded), _bench.check(loaded)))
+        except Exception as e:  # noqa: BLE001 - a config that does not run is a result
+            print(f"{p.layer} M={p.m}: {dict(values)}: {e}", file=sys.stderr)
+    policy = SamplingPolicy(min_sample_s=3e-3, min_samples=5, max_samples=11)
+    found = [measure(timer, policy, 0.15) for _, timer, _ in there]
+    ranking = rerank(
+        [timer for _, timer, _ in there], found, [()] * len(there), random.Random(seed), cap_s,
+        sustained=p.is_sustained,
+    )  # fmt: skip
+    for (i, _, err), us in zip(there, ranking.us, strict=True):
+        out[i] = (us, err)
+    return out
+
+
+def config_of(values: Mapping[str, Any]) -> TileConfig:
+    """A candidate of a file's values."""
+    return TileConfig(tuple(values.items()))
+
+
+def new_at(documents: Sequence[Mapping[str, Any]], m: int, old: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns what the new file gives an M."""
+    for d in documents:
+        last = math.inf if d["first"] == max(x["first"] for x in documents) else d["last"]
+        if d["first"] <= m <= last:
+            return d["values"] or old
+    return old
+
+
+def judged(t: Tuning, key: Key, documents: Sequence[Mapping[str, Any]], ms: Sequence[int]) -> list[dict[str, Any]]:
+    """Old and new at each M and label; those that are the same config are not measured. The slow ones are measured
+    again, twice as long."""
+    out = []
+    for m, label in itertools.product(ms, t.source.op.labels):
+        p = t.problem(key, m, label)
+        old = t.engine.config(p.layer, m)
+        new = new_at(documents, m, old)
+        row: dict[str, Any] = {"m": m, "label": label, "changed": dict(new) != dict(old)}
+        if row["changed"]:
+            (row["old_us"], row["old_err"]), (row["new_us"], row["new_err"]) = t.judge(beside, p, [old, new])
+            if row["old_us"] > 0 and slower(row["old_us"], row["new_us"]):
+                row["first"] = [row["old_us"], row["new_us"]]
+                (row["old_us"], _), (row["new_us"], _) = t.judge(beside, p, [old, new], 2.5, 8)
+        out.append(row)
+    return out
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts and the geometric mean of old over new."""
+    ratios = [r["old_us"] / r["new_us"] if r["changed"] and r["old_us"] > 0 else 1.0 for r in rows]
+    bad = [r for r in rows if r["changed"] and r["old_us"] > 0 and slower(r["old_us"], r["new_us"])]
+    return {
+        "entries": len(rows), "slower": len(bad), "faster_5": sum(r >= 1.05 for r in ratios) / len(rows),
+        "geomean": math.exp(sum(map(math.log, ratios)) / len(ratios)), "worst": min(ratios), "best": max(ratios),
+    }  # fmt: skip
+
+
+def regrets(points: Mapping[str, Mapping[str, float]], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Worst regret over the routings, with its M: of new entries, of those that stayed, and if the fastest at uniform
+    routing were taken everywhere."""
+    by_m: dict[int, dict[str, Mapping[str, float]]] = {}
+    for point, times in points.items():
+        tokens, _, label = point.partition(" ")
+        by_m.setdefault(int(tokens), {})[label] = times
+    found: dict[str, list[tuple[float, int]]] = {"written": [], "kept": [], "uniform": []}
+    for m, of in by_m.items():
+        common = set.intersection(*(set(x) for x in of.values()))
+        document = next(d for d in documents if d["first"] <= m <= d["last"])
+        name = config_name(document["values"] or document["old"][0], common)
+        if not name:
+            continue
+        least = {label: min(x.values()) for label, x in of.items()}
+        regret = {c: max(x[c] / least[label] for label, x in of.items()) - 1 for c in common}
+        found["written" if document["values"] else "kept"].append((regret[name], m))
+        uniform = of["uniform"]
+        found["uniform"].append((regret[min(common, key=lambda c: uniform[c])], m))
+    return {name: max(some, default=None) for name, some in found.items()}
+
+
+def config_name(values: Mapping[str, Any], names: set[str]) -> str:
+    """The name among `names` of a file's values."""
+    made = config_of(values).name
+    tail = made.partition("_")[2]
+    return next((n for n in names if n.partition("_")[2] == tail), "")
+
+
+def space() -> Iterator[dict[str, int]]:
+    """vLLM's own space."""
+    for chosen in itertools.product(*SPACE.values()):
+        yield dict(zip(SPACE, chosen, strict=True))
+
+
+def exhaustive(t: Tuning, key: Key, ms: Sequence[int]) -> dict[str, Any]:
+    """Each M: the search's choice beside the 24 best of vLLM's whole space by its own loop, and the loop's seconds."""
+    found = t.tuned(key, ms)
+    out: dict[str, Any] = {"search_s": found["seconds"], "at": []}
+    configs = list(space())
+    for m in ms:
+        p = t.problem(key, m)
+        start = time.monotonic()
+        busy = compiled(t, p, configs)
+        wall = time.monotonic() - start
+        loop_s, times = t.judge(own_loop, p, configs)
+        order = sorted(times, key=lambda i: times[i])[:24]
+        old = t.engine.config(p.layer, m)
+        new = new_at(found["documents"], m, old)
+        beside_all = t.judge(beside, p, [new, *(configs[i] for i in order)], 4.0)
+        best_us, at = min((us, i) for (us, err), i in zip(beside_all[1:], order, strict=True) if us > 0 and err <= 0.05)
+        out["at"].append({
+            "m": m, "space": len(configs), "ran": len(times), "ours": beside_all[0][0], "best": best_us,
+            "best_config": configs[at], "our_config": dict(new), "compile_cpu_s": busy, "compile_wall_s": wall,
+            "loop_s": loop_s,
+        })  # fmt: skip
+    return out
+
+
+def compiled(t: Tuning, p: LayerProblem, configs: Sequence[Mapping[str, Any]]) -> float:
+    """Compile all in the tuner's pool; the sum of the seconds that compilers were busy."""
+    pool: CompilePool = t.tuner._pool
+    jobs = {repr(job): job for job in (t.source.job(p, config_of(c)) for c in configs)}
+    begun, busy, left = time.monotonic(), 0.0, len(jobs)
+    pool.want(list(jobs.items()))
+    while left:
+        done = len(pool.collect())
+        left -= done
+        now = time.monotonic()
+        busy += (now - begun) * len(pool.connections)
+        begun = now
+        time.sleep(0.02)
+    return busy
+
+
+def own_loop(p: LayerProblem, configs: Sequence[Mapping[str, Any]]) -> tuple[float, dict[int, float]]:
+    """(seconds, mean us by a config's place) of the loop of vLLM's benchmark_w8a8_block_fp8.py: 5 + 10 launches each,
+    one synchronisation a launch, timed by events. Kernels are compiled already."""
+    _bench.prepare(p, 7, 0, lambda: None)
+    start, found = time.monotonic(), dict[int, float]()
+    for i, values in enumerate(configs):
+        try:
+            call = _bench.load(config_of(values)).checked
+            for _ in range(5):
+                call()
+            torch.cuda.synchronize()
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            spent = 0.0
+            for _ in range(10):
+                torch.cuda.synchronize()
+                begin.record()
+                call()
+                end.record()
+                end.synchronize()
+                spent += begin.elapsed_time(end)
+            found[i] = 100 * spent
+        except Exception:  # noqa: BLE001 - it skips those as well
+            continue
+    return time.monotonic() - start, found
+
+
+def again(t: Tuning, key: Key, first: Sequence[Mapping[str, Any]], ms: Sequence[int]) -> dict[str, Any]:
+    """A second tuning, and both results beside each other at each M."""
+    second = t.tuned(key, ms)
+    rows = []
+    for m, label in itertools.product(ms, t.source.op.labels):
+        p = t.problem(key, m, label)
+        old = t.engine.config(p.layer, m)
+        one, two = new_at(first, m, old), new_at(second["documents"], m, old)
+        row: dict[str, Any] = {"m": m, "label": label, "changed": dict(one) != dict(two)}
+        if row["changed"]:
+            (row["old_us"], _), (row["new_us"], _) = t.judge(beside, p, [one, two], 1.5)
+            a, b = row["old_us"], row["new_us"]
+            row["apart"] = not (abs(a - b) <= 0.2 or abs(a - b) <= 0.01 * min(a, b))
+        out = row
+        rows.append(out)
+    same = sum(not r.get("apart", False) for r in rows) / len(rows)
+    return {"seconds": second["seconds"], "documents": second["documents"], "rows": rows, "within": same}
+
+
+def main() -> int:
+    """Returns the exit code."""
+    options = argparse.ArgumentParser(prog="benchmarks.vllm_configs", description=__doc__)
+    options.add_argument("--root", type=Path, required=True, help="vLLM's package, or a folder that holds it")
+    options.add_argument("--family", default="a8w8_blockscale", choices=("a8w8_blockscale", "fmoe"))
+    options.add_argument("--part", default="0/1", help="I/N: every N-th layer from the I-th on")
+    options.add_argument("--only", default="", help="names of layers, with semicolons")
+    options.add_argument("--seconds", type=float, default=1e9, help="no layer is begun after so long")
+    options.add_argument("--again", type=Path, default=None, help="an earlier result")
+    options.add_argument("--exhaustive", default="", help="M, with commas: vLLM's own loop over its whole space there")
+    options.add_argument("--m", default="", help="M of the workload; default: the usual keys")
+    options.add_argument("-O", action="append", default=[], metavar="NAME=JSON")
+    options.add_argument("--out", type=Path, required=True)
+    args = options.parse_args()
+    begun = time.monotonic()
+    given = {k: json.loads(v) for k, _, v in (word.partition("=") for word in args.O)}
+    ms = [int(m) for m in args.m.split(",")] if args.m else list(USUAL_KEYS)
+    kept: dict[str, Any] = {"date": time.strftime("%Y-%m-%d"), "options": given, "layers": {}}
+    with tempfile.TemporaryDirectory(prefix="gemmfleet-bench-") as scratch:
+        t = Tuning(args.root, Path(scratch), args.family, given)
+        kept["tuner"] = t.facts
+        if args.family == "fmoe":
+            layers = list(moe_keys())
+        else:
+            own = t.engine.file_name(t.problem({"N": 128, "K": 128}, 16).layer).partition(",device_name")[2]
+            folder = t.engine.folders(t.problem({"N": 128, "K": 128}, 16).layer)[-1]
+            layers = list(linear_keys(sorted(p.name for p in folder.glob("N=*") if p.name.endswith(own))))
+        i, n = map(int, args.part.split("/"))
+        chosen = [x for x in layers if not args.only or x[0] in args.only.split(";")][i::n]
+        earlier = json.loads(args.again.read_text())["layers"] if args.again else {}
+        for name, _, key in chosen:
+            if time.monotonic() - begun > args.seconds or (args.again and name not in earlier):
+                continue
+            try:
+                if args.exhaustive:
+                    made: dict[str, Any] = exhaustive(t, key, [int(m) for m in args.exhaustive.split(",")])
+                    kept["layers"][name] = made
+                    print(name, json.dumps(made), file=sys.stderr, flush=True)
+                    args.out.write_text(json.dumps(kept) + "\n")
+                    continue
+                if args.again:
+                    made = again(t, key, earlier[name]["documents"], ms)
+                    line = {"within": made["within"], "seconds": made["seconds"]}
+                else:
+                    made = t.tuned(key, ms)
+                    wanted = ms if t.family == "fmoe" else sorted({*ms, *BETWEEN})
+                    made["judged"] = judged(t, key, made["documents"], wanted)
+                    line = {**summary(made["judged"]), "seconds": made["seconds"], "timed": made["timed"]}
+                    if t.family == "fmoe":
+                        made["regrets"] = regrets(made["points"], made["documents"])
+                        line |= made["regrets"]
+                    made["summary"] = line
+                    del made["points"]
+            except Exception as e:  # noqa: BLE001 - one layer's failure keeps the others
+                made, line = {"error": f"{type(e).__name__}: {e}"}, {"error": str(e)}
+            kept["layers"][name] = made
+            print(name, json.dumps(line), file=sys.stderr, flush=True)
+            args.out.write_text(json.dumps(kept) + "\n")
+        t.close()
+    rows = [r for made in kept["layers"].values() for r in made.get("judged", ())]
+    if rows:
+        whole = summary(rows)
+        print(json.dumps(whole), file=sys.stderr)
+        how = f"{whole['entries']} entries, {whole['slower']} slower, {whole['faster_5']:.0%} at least 5 % faster"
+        show([Figure("new over shipped, geometric mean", 1 / whole["geomean"], 1.0, "x", how)])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
