@@ -22,18 +22,19 @@ import numpy as np
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, Resolver, bound_of
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, config_of, family_of, problem_of
+from worker.tuners.aiter_triton.space import KindProblem, family_of, problem_of
 from worker.tuners.aiter_triton.spec import tuned_kinds
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.model import estimate_us
 from worker.tuners.search.source import Target, known
+from worker.tuners.search.tiles import TileConfig, config_of
 
 DRAWN, TRIES = 100, 3000
 FIRST = 0.08
 """Share of the candidates that a search tries at most (48 of 600)."""
 BATCH = 16
 _SIZES = re.compile(r"(?:-B=(\d+))?-N=(\d+)-K=(\d+)\Z")
-Case = tuple[str, str, KindProblem, AiterConfig]
+Case = tuple[str, str, KindProblem, TileConfig]
 """(kind, file, problem at the bucket's bound, shipped config)."""
 Matrix = np.ndarray[tuple[int, int], np.dtype[np.float64]]
 
@@ -62,7 +63,7 @@ def shipped(resolver: Resolver, gfx: str) -> Iterator[Case]:
                         continue
 
 
-def traits(p: KindProblem, c: AiterConfig, target: Target) -> list[float]:
+def traits(p: KindProblem, c: TileConfig, target: Target) -> list[float]:
     """Log of the model's estimate, then what it is corrected by."""
     return [math.log(estimate_us(p, c.knobs, target)), *map(float, space.traits(p, c))]
 

@@ -85,7 +85,7 @@ class Rates:
 
 
 def rates(of: Simulated, tables: int, seed: int) -> Rates:
-    """Simulate so many tables; with `slower`, `found` and `listed` are of its rows."""
+    """Simulate this many tables. With `slower`, `found` and `listed` are about the slower rows."""
     rng = np.random.default_rng(seed)
     sums, left = np.zeros(6), tables
     while left > 0:

@@ -51,7 +51,7 @@ def show(figures: Sequence[Figure], left_out: Sequence[str] = (), failed: Sequen
 
 
 def _number(x: float) -> str:
-    """Four digits where there are so many to tell."""
+    """The number with up to four significant digits."""
     return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:.4g}"
 
 

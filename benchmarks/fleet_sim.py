@@ -191,13 +191,15 @@ def main(argv: list[str]) -> int:
     """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.fleet_sim", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seeds", type=int, default=1, help="so many seeds from that one on")
+    parser.add_argument("--seeds", type=int, default=1, help="simulate this many seeds, starting with --seed")
     parser.add_argument("--faults", action="store_true", help="with everything that goes wrong in a night")
     parser.add_argument(
         "--job", choices=JOBS, default=JOBS[0], help="2,000 groups as they are; tables or few: as the planner cuts"
     )
-    parser.add_argument("--apart", action="store_true", help="a process has shapes of one (N, K) only, as aiter's")
-    parser.add_argument("--processes", type=int, default=1, help="simulate so many seeds at a time")
+    parser.add_argument(
+        "--apart", action="store_true", help="the shapes of a process share one (N, K), as with the tuner aiter"
+    )
+    parser.add_argument("--processes", type=int, default=1, help="simulate this many seeds at a time")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     one = partial(measure, args.job, faults=args.faults, mixes=not args.apart)

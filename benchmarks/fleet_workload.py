@@ -28,7 +28,7 @@ CANDIDATES = {
 """Candidates of a shape, about (without split-K); 111 executions of each, and 0.12 s that a candidate costs besides."""
 EXECUTIONS, CANDIDATE_S, SHAPE_S = 111, 0.12, 2.0
 OFF_WINNER = 2.5
-"""A candidate takes so much longer than the winner, on average."""
+"""On average a candidate takes this many times as long as the winner."""
 JOBS = ("groups", "tables", "few")
 
 Kind = list[tuple[float, int]]
@@ -177,7 +177,7 @@ def _pieces(kinds: list[Kind], count: int) -> list[Kind]:
 
 
 def _within(kind: Kind, most: float) -> Iterator[Kind]:
-    """Consecutive shapes of at most so many seconds together, or one shape that takes longer."""
+    """Consecutive shapes that take at most `most` seconds together, or one shape that takes longer."""
     first, filled = 0, 0.0
     for at, (seconds, _) in enumerate(kind):
         if at > first and filled + seconds > most:

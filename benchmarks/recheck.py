@@ -144,7 +144,7 @@ def _cost(folder: Path) -> Iterator[Figure]:
 
 
 def _quality(folder: Path) -> Iterator[Figure]:
-    """Rows found and missed, over all families; what a full tuning of the new build gives is the truth."""
+    """Rows found and missed, over all families. The truth is a full tuning of the new build."""
     stale = found_stale = known = rows = queued = 0
     regret: list[float] = []
     for family in FAMILIES:

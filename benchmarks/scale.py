@@ -275,7 +275,7 @@ class StandInEngine:
 
 
 def controller(seen: Path, ahead: bool, argv: list[str]) -> None:
-    """The command line `argv` with stand-in workers; what was measured goes to `seen`."""
+    """Run the command line `argv` with stand-in workers. Writes the measurements to `seen`."""
     from orchestrator.cli.main import main as command
     from orchestrator.controller import drive
     from orchestrator.controller.messages import Timeouts

@@ -29,11 +29,12 @@ from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name
 from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.source import AiterSource
-from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, portable
+from worker.tuners.aiter_triton.space import KindProblem, portable
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
 from worker.tuners.search.measuring import NoDeviceError
 from worker.tuners.search.source import Target
+from worker.tuners.search.tiles import TileConfig, config_of
 
 SHAPES = ((16, 1280, 8192), (256, 2112, 7168), (64, 7168, 2048), (512, 4096, 4096))
 """(M, N, K): projections of Llama-3-70B, DeepSeek-V3 and Qwen at decode and at a middle batch."""
@@ -93,19 +94,19 @@ def tuned(tuner: AiterTritonTuner, family: str, key: Mapping[str, int | str], **
 
 
 def drawn_by(count: int) -> Any:
-    """In place of a source's candidates: so many legal configs, drawn evenly from the product of all knobs."""
+    """Replaces a source's candidates with `count` legal configs, drawn evenly from the product of all knobs."""
 
     def candidates(
-        self: AiterSource, p: KindProblem, target: Target, first: Sequence[AiterConfig] = (), most: int = 0
-    ) -> list[AiterConfig]:
+        self: AiterSource, p: KindProblem, target: Target, first: Sequence[TileConfig] = (), most: int = 0
+    ) -> list[TileConfig]:
         rng, knobs, completed = (
             random.Random(f"0:{p.group_name}:{p.m}"),
             space.knobs(self.kind, target),
             self.completed(p),
         )
-        found: dict[object, AiterConfig] = {}
+        found: dict[object, TileConfig] = {}
         for _ in range(200 * count):
-            c = space.config_of({name: rng.choice(values) for name, values in knobs.items()})
+            c = config_of({name: rng.choice(values) for name, values in knobs.items()})
             if len(found) < count and space.is_legal(self.kind, p, c, target):
                 found.setdefault(space.identity(c, p, completed), c)
         return list(found.values())

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from worker.families import BACKENDS, BENCHED, FAMILIES, TRITON, Family, backend_of
+from worker.families import BACKENDS, BENCHED, ENGINE, FAMILIES, TRITON, Family, backend_of, tuner_of
 from worker.tuners.catalog import Flag, TunerNotFoundError, TunerSpec, built_in, find_tuner, names
 
 
@@ -184,6 +184,8 @@ def backend_name(family: str, kernel: str = "", kernel_id: str = "", libtype: st
     libtype, kernel = libtype.strip().lower(), kernel.strip()
     if libtype in ("", "triton") and kernel.startswith(TRITON):
         return UNKNOWN
+    if kernel.startswith(ENGINE):  # of the engine, and not AITER's
+        return tuner_of(kernel)
     cells = {"libtype": libtype, "kernelName": kernel, "kernelId": kernel_id}
     found = libtype if libtype in KNOWN else backend_of(family, cells)
     return AITERS["gluon"] if found == "triton" and kernel == "gluon" else owned(found) or UNKNOWN

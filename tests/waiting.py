@@ -1,4 +1,4 @@
-"""Waiting for conditions: what a test waits for comes, however slow the machine is."""
+"""Waits for conditions, however slow the machine is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 PATIENCE_S = 600.0
-"""So long anything is waited for before it counts as a hang. No test measures time: benchmarks do."""
+"""After this many seconds a wait counts as a hang. No test measures time: benchmarks do."""
 
 
 def wait_until(condition: Callable[[], Any], what: str, patience_s: float = PATIENCE_S) -> Any:

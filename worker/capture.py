@@ -1,9 +1,9 @@
-"""AITER's own record of the shapes that it has no tuned row for, while a workload runs.
+"""Records the shapes that AITER has no tuned row for, while a workload runs.
 
-AITER_LOG_TUNED_CONFIG=1 makes it log hits as well. AITER_TUNE_GEMM=1 makes it record every bf16 GEMM in its own
-aiter/configs/bf16_untuned_gemm.csv (untuned_gemm.csv before 2025-11), which each process overwrites: its content is
-printed at the end, and the file is restored. Where that file cannot be written, AITER would stop with an
-error: the switch is left out then.
+AITER_LOG_TUNED_CONFIG=1 makes AITER log hits as well. AITER_TUNE_GEMM=1 makes it record every bf16 GEMM in its own
+aiter/configs/bf16_untuned_gemm.csv (untuned_gemm.csv before 2025-11). Each process overwrites that file, so we print
+its content at the end and restore it. If the file cannot be written, AITER would stop with an error, so we leave the
+switch out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FIND = (
 
 
 class Recording:
-    """AITER's own list of bf16 GEMMs while a workload runs. `env`: what the workload is to be started with."""
+    """AITER's own list of bf16 GEMMs while a workload runs. Start the workload with the environment `env`."""
 
     def __init__(self, base: Mapping[str, str], python: str | None = None) -> None:
         self.env = {**base, "AITER_LOG_TUNED_CONFIG": "1"}
@@ -47,12 +47,12 @@ class Recording:
         except (OSError, subprocess.TimeoutExpired):
             package = ""
         if not package:
-            self.notes.append(f"{python} finds no AITER: only what the workload prints is read")
+            self.notes.append(f"{python} finds no AITER: we only read the workload's output")
             return []
         folder = Path(package) / "configs"
         if not os.access(folder, os.W_OK):
             self.notes.append(
-                f"{folder} cannot be written, so AITER_TUNE_GEMM is not set: misses are read from the log"
+                f"{folder} cannot be written, so we do not set AITER_TUNE_GEMM, and read misses from the log"
             )
             return []
         return [folder / name for name in FILES]
@@ -86,7 +86,7 @@ def _restore(path: Path, before: bytes | None) -> None:
 
 
 def main(argv: list[str], slot_env: Mapping[str, str], until_eof: bool) -> int:
-    """Run a workload; its status, or 127 where it cannot be started. The last line holds the findings as JSON."""
+    """Run a workload and return its status, or 127 if it cannot be started. The last line has the findings as JSON."""
     with Recording({**os.environ, **slot_env}) as recording:
         try:
             code = run_in_foreground(argv, recording.env, until_eof=until_eof)

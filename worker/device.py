@@ -1,20 +1,20 @@
 """The machine and its devices, without importing torch: identity and conditions.
 
 Identity: cores, memory, GPUs, and the gfx and cu_num of tuned rows. GPUs are read from the kernel's KFD topology (AMD)
-or from nvidia-smi. A machine without a GPU is named as the CPU it is: gfx `cpu-<machine>-<isa>` with the best
-instruction set of ISA_LEVELS, cu_num its usable cores.
+or from nvidia-smi. A machine without a GPU is named after its CPU: gfx is `cpu-<machine>-<isa>` with the best
+instruction set of ISA_LEVELS, and cu_num is the number of usable cores.
 
-Conditions of a slot are read before and after an attempt, never while one is measured. A reading is a flat JSON object:
+Conditions of a slot are read before and after an attempt, never during a measurement. A reading is a flat JSON object:
 
     source            sysfs (AMD GPUs), nvidia-smi, or cpu (a slot without a GPU)
-    age_s             seconds since it was taken, where it is not fresh (see Gauge)
+    age_s             seconds since it was taken, if it is not fresh (see Gauge)
     pci, id           the GPU's PCI address and its serial or UUID
     temperature_c     {sensor: degrees Celsius}
     power_w, power_cap_w          watts
     clock_mhz, memory_clock_mhz   MHz
     errors            {uncorrectable: {total, block: count}}
 
-Fields that a source does not have are left out. Formats: the kernel's Documentation/gpu/amdgpu (thermal, ras) and
+Fields that a source lacks are left out. Formats: the kernel's Documentation/gpu/amdgpu (thermal, ras) and
 Documentation/hwmon/sysfs-interface.rst.
 """
 
@@ -47,7 +47,7 @@ ISA_LEVELS: Mapping[str, tuple[tuple[str, str], ...]] = {
     ),
     "aarch64": (("sve2", "sve2"), ("sve", "sve"), ("neon", "asimd")),
 }
-# variable of a slot's tuner: how many slots of its node, its own among them, run on its cores
+# variable of a slot's tuner: how many slots of its node run on its cores, including itself
 SLOTS_ON_CORES = "GEMMFLEET_SLOTS_ON_CORES"
 _MAX_CORE = 65_535
 _IDENTITY = ("name", "compute_cap", "memory.total")
@@ -56,8 +56,8 @@ _IDENTITY = ("name", "compute_cap", "memory.total")
 def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """host, python, machine, kernel, cpu, cores, memory (bytes), gpus, and gfx, cu_num, device of this slot.
 
-    gpus: those that the environment leaves visible, each {vendor, gfx, cu_num, device, memory}.
-    cu_num is None where only the tuner knows it (nvidia-smi does not name the count of multiprocessors).
+    gpus: the visible ones in this environment, each {vendor, gfx, cu_num, device, memory}.
+    cu_num is None if only the tuner knows it (nvidia-smi does not give the number of multiprocessors).
     """
     cores = usable_cores()
     cpu = cpu_model()
@@ -89,13 +89,13 @@ def cores_of(text: str) -> set[int]:
         first, _, last = part.partition("-")
         begin, end = int(first), int(last or first)
         if not 0 <= begin <= end <= _MAX_CORE:
-            raise ValueError(f"{part!r} is no range of cores")
+            raise ValueError(f"{part!r} is not a range of cores")
         out.update(range(begin, end + 1))
     return out
 
 
 def pin(cpus: str) -> int:
-    """Restrict this process to the cores that it may use of these; their number, 0 where nothing was changed."""
+    """Restrict this process to those of these cores that it may use. Return their number, 0 if nothing changed."""
     with suppress(OSError, ValueError):
         if wanted := cores_of(cpus) & os.sched_getaffinity(0):
             os.sched_setaffinity(0, wanted)
@@ -104,13 +104,14 @@ def pin(cpus: str) -> int:
 
 
 def slots_on_cores(slots: Mapping[str, Mapping[str, str]], slot: str) -> int:
-    """Number of slots that run on the cores of `slot`; `slots` are their variables."""
+    """Number of slots that run on the cores of `slot`. `slots`: the variables of each slot."""
     mine = slots.get(slot, {}).get(CPUS, "")
     return max(1, sum(env.get(CPUS, "") == mine for env in slots.values()))
 
 
 def own_cores() -> int:
-    """The cores that this process may run on, shared evenly with the slots that run there too; at least 1."""
+    """This process's part of the cores that it may run on, shared evenly with the slots that also run there; at
+    least 1."""
     slots = os.environ.get(SLOTS_ON_CORES, "")
     return max(1, usable_cores() // (int(slots) if slots.isdigit() and int(slots) else 1))
 
@@ -120,12 +121,12 @@ def memory_bytes() -> int:
 
 
 def cpu_model(cpuinfo: Path = CPUINFO) -> str:
-    """The CPU's name as the kernel has it, the machine type where it has none."""
+    """The CPU's name from the kernel, or the machine type if it gives no name."""
     return _cpuinfo(cpuinfo).get("model name") or platform.machine()
 
 
 def cpu_gfx(cpuinfo: Path = CPUINFO, machine: str = "") -> str:
-    """`cpu-x86_64-avx512` and the like: short, and the same on every host of a kind."""
+    """A name such as `cpu-x86_64-avx512`: short, and the same on every host of a kind."""
     return cpu_name(machine or platform.machine(), cpu_flags(cpuinfo))
 
 
@@ -142,12 +143,12 @@ def cpu_name(machine: str, flags: Collection[str]) -> str:
 
 
 def find_gpus(root: Path = Path("/")) -> list[dict[str, Any]]:
-    """All GPUs of this machine that we may open, AMD's in the order of their KFD nodes, else NVIDIA's."""
+    """All GPUs of this machine that we may open: AMD GPUs in the order of their KFD nodes, or else NVIDIA GPUs."""
     return _amd_gpus(root) or _nvidia_gpus()
 
 
 def visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[str, Any]]:
-    """`gpus` as the runtimes' variables leave them. A value that is no list of numbers (UUIDs) leaves all."""
+    """The GPUs that the runtimes' variables leave visible. A value that is not a list of numbers (UUIDs) hides none."""
     for vendor, name in (
         ("amd", "ROCR_VISIBLE_DEVICES"),
         ("amd", "HIP_VISIBLE_DEVICES"),
@@ -170,9 +171,9 @@ def gfx_of_target(version: int) -> str:
 
 
 def kfd_gpus(root: Path) -> Iterator[tuple[Path, dict[str, int]]]:
-    """The KFD nodes of AMD's GPUs below a root, in their order, each with its properties.
+    """The KFD nodes of AMD GPUs below a root, in their order, each with its properties.
 
-    A GPU that the container may not open has none that can be read here.
+    The properties of a GPU that the container may not open cannot be read here.
     """
     folder = root / KFD_NODES
     nodes = (p for p in folder.iterdir() if p.name.isdigit()) if folder.is_dir() else ()
@@ -183,13 +184,13 @@ def kfd_gpus(root: Path) -> Iterator[tuple[Path, dict[str, int]]]:
 
 
 def numbers(text: str) -> dict[str, int]:
-    """`name number` lines of a file of the kernel's; others are passed over."""
+    """The `name number` lines of a kernel file. Other lines are skipped."""
     pairs = (line.split() for line in text.splitlines())
     return {words[0]: int(words[1]) for words in pairs if len(words) > 1 and words[1].isdigit()}
 
 
 def text_of(path: Path) -> str:
-    """The text of a small file, "" where there is none that we may read."""
+    """The text of a small file, "" if it does not exist or we may not read it."""
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -213,7 +214,7 @@ def _nvidia_gpus() -> list[dict[str, Any]]:
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
-    """GPUs from what nvidia-smi prints of _IDENTITY: `NVIDIA H200, 9.0, 143771` is gfx sm_90."""
+    """GPUs from nvidia-smi's output for _IDENTITY: `NVIDIA H200, 9.0, 143771` is gfx sm_90."""
     out: list[dict[str, Any]] = []
     for line in text.splitlines():
         cells = [c.strip() for c in line.split(",")]
@@ -225,7 +226,7 @@ def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:
 
 
 def _cpuinfo(path: Path) -> dict[str, str]:
-    """The first processor of /proc/cpuinfo; empty where it cannot be read."""
+    """The first processor of /proc/cpuinfo; empty if it cannot be read."""
     pairs = (line.partition(":") for line in text_of(path).split("\n\n", 1)[0].splitlines())
     return {k.strip(): v.strip() for k, _, v in pairs}
 
@@ -254,9 +255,9 @@ class Gauge:
         self._kept: dict[str, Any] = {}
 
     def read(self, *, fresh: bool = False) -> dict[str, Any]:
-        """The conditions now; {} where nothing can be read. Never raises: no attempt fails for a sensor.
+        """The conditions now; {} if nothing can be read. Never raises, because no attempt must fail for a sensor.
 
-        `fresh`: call a tool too, however recent its last reading.
+        `fresh`: call a tool even if its last reading is recent.
         """
         try:
             if not self._source:
@@ -274,7 +275,7 @@ class Gauge:
             return {}
 
     def _choose(self) -> None:
-        """Find the slot's source once; the folder of a GPU does not move."""
+        """Find the slot's source once, because the folder of a GPU does not change."""
         if devices := amd_devices(self._root):
             mine = visible([{"vendor": "amd", "path": d} for d in devices], self._env)
             self._device = mine[0]["path"] if mine else ROOT
@@ -298,7 +299,7 @@ def amd_devices(root: Path) -> list[Path]:
 
 
 def _device(root: Path, properties: Mapping[str, int]) -> Path | None:
-    """The PCI device of a KFD node. A partition's render node hangs on a platform device: then by its address."""
+    """The PCI device of a KFD node. A partition's render node belongs to a platform device, so find it by address."""
     by_render = root / f"sys/class/drm/renderD{properties.get('drm_render_minor', 0)}/device"
     place = properties.get("location_id", -1) & _PCI_BITS
     address = f"{properties.get('domain', 0):04x}:{place >> 8:02x}:{place >> 3 & 31:02x}.{place & 7}"
@@ -323,7 +324,7 @@ def amd_gpu(device: Path) -> dict[str, Any]:
 
 
 def _uncorrectable(folder: Path) -> dict[str, int]:
-    """{"total": count, block: count} of the blocks that count uncorrectable errors; blocks with none are left out."""
+    """{"total": count, block: count} of uncorrectable errors. Blocks without errors are left out."""
     files = [p for p in _listing(folder) if p.name.endswith("_err_count")]
     counts = {p.name[: -len("_err_count")]: numbers(text_of(p).replace(":", " ")).get("ue") for p in files}
     counted = {block: count for block, count in counts.items() if count is not None}
@@ -377,7 +378,7 @@ def _nvidia_smi(fields: Sequence[str]) -> str:
 
 
 def parse_nvidia(text: str) -> list[dict[str, Any]]:
-    """GPUs from what nvidia-smi prints of _CONDITIONS, one a line; what it calls N/A is left out."""
+    """GPUs from nvidia-smi's output for _CONDITIONS, one per line. Values that it gives as N/A are left out."""
     rows = [[c.strip() for c in line.split(",")] for line in text.splitlines()]
     return [_nvidia_gpu(*cells) for cells in rows if len(cells) == len(_CONDITIONS) and ":" in cells[0]]
 

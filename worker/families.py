@@ -1,10 +1,10 @@
-"""The one table of GEMM families: columns, limits, formats, AITER's files and names; and the backends of rows.
+"""The table of GEMM families: columns, limits, formats, AITER's files and names. Also finds the backend of a row.
 
 Key columns, result columns and their order, table names and environment variables are AITER's, read from
 `aiter/configs`, `aiter/jit/core.py` and the tuners from v0.1.5 (2025-08) to commit e4048607a5 (2026-08-22). AITER
 passes the text columns to Python's `eval`, so only the values listed here are ever accepted or written.
 
-A new family is an entry of `_ALL`; controller and worker read it.
+To add a family, add an entry to `_ALL`. The controller and the worker read it.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ Format = Literal["", "row16", "row8", "block8", "mx4"]
 _NUMBER = re.compile(r"[0-9]{1,10}\Z")
 BOOLEANS = ("True", "False")
 NULLS = frozenset(("", "Null", "null", "NULL", "NaN", "nan", "None"))
-"""Cells that say nothing."""
+"""Cells that mean "no value"."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
     """A key column.
 
-    `int` columns hold whole numbers from 1 to 2^31-1, or one of `legal` where it names some (0 and 1 of a
-    switch). `text` columns hold one of `legal`, spelled exactly so. `default` None: the column is required.
-    `aiter`: the column's name in AITER's tables, where it differs.
+    `int` columns hold whole numbers from 1 to 2^31-1, or one of `legal` if that is given (0 and 1 for a switch).
+    `text` columns hold one of `legal`, in exactly this spelling. `default` None: the column is required. `aiter`: the
+    column's name in AITER's tables, if it differs.
     """
 
     name: str
@@ -41,13 +41,13 @@ class Column:
 
     @property
     def required(self) -> bool:
-        """True where a shapes file must have the column."""
+        """Return whether a shapes file must have the column."""
         return self.default is None
 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A column must be a multiple of a number, or no kernel of the family can take the shape."""
+    """A column must be a multiple of a number. Otherwise no kernel of the family can take the shape."""
 
     column: str
     multiple_of: int
@@ -56,35 +56,35 @@ class Limit:
 
 @dataclass(frozen=True, slots=True)
 class Risk:
-    """Shapes with a column that is no multiple of a number: AITER's kernels may fault on them. No refusal.
+    """If a column is not a multiple of a number, AITER's kernels may fault. Such shapes are not refused.
 
-    17 rows that AITER ships have an N that is no multiple of 128, and the K layout depends on the image.
+    17 of the rows that AITER ships have an N that is not a multiple of 128, and the K layout depends on the image.
     """
 
     columns: tuple[str, ...]
     multiple_of: int
 
     def of(self, key: Mapping[str, int | str]) -> str:
-        """The risk in words, "" where the shape is aligned."""
+        """The risk in words, "" if the shape is aligned."""
         if all(int(key[c]) % self.multiple_of == 0 for c in self.columns):
             return ""
-        return f"{' or '.join(self.columns)} is no multiple of {self.multiple_of}"
+        return f"{' or '.join(self.columns)} is not a multiple of {self.multiple_of}"
 
 
 @dataclass(frozen=True, slots=True)
 class Aiter:
-    """AITER's way with a family. What differs by version (flags, gfx as a key) is read from its files instead.
+    """AITER's handling of a family. Facts that differ by version (flags, gfx as a key) are read from its files instead.
 
-    `scripts`: tuners below a tree's root, the newest first; in a wheel they lie below `aiter_meta/`. `flags`: what
-    the script needs for this family and no other. `gfx`: chips that it can be tuned on, empty for any.
-    `only_backend`: where rows have no libtype and all kernels are of one backend. `ck_kernels`: candidates are
-    numbered from 0, at most so many CK kernels before the ASM ones. `pads_k_to`: scales are padded to a K that is a
-    multiple of this, 0 where they are not (older images lay padded ones out wrongly). `always_has_candidates`: every
-    shape has a kernel; elsewhere one without ends its whole batch (an assertion, 2025-12-30 on), so each has a
-    process of its own. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
-    `<table>_<model>.csv`. `exact_m`: the lookup rounds no M up.
-    `operator`: (module, name) of what looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of its
-    Triton and Gluon kernels, the newest first.
+    `scripts`: tuners below a tree's root, the newest first; in a wheel they are below `aiter_meta/`. `flags`: extra
+    flags that the script needs for this family. `gfx`: chips that it can be tuned on, empty for any. `only_backend`:
+    the backend of all kernels, if rows have no libtype. `ck_kernels`: candidates are numbered from 0, with at most this
+    many CK kernels before the ASM kernels. `pads_k_to`: scales are padded to a K that is a multiple of this, 0 if they
+    are not padded (older images lay padded scales out wrongly). `always_has_candidates`: every shape has a kernel. In
+    other families a shape without a kernel ends its whole batch (an assertion, since 2025-12-30), so each shape has its
+    own process. `hand_written`: AITER ships rows without a time. `model_last`: model tables are mostly called
+    `<table>_<model>.csv`. `exact_m`: the lookup does not round M up. `operator`: (module, name) of the function that
+    looks a shape up in the tuned table. `triton_ops`, `gluon_op`: wrappers of its Triton and Gluon kernels, the newest
+    first.
     """
 
     scripts: tuple[str, ...] = ()
@@ -105,11 +105,11 @@ class Aiter:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One GEMM format. `columns` are the key columns without gfx and cu_num, in AITER's order.
+    """One GEMM format. `columns`: the key columns without gfx and cu_num, in AITER's order.
 
-    `renames` maps the worker's row names to result columns that AITER calls differently in this family. `format`: the
-    operands' format, "" where only AITER computes the family.
-    `own_tuners`: which of our own tuners have candidates for it. `chip_columns`: what names the chip in its tables.
+    `renames` maps the worker's row names to result columns with another name in this family. `format`: the operands'
+    format, "" if only AITER computes the family. `own_tuners`: our own tuners that have candidates for it.
+    `chip_columns`: the columns that name the chip in its tables.
     """
 
     name: str
@@ -128,14 +128,14 @@ class Family:
     renames: tuple[tuple[str, str], ...] = ()
     chip_columns: tuple[str, ...] = ("gfx", "cu_num")
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
-    """The names of the key columns; `Shape.key` is aligned with them."""
+    """The names of the key columns. `Shape.key` has the same order."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "key_names", tuple(c.name for c in self.columns))
 
     @property
     def tuned_header(self) -> tuple[str, ...]:
-        """The columns of the family's tuned table, by our names."""
+        """The columns of the family's tuned table, in our names."""
         return (*self.chip_columns, *self.key_names, *self.result_columns)
 
     @property
@@ -144,37 +144,37 @@ class Family:
         return self.to_aiter(self.tuned_header)
 
     def to_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Column names as AITER's tables of the family have them; others are left as they are."""
+        """Translate column names into those of AITER's tables. Unknown names do not change."""
         theirs = {c.name: c.aiter for c in self.columns if c.aiter}
         return tuple(theirs.get(n, n) for n in names)
 
     def from_aiter(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Column names of a table of AITER's by our names; others are left as they are."""
+        """Translate column names of AITER's tables into ours. Unknown names do not change."""
         ours = {c.aiter: c.name for c in self.columns if c.aiter}
         return tuple(ours.get(n, n) for n in names)
 
     def chip(self, gfx: str, cu_num: int) -> tuple[str, int]:
-        """A chip as keys of the family's rows have it: cu_num is 0 where its tables have no such column."""
+        """A chip as in the keys of the family's rows: cu_num is 0 if its tables do not have that column."""
         return gfx, cu_num if "cu_num" in self.chip_columns else 0
 
     @property
     def batched(self) -> bool:
-        """True where a shape is `B` products of one size."""
+        """Return whether a shape is `B` products of the same size."""
         return "B" in self.key_names
 
     @property
     def two_stages(self) -> bool:
-        """True where a row times two kernels, one after the other (a mixture of experts)."""
+        """Return whether a row times two kernels, one after the other (a mixture of experts)."""
         return self.m_column == "token"
 
     def column(self, name: str) -> Column:
-        """The key column of that name; KeyError where the family has none."""
+        """The key column with that name. Raises KeyError if the family does not have it."""
         return {c.name: c for c in self.columns}[name]
 
     def flops(self, key: Mapping[str, int | str]) -> float:
         """Floating-point operations of one shape, as AITER counts them for its tflops column.
 
-        GEMM: 2*M*N*K, times B where there is one. fmoe: both stages, 2*token*topk*model_dim*inter_dim for
+        GEMM: 2*M*N*K, times B if there is a B. fmoe: both stages, 2*token*topk*model_dim*inter_dim for
         each weight matrix: three with use_g1u1 (gate, up, down), else two; source: `FmoeTuner.calculate` in
         AITER's gemm_moe_tune.py. The shipped tuned_fmoe.csv agrees to rounding from 16 tokens on; most of its
         rows below count 16 tokens.
@@ -185,10 +185,10 @@ class Family:
         return 2.0 * int(key["M"]) * int(key["N"]) * int(key["K"]) * int(key.get("B", 1))
 
     def row_to_columns(self, row: Mapping[str, object]) -> dict[str, Cell]:
-        """A worker's row as the family's result columns, all of them and in order; "" for what the row lacks.
+        """A worker's row as the family's result columns, in order; "" for values that the row lacks.
 
-        What AITER has no column for (status, spread, samples, ...) is left out. fmoe's err1 becomes AITER's
-        text in percent ("0.3%").
+        Values without a column in AITER's tables (status, spread, samples, ...) are left out. fmoe's err1 becomes
+        AITER's text in percent ("0.3%").
         """
         source = {theirs: ours for ours, theirs in self.renames}
         out: dict[str, Cell] = {}
@@ -201,7 +201,7 @@ class Family:
 
 
 def legal_cells(family: Family, key: Mapping[str, int | str]) -> dict[str, str]:
-    """The key as cells of an untuned CSV. Raises ValueError where one is not legal: AITER evaluates some as Python."""
+    """The key as cells of an untuned CSV. Raises ValueError for an illegal cell, as AITER evaluates some as Python."""
     out: dict[str, str] = {}
     for column in family.columns:
         if column.name not in key:
@@ -398,7 +398,7 @@ DEFAULT_FAMILY = "a16w16"
 
 
 def fp8_cell(gfx: str) -> str:
-    """fp8 of a chip as a cell of a text column."""
+    """The fp8 type of a chip, as a cell of a text column."""
     return _FP8[1] if gfx.startswith("gfx94") else _FP8[0]
 
 
@@ -415,7 +415,7 @@ BATCHED = tuple(
 # backends of a bench: torch, AITER's dispatch and its Triton and Gluon kernels
 BENCHED = ("torch", "aiter", "aiter-triton", "aiter-gluon", *BATCHED)
 
-# the beginning of a kernel's name -> backend; for rows without a libtype. No `|` but between alternatives
+# start of a kernel's name -> backend, for rows without a libtype. `|` only separates alternatives
 BY_NAME: tuple[tuple[str, str], ...] = (
     (r"_ZN|f4gemm_|.*f4gemm_bf16_per1x32Fp4", "asm"),
     (r"a8w8_blockscale_cktile_|a8w8_bpreshuffle_cktile_|cktile_|.*_cktile_", "cktile"),
@@ -428,29 +428,29 @@ BY_NAME: tuple[tuple[str, str], ...] = (
     (r"a4w4_blockscale|a8w8_|moe_ck2stages_|batched_|bf16_batched|.*rowwise", "ck"),
 )
 
-# beginnings of the kernels' names of our tuners torch, triton (removed in 0.3, its rows still exist), aiter-triton and
-# replay. AITER has none of these, and its tables must never get one.
-TORCH, TRITON, CONFIG, SYNTHETIC = "torch_", "triton_", "config_", "synthetic_"
-_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", SYNTHETIC: "replay"}
+# beginnings of the kernels' names of our tuners torch, triton (removed in 0.3, its rows still exist), aiter-triton,
+# vllm and replay. AITER has none of these, and its tables must never get one.
+TORCH, TRITON, CONFIG, ENGINE, SYNTHETIC = "torch_", "triton_", "config_", "vllm_", "synthetic_"
+_TUNERS = {TORCH: "torch", TRITON: "triton", CONFIG: "aiter-triton", ENGINE: "vllm", SYNTHETIC: "replay"}
 
 _BY_NAME_RE = tuple((re.compile(pattern), backend) for pattern, backend in BY_NAME)
 
 
 def kernel_of_aiter(name: str) -> str:
-    """The backend of AITER whose kernels have names like this, "" where none has."""
+    """The AITER backend whose kernels have names like this, or ""."""
     return next((backend for pattern, backend in _BY_NAME_RE if pattern.match(name)), "")
 
 
 def tuner_of(kernel: str) -> str:
-    """Our own tuner whose kernels have names like this, "" where none has."""
+    """Our own tuner whose kernels have names like this, or ""."""
     return next((tuner for beginning, tuner in _TUNERS.items() if kernel.startswith(beginning)), "")
 
 
 def backend_of(family: str, row: Mapping[str, object]) -> str:
-    """The backend of a tuned or profile row (cells as text or numbers), "" where nothing names it.
+    """The backend of a tuned or profile row (cells as text or numbers), "" if it is unknown.
 
-    `libtype` wins; then the kernel's name; then, for families of one backend, that one. In a4w4 tables from before
-    2026-05 a failed candidate may have no name: there its number decides (CK kernels are counted first).
+    It comes from `libtype`, or else from the kernel's name, or else it is the family's only backend. In a4w4 tables
+    from before 2026-05 a failed candidate may have no name. There its number decides (CK kernels have the lowest).
     """
     libtype = str(row.get("libtype", "") or "").strip().lower()
     if libtype in BACKENDS:

@@ -1,7 +1,7 @@
-"""Processes that the worker starts: spawn one, follow its log, end it with all that it started, word its exit.
+"""Runs child processes for the worker: starts one, follows its log, ends it with all its children, describes its exit.
 
-A child leads a session or, where the agent's SIGKILL to our session is to reach it too, only a process group. Its
-members are found in /proc; without one only the group is signalled.
+A child leads a session. If the agent's SIGKILL to our session must reach it too, it only leads a process group. Its
+members are found in /proc; without /proc only the group gets signals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ READ_AT_ONCE = 1 << 20
 
 
 class Child:
-    """A process that was started, and all that it starts in turn."""
+    """A child process, with all processes that it starts."""
 
     def __init__(
         self,
@@ -42,8 +42,9 @@ class Child:
         keep: Sequence[int] = (),
         session: bool = False,
     ) -> None:
-        """Start it. `out`: descriptor for both outputs, None for ours; `keep`: further descriptors it inherits;
-        `session`: it leads a session, else a process group that the kernel kills when we end. Raises OSError."""
+        """Start it. `out`: descriptor for both outputs, None for ours. `keep`: further descriptors that it inherits.
+        `session`: it leads a session; else it leads a process group, and the kernel kills it when we end. Raises
+        OSError."""
         self._session = session
         try:
             self._proc = subprocess.Popen(
@@ -70,14 +71,14 @@ class Child:
     def returncode(self) -> int | None:
         """Exit status, negative for a signal, None while it runs.
 
-        It is not reaped before `kill`: as long as it is a zombie its number is nobody else's group.
+        `kill` reaps it, and nothing before: while it is a zombie, no other group can get its number.
         """
         if self._proc.returncode is None:
             return self._peek(os.WNOHANG)
         return self._proc.returncode
 
     def wait(self, seconds: float) -> bool:
-        """Wait for its end; True where it came within so many seconds."""
+        """Wait at most this many seconds for its end; return whether it ended."""
         until = time.monotonic() + seconds
         while self.returncode is None:
             if time.monotonic() > until:
@@ -86,13 +87,13 @@ class Child:
         return True
 
     def run(self) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for its end and return the exit status."""
         status = self._peek(0)
         assert status is not None
         return status
 
     def members(self) -> dict[int, str]:
-        """Living processes of its session (group): number to name of program."""
+        """Living processes of its session (or group): process number -> program name."""
         found = ((pid, stat) for pid in _numbers() if (stat := _stat(pid)))
         return {pid: s.name for pid, s in found if (s.session if self._session else s.group) == self.pid}
 
@@ -103,16 +104,17 @@ class Child:
                 os.killpg(self.pid, number)
 
     def stop(self, grace_s: float) -> None:
-        """SIGINT to the group, after `grace_s` seconds SIGKILL; nothing of it lives on."""
+        """Send SIGINT to the group, and SIGKILL after `grace_s` seconds. No process of it survives."""
         if self.returncode is None:
             self.signal(signal.SIGINT)
             self.wait(grace_s)
         self.kill()
 
     def kill(self, within_s: float = KILL_WITHIN_S) -> None:
-        """SIGKILL to all members until none is left, then reap it.
+        """Send SIGKILL to all members until none is left, then reap it.
 
-        What the kernel cannot end (stuck in a driver) is left after `within_s` seconds; `returncode` may be None then.
+        Give up after `within_s` seconds if the kernel cannot end a process (stuck in a driver). Then `returncode` may
+        be None.
         """
         if self._proc.returncode is not None:
             return
@@ -129,7 +131,7 @@ class Child:
         self.reap()
 
     def reap(self) -> None:
-        """Reap it if it ended: its number is free again."""
+        """Reap it if it has ended. Its number is free then."""
         self._proc.poll()
 
     def _peek(self, options: int) -> int | None:
@@ -144,10 +146,10 @@ class Child:
 
 
 class OutputLog:
-    """The file that a child prints to, read as it grows."""
+    """The log file of a child, read while it grows."""
 
     def __init__(self, path: Path) -> None:
-        """Create it if it is not there; what it holds already is not read. Raises OSError."""
+        """Create the file if it does not exist. Existing content is not read. Raises OSError."""
         self.path = path
         with self.open() as f:
             self._at = self._start = f.tell()
@@ -157,7 +159,7 @@ class OutputLog:
         return open(self.path, "ab")
 
     def read(self, mirror: int | None = None) -> bytes:
-        """Bytes printed since the last call, at most READ_AT_ONCE bytes; copied to the descriptor `mirror`."""
+        """Bytes printed since the last call, at most READ_AT_ONCE. They are copied to the descriptor `mirror`."""
         with open(self.path, "rb") as f:
             f.seek(self._at)
             data = f.read(READ_AT_ONCE)
@@ -170,13 +172,13 @@ class OutputLog:
         return data
 
     def tail(self, limit: int) -> str:
-        """The cleaned end of what was printed, at most `limit` bytes."""
+        """The end of the output, cleaned, at most `limit` bytes."""
         with open(self.path, "rb") as f:
             return tail(f.fileno(), self._start, limit)
 
 
 class Splitter:
-    """Bytes as they come to whole lines; a carriage return ends a line too (progress bars)."""
+    """Splits arriving bytes into whole lines. A carriage return ends a line too (progress bars)."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -190,7 +192,7 @@ class Splitter:
 
 
 class Stopwatch:
-    """Seconds between turns of a loop. A turn counts for at most MAX_STEP_S: a machine that was paused is no hang."""
+    """Seconds between turns of a loop. A turn counts at most MAX_STEP_S, so that a paused machine is not a hang."""
 
     def __init__(self) -> None:
         self._before = time.monotonic()
@@ -204,9 +206,9 @@ class Stopwatch:
 def run_in_foreground(
     argv: Sequence[str], env: Mapping[str, str], cwd: Path | None = None, *, until_eof: bool = False
 ) -> int:
-    """Run to the end with our standard output as both its outputs; its exit status. Raises OSError.
+    """Run a command to its end, with both outputs on our standard output. Return its exit status. Raises OSError.
 
-    `until_eof`: the end of our standard input ends it too, as Ctrl-C does: first by SIGINT.
+    `until_eof`: the end of our standard input ends it too, like Ctrl-C: first by SIGINT.
     """
     sys.stdout.flush()
     child = Child(argv, env=env, cwd=cwd, session=True)
@@ -243,14 +245,14 @@ def signal_name(number: int) -> str:
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
 
 
 def is_alive(pid: int) -> bool:
-    """True for a process that is there and no zombie."""
+    """Return whether the process exists and is not a zombie."""
     return _stat(pid) is not None
 
 
@@ -260,7 +262,7 @@ def cpu_seconds(pids: Sequence[int]) -> float:
 
 
 def kill_marked(mark: str) -> list[int]:
-    """Kill every process that was started with the environment variable `mark` (NAME=value); their numbers."""
+    """Kill every process that was started with the environment variable `mark` (NAME=value). Return their numbers."""
     killed: list[int] = []
     for pid in _numbers():
         if pid in (os.getpid(), os.getppid()):
@@ -273,7 +275,7 @@ def kill_marked(mark: str) -> list[int]:
 
 
 class _Stat(NamedTuple):
-    """A living process as /proc/PID/stat has it; `ticks` of the processor that it used."""
+    """A living process from /proc/PID/stat. `ticks`: processor ticks that it has used."""
 
     name: str
     group: int
@@ -282,7 +284,7 @@ class _Stat(NamedTuple):
 
 
 def _stat(pid: int) -> _Stat | None:
-    """None for a process that ended, zombies among them."""
+    """Read /proc/PID/stat. None if the process has ended; a zombie has ended too."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as f:
             name, _, rest = f.read().decode(errors="replace").rpartition(")")
@@ -298,7 +300,7 @@ def _numbers() -> list[int]:
 
 
 def _lead_group() -> Callable[[], None]:
-    """First act of a new process: lead a group, and end when its parent ends."""
+    """Return the first action of a new process: lead a group, and end when the parent ends."""
     prctl = ctypes.CDLL(None).prctl
 
     def first() -> None:

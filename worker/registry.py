@@ -1,8 +1,8 @@
-"""Tuners and engines by name, and the rules of their options. Standard library only.
+"""Finds tuners and engines by name, and checks their options. Standard library only.
 
-A built-in one is a module of a package with a `SPEC`: `NAME/spec.py` or `NAME.py`. Every other one comes from an
-installed package, by an entry point `NAME = "package.module:SPEC"`; entry points are read for names that are not built
-in only, and imported when one is looked up. Each field of a dataclass of options carries the rule of its values.
+A built-in one is a module with a `SPEC` in our package: `NAME/spec.py` or `NAME.py`. All others come from installed
+packages, by an entry point `NAME = "package.module:SPEC"`. Entry points are read only for names that are not built in,
+and imported when they are looked up. Each field of an options dataclass carries the rule for its values.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_-]{0,30}\Z")
 
 
 def entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
-    """Entry points of the installed packages in a group."""
+    """Entry points of installed packages in a group."""
     import importlib.metadata  # email, zipfile and more: not for the help of a command
 
     return tuple(importlib.metadata.entry_points(group=group))
@@ -30,7 +30,8 @@ def entry_points(group: str) -> tuple[importlib.metadata.EntryPoint, ...]:
 
 @dataclass(frozen=True)
 class Registry(Generic[Spec]):
-    """Specs of one kind, such as `tuner`. `others`: modules of the package that are none; `error`: what is raised."""
+    """The specs of one kind, such as `tuner`. `others`: modules of the package that have no spec. `error`: the
+    exception for an unknown name."""
 
     kind: str
     spec: type[Spec]
@@ -41,17 +42,17 @@ class Registry(Generic[Spec]):
     error: type[LookupError]
 
     def built_in(self) -> tuple[str, ...]:
-        """Names of the package, sorted."""
+        """Built-in names, sorted."""
         stems = {p.stem for p in self.folder.iterdir() if p.suffix == ".py" or (p / "spec.py").is_file()}
         stems = {s.replace("_", "-") for s in stems}
         return tuple(sorted(name for name in stems if self._module(name)))
 
     def from_packages(self) -> tuple[str, ...]:
-        """Names of installed packages, sorted; those packages are not imported."""
+        """Names from installed packages, sorted. The packages are not imported."""
         return tuple(sorted({e.name for e in entry_points(self.group)} - set(self.built_in())))
 
     def find(self, name: str) -> Spec:
-        """The spec of that name. Raises `error` where there is none, or its package is broken."""
+        """The spec with that name. Raises `error` if the name is unknown, or its package is broken."""
         if not _NAME.match(name):
             raise self.error(f"{name!r} is not the name of {self._a}")
         if module := self._module(name):
@@ -68,7 +69,7 @@ class Registry(Generic[Spec]):
             raise self.error(f"{found.value} is not the {self.spec.__name__} of {self._a} {name}")
         package = getattr(loaded, "worker_package", None)
         if package is not None and package != found.value.partition(":")[0].partition(".")[0]:
-            raise self.error(f"{found.value}: worker_package is not its package, so that no node would have it")
+            raise self.error(f"{found.value}: worker_package is not its package, so nodes would not get it")
         return loaded
 
     @property
@@ -76,7 +77,7 @@ class Registry(Generic[Spec]):
         return f"{'an' if self.kind[0] in 'aeiou' else 'a'} {self.kind}"
 
     def _module(self, name: str) -> str:
-        """Module of a built-in SPEC, "" where there is none."""
+        """The module of a built-in SPEC, "" if the name is not built in."""
         if name in self.others or "_" in name or not _NAME.match(name):
             return ""
         stem = name.replace("-", "_")  # `aiter-triton` lies in aiter_triton
@@ -85,7 +86,7 @@ class Registry(Generic[Spec]):
         return f"{self.package}.{stem}" if (self.folder / f"{stem}.py").is_file() else ""
 
 
-# the value as the option holds it. Raises ValueError with what it should be ("not a whole number").
+# the value that the option stores. Raises ValueError that says what is wrong ("not a whole number").
 Rule = Callable[[Any], Any]
 T = TypeVar("T")
 
@@ -137,7 +138,8 @@ def text(value: Any) -> str:
 
 
 def parse_options(cls: type[T], tuner: str, raw: Mapping[str, Any]) -> T:
-    """Options of class `cls`. Raises ValueError with every fault: unknown option, wrong type, value out of range."""
+    """Options of class `cls`. Raises ValueError that lists every fault: unknown option, wrong type, value out of
+    range."""
     rules = {f.name: f.metadata["rule"] for f in fields(cls)}  # type: ignore[arg-type]
     faults: list[str] = []
     values: dict[str, Any] = {}

@@ -18,8 +18,8 @@ from orchestrator import __version__
 NODES, TURNS, SEEDS = (16, 64, 128), 3, (1, 2, 3)
 PARTS = ("reach", "tasks", "makespan")
 PEERS_OF, FACTOR = {"whole command": ("pyinfra", "Ansible"), "program running": ("asyncssh",)}, 1.5
-"""Ours is to take at most so many times as long as the faster of these: of the command lines, as its start takes longer
-than a library's; and, once the program runs, of a plain gather of asyncssh."""
+"""Ours may take at most FACTOR times as long as the faster of these. Whole commands are compared with command lines,
+because a command starts slower than a library. Once the program runs, we compare with a plain gather of asyncssh."""
 EVEN_SPLIT = 1.3
 
 
@@ -58,7 +58,7 @@ def _show(rows: Sequence[Row], versions: Mapping[str, str], notes: Mapping[str, 
 
 
 def reached(row: Row) -> list[Figure]:
-    """Ours against the fastest of its peers; none where there is none of them."""
+    """Ours against the fastest of its peers; empty if no peer was measured."""
     if OURS not in row.values:
         raise SystemExit(f"{row.what}: {row.missing.get(OURS)}")
     names = next((names for part, names in PEERS_OF.items() if part in row.what), ())

@@ -74,7 +74,7 @@ def library(name: str) -> Call:
 
 
 def library_times(work: str, seconds: float, out: str) -> dict[str, float]:
-    """Times of a client.py that took so many seconds, second round included, and printed those of both rounds."""
+    """Times of a client.py. It took `seconds` with its second round, and printed the times of both rounds."""
     inside, again = map(float, out.split())
     if work == "deploy":
         return {DEPLOY_WHOLE: seconds, DEPLOY_INSIDE: inside}

@@ -126,9 +126,9 @@ def parallel_ssh(work: str, job: dict[str, Any]) -> tuple[float, float]:
 
 
 def hyperqueue(tasks: int, cores: int, folder: Path) -> float:
-    """Submit so many `true`, server and worker being up; the outputs are not kept.
+    """Submit this many `true` commands while server and worker are up. Outputs are not kept.
 
-    The library looks once a second, so the end is the time of a file that one more task makes after all others.
+    The library only looks once a second. So one more task runs after all others and makes a file; its time is the end.
     """
     from hyperqueue import Job, LocalCluster
     from hyperqueue.cluster import WorkerConfig

@@ -25,7 +25,7 @@ class Row:
         return statistics.median(self.values[who])
 
     def cell(self, who: str) -> str:
-        """Median, lowest and highest, and times ours; or the reason why there is none."""
+        """Median, lowest and highest, and the factor to ours; or the reason why it was not measured."""
         if who in self.missing or who not in self.values:
             return self.missing.get(who, "-")
         values = self.values[who]

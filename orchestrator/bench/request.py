@@ -162,7 +162,7 @@ def _text(word: str, folder: Path) -> str:
     if (run / FOLDER / TABLE).is_file():
         won = read_winners(run)
         return _document(folder, "winners", [
-            {"kind": w.kind.name, "gfx": w.gfx, "shape": None if w.default else w.shape,
+            {"kind": w.kind.name, "gfx": w.chip, "shape": None if w.default else w.shape,
              "buckets": {b.bucket: b.values for b in w.winners.values()}}
             for w in won
         ])  # fmt: skip

@@ -135,6 +135,6 @@ _add_group(
     diff=files.diff, undo=files.undo, export=files.export,
 )  # fmt: skip
 _add_group(
-    "Files", "configs", "Merge, check and restore AITER's Triton configs.", merge=files.merge_configs,
+    "Files", "configs", "Merge, check and restore Triton configs of AITER and vLLM.", merge=files.merge_configs,
     undo=files.undo_configs, check=files.check_configs,
 )  # fmt: skip

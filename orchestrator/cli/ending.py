@@ -172,7 +172,7 @@ def next_steps(
         return steps or [(f"status {name}", "shapes, nodes and progress")]
     if produces == "configs":
         into = f"configs merge {quote(str(paths.root))} --into TREE"
-        return [*steps, (into, "write the winners into AITER's config files"), (f"report {name}", "write the page")]
+        return [*steps, (into, "write the winners into the config files"), (f"report {name}", "write the page")]
     own = produces == "own"  # AITER reads no such table
     table = f"{family.name}-{config.tuner}.csv" if own else family.tuned_csv
     if config.db is None:

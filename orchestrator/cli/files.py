@@ -262,7 +262,14 @@ def export(
 
 def merge_configs(
     run: Annotated[str, typer.Argument(metavar="RUN", help="Run id or a prefix of it, or its folder.")],
-    into: Annotated[Path, typer.Option("--into", metavar="TREE", help="Folder that holds `aiter/`.")],
+    into: Annotated[
+        Path,
+        typer.Option("--into", metavar="TREE", help="Folder with `aiter/` or `vllm/`, or an override folder."),
+    ],
+    engine: Annotated[
+        Path | None,
+        typer.Option("--engine", metavar="TREE|WHEEL", help="The vLLM that reads the override folder of --into."),
+    ] = None,
     allow_default: Annotated[
         bool, typer.Option("--allow-default", help="Default files may change, if all their readers were measured.")
     ] = False,
@@ -278,18 +285,19 @@ def merge_configs(
     ] = None,
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> Page:
-    """Write the winners of a run into the files that AITER loads.
+    """Write the winners of a run into the files that AITER or vLLM loads.
 
-    AITER's own `get_gemm_config` proves every file before and after; `configs undo` takes the merge back.
+    The project's own look-up proves every file before and after; `configs undo` takes the merge back.
     """
     from orchestrator.configs import merge
 
     folder = Path(run) if Path(run).is_dir() else find_run(runs, run).root
-    done = merge.merge(folder, into, default=allow_default, lists=shapes or [], checked=checked or [])
+    done = merge.merge(folder, into, engine=engine, default=allow_default, lists=shapes or [], checked=checked or [])
     page = Page(done.to_json())
     for c in done.changes:
         word = f"new; other buckets copied from {c.source.name}" if c.before is None else "changed"
-        page.line(f"{c.path.relative_to(into)}: {', '.join(c.won.winners)} ({word})")
+        word = "new; every other M gets the default as before" if c.before is None and c.source == c.path else word
+        page.line(f"{merge.below(c.path, done.tree)}: {', '.join(c.won.winners)} ({word})")
         page.line(*[f"  read by {', '.join(c.callers)} as well"] * bool(c.callers))
     if done.proof:
         page.line(f"proven by {done.proof}: {plural(done.lookups, 'lookup')} as planned, neighbours as before")
@@ -299,7 +307,7 @@ def merge_configs(
     return page
 
 
-def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="Folder that holds `aiter/`.")]) -> Page:
+def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="What the merge was into.")]) -> Page:
     """Take back the last merge into a tree."""
     from orchestrator.configs import merge
 
@@ -313,31 +321,49 @@ def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="Fold
 
 def check_configs(
     build: Annotated[
-        str, typer.Option("--build", metavar="TREE|IMAGE", help="The folder that holds `aiter/`, or an image.")
+        str,
+        typer.Option("--build", metavar="TREE|WHEEL|IMAGE", help="AITER, vLLM or SGLang: its folder, wheel or image."),
     ],
     inventory: BuildNodesOpt = None,
-    gfx: Annotated[str | None, typer.Option("--gfx", metavar="G", help="Only this chip; default: all.")] = None,
+    project: Annotated[
+        Literal["aiter", "vllm", "sglang"] | None,
+        typer.Option("--project", help="Which one to check, if there are several."),
+    ] = None,
+    gfx: Annotated[str | None, typer.Option("--gfx", metavar="G", help="AITER: only this chip; default: all.")] = None,
     family: Annotated[
-        str | None, typer.Option("--family", metavar="F", help="Only this family, or kind of config.")
+        str | None, typer.Option("--family", metavar="F", help="AITER: only this family, or kind of config.")
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="D", help="vLLM and SGLang: only files of this device, as their names spell it."
+        ),
     ] = None,
     shape: Annotated[
-        str | None, typer.Option("--shape", metavar="N=..,K=..", help="Only files of this shape, and the default.")
+        str | None,
+        typer.Option(
+            "--shape", metavar="N=..,K=..", help="Only files of this shape (MoE: E=..,N=..), and the default."
+        ),
     ] = None,
-    lint_only: Annotated[bool, typer.Option("--lint-only", help="Compile nothing; needs no Triton.")] = False,
+    lint_only: Annotated[bool, typer.Option("--lint-only", help="AITER: compile nothing; needs no Triton.")] = False,
+    compiling: Annotated[bool, typer.Option("--compile", help="vLLM and SGLang: compile the entries as well.")] = False,
 ) -> Page:
-    """Check AITER's Triton configs on this machine's CPU.
+    """Check Triton config files on this machine's CPU.
 
-    Lints every file and compiles every bucket; exit code 1 on an error.
+    Lints every file and compiles every entry (of vLLM and SGLang with --compile); exit code 1 on an error.
     """
     from orchestrator.configs import check
 
     kinds = check.kinds_named(family)
-    size = check.size_of(shape)
     with opened_tree(build, inventory, triton=True) as root:
+        if (name := _project(root, project)) != "aiter":
+            return _check_engine(root, name, device, check.sizes_of(shape, "NK", "EN"), compiling)
+        size = check.sizes_of(shape, "NK")
         chips = [gfx] if gfx else check.chips_of(root)
         if not chips:
             raise InputError(f"{build}: holds no Triton GEMM configs; give the folder that holds `aiter/`")
-        found = [check.check(root, g, kinds, size, compiling=not lint_only, progress=_progress) for g in chips]
+        sizes = size.get("N"), size.get("K")
+        found = [check.check(root, g, kinds, sizes, compiling=not lint_only, progress=_progress) for g in chips]
     levels = [f.level for c in found for f in c.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     page = Page({"chips": [asdict(c) for c in found], "errors": errors, "warnings": warnings}, bool(errors))
@@ -347,9 +373,45 @@ def check_configs(
     return page
 
 
+def _project(root: Path, asked: str | None) -> str:
+    """The project whose configs are checked. Raises InputError if there are several."""
+    there = [
+        p
+        for p in ("aiter", "vllm", "sglang")
+        if p == root.name or any((root / d / p).is_dir() for d in (".", "python"))
+    ]
+    if asked is None and len(there) > 1:
+        raise InputError(f"there are {', '.join(there)}: say with --project which one to check")
+    return asked or next(iter(there), "aiter")
+
+
+def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str, int], compiling: bool) -> Page:
+    from worker.triton_configs.engine import EngineError
+
+    try:
+        from orchestrator.configs import engine_check
+
+        own = root / project
+        c = engine_check.check(own if own.is_dir() else root, device, sizes, compiling=compiling, say=_say)
+    except (EngineError, ImportError) as e:
+        raise InputError(str(e)) from e
+    counts = [sum(f.level == level for f in c.findings) for level in ("error", "warning", "note")]
+    words = ("errors", "warnings", "notes")
+    page = Page({**asdict(c), **dict(zip(words, counts, strict=True))}, bool(counts[0]))
+    page.line(f"{c.project} {c.version}, Triton {c.triton}: {plural(c.files, 'file')}, {c.entries:,} distinct entries")
+    rows = [(f.level, f.rule, f"{f.path}:{f.line}" if f.line else f.path, f.text) for f in c.findings]
+    page.table(("level", "rule", "file:line", "finding"), rows, "finding", most=MOST_FINDINGS)
+    page.line(", ".join(plural(n, word[:-1]) for n, word in zip(counts, words, strict=True)))
+    return page
+
+
 def _progress(done: int, of: int) -> None:
     if sys.stderr.isatty():
         print(f"\r{done} of {plural(of, 'bucket')} compiled", end="\n" if done == of else "", file=sys.stderr)
+
+
+def _say(text: str) -> None:
+    print(text, end="\r" if sys.stderr.isatty() else "\n", file=sys.stderr)
 
 
 def _add_chip(page: Page, c: CheckedConfigs) -> None:
@@ -391,12 +453,21 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
     if path.is_dir():
         yield path
         return
+    if path.suffix == ".whl" and triton:
+        from worker.triton_configs.engine import EngineError, unpack
+
+        with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
+            try:
+                yield unpack(path, Path(scratch))
+            except EngineError as e:
+                raise InputError(f"--build {build}: {e}") from e
+        return
     if path.exists() or build.startswith(("/", "./", "../", "~")) or not build:
         raise InputError(
             f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
         )
-    from orchestrator.image.build import EVERYTHING, TRITON, take_out
+    from orchestrator.image.build import ENGINES, EVERYTHING, TRITON, take_out
 
     with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
-        take_out(build, Path(scratch), inventory, TRITON if triton else EVERYTHING)
+        take_out(build, Path(scratch), inventory, (*TRITON, *ENGINES) if triton else EVERYTHING)
         yield Path(scratch)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
+from worker.triton_configs.keys import USUAL_KEYS
 
 if TYPE_CHECKING:
     from orchestrator.families import PadLevel
@@ -33,6 +34,10 @@ OneFamilyOpt = Annotated[
     str | None, typer.Option("--family", metavar="F", help="Only this family; default for lines that name none.")
 ]
 ListJsonOpt = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout; needs -o.")]
+SetOpt = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="COLUMN=VALUE", help="Value of a key column, such as q_dtype_w; repeatable."),
+]
 MOST_SHOWN = 10
 
 
@@ -72,7 +77,12 @@ def check(
 
 def from_model(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.json", help="A model's config.json, or its folder.")],
-    m: Annotated[str, typer.Option("--m", metavar="LIST", help="Numbers of tokens, such as 1,16,64,1024.")],
+    m: Annotated[
+        str, typer.Option("--m", metavar="LIST", help="Numbers of tokens, such as 1,16,64 (--engine: optional).")
+    ] = "",
+    engine: Annotated[
+        Literal["vllm"] | None, typer.Option("--engine", help="Shapes of the config files that this engine looks up.")
+    ] = None,
     family: Annotated[str | None, typer.Option("--family", metavar="F", help="GEMM family (default: a16w16).")] = None,
     tp: Annotated[int, typer.Option("--tp", min=1, metavar="N", help="Ranks of tensor parallelism.")] = 1,
     ep: Annotated[int, typer.Option("--ep", min=1, metavar="N", help="fmoe: ranks that share whole experts.")] = 1,
@@ -82,10 +92,7 @@ def from_model(
     layers: Annotated[
         str, typer.Option("--layers", metavar="A,B", help="Only these layers, such as qkv,o,gate_up,down.")
     ] = "",
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="COLUMN=VALUE", help="Value of a key column, such as q_dtype_w; repeatable."),
-    ] = None,
+    set_: SetOpt = None,
     out: OutOpt = None,
     pad_m: PadOpt = False,
     coarse: CoarseOpt = False,
@@ -99,34 +106,43 @@ def from_model(
     from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes.from_model import model_shapes, parse_m, read_model
     from orchestrator.shapes.model import finished
+    from orchestrator.shapes.vllm_model import vllm_shapes
 
-    of = get_family(family or DEFAULT_FAMILY)
     _refuse_two_documents(json_, out)
-    columns = {}
-    for word in set_ or []:
-        name, sep, value = word.partition("=")
-        if not sep:
-            raise InputError(f"--set {word[:40]!r}: write COLUMN=VALUE")
-        columns[name] = value
-    only = [w.strip() for w in layers.split(",") if w.strip()]
-    found = model_shapes(
-        read_model(config), of, parse_m(m), tp=tp, ep=ep, fuse_shared=fuse_shared, only=only, columns=columns
-    )
-    keys, notes = finished(found.keys, of, _level(pad_m, coarse))
-    notes = [*found.notes, *notes, *risk_notes(of, keys)]
-    _write(out, keys, of, force)
-    layer_names = dict(found.layers)
-    page = Page({"family": of.name, "tp": tp, "shapes": len(keys), "layers": layer_names, "notes": notes})
-    say = page.line if out else page.aside
-    say(f"{plural(len(keys), 'shape')} of family {of.name} for one rank of {tp}")
-    say(*(f"  {name:14} {what}" for name, what in found.layers), *(f"  {n}" for n in notes))
-    page.line(*[f"written: {out}"] * bool(out))
+    columns, only = _columns(set_), [w.strip() for w in layers.split(",") if w.strip()]
+    model, of = read_model(config), get_family(family or DEFAULT_FAMILY)
+    if engine:
+        ms = parse_m(m) if m else USUAL_KEYS
+        lists, more = vllm_shapes(model, ms, tp=tp, ep=ep, fuse_shared=fuse_shared, columns=columns)
+        lists = {name: found for name, found in lists.items() if family in (None, name)}
+    else:
+        found = model_shapes(model, of, parse_m(m), tp=tp, ep=ep, fuse_shared=fuse_shared, only=only, columns=columns)
+        lists, more = {of.name: found}, []
+    if not lists:
+        raise InputError([f"no shape of family {family} in the config files that {engine} looks up", *more])
+    documents, texts = list[dict[str, object]](), list[str]()
+    for name, found in lists.items():
+        of, file = FAMILIES[name], _file(out, name, list(lists))
+        keys, saving = finished(found.keys, of, _level(pad_m, coarse))
+        notes = [*found.notes, *saving, *([] if engine else risk_notes(of, keys))]
+        _write(file, keys, of, force)
+        documents.append({"family": name, "tp": tp, "shapes": len(keys), "layers": dict(found.layers), "notes": notes})
+        texts.append(f"{plural(len(keys), 'shape')} of family {name} for one rank of {tp}")
+        texts += [*(f"  {name:14} {what}" for name, what in found.layers), *(f"  {n}" for n in notes)]
+    page = Page({"families": documents, "notes": more} if engine else documents[0])
+    (page.line if out else page.aside)(*texts, *more)
+    page.line(*[f"written: {out}" if len(lists) == 1 else "written: one list per family"] * bool(out))
     return page
 
 
 def from_log(
     logs: Annotated[list[str], typer.Argument(metavar="LOG...", help="Logs of a workload, also gzip; - for stdin.")],
     family: OneFamilyOpt = None,
+    m: Annotated[str, typer.Option("--m", metavar="LIST", help="Numbers of tokens of an engine's config files.")] = "",
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="CONFIG.json", help="The model of an engine's MoE config files.")
+    ] = None,
+    set_: SetOpt = None,
     out: OutOpt = None,
     top: TopOpt = None,
     least: LeastOpt = 1,
@@ -137,13 +153,18 @@ def from_log(
 ) -> Page:
     """List the shapes of a log without a tuned row.
 
-    Most frequent first, as a shape list for `tune`.
+    Most frequent first, as a shape list for `tune`. Reads AITER's lines, vLLM's and SGLang's about a config file that
+    is not there, and PyTorch's tunableop_untuned*.csv.
     """
     from orchestrator.shapes.aiter_log import count_misses
+    from orchestrator.shapes.from_model import parse_m, read_model
+    from orchestrator.shapes.vllm_model import expert_sizes
 
     _refuse_two_documents(json_, out)
     name = get_family(family).name if family else None
     found = count_misses(logs, name)
+    sizes = expert_sizes(read_model(model)) if model else {}
+    found.add_files(parse_m(m) if m else USUAL_KEYS, {**sizes, **_columns(set_)})
     lines = f"{plural(found.lines, 'line')} of {plural(len(logs), 'log')}"
     return _misses(found, name, out, _level(pad_m, coarse), force, lines, top, least)
 
@@ -186,6 +207,7 @@ def capture(
         found, code = capture_on(known, node, command, log, accept_new_host_keys=accept_new_host_keys)
     else:
         found, code = capture_here(command, log)
+    found.notes += ["config files of vLLM or SGLang are missing: read the log with from-log"] * bool(found.files)
     ended = "" if code == 0 else f", which ended with code {code}"
     source = f"{plural(found.lines, 'line')} of {command[0]}{ended}"
     page = _misses(found, name, out, _level(pad_m, coarse), force, source, top, least)
@@ -212,21 +234,17 @@ def _misses(
     notes = _miss_notes(found, family)
     if not families:
         raise InputError([f"no shape without a tuned row in {source}", *notes])
-    if len(families) > 1 and out is None:
-        raise InputError(
-            f"misses of {', '.join(families)}: name one with --family, or give -o OUT.csv for a list of each"
-        )
     documents, texts, risks = [], [source], list[str]()
     for name in families:
         of = FAMILIES[name]
         ranked = found.ranked(name, top, least)
         keys, saving = finished((k for k, _ in ranked), of, level)
-        file = out if out is None or len(families) == 1 else out.with_name(f"{out.stem}-{name}{out.suffix}")
+        file = _file(out, name, families)
         calls = Counter[tuple[int | str, ...]]()
         for key, n in ranked:
             calls[grid_point(key, of, level) if level else key] += n
         _write(file, keys, of, force, calls)
-        lines, to = found.counts[name].total(), f" -> {file}" if file else ""
+        lines, to = found.counts[name].total() - found.repeats[name], f" -> {file}" if file else ""
         texts.append(f"{name}: {plural(len(keys), 'shape')} from {plural(lines, 'line')}{to}")
         texts += [f"  {n:8} {describe(k)}" for k, n in ranked[:MOST_SHOWN]]
         texts += [f"  ... and {len(ranked) - MOST_SHOWN} more"] if len(ranked) > MOST_SHOWN else []
@@ -249,7 +267,28 @@ def _miss_notes(found: Misses, family: str | None) -> list[str]:
     if found.unknown:
         lines = plural(found.unknown, "line does not name its family", "lines do not name their family")
         out.append(f"{lines} (a table with a name of its own); give --family")
-    return out + [f"{plural(n, 'line')} could not be read: {text(why, 200)}" for why, n in found.odd.most_common(5)]
+    return out + [f"left out {plural(n, 'line')}: {text(why, 200)}" for why, n in found.odd.most_common(5)]
+
+
+def _file(out: Path | None, family: str, families: Sequence[str]) -> Path | None:
+    """The file of a family's list, None for standard output. Raises InputError where that would hold several lists."""
+    if len(families) == 1:
+        return out
+    if out is None:
+        raise InputError(
+            f"shapes of {', '.join(families)}: name one with --family, or give -o OUT.csv for a list of each"
+        )
+    return out.with_name(f"{out.stem}-{family}{out.suffix}")
+
+
+def _columns(words: Sequence[str] | None) -> dict[str, str]:
+    columns = {}
+    for word in words or []:
+        name, sep, value = word.partition("=")
+        if not sep:
+            raise InputError(f"--set {word[:40]!r}: write COLUMN=VALUE")
+        columns[name] = value
+    return columns
 
 
 def _level(pad_m: bool, coarse: bool) -> PadLevel | None:

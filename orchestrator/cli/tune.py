@@ -65,7 +65,7 @@ def tune(
     tuner: Annotated[
         str | None,
         typer.Option(
-            help="aiter, aiter-triton, replay, torch or an installed one; default: the inventory's.",
+            help="aiter, aiter-triton, replay, torch, vllm or an installed one; default: the inventory's.",
             metavar="T",
         ),
     ] = None,

@@ -98,11 +98,12 @@ class Call(NamedTuple):
 
 class Trial(NamedTuple):
     """The answers, one a call: the values, None where the call failed. `how`: the way of the import and Triton's
-    version; `why_not`: why there are no answers."""
+    version; `why_not`: why there are no answers; `notes`: for the user."""
 
     answers: tuple[Bucket | None, ...] = ()
     how: str = ""
     why_not: str = ""
+    notes: tuple[str, ...] = ()
 
 
 class Lookup(NamedTuple):
@@ -144,18 +145,18 @@ class AiterTree:
                 text = f"was not measured at M={bound}, its bound"
                 yield Finding("error", "bound", str(layout.target), 0, text, name)
         bounds = self.resolver.bounds(won.kind)
-        for finding in lint_content(parse(layout.text, layout.target), won.kind, bounds, won.gfx):
+        for finding in lint_content(parse(layout.text, layout.target), won.kind, bounds, won.chip):
             must = finding.level == "error" or finding.rule == "required"
             if must and (finding.bucket in won.winners or not finding.bucket):
                 yield finding
 
-    def text(self, path: Path) -> str:
-        """The text of a config file as it is."""
-        return self.resolver.read(path).text
-
     def bucket_for(self, won: WonFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The bucket that AITER takes for an M."""
         return bucket_for(buckets, m, self.resolver.bounds(won.kind))
+
+    def readers(self, won: WonFile) -> tuple[str, ...]:
+        """Other operators that read its files."""
+        return tuple(self.operators(won.kind))
 
     def lookups(self, changes: Sequence[tuple[WonFile, Path, str]]) -> list[Lookup]:
         """Answers that AITER must give, at every bound and just above: the changed files (path and text after) as
@@ -186,11 +187,8 @@ class AiterTree:
             given = (fresh.config_for(BY_CONFIG[c.config_name], c.M, c.N, c.K, c.B).values for c, _, _ in some)
         for (call, now, then), values in zip(some, given, strict=True):
             if values != (then if after else now):
-                what = "does not give what was planned, and everything is as it was" if after else (
-                    "reads this tree in another way than gemmfleet, and nothing was written"
-                )  # fmt: skip
                 shape = f"{call.config_name} M={call.M} N={call.N} K={call.K}"
-                raise InputError(f"{self.root}: AITER's get_gemm_config {what}: {shape} gives {json.dumps(values)}")
+                raise otherwise(self.root, "AITER's get_gemm_config", after, shape, values)
         return trial
 
     def readers_of(self, kind: ConfigKind, buckets: Sequence[str], lists: Sequence[Path]) -> list[Shape]:
@@ -255,6 +253,14 @@ class AiterTree:
                 f" {and_more([f'{m}x{n}x{k}' for _, n, k, m in some], 4)}; {todo if through[name] else by_hand}"
             )
         return out
+
+
+def otherwise(root: Path, function: str, after: bool, shape: str, values: Bucket | None) -> InputError:
+    """The error of a lookup that gives other values than a merge planned."""
+    what = "does not give what was planned, and everything is as it was" if after else (
+        "reads this tree in another way than gemmfleet, and nothing was written"
+    )  # fmt: skip
+    return InputError(f"{root}: {function} {what}: {shape} gives {json.dumps(values)}")
 
 
 def run_trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = False) -> Trial:

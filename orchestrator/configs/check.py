@@ -114,12 +114,14 @@ def check(
     return out
 
 
-def size_of(text: str | None) -> Size:
-    """Return N and K of `N=..,K=..`, None for the one that is not given. Raises InputError."""
+def sizes_of(text: str | None, *forms: str) -> dict[str, int]:
+    """The sizes of `N=..,K=..`, which all belong to one of the forms (`NK`). Raises InputError."""
     parts = dict(p.strip().partition("=")[::2] for p in text.split(",")) if text else {}
-    if not parts.keys() <= {"N", "K"} or not all(v.isascii() and v.isdigit() and int(v) for v in parts.values()):
-        raise InputError(f"--shape {text}: give N=1280,K=8192 (K the logical one), or one of the two")
-    return tuple(int(parts[name]) if name in parts else None for name in "NK")  # type: ignore[return-value]
+    known = any(parts.keys() <= set(form) for form in forms)
+    if not known or not all(v.isascii() and v.isdigit() and int(v) for v in parts.values()):
+        shapes = " or ".join(f"{form[0]}=1280,{form[1]}=8192" for form in forms)
+        raise InputError(f"--shape {text}: give {shapes} (K the logical one), or one of the two")
+    return {name: int(value) for name, value in parts.items()}
 
 
 def _to_compile(resolver: Resolver, files: Sequence[Shipped], size: Size) -> Iterator[Compiled]:

@@ -8,19 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from orchestrator import __version__
+from orchestrator.configs import engines
 from orchestrator.configs.aiter import AiterTree, journal_of
-from orchestrator.configs.winners import FOLDER, TABLE, Measured, WonFile, read_winners
+from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, Measured, WonFile, read_ranges, read_winners
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
 from orchestrator.tables.write import utc
-from worker.triton_configs.resolve import Bucket, slower
+from worker.triton_configs.resolve import CONFIGS, Bucket, slower
 
+# the config files of a project for a chip: all that a merge has to know of the project
+Tree = AiterTree | engines.EngineTree
 _FACTS = ("run", "tuner", "code", "devices", "images", "measured_on")
 
 
@@ -52,31 +56,47 @@ class Merged:
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`."""
         changes = [
-            {"file": str(c.path.relative_to(self.tree)), "new": c.before is None, "buckets": list(c.won.winners),
-             "copied_from": str(c.source.relative_to(self.tree)), "also_read_by": c.callers}
+            {"file": below(c.path, self.tree), "new": c.before is None, "buckets": list(c.won.winners),
+             "copied_from": below(c.source, self.tree), "also_read_by": c.callers}
             for c in self.changes
         ]  # fmt: skip
         return {**{k: getattr(self, k) for k in ("run", "tree", "proof", "lookups", "notes")}, "changes": changes}
 
 
 def merge(
-    run: Path, root: Path, *, default: bool = False, lists: Sequence[Path] = (), checked: Sequence[str] = ()
+    run: Path,
+    root: Path,
+    *,
+    engine: Path | None = None,
+    default: bool = False,
+    lists: Sequence[Path] = (),
+    checked: Sequence[str] = (),
 ) -> Merged:
     """Write the winners of a run's folder into a tree, and note it in the tree's journal.
 
-    `default`: default files may change too; then every shape that resolves to a changed bucket, of AITER's lists and of
-    `lists`, must be among the run's measurements, through every operator that is not among `checked`. Raises
-    InputError; the tree is then as it was.
+    `engine`: the vLLM that reads `root`, an override folder. `default`: default files of AITER may change too; then
+    every shape that resolves to a changed bucket, of AITER's lists and of `lists`, must be among the run's
+    measurements, through every operator that is not among `checked`. Raises InputError; the tree is then as it was.
     """
-    won, out, faults = read_winners(run), Merged(run.name, str(root)), list[str]()
-    journal = journal_of(root)
-    with journal.writing():
-        trees = {gfx: AiterTree(root, gfx) for gfx in sorted({w.gfx for w in won})}
+    is_engine, faults = (run / OF_ENGINES / TABLE).is_file(), list[str]()
+    won = read_ranges(run) if is_engine else read_winners(run)
+    if (default or lists or checked) if is_engine else engine:
+        raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")
+    table = run / (OF_ENGINES if is_engine else FOLDER) / TABLE
+    opened = engines.opened(root, engine) if is_engine else nullcontext(
+        (root, journal_of(root), lambda files: AiterTree(root, files[0].chip))
+    )  # fmt: skip
+    with opened as (at, journal, tree_of), journal.writing():
+        out = Merged(run.name, str(at))
+        trees: dict[str, Tree] = {
+            chip: tree_of([w for w in won if w.chip == chip]) for chip in sorted({w.chip for w in won})
+        }
         for file in won:
             try:
-                change, against = _plan(trees[file.gfx], file, run / FOLDER, default=default)
-                if change and file.default and default:
-                    against += trees[file.gfx].unmeasured(file, lists, run / FOLDER, checked)
+                tree = trees[file.chip]
+                change, against = _plan(tree, file, table, default=default)
+                if change and file.default and default and isinstance(tree, AiterTree):
+                    against += tree.unmeasured(file, lists, table.parent, checked)
             except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
                 faults.append(f"{file.path.name}: {e}")
             else:
@@ -87,45 +107,49 @@ def merge(
         if not out.changes:
             out.notes.append("every winner is in the tree already; nothing was written")
             return out
-        asked = {
-            gfx: tree.lookups([(c.won, c.path, c.after) for c in out.changes if c.won.gfx == gfx])
-            for gfx, tree in trees.items()
+        asked: dict[str, list[Any]] = {
+            chip: [*tree.lookups([(c.won, c.path, c.after) for c in out.changes if c.won.chip == chip])]
+            for chip, tree in trees.items()
         }
-        for gfx, some in asked.items():
-            trees[gfx].prove(some, after=False)
+        for chip, some in asked.items():
+            trees[chip].prove(some, after=False)
         facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
         entry: dict[str, Any] = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
         entry |= {"checked": list(checked)} if checked else {}
-        entry["buckets"] = [_provenance(c, root) for c in out.changes]
+        entry["buckets"] = [_provenance(c, at) for c in out.changes]
         journal.record(entry, {c.path: (c.before, c.after) for c in out.changes})
         try:
-            trials = [trees[gfx].prove(some, after=True) for gfx, some in asked.items()]
+            trials = [trees[chip].prove(some, after=True) for chip, some in asked.items()]
         except BaseException:
             journal.take_back()
             raise
         out.lookups = sum(map(len, asked.values()))
         out.proof = "; ".join(dict.fromkeys(t.how for t in trials if t.how))
         out.notes += {f"proven by gemmfleet's own reading only: {t.why_not}" for t in trials if t.why_not}
+        out.notes += [note for t in trials for note in t.notes]
     return out
 
 
 def undo(root: Path) -> dict[str, Any]:
     """Take back the last merge of a tree. Raises InputError if no merge is noted, or if a file was changed since."""
-    journal = journal_of(root)
+    journals = [journal_of(root)] if (root / CONFIGS).is_dir() else []
+    journals += [engines.journal_of(folder) for folder in (root, root / "vllm")]
+    journal = max(journals, key=lambda j: j.path.stat().st_mtime if j.path.exists() else 0.0)
     with journal.writing():
         return journal.take_back()
 
 
 def to_publish(run: Path, checkout: Path) -> ConfigPart:
     """Merge a run's winners into a checkout, for `publish`. Raises InputError."""
+    won = read_winners(run)
     merged = merge(run, checkout)
     texts = {str(c.path.relative_to(checkout)): c for c in merged.changes}
     notes = [*merged.notes, *([f"config files: proven by {merged.proof}"] if merged.proof else [])]
     after, buckets = {n: c.after for n, c in texts.items()}, {n: len(c.won.winners) for n, c in texts.items()}
-    return ConfigPart(after, buckets, read_winners(run), notes)
+    return ConfigPart(after, buckets, won, notes)
 
 
-def _plan(tree: AiterTree, won: WonFile, folder: Path, *, default: bool) -> tuple[Change | None, list[str]]:
+def _plan(tree: Tree, won: WonFile, table: Path, *, default: bool) -> tuple[Change | None, list[str]]:
     """The change of one file, None where the tree has it already; what is against it. Raises ValueError and OSError."""
     layout, faults = tree.lay_out(won), list[str]()
     source, target, old, new, text = layout
@@ -138,17 +162,17 @@ def _plan(tree: AiterTree, won: WonFile, folder: Path, *, default: bool) -> tupl
         ]
     for name, winner in won.winners.items():
         against = ((row, _against(tree, won, row, name, old, new)) for row in winner.measured)
-        faults += (f"{folder / TABLE}:{row.line}: {why}" for row, why in against if why)
+        faults += (f"{table}:{row.line}: {why}" for row, why in against if why)
     faults += (f"{target.name}: {f.bucket}: {f.text}".replace(": :", ":") for f in tree.check(won, layout))
-    before = tree.text(source) if target == source else None
-    return Change(won, target, source, before, text, tuple(tree.operators(won.kind))), faults
+    before = target.read_text() if target == source and target.exists() else None
+    return Change(won, target, source, before, text, tree.readers(won)), faults
 
 
 def _against(
-    tree: AiterTree, won: WonFile, row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, Bucket]
+    tree: Tree, won: WonFile, row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, Bucket]
 ) -> str:
     """Reason for which a measurement does not allow the change; "" where it does."""
-    shape = f"{f'B={row.b} ' if row.b else ''}M={row.m} N={row.n} K={row.k}"
+    shape = row.shown()
     had, gets = (tree.bucket_for(won, buckets, row.m) for buckets in (old, new))
     if gets != bucket:
         return f"{shape} does not resolve to {bucket} but to {gets}"
@@ -167,7 +191,12 @@ def _provenance(change: Change, root: Path) -> dict[str, object]:
         for name, winner in change.won.winners.items()
     }
     return {
-        "file": str(change.path.relative_to(root)),
-        "copied": str(change.source.relative_to(root)),
+        "file": below(change.path, root),
+        "copied": below(change.source, root),
         "measured": rows,
     }
+
+
+def below(path: Path, root: Path | str) -> str:
+    """A path as it is below a tree; whole if it is elsewhere."""
+    return str(path.relative_to(root)) if path.is_relative_to(root) else str(path)

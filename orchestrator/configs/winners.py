@@ -1,7 +1,9 @@
-"""Winning configs of a run: written from its ledger into `configs/aiter/`, and read there (docs/reference/files.md).
+"""Winning configs of a run: written from its ledger into `configs/`, and read there (docs/reference/files.md).
 
 Each winning row carries its bucket's document (worker.protocol.ConfigRow). Rows of one bucket from one attempt are one
 decision. If attempts decided differently on a bucket (its group was split after a fault), it keeps what it has.
+For AITER a bucket is one of its files', in `configs/aiter/`. For an engine it is the M that one key serves, in
+`configs/vllm/`; there a line of the table ends with the document of its row, which is what a merge reads.
 """
 
 from __future__ import annotations
@@ -18,16 +20,22 @@ from orchestrator.tables.textfiles import Faults, csv_records, shown
 from orchestrator.tables.tuned import best, number_of
 from orchestrator.tables.write import write_atomic, write_csv
 from worker.families import Family
+from worker.triton_configs.engine import Device, Layer
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import Bucket, bound_of, is_bucket, read, written
 
 FIELD = "triton_config"
 """The field of a winner's row in the ledger that holds its bucket's document."""
 FOLDER = "configs/aiter"
+OF_ENGINES = "configs/vllm"
 TABLE = "tuned.csv"
 COLUMNS = (
     "kind", "config", "gfx", "B", "N", "K", "bucket", "caller", "M", "count", "old_us", "new_us", "err_ratio", "old",
     "file",
+)  # fmt: skip
+NO_ROW = "has no row: the run proved no winner, so there is nothing to merge"
+ENGINE_COLUMNS = (
+    "file", "key", "first", "last", "M", "routing", "count", "old_us", "new_us", "err_ratio", "document",
 )  # fmt: skip
 
 
@@ -71,6 +79,45 @@ class Measured:
         """The key of a measurement: shape, M and operator. B is None for all of a kind's or for none."""
         return self.b, self.n, self.k, self.m, self.caller
 
+    def shown(self) -> str:
+        """Its shape in words."""
+        return f"{f'B={self.b} ' if self.b else ''}M={self.m} N={self.n} K={self.k}"
+
+
+class Range(NamedTuple):
+    """The M of one key in a file of an engine. `made`: project, version and hash of the kernel that was measured."""
+
+    file: str
+    first: int
+    last: int
+    key: int
+    device: Device
+    made: tuple[str, ...]
+
+    @property
+    def bucket(self) -> str:
+        """Its name."""
+        return f"M={self.first}-{self.last}"
+
+
+@dataclass(frozen=True, slots=True)
+class Point(Measured):
+    """One M of a layer of an engine. `b`: its top-k; `caller`: its routing; `document`: of its row."""
+
+    layer: Layer = field(kw_only=True)
+    place: Range = field(kw_only=True)
+    document: str = field(kw_only=True)
+
+    def shown(self) -> str:
+        """Its sizes in words."""
+        return f"M={self.m} {words(self.layer)}"
+
+
+def words(layer: Layer) -> str:
+    """The sizes of a layer."""
+    sizes = {"E": layer.e, "N": layer.n, "K": layer.k, "topk": layer.topk}
+    return " ".join(f"{name}={size}" for name, size in sizes.items() if size)
+
 
 @dataclass(slots=True)
 class Winner:
@@ -83,11 +130,12 @@ class Winner:
 
 @dataclass(slots=True)
 class WonFile:
-    """A file of winners. `default`: they are meant for the default file, of whatever N and K; else for (b, n, k)."""
+    """A file of winners. `kind`: None for an engine's; `default`: they are meant for AITER's default file, of whatever
+    N and K; else for (b, n, k)."""
 
     path: Path
-    kind: ConfigKind
-    gfx: str
+    kind: Any
+    chip: str
     default: bool
     winners: dict[str, Winner] = field(default_factory=dict)
 
@@ -108,41 +156,75 @@ class WonFile:
         return first.b, first.n, first.k
 
 
-def write(ledger: LedgerReader, folder: Path) -> list[str]:
+def write(ledger: LedgerReader, root: Path) -> list[str]:
     """Write a config file for each shape with a winner, and tuned.csv naming them; what was left out, in sentences.
 
-    Raises OSError.
+    `root`: the run's folder. Raises OSError.
     """
+    files: dict[str, dict[Any, Bucket]] = {}
+    if ledger.meta("tuner", "") == "vllm":
+        ranges, notes = _decided_ranges({str(r.row.get(FIELD)): 0 for r in ledger.winners()})
+        for place, winner in ranges.items():
+            files.setdefault(place.file, {})[place.key] = winner.values
+        points = (r for w in ranges.values() for r in sorted(w.measured, key=Measured.at) if isinstance(r, Point))
+        texts = {name: json.dumps(dict(sorted(of.items())), indent=4) + "\n" for name, of in files.items()}
+        _store(root / OF_ENGINES, texts, ENGINE_COLUMNS, (
+            (r.place.file, r.place.key, r.place.first, r.place.last, r.m, r.caller, r.count, r.old_us, r.new_us,
+             r.err_ratio, r.document)
+            for r in points
+        ))  # fmt: skip
+        return notes
     found, notes = decisions(ledger.family, ((r.key, r.row) for r in ledger.winners()))
-    files: dict[str, dict[str, Bucket]] = {}
-    for place, winner in found.items():
-        files.setdefault(place.file, {})[place.bucket] = winner.values
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, buckets in files.items():
-        write_atomic(folder / name, written(buckets))
-    for stale in {p.name for p in folder.glob("*.json")} - set(files):
-        (folder / stale).unlink()
+    for p, winner in found.items():
+        files.setdefault(p.file, {})[p.bucket] = winner.values
     rows = (
         (p.kind.name, p.kind.config, p.arch, "" if r.b is None else r.b, r.n, r.k, p.bucket, r.caller, r.m, r.count,
          r.old_us, r.new_us, r.err_ratio, json.dumps(r.old, separators=(",", ":")), p.file)
         for p, winner in found.items() for r in sorted(winner.measured, key=Measured.at)
     )  # fmt: skip
-    write_csv(folder / TABLE, COLUMNS, ([str(v) for v in row] for row in rows))
+    _store(root / FOLDER, {name: written(buckets) for name, buckets in files.items()}, COLUMNS, rows)
     return notes
+
+
+def _store(folder: Path, texts: Mapping[str, str], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        write_atomic(folder / name, text)
+    for stale in {p.name for p in folder.glob("*.json")} - set(texts):
+        (folder / stale).unlink()
+    write_csv(folder / TABLE, columns, ([str(v) for v in row] for row in rows))
 
 
 def decisions(
     family: Family, rows: Iterable[tuple[Sequence[int | str], Mapping[str, Any]]]
 ) -> tuple[dict[Place, Winner], list[str]]:
     """(new values by bucket, sentences on buckets that were left out) of winners: (key, further fields) each."""
-    by_place: dict[Place, list[Winner]] = {}
-    for key, extra in rows:
-        if (found := _decision(dict(zip(family.key_names, key, strict=True)), extra.get(FIELD))) is not None:
-            place, values, measured = found
-            known = by_place.setdefault(place, [])
-            if (mine := next((w for w in known if w.values == values), None)) is None:
-                known.append(mine := Winner(place.bucket, values))
-            mine.measured += measured
+    return _decided(_decision(dict(zip(family.key_names, key, strict=True)), extra.get(FIELD)) for key, extra in rows)
+
+
+def _decided_ranges(lines: Mapping[str, int]) -> tuple[dict[Range, Winner], list[str]]:
+    """Decide on the documents of an engine's rows, each with its line. Ranges of a file that overlap stay as they are.
+    So do all of a file that two devices or engines measured."""
+    made = [d for text, line in lines.items() if (d := _engine_decision(text, line))]
+    clash = {
+        p: q for p, *_ in made for q, *_ in made
+        if p.file == q.file and p != q and (p[4:] != q[4:] or (p.first <= q.last and q.first <= p.last))
+    }  # fmt: skip
+    found, notes = _decided(d for d in made if d[0] not in clash)
+    notes += [
+        f"{p.file}: {p.bucket} stays as it is: {q.bucket} was decided as well, by another search"
+        for p, q in clash.items()
+    ]
+    return found, notes
+
+
+def _decided(made: Iterable[tuple[Any, Bucket, Sequence[Measured]] | None]) -> tuple[dict[Any, Winner], list[str]]:
+    by_place: dict[Any, list[Winner]] = {}
+    for place, values, measured in filter(None, made):
+        known = by_place.setdefault(place, [])
+        if (mine := next((w for w in known if w.values == values), None)) is None:
+            known.append(mine := Winner(place.bucket, values))
+        mine.measured += measured
     notes = [
         f"{p.file}: {p.bucket} stays as it is: {len(of)} searches decided differently (shapes that differ in more than"
         " M, or a group that was split)"
@@ -153,6 +235,26 @@ def decisions(
     for winner in out.values():  # the shape's own row has its count
         winner.measured = list(best(winner.measured, Measured.at, lambda r: r.count == 0).values())
     return out, notes
+
+
+def _engine_decision(text: str, line: int) -> tuple[Range, Bucket, list[Point]] | None:
+    """The document of a row of an engine's tuner, or None if it has none."""
+    try:
+        document = json.loads(text)
+        old, layer, file = document["old"], Layer.of(document["layer"]), str(document["file"])
+        first, last, key = (int(document[name]) for name in ("first", "last", "key"))
+        made = tuple(str(document[name]) for name in ("project", "version", "source"))
+        place = Range(file, first, last, key, Device(**document["device"]), made)
+        measured = [
+            Point(layer.topk, layer.n, layer.k, int(m), str(label), int(count), float(was), float(us), float(err),
+                  dict(old[int(at)]), line, layer=layer, place=place, document=text)
+            for m, count, was, us, err, at, label in document["points"]
+        ]  # fmt: skip
+        values = dict(document["values"] or {})
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+    good = file == Path(file).name and file.endswith(".json") and 1 <= first <= key <= last
+    return (place, values, measured) if good else None
 
 
 def _decision(key: Mapping[str, int | str], text: Any) -> tuple[Place, Bucket, list[Measured]] | None:
@@ -194,7 +296,19 @@ def read_winners(run: Path) -> list[WonFile]:
                 faults.add(str(e), line=line)
     faults.raise_as(InputError)
     if not files:
-        raise InputError(f"{table}: has no row: the run proved no winner, so there is nothing to merge")
+        raise InputError(f"{table}: {NO_ROW}")
+    return list(files.values())
+
+
+def read_ranges(run: Path) -> list[WonFile]:
+    """The files of a run's winners for an engine. Raises InputError."""
+    table, files = run / OF_ENGINES / TABLE, dict[str, WonFile]()
+    found, _ = _decided_ranges({cells[-1]: line for line, _, cells in csv_records(table) if any(cells)})
+    for place, winner in found.items():
+        file = files.setdefault(place.file, WonFile(table.parent / place.file, None, place.device.name, False))
+        file.winners[place.bucket] = winner
+    if not files:
+        raise InputError(f"{table}: {NO_ROW}")
     return list(files.values())
 
 

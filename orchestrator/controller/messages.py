@@ -34,7 +34,7 @@ class Beat:
 
     @property
     def waits(self) -> str:
-        """Names the other runs whose workers hold devices that our workers wait for; "" if there are none."""
+        """Names the other runs whose workers hold devices that our workers wait for; "" if our workers do not wait."""
         owners = {clean.text(str(s.get("waits") or ""), 100).partition("/")[0] for s in self.slots.values()} - {""}
         return f"workers of run {', '.join(sorted(owners))}" if owners else ""
 

@@ -341,7 +341,7 @@ def device_memory(nodes: Sequence[NodePlan], facts: Mapping[str, NodeFacts]) -> 
 
 
 def _cache(node: Node) -> str:
-    """Path from the node folder to the files that outlive a run; "" if there are none."""
+    """Path from the node folder to the files that outlive a run; "" if the node has no such folder."""
     if node.lease is not None:
         return node.cache or ""
     return "../../.cache" if not node.is_here or node.workdir else "../../../.cache"
@@ -376,9 +376,9 @@ def _devices(node: Node, gpus: Sequence[int], facts: NodeFacts | None) -> Iterat
 
 
 def all_env(node: Node, run: str) -> dict[str, str]:
-    """The environment of a node's workers, with references unresolved. `aiter:` wins over `env:`."""
+    """The environment of a node's workers, with references unresolved. `aiter:` and `vllm:` win over `env:`."""
     env = {**node.env, **find_engine(node.engine).env(node), **node.variables()}
-    env |= {**node.aiter.variables(), **node.aiter.compilers}
+    env |= {**node.aiter.variables(), **node.aiter.compilers, **node.vllm.variables()}
     return {**env, RESULTS: f"{node.results}/{run}/{node.name}"} if node.results else env
 
 

@@ -169,7 +169,7 @@ def _host(node: Node) -> Hashable:
 
 
 def _both(a: Gpus, b: Gpus) -> str:
-    """The devices that both `gpus:` options use on the same host, in words; "" if there are none."""
+    """The devices that both `gpus:` options use on the same host, in words; "" if they share none."""
     if a == 0 or b == 0:
         return "its cores" if a == b else ""
     shared = sorted(set(_numbers(a)) & set(_numbers(b)))

@@ -66,7 +66,7 @@ def _summary(paths: RunPaths) -> ListedRun:
 
 
 def _counted(paths: RunPaths) -> Counts | None:
-    """The counts that a run wrote at its end, so that a list need not replay the journal; None if there are none."""
+    """The counts that a run wrote at its end, so that a list need not replay the journal; None if it wrote none."""
     try:
         return Counts(**json.loads(paths.provenance.read_bytes())["counts"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -32,6 +32,7 @@ from orchestrator.transport.base import RemoteFile, Transport, connected
 from orchestrator.transport.local import LocalTransport
 from worker.aiter_tree.kernels import MODULES
 from worker.aiter_tree.locate import PLACES
+from worker.triton_configs.engine import FOLDERS, PARTS
 
 AITER_REPO = "https://github.com/ROCm/aiter.git"
 HOME = "/opt/aiter"  # the place of the tree in the image
@@ -179,6 +180,15 @@ _META = ("csrc", "hsa", "aiter_meta/csrc", "aiter_meta/hsa")
 EVERYTHING = (*(f"aiter/{p}" for p in _PACKAGE), *(f"aiter/jit/{m}.so" for m in MODULES), *_META)
 # The parts that hold its Triton operators and their configs.
 TRITON = ("aiter/__init__.py", "aiter/ops", "aiter/jit/utils", "aiter/utility")
+# The parts of vLLM and SGLang that read config files, and the files.
+ENGINES = (
+    *(f"{m.replace('.', '/')}{end}" for p in PARTS.values() for m in p.executed for end in (".py", "/__init__.py")),
+    *(f"{project}/{folder}" for project, folders in FOLDERS.items() for folder in folders),
+    "vllm/_version.py", "sglang/_version.py", "vllm/platforms/rocm.py",
+)  # fmt: skip
+# A file by which a package is found.
+_MARKS = {"aiter": "aiter/jit/core.py", "vllm": "vllm/envs.py", "sglang": "sglang/srt/environ.py"}
+_CHECKOUTS = (*PLACES, "/sgl-workspace/sglang/python", "/vllm-workspace")
 _FLYDSL = "flydsl/__init__.py"  # shows that a package which AITER's dispatch imports is installed
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
@@ -224,11 +234,17 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
     try:
         details = client.ask(lambda c: c.inspect_image(image))
         roots = list(_roots(details))
-        root = next((r for r in roots if _fetch(client, made["Id"], f"{r}/aiter/jit/core.py", folder, r)), None)
-        if root is None:
-            raise EngineError(HERE, f"AITER is not where images keep it ({', '.join(PLACES)}, site-packages)")
+        wanted = [package for package in _MARKS if any(p.startswith(f"{package}/") for p in parts)]
+        homes = {}
+        for package in wanted:
+            mark = _MARKS[package]
+            homes[package] = next((r for r in roots if _fetch(client, made["Id"], f"{r}/{mark}", folder, r)), None)
+        if not any(homes.values()):
+            names = " or ".join(wanted)
+            raise EngineError(HERE, f"no {names} lies where images keep it ({', '.join(_CHECKOUTS)}, site-packages)")
         for part in parts:
-            _fetch(client, made["Id"], f"{root}/{part}", folder, root)
+            if root := homes.get(part.partition("/")[0], homes.get("aiter")):
+                _fetch(client, made["Id"], f"{root}/{part}", folder, root)
         if (folder / "aiter" / "ops" / "flydsl").is_dir():
             any(_fetch(client, made["Id"], f"{r}/{_FLYDSL}", folder, r) for r in roots)
     finally:
@@ -242,7 +258,7 @@ def _roots(details: dict[str, Any]) -> Iterator[str]:
     given = [p for p in env.get("PYTHONPATH", "").split(":") if p.startswith("/")]
     bases = [env.get("VIRTUAL_ENV", ""), *(str(PurePosixPath(p).parent) for p in env.get("PATH", "").split(":") if p)]
     bases = [b for b in dict.fromkeys((*bases, "/opt/venv", "/opt/conda", "/usr/local", "/usr")) if b.startswith("/")]
-    yield from dict.fromkeys((*given, *PLACES))
+    yield from dict.fromkeys((*given, *_CHECKOUTS))
     for base in bases:
         for minor in range(14, 7, -1):
             for kind in ("site-packages", "dist-packages"):

@@ -29,6 +29,7 @@ from orchestrator.inventory.model import (
     Node,
     NodeOptions,
     Strict,
+    VllmSection,
 )
 from orchestrator.inventory.values import NAME_RE, NAME_RULE, has_reference, resolve, texts
 from orchestrator.tables.textfiles import MAX_TEXT, Faults, did_you_mean, escaped, read_bytes, shown
@@ -238,11 +239,11 @@ def parse_inventory(data: bytes, source: str) -> Inventory:
 
 
 def _merged(name: str, values: Mapping[str, Any], parsed: InventoryFile, source: str, document: Document) -> Node:
-    """A node's options over the defaults: what the node says wins, option by option within `docker` and `aiter`; `env`
-    is merged name by name, `labels` add up."""
+    """A node's options over the defaults: what the node says wins, option by option within `docker`, `aiter`
+    and `vllm`; `env` is merged name by name, `labels` add up."""
     own, shared = values["nodes"][name], {k: v for k, v in values["defaults"].items() if k in NodeOptions.model_fields}
     both = {**shared, **own, "labels": [*shared.get("labels", ()), *own.get("labels", ())]}
-    both |= {s: _over(shared.get(s), own.get(s)) for s in ("docker", "aiter", "env") if s in both}
+    both |= {s: _over(shared.get(s), own.get(s)) for s in ("docker", "aiter", "vllm", "env") if s in both}
     origins = {"name": document.line(("nodes", name)) or 0}
     for path, text in texts(both):
         if has_reference(text):
@@ -354,13 +355,15 @@ def _named(value: Any) -> str:
 
 _MODELS: dict[str, type[Strict]] = {
     "hosts": LoginHost, "defaults": Defaults, "nodes": NodeOptions, "docker": DockerSection, "aiter": AiterSection,
+    "vllm": VllmSection,
 }  # fmt: skip
 
 
 def _unknown_key(loc: Loc) -> str:
     key, within = str(loc[-1]), loc[2 if loc[0] in ("nodes", "hosts") else 1 : -1]
     docker = within == ("docker",)
-    place = "docker" if docker else "aiter" if within == ("aiter",) else str(loc[0]) if len(loc) > 1 else ""
+    section = within[0] if len(within) == 1 and within[0] in ("docker", "aiter", "vllm") else loc[0]
+    place = str(section) if len(loc) > 1 else ""
     for applies, hint in (
         (_SECRET_KEY.match(key), _NO_SECRETS),
         (len(loc) == 1 and key in Defaults.model_fields, "unknown key: put it under defaults"),

@@ -49,7 +49,7 @@ from orchestrator.inventory.values import (
     seconds_of,
 )
 from worker.families import DEFAULT_FAMILY, FAMILIES
-from worker.protocol.paths import AITER_ROOT_ENV
+from worker.protocol.paths import AITER_ROOT_ENV, VLLM_ROOT_ENV
 from worker.text import plural
 from worker.tuners.catalog import built_in, find_tuner, names
 
@@ -164,6 +164,14 @@ class AiterSection(Strict):
     )
 
 
+class VllmSection(Strict):
+    """The `vllm:` section of a node."""
+
+    root: Annotated[Fixed | None, Variable(VLLM_ROOT_ENV)] = option(
+        None, "path (found by itself)", "vLLM's package, checkout or wheel on the node; with `docker`: in the image"
+    )
+
+
 class NodeOptions(LoginHost):
     """Options of `defaults` and of a node. References `${env:NAME}` stay as they are written."""
 
@@ -203,6 +211,7 @@ class NodeOptions(LoginHost):
         AiterSection(), "mapping (below)",
         "what AITER needs that cannot be found ([precedence](../explanation/aiter.md#environment))",
     )  # fmt: skip
+    vllm: VllmSection = option(VllmSection(), "mapping (below)", "the vLLM of the tuner `vllm`")
     env: Env = option({}, "mapping of text* (empty)", "environment of the workers")
     labels: Labels = option((), "list (empty)", "names for `--limit`, which also accepts node names")
     gfx: Gfx | None = option(

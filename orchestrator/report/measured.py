@@ -182,7 +182,7 @@ def quantile(ordered: Sequence[float], q: float) -> float:
 
 
 def geomean(xs: Sequence[float]) -> float | None:
-    """The geometric mean of positive numbers; None if there are none."""
+    """The geometric mean of positive numbers; None for an empty list."""
     return geometric_mean(xs) if xs else None
 
 

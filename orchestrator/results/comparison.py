@@ -280,7 +280,7 @@ def compare(
         "again": _again([r for r in rows if r["verdict"] in OPEN], golden, tot, again),
         "warnings": [
             *golden.notes, *tot.notes,
-            *[f"the sides are from different machines ({machine}): this is no verdict on the software"] * bool(machine),
+            *[f"the sides are from different machines ({machine}): the verdict is not about software"] * bool(machine),
             *[f"not measured in the same way ({method})"] * bool(method),
         ],
     }  # fmt: skip

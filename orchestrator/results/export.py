@@ -14,7 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from orchestrator.configs.winners import FOLDER
 from orchestrator.configs.winners import write as write_configs
 from orchestrator.errors import OrchestratorError
 from orchestrator.ledger.reader import NO_REPORT, LedgerReader, ProfileRow, Report, SlotInfo
@@ -39,7 +38,7 @@ def export(ledger: LedgerReader, paths: RunPaths, provenance: dict[str, Any]) ->
         write_tuned(ledger, paths)
         write_profile(ledger, paths.profile)
     if recorded_tuner(ledger.meta("tuner", "")).produces == "configs":
-        provenance["configs"] = write_configs(ledger, paths.root / FOLDER)
+        provenance["configs"] = write_configs(ledger, paths.root)
     write_failed(ledger, paths)
     write_atomic(paths.provenance, render(provenance) + "\n")
 

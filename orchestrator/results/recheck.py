@@ -302,7 +302,7 @@ def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
 
 
 def noise_note(shapes: Sequence[str]) -> str:
-    """Return a sentence on the noisy winners of these shapes, "" if there are none.
+    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy.
 
     The leaders are measured again before one of them wins. If a leader is then slower than the first time of the median
     candidate, something disturbed the machine, and neither its time nor the choice can be trusted.

@@ -16,7 +16,7 @@ import stat
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -25,6 +25,7 @@ from typing import IO
 
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
+from orchestrator.shapes.engine_log import read_engine_line, read_tunableop
 from orchestrator.shapes.model import COUNT, Key, numbers
 from orchestrator.shapes.reader import CellError, CellReader, Notes, read_shapes
 from orchestrator.tables.textfiles import escaped, read_head
@@ -32,7 +33,7 @@ from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 
 # a line without any of these says nothing of interest
-MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:")
+MARKS = (b"not found tuned", b"[fused_moe] using", b" solution:", b"onfig file not found at", b"TunableOp_")
 
 _MISS = re.compile(
     r"shape (?:is )?(?:B:(?P<B>\d+), ?)?M:(?P<M>\d+), ?N:(?P<N>\d+), ?K:(?P<K>\d+)(?P<more>.{0,400}?)"
@@ -54,7 +55,8 @@ _FMOE_CELL = re.compile(r"'([^']{0,80})'|<(ActivationType\.\w+)[^<>]{0,20}>|([\w
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A shape that AITER had no row for. `family` "": the line does not name it. `values`: key columns that it names.
+    """A shape that AITER had no row for. `family` "": the line does not name it. `values`: key columns that it names;
+    without M in a line about a config file of an engine, which serves every M.
 
     `bare`: a line of late 2025 without the columns that the line after it has (`details_follow`).
     """
@@ -66,7 +68,13 @@ class Miss:
 
 
 def read_line(line: str) -> Miss | None:
-    """The miss that a log line speaks of. Raises ValueError where it speaks of one that cannot be read."""
+    """The miss that a log line speaks of. Raises ValueError where it speaks of one that cannot be read, or of what
+    gemmfleet does not tune."""
+    if "onfig file not found at" in line:
+        return Miss(*read_engine_line(line))
+    if "TunableOp_" in line:
+        untuned = read_tunableop(line)
+        return untuned and Miss(*untuned)
     if "not found tuned" in line:
         found = _MISS.search(line)
         if found is None:
@@ -150,7 +158,9 @@ class Misses:
     """The misses of logs, counted line by line: by family each key with its number of lines, first seen first.
 
     `family`: that of lines that do not name one. `unknown`: lines whose family is not known; `odd`: lines that could
-    not be read, by reason.
+    not be read, or name what gemmfleet does not tune, by reason. `files`: lines about each config file that an engine
+    did not find, as (family, key columns without M); `add_files` makes shapes of them. `repeats`: by how much the
+    counts of a family exceed its lines, because the line about a file counts for every M.
     """
 
     family: str | None = None
@@ -158,6 +168,8 @@ class Misses:
     lines: int = 0
     unknown: int = 0
     odd: Counter[str] = field(default_factory=Counter)
+    files: Counter[tuple[str, tuple[tuple[str, str], ...]]] = field(default_factory=Counter)
+    repeats: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     _bare: Counter[Key] = field(default_factory=Counter)
     _detailed: set[tuple[str, ...]] = field(default_factory=set)
@@ -189,6 +201,9 @@ class Misses:
         if not family:
             self.unknown += 1
             return
+        if FAMILIES[family].m_column not in miss.values:
+            self.files[family, tuple(miss.values.items())] += 1
+            return
         key = key_of(miss, family)
         if miss.bare:
             self._bare[key] += 1
@@ -196,6 +211,23 @@ class Misses:
         if miss.details_follow:
             self._detailed.add(tuple(miss.values[c] for c in ("M", "N", "K")))
         self._add(family, key, 1)
+
+    def add_files(self, ms: Sequence[int], columns: Mapping[str, str]) -> None:
+        """Make a shape of each config file that an engine did not find, for every M of `ms`. `columns`: key columns
+        that the files' names lack. Raises InputError where one is missing or not legal."""
+        for (family, named), n in self.files.items():
+            if self.family in (None, family):
+                values, at = {**dict(named), **columns}, FAMILIES[family].m_column
+                try:
+                    keys = [key_of(Miss(family, {**values, at: str(m)}), family) for m in ms]
+                except ValueError as e:
+                    raise InputError(
+                        f"config files of {family}: {e}. Their names lack some columns: give the model with"
+                        " --model CONFIG.json, or write --set COLUMN=VALUE for each of model_dim and topk"
+                    ) from e
+                for key in keys:
+                    self._add(family, key, n)
+                self.repeats[family] += n * (len(keys) - 1)
 
     def _add(self, family: str, key: Key, n: int) -> None:
         counts = self.counts.setdefault(family, Counter())

@@ -3,7 +3,8 @@
 M is the number of tokens, N output features, K input features. Column-parallel layers split N, row-parallel layers
 split K. With H heads, KV key-value heads, d the head size, tp ranks:
 
-    qkv      N = (H/tp + 2*max(KV/tp, 1)) * d     K = hidden       KV heads are copied where there are fewer than ranks
+    qkv      N = (H/tp + 2*max(KV/tp, 1)) * d     K = hidden       KV heads are copied where there are fewer than ranks;
+                                                                   H counts twice where the output has a gate
     o        N = hidden                           K = H/tp * d
     gate_up  N = 2*inter/tp (inter/tp: no gate)   K = hidden
     down     N = hidden                           K = inter/tp
@@ -17,9 +18,16 @@ MLA (DeepSeek-V2 technical report, section 2.1; ranks r_q and r_kv, head parts n
     q_kv_a   N = r_q + r_kv + rope                K = hidden       the two in one, as serving stacks do it
     q_b      N = H/tp * (nope + rope)             K = r_q          (q: K = hidden, where there is no r_q)
     kv_b     N = H/tp * (nope + v)                K = r_kv
+    index_q  N = index heads * their size         K = r_q          on every rank; sparse attention (DeepSeek-V3.2)
     o        N = hidden                           K = H/tp * v
     absorb_k B = H/tp   N = r_kv   K = nope       the batched GEMMs that stand for kv_b in decoding
     absorb_v B = H/tp   N = v      K = r_kv
+
+Gated delta net (Qwen3-Next; heads and head sizes of keys and values):
+
+    in_qkvz  N = 2*(keys + values)/tp             K = hidden
+    in_ba    N = 2*(value heads)/tp               K = hidden
+    gdn_o    N = hidden                           K = values/tp
 
 The sizes are those of the model's config.json, with the keys of the Hugging Face configuration classes (LlamaConfig,
 Qwen3Config, Qwen3MoeConfig, DeepseekV3Config, GptOssConfig, MixtralConfig and their like).
@@ -53,7 +61,8 @@ _QKV_BIAS = ("qwen2", "qwen2_moe", "qwen2_vl", "qwen2_5_vl")
 class Mla:
     """Multi-head latent attention (DeepSeek): ranks of the compressed q and kv, and the parts of a head.
 
-    `q_lora_rank` None: q is projected directly.
+    `q_lora_rank` None: q is projected directly. `index`: width of the sparse attention's index heads (DeepSeek-V3.2),
+    0 without.
     """
 
     q_lora_rank: int | None
@@ -61,6 +70,7 @@ class Mla:
     nope: int
     rope: int
     v: int
+    index: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,11 @@ class Moe:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Sizes that the GEMMs of a decoder follow from. `inter` is the dense MLP's, 0 where every layer is MoE."""
+    """Sizes that the GEMMs of a decoder follow from. `inter` is the dense MLP's, 0 where every layer is MoE.
+
+    `gdn`: (heads, their size) of the keys and of the values of a gated delta net, the linear attention of Qwen3-Next.
+    `gated`: q comes with a gate of its size. `raw`: the language model's part of config.json.
+    """
 
     model_type: str
     hidden: int
@@ -93,6 +107,9 @@ class ModelConfig:
     mlp_bias: bool = False
     mla: Mla | None = None
     moe: Moe | None = None
+    gdn: tuple[int, int, int, int] | None = None
+    gated: bool = False
+    raw: Mapping[str, Any] = field(default_factory=dict)
     quant: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -143,6 +160,7 @@ def _model(raw: dict[str, Any], faults: Faults) -> ModelConfig:
         nope=number("qk_nope_head_dim"),
         rope=number("qk_rope_head_dim"),
         v=number("v_head_dim"),
+        index=number("index_n_heads", default=0, least=0) * number("index_head_dim", default=0, least=0),
     ) if raw.get("kv_lora_rank") else None  # fmt: skip
     if not explicit and mla is None and hidden % heads:
         faults.add(f"head_dim is missing and hidden_size {hidden} is not a multiple of num_attention_heads {heads}")
@@ -158,8 +176,8 @@ def _model(raw: dict[str, Any], faults: Faults) -> ModelConfig:
     # where there are experts, the dense layers are those that the config names as such: mlp_only_layers and
     # decoder_sparse_step (Qwen), first_k_dense_replace (DeepSeek)
     dense = moe is None or raw.get("mlp_only_layers") or number("first_k_dense_replace", default=0, least=0)
-    if any(k.startswith("linear_") and "head_dim" in k for k in raw):
-        notes.append("has linear attention layers; their projections are not in the list (capture them instead)")
+    names = ("num_key_heads", "key_head_dim", "num_value_heads", "value_head_dim")
+    k_heads, k_dim, v_heads, v_dim = (number(f"linear_{name}", default=0) for name in names)
     config = ModelConfig(
         model_type=kind,
         hidden=hidden,
@@ -176,6 +194,9 @@ def _model(raw: dict[str, Any], faults: Faults) -> ModelConfig:
         mlp_bias=bool(raw.get("mlp_bias")),
         mla=mla,
         moe=moe,
+        gdn=(k_heads, k_dim, v_heads, v_dim) if k_heads else None,
+        gated=bool(raw.get("attn_output_gate", k_heads)),
+        raw=raw,
         quant=raw["quantization_config"] if isinstance(raw.get("quantization_config"), dict) else {},
         notes=tuple(notes),
     )
@@ -193,7 +214,7 @@ def _dtype(raw: Mapping[str, Any], faults: Faults) -> str:
 # --- layers ----------------------------------------------------------------------------------------------------------
 
 # layers that stay in the model's own dtype when the others are quantised
-UNQUANTISED = ("router", "lm_head")
+UNQUANTISED = ("router", "lm_head", "in_ba")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +242,7 @@ def layers(model: ModelConfig, tp: int) -> list[Layer]:
     ]  # fmt: skip
     return [
         *(_mla(model, model.mla, tp) if model.mla else _attention(model, tp)),
+        *(_gdn(model, model.gdn, tp) if model.gdn else []),
         *(dense if model.inter else []),
         *([Layer("router", moe.experts, model.hidden, moe.router_bias)] if moe else []),
         *(common if shared else []),
@@ -237,6 +259,7 @@ def _check(model: ModelConfig, tp: int) -> None:
             (heads, f"--tp {tp} and {model.kv_heads} key-value heads: neither divides the other"),
             (model.inter % tp, f"--tp {tp} does not divide the MLP's width {model.inter}"),
             (shared % tp, f"--tp {tp} does not divide the shared experts' width {shared}"),
+            (any(n % tp for n in (model.gdn or ())[::2]), f"--tp {tp} does not divide the linear attention's heads"),
         ) if wrong
     ]  # fmt: skip
     if faults:
@@ -246,9 +269,15 @@ def _check(model: ModelConfig, tp: int) -> None:
 def _attention(model: ModelConfig, tp: int) -> list[Layer]:
     q, kv = model.heads // tp, max(model.kv_heads // tp, 1)
     return [
-        Layer("qkv", (q + 2 * kv) * model.head_dim, model.hidden, model.qkv_bias),
+        Layer("qkv", (q * (1 + model.gated) + 2 * kv) * model.head_dim, model.hidden, model.qkv_bias),
         Layer("o", model.hidden, q * model.head_dim, model.o_bias),
     ]
+
+
+def _gdn(model: ModelConfig, gdn: tuple[int, int, int, int], tp: int) -> list[Layer]:
+    keys, values = gdn[0] * gdn[1] // tp, gdn[2] * gdn[3] // tp
+    n = {"in_qkvz": 2 * (keys + values), "in_ba": 2 * gdn[2] // tp}
+    return [*(Layer(name, n[name], model.hidden) for name in n), Layer("gdn_o", model.hidden, values)]
 
 
 def _mla(model: ModelConfig, mla: Mla, tp: int) -> list[Layer]:
@@ -258,6 +287,7 @@ def _mla(model: ModelConfig, mla: Mla, tp: int) -> list[Layer]:
         *([Layer("q_a", rank, model.hidden, model.qkv_bias)] if rank else [Layer("q", q, model.hidden)]),
         down,
         *([Layer("q_kv_a", rank + kv_a, model.hidden, model.qkv_bias), Layer("q_b", q, rank)] if rank else []),
+        *([Layer("index_q", mla.index, rank)] if rank and mla.index else []),
         Layer("kv_b", heads * (mla.nope + mla.v), mla.kv_lora_rank),
         Layer("absorb_k", mla.kv_lora_rank, mla.nope, b=heads),
         Layer("absorb_v", mla.v, mla.kv_lora_rank, b=heads),
@@ -305,7 +335,7 @@ def model_shapes(
     columns such as q_dtype_w, over what follows from the model. Raises InputError."""
     notes = [*model.notes]
     if family.two_stages:
-        fixed = {**_moe_columns(model), **_checked(family, columns or {})}
+        fixed = {**expert_columns(model), **_checked(family, columns or {})}
         sizes, shared_too = _experts(model, tp, ep, fuse_shared)
         if shared_too:
             notes.append("shared experts are not counted as routed ones; stacks that fuse them need --fuse-shared")
@@ -383,7 +413,7 @@ def _wanted(of: Sequence[Layer], family: Family, model: ModelConfig, only: Seque
     return [x for x in fitting if x.name in only]
 
 
-def _moe_columns(model: ModelConfig) -> dict[str, int | str]:
+def expert_columns(model: ModelConfig) -> dict[str, int | str]:
     """fmoe's text columns as the model's quantization_config says; they can be set otherwise."""
     method = str(model.quant.get("quant_method", ""))
     block = model.quant.get("weight_block_size")

@@ -334,7 +334,7 @@ def _under_way(state: State, a: Attempt, now: float, pace: float) -> UnderWay:
 
 
 def _slots(state: State) -> int:
-    """Number of slots that take work now or soon; if there are none, of all slots."""
+    """Number of slots that take work now or soon; if no slot does, the number of all slots."""
     return len(state.usable) or sum(len(n.slots) for n in state.nodes.values()) or 1
 
 
@@ -412,7 +412,7 @@ def node_state(node: Node) -> str:
 
 
 def node_detail(node: Node) -> str:
-    """The trouble of a node in words, "" if there is none."""
+    """The trouble of a node in words, "" if all is well."""
     if node.state == "gone" or node.state == "busy":
         return node_words(node, node.state, node.why)
     return node.why

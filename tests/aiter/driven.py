@@ -42,7 +42,7 @@ DOES = {
 }  # fmt: skip
 UNSPLIT = "1"
 ENDS = {SEGV: "Segmentation", FAULT: "Memory access", HANG: "hang"}
-"""Those that end their process, and a word of how it is told."""
+"""Faults that end their process, and a word from the message for each."""
 TIMEOUT_S = 90
 COLUMNS = {
     "a16w16": {

@@ -19,13 +19,13 @@ PARTS = (
 )  # fmt: skip
 SHIPPED: dict[str, tuple[int, dict[tuple[str, str], int]]] = {
     # 5 numbers where the tree's own expression reads at most 4 (aiter/ops/gemm_op_a8w8.py): AITER runs a default CK
-    # kernel instead, without a word
+    # kernel instead, without a message
     "e4048607a5": (53_522, {("a8w8_bpreshuffle", "no FlyDSL kernel of the tree is called flydsl_bpreshuflle_"): 185}),
     # of a form that was left
     "v0.1.14": (25_117, {("a8w8_blockscale", "lists no kernel a8w8_blockscale_cktile_"): 1}),
     "v0.1.9": (6_265, {}),
 }
-"""All rows with a whole key, and the exceptions, each of which is AITER's own."""
+"""All rows with a whole key, and the exceptions. Each exception is a fault of AITER."""
 
 
 @needs_checkout

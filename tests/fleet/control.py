@@ -25,7 +25,7 @@ TIMEOUTS = Timeouts(
     jitter=0.01, steady=0.2, vanished=2.0, busy=0.05, close=0.5, stop=StopLimits(2.0, 1.0, 5.0),
     cancel=StopLimits(1.0, 0.5, 2.5),
 )  # fmt: skip
-"""As in a real run, `vanished` is longer than `silence`: a beat that was held up by a stall is never that old."""
+"""`vanished` is longer than `silence`, like in a real run: a stall never delays a beat that long."""
 POLICY = PolicySettings(first_cool_down_s=0.05, cool_down_s=0.3, proof_s=5.0, ahead_s=0.1)  # shapes take hundredths
 
 

@@ -154,7 +154,7 @@ class Fleet(Books):
         return done
 
     def begun(self, tuned: int, *faults: Fault, free: int = 0, **more: Any) -> Controller:
-        """Start a run that has tuned so many groups of one shape; what comes after the first `free` is held."""
+        """Start a run and wait until it has tuned `tuned` groups of one shape. Groups after the first `free` wait."""
         run = self.start(*faults, self.held(max(tuned, free)), **more)
         wait_until(lambda: self.tuned() >= tuned or run.poll() is not None, f"{tuned} shapes are tuned")
         assert run.poll() is None, run.out

@@ -38,7 +38,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """One thing that happens once a share `at` of all shapes is settled. `seconds` None: for good."""
+    """A mishap at the moment when the share `at` of all shapes is settled. `seconds` None: it lasts for ever."""
 
     at: float
     kind: str
@@ -109,7 +109,7 @@ def test_the_laws_hold(fleet: Fleet, seed: int) -> None:
             innocent_ids = {i for i, key in ledger.keys.items() if "x".join(map(str, key[:3])) not in chaos.guilty}
         ended = Counter(r.in_flight for r in fleet.journal(ev.AttemptEnded) if r.outcome.value != "done")
         again = {s: k for s, k in fleet.starts().items() if s in innocent_ids and k > 1 + ended[s]}
-        assert not again, "without a loss only what was in flight is repeated"
+        assert not again, "without a loss only shapes in flight are repeated"
 
 
 class Run:

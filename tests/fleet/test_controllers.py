@@ -42,7 +42,7 @@ def test_killed_at_drawn_points_of_its_work(fleet: Fleet, seed: int, kills: int)
             with fleet.ledger() as ledger:
                 assert reconcile(ledger) == []
                 now = ledger.counts().settled
-            assert now >= before, "what was settled stays settled"
+            assert now >= before, "settled shapes stay settled"
             before = now
         run = fleet.drive()
     assert run.wait() == 1, run.out
@@ -84,7 +84,7 @@ def test_ctrl_c_once_lets_running_groups_end(fleet: Fleet, grace_s: float) -> No
     wait_until(lambda: not fleet.processes(), "no worker is left")
     assert fleet.resume().code == 0
     fleet.check_books(n)
-    assert set(fleet.starts().values()) == {1}, "what the workers measured alone was found"
+    assert set(fleet.starts().values()) == {1}, "the results that the workers measured alone were found"
 
 
 @pytest.mark.parametrize("how", ["interrupted", "cancelled"])
@@ -122,7 +122,7 @@ def test_cancel_without_a_controller_keeps_what_was_measured_and_reports_what_it
     assert "! h3: workers may be left; they end after 15 minutes without work: " in done.out
     with fleet.ledger() as ledger:
         assert ledger.state == "cancelled"
-        assert ledger.counts().tuned >= measured, "what the workers measured alone was read"
+        assert ledger.counts().tuned >= measured, "the results that the workers measured alone were read"
     fleet.mend("h3")
     fleet.release(until="resumed")
     assert fleet.resume().code == 0
@@ -150,7 +150,7 @@ def test_an_older_controller_is_shut_out_by_the_epoch(fleet: Fleet) -> None:
     fleet.release()
     assert second.wait() == 0, second.out
     fleet.check_books(n)
-    assert set(fleet.starts().values()) == {1}, "what the first had sent was found, not repeated"
+    assert set(fleet.starts().values()) == {1}, "attempts of the first controller were found, not repeated"
     assert [p.read_bytes() for p in (here.ledger, here.config)] == before, "the first changes nothing more"
 
 

@@ -54,7 +54,7 @@ def test_what_a_node_measures_while_nobody_hears_it_counts(fleet: Fleet, state: 
     wait_until(lambda: fleet.measured("h3") >= heard + 2, "its worker goes on")
     assert fleet.tuned_by()["h3"] == heard
     fleet.mend("h3")
-    wait_until(lambda: fleet.tuned_by()["h3"] >= heard + 2, "what it measured alone is read")
+    wait_until(lambda: fleet.tuned_by()["h3"] >= heard + 2, "the results that it measured alone are read")
     fleet.release()
     assert run.wait() == 0, run.out
     check_once(fleet, n)

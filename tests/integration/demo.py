@@ -85,7 +85,7 @@ def play(fleet: HeavyFleet, shapes: Path, runs: Path, commands: Commands) -> int
     code = commands.run("tune", str(shapes), "-i", str(inventory), "--grace", str(GRACE_S), *where)
     ours = [run for run in list_runs(runs) if _inventory_of(run) == str(inventory)]
     if not ours or commands.stopped:
-        say("the nodes go with the demo, so a run of it cannot be resumed; what was measured is in its folder")
+        say("the nodes end with the demo, so its run cannot be resumed; the results so far are in its folder")
         return code or 130
     say("\n== 5/5  how it went")
     told = commands.run("status", ours[0].run, *where) or commands.run("explain", ours[0].run, "g0001", *where)

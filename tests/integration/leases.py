@@ -57,7 +57,7 @@ class LeaseBench(ABC):
         self.faults.append((time.time(), lease, cause))
 
     def finish(self, run: subprocess.Popen[str]) -> None:
-        """Let the run come to its end and check its books."""
+        """Wait until the run ends, and check its books."""
         wait_until(lambda: self.over(run), "the run is over")
         assert run.returncode == 0, self.printed(run)
         self.check()

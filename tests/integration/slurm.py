@@ -207,7 +207,7 @@ class SlurmCluster:
         self.run("scontrol", "update", f"jobid={job}", "StartTime=now+2")
 
     def mend(self) -> None:
-        """As a test found it: every daemon runs, no job is there, every node is idle."""
+        """Restore the state before a test: every daemon runs, there are no jobs, every node is idle."""
         for node in self.nodes:
             if node.process is None or node.process.poll() is not None:
                 self._start_node(node)

@@ -1,4 +1,4 @@
-"""The page for contributors, done: what it adds is put into a copy of the tree, which runs."""
+"""Follows the page for contributors: adds its examples to a copy of the tree and runs them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gemmfleet bench` through the real command line, on this CPU: what it says are this CPU's times."""
+"""`gemmfleet bench` through the real command line. It measures this CPU."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
 def test_bad_input_is_told_before_anything_is_written(bench: Bench) -> None:
     local(bench)
     images = ["--env", "a=image:1", "--env", "b=image:2"]
-    for more, words in ((["-b", "cutlass"], "'cutlass' is no backend"), (images, "only docker runs images")):
+    for more, words in ((["-b", "cutlass"], "'cutlass' is not a backend"), (images, "only docker runs images")):
         done = bench.run("bench", *args(bench, *more))
         assert (done.code, words in done.err, bench.runs.exists()) == (2, True, False), done.err
 

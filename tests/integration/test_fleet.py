@@ -78,7 +78,7 @@ def test_a_controller_killed_and_resumed(fleet: HeavyFleet, remote: Bench) -> No
     assert containers(fleet) == []
     assert known < n
     starts = Counter(r.shape for r in remote.journal(ShapeStarted))
-    assert set(starts.values()) == {1}, "what the workers did alone was found"
+    assert set(starts.values()) == {1}, "the results that the workers measured alone were found"
     assert all(joined(remote, node.name, at) for node in fleet.nodes)
 
 

@@ -32,7 +32,7 @@ class Node:
         return {w.slot: w.state for w in self.engine.list()}["0"] == "running"
 
     def pid(self) -> int:
-        """The worker's, from its lock; 0 if there is none yet."""
+        """The worker's process id from its lock; 0 if it has no lock yet."""
         lock = self.folder / "claimed/0/lock"
         return int(lock.read_text() or 0) if lock.exists() else 0
 

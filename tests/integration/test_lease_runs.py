@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 
 class RunBench(LeaseBench):
-    """Faults of a scheduler; `patch` has what is undone before the test goes on."""
+    """Causes faults of a scheduler. `patch`: changes that are undone before the test goes on."""
 
     cluster: SlurmCluster | Cluster
     wrong: ClassVar[dict[str, str]]
@@ -56,7 +56,7 @@ class SlurmBench(RunBench):
         self.cluster = cluster
 
     def left(self) -> list[str]:
-        wait_until(lambda: "COMPLETING" not in self.cluster.jobs(), "what was cancelled is gone")
+        wait_until(lambda: "COMPLETING" not in self.cluster.jobs(), "the cancelled jobs are gone")
         return [line.split()[0] for line in self.cluster.jobs().splitlines()]
 
     def preempt(self, lease: str) -> None:

@@ -57,7 +57,7 @@ def test_the_values_reach_docker_and_no_file(fleet: HeavyFleet, remote: Bench) -
     assert told(folder, node) == told(str(remote.paths.root)) == ""
     for path in (f"{folder}/launch.sh", f"{folder}/container.sh"):
         kept = (remote.paths.node("h1") / path.rsplit("/", 1)[-1]).read_text()
-        assert node.sh(f"cat {path}") == kept.strip()  # what is kept is what was deployed
+        assert node.sh(f"cat {path}") == kept.strip()  # the run's folder has the deployed file
     assert "${env:GF_IMAGE}" in node.sh(f"cat {folder}/container.sh")
     assert node.sh(f"docker inspect -f '{{{{.Config.Image}}}}' {name}") == IMAGE
     assert node.sh(

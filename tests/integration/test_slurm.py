@@ -47,7 +47,7 @@ class Pool:
         return next((x for x in self.source.list() if x.id == id), None)
 
     def ready(self, count: int = 1) -> list[Lease]:
-        """So many, once they are."""
+        """Wait for this many ready leases and return them."""
 
         def look() -> list[Lease]:
             return [x for x in self.source.list() if x.state is READY]

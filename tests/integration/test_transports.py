@@ -189,7 +189,7 @@ def test_much_input_and_much_output_at_once_do_not_block_each_other(t: Transport
     assert done.out == data
     assert data.endswith(done.err)
     assert len(done.err) > 100_000
-    assert t.run(["head", "-c", "3"], stdin=data).out == data[:3], "who reads only a little of it is no error"
+    assert t.run(["head", "-c", "3"], stdin=data).out == data[:3], "a command that reads only a part is not an error"
     if not isinstance(t, LocalTransport):
         with pytest.raises(TransportError, match="printed more than 64 MiB"):
             t.run(["head", "-c", "90000000", "/dev/zero"])

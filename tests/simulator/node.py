@@ -221,7 +221,7 @@ class SimNode:
         }  # fmt: skip
 
     def _try_candidates(self, w: SimWorker, shape: int) -> list[int]:
-        """Those that fault now."""
+        """The candidates that fault now."""
         faults, losing = self.plan.faults, self.plan.faults.losing.get((self.name, w.slot))
         sick = losing.candidates if losing is not None and losing.since <= self.clock.now < losing.until else ()
         ill = faults.sick.get((self.name, w.slot))
@@ -284,11 +284,11 @@ class SimNode:
         self.clock.later(self.plan.restart_s, lambda: self.start(w))
 
     def power_cut(self, back_s: float | None, why: str) -> None:
-        """Everything stops at once; what was written stays."""
+        """Everything stops at once. Written files stay."""
         if not self.powered:
             return
         self.powered = False
-        # of a worker that went on after an end which nobody heard of, nobody can know what it had claimed
+        # if nobody heard of an attempt's end, and the worker went on, nobody can know what it had claimed
         known = all(e.outcome is Reason.DONE for e in self.file[self.read :] if isinstance(e, ev.AttemptEnded))
         self.deaths.append((self.clock.now, why, known and self.linked and self.clock.follows(self)))
         for w in self.workers.values():

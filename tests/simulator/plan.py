@@ -60,7 +60,7 @@ class Losing:
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """`link`: cut off, while its workers work on. `power`: everything on it stops. `seconds` None: for good."""
+    """`link`: the node is cut off, but its workers go on. `power`: everything on it stops. `seconds` None: for ever."""
 
     node: str
     at: float
@@ -87,7 +87,7 @@ class Faults:
     refused: Mapping[int, Reason] = field(default_factory=dict)
     """Shapes that the tuner refuses."""
     silent: Mapping[int, int] = field(default_factory=dict)
-    """Shape -> how often the tuner passes over it without a word."""
+    """Shape -> how often the tuner skips it silently."""
     wedges: Mapping[int, float] = field(default_factory=dict)
     """Shape -> seconds for which the GPU that it ran on passes no canary afterwards."""
     worker_killers: frozenset[int] = frozenset()
@@ -124,8 +124,8 @@ class Faults:
 class SimLease:
     """Host and GPUs (one for each slot) of a node that is a lease, when it is granted, and why it ends.
 
-    `charged`: the end counts as a lost node, as that of any whose node is down then. `drain_s`: so long before its end
-    it gets no more work.
+    `charged`: the end counts as a lost node, like every end while the node is down. `drain_s`: it gets no more work
+    this long before its end.
     """
 
     host: str
@@ -147,7 +147,7 @@ class SimPlan:
     faults: Faults = Faults()
     seed: int = 0
     leases: Mapping[str, SimLease] = field(default_factory=dict)
-    """Those of `nodes` that are leases."""
+    """The nodes that are leases."""
     look_s: float = 1.0
     """Time from the end of a lease to the scheduler's report of it."""
     candidates: int = 0
@@ -170,7 +170,7 @@ class SimPlan:
     slow: Mapping[SlotId, float] = field(default_factory=dict)
     """Factor on the duration of all work, by slot."""
     lost_s: float = 90.0
-    """An unreachable node is given up after so long."""
+    """An unreachable node is given up after this many seconds."""
     tick_s: float = 5.0
     limit_s: float = 30 * 86400.0
     """Limit of the simulation."""

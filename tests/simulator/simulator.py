@@ -1,8 +1,8 @@
 """Simulation of the real policy against simulated nodes on a virtual clock, and its result.
 
-What dispatch does with real nodes is done here too: events from a node come late and stop when its link does; a node
-that is up again reports what it has, and what never arrived there counts as taken back; a node that stays away is given
-up. The journal is kept as the ledger keeps it, and the result is made from the journal alone.
+It behaves like dispatch with real nodes: events from a node come late, and stop with its link; a node that is up again
+reports its attempts, and those that never arrived there count as taken back; a node that stays away is given up. The
+journal is kept as in the ledger, and the result is made from the journal alone.
 """
 
 from __future__ import annotations

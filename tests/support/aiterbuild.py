@@ -166,7 +166,7 @@ class Test(unittest.TestCase):
 
 
 def line(of: Family, **cells: Any) -> str:
-    """A row of a tuned table; what is not named is taken as something plain."""
+    """A row of a tuned table. Cells that are not given get plain defaults."""
     plain = {"gfx": "gfx950", "cu_num": 256, "N": 64, "K": 128, "us": 10.0, "splitK": 0, of.err_column: 0.0}
     full = {**{c.name: c.default or 64 for c in of.columns}, **plain, **cells}
     us = float(full["us"])

@@ -36,14 +36,14 @@ class Books:
         self.shapes_csv, self.groups = root / "shapes.csv", 0
 
     def shapes(self, groups: int, per_group: int = 1) -> int:
-        """Write so many shapes; N names the group (N = 16 * number), M the shape."""
+        """Write the list of shapes. N names the group (N = 16 * number), M the shape."""
         rows = [(m + 1, 16 * (g + 1), 64) for g in range(groups) for m in range(per_group)]
         self.shapes_csv.write_text("M,N,K\n" + "".join(f"{m},{n},{k}\n" for m, n, k in rows))
         self.groups = groups
         return len(rows)
 
     def held(self, after: int, until: str = "released") -> dict[str, Any]:
-        """A fault: groups after the first so many wait where they are measured, until `release`."""
+        """A fault: all but the first `after` groups wait while they are measured, until `release`."""
         later = [str(16 * g) for g in range(after + 1, self.groups + 1)]
         return {"kind": "hold", "until": until, "match": {"N": later}}
 

@@ -46,7 +46,7 @@ def draw_plan(seed: int) -> SimPlan:
         back = None
     spoiled: list[SlotId] = [(n, str(s)) for n, k in nodes.items() for s in range(k) if n != haven or s]
     rng.shuffle(spoiled)
-    # where killers end nodes for good, no other fault does
+    # if killers end nodes for ever, no other fault does
     mayhem = back is not None or not killers
     faults = Faults(
         poison={s: Poison(rng.choice(FAULT_REASONS), rng.choice((1.0, 1.0, 0.5))) for s in _some(rng, shapes, 0.6, 4)},

@@ -17,9 +17,11 @@ def as_markdown() -> str:
         limits = ", ".join(f"{x.column} % {x.multiple_of} == 0 ({x.why})" for x in f.limits)
         results = ",".join(f.result_columns)
         lines.append(f"| `{f.name}` | {keys} | {limits} | `{results}` | `{f.tuned_csv}` | `{f.env}` |")
-    lines += ["", "| family | column | legal values |", "|---|---|---|"]
+    lines += ["", "| family | columns | legal values |", "|---|---|---|"]
     for f in FAMILIES.values():
-        lines += [f"| `{f.name}` | `{c.name}` | {', '.join(f'`{v}`' for v in c.legal)} |" for c in f.columns if c.legal]
+        for legal in dict.fromkeys(c.legal for c in f.columns if c.legal):
+            columns = ", ".join(f"`{c.name}`" for c in f.columns if c.legal == legal)
+            lines.append(f"| `{f.name}` | {columns} | {', '.join(f'`{v}`' for v in legal)} |")
     return "\n".join(lines)
 
 

@@ -54,7 +54,7 @@ def why_not() -> str:
     if not given:
         return "KUBE_BIN names no Kubernetes API server"
     if not Path(given).is_file():
-        return f"KUBE_BIN: {given} is no file"
+        return f"KUBE_BIN: {given} is not a file"
     for command, package in (("etcd", "etcd-server"), ("openssl", "openssl")):
         if shutil.which(command) is None:
             return f"there is no {command} (Debian: {package})"
@@ -288,7 +288,7 @@ class Cluster:
         wait_until(counted, "the controller has counted, and refuses what is too much")
 
     def mend(self) -> None:
-        """As it was found: no quota, no pod, every node ready."""
+        """Restore the first state: no quota, no pod, every node ready."""
         with contextlib.suppress(urllib.error.HTTPError):
             self.request("DELETE", f"{OF_NAMESPACE}/resourcequotas/tests")
         for node in self.nodes:

@@ -24,6 +24,6 @@ def _full(case: Any) -> Any:
 
 
 def drawn(examples: int, *, fixed: bool = False, **more: Any) -> settings:
-    """Settings of a test with drawn cases: so many, and fifty times as many in `make soak`. `fixed`: they are the same
-    each time, but not there."""
+    """Settings of a test with drawn cases: `examples` of them, and fifty times more in `make soak`. `fixed`: the same
+    cases each time, except in `make soak`."""
     return settings(max_examples=examples * (50 if SOAK else 1), deadline=None, derandomize=fixed and not SOAK, **more)

@@ -63,12 +63,12 @@ class Rig:
         return self.do(ev.LeaseEnded(name, cause, cause.upper(), charged))
 
     def work(self, *shapes: int, cost_s: float = 60.0, kind: str = "k", **more: object) -> list[ev.Decision]:
-        """Shapes of one kind, each a unit of so many seconds."""
+        """Add shapes of one kind. Each is a unit of `cost_s` seconds."""
         units, costs = tuple((s,) for s in shapes), tuple((cost_s,) for _ in shapes)
         return self.do(ev.WorkAdded(kind, units, costs, **more))  # type: ignore[arg-type]
 
     def singles(self, *shapes: int, cost_s: float = 60.0) -> list[ev.Decision]:
-        """Shapes that have a process of their own each."""
+        """Add shapes that do not share a process."""
         return self.work(*shapes, cost_s=cost_s, kind="single", alone=True)
 
     def canary(self, node: str, slot: str = "0", *, ok: bool = True) -> list[ev.Decision]:

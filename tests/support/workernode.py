@@ -67,7 +67,7 @@ class Node:
         return self.paths.inbox / str(InboxName(self._seq, slot, attempt))
 
     def start(self, slot: str = "0", python: str = sys.executable, **popen: Any) -> subprocess.Popen[bytes]:
-        """An agent of the slot; what it says itself goes to `agent-<slot>.out`."""
+        """Start an agent for the slot. Its own output goes to `agent-<slot>.out`."""
         argv = [python, "-m", "worker", "agent", "--node-dir", str(self.paths.root), "--slot", slot]
         with open(self.paths.root / f"agent-{slot}.out", "ab") as out:
             agent = subprocess.Popen(argv, cwd=REPO, stdin=subprocess.DEVNULL, stdout=out, stderr=out, **popen)

@@ -1,18 +1,18 @@
-"""One attempt from the spec to its end: the tuner's messages become records as they come, under a watchdog.
+"""Runs an attempt from its spec to its end, under a watchdog. The tuner's messages become records as they arrive.
 
-Outcome of an attempt, in order of precedence:
+The outcome of an attempt is the first of these that applies:
 
-- the tuner went through all shapes: `done`, whatever else was going on;
-- the agent ended it: `hang` (no message for watchdog_s), `cancelled`, `disk_full`, or `error` (the tuner
-  broke the protocol);
-- the tuner sent the reason: `error`, `oom` (MemoryError, or an exception with "out of memory"), `disk_full`, or the
-  outcome of its TunerFault: `fault` and `hang` of a process of the tuner's own, with its status;
-- its process was killed by a SIGKILL that was not ours while a counter of the kernel's out-of-memory killer
-  rose: `oom`. A SIGKILL of unknown origin is a `fault`, with that in its detail;
-- any other end of the process, a clean exit too: `fault`.
+- The tuner went through all shapes: `done`, whatever else happened.
+- The agent ended it: `hang` (no message for watchdog_s), `cancelled`, `disk_full`, or `error` (the tuner broke the
+  protocol).
+- The tuner sent the reason: `error`, `oom` (MemoryError, or an exception with "out of memory"), `disk_full`, or the
+  outcome of its TunerFault: `fault` or `hang` of a process that the tuner started, with its status.
+- Its process was killed by a SIGKILL that was not ours, while a counter of the kernel's out-of-memory killer rose:
+  `oom`. A SIGKILL of unknown origin is a `fault`, and its detail says so.
+- The process ended in any other way, even with a clean exit: `fault`.
 
-The tuner is third-party code: `MessageCheck` holds each of its messages to the attempt's spec, so that none reaches the
-record file unchecked.
+The tuner is third-party code, so `MessageCheck` checks each message against the attempt's spec before it reaches the
+record file.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class MessageCheck:
     """Follows the messages of one attempt.
 
     `in_flight`: the shape that was started and is neither settled nor parked. A parked shape was measured and waits for
-    its verdict (a tuner that writes after several shapes); what happens meanwhile is no evidence about it.
+    its verdict, because the tuner writes after several shapes. Faults in the meantime do not count against it.
     """
 
     def __init__(self, spec: Spec) -> None:
@@ -54,9 +54,9 @@ class MessageCheck:
         self.in_flight: int | None = None
 
     def take(self, message: Mapping[str, Any], t: float) -> dict[str, Any] | None:
-        """The record for a tuner's message on a shape, None if it needs none.
+        """The record for a tuner's message on a shape, None if it needs no record.
 
-        Raises ProtocolError where it breaks the rules.
+        Raises ProtocolError if the message breaks the rules.
         """
         kind, shape = message["type"], message.get("shape")
         if kind == "shape_started":
@@ -117,7 +117,7 @@ LAST_WORDS = ("done", "error", "oom", "disk_full", "fault", "hang", "interrupted
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """End of an attempt. `exit`: the process's status if it ended too, else None."""
+    """The end of an attempt. `exit`: the status of the process if that ended too, else None."""
 
     outcome: str
     in_flight: int | None
@@ -127,17 +127,17 @@ class Ended:
 
     @property
     def process_is_fit(self) -> bool:
-        """True where the tuner's process may take the next attempt as it is."""
+        """Return whether the tuner's process may take the next attempt without a restart."""
         return self.exit is None and self.outcome in ("done", "cancelled", "disk_full")
 
     def with_evidence(self, words: str) -> Ended:
-        """The same, `words` (of hardware errors and the like) first in its detail."""
+        """The same with `words` (about hardware errors and the like) before its detail."""
         return replace(self, detail=clean(f"{words}; {self.detail}" if self.detail else words)) if words else self
 
     def record(
         self, attempt: str, seconds: float, start_s: float = 0.0, conditions: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """The attempt_ended record. `start_s`: seconds that the process took to be ready, if not yet on record."""
+        """The attempt_ended record. `start_s`: seconds until the process was ready, if not recorded yet."""
         optional = {"conditions": dict(conditions)} if conditions else {}
         return record(
             "attempt_ended",
@@ -154,7 +154,7 @@ class Ended:
 
 
 class Attempt:
-    """Runs a spec on a tuner's process that is ready."""
+    """Runs a spec on a tuner's process, which must be ready."""
 
     def __init__(self, spec: Spec, proc: TunerProcess, records: RecordFile, control: Control, log_fd: int) -> None:
         self._spec = spec
@@ -179,7 +179,7 @@ class Attempt:
         return Ended(outcome, self._check.in_flight, self._proc.exit, detail, _seconds(spent))
 
     def _follow(self) -> None:
-        """Take its messages until the last one or the end of the process."""
+        """Take messages until the last one, or until the process ends."""
         quiet = since_interrupt = 0.0
         for messages, step in self._proc.turns(self._control.tick):
             self._take(messages)
@@ -224,7 +224,7 @@ class Attempt:
         self._records.sync()
 
     def _judge(self, counters: dict[str, int]) -> tuple[str, str]:
-        """Outcome by the module's docstring, and detail."""
+        """(outcome, detail). See the module's docstring."""
         last = self._last["type"] if self._last else ""
         detail = clean(str(self._last.get("detail", ""))) if self._last else ""
         if self._broken:
@@ -246,7 +246,7 @@ class Attempt:
 
 
 def with_log(detail: str, log_fd: int, since: int) -> str:
-    """`detail` and after it as much of the log's end as a record's detail may hold."""
+    """`detail`, followed by as much of the log's end as fits into a record's detail."""
     room = MAX_DETAIL - len(detail.encode()) - 20
     lines = tail(log_fd, since, room) if room > 80 else ""
     return f"{detail}; the log ends: {lines}" if lines else detail

@@ -1,8 +1,8 @@
-"""Stream of a node: records and logs of its slots from given offsets on, and a heartbeat.
+"""Streams a node's records and logs from given offsets on, with a heartbeat.
 
-Frames are as in worker.protocol. Reads only; any number may run beside the workers. It keeps each file open, looks for
-more every few milliseconds, and sends what was added: records up to their last whole line, log bytes as they are, at
-most CHUNK bytes a frame. It ends when its stdin or stdout is closed.
+Frames are defined in worker.protocol. It only reads, and any number of these streams may run beside the workers. It
+keeps each file open, looks for new bytes every few milliseconds, and sends them: records up to the last whole line, log
+bytes as they are, at most CHUNK bytes in a frame. It ends when its stdin or stdout is closed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LOOK_S = 0.1  # seconds between searches for new slots and files
 
 @dataclass(slots=True)
 class Followed:
-    """One file, the offset up to which it was sent, and its fault if any."""
+    """One file, the offset up to which it was sent, and its fault, if any."""
 
     path: Path
     whole_lines: bool
@@ -40,7 +40,7 @@ class Followed:
     error: str = ""
 
     def open(self) -> None:
-        """Open it if it is there by now; only a regular file is read."""
+        """Open the file if it exists by now. Only a regular file is read."""
         try:
             fd = os.open(self.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -55,7 +55,7 @@ class Followed:
             self.error = f"{self.path.name} is not a regular file"
 
     def read(self) -> bytes:
-        """The next bytes to send, b"" where there are none (yet). Does not move the offset."""
+        """The next bytes to send, b"" if nothing is new. Does not move the offset."""
         if self.fd < 0 or self.error:
             return b""
         size = os.fstat(self.fd).st_size
@@ -68,7 +68,7 @@ class Followed:
         if not self.whole_lines:
             return data
         end = data.rfind(b"\n") + 1
-        # no record is longer than a chunk: such a line is damage, and is passed on for the reader to report
+        # no record is longer than a chunk, so such a line is damaged; pass it on, and the reader reports it
         return data[:end] if end or len(data) < CHUNK else data
 
 
@@ -81,7 +81,7 @@ class Stream:
     files: dict[tuple[str, str], Followed] = field(default_factory=dict)
 
     def look(self) -> None:
-        """Find new slots, open files that have appeared."""
+        """Find new slots, and open new files."""
         for slot in self._slots_there():
             for kind, path in (("E", self.paths.events(slot)), ("L", self.paths.log(slot))):
                 if (kind, slot) not in self.files:
@@ -92,7 +92,7 @@ class Stream:
                 followed.open()
 
     def frames(self) -> Iterator[bytes]:
-        """One frame of every file that has something new, records first."""
+        """One frame for each file with new bytes, records first."""
         for (kind, slot), followed in sorted(self.files.items()):
             data = followed.read()
             if data:
@@ -100,9 +100,9 @@ class Stream:
                 followed.offset += len(data)
 
     def beat(self, now: float) -> bytes:
-        """The beat's frame. alive: an agent holds the slot's lock; age: seconds since it touched its beat; waits: the
-        owner (RUN/NODE) of the device that it waits for, if it does; held: the attempts that wait or are claimed, left
-        out while there are records to send."""
+        """The frame of a beat. alive: an agent holds the slot's lock. age: seconds since it touched its beat. waits:
+        the owner (RUN/NODE) of the device that it waits for, if it waits. held: the attempts that wait or are claimed;
+        left out while there are records to send."""
         held = held_attempts(self.paths)
         beat: dict[str, Any] = {
             "t": now,
@@ -110,7 +110,7 @@ class Stream:
             "stop": read_stop(self.paths) or None,
             "slots": {slot: self._slot(slot, now) for slot in sorted({slot for _, slot in self.files})},
         }
-        # in this order: an attempt's end is in the file before it leaves the folder
+        # the order matters: an attempt's end is in the file before it leaves the folder
         if not any(f.read() for (kind, _), f in self.files.items() if kind == "E"):
             beat["held"] = sorted(held)
         errors = [f.error for f in self.files.values() if f.error]
@@ -133,7 +133,7 @@ class Stream:
 
 
 def held_attempts(paths: NodePaths) -> set[str]:
-    """Attempts in the inbox or claimed by a slot; what moves from one to the other meanwhile is seen."""
+    """Attempts in the inbox or claimed by a slot. Does not miss an attempt that moves between them meanwhile."""
     names = _names(paths.inbox)
     for slot in _names(paths.root / "claimed"):
         names += _names(paths.claimed(slot)) if SLOT_RE.match(slot) else []
@@ -148,7 +148,7 @@ def _names(folder: Path) -> list[str]:
 
 
 def is_alive(paths: NodePaths, slot: str) -> bool:
-    """True where an agent holds the slot's lock. A shared lock for an instant: agents try theirs for a while."""
+    """Return whether an agent holds the slot's lock. Takes a shared lock for an instant; agents try theirs longer."""
     try:
         fd = os.open(paths.lock(slot), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
@@ -208,7 +208,7 @@ def main(node_dir: Path, start: str) -> int:
     threading.Thread(target=_exit_with_stdin, daemon=True).start()
     with suppress(BrokenPipeError, KeyboardInterrupt):
         follow(stream, sys.stdout.fileno())
-    os._exit(0)  # the thread may sit in a read that would hold a clean exit up
+    os._exit(0)  # the thread may be blocked in a read, which would delay a clean exit
 
 
 def _exit_with_stdin() -> None:

@@ -1,12 +1,12 @@
 """A slot's side of the node folder: its inbox of specs, requests to stop or cancel, the epoch, and its locks.
 
-The slot that renames a spec out of `inbox/` owns it; losing that race is normal. A claimed spec lies in
-`claimed/<slot>/` until its end is recorded, then in `attempts/<attempt>/`. Loops call `Control.tick` in every turn;
-it touches the slot's heartbeat, too.
+The slot that renames a spec out of `inbox/` owns it; losing that race is normal. A claimed spec is in `claimed/<slot>/`
+until its end is recorded, then in `attempts/<attempt>/`. Loops call `Control.tick` in every turn; it also touches the
+slot's heartbeat.
 
-Locks are held by flock until the worker ends: its slot's in the node folder, and its device's on the host. One run at a
-time measures on a GPU, or on the cores, whatever its work folder. The devices' locks are files in one folder that every
-user of the host may open (LOCKS). A file says whose it is, for the others.
+A worker holds two locks (flock) until it ends: its slot's in the node folder, and its device's on the host. So only one
+run at a time measures on a GPU, or on the cores, even if the runs have different work folders. The devices' locks are
+files in one folder that every user of the host may open (LOCKS). A lock file names its owner for the others.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ DRAIN, NOW = "drain", "now"
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A spec that is this slot's to run."""
+    """A spec that this slot has claimed."""
 
     name: InboxName
     path: Path
 
 
 class SpecRejectedError(Exception):
-    """A claimed spec that will not be run; the text says why."""
+    """A claimed spec will not be run; the text says why."""
 
 
 class Inbox:
@@ -49,10 +49,10 @@ class Inbox:
         self._slot = slot
 
     def claim(self, *, canaries_only: bool = False) -> Claim | None:
-        """Claim the first spec that this slot may take, None if there is none.
+        """Claim the first spec that this slot may take, if there is one.
 
-        `canaries_only`: none but specs of kind canary that name this slot. The kind is not in the name, so
-        that those specs are read before they are claimed.
+        `canaries_only`: take only specs of kind canary that name this slot. The kind is not in the file's name, so
+        these specs are read before they are claimed.
         """
         for text in sorted(os.listdir(self._paths.inbox)):
             name = InboxName.parse(text)
@@ -84,7 +84,7 @@ class Inbox:
         os.rename(claim.path, target)
 
     def _is_canary(self, text: str) -> bool:
-        """True for a waiting spec that is a canary. One that cannot be read counts: it is claimed to be refused."""
+        """Return whether a waiting spec is a canary. An unreadable spec counts too: it is claimed and then refused."""
         try:
             return Spec.loads(read_spec(self._paths.inbox / text)).kind == "canary"
         except FileNotFoundError:
@@ -94,7 +94,7 @@ class Inbox:
 
 
 def read_spec(path: Path) -> bytes:
-    """The bytes of a spec. Raises OSError, or SpecRejectedError for no plain file or one too large."""
+    """The bytes of a spec. Raises OSError, or SpecRejectedError if it is not a plain file or too large."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         info = os.fstat(fd)
@@ -109,7 +109,7 @@ def read_spec(path: Path) -> bytes:
 
 
 def accept(claim: Claim, *, run: str, epoch: int, tuner: str) -> tuple[Spec, bytes]:
-    """A claim's spec and its bytes on one line. Raises SpecRejectedError with the reason not to run it."""
+    """A claim's spec, and its bytes on one line. Raises SpecRejectedError, which says why not to run it."""
     try:
         data = read_spec(claim.path)
         spec = Spec.loads(data)
@@ -129,7 +129,7 @@ def accept(claim: Claim, *, run: str, epoch: int, tuner: str) -> tuple[Spec, byt
 
 
 class Control:
-    """Call `tick` in every turn of a loop. `stop` is "", `drain` (finish the attempt) or `now`."""
+    """Requests to this slot. Call `tick` in every turn of a loop. `stop`: "", `drain` (finish the attempt) or `now`."""
 
     def __init__(self, paths: NodePaths, slot: str, *, beats: bool = True) -> None:
         self._paths = paths
@@ -137,18 +137,18 @@ class Control:
         self._next_beat = 0.0
         self.stop = ""
         self.why = ""
-        """Origin of the request to stop, for the log."""
+        """The source of the request to stop, for the log."""
 
     def take_signals(self) -> None:
-        """SIGTERM and SIGINT mean: stop now."""
+        """Let SIGTERM and SIGINT mean: stop now."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGINT})
-        # an inherited SIG_IGN would have the kernel reap the tuner's process, and its exit status with it
+        # with an inherited SIG_IGN the kernel would reap the tuner's process, and we would lose its exit status
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def tick(self) -> None:
-        """Touch the heartbeat file when it is due, look for a request to stop."""
+        """Touch the heartbeat file when it is due, and look for a request to stop."""
         now = time.monotonic()
         if self._beat and now >= self._next_beat:
             self._next_beat = now + BEAT_EVERY_S
@@ -160,11 +160,11 @@ class Control:
             self._read_stop()
 
     def cancelled(self, attempt: str) -> bool:
-        """True where there is a request to end this attempt."""
+        """Return whether there is a request to end this attempt."""
         return os.path.lexists(self._paths.cancel(attempt))
 
     def forget_cancel(self, attempt: str) -> None:
-        """Remove the request once it was carried out."""
+        """Remove the request after it was carried out."""
         self._paths.cancel(attempt).unlink(missing_ok=True)
 
     def _read_stop(self) -> None:
@@ -179,7 +179,7 @@ class Control:
 
 
 def read_stop(paths: NodePaths) -> str:
-    """The word in control/stop, "" where there is no such file."""
+    """The word in control/stop, "" if there is no such file."""
     try:
         return paths.stop.read_bytes()[:64].decode(errors="replace").strip() or DRAIN
     except FileNotFoundError:
@@ -187,7 +187,7 @@ def read_stop(paths: NodePaths) -> str:
 
 
 def read_epoch(paths: NodePaths) -> int:
-    """Number of the controller that this node obeys, 0 for none yet."""
+    """Number of the controller that this node obeys, 0 if there was none yet."""
     try:
         return int(paths.epoch.read_bytes()[:64])
     except (FileNotFoundError, ValueError):
@@ -203,7 +203,7 @@ class SlotTakenError(Exception):
 
 
 class DeviceLock:
-    """The lock of one device. `owner`: what the file says while we hold it."""
+    """The lock of one device. `owner`: the content of the file while we hold the lock."""
 
     def __init__(self, name: str, owner: str) -> None:
         self._path = Path(os.environ.get(LOCKS_ENV) or LOCKS) / name
@@ -213,7 +213,7 @@ class DeviceLock:
         """The owner that the last `take` found."""
 
     def take(self) -> bool:
-        """Take the lock if nobody holds it; return whether it is ours. Raises OSError if there can be no lock."""
+        """Take the lock if nobody holds it, and return whether it is ours. Raises OSError if locking does not work."""
         if self._fd >= 0:
             return True
         fd = self._open()
@@ -223,7 +223,7 @@ class DeviceLock:
             return False
         os.ftruncate(fd, 0)
         os.pwrite(fd, self._owner.encode()[:MAX_OWNER], 0)
-        self._fd = fd  # not inherited: a tuner's process must not keep the device when its worker is gone
+        self._fd = fd  # not inherited, so a tuner's process cannot keep the device after its worker is gone
         return True
 
     def _open(self) -> int:
@@ -241,9 +241,9 @@ class DeviceLock:
 
 
 def lock_slot(path: Path) -> int:
-    """The slot's lock file, locked, our pid in it. Raises SlotTakenError after LOCK_PATIENCE_S.
+    """Lock the slot's lock file and write our pid into it. Raises SlotTakenError after LOCK_PATIENCE_S.
 
-    The descriptor is not inherited: the tuner's process must not keep the slot when the agent is gone.
+    The descriptor is not inherited, so the tuner's process cannot keep the slot after the agent is gone.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     until = time.monotonic() + LOCK_PATIENCE_S

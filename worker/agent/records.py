@@ -1,8 +1,8 @@
-"""Record file of a slot: append-only, one JSON object a line, repaired when it is opened, whole on a full disk.
+"""The record file of a slot: append-only, one JSON object per line, repaired when opened, safe on a full disk.
 
-One agent writes a file (it holds the slot's lock). A line is appended whole by write(2), so it survives the
-agent; `sync` puts it on the disk, so it survives the machine. When the disk is full the half-written line is
-cut off again and the record waits in memory, in order, until `retry` finds space.
+One agent writes a file (it holds the slot's lock). write(2) appends a whole line, so the line survives the agent's
+death; `sync` puts it on the disk, so it survives a crash of the machine. If the disk is full, the half-written line is
+cut off again, and the record waits in memory, in order, until `retry` finds space.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any
 from worker.protocol import MAX_RECORD_BYTES, ProtocolError, parse_record
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-DURABLE = frozenset({"shape_tuned", "attempt_ended"})  # records that must be on the disk before the worker goes on
+DURABLE = frozenset({"shape_tuned", "attempt_ended"})  # records that must be on the disk before the worker continues
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """A record's line. Raises ProtocolError where it is larger than a record may be."""
+    """The line of a record. Raises ProtocolError if it is too large."""
     line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
     if len(line) > MAX_RECORD_BYTES:
         raise ProtocolError(f"{record['type']} record of {len(line)} bytes")
@@ -34,13 +34,13 @@ def encode(record: Mapping[str, Any]) -> bytes:
 class RecordFile:
     """Appends records to one file.
 
-    `full`: the disk was full and records wait in memory. Other I/O errors are raised.
+    `full`: the disk was full, and records wait in memory. Other I/O errors are raised.
     """
 
     def __init__(self, path: Path) -> None:
-        """Opens or creates the file; a torn last line gets its newline, so that it is one bad line.
+        """Opens or creates the file. A torn last line gets a newline, so that only that line is bad.
 
-        Raises OSError where it is not a regular file of ours to write.
+        Raises OSError if it is not a regular file that we may write.
         """
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         self._waiting: deque[bytes] = deque()
@@ -60,14 +60,14 @@ class RecordFile:
         return bool(self._waiting)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Append a record, behind those that wait. Raises ProtocolError where it is too large."""
+        """Append a record after the waiting ones. Raises ProtocolError if it is too large."""
         line = encode(record)
         if record["type"] in DURABLE:
             self._unsynced = True
         self._put(line)
 
     def sync(self) -> None:
-        """Put durable records on the disk; does nothing where there are none since the last time."""
+        """Put durable records on the disk. Does nothing if there are no new ones since the last call."""
         if self._unsynced and not self._waiting:
             try:
                 os.fdatasync(self._fd)
@@ -77,7 +77,7 @@ class RecordFile:
             self._unsynced = False
 
     def retry(self) -> bool:
-        """Write what waits; whether all of it is in the file now."""
+        """Write the waiting records. Return whether all of them are in the file now."""
         while self._waiting:
             if not self._write(self._waiting[0]):
                 return False
@@ -110,13 +110,13 @@ class RecordFile:
 def _sync_folder(folder: Path) -> None:
     """Put a new file's name on the disk."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    with suppress(OSError):  # a file system that cannot, or has no room to
+    with suppress(OSError):  # the file system cannot do it, or has no room
         os.fsync(fd)
     os.close(fd)
 
 
 def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:
-    """The records of an attempt from its last attempt_started on; bad lines are passed over."""
+    """The records of an attempt from its last attempt_started on. Bad lines are skipped."""
     found: list[dict[str, Any]] = []
     with suppress(FileNotFoundError), open(path, "rb") as f:
         for line in f:
@@ -136,7 +136,7 @@ def attempt_records(path: Path, attempt: str) -> list[dict[str, Any]]:
 
 
 def in_flight(records: list[dict[str, Any]]) -> int | None:
-    """The shape that was started and not settled in an attempt's records."""
+    """The shape that an attempt's records start but do not settle."""
     shape: int | None = None
     for r in records:
         if r["type"] == "shape_started":

@@ -1,6 +1,6 @@
-"""Supervisor of a slot's tuner process: starts it, awaits its ready message, has a canary prove the slot.
+"""Supervises a slot's tuner process: starts it, waits for its ready message, and proves the slot with a canary.
 
-A slot whose canary failed is `sick`: it has no process, and gets a new one only to answer a canary spec.
+If the canary fails, the slot is `sick`: it has no process, and gets a new one only to answer a canary spec.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
 from worker.protocol import Spec, record
 from worker.text import clean
 
-SHARE = 0.01  # of the slot's time may go into timed canaries
+SHARE = 0.01  # largest share of the slot's time for timed canaries
 
 
-STARTS = 2  # in a row where the process is lost before it proved itself; an answer is final at once
-IDLE_DEATHS, IDLE_DEATHS_WITHIN_S = 3, 60.0  # deaths without work, and the seconds within which they make a slot sick
+STARTS = 2  # starts in a row if the process is lost before its canary; an answer is final at once
+IDLE_DEATHS, IDLE_DEATHS_WITHIN_S = 3, 60.0  # this many deaths without work, within these seconds, make a slot sick
 MISSING = re.compile(r"No module named '?([\w.]+)")
 MAX_DEVICE_BYTES = 16 * 1024
 
 
 class StoppedError(Exception):
-    """A request to stop or cancel came meanwhile."""
+    """A request to stop or cancel arrived meanwhile."""
 
 
 class TunerFailedError(Exception):
@@ -71,14 +71,14 @@ class TunerSupervisor:
         self._deaths: deque[float] = deque(maxlen=IDLE_DEATHS)
         self._start_s = 0.0
         self._since = time.monotonic()
-        # seconds that timed canaries took, and that the next one is expected to take; infinite: none is tried
+        # seconds that timed canaries took, and the expected seconds of the next one; infinite: do not try one
         self._timed_s, self._next_timed_s = 0.0, math.inf
         self.proc: TunerProcess | None = None
         self.device: dict[str, Any] = {}
         self.sick = False
 
     def bring_up(self) -> None:
-        """Start a process and have it pass its canary, or become sick. Raises StoppedError."""
+        """Start a process and run its canary; become sick if it fails. Raises StoppedError."""
         for start in range(1, STARTS + 1):
             try:
                 self._start()
@@ -106,9 +106,9 @@ class TunerSupervisor:
         return Ended("done", None, None, "")
 
     def time_canary(self, conditions: Callable[[], Mapping[str, Any]]) -> None:
-        """Time the tuner's two known kernels where the budget allows it, and record that with the conditions after it.
+        """Time the tuner's two known kernels if the budget allows it. Record the times with the conditions after it.
 
-        A tuner that cannot is not asked again; a process that is lost over it is replaced as any other.
+        A tuner that cannot do it is not asked again. If the process dies, it is replaced like any other.
         """
         began = time.monotonic()
         costly = self._timed_s + self._next_timed_s > SHARE * (began - self._since)
@@ -135,7 +135,7 @@ class TunerSupervisor:
         self._records.append(made)
 
     def wait(self, seconds: float) -> None:
-        """Idle for so many seconds; notices when the process dies meanwhile."""
+        """Idle for this many seconds. Notices if the process dies meanwhile."""
         if self.proc is None:
             time.sleep(seconds)
             return
@@ -150,7 +150,7 @@ class TunerSupervisor:
             self._record_canary(False, -1.0, f"{words}, without work, {IDLE_DEATHS} times in a row", None)
 
     def drop(self) -> None:
-        """End the process, if there is one; the next one needs a canary again."""
+        """End the process, if there is one. The next one needs a canary again."""
         if self.proc is not None:
             self.proc.kill()
             self.proc.close()
@@ -163,7 +163,7 @@ class TunerSupervisor:
             self.proc = None
 
     def take_start_s(self) -> float:
-        """Seconds from spawn to ready, once for every process; 0 after that."""
+        """Seconds from spawn to ready, only once for each process; 0 after that."""
         seconds, self._start_s = self._start_s, 0.0
         return seconds
 
@@ -200,7 +200,7 @@ class TunerSupervisor:
         self._records.append(made)
 
     def _wait_for(self, want: str, timeout_s: float, attempt: str | None) -> dict[str, Any]:
-        """The message of that type. Raises TunerFailedError or StoppedError; the process may live on."""
+        """Wait for a message of that type. Raises TunerFailedError or StoppedError; the process may still run then."""
         assert self.proc is not None
         what = "the tuner did not start" if want == "ready" else "the canary did not end"
         counters, waited = oom_counters(self.proc.pid), 0.0
@@ -223,7 +223,7 @@ class TunerSupervisor:
         raise TunerFailedError(outcome, with_log(f"{what}: {words}", self._log, 0), self.proc.exit, lost=True)
 
     def _stopped(self, attempt: str | None) -> bool:
-        """True where it is time to give up: without a spec at any stop, with one only at `now` or by its cancel."""
+        """Return whether to give up: without a spec at any stop; with a spec only at `now`, or if it was cancelled."""
         if attempt is None:
             return bool(self._control.stop)
         return self._control.stop == NOW or self._control.cancelled(attempt)

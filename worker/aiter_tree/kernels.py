@@ -135,8 +135,8 @@ class KernelList:
 
 
 def _child(package: Path, gfx: str, asked: Mapping[str, list[Any]]) -> dict[str, Any]:
-    """The child's answer. Raises OSError and ValueError if there is none."""
-    # of processor time one second more: else the kernel may end it first, and the reason would be a status
+    """Run the child and return its answer. Raises OSError and ValueError if it gives none."""
+    # one second more of processor time, or the kernel may end it first, and we would only have an exit status
     request = {"package": str(package), "gfx": gfx, "lists": asked, "limits": [SECONDS + 1, MEMORY, OUTPUT]}
     with tempfile.TemporaryDirectory(prefix="gemmfleet-lists-") as home, open(Path(home, "answer"), "w+b") as answer:
         env = {"PATH": os.defpath, "HOME": home, "TMPDIR": home, "LC_ALL": "C.UTF-8"}
@@ -225,11 +225,11 @@ def _cannot(why: str) -> KernelAvailability:
 
 
 def _no_name(name: str) -> KernelAvailability:
-    return _cannot(f"{name[:120] or 'an empty name'} is no kernel of this family")
+    return _cannot(f"{name[:120] or 'an empty name'} is not a kernel of this family")
 
 
 class KernelLists:
-    """The kernels of one tree. What cannot be read is a sentence in `problems`, and its list is None."""
+    """The kernels of one tree. If a list cannot be read, it is None, and `problems` has a sentence about it."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree
@@ -244,7 +244,7 @@ class KernelLists:
         self._dispatched_by_name = cache(self.called_by_name)
 
     def _instances(self, family: str, backend: str, gfx: str) -> KernelList | None:
-        """The list of a family's backend for a chip; an empty one where the tree has none, None where it is unread."""
+        """The list of a family's backend for a chip; empty if the tree has none, None if it could not be read."""
         place = PLACES[family, backend]
         path = self._file(place)
         if path is None:
@@ -324,7 +324,7 @@ class KernelLists:
         return False
 
     def _list(self, name: str, gfx: str) -> Any:
-        """A list as the child has read it for a chip; None where there is none, or it cannot be read."""
+        """A list that the child has read for a chip; None if it does not exist or cannot be read."""
         found = self._imported(gfx or DEFAULT_GFX).get(name, {})
         if "error" in found:
             self._files.problem(f"{found['file']} cannot be imported: {clean(found['error'], 300)}")

@@ -140,7 +140,7 @@ def main() -> None:
     ):
         resource.setrlimit(what, (most, most))
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what a list prints is not our answer
+    os.dup2(2, 1)  # keeps the lists' own prints out of our answer
     chip = types.ModuleType("chip_info")
     for name in ("get_gfx", "get_gfx_runtime", "get_rocm_arch"):
         setattr(chip, name, lambda: asked["gfx"])
@@ -161,7 +161,7 @@ def main() -> None:
             out[name] = {"error": f"{type(e).__name__}: {e}"[:300]}
     json.dump(out, answers)
     answers.flush()
-    os._exit(0)  # whatever the lists registered for the end
+    os._exit(0)  # skips exit handlers that the lists registered
 
 
 if __name__ == "__main__":

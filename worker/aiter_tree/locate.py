@@ -136,7 +136,7 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
     package = root / "aiter"
     if not _is_package(package):
         inside = f", but {package} is" if _is_package(package / "aiter") else ": it has no aiter/jit/core.py"
-        raise NotATreeError(f"{path} is no tree of AITER{inside}")
+        raise NotATreeError(f"{path} is not a tree of AITER{inside}")
     meta, notes = _meta(root, package)
     version = version_of(root, package)
     commit = commit_of(root, version)
@@ -153,12 +153,12 @@ def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
 
 
 def imported_package() -> Path | None:
-    """The folder of the package that `import aiter` would run, None where there is none. Nothing is imported."""
+    """The folder of the package that `import aiter` would load, or None. Nothing is imported."""
     try:
         spec = importlib.util.find_spec("aiter")
     except (ImportError, ValueError, AttributeError, OSError):
         return None
-    # a folder `aiter` without __init__.py (a checkout beside the script) is a namespace, and not what is meant
+    # a folder `aiter` without __init__.py (a checkout beside the script) is a namespace package, not AITER
     if spec is None or not spec.origin or not spec.has_location:
         return None
     return Path(spec.origin).parent
@@ -224,7 +224,7 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise ValueError("it is no regular file")
+            raise ValueError("it is not a regular file")
         if found.st_size > limit:
             raise ValueError(f"it has {found.st_size} bytes, more than the {limit} that such a file may have")
         with open(fd, "rb", closefd=False) as f:
@@ -234,7 +234,7 @@ def read_text(path: Path, limit: int = MAX_BYTES) -> str:
 
 
 class TreeFiles:
-    """The files of a tree by their paths below its root, each read once. `problems`: what could not be read."""
+    """The files of a tree by their paths below its root, each read once. `problems`: files that could not be read."""
 
     def __init__(self, tree: Tree) -> None:
         self.tree = tree

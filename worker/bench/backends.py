@@ -1,8 +1,8 @@
-"""Backends: `torch`, the library GEMM that it calls (cuBLAS, hipBLASLt, oneDNN); `aiter` (the tuned dispatch),
-`aiter-triton` and `aiter-gluon`: AITER's own entry points, of any date.
+"""The backends of a bench. `torch`: the library GEMM that torch calls (cuBLAS, hipBLASLt, oneDNN). `aiter` (the tuned
+dispatch), `aiter-triton` and `aiter-gluon`: AITER's own entry points, for AITER of any date.
 
-Modules moved: Triton wrappers from aiter/ops/triton/ to aiter/ops/triton/gemm/{basic,batched}/ on 2026-01-07. Weights
-and scales of the dispatch are shuffled ahead by AITER's own functions, which is not in the time.
+Modules moved: on 2026-01-07 the Triton wrappers went from aiter/ops/triton/ to aiter/ops/triton/gemm/{basic,batched}/.
+AITER's own functions shuffle the weights and scales for the dispatch beforehand; that time does not count.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ BATCHED_OPS = {
     "aiter-bmm-afp4wfp4": ("batched_gemm_afp4wfp4",),
     "aiter-bmm-a16wfp4": ("batched_gemm_a16wfp4", "batched_gemm_afp4wfp4_pre_quant"),
 }
-"""Names of the wrappers by backend, the newest first; those of `aiter-triton` are the family's."""
+"""Names of the wrappers by backend, the newest first. For `aiter-triton` the family names them."""
 GLUON_OPS = {f.name: f.aiter.gluon_op for f in FAMILIES.values() if f.aiter.gluon_op}
 GLUON, GLUON_CHIP = "aiter/ops/triton/gluon", "gfx950"
 
 
 def make_backend(name: str, options: Options, device: Device) -> Backend:
-    """The backend of that name (worker.families.BENCHED)."""
+    """The backend with that name (worker.families.BENCHED)."""
     made: dict[str, Backend] = {
         "torch": TorchBackend(),
         "aiter": Dispatch(),
@@ -226,14 +226,14 @@ def _blocks_shuffled(inputs: Inputs) -> dict[str, Any]:
 
 
 def _blocks_preshuffled(inputs: Inputs) -> dict[str, Any]:
-    """As `_blocks_shuffled`, W in the rows that Triton's kernel reads."""
+    """Like `_blocks_shuffled`, but with W in the row layout that Triton's kernel reads."""
     n, k = inputs.w.shape
     made = _blocks_shuffled(inputs)
     return {**made, "w": made["w"].reshape(n // 16, 16 * k)}
 
 
 def _mx_shuffled(inputs: Inputs) -> dict[str, Any]:
-    """W in 16x16 tiles, both scales shuffled (and padded) by AITER; its own types where it has them."""
+    """W in 16x16 tiles, both scales shuffled (and padded) by AITER, in AITER's own types if it has them."""
     scale, _ = find_function([("aiter.utility.fp4_utils", "e8m0_shuffle")])
     dtypes: Any = None
     with contextlib.suppress(UnavailableError):
@@ -311,12 +311,12 @@ def _int8(inputs: Inputs, out: torch.Tensor) -> Call:
 
 
 def _scaled(inputs: Inputs, out: torch.Tensor) -> Call:
-    """The scales are in the library's epilogue: by rows, by blocks of 128x128 (torch from 2.8 on, GPUs of sm_90 and
-    later), or those of MXFP4 as they are (hipBLASLt on gfx950)."""
+    """The library applies the scales in its epilogue: by rows, by blocks of 128x128 (torch 2.8 and later, sm_90 and
+    later), or MXFP4 scales as they are (hipBLASLt on gfx950)."""
     x, w, (xs, ws) = inputs.x, inputs.w.t(), inputs.scales
     if inputs.case.format == MX4:
         fp4, e8 = mx_types(gpu=torch.cuda.is_available())
         x, w, xs, ws = x.view(fp4), inputs.w.view(fp4).t(), xs.view(e8), ws.view(e8)
-    else:  # of blocks, the library wants the scales of a column side by side
+    else:  # for blocks, the library wants the scales of a column next to each other
         xs, ws = xs.t().contiguous().t() if inputs.case.format == BLOCK8 else xs, ws.t()
     return partial(op("_scaled_mm"), x, w, scale_a=xs, scale_b=ws, out_dtype=out.dtype, out=out)

@@ -1,4 +1,5 @@
-"""Interface of the backends, and one of them on one shape: right first, then timed on operands that are in no cache."""
+"""The interface of backends, and the measurement of one backend on one shape: it checks the result first, then times
+calls on operands that are not in a cache."""
 
 from __future__ import annotations
 
@@ -32,15 +33,15 @@ KINDS = {
     ROW16: ("none", "none"), ROW8: ("row", "row"), BLOCK8: ("block", "block"), MX4: ("mx", "mx"),
     PRE8: ("none", "tensor"), PRE4: ("none", "mx"),
 }  # fmt: skip
-"""Kinds of the scales of X and of W (Problem.scale), by format."""
+"""Kinds of scales of X and of W (Problem.scale), by format."""
 
 
 @dataclass(slots=True)
 class Inputs:
-    """One set of operands. Batched ones have B in front of every form.
+    """One set of operands. In batched families, B is the first dimension of every shape.
 
-    x [M, K] ([M, K/2] bytes for MXFP4), w [N, K] likewise; xs, ws: scales as a row scale [R, 1] float32, a block scale
-    ([M, K/128] and [N/128, K/128]) float32, e8m0 bytes [R, K/32], or one number [1]; None where the format has none.
+    x [M, K] ([M, K/2] bytes for MXFP4), w [N, K] likewise. xs, ws: scales, as a row scale [R, 1] float32, a block scale
+    ([M, K/128] and [N/128, K/128]) float32, e8m0 bytes [R, K/32], or one number [1]; None if the format has no scales.
     """
 
     case: Case
@@ -129,11 +130,12 @@ POLICY = SamplingPolicy(min_samples=5, max_samples=51, target=0.005)
 
 @dataclass(frozen=True, slots=True)
 class BoundCase:
-    """A case that a backend can run. `op` is what compares over dates and stacks, `kernel` what ran, as far as known.
+    """A case that a backend can run. `op`: a name that is the same for all dates and stacks, for comparisons. `kernel`:
+    the kernel that ran, if known.
 
-    `make(inputs, out)` gives one call on one set of operands; what it prepares (shuffled weights) is not timed. The
-    call returns the output, `out` or one of its own.
-    `config`: the config file, bucket and values that it reads, where config sets are compared.
+    `make(inputs, out)` makes a call on one set of operands. Its preparations (shuffled weights) are not timed. The call
+    returns the output: `out`, or a tensor of its own. `config`: the config file, bucket and values that it reads, if
+    config sets are compared.
     """
 
     op: str
@@ -207,7 +209,7 @@ def prepare(
 
 
 def _copies(bound: BoundCase, checked: Inputs, device: Device, options: Options, alive: Alive) -> list[Call]:
-    """Calls on other operands than the checked ones, as many as span what the caches hold, where there is room."""
+    """Calls on other operands than the checked ones: enough to exceed the caches, if memory allows."""
     timed = Inputs.make(checked.case, device.torch, options.seed, 1)
     out = checked.output()
     size = timed.bytes + out.numel() * out.element_size()

@@ -1,9 +1,9 @@
-"""A backend on a side: its process, started when needed, replaced after its death, and its answers.
+"""Runs a backend on a side: starts its process when needed, replaces it after its death, and reads its answers.
 
-Timer `rocprof`: kernel times of `rocprofv3 --kernel-trace --stats`, kernels selected by name. The trace is a CSV as its
-documentation has it (ROCm 6.2 to 7.1): `*_kernel_trace.csv` with a row per dispatch (Kernel_Name, Start_Timestamp,
-End_Timestamp in ns, ...). Columns are found by name: their number changed with every release. A process makes WARMUP +
-CALLS calls. A kernel belongs to the call if it ran a whole number of times per call. The warm-up is left out.
+The timer `rocprof` takes kernel times from `rocprofv3 --kernel-trace --stats`, and selects kernels by name. The trace
+is a documented CSV (ROCm 6.2 to 7.1): `*_kernel_trace.csv` with a row for each dispatch (Kernel_Name, Start_Timestamp,
+End_Timestamp in ns, ...). Columns are found by name, because their number changes with every release. A process makes
+WARMUP + CALLS calls. A kernel belongs to the call if it ran a whole number of times per call. Warm-up is left out.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from worker.protocol.paths import AITER_ROOT_ENV
 from worker.text import plural
 
 LAST_WORDS = 600
-"""Bytes of its log that go into the words for its end."""
+"""Bytes of its log that we quote when it ends."""
 END_WITHIN_S = 10.0
-"""Seconds for a process that closed its socket to exit by itself."""
+"""A process that closed its socket has this many seconds to exit by itself."""
 WARMUP, CALLS = 5, 26
 TOOL = "rocprofv3"
 _RUNTIME = re.compile(r"__amd_rocclr_|^hip(Memcpy|Memset)")
-"""Copies and fills of the runtime: part of a call only where a pattern asks for them."""
+"""Copies and fills of the runtime. They are part of a call only if a pattern asks for them."""
 Alive = Callable[[], None]
 
 
@@ -48,7 +48,7 @@ class Refused(Exception):
 
 
 class Process(NamedTuple):
-    """A child.py with our end of its socket, and what it prints."""
+    """A child.py, our end of its socket, and its output."""
 
     child: Child
     conn: Connection
@@ -57,10 +57,9 @@ class Process(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class BackendRunner:
-    """`name` is the backend's; `folder` its own; `variables` what its process gets beyond ours.
+    """Runs a backend in a process. `name`: the backend's. `folder`: its own. `variables`: added to our environment.
 
-    Commands and answers are those of child.py. Where the process dies, it alone is lost: the next command starts
-    another one.
+    child.py defines commands and answers. If the process dies, nothing else is lost: the next command starts another.
     """
 
     side: Side
@@ -71,14 +70,14 @@ class BackendRunner:
     variables: Mapping[str, str] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
     gone: str = ""
-    """Reason for which it is unavailable for good."""
+    """The reason why it is unavailable and is not started again."""
     _process: Process | None = None
     _shape: dict[str, Any] = field(default_factory=dict)
 
     def prepare(
         self, family: str, key: Mapping[str, Any], err_ratio: float, quiet_s: float, alive: Alive
     ) -> dict[str, Any]:
-        """Prepare a shape; the answer. Raises Refused."""
+        """Prepare a shape and return the answer. Raises Refused."""
         self._shape = {"do": "prepare", "family": family, "key": dict(key), "err_ratio": err_ratio}
         answer = self.ask(self._shape, quiet_s, alive)
         if answer["status"] != "ok":
@@ -108,7 +107,7 @@ class BackendRunner:
         self._process = None
 
     def start(self, quiet_s: float, alive: Alive = lambda: None) -> Process:
-        """Its process, started if there is none. Raises Refused; after that it stays unavailable."""
+        """Return the process; start it if needed. Raises Refused, and then the backend stays unavailable."""
         if self.gone:
             raise Refused("unavailable", self.gone)
         if self._process is None:
@@ -125,7 +124,7 @@ class BackendRunner:
         return self._process
 
     def ask(self, command: Mapping[str, Any], quiet_s: float, alive: Alive = lambda: None) -> dict[str, Any]:
-        """Send a command; its answer. Raises Refused."""
+        """Send a command and return its answer. Raises Refused."""
         process = self.start(quiet_s, alive)
         with contextlib.suppress(OSError):  # it ended: its last messages are read below
             process.conn.send_bytes(json.dumps(dict(command)).encode())
@@ -212,7 +211,7 @@ def environment(python: str) -> dict[str, str]:
 
 
 def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
-    """The command line that runs `program` under the profiler. Raises Refused where there is none."""
+    """The command line that runs `program` under the profiler. Raises Refused if there is no profiler."""
     tool = shutil.which(TOOL, path=f"{os.environ.get('PATH', os.defpath)}:/opt/rocm/bin")
     if tool is None:
         raise Refused("unavailable", f"{TOOL} is neither in PATH nor in /opt/rocm/bin")
@@ -226,7 +225,7 @@ def profiler_argv(program: Sequence[str], folder: Path) -> list[str]:
 
 
 def per_call_us(folder: Path, pattern: str = "", warmup: int = WARMUP, calls: int = CALLS) -> tuple[float, str]:
-    """(microseconds of one call, the kernels that count, joined by ` + `). Raises Refused naming what ran.
+    """(microseconds of one call, the kernels that count, joined by ` + `). Raises Refused, which names what ran.
 
     Kernels belong to the call by `pattern`, else all but the runtime's own.
     """
@@ -259,7 +258,7 @@ def parse_trace(path: Path) -> dict[str, list[int]]:
                 if row.get("Kind", "KERNEL_DISPATCH") == "KERNEL_DISPATCH":
                     found.setdefault(row["Kernel_Name"], []).append((start, end - start))
         except (KeyError, TypeError, ValueError, csv.Error) as e:
-            raise Refused("error", f"{path}:{reader.line_num}: this is no trace of {TOOL}: {e!r}") from e
+            raise Refused("error", f"{path}:{reader.line_num}: this is not a trace of {TOOL}: {e!r}") from e
     return {name: [d for _, d in sorted(times)] for name, times in found.items()}
 
 

@@ -1,4 +1,4 @@
-"""Software of this machine or image, read without importing any of it: ROCm, torch, triton, AITER, switches."""
+"""Finds the software of this machine or image without importing it: ROCm, torch, triton, AITER, switches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.protocol.paths import IMAGE_ENV
 from worker.text import clean
 
 TRITONS = ("triton", "pytorch-triton-rocm", "pytorch-triton", "amd-triton", "triton-rocm")
-"""Distributions that bring the module triton."""
+"""Distributions that contain the module triton."""
 SWITCH = re.compile(
     r"(AITER|AMD|AMDGCN|CUDA|DISABLE|GPU|HIP|HIPBLASLT|HSA|LLVM|MIOPEN|MKL|NVIDIA|OMP|PYTORCH|ROCBLAS|ROCM|TENSILE|TORCH"
     r"|TORCHINDUCTOR|TRITON)_[A-Z0-9_]+\Z"
@@ -25,11 +25,11 @@ SWITCH = re.compile(
 """Variables that may change what is compiled or how fast it runs."""
 PRIVATE = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL")
 OURS = ("AITER_JIT_DIR", "TRITON_CACHE_DIR")
-"""Folders that we set ourselves: different by design."""
+"""Folders that we set ourselves, and that differ by design."""
 
 
 def installed(env: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Versions by name (rocm, torch, hip, triton, image), those that are there."""
+    """Versions by name (rocm, torch, hip, triton, image), of those that are installed."""
     torch, hip = _torch()
     found = {
         "rocm": _rocm(env),
@@ -72,7 +72,7 @@ def stack() -> dict[str, Any]:
 
 
 def _commit(package: str) -> str:
-    """Commit of the git checkout that a package is imported from; "" where there is none."""
+    """Commit of the git checkout that a package is imported from; "" if it is not a checkout."""
     try:
         spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
@@ -89,7 +89,7 @@ def _distribution(name: str) -> str:
 
 
 def _torch() -> tuple[str, str]:
-    """(version, HIP version) as torch/version.py has them; a build from source may have no metadata."""
+    """(version, HIP version) from torch/version.py, because a build from source may have no metadata."""
     try:
         spec = importlib.util.find_spec("torch")
         text = (Path(spec.origin).parent / "version.py").read_text(errors="replace") if spec and spec.origin else ""

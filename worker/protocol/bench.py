@@ -1,10 +1,11 @@
-"""Request of a bench as controller and worker share it: options, repeated runs, and long texts as files by their hash.
+"""The request of a bench, shared by controller and worker: options, the rule for repeated runs, and long texts.
 
-A *run* is one timing of one backend on one shape (a median of many calls). The rule is the runbook's: three runs,
-their mean, stable if they lie within 5 % of it; else up to two more, and the three that agree best count.
+A *run* is one timing of one backend on one shape (a median of many calls). We use the runbook's rule: make three runs
+and take their mean. It is stable if they lie within 5 % of it. Otherwise make up to two more, and the three that agree
+best count.
 
-Long texts (the table in force, Gluon files, config sets) are put on a node once, beside the code (NodePaths.texts);
-run.yaml, node.json and every group's spec hold their hashes only.
+Long texts (the table in use, Gluon files, config sets) are put on a node once, beside the code (NodePaths.texts).
+run.yaml, node.json and the specs of groups only have their hashes.
 """
 
 from __future__ import annotations
@@ -117,12 +118,12 @@ def lodge(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def fetch(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The options with the texts that they refer to; what is a text already stays. Raises ValueError."""
+    """The options, with references replaced by their texts. Raises ValueError."""
     return with_texts(options, lambda text: _read(text, folder) if is_reference(text) else text)
 
 
 def is_reference(value: object) -> bool:
-    """True for an option's value that stands for a text."""
+    """Return whether an option's value refers to a text."""
     return isinstance(value, str) and bool(_REFERENCE.match(value))
 
 
@@ -134,7 +135,7 @@ def _read(reference: str, folder: Path) -> str:
     except OSError as e:
         raise ValueError(f"the text {folder / digest} of the options cannot be read: {e.strerror or e}") from e
     if hashlib.sha256(data).hexdigest() != digest:
-        raise ValueError(f"the text {folder / digest} of the options is not what was sent: its hash differs")
+        raise ValueError(f"the text {folder / digest} of the options has changed since it was sent: its hash differs")
     return data.decode()
 
 
@@ -163,7 +164,7 @@ def backends(value: Any) -> tuple[str, ...]:
     for word in (str(w).strip() for w in words):
         names = ALIASES.get(word, (word,))
         if not set(names) <= set(BENCHED):
-            raise ValueError(f"{word!r} is no backend (there are {', '.join((*BENCHED, *ALIASES))})")
+            raise ValueError(f"{word!r} is not a backend (there are {', '.join((*BENCHED, *ALIASES))})")
         out |= dict.fromkeys(names)
     if not out:
         raise ValueError("no backend is named")
@@ -220,7 +221,7 @@ class Options:
     rotate_mb: int = option(0, whole(0, 1 << 20))
     # number of the first run: a later pass over the same shapes goes on counting
     first: int = option(0, whole(0, 1000))
-    table: str = option("", str)  # text of a tuned table that is in force for the backend aiter
+    table: str = option("", str)  # text of the tuned table that the backend aiter uses
     # backend aiter-gluon: files that overlay the tree, by their path in it
     gluon: Mapping[str, str] = field(default_factory=dict, metadata={"rule": _texts})
 

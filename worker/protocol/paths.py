@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AITER_ROOT_ENV = "GEMMFLEET_AITER_ROOT"  # the inventory's path of AITER
+VLLM_ROOT_ENV = "GEMMFLEET_VLLM_ROOT"  # the inventory's path of vLLM
 CACHE_ENV = "GEMMFLEET_CACHE"  # the node's folder for what outlives a run
 IMAGE_ENV = "GEMMFLEET_IMAGE_DIGEST"
 INVENTORY_ENV = "GEMMFLEET_INVENTORY_ENV"  # names that the inventory sets; what else is there comes from the image

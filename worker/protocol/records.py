@@ -1,6 +1,6 @@
-"""Records of a worker, their checks, the heartbeat of a node's stream, and the fields of a measured row.
+"""Records of a worker and their checks, the heartbeat of a node's stream, and the fields of a measured row.
 
-The table of fields gives the worker's check, the columns of the ledger and of profile.csv.
+The worker's check and the columns of the ledger and of profile.csv are made from the table of fields.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAX_RECORD_BYTES = 64 * 1024
 
 
 class ProtocolError(ValueError):
-    """A spec, record or name that is not of this protocol."""
+    """A spec, record or name does not follow this protocol."""
 
 
 def json_object(data: bytes, what: str) -> dict[str, Any]:
-    """`data` as a JSON object, UTF-8 only (json itself would take UTF-16 as well). Raises ProtocolError."""
+    """`data` as a JSON object, only in UTF-8 (json would accept UTF-16 as well). Raises ProtocolError."""
     try:
         raw = json.loads(data.decode())
     except (ValueError, RecursionError) as e:
@@ -73,11 +73,11 @@ RECORDS: dict[str, tuple[str, ...]] = {
     "attempt_ended": ("attempt", "outcome", "in_flight", "exit", "detail", "seconds", "spent"),
 }
 
-# Fields that a record may have beside its own. conditions: a reading of worker/device.py, taken before the
-# first and after the last shape of an attempt, and after a timed canary. Of a shape's end
-# (see worker/protocol/spec.py):
+# Optional fields of a record. conditions: a reading of worker/device.py, taken before the first and after the last
+# shape of an attempt, and after a timed canary. For the end of a shape (see worker/protocol/spec.py):
 #   candidate      the winner's identity
-#   withheld       candidates that were left out because they faulted, here or before; withheld_more: and so many more
+#   withheld       candidates that were left out because they faulted, in this attempt or earlier
+#   withheld_more  how many more there are
 _OF_CANDIDATES = ("candidate", "withheld", "withheld_more")
 OPTIONAL: dict[str, tuple[str, ...]] = {
     "shape_tuned": _OF_CANDIDATES,
@@ -112,9 +112,9 @@ def record(type_: str, t: float, **fields: Any) -> dict[str, Any]:
 
 
 def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> dict[str, Any]:
-    """A record of a worker's file as data: known type, all fields, capped. Raises ProtocolError.
+    """Parse a record of a worker's file: it has a known type and all fields, and is capped. Raises ProtocolError.
 
-    `decode`: a faster decoder of JSON; what it refuses with a ValueError is left to json.
+    `decode`: a faster JSON decoder. If it raises ValueError, json decodes the line.
     """
     if len(line) > MAX_RECORD_BYTES:
         raise ProtocolError(f"record of {len(line)} bytes")
@@ -165,7 +165,7 @@ class Field:
 
 
 FIELDS = (
-    Field("us", float, "device time in microseconds; -1: there is none", column="us"),
+    Field("us", float, "device time in microseconds; -1: not measured", column="us"),
     Field("errRatio", float, "share of outputs beyond atol + rtol * abs(reference), 1e-2 each", column="err_ratio"),
     Field(
         "status", str, "`ok`, `wrong` (errRatio above the limit), `unsupported`, `error`, `oom` or `timeout`",
@@ -208,14 +208,14 @@ _HUGE = 1e30
 
 
 def is_wrong(err_ratio: float, limit: float) -> bool:
-    """Return whether a share of wrong elements is above the limit of the run (or is no share)."""
+    """Return whether a share of wrong elements is above the run's limit, or is not a valid share."""
     return not 0 <= err_ratio <= limit
 
 
 def checked_row(raw: Any, err_limit: float) -> Row:
-    """Return a tuner's row with known fields of the right types, and `wrong` where its error is above the limit.
+    """Return a tuner's row with known fields of the right types. Its status is `wrong` if its error is above the limit.
 
-    nan and inf are left out, long text is cut. Raises ProtocolError.
+    nan and inf are dropped, and long text is cut. Raises ProtocolError.
     """
     if not isinstance(raw, Mapping):
         raise ProtocolError("row is not a mapping")
@@ -244,10 +244,10 @@ HOT_C = 100.0
 
 
 def evidence(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Evidence of a hardware fault in two readings around an attempt, "" for none:
+    """Evidence of a hardware fault from the readings before and after an attempt, or "":
     `uncorrectable hardware errors rose during the attempt: umc +2`.
 
-    A counter that fell was reset and is no evidence.
+    A counter that fell was reset, and does not count.
     """
     then, now = (dict(reading.get("errors", {}).get("uncorrectable", {})) for reading in (before, after))
     rises = {block: n - then.get(block, 0) for block, n in now.items() if n > then.get(block, 0)}

@@ -1,9 +1,9 @@
-"""Input of a worker: `node.json` on its node, and group specs, the shapes of an attempt with the tuner's options; and
-candidates in specs (`only`, `refuted`, `confirmed`) and records (`withheld`).
+"""The input of a worker: `node.json` on its node, and group specs, which hold the shapes of an attempt and the tuner's
+options. Also the candidates in specs (`only`, `refuted`, `confirmed`) and records (`withheld`).
 
-A candidate's identity is a list of strings that only the tuner understands; equal lists are the same candidate in every
-process of an image. Across images a candidate is the kernel of a table (TableKernel). `key` is the shape as the tuner
-names it, as opaque as an identity.
+A candidate's identity is a list of strings that only the tuner understands. Equal lists are the same candidate in every
+process of an image. Across images, a candidate is the kernel of a table (TableKernel). `key` is the tuner's name for
+the shape, and as opaque as an identity.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_o
 
 Identity = tuple[str, ...]
 
-MAX_WITHHELD = 64  # withheld candidates that a record lists; how many more there are is `withheld_more`
+MAX_WITHHELD = 64  # most withheld candidates that a record lists; `withheld_more` counts the others
 MAX_WITHHELD_BYTES = 40 * 1024
-MAX_VERDICTS = 256  # entries of `refuted` and of `confirmed` in one spec
+MAX_VERDICTS = 256  # most entries of `refuted` and of `confirmed` in one spec
 MAX_WORDS, MAX_WORD = 64, 400  # limits of one identity or key: strings, and characters of each
 BAD_ENDS = ("fault", "hang", "oom", "error")
 SOURCES = ("attempt", "blocklist")
@@ -154,15 +154,15 @@ class Spec:
     family: str = ""
     tuner: str = ""
     shapes: tuple[SpecShape, ...] = ()
-    watchdog_s: float = 300.0  # no sign of progress for so long is a hang
+    watchdog_s: float = 300.0  # the attempt hangs if there is no sign of progress for this long
     grace_s: float = 5.0  # seconds from SIGINT to SIGKILL
     err_ratio: float = 0.05
     options: dict[str, Any] = field(default_factory=dict)  # the tuner's own options
     protocol: int = PROTOCOL
-    # Shape id (as text) -> the only kernels to be measured (of a recheck), each a TableKernel as a mapping; a shape
-    # that is absent: every one. A tuner that cannot choose measures all.
+    # For a recheck: shape id (as text) -> the only kernels to measure, each a TableKernel as a mapping. For shapes that
+    # are absent, all kernels are measured. A tuner that cannot choose measures all.
     only: Mapping[str, Sequence[Mapping[str, str]]] = field(default_factory=dict)
-    # entries of this node's blocklist whose candidates ran elsewhere: the worker takes them back
+    # entries of this node's blocklist whose candidates ran elsewhere: the worker removes them
     refuted: list[BlocklistVerdict] = field(default_factory=list)
     # entries of this node's blocklist whose candidates faulted on a second slot too
     confirmed: list[BlocklistVerdict] = field(default_factory=list)
@@ -243,12 +243,12 @@ def _faults(raw: Mapping[str, Any]) -> list[str]:
 
 
 def _check_candidates(raw: Mapping[str, Any]) -> None:
-    """Raises ProtocolError if `only`, `refuted` or `confirmed` hold something else than candidates."""
+    """Raises ProtocolError if `only`, `refuted` or `confirmed` hold anything but candidates."""
     ids = {str(s["id"]) for s in raw.get("shapes", ())}
     for shape, kernels in raw.get("only", {}).items():
         what = f"only[{shape!r}]"
         if shape not in ids:
-            raise ProtocolError(f"{what} is no shape of the spec")
+            raise ProtocolError(f"{what} is not a shape of the spec")
         if not isinstance(kernels, list) or not kernels:
             raise ProtocolError(f"{what} is not a list of kernels")
         for kernel in kernels:
@@ -288,7 +288,7 @@ class NodeConfig:
     options: dict[str, Any] = field(default_factory=dict)  # the tuner's options on this node; a spec's own come on top
     # the node's slots and the environment of each one's tuner
     slots: dict[str, dict[str, str]] = field(default_factory=lambda: {"0": {}})
-    idle_exit_s: float = 600.0  # a worker without a spec for so long ends; 0: never
+    idle_exit_s: float = 600.0  # a worker exits after this long without a spec; 0: never
     start_timeout_s: float = 300.0  # seconds from the spawn of a tuner's process to its ready
     canary_timeout_s: float = 120.0
     protocol: int = PROTOCOL

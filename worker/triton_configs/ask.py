@@ -25,7 +25,7 @@ class Call(NamedTuple):
 def ask(root: Path, calls: Sequence[Call], env: Mapping[str, str] | None = None) -> list[Any]:
     """Returns the answer of the engine at `root` to each call, an EngineError for one that it could not give.
 
-    `env`: variables beside those of this process. Raises EngineError if nothing can be asked.
+    `env`: variables of the engine; those of this process do not count. Raises EngineError if nothing can be asked.
     """
     try:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
@@ -35,6 +35,8 @@ def ask(root: Path, calls: Sequence[Call], env: Mapping[str, str] | None = None)
 
 
 def _answers(root: Path, calls: Sequence[Call], env: Mapping[str, str]) -> list[Any]:
+    for name in [n for n in os.environ if n.startswith(("VLLM_", "SGLANG_"))]:
+        del os.environ[name]
     os.environ.update(env)
     answers: dict[int, Any] = {}
     engine: Engine | None = None

@@ -141,7 +141,7 @@ class Engine:
     def found(self, layer: Layer) -> Path | None:
         """The file that `table` reads."""
         opened: list[Path] = []
-        self._look(layer, {"open": _noting(opened, open)})
+        self._look(layer, {"open": noting(opened, open)})
         return opened[-1] if opened else None
 
     def config(self, layer: Layer, m: int) -> Values:
@@ -201,7 +201,7 @@ class Engine:
     def _sought(self, layer: Layer) -> list[Path]:
         """The paths at which the engine looks for the file."""
         sought: list[Path] = []
-        path = SimpleNamespace(**{**vars(os.path), "exists": _noting(sought, lambda path: False)})
+        path = SimpleNamespace(**{**vars(os.path), "exists": noting(sought, lambda path: False)})
         self._look(layer, {"os": SimpleNamespace(**{**vars(os), "path": path})})
         if not sought:
             raise EngineError(f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?")
@@ -217,14 +217,14 @@ class Engine:
             getattr(self.fp8, self._parts.launcher)(a, b, *scales, [bn, bk], torch.bfloat16)
 
 
-def _noting(seen: list[Path], function: Callable[..., Any]) -> Callable[..., Any]:
+def noting(seen: list[Path], function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, whose first argument is a path, with that path noted."""
 
-    def noting(path: Any, *args: Any, **named: Any) -> Any:
+    def noted(path: Any, *args: Any, **named: Any) -> Any:
         seen.append(Path(path))
         return function(path, *args, **named)
 
-    return noting
+    return noted
 
 
 class _Recorded:

@@ -1,19 +1,19 @@
-"""Interface of a tuner: the methods that it has, and the messages by which it reports to the agent.
+"""The interface of a tuner: its methods, and the messages by which it reports to the agent.
 
-A tuner lives in the agent's child process: `create` of its spec (worker/tuners/catalog.py) makes it, `open()` is called
-once, then `canary()` and `tune()` any number of times, on the main thread. Rules for `tune`:
+A tuner lives in the agent's child process. `create` of its spec (worker/tuners/catalog.py) makes it. `open()` is called
+once, then `canary()` and `tune()` any number of times, all on the main thread. Rules for `tune`:
 
-- one shape after the other, in the order of `spec.shapes`;
-- `emit.started(id)` before anything is done for a shape (it returns when that is on record), then one `emit.row`
-  per candidate as soon as it is known (a failed candidate is a row too: us -1 and a status), then exactly one
-  `emit.tuned` or `emit.failed`;
-- `emit.alive()` at least about once a second while busy (more often costs nothing: it is thinned out);
-- KeyboardInterrupt (SIGINT from the agent) may be raised at any time: let it through;
-- stdout and stderr are the slot's log.
+- Tune one shape after the other, in the order of `spec.shapes`.
+- Call `emit.started(id)` before any work on a shape (it returns once that is recorded). Then call `emit.row` for each
+  candidate as soon as it is known (a failed candidate is a row too: us -1 and a status). Then call `emit.tuned` or
+  `emit.failed` exactly once.
+- While busy, call `emit.alive()` about once a second or more often (extra calls cost nothing).
+- KeyboardInterrupt (SIGINT from the agent) may be raised at any time. Do not catch it.
+- stdout and stderr go to the slot's log.
 
-An exception out of `tune` ends the attempt as `error` (out of memory as `oom`), and the agent then starts
-a new child: raise for what is no shape's fault. TunerFault ends it as the outcome that it names, for tuners that work
-in processes of their own.
+If `tune` raises an exception, the attempt ends as `error` (as `oom` if out of memory), and the agent starts a new
+child. So raise only for faults that no shape caused. Tuners that start processes may raise TunerFault, which ends the
+attempt with the outcome that it names.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ALIVE_EVERY_S = 0.2  # seconds; signs of progress closer together than this are 
 
 
 class TunerFault(Exception):
-    """End of a process of the tuner's own; `outcome` is fault, hang, oom or error.
+    """A process that the tuner started has ended badly. `outcome`: fault, hang, oom or error.
 
     The shape in flight is charged with it, so let it be in flight (`Emit.parked` those that are measured).
     """
@@ -141,7 +141,7 @@ class Configurable(Protocol):
 
 @runtime_checkable
 class Judging(Protocol):
-    """Optional interface of a tuner that keeps a blocklist: called with the spec's `refuted` and `confirmed` where no
-    work comes with them."""
+    """Optional interface of a tuner with a blocklist. It is called with the spec's `refuted` and `confirmed` if the
+    spec has no work."""
 
     def judge(self, spec: Spec) -> None: ...

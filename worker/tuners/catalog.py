@@ -1,8 +1,8 @@
-"""Registry of tuners: what the controller and the worker need to know of each, by name.
+"""The registry of tuners: everything that the controller and the worker know about each tuner, by name.
 
-Built-in ones are modules of this package with a `SPEC`, others come by entry points (worker/registry.py). On a node the
-same look-up works without pip: the controller ships the package and its entry point beside the worker's code
-(`TunerSpec.worker_package`).
+Built-in tuners are modules of this package with a `SPEC`; others come from entry points (worker/registry.py). On a node
+the same look-up works without pip, because the controller ships the package and its entry point beside the worker's
+code (`TunerSpec.worker_package`).
 
 A spec is cheap to import: no torch, no triton, no numpy. Standard library only.
 """
@@ -66,17 +66,17 @@ AGAIN = Flag(
 
 def _no_check(options: Mapping[str, Any]) -> None:
     if options:
-        raise ValueError(f"unknown option {', '.join(map(repr, options))} (there are none)")
+        raise ValueError(f"unknown option {', '.join(map(repr, options))} (this tuner has no options)")
 
 
 @dataclass(frozen=True, slots=True)
 class TunerSpec:
-    """A tuner as the registry knows it."""
+    """A tuner's entry in the registry."""
 
     name: str
     """Name in `--tuner NAME`: lower-case letters, digits, hyphens (underscores in a built-in one's module)."""
     create: Callable[[], Tuner]
-    """A tuner that has not been opened (worker/tuners/base.py). Called on the node; imports what it needs then."""
+    """Makes a tuner that is not opened yet (worker/tuners/base.py). Called on the node; imports its modules then."""
     parse_options: Callable[[Mapping[str, Any]], object] = _no_check
     """Check the options of `tune`. Raises ValueError with every fault. Called on the controller, before anything
     starts."""
@@ -158,7 +158,7 @@ def find_tuner(name: str) -> TunerSpec:
 
 @lru_cache(1000)
 def recorded_tuner(name: str) -> TunerSpec:
-    """The spec of a tuner that a file or an older run names; one without any facts where it is not installed here."""
+    """The spec of a tuner that a file or an older run names. If it is not installed here, a spec without facts."""
     try:
         return find_tuner(name)
     except TunerNotFoundError:

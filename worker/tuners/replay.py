@@ -1,12 +1,12 @@
-"""Tuner `replay`, for tests: answers from recorded or made-up rows. Its options:
+"""The tuner `replay`, for tests: it answers with recorded or made-up rows. Its options:
 
 - `recording`: a CSV of rows with the key columns of each shape and the names of protocol.Row, or `synthetic` (the
   default; `candidates`: how many);
-- `seconds_per_shape`: how long it takes to measure a shape;
+- `seconds_per_shape`: how long a shape takes;
 - `start_seconds`: duration of `open`;
 - `gfx`, `cu_num`: the device to pose as.
 
-They are the node's (NodeConfig.options, or its `replay`) and on top of them a spec's (`options["replay"]`).
+The node sets them (NodeConfig.options, or its `replay`), and a spec may override them (`options["replay"]`).
 """
 
 from __future__ import annotations
@@ -200,12 +200,12 @@ def conclude(shape: SpecShape, rows: Sequence[Row], count: int, emit: Emit, **ev
 
 
 def identity(row: Row) -> tuple[str, ...]:
-    """Cells that distinguish a candidate from the others of its shape, on every slot."""
+    """Cells that identify a candidate among the others of its shape, on every slot."""
     return (str(row.get("kernelName", "")), str(row.get("kernelId", "")), str(row.get("splitK", "")))
 
 
 def pause(seconds: float, emit: Emit) -> None:
-    """Let so much time pass, with signs of life."""
+    """Wait this many seconds, and give signs of life."""
     until = time.monotonic() + seconds
     while seconds > 0 and (left := until - time.monotonic()) > 0:
         time.sleep(min(SLICE_S, left))

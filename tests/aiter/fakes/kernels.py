@@ -24,7 +24,7 @@ _now: dict[str, Any] = {"info": ()}
 
 
 def after(mp_tuner: Any) -> None:
-    """Have it known which candidate runs; the kernels of many have no name."""
+    """Record which candidate runs, because the kernels of many have no name."""
     inner = mp_tuner.worker
     signature = inspect.signature(inner)
 
@@ -35,7 +35,7 @@ def after(mp_tuner: Any) -> None:
         try:
             return inner(*args, **kwargs)
         finally:
-            _now.update(info=())  # what prepares the next one's operands is no candidate
+            _now.update(info=())  # kernels that prepare the next operands are not candidates
 
     mp_tuner.worker = worker
 

@@ -93,7 +93,7 @@ def test_lint_alone_reads_every_chip_and_an_image_is_read_as_a_folder_is(
         code, text = run(*build, "--lint-only")
         assert (code, text.splitlines()[-1]) == (0, "0 errors, 0 warnings")
         assert "gfx942: 1 file, 0 buckets compiled, 0 with spills" in text
-    assert asked == [("rocm/aiter:1", inventory, image.TRITON)]
+    assert asked == [("rocm/aiter:1", inventory, (*image.TRITON, *image.ENGINES))]
 
 
 def test_without_a_compiler_or_a_package_of_aiters_there_is_one_error_with_the_way_out(

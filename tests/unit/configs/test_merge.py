@@ -333,7 +333,7 @@ def test_what_is_written_is_what_the_merge_reads(tmp_path: Path) -> None:
         folder = tmp_path / FOLDER
         folder.mkdir(parents=True)
         (folder / "stale.json").write_text("{}")
-        assert write(r.ledger, folder) == []
+        assert write(r.ledger, tmp_path) == []
     found = {f.path.name: f for f in read_winners(tmp_path)}
     assert set(found) == {f"gfx950-GEMM-A8W8_BLOCKSCALE-N={n}-K=1024.json" for n in (512, 256)}
     won = found["gfx950-GEMM-A8W8_BLOCKSCALE-N=512-K=1024.json"].winners["M_LEQ_64"]

@@ -99,7 +99,7 @@ ELEVEN = [140, 128, *range(129, 138)]
 @pytest.mark.parametrize(
     ("options", "slot", "amd", "gpus", "passed"),
     [
-        # without a word: an AMD GPU with the groups of its devices, an NVIDIA one by Docker, nothing for the cores
+        # by default: an AMD GPU with the groups of its devices, an NVIDIA GPU through Docker, nothing for the cores
         (PLAIN, "0", ELEVEN, True, ["--device=/dev/kfd", "--device=/dev/dri/renderD140", "--group-add=/dev/kfd",
                                     "--group-add=/dev/dri/renderD140"]),
         (PLAIN, "10", [], True, ["--gpus=device=10"]),

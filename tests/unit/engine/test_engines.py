@@ -84,9 +84,9 @@ def test_options_that_do_not_fit_are_named_with_their_line(mine: None, tmp_path:
 
 
 PYXIS = {"--container-image", "--container-mounts", "--container-workdir", "--no-container-mount-home"}
-"""Of github.com/NVIDIA/pyxis, README."""
+"""The options in the README of github.com/NVIDIA/pyxis."""
 APPTAINER = {"--rocm", "--no-home", "--bind", "--pwd"}
-"""Of `apptainer exec` (apptainer.org/docs/user/main/cli/apptainer_exec.html)."""
+"""The options of `apptainer exec` (apptainer.org/docs/user/main/cli/apptainer_exec.html)."""
 
 
 @pytest.mark.parametrize(

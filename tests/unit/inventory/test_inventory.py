@@ -16,6 +16,7 @@ from orchestrator.inventory.model import Inventory, dumps
 from tests.paths import ROOT
 from tests.support.inventory_page import PAGE, SCHEMA, with_tables
 from worker import registry
+from worker.protocol.paths import VLLM_ROOT_ENV
 
 EXAMPLE = ROOT / "inventories" / "mi355x.example.yaml"
 SSH = "nodes:\n  n:\n    transport: ssh\n    engine: docker\n    image: i\n    "
@@ -55,11 +56,12 @@ def test_defaults_are_merged_in_option_by_option(tmp_path: Path) -> None:
   image: a
   docker: {ipc: host, volumes: ["/a:/a", "/b:/b"], env: {A: "1", B: "2"}, cap_add: [SYS_PTRACE]}
   aiter: {root: /a, compilers: {X_HIP_CLANG_PATH: /x}}
+  vllm: {root: /v}
 nodes:\r
   one:
   two: {gpus: [3, 1], env: {B: "3", C: "${env:C}"}, labels: [slow, all], image: b,
         docker: {volumes: ["/c:/c"], env: {B: "3"}, cap_add: []}, aiter: {compilers: {Y_HIP_CLANG_PATH: /y}}}
-  three: {transport: local, engine: process}
+  three: {transport: local, engine: process, vllm: {root: /w.whl}}
 """)  # fmt: skip
     one, two, three = inventory.nodes.values()
     assert (inventory.family, inventory.tuner) == ("a8w8", "torch")
@@ -70,6 +72,7 @@ nodes:\r
     assert (two.docker.ipc, two.docker.volumes, two.docker.env) == ("host", ("/c:/c",), {"A": "1", "B": "3"})
     assert (two.docker.cap_add, two.docker.network, two.docker.devices) == ((), "none", None)
     assert two.aiter.compilers == {"X_HIP_CLANG_PATH": "/x", "Y_HIP_CLANG_PATH": "/y"}
+    assert [n.vllm.variables() for n in (two, three)] == [{VLLM_ROOT_ENV: root} for root in ("/v", "/w.whl")]
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ BIG = (4096, 8192, 8192)
 KEYS = st.tuples(st.integers(1, 300), st.sampled_from([64, 128, 4096]), st.sampled_from([64, 256]))
 BF16 = ("False", "torch.bfloat16", "torch.bfloat16", "False", "False")
 FP4 = get_family("a4w4_blockscale")
-N576 = "2 shapes (1x576x7168, 16x576x7168): N is no multiple of 128"
-K29568 = "1 shape (1x8192x29568): K is no multiple of 256"
+N576 = "2 shapes (1x576x7168, 16x576x7168): N is not a multiple of 128"
+K29568 = "1 shape (1x8192x29568): K is not a multiple of 256"
 WHY = "kernels may fault there, so the tuner aiter runs"
 
 
@@ -118,7 +118,7 @@ def test_what_cannot_fit_into_the_memory_is_named_largest_first() -> None:
 def test_shapes_on_which_kernels_of_aiter_may_fault_are_noted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [(m, 576, 7168) for m in (1, 2, 3, 4)] + [(1, 8192, 29568), (1, 8192, 8192)]
     assert risk_notes(FP4, keys) == [
-        f"4 shapes (1x576x7168, 2x576x7168, 3x576x7168, ...): N is no multiple of 128: {WHY} each alone",
+        f"4 shapes (1x576x7168, 2x576x7168, 3x576x7168, ...): N is not a multiple of 128: {WHY} each alone",
         f"{K29568}: {WHY} it alone",
     ]
     assert risk_notes(FP4, keys, "torch") == []
@@ -188,5 +188,5 @@ def test_what_is_won_and_what_is_left_of_it() -> None:
     assert (some.won_us, some.rest_us) == (50.0, 600.0), "a slower winner replaces nothing"
     many = won(of, dict.fromkeys(range(1, 5), 15.0), failed=[5])
     assert many.won_us == 200.0
-    assert many.rest_us == pytest.approx(300.0 * 200 / 500), "what is left is corrected by what the settled ones gave"
+    assert many.rest_us == pytest.approx(300.0 * 200 / 500), "the gains of settled shapes correct the expected rest"
     assert won(of, dict.fromkeys(of, 20.0)).share == 1.0

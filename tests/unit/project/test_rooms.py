@@ -24,10 +24,10 @@ ORDER = (
 SHARED = (
     "worker", "worker.registry", "worker.families", "worker.protocol", "worker.text", "worker.device", "worker.capture",
     "worker.aiter_tree", "worker.triton_configs",
-    "worker.tuners.catalog", "worker.tuners.aiter_triton",
+    "worker.tuners.catalog", "worker.tuners.aiter_triton", "worker.tuners.vllm",
 )  # fmt: skip
 """Rooms of the worker that the controller may import; `worker`: the package itself, for the place of its files;
-`tuners.aiter_triton`: its compile stage needs no GPU, and checks a tree's configs on the controller's cores."""
+`tuners.aiter_triton`, `tuners.vllm`: their compile stages need no GPU, and check configs on the controller's cores."""
 
 BASE = (
     "worker.families", "worker.registry", "worker.protocol", "worker.text", "worker.tuners.base",
@@ -49,12 +49,13 @@ WORKER: dict[str, tuple[str, ...]] = {
     "worker.tuners.catalog": ("worker.registry", "worker.families", "worker.tuners.base"),
     "worker.tuners.common": (*BASE, "worker", "worker.device"),
     "worker.tuners.torch": (*ON_A_NODE, "worker.process"),
-    "worker.tuners.search": (*ON_A_NODE, "worker.process"),
+    "worker.tuners.search": (*ON_A_NODE, "worker.process", "worker.triton_configs"),
     "worker.tuners.aiter": (*ON_A_NODE, "worker.process", "worker.aiter_tree"),
     "worker.tuners.aiter_triton": (
         *ON_A_NODE, "worker.aiter_tree", "worker.triton_configs", "worker.tuners.aiter", "worker.tuners.search",
         "worker.bench",
     ),
+    "worker.tuners.vllm": (*ON_A_NODE, "worker.triton_configs", "worker.tuners.search", "worker.bench"),
     "worker.tuners.replay": ON_A_NODE,
     "worker.tuners.bench": (*BASE, "worker.bench"),
     "worker.agent": (*ON_A_NODE, "worker.process"),

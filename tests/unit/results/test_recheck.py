@@ -1,4 +1,4 @@
-"""A recheck: what is measured of each row, how rows are judged, and the command with a replay of two builds."""
+"""A recheck: the kernels that it measures for each row, the verdicts, and the command with a replay of two builds."""
 
 from __future__ import annotations
 

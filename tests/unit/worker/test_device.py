@@ -129,4 +129,4 @@ def test_an_agent_records_conditions_and_says_which_errors_rose(tmp_path: Path) 
     assert first["detail"].startswith(
         "uncorrectable hardware errors rose during the attempt: umc +2; the tuner's process"
     )
-    assert second["detail"] == "", "what was there before is not told again"
+    assert second["detail"] == "", "earlier errors are not reported again"

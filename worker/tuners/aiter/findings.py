@@ -1,11 +1,11 @@
 """Reads the files of an AITER tree: scripts and their options, the workarounds that it needs, whether the shim fits.
 
-`inspect(root)` answers for a checkout or an installed package. It imports nothing of AITER and needs no GPU. A file
-that cannot be read is a sentence in `problems`; the answers are then the careful ones. Flags are read here and nowhere
-else: `make test-aiter` runs real scripts with them.
+`inspect(root)` works for a checkout or an installed package. It does not import AITER and needs no GPU. If a file
+cannot be read, `problems` says so, and the answers are the careful ones. Flags are only read here; `make test-aiter`
+runs real scripts with them.
 
-A workaround is applied only if its predicate holds on the files of that tree. It changes a scratch copy, and the record
-holds hashes of each file before and after. It is refused if it changes nothing.
+A workaround is applied only if its predicate holds for the files of that tree. It changes a scratch copy, and the
+record has hashes of each file before and after. If it changes nothing, it is refused.
 """
 
 from __future__ import annotations
@@ -226,9 +226,9 @@ class TunerScript:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """`asm_dir`: what get_asm_dir() returns, `hsa/{gfx}` or `hsa`, "" if unknown. `k256_sound`: scales are laid out
-    rightly where K is no multiple of 256. `promised`: the tree lies in one of WINDOWS. `files`: hashes by name.
-    `misfit`: why the shim cannot be used on its mp_tuner.py, "" if it can."""
+    """Findings on a tree. `asm_dir`: the result of get_asm_dir(), `hsa/{gfx}` or `hsa`, "" if unknown. `k256_sound`:
+    scales are laid out correctly if K is not a multiple of 256. `promised`: the tree is in one of WINDOWS. `files`:
+    hashes by name. `misfit`: why the shim cannot be used on its mp_tuner.py, "" if it can."""
 
     tree: Tree
     gfx: str
@@ -259,7 +259,7 @@ class Findings:
 
 
 def inspect(root: Path | Tree, gfx: str = DEFAULT_GFX) -> Findings:
-    """Findings on the tree at `root` for a chip. Raises NotATreeError if there is none."""
+    """Findings on the tree at `root` for a chip. Raises NotATreeError if it is not a tree of AITER."""
     gfx = gfx if gfx.startswith("gfx") else DEFAULT_GFX
     tree = root if isinstance(root, Tree) else tree_at(Path(root), gfx=gfx)
     files = TreeFiles(tree)
@@ -324,7 +324,7 @@ def _flags(files: TreeFiles, path: Path, seen: set[Path]) -> dict[str, str]:
 
 
 def shim_misfit(source: str) -> str:
-    """Reason that the shim cannot wrap the functions of this mp_tuner.py, "" if it can."""
+    """The reason why the shim cannot wrap the functions of this mp_tuner.py, "" if it can."""
     try:
         nodes = ast.parse(source).body
     except (SyntaxError, ValueError) as e:

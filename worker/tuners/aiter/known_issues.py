@@ -1,8 +1,8 @@
-"""Known issues of AITER's tuners, of the images and machines that they run on; the search in a tuner's output.
+"""Known issues of AITER's tuners, images and machines, and the search for them in a tuner's output.
 
-A new one takes three steps: a `KnownIssue` here, before the issues that follow from it; its section in
-docs/reference/known-issues.md, with a line of real output and what gemmfleet does; where AITER prints or causes it, in
-tests/aiter/known_issues.md, which `make test-aiter AITER_GIT=PATH` compares with a clone.
+To add one: add a `KnownIssue` here, before the issues that follow from it. Add its section to
+docs/reference/known-issues.md, with a line of real output and what gemmfleet does about it. If AITER prints or causes
+it, add it to tests/aiter/known_issues.md, which `make test-aiter AITER_GIT=PATH` compares with a clone.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ Blames = Literal["shape", "slot", "image", "setup", "nobody"]
 FailureReason = Literal[
     "fault", "hang", "oom", "error", "disk_full", "cancelled", "no_candidate", "wrong_result", "unsupported", ""
 ]
-"""A reason of gemmfleet's records; "" for an issue that ends nothing by itself."""
+"""A reason in gemmfleet's records; "" for an issue that does not end anything by itself."""
 Rank = Literal["cause", "consequence", "remark"]
-"""A cause explains a failure; a consequence explains it where no cause is found; a remark only where nothing else is,
-for it concerns one candidate or no failure at all."""
+"""A cause explains a failure. A consequence explains it if no cause is found. A remark explains it only if nothing else
+does, because it is about one candidate or about no failure at all."""
 
 OWN_SHAPE_ADVICE = (
     "Every kernel takes this shape, so it is not to blame: the GPU, its driver or the image is. See dmesg and rocm-smi "
@@ -35,9 +35,9 @@ OWN_SHAPE_ADVICE = (
 class KnownIssue:
     """One entry of the catalogue. `why` and `advice` may name groups of `regex` as {name}.
 
-    `regex` finds it in output (multi-line; the first match counts). `exit_codes` mean it even without a text, -N for a
-    signal. `reason` and `blames` are what a failure is recorded as. `isolates`: the candidate is isolated. Then: `why`
-    it happens, `advice` for the user, `until` which date or version it occurs ("": still open).
+    `regex` finds it in output (multi-line; the first match counts). `exit_codes` identify it even without text, -N for
+    a signal. A failure is recorded with `reason` and `blames`. `isolates`: the candidate is isolated. `why`: the cause.
+    `advice`: for the user. `until`: the date or version up to which it occurs ("": still open).
     """
 
     name: str
@@ -203,7 +203,7 @@ _ENTRIES = (
         until="2026-01-16 (since 2026-01-13)",
     ),
     KnownIssue(
-        "size_mismatch", "K is no multiple of 256, and the reference cannot be computed", "error", "image",
+        "size_mismatch", "K is not a multiple of 256, and the reference cannot be computed", "error", "image",
         regex=r"The size of tensor a \((?P<a>\d+)\) must match the size of tensor b \((?P<b>\d+)\)",
         why=(
             "This image pads the scales of K={a} to {b}. Images before v0.1.14 also lay them out wrongly, so their "
@@ -301,7 +301,7 @@ _ENTRIES = (
     KnownIssue(
         "disk_full", "The disk is full", "disk_full", "slot",
         regex=r"No space left on device|Disk quota exceeded",
-        why="There is no room for results or builds.",
+        why="Results or builds do not fit on it.",
         advice="Make room (`gemmfleet runs prune` removes old runs there), or give the node another folder.",
     ),
     KnownIssue(
@@ -328,7 +328,7 @@ _ENTRIES = (
         regex=r"no valid candidate found for (?P<key>.+?), please check|No kernel can be used for (?P<info>.+)",
         why=(
             "Every candidate of {key} failed or exceeded the error limit. Images before v0.1.14 lay out the scales "
-            "wrongly if K is no multiple of 256 (K=29568, say)."
+            "wrongly if K is not a multiple of 256 (K=29568, say)."
         ),
         advice="For such K use a newer image; else see the shape's rows in profile.csv.",
     ),
@@ -369,16 +369,16 @@ MAX_TEXT = 1_000_000
 
 
 def ends_process(line: str) -> KnownIssue | None:
-    """The known issue after which a tuner's process cannot go on, None if the line shows none."""
+    """The known issue in the line after which a tuner's process cannot go on, or None."""
     plain = clean(line, 4000)
     return next((issue for issue in _ENDING if issue.search(plain)), None)
 
 
 def diagnose(text: str, returncode: int | None) -> Diagnosis | None:
-    """The known issue that best explains a tuner's end, None if there is none.
+    """The known issue that best explains a tuner's end, or None.
 
-    `text`: the end of its output, both streams. `returncode`: as of subprocess (-N for a signal), None if gemmfleet
-    ended it. A text has precedence over an exit code, except where the host killed the process.
+    `text`: the end of its output, both streams. `returncode`: as in subprocess (-N for a signal), None if gemmfleet
+    ended it. Text wins over the exit code, unless the host killed the process.
     """
     plain = "\n".join(clean(line, 4000) for line in text[-MAX_TEXT:].splitlines())
     by_exit = next((i for i in ISSUES if returncode is not None and returncode in i.exit_codes), None)

@@ -1,10 +1,10 @@
-"""Command line and environment of a process of AITER.
+"""Makes the command line and environment of an AITER process.
 
-The command line is made of the flags that the script has, and of no others. Inherited variables that would change the
-result are cleared, and recorded. Precedence for GPU_ARCHS, CU_NUM and the switches of single tuners: the inventory's
-`aiter:` section, its `env:`, the slot's own chip, the image.
+The command line only has flags that the script has. Inherited variables that would change the result are cleared and
+recorded. Precedence for GPU_ARCHS, CU_NUM and the switches of single tuners: the inventory's `aiter:` section, its
+`env:`, the slot's own chip, the image.
 
-The chip and its canary are asked in a process of their own, because its context must not stay on the GPU:
+A separate process queries the chip and runs its canary, because its context must not stay on the GPU:
 `python -m worker.tuners.aiter.launch facts|canary|times` prints one JSON object. `facts`: gfx, cu_num, device and
 versions as torch has them. `canary`: as the torch tuner's, or `absent` with the reason if the image's torch cannot
 multiply. `times`: compute_us and memory_us of the timed canary.
@@ -173,11 +173,11 @@ def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.envi
 MARK = "GEMMFLEET-ONCHIP "
 POLL_S = 0.1
 TIMEOUT_S = 240.0
-"""Seconds for an answer: the process imports torch."""
+"""An answer may take this many seconds, because the process imports torch."""
 
 
 def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
-    """The answer of a fresh process; `{"error": text}` if there is none. KeyboardInterrupt ends it."""
+    """The answer of a fresh process; `{"error": text}` if it gives none. KeyboardInterrupt ends it."""
     path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
     until = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryFile() as out:
@@ -226,7 +226,7 @@ def canary() -> dict[str, Any]:
 
 
 def times() -> dict[str, Any]:
-    """compute_us and memory_us of the timed canary. Raises what torch raises."""
+    """compute_us and memory_us of the timed canary. Exceptions of torch pass through."""
     from worker.tuners.common.device import Device, timed_canary
 
     compute, memory = timed_canary(Device())
@@ -241,4 +241,4 @@ if __name__ == "__main__":
     except Exception as e:  # noqa: BLE001 - whatever the GPU does is the answer
         answered = {"error": f"{type(e).__name__}: {e}"[:1000]}
     print(MARK + json.dumps(answered), flush=True)
-    os._exit(0)  # what libraries do at exit may hang
+    os._exit(0)  # exit handlers of libraries may hang

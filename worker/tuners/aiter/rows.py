@@ -1,8 +1,8 @@
-"""Rows of candidates: from AITER's CSV files and the shim's records, and the verdict on a shape from its rows.
+"""Makes rows of candidates from AITER's CSV files and the shim's records, and the verdict on a shape from its rows.
 
-AITER rewrites its files whole and not atomically after every batch, so a read may meet half of one: a line counts only
-with its newline and all its cells, and what was read once is kept (`Tables`). AITER writes `Null` for what is missing,
--1 for a candidate that could not run, inf for one that crashed, hung or (before 2025-12-30) raised.
+After every batch AITER rewrites its files, not atomically, so we may read half a file. A line counts only with its
+newline and all its cells, and lines once read are kept (`Tables`). AITER writes `Null` for missing values, -1 for a
+candidate that could not run, and inf for one that crashed, hung or (before 2025-12-30) raised an exception.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ Keys = Mapping[int, Mapping[str, int | str]]
 
 @dataclass(frozen=True, slots=True)
 class JournalStep:
-    """One record of the shim: a candidate that began, ended, or was left out (`blocked`, `skipped`). `shape` is None if
-    the key belongs to no shape of ours. `said`: what AITER printed while the candidate ran."""
+    """One record of the shim: a candidate began, ended, or was left out (`blocked`, `skipped`). `shape` is None if the
+    key is not one of our shapes. `said`: AITER's output while the candidate ran."""
 
     event: str
     shape: int | None
@@ -143,7 +143,7 @@ def step_row(family: Family, step: JournalStep, limit: float, names: KernelNames
 
 
 def _stage_row(row: Row, stage: str, numbers: Sequence[str]) -> Row:
-    """The row of one stage of fmoe. The time of a stage is no time of the shape: `us` is -1, as if it had not run."""
+    """The row of one stage of fmoe. A stage's time is not the shape's time, so `us` is -1, as if it had not run."""
     n = "2" if stage == "stage2" else "1"
     more: Row = {"kernelName1": "", f"kernelName{n}": row["kernelName"]}
     if numbers:
@@ -155,13 +155,13 @@ def _stage_row(row: Row, stage: str, numbers: Sequence[str]) -> Row:
 
 
 class ShapeKeys:
-    """Finds the shape of a key, as AITER prints it or has it in a table."""
+    """Finds the shape for a key that AITER prints or has in a table."""
 
     def __init__(self, columns: tuple[str, ...], keys: Keys) -> None:
         self._cells = {i: {c: str(k[c]).strip() for c in columns if c in k} for i, k in keys.items()}
 
     def of_cells(self, printed: Mapping[str, str]) -> int | None:
-        """The id of the shape of a line of a table; None if it is none of ours, or of two."""
+        """The id of the shape in a line of a table; None if it is not ours, or could be two of ours."""
         return _only(
             i
             for i, ours in self._cells.items()
@@ -169,7 +169,7 @@ class ShapeKeys:
         )
 
     def of_values(self, key: tuple[str, ...]) -> int | None:
-        """The same for the values of a key in their order, which may begin with gfx and cu_num."""
+        """The same for the values of a key in order; they may begin with gfx and cu_num."""
         return _only(i for i, ours in self._cells.items() if key and _ends_with(key, tuple(ours.values())))
 
 
@@ -246,7 +246,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class ShapeVerdict:
-    """A winner, or a reason (of SHAPE_VERDICTS) and a detail."""
+    """A winner, or a reason (one of SHAPE_VERDICTS) and a detail."""
 
     winner: Row | None
     reason: str = ""
@@ -256,15 +256,15 @@ class ShapeVerdict:
 def shape_verdict(
     family: Family, tuned: Row | None, candidates: Sequence[Row], limit: float, *, chip: str = "", left_out: int = 0
 ) -> ShapeVerdict:
-    """AITER's own winner if it is sound, else the best of its candidates, else why there is none.
+    """AITER's own winner if it is valid, else the best of its candidates, else the reason why there is no winner.
 
     `chip`: AITER's message that the family is not for this chip, if any. `left_out`: how many candidates were not
-    tried, because they had faulted before.
+    tried because they had faulted before.
     """
     if tuned is not None and not _fault(tuned, limit):
         return ShapeVerdict(tuned)
     why = f"cannot be ({_fault(tuned, limit)})" if tuned is not None else ""
-    # the fastest right row, the first of equals; the winner of fmoe is a pair of stages, which a profile row is not
+    # the fastest correct row, the first of equals; a winner of fmoe is a pair of stages, and no profile row is a pair
     right = [r for r in candidates if r.get("status") == "ok" and not _fault(r, limit) and not family.two_stages]
     if right:
         made = min(right, key=lambda r: r["us"])
@@ -295,13 +295,13 @@ def shape_verdict(
 
 
 def _stage(row: Mapping[str, object]) -> int:
-    """1 or 2 of a stage measured alone, 0 of a pair or of one kernel for both."""
+    """1 or 2 for a stage measured alone, 0 for a pair or for one kernel that does both."""
     names = bool(row.get("kernelName1")), bool(row.get("kernelName2"))
     return 0 if row.get("run_1stage") else {(True, False): 1, (False, True): 2}.get(names, 0)
 
 
 def _fault(row: Row, limit: float) -> str:
-    """Reason that a row cannot settle a shape, "" if it can."""
+    """The reason why a row cannot settle a shape, "" if it can."""
     if row["us"] <= 0:
         return "it has no time"
     if row.get("errRatio", 1.0) > limit:

@@ -1,8 +1,8 @@
-"""One process of AITER from start to end, followed live, and the script that shows its fault again.
+"""Follows one AITER process live from start to end, and writes the script that reproduces its fault.
 
-It is ended early if it cannot go on: a candidate's process is dead, a known issue that ends processes is printed,
-nothing moves any more, a shape takes longer than it may. AITER itself would wait (for ever, before 2025-12-30) or drop
-all candidates of the shape.
+We end the process early if it cannot go on: a candidate's process is dead, it prints a known issue that ends processes,
+it makes no progress, or a shape takes too long. AITER itself would wait (for ever, before 2025-12-30) or drop all
+candidates of the shape.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from worker.tuners.base import Emit, TunerFault
 
 TICK_S = 0.1
 COMPILER_SEARCH_S = 1.0
-"""Seconds of silence after which a compiler is looked for."""
+"""After this many seconds of silence we look for a running compiler."""
 LAST_WORDS_S = 1.0
-"""Seconds from the first sign of a fault in which the rest of its output (and of a core dump's) may come."""
+"""After the first sign of a fault, the rest of its output (and of a core dump) may take this many seconds."""
 STOP_S = 5.0
 KEPT_LINES = 40
 REPRO = "repro"
-"""Below an attempt's folder, where the controller looks for it."""
+"""The folder in an attempt's folder where the controller looks for the script."""
 REPRO_TIMEOUT_S = 120
 _SHOWN_ENV = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "PYTHONPATH", "AITER_JIT_DIR")
 COMPILERS = ("ninja", "clang", "hipcc", "cc1plus", "ld.lld", "lld", "llc", "amdclang", "g++", "c++", "cmake")
@@ -117,10 +117,10 @@ class _Follower:
         self._tail: deque[str] = deque(maxlen=KEPT_LINES)
 
     def follow(self, process: Child) -> ProcessEnd:
-        """Follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is let through."""
+        """Follow it. KeyboardInterrupt ends it by SIGINT, then by force, and is raised again."""
         try:
             why = self._until_end(process)
-            printed = list(self._tail)  # what it prints of our own signal is beside the point
+            printed = list(self._tail)  # leaves out its output about our own signal
             if why is not None:
                 process.stop(min(self._grace_s, STOP_S) if why[0] == "hang" else 0.0)
             self._read()
@@ -129,7 +129,7 @@ class _Follower:
             process.stop(self._grace_s * 0.8)
 
     def _until_end(self, process: Child) -> tuple[str, str] | None:
-        """(how, text) if it is to be ended, None if it ended by itself."""
+        """(how, text) if we must end it, None if it ended by itself."""
         watch, shape = Stopwatch(), None
         while process.returncode is None:
             moved, step = self._read(), watch.turn()
@@ -138,7 +138,7 @@ class _Follower:
                 shape, self._of_shape, moved = self._tracker.current, 0.0, True
             self._quiet = 0.0 if moved or builds else self._quiet + step
             self._of_shape = 0.0 if builds else self._of_shape + step
-            self._emit.alive()  # hangs are ours to find: the agent's watchdog does not know the candidate
+            self._emit.alive()  # we look for hangs ourselves: the agent's watchdog does not know the candidate
             if why := self._why_end(time.monotonic()):
                 self._read()
                 return why
@@ -201,7 +201,7 @@ class _Follower:
 def write_repro(job: Job, folder: Path, entry: BlocklistEntry, into: Path) -> Path:
     """A folder below `into` with the one-row CSV of a process and the command that shows its fault; its path.
 
-    The command is AITER's own, without anything of ours: it measures all candidates of the shape and meets the one.
+    The command is AITER's own, without our additions. It measures all candidates of the shape, including this one.
     """
     name = "-".join([entry.family, *entry.candidate.key[-4:], *entry.candidate.ident[:2]])
     target = into / "".join(c if c.isalnum() or c in "-_." else "_" for c in name)[:120]

@@ -1,8 +1,8 @@
-"""A slot's AITER: the image's tree, findings and chip, the slot's folders, and what a family's shapes are tuned with.
+"""The AITER of a slot: the image's tree, findings and chip, the slot's folders, and the settings for a family.
 
-Files and chip are read once, when the tuner opens. AITER builds its modules in a folder of the slot's own, which begins
-as a copy of what was built on this node before for the image and chip (`ModuleStore`, beside the run folders). A slot
-never builds into the store: a finished build is published there under a lock.
+Files and chip are read once, when the tuner opens. AITER builds its modules in the slot's own folder, which starts as a
+copy of earlier builds on this node for the same image and chip (`ModuleStore`, beside the run folders). A slot never
+builds in the store: a finished build is published there under a lock.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from worker.tuners.base import Place
 
 POLL_S = 0.2
 _LEFT_OUT = ("build", "__pycache__")
-"""Folders of a built tree that are not kept: objects and sources are large and never read again."""
+"""Folders of a built tree that we do not keep: objects and sources are large and not needed again."""
 _LOCKS = ("build/lock_*", "build/*/build/lock", "build/**/.ninja_lock", "*.lock")
 
 
@@ -392,7 +392,7 @@ def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool)
 
 
 def _verify_command(script: TunerScript, name: str, table: Path, folder: Path) -> list[str]:
-    """The command line, with copies of the table and a list of its shapes: the script reads no list of its own."""
+    """The command line, with copies of the table and a list of its shapes, because the script has no default list."""
     family, unused = FAMILIES[name], folder / "unused.csv"
     for copy in (folder / TUNED, unused):
         copy.write_bytes(table.read_bytes())
@@ -405,6 +405,6 @@ def _verify_command(script: TunerScript, name: str, table: Path, folder: Path) -
 
 
 def _report(**what: Any) -> int:
-    """Print a line of ours; 0."""
+    """Print one of our lines; return 0."""
     print(VERIFY_MARK + json.dumps(what), flush=True)
     return 0

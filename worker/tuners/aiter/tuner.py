@@ -1,9 +1,9 @@
-"""The tuner `aiter`: AITER's own scripts, one group a process, on the slot's one GPU.
+"""The tuner `aiter`: runs AITER's own scripts on the slot's GPU, one process for each group.
 
-A group that faults goes back to the scheduler, which lets the shape in flight run alone. A shape that runs alone and
-loses a candidate goes on without it if the slot proves healthy: the others are measured, and the faulty one is
-recorded with a reproduction. Before the first measurement the modules are built with a tiny shape of our own. It is
-tuned like any other, and its rows are thrown away.
+A group that faults goes back to the scheduler, which then runs the shape in flight alone. If a shape that runs alone
+loses a candidate, and the slot proves healthy, the shape goes on without it: the other candidates are measured, and the
+faulty one is recorded with a reproduction. Before the first measurement we tune a tiny shape of our own, which builds
+the modules; its rows are thrown away.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from worker.tuners.aiter.spec import Options
 from worker.tuners.base import Emit, Place, TunerFault
 
 QUIET_SHARE = 0.8
-"""Share of the agent's watchdog after which a hang is ended here, where the candidate is known."""
+"""We end a hang after this share of the agent's watchdog, because here we know the candidate."""
 HOPELESS = 5
-"""Candidates of a tiny shape that ended their process with none measured: the fault is not theirs then."""
+"""If this many candidates of a tiny shape end their process and none is measured, the candidates are not the cause."""
 FIRST = "before the first shape, on a tiny one"
 TINY = {
     "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
@@ -69,7 +69,7 @@ class AiterTuner:
     def open(self) -> dict[str, Any]:
         """Find AITER, query the chip, build the modules of the family if it is known.
 
-        Returns gfx, cu_num, device, versions, and `aiter`: tree, commit, what is ignored, what was applied.
+        Returns gfx, cu_num, device, versions, and `aiter`: tree, commit, ignored variables, applied workarounds.
         """
         options = Options.parse(self._raw)
         image = inspect_image(options)
@@ -78,7 +78,7 @@ class AiterTuner:
         session = self._made = Session.make(image, self._place)
         family = FAMILIES.get(options.family)
         if family is not None and not image.refusal(family):
-            if family.aiter.pads_k_to:  # workarounds that shapes of padded K will need are reported now
+            if family.aiter.pads_k_to:  # report now the workarounds that shapes with a padded K will need
                 session.adapted(family, [{"K": family.aiter.pads_k_to + 1}])
             self._build(session.job(family, options), lambda: None)
         return {**image.device, "aiter": {**image.as_json(), "applied": [_brief(a) for a in session.applied]}}
@@ -204,7 +204,7 @@ class Measuring:
             if not left or (end.how == "done" and self.when):
                 return
             if end.how == "done":
-                text, found = f"AITER ended without a word on {plural(len(left), 'shape')}", end.known
+                text, found = f"AITER exited without a result for {plural(len(left), 'shape')}", end.known
                 raise TunerFault("error", f"{text}: {found.detail()}" if found else text)
             faults += 1
             more = (
@@ -212,7 +212,7 @@ class Measuring:
             )
             if more is None:
                 if end.current is not None:
-                    for row in end.partial:  # measured is measured
+                    for row in end.partial:  # keep the measurements
                         self.emit.row(end.current, row)
                 more_faults = f"; the {faults}. candidate of this shape that ended its process" if faults > 1 else ""
                 raise TunerFault(_outcome(end), end.told(self.when) + more_faults)

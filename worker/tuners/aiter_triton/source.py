@@ -12,7 +12,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,13 @@ from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
 from worker.bench.measuring import Inputs, needed_bytes
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, Values, case_of, family_of
+from worker.tuners.aiter_triton.space import Completed, KindProblem, case_of, family_of
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
-from worker.tuners.search.compiling import compile_for, compiling, facts_of
+from worker.tuners.search.compiling import compile_for, compiling, facts_of, hollow
 from worker.tuners.search.source import Call, CompileFacts, Target, known
+from worker.tuners.search.tiles import Space, TileConfig, Values
 
 # Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise.
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
@@ -132,31 +133,21 @@ def _mx_shuffled(scales: torch.Tensor | None, *, drawn: bool) -> torch.Tensor:
     return made
 
 
-def hollow(case: Case) -> tuple[Inputs, torch.Tensor]:
-    """(operands, output) in a case's forms on the CPU, of memory that is never touched: to compile with."""
-    with _forms():
+def _forms_of(case: Case) -> tuple[Inputs, torch.Tensor]:
+    """(operands, output) in a case's forms: to compile with."""
+
+    def make() -> dict[str, Any]:
         made = Inputs.make(case, torch.device("cpu"), 0, 0)
-        out = made.output()
-    forms = ((n, getattr(made, n)) for n in ("x", "w", "xs", "ws", "bias"))
-    real: dict[str, Any] = {n: _untouched(t) for n, t in forms if t is not None}
-    return replace(made, **real), _untouched(out)
+        return {**{n: getattr(made, n) for n in ("x", "w", "xs", "ws", "bias")}, "out": made.output()}
 
-
-def _untouched(form: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(form.shape, form.stride(), dtype=form.dtype)
-
-
-@cache
-def _forms() -> Any:
-    """Mode in which tensors have forms and no memory; one, as tables that are kept between calls belong to it."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    return FakeTensorMode()
+    real = hollow(make)
+    out = real.pop("out")
+    return Inputs(case, **real), out
 
 
 @dataclass(frozen=True, slots=True)
 class CompileJob:
-    """A config on a case; plain data. `caller`: as of AiterConfig."""
+    """A config on a case; plain data. `caller`: as of TileConfig."""
 
     case: Case
     values: tuple[tuple[str, Any], ...]
@@ -182,19 +173,23 @@ class AiterSource:
             raise type(e)(f"AITER's Triton wrapper of {self.name} cannot be imported from {self.root}: {e}") from e
 
     def candidates(
-        self, problem: KindProblem, target: Target, first: Sequence[AiterConfig] = (), most: int = 0
-    ) -> list[AiterConfig]:
-        return space.candidates(self.kind, problem, target, self.completed(problem), first, most)
+        self, problem: KindProblem, target: Target, first: Sequence[TileConfig] = (), most: int = 0
+    ) -> list[TileConfig]:
+        return self.space(problem, target).candidates(first, most)
 
-    def estimate_us(self, problem: KindProblem, candidate: AiterConfig, target: Target) -> float:
+    def space(self, problem: KindProblem, target: Target) -> Space:
+        """The configs of a problem."""
+        return space.space_of(self.kind, problem, target, self.completed(problem))
+
+    def estimate_us(self, problem: KindProblem, candidate: TileConfig, target: Target) -> float:
         return space.estimate(problem, candidate, target)
 
-    def job(self, problem: KindProblem, candidate: AiterConfig) -> CompileJob:
+    def job(self, problem: KindProblem, candidate: TileConfig) -> CompileJob:
         return CompileJob(problem.case, candidate.items, candidate.caller)
 
     def compile(self, job: CompileJob, target: Target) -> CompileFacts:
         wrapper = self._wrapper(job.caller)
-        inputs, out = hollow(job.case)
+        inputs, out = _forms_of(job.case)
         config = wrapper.completed(dict(job.values), job.case)
         call = wrapper.call(wrapper.operands(inputs, drawn=False), out, config)
         with compiling() as kernels:
@@ -214,13 +209,13 @@ class AiterSource:
         return self._wrapper().operands(inputs)
 
     def launch(
-        self, problem: KindProblem, candidate: AiterConfig, operands: Sequence[dict[str, Any]], out: torch.Tensor
+        self, problem: KindProblem, candidate: TileConfig, operands: Sequence[dict[str, Any]], out: torch.Tensor
     ) -> list[Call]:
         wrapper = self._wrapper(candidate.caller)
         config = wrapper.completed(candidate.values, problem.case)
         return [wrapper.call(o, out, config) for o in operands]
 
-    def completed(self, problem: KindProblem) -> space.Completed:
+    def completed(self, problem: KindProblem) -> Completed:
         """The rule by which AITER rewrites values for a problem."""
         wrapper = self._wrapper()
 

@@ -4,23 +4,20 @@ The seeds are what a shape gets today, what lies beside it, and what similar sha
 winner of a held-out shape is among the first eight configs of its nearest neighbours in 82 to 96 % of the cases; so
 these come before the model's.
 
-The values are those of the 171 files of gfx950 at e4048607a5 (1,277 buckets). Knobs that shape the kernel (tile, K
-step, warps, stages, split-K) are combined; the others (order of tiles, waves, instruction, cache modifier) are varied
-one at a time around the combinations that the model names first and around every seed.
+The values are those of the 171 files of gfx950 at e4048607a5 (1,277 buckets); `worker/tuners/search/tiles.py` makes
+configs of them.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, parse
-from worker.families import CONFIG
 from worker.triton_configs.kinds import BY_NAME, REQUIRED, ConfigKind
 from worker.triton_configs.resolve import (
     Bucket,
@@ -30,11 +27,21 @@ from worker.triton_configs.resolve import (
     Resolver,
     bucket_for,
     shipped,
-    spelled,
 )
 from worker.tuners.common.problem import Problem
-from worker.tuners.search.model import MAX_REGISTERS, Knobs, accumulators, estimate_us
+from worker.tuners.search.model import estimate_us
 from worker.tuners.search.source import Target
+from worker.tuners.search.tiles import (
+    NEAREST,
+    NEAREST_WON,
+    SHAPING,
+    Space,
+    TileConfig,
+    Values,
+    away,
+    config_of,
+    fits,
+)
 
 OF_BENCH = {
     "batched_a4w4": "aiter-bmm-afp4wfp4",
@@ -81,75 +88,9 @@ def problem_of(kind: str, family: str, key: dict[str, int | str], gfx: str) -> K
     return KindProblem(family, max(1, c.b), c.m, c.n, c.k, c.dtype, c.outdtype, c.bias, scale, kind=kind, case=c)
 
 
-Values = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class AiterConfig:
-    """A bucket's values, in AITER's order of keys. `caller`: the operator that runs them, "" for the kind's wrapper."""
-
-    items: tuple[tuple[str, Any], ...]
-    caller: str = ""
-
-    @property
-    def values(self) -> dict[str, Any]:
-        """As the JSON file holds them."""
-        return dict(self.items)
-
-    def get(self, key: str, default: int = 1) -> int:
-        """A whole number of the config."""
-        found = dict(self.items).get(key)
-        return found if isinstance(found, int) else default
-
-    @property
-    def split_k(self) -> int:
-        return self.get("NUM_KSPLIT")
-
-    @property
-    def simplicity(self) -> tuple[int, ...]:
-        """Of two that are equally fast the lower one wins."""
-        return self.split_k, self.get("num_stages"), self.get("waves_per_eu", 0)
-
-    @property
-    def name(self) -> str:
-        """`config_16x64x256_g1_k4_w4_s2_eu2_mfma16_cg`, further keys behind it. ASCII, no commas."""
-        caller = f"_in_{self.caller}" if self.caller else ""
-        return (CONFIG + spelled(dict(self.items)) + caller)[:160]
-
-    @property
-    def knobs(self) -> Knobs:
-        """The knobs by which its time is estimated."""
-        m, n, k = (max(1, self.get(f"BLOCK_SIZE_{x}", 128)) for x in "MNK")
-        return Knobs(
-            m, n, k,
-            max(1, self.get("GROUP_SIZE_M")), max(1, self.split_k), num_warps=max(1, self.get("num_warps", 4)),
-            num_stages=max(1, self.get("num_stages", 2)), waves_per_eu=self.get("waves_per_eu", 0),
-            matrix_instr_nonkdim=self.get("matrix_instr_nonkdim", 0), kpack=self.get("kpack"),
-        )  # fmt: skip
-
-    @property
-    def features(self) -> tuple[float, ...]:
-        """As a point: neighbours differ by one step of one knob."""
-        return (*self.knobs.features, 0.5 * bool(dict(self.items).get("cache_modifier")))
-
-
-def config_of(values: Values) -> AiterConfig:
-    """A candidate of a bucket's values; keys in the order of shipped files, further ones behind."""
-    ordered = [k for k in REQUIRED if k in values]
-    return AiterConfig(tuple((k, values[k]) for k in (*ordered, *(k for k in values if k not in ordered))))
-
-
 def portable(values: Values, kind: ConfigKind, arch: str) -> dict[str, Any]:
     """The tuned keys of another bucket's values that a chip takes: unknown ones belong to that bucket."""
     return {k: v for k, v in values.items() if k in REQUIRED and kind.takes(k, arch)}
-
-
-NEAREST, NEAREST_WON = 6, 4  # files of other (N, K) whose bucket for M is tried, and winners of this run
-
-
-def _away(one: Sequence[int], other: Sequence[int]) -> float:
-    """Distance of two shapes: ratios of their sizes, 0 for a size that is not named."""
-    return sum(abs(math.log2(x / y)) for x, y in zip(one, other, strict=True) if x)
 
 
 class Seeds:
@@ -164,17 +105,17 @@ class Seeds:
         there = [f for f in shipped(self._tree)[0] if f.kind is kind and f.path.parent == self._place.folder]
         # (B or 0, N, K) of the kind's other files by their path.
         self._others = {f.path: (f.named[0] or 0, *f.named[1:]) for f in there if f.named}
-        self._won: dict[tuple[int, ...], AiterConfig] = {}  # winners of this run by (M, B, N, K)
+        self._won: dict[tuple[int, ...], TileConfig] = {}  # winners of this run by (M, B, N, K)
 
     def today(self, m: int, n: int, k: int, b: int | None) -> Resolved:
         """The bucket that a shape gets. Raises ResolveError, ConfigFileError, OSError."""
         return self._tree.config_for(self._kind, m, n, k, b)
 
-    def won(self, p: KindProblem, config: AiterConfig) -> None:
+    def won(self, p: KindProblem, config: TileConfig) -> None:
         """Keep a winner for shapes like it."""
         self._won[p.m, p.b, p.n, p.k] = config
 
-    def of(self, m: int, n: int, k: int, b: int | None) -> list[AiterConfig]:
+    def of(self, m: int, n: int, k: int, b: int | None) -> list[TileConfig]:
         """Configs to try first, the most promising first: today's, its neighbours in the file, the default's for M,
         then those of the nearest (N, K), and winners of this run for the nearest shapes."""
         found: list[Bucket] = []
@@ -190,7 +131,7 @@ class Seeds:
                 buckets = self._tree.read(path).buckets
                 found.append(buckets[bucket_for(buckets, m, self.bounds)])
         made = [config_of(portable(values, self._kind, self._arch)) for values in found]
-        made += [self._won[at] for at in sorted(self._won, key=lambda at: _away(at, (m, b or 1, n, k)))[:NEAREST_WON]]
+        made += [self._won[at] for at in sorted(self._won, key=lambda at: away(at, (m, b or 1, n, k)))[:NEAREST_WON]]
         return [c for c in dict.fromkeys(made) if set(self.needed) <= set(c.values)]
 
     def bucket_with(self, more: Mapping[str, Any], m: int) -> str:
@@ -205,7 +146,7 @@ class Seeds:
 
     def _nearest(self, n: int, k: int, b: int | None) -> list[Path]:
         """Files of other shapes by the ratio of their sizes, the nearest first."""
-        near = sorted(self._others, key=lambda path: (_away(self._others[path], (b or 1, n, k)), path.name))
+        near = sorted(self._others, key=lambda path: (away(self._others[path], (b or 1, n, k)), path.name))
         return near[:NEAREST]
 
 
@@ -226,31 +167,28 @@ MODIFIERS = (None, ".cg")
 CUDA_STAGES = (2, 3, 4, 5)
 CUDA_STEPS_K = (32, *STEPS_K[:4])
 LEAST_CUDA_TILE = 16
-MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}  # registers of a lane for the sums; beyond them everything else spills
-MOST_PARTS, MOST_PROGRAMS = 256 << 20, 1 << 18  # bytes of the parts of its splits; programs of a launch
+MOST_PARTS = 256 << 20  # bytes of the parts of its splits
 WEIGHTS: dict[str, tuple[float, ...]] = {
     "hip": (0.151, 0.229, 0.801, 0.365, 0.18, 0.022, -0.04, 0.233, 0.611),
     "cuda": (0.03, 0, 0, 0, 0, 0, 0, 0, 0),
 }
 """Weights of `traits`. Those of AMD were fitted to half of AITER's files of gfx950 (benchmarks/aiter_configs.py); for
 NVIDIA there are none."""
-ROOTS = 16  # so many combinations, the best by the model, have their other knobs varied
 DEFAULT_GROUP = 8
 
 
-def candidates(
-    kind: ConfigKind, p: Problem, target: Target, completed: Completed, seeds: Iterable[AiterConfig] = (), most: int = 0
-) -> list[AiterConfig]:
-    """Legal configs without doubles in the model's order, at most `most` (0: all). Seeds, legal or not, are not among
-    them, but the configs that differ from one in one knob are."""
-    rough = [c for c in _combined(kind, p, target) if is_legal(kind, p, c, target)]
-    ordered = order(p, target, distinct(rough, p, completed))
-    near = [v for c in seeds for v in variations(kind, c, target)]
-    other = [v for c in ordered[:ROOTS] for v in variations(kind, c, target, shaping=False)]
-    varied = distinct((v for v in (*near, *other) if is_legal(kind, p, v, target)), p, completed)
-    rest = ordered[: max(most // 2, most - len(varied))] if most else ordered
-    found = distinct([*rest, *varied], p, completed)
-    return order(p, target, found[:most] if most else found)
+def space_of(kind: ConfigKind, p: Problem, target: Target, completed: Completed) -> Space:
+    """The configs of a problem of a kind."""
+    there = knobs(kind, target)
+    plain = {k: v[0] for k, v in there.items() if k not in SHAPING}
+    if "GROUP_SIZE_M" in plain:
+        plain["GROUP_SIZE_M"] = DEFAULT_GROUP
+    if 2 in there.get("waves_per_eu", ()):
+        plain["waves_per_eu"] = 2
+    return Space(
+        there, plain, lambda c: is_legal(kind, p, c, target), lambda c: estimate(p, c, target),
+        lambda c: identity(c, p, completed),
+    )  # fmt: skip
 
 
 def knobs(kind: ConfigKind, target: Target) -> dict[str, tuple[Any, ...]]:
@@ -276,47 +214,13 @@ def knobs(kind: ConfigKind, target: Target) -> dict[str, tuple[Any, ...]]:
     return {k: v for k, v in all_knobs.items() if k in kind.required_on(str(target.arch))}
 
 
-_SHAPING = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "NUM_KSPLIT")
-
-
-def _combined(kind: ConfigKind, p: Problem, target: Target) -> Iterator[AiterConfig]:
-    there = knobs(kind, target)
-    rest = {k: v[0] for k, v in there.items() if k not in _SHAPING}
-    if "GROUP_SIZE_M" in rest:
-        rest["GROUP_SIZE_M"] = DEFAULT_GROUP
-    if 2 in there.get("waves_per_eu", ()):
-        rest["waves_per_eu"] = 2
-    names = [k for k in _SHAPING if k in there]
-    for chosen in itertools.product(*(there[k] for k in names)):
-        yield config_of({**rest, **dict(zip(names, chosen, strict=True))})
-
-
-def variations(kind: ConfigKind, c: AiterConfig, target: Target, *, shaping: bool = True) -> Iterator[AiterConfig]:
-    """Configs that differ from one by another value of one knob: shaping ones by a step, the others by any."""
-    for key, legal in knobs(kind, target).items():
-        now = c.values.get(key)
-        near: list[Any] = []
-        if key not in _SHAPING:
-            near = [v for v in legal if v != now]
-        elif shaping and now in legal:
-            at = legal.index(now)
-            near = [*legal[max(0, at - 1) : at], *legal[at + 1 : at + 2]]
-        for value in near:
-            yield config_of({**c.values, key: value})
-
-
-def order(p: Problem, target: Target, found: Iterable[AiterConfig]) -> list[AiterConfig]:
-    """Configs by the estimate, the fastest first."""
-    return sorted(found, key=lambda c: (estimate(p, c, target), c.name))
-
-
-def estimate(p: Problem, c: AiterConfig, target: Target) -> float:
+def estimate(p: Problem, c: TileConfig, target: Target) -> float:
     """Microseconds by the search's model, corrected for what AITER's shipped files prefer."""
     weights = WEIGHTS[target.backend]
     return estimate_us(p, c.knobs, target) * math.exp(sum(w * x for w, x in zip(weights, traits(p, c), strict=True)))
 
 
-def traits(p: Problem, c: AiterConfig) -> tuple[float, ...]:
+def traits(p: Problem, c: TileConfig) -> tuple[float, ...]:
     """Traits that the model is corrected by: distance from 4 warps, more than 4, one stage, three, log2 of a step's 128
     bytes, of the splits and of the tile, how far the tile is from a square, and that there are splits."""
     x = c.knobs
@@ -329,7 +233,7 @@ def traits(p: Problem, c: AiterConfig) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def identity(c: AiterConfig, p: Problem, completed: Completed) -> object:
+def identity(c: TileConfig, p: Problem, completed: Completed) -> object:
     """Equal for configs that start the same kernel alike: as AITER completes them, and without an order of tiles where
     there is one row of tiles, or split-K, which has an order of its own."""
     values = completed(c.values)
@@ -339,32 +243,18 @@ def identity(c: AiterConfig, p: Problem, completed: Completed) -> object:
     return tuple(sorted((k, str(v)) for k, v in values.items()))
 
 
-def distinct(found: Iterable[AiterConfig], p: Problem, completed: Completed) -> list[AiterConfig]:
-    """Configs without doubles: of those that start the same kernel alike the first."""
-    out: dict[object, AiterConfig] = {}
-    for c in found:
-        out.setdefault(identity(c, p, completed), c)
-    return list(out.values())
-
-
-def is_legal(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> bool:
+def is_legal(kind: ConfigKind, p: Problem, c: TileConfig, target: Target) -> bool:
     """False for a config that cannot be a good one for the problem, or does not run, before anything is compiled."""
-    x, sums = c.knobs, accumulators(c.knobs, target)
-    tiles = p.b * -(-p.m // x.block_m) * -(-p.n // x.block_n)
+    x = c.knobs
     parts = 4 * p.b * p.m * p.n * x.split_k
-    return not (
-        (x.block_m >= 2 * max(16, p.m) or x.block_n >= 2 * max(32, p.n))  # the tile is twice the output
-        or x.block_k > (p.k if x.split_k > 1 else 2 * p.k)  # a step is longer than K
+    return fits(p, c, target) and not (
+        x.block_k > (p.k if x.split_k > 1 else 2 * p.k)  # a step is longer than K
         or (x.split_k > 1 and (p.k // x.split_k < x.block_k or parts > MOST_PARTS))  # a split has less than one step
-        or tiles * x.split_k > MOST_PROGRAMS
-        or sums > MOST_ACCUMULATORS[target.backend]
-        or sums + 32 > MAX_REGISTERS[target.backend]
-        or (sums + 32) * x.num_warps * target.warp_size > target.registers
         or least_shared_bytes(kind, p, c, target) > target.shared_bytes
     )
 
 
-def least_shared_bytes(kind: ConfigKind, p: Problem, c: AiterConfig, target: Target) -> int:
+def least_shared_bytes(kind: ConfigKind, p: Problem, c: TileConfig, target: Target) -> int:
     """Bytes of shared memory that the compiler takes for the operands at least; it may pad rows, and add scales.
 
     On AMD a loop of one stage has one operand there at a time; one warp may load it into registers. So has one of one

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.registry import Rule, option, parse_options, text
+from worker.registry import option, parse_options, text
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
-from worker.tuners.search.source import EXHAUSTIVE, SearchOptions
+from worker.tuners.search.source import SearchOptions, cost_factor, mapping_of
 
 if TYPE_CHECKING:
     from worker.triton_configs.kinds import ConfigKind
@@ -21,19 +21,7 @@ if TYPE_CHECKING:
 NAME = "aiter-triton"
 
 
-def _mapping(fits: Callable[[str, Any], bool], what: str) -> Rule:
-    """Rule: a mapping from texts whose entries fit."""
-
-    def rule(value: Any) -> tuple[tuple[str, Any], ...]:
-        if not isinstance(value, Mapping) or not all(isinstance(k, str) and fits(k, v) for k, v in value.items()):
-            raise ValueError(f"not {what}")
-        return tuple(value.items())
-
-    return rule
-
-
-_COUNTS = _mapping(lambda _, v: isinstance(v, (int, float)) and v > 0, "numbers of calls above 0 by shape")
-_BUCKETS = _mapping(
+_BUCKETS = mapping_of(
     lambda k, v: is_bucket(k) and isinstance(v, Mapping) and bool(v), "configs by bucket (M_LEQ_x, M_GEQ_x, any)"
 )
 
@@ -42,13 +30,9 @@ _BUCKETS = _mapping(
 class Options(SearchOptions):
     """Those of the search, and further ones; docs/reference/tuners.md explains them."""
 
-    family: str = option("", text)  # the run's family, set by gemmfleet
     kind: str = option("", text)  # kind of config (worker/triton_configs/kinds.py), where it is not the family's own
-    root: str = option("", text)  # AITER's tree or package, where it is not found by itself
     # Buckets meant for the default file: nothing is searched, they and today's configs are measured.
     default: tuple[tuple[str, Mapping[str, Any]], ...] = option((), _BUCKETS)
-    # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.
-    counts: tuple[tuple[str, float], ...] = option((), _COUNTS)
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:
@@ -114,10 +98,6 @@ def _unit(family: str, key: Mapping[str, int | str]) -> object:
     return next((x for x in bounds if int(key["M"]) <= x), 0)
 
 
-def _factor(options: Mapping[str, Any]) -> float:
-    return 4.0 if options.get("search") == EXHAUSTIVE else 1.0
-
-
 SPEC = TunerSpec(
     name=NAME,
     create=create,
@@ -125,7 +105,7 @@ SPEC = TunerSpec(
     families=_families,
     cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
     slower_families={"a4w4_blockscale": 2.0},
-    cost_factor=_factor,
+    cost_factor=cost_factor,
     wants_family=True,
     wants_counts=True,
     flags=(

@@ -10,55 +10,38 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
+import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from worker.protocol import SpecShape
-from worker.text import clean
-from worker.triton_configs.kinds import ConfigKind
-from worker.triton_configs.resolve import (
-    ConfigFileError,
-    Resolved,
-    ResolveError,
-    bound_of,
-    slower,
-)
-from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import AiterConfig, KindProblem, Seeds, config_of, problem_of
-from worker.tuners.aiter_triton.spec import Options
-from worker.tuners.common.problem import UnsupportedError
-from worker.tuners.search.model import CandidateRanker
-from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
-from worker.tuners.search.source import EXHAUSTIVE
-
-if TYPE_CHECKING:
-    from worker.tuners.aiter_triton.source import AiterSource
-import os
-from typing import TYPE_CHECKING
-
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
-from worker.protocol import Spec
+from worker.protocol import Spec, SpecShape
 from worker.protocol.paths import AITER_ROOT_ENV
-from worker.tuners.aiter_triton.spec import kind_of, source_of
+from worker.triton_configs.kinds import ConfigKind
+from worker.triton_configs.resolve import ConfigFileError, ResolveError, bound_of
+from worker.tuners.aiter_triton.space import KindProblem, Seeds, problem_of
+from worker.tuners.aiter_triton.spec import Options, kind_of, source_of
+from worker.tuners.common.problem import UnsupportedError
+from worker.tuners.search.bucket import (
+    BucketSearch,
+    Flight,
+    Point,
+    PointTask,
+    by_file,
+    put_first,
+    refuse,
+    shape_name,
+    task_of,
+)
 from worker.tuners.search.measuring import NoDeviceError
+from worker.tuners.search.model import CandidateRanker
+from worker.tuners.search.search import SearchContext, ShapeTask
+from worker.tuners.search.tiles import TileConfig, config_of
 from worker.tuners.search.tuner import SearchTuner
 
 if TYPE_CHECKING:
     from worker.tuners.aiter_triton.source import AiterSource
-
-
-GAIN = 0.005  # A weighted sum that is better by less than this share is no reason to change a file
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """An M at which a bucket's configs are measured. `weight`: calls of the workload, 0 for a bound that is none of
-    its M."""
-
-    m: int
-    weight: float
 
 
 def bucket_of(m: int, bounds: Sequence[int], today: str) -> str:
@@ -83,35 +66,6 @@ def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> dict[str, li
     }
 
 
-def best(
-    points: Sequence[Point], us: Mapping[int, Mapping[str, float]], today: Mapping[int, str]
-) -> tuple[str, list[str]]:
-    """(the winner, configs that beat it but slow an M down); "" as the winner keeps what is there.
-
-    `us[m][config]`: microseconds at M, today's among them as far as it runs; `today[m]`: its config. The winner has the
-    least weighted sum of those that were measured at every M and slow none down, and improves on today's.
-    """
-    everywhere = set.intersection(*(set(us.get(p.m, {})) for p in points))
-    harmful = {
-        c for c in everywhere for p in points
-        if (old := us[p.m].get(today[p.m])) is not None and c != today[p.m] and slower(old, us[p.m][c])
-    }  # fmt: skip
-    weights = {p.m: p.weight if any(q.weight for q in points) else 1.0 for p in points}
-
-    def cost(config_at: Mapping[int, str]) -> float:
-        return sum(weights[p.m] * us[p.m].get(config_at[p.m], math.inf) for p in points if weights[p.m])
-
-    costs = {c: cost({p.m: c for p in points}) for c in sorted(everywhere)}
-    winner = min(everywhere - harmful, key=lambda c: (costs[c], c), default="")
-    if winner and costs[winner] >= (1 - GAIN) * cost(today):
-        winner = ""
-    best_cost = costs[winner] if winner else cost(today)
-    return winner, [c for c in costs if c in harmful and costs[c] < best_cost]
-
-
-FAST_LIST = 600  # the fast search looks at so many candidates at most, beside the seeds
-
-
 class FileSearch:
     """The search for one config file: its shapes differ in M only."""
 
@@ -122,6 +76,7 @@ class FileSearch:
         `facts` go into the rows."""
         self.context, self._options, self._source, self.seeds, self._family = context, options, source, seeds, family
         self._shapes: dict[int, SpecShape] = {}  # shapes by their M
+        self.flight = Flight(context.emit)
         kind, arch = source.kind, str(context.target.arch)
         self.default = {name: config_of(values) for name, values in options.default}
         self.callers = [c.function for c in kind.callers if self.default and c.given is not None and c.reads_on(arch)]
@@ -143,8 +98,9 @@ class FileSearch:
         for i, (bucket, _) in enumerate(works):
             following = self._tasks(*works[i + 1]) if i + 1 < len(works) else []
             for t in tasks:
-                self._put_first(t)  # winners of the bucket before it are known by now
-            prior = BucketSearch(self, bucket, tasks, [t.task for t in following]).run(prior)
+                if t.search is not None:
+                    put_first(t.search, self._first(t))  # winners of the bucket before it are known by now
+            prior = AiterBucket(self, bucket, tasks).run(prior, [t.search for t in following if t.search])
             tasks = following
 
     def _add(self, shape: SpecShape) -> tuple[int, str]:
@@ -161,223 +117,89 @@ class FileSearch:
         self._shapes[p.m] = shape
         return p.m, bucket
 
-    def _put_first(self, t: PointTask) -> None:
-        """Have today's config begin, then the seeds."""
-        at = {c: i for i, c in enumerate(t.task.candidates)}
-        t.task.ranker.first([at[c] for c in self._first(t.problem, t.config_today) if c in at])
-
     def _tasks(self, bucket: str, points: Sequence[Point]) -> list[PointTask]:
         """A task for each M, those of the workload's shapes first."""
         ordered = sorted(points, key=lambda p: p.m not in self._shapes)
         like = self._shapes[ordered[0].m]
         return [self._task(point, like, self.default.get(bucket)) for point in ordered]
 
-    def _task(self, point: Point, like: SpecShape, fixed: AiterConfig | None) -> PointTask:
+    def _task(self, point: Point, like: SpecShape, fixed: TileConfig | None) -> PointTask:
         """`like`: a shape of the bucket, in whose name a bound is measured that is no shape."""
         self.context.emit.alive()
         shape = self._shapes.get(point.m)
         p = self._problem(shape or SpecShape(like.id, {**like.key, "M": point.m}))
-        today = self.seeds.today(p.m, p.n, p.k, p.batch)
-        config = config_of(today.values)
-        candidates = self._candidates(p, config) if fixed is None else list(dict.fromkeys([config, fixed]))
-        always = frozenset(candidates.index(c) for c in (config, fixed) if c)
-        task = self.context.task(shape or like, p, candidates, always, quiet=shape is None)
-        made = PointTask(point, shape, p, today, config, task)
-        self._put_first(made)
+        today = self.seeds.today(p.m, p.n, p.k, p.batch).values
+        made = PointTask(point, shape, shape or like, p, today, config_of(today))
+        space = self._source.space(p, self.context.target)
+        made.search = task_of(self.context, made, space, self._first(made), [made.old, fixed] if fixed else [])
         return made
 
     def _problem(self, shape: SpecShape) -> KindProblem:
         return problem_of(self._source.name, self._family, dict(shape.key), self.context.target.gfx)
 
-    def _first(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
+    def _first(self, t: PointTask) -> list[TileConfig]:
         """Today's config, then the seeds."""
-        return list(dict.fromkeys([today, *self.seeds.of(p.m, p.n, p.k, p.batch)]))
-
-    def _candidates(self, p: KindProblem, today: AiterConfig) -> list[AiterConfig]:
-        """Today's config and the seeds, then legal ones by the model."""
-        first = self._first(p, today)
-        most = self._options.max_candidates or (FAST_LIST if self._options.search != EXHAUSTIVE else 0)
-        rest = self._source.candidates(p, self.context.target, first, most)
-        return space.distinct([*first, *rest], p, self._source.completed(p))
+        p = t.problem
+        return list(dict.fromkeys([t.old, *self.seeds.of(p.m, p.n, p.k, p.batch)]))
 
 
-def refuse(context: SearchContext, shape: SpecShape, why: str) -> None:
-    """Settle a shape that cannot be searched."""
-    context.emit.started(shape.id)
-    context.emit.failed(shape.id, "unsupported", why)
-
-
-def shape_name(key: Mapping[str, int | str]) -> str:
-    """A shape's key columns as one text: `16x1280x8192xtorch.bfloat16x...`."""
-    return "x".join(map(str, key.values()))
-
-
-FINALISTS = 3  # of each M so many leaders are measured at all M of the bucket
-
-
-@dataclass(frozen=True, slots=True)
-class Timed:
-    """Time of a config at one M, its errRatio, and the spread of the samples."""
-
-    us: float
-    err: float
-    spread: float
-
-
-@dataclass(slots=True)
-class PointTask:
-    """An M of a bucket: its shape (None for a bound that is none of the workload's), and what is searched there."""
-
-    point: Point
-    shape: SpecShape | None
-    problem: KindProblem
-    today: Resolved
-    config_today: AiterConfig
-    task: ShapeTask
-    times: dict[str, Timed] = field(default_factory=dict)  # final times by the config's name
-    rounds: int = 0
-
-    @property
-    def old_us(self) -> float:
-        """Time of today's config, -1 where it does not run."""
-        return self.us(self.config_today.name)
-
-    def us(self, name: str) -> float:
-        """Time of a config, -1 where it has none."""
-        return self.times[name].us if name in self.times else -1.0
-
-
-class BucketSearch:
+class AiterBucket(BucketSearch):
     """One bucket. `run` settles each of its shapes."""
 
-    def __init__(self, file: FileSearch, name: str, tasks: Sequence[PointTask], following: Sequence[ShapeTask]) -> None:
-        """`tasks`: the workload's M before other ones. `following`: what is compiled ahead. A bucket of `file.default`
-        gets that config whatever is measured; who merges it decides."""
-        self._file, self._context, self._name, self._following = file, file.context, name, following
-        self._tasks, self._fixed = list(tasks), file.default.get(name)
-        self._alone = len(self._tasks) == 1 and self._fixed is None
-        self._configs: dict[str, AiterConfig] = {}
-        self._in_flight: SpecShape | None = None
+    def __init__(self, file: FileSearch, name: str, tasks: Sequence[PointTask]) -> None:
+        """`tasks`: the workload's M before other ones. A bucket of `file.default` gets that config whatever is
+        measured; who merges it decides."""
+        self._file, self._tasks, self._fixed = file, list(tasks), file.default.get(name)
+        alone = len(self._tasks) == 1 and self._fixed is None
+        super().__init__(file.context, file.flight, name, file.seeds.won, alone=alone)
 
-    def run(self, prior: CandidateRanker | None = None) -> CandidateRanker | None:
+    def run(self, prior: CandidateRanker | None, following: Sequence[ShapeTask]) -> CandidateRanker | None:
         """Search, compare, decide, settle. `prior`: what an earlier bucket's search learned; returns this one's."""
         there: list[PointTask] = []
         for i, t in enumerate(self._tasks):
-            self._start(t)
-            if prior is not None:
-                t.task.ranker.learn(prior)
-            search = Search(self._context, t.task, [*(o.task for o in self._tasks[i + 1 :]), *self._following])
-            search.measure()
-            if not search.found:
-                self._fail(t, *search.why_none())
-                continue
-            prior = t.task.ranker
-            there.append(t)
-            self._take_leaders(t, search)
-        if not self._alone and any(t.shape for t in there):
-            there = [t for t in there if self._compare(t)]
+            learned = self.search(t, prior, [*(o.search for o in self._tasks[i + 1 :] if o.search), *following])
+            if learned is not None:
+                prior = learned
+                there.append(t)
+        if not self.alone and any(t.shape for t in there):
+            there = [t for t in there if self.compare(t, following)]
         if any(t.shape for t in there):
-            self._settle(there)
+            self.settle(there)
         return prior
 
-    def _start(self, t: PointTask) -> None:
-        if t.shape is None:
-            return  # measured with the last shape in flight
-        if self._in_flight is not None:
-            self._context.emit.parked(self._in_flight.id)
-        self._context.emit.started(t.shape.id)
-        self._in_flight = t.shape
+    def kept(self, leaders: list[TileConfig], t: PointTask) -> list[TileConfig]:
+        if self._fixed is None:
+            return super().kept(leaders, t)
+        both = (t.old, self._fixed)
+        return [replace(c, caller=caller) for caller in ("", *self._file.callers) for c in both]
 
-    def _fail(self, t: PointTask, reason: str, detail: str) -> None:
-        if t.shape is not None:
-            self._context.emit.failed(t.shape.id, reason, detail)
-            self._in_flight = None if self._in_flight is t.shape else self._in_flight
+    def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
+        winner, harmful = super().choose(there)
+        if self._fixed is None:
+            return winner, harmful
+        return self._fixed.name if all(self._fixed.name in t.times for t in there) else "", harmful
 
-    def _take_leaders(self, t: PointTask, search: Search) -> None:
-        """The fastest of one M, and its config of today; where the bucket has no other M they are ranked at once."""
-        found = search.found
-        order = sorted(found, key=lambda i: found[i].us)
-        finalists = search.leaders() if self._alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
-        mine: list[Any] = [*(t.task.candidates[i] for i in finalists), t.config_today]
-        if self._fixed is not None:
-            both = (t.config_today, self._fixed)
-            mine = [replace(c, caller=caller) for caller in ("", *self._file.callers) for c in both]
-        for c in mine:
-            self._configs.setdefault(c.name, c)
-        if self._alone:
-            self._rank(t, search, set(finalists), t.task)
+    def kept_name(self, t: PointTask) -> str:
+        return super().kept_name(t) if self._fixed is None else self._fixed.name
 
-    def _compare(self, t: PointTask) -> bool:
-        """All finalists at one M, interleaved; True where some are right."""
-        configs = list(self._configs.values())
-        every = frozenset(range(len(configs)))
-        task = self._context.task(t.task.shape, t.problem, configs, every, quiet=True, estimated=False)
-        search = Search(self._context, task, self._following)
-        search.measure()
-        for why in search.failures:
-            print(f"gemmfleet: {self._name}, M={t.point.m}: {clean(why, 300)}", flush=True)
-        self._rank(t, search, set(search.found), task)
-        if not t.times:  # all were wrong when looked at again
-            self._fail(t, *search.why_none())
-        return bool(t.times)
-
-    def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
-        """Times of these and today's at one M, one sample of each a round."""
-        names = [c.name for c in task.candidates]
-        wanted = indexes | {names.index(t.config_today.name)}
-        ranked = search.ranked(sorted(wanted))
-        for i, m in search.found.items():
-            if i in wanted:
-                t.times[names[i]] = Timed(m.us, search.errs[i], m.spread)
-        if ranked is not None:
-            v, t.rounds = ranked.ranking, ranked.ranking.rounds
-            for i, us, spread in zip(ranked.indexes, v.us, v.spread, strict=True):
-                t.times[names[i]] = Timed(us, search.errs[i], spread)
-
-    def _settle(self, there: Sequence[PointTask]) -> None:
-        """Choose, and settle every shape with the bucket's config."""
-        own = {name for name, c in self._configs.items() if not c.caller}
-        us = {t.point.m: {name: timed.us for name, timed in t.times.items() if name in own} for t in there}
-        winner, harmful = best([t.point for t in there], us, {t.point.m: t.config_today.name for t in there})
-        if self._fixed is not None:
-            winner = self._fixed.name if all(self._fixed.name in t.times for t in there) else ""
-        for name in harmful:
-            where = ", ".join(f"M={t.point.m} {t.us(name):.4g} us (today's {t.old_us:.4g})" for t in there)
-            print(f"gemmfleet: {self._name}: {name} is rejected, it slows an M down: {where}", flush=True)
-        for t in there:
-            if t.shape is None:
-                continue
-            name = winner or (t.config_today.name if self._fixed is None else self._fixed.name)
-            if name not in t.times:
-                detail = f"no config is right at every M of {self._name}, and {name} is not at {t.point.m}"
-                self._context.emit.failed(t.shape.id, "no_candidate", detail)
-                continue
-            c, timed = self._configs[name], t.times[name]
-            old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
-            detail = f"{self._name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
-            won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
-            self._file.seeds.won(t.problem, c)
-            self._context.emit.tuned(t.shape.id, dict(won, triton_config=self._document(winner, t, there)))
-        self._in_flight = None
-
-    def _document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
+    def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
         """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M
         and those that are no shape's, through each operator that computes it, [M, count, today's us, winner's us,
         errRatio, place of today's values in `old`, operator ("": the wrapper)].
         """
         mine = [t, *(o for o in there if o.shape is None)]
-        old = [o.today.values for o in mine]
+        old = [o.today for o in mine]
         distinct = [v for i, v in enumerate(old) if v not in old[:i]]
-        values = self._configs[winner].values if winner else None
+        values = self.configs[winner].values if winner else None
         points = []
         for o, caller in itertools.product(mine, ("", *self._file.callers)):
-            new = o.times.get(replace(self._configs[winner], caller=caller).name) if winner else None
+            new = o.times.get(replace(self.configs[winner], caller=caller).name) if winner else None
             if new or not caller:
                 points.append([
-                    o.point.m, o.point.weight, round(o.us(replace(o.config_today, caller=caller).name), 4),
-                    round(new.us if new else -1.0, 4), new.err if new else 1.0, distinct.index(o.today.values), caller,
+                    o.point.m, o.point.weight, round(o.us(replace(o.old, caller=caller).name), 4),
+                    round(new.us if new else -1.0, 4), new.err if new else 1.0, distinct.index(o.today), caller,
                 ])  # fmt: skip
-        document = {**self._file.facts, "bucket": self._name, "values": values, "old": distinct, "points": points}
+        document = {**self._file.facts, "bucket": self.name, "values": values, "old": distinct, "points": points}
         return json.dumps(document, separators=(",", ":"))
 
 
@@ -425,13 +247,5 @@ class AiterTritonTuner(SearchTuner):
                 refuse(context, shape, str(e))
             return
         source.enter(context.target)
-        for shapes in _by_file(spec.shapes):
+        for shapes in by_file(spec.shapes):
             FileSearch(context, options, source, seeds, spec.family).run(shapes)
-
-
-def _by_file(shapes: Sequence[SpecShape]) -> list[list[SpecShape]]:
-    """The shapes of each config file: those that differ in M alone."""
-    out: dict[tuple[tuple[str, int | str], ...], list[SpecShape]] = {}
-    for shape in shapes:
-        out.setdefault(tuple((k, v) for k, v in shape.key.items() if k != "M"), []).append(shape)
-    return list(out.values())

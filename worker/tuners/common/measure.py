@@ -1,7 +1,7 @@
-"""Median time of a call, and the fastest of several: the timing policy that every tuner shares.
+"""Measures the median time of a call, and finds the fastest of several. All tuners share this timing policy.
 
-Pure of any library: a *timer* is a function that makes `calls` calls back to back and returns the seconds they
-took together, on whatever clock is right for the device. The caller prepares (threads, buffers) inside its timer.
+It uses no library. A *timer* is a function that makes `calls` calls back to back and returns the seconds that they took
+together, on the right clock for the device. The caller's preparations (threads, buffers) are part of its timer.
 
 - `measure` takes samples of one candidate until its median is known well enough, its time is up, or it is
   hopeless next to the best so far.
@@ -33,35 +33,36 @@ Clock = Callable[[], float]
 
 MIN_US = 1e-3  # no call takes less than a nanosecond: anything below is a broken clock, not a winner
 
-TIE_FLOOR, TIE_CEILING = 0.002, 0.005  # differences below the floor are always a tie, above the ceiling never
+TIE_FLOOR, TIE_CEILING = 0.002, 0.005  # differences below the floor are always ties, above the ceiling never
 
-RUNNER_UP = 1.5  # A candidate that takes longer than so many times the best is no runner-up
-SMALL_MARGIN = 3.0  # A margin below it, in standard errors, may be luck
-LEAST_ERROR = 1e-4  # no ratio of two times is known better than that
-ROUNDS, MOST_ROUNDS = 5, 41  # rounds of a ranking at least, and of each repeat at most
+RUNNER_UP = 1.5  # a runner-up takes at most this many times as long as the best candidate
+SMALL_MARGIN = 3.0  # a smaller margin, in standard errors, may be luck
+SURE = 1.96  # standard errors on either side of a 95 % interval
+LEAST_ERROR = 1e-4  # no ratio of two times is more exact than this
+ROUNDS, MOST_ROUNDS = 5, 41  # fewest rounds of a ranking, and most rounds of each repeat
 SETTLE_S, SUSTAINED_S, SUSTAINED_ROUNDS, CLEAR_ROUNDS = 0.2, 0.1, 12, 3
-"""Sustained: seconds that a candidate runs before its samples and before each sample of a ranking, seconds of such a
-sample, rounds at least, and rounds before any contender drops out: one sample may be far off."""
-# Standard deviation of the ratio of two sustained samples of a round, seen on an H200 at its power cap.
+"""For sustained measurements: seconds that a candidate runs before its samples and before each sample of a ranking;
+seconds of such a sample; fewest rounds; rounds before a contender may drop out, because one sample may be far off."""
+# Standard deviation of the ratio of two sustained samples of a round, measured on an H200 at its power cap.
 SUSTAINED_NOISE = 0.015
 
-WIDE, FEW = 0.15, 5  # A spread from, and a sample count below which a median may owe more to the machine's other work
+WIDE, FEW = 0.15, 5  # with this spread or more, or fewer samples, other work on the machine may decide a median
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPolicy:
-    """Rule for when a candidate has been measured enough."""
+    """The rule for when a candidate has been measured enough."""
 
-    min_sample_s: float = 200e-6  # A sample makes as many calls as it takes to last so long
+    min_sample_s: float = 200e-6  # a sample makes enough calls to last this long
     max_calls: int = 1000
     min_samples: int = 7
     max_samples: int = 101
-    target: float = 0.01  # relative uncertainty of the median (see `uncertainty`) to stop at
-    # Ratio to the best so far beyond which a candidate gets no more than `hopeless_after` samples.
+    target: float = 0.01  # stop at this relative uncertainty of the median (see `uncertainty`)
+    # A candidate beyond this ratio to the best so far gets at most `hopeless_after` samples.
     hopeless: float = 3.0
     hopeless_after: int = 5
-    far: float = 10.0  # ratio beyond which it gets no more than two samples
-    settle_s: float = 0.0  # seconds that a candidate within `far` runs before its samples
+    far: float = 10.0  # beyond this ratio it gets at most two samples
+    settle_s: float = 0.0  # a candidate within `far` runs this many seconds before its samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +93,8 @@ class Ranking:
     rounds: int
     # Lead over the runner-up in standard errors of their ratio (see `margin`), None without a runner-up.
     margin: float | None = None
+    # Upper ends of the 95 % intervals of the ratios to the contender that is there today, () without one.
+    high: tuple[float, ...] = ()
 
 
 def spread(samples: Sequence[float]) -> float:
@@ -184,12 +187,14 @@ def rerank(
     *,
     sustained: bool = False,
     again: int = 0,
+    today: int | None = None,
 ) -> Ranking:
     """Measure the contenders again, interleaved, and pick (see `pick`). `found`: their first measurements.
 
     Each round takes one sample of every contender, in an order drawn anew, after one call of it (the previous run had
     other threads and other data in the cache). Ends at MOST_ROUNDS, when no more rounds can change the choice, or at
     `cap_s` once ROUNDS are in. While the margin is small that is repeated, up to `again` times; all rounds count.
+    `today`: a contender whose ratios to all others have to be known as well.
     Sustained: each contender runs SETTLE_S before each sample, and who is clearly behind takes no further part.
     """
     rounds: list[list[float | None]] = []
@@ -211,23 +216,25 @@ def rerank(
                 rounds.append(taken)
                 if sustained and len(rounds) >= CLEAR_ROUNDS:
                     order = _in_the_race(rounds)
-                over = now() - start >= cap_s or (repeat == 0 and _decided(rounds))
+                over = now() - start >= cap_s or (repeat == 0 and _decided(rounds, today))
                 if over and len(rounds) - first >= least:
                     break
-        ranking = pick(rounds, simplicity)
+        ranking = pick(rounds, simplicity, today)
         if ranking.margin is None or abs(ranking.margin) >= SMALL_MARGIN:
             break
     return ranking
 
 
-def pick(rounds: Sequence[Sequence[float | None]], simplicity: Sequence[tuple[int, ...]]) -> Ranking:
+def pick(
+    rounds: Sequence[Sequence[float | None]], simplicity: Sequence[tuple[int, ...]], today: int | None = None
+) -> Ranking:
     """The winner of re-rank samples (`rounds[r][i]`: seconds of contender i in round r, None once it dropped out).
 
     The fastest is the one of the lowest median. A contender is tied with it when the median of its ratio to it, taken
     within each round, is above 1 by no more than twice that median's standard error, but at least TIE_FLOOR and at
     most TIE_CEILING. Of the tied, the lowest `simplicity` wins.
     """
-    columns, ratios = _against_best(rounds)
+    columns, ratios = _against(rounds)
     within = [min(TIE_CEILING, max(TIE_FLOOR, 2 * uncertainty(r))) for r in ratios]
     tied = tuple(i for i in range(len(ratios)) if statistics.median(ratios[i]) - 1 <= within[i])
     winner = min(tied, key=lambda i: simplicity[i])
@@ -238,7 +245,10 @@ def pick(rounds: Sequence[Sequence[float | None]], simplicity: Sequence[tuple[in
         tied=tied,
         rounds=len(rounds),
         margin=margin(columns[winner], [c for i, c in enumerate(columns) if i != winner]),
-    )
+        high=() if today is None else tuple(
+            statistics.median(r) * (1 + SURE * uncertainty(r)) for r in _against(rounds, today)[1]
+        ),
+    )  # fmt: skip
 
 
 def margin(winner: Sequence[float], others: Sequence[Sequence[float]]) -> float | None:
@@ -259,7 +269,7 @@ def _calls(each: float, policy: SamplingPolicy) -> int:
 
 
 def _slow(samples: Sequence[float], best_us: float, times: float) -> bool:
-    """Compare the least of the samples: a disturbed one is no evidence about the candidate."""
+    """Compare the shortest sample, because disturbed samples say nothing about the candidate."""
     return min(samples) * 1e6 > times * best_us
 
 
@@ -268,16 +278,18 @@ def _measurement(samples: Sequence[float], calls: int, why: str) -> Measurement:
     return Measurement(us, spread(samples), len(samples), calls, why, min(samples) * 1e6)
 
 
-def _against_best(rounds: Sequence[Sequence[float | None]]) -> tuple[list[list[float]], list[list[float]]]:
-    """Each contender's samples, and their ratios to the fastest contender's of the same round."""
+def _against(
+    rounds: Sequence[Sequence[float | None]], one: int | None = None
+) -> tuple[list[list[float]], list[list[float]]]:
+    """The samples of each contender, and their ratios to one contender's (None: the fastest's) in the same round."""
     columns = [[t for t in c if t is not None] for c in zip(*rounds, strict=True)]
-    best = min((c for c in columns if len(c) == len(rounds)), key=statistics.median)
+    best = min((c for c in columns if len(c) == len(rounds)), key=statistics.median) if one is None else columns[one]
     return columns, [[t / max(b, 1e-12) for t, b in zip(c, best, strict=False)] for c in columns]
 
 
 def _in_the_race(rounds: Sequence[Sequence[float | None]]) -> list[int]:
-    """Contenders of sustained rounds that may still be the fastest, by index."""
-    _, ratios = _against_best(rounds)
+    """The contenders of sustained rounds that may still be the fastest, by index."""
+    _, ratios = _against(rounds)
     return [
         i
         for i, r in enumerate(ratios)
@@ -286,12 +298,16 @@ def _in_the_race(rounds: Sequence[Sequence[float | None]]) -> list[int]:
     ]
 
 
-def _decided(rounds: Sequence[Sequence[float | None]]) -> bool:
-    """True where each contender is clearly slower than the fastest, or its ratio known to within the floor."""
-    columns, ratios = _against_best(rounds)
+def _decided(rounds: Sequence[Sequence[float | None]], today: int | None) -> bool:
+    """Return whether each contender is clearly slower than the fastest (and slower than today's, or faster), or its
+    ratio is known to within the floor."""
+    columns, ratios = _against(rounds)
     ratios = [r for r in ratios if len(r) == len(rounds)]
     if len(ratios) == 1:
         return uncertainty(max(columns, key=len)) <= TIE_FLOOR
+    if today is not None:
+        ratios += _against(rounds, today)[1]
     return all(
-        statistics.median(r) - 1 - 3 * uncertainty(r) > TIE_CEILING or 2 * uncertainty(r) <= TIE_FLOOR for r in ratios
+        abs(statistics.median(r) - 1) - 3 * uncertainty(r) > TIE_CEILING or 2 * uncertainty(r) <= TIE_FLOOR
+        for r in ratios
     )

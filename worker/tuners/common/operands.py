@@ -31,7 +31,7 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3
 ATOL = RTOL = 1e-2
 CHUNK = 1 << 24  # elements compared at a time
 MAX_COPIES = 64
-CHUNK_BYTES = 256 << 20  # float32 W is made in blocks of about so much for the reference
+CHUNK_BYTES = 256 << 20  # for the reference, float32 W is made in blocks of about this size
 UNIFORM = 0.577  # standard deviation of a uniform variable on -1..1
 E2M1_RMS = math.sqrt((0.25 + 1 + 2.25 + 4 + 9 + 16 + 36) / 8)
 # Exponents of the e8m0 scales, drawn evenly; `MX_RMS` is their root mean square as factors.

@@ -150,7 +150,7 @@ def fp8_of(arch: object) -> str:
 
 
 def size_of(key: Key, column: str) -> int:
-    """A dimension. Raises UnsupportedError for what is no whole number from 1 to 2^31-1."""
+    """A dimension. Raises UnsupportedError unless it is a whole number from 1 to 2^31-1."""
     try:
         value = int(key[column])
     except (KeyError, ValueError) as e:

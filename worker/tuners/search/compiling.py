@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import hashlib
 import multiprocessing
 import os
@@ -101,6 +102,25 @@ def compiling() -> Iterator[list[Any]]:
         yield _thread.found
     finally:
         _thread.found = None
+
+
+def hollow(make: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    """The tensors that `make` gives by name, in their forms on the CPU, of memory that is never touched: to compile
+    with."""
+    import torch
+
+    with _forms():
+        made = make()
+    tensors = {n: t for n, t in made.items() if t is not None}
+    return {n: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype) for n, t in tensors.items()}
+
+
+@functools.cache
+def _forms() -> Any:
+    """Mode in which tensors have forms and no memory; one, as tables that are kept between calls belong to it."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode()
 
 
 def facts_of(kernels: list[Any], grid: tuple[int, ...] = ()) -> CompileFacts:

@@ -59,7 +59,8 @@ class DeviceBench:
         self._clock = Clock("unknown: an interpreter") if interpreted else clock_of(self.target.backend)
         self._problem: Problem | None = None
         self._operands: list[Any] = []  # those that are checked, then the copies that are timed
-        self._right = self._out = torch.empty(0)
+        self._right: list[torch.Tensor] = []  # of each product of a call; `_out` has them one behind the other
+        self._out = torch.empty(0)
         if not interpreted:
             torch.zeros(1, device=self._device.torch)  # the context, before a thread needs it
         source.enter(self.target if interpreted else None)
@@ -115,7 +116,8 @@ class DeviceBench:
             return f"operands, output and reference need {need} bytes, {free} are available"
         try:
             checked = source.inputs(problem, device.torch, seed, 0)
-            self._right, self._out = checked.reference(), checked.output()
+            right, self._out = checked.reference(), checked.output()
+            self._right = [right] if isinstance(right, torch.Tensor) else list(right)
             self._operands = [source.operands(checked)]
             tick()
             timed = source.inputs(problem, device.torch, seed, 1)
@@ -142,18 +144,22 @@ class DeviceBench:
         return LoadedCandidate(candidate, checked, timed)
 
     def check(self, loaded: LoadedCandidate) -> float:
+        """errRatio; of several products the worst."""
         poison([self._out])
         loaded.checked()
-        n = self._right.shape[-1]
-        return error_ratio(self._out.view(-1, n), self._right.view(-1, n))
+        flat, errs = self._out.view(-1), []
+        for right in self._right:
+            mine, flat = flat[: right.numel()], flat[right.numel() :]
+            errs.append(error_ratio(mine.view_as(right), right))
+        return max(errs)
 
     def timer(self, loaded: LoadedCandidate) -> Unthrottled:
         return Unthrottled(self._clock, (WallTimer if self._interpreted else GraphTimer)(loaded.timed))
 
     def _free(self) -> None:
         """Let go of everything of the last problem."""
-        self._problem, self._operands = None, []
-        self._right = self._out = torch.empty(0)
+        self._problem, self._operands, self._right = None, [], []
+        self._out = torch.empty(0)
 
 
 class GraphTimer:

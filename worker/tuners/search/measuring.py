@@ -79,6 +79,7 @@ class Rank:
     cap_s: float
     seed: str
     again: int = 0  # repeats while the margin is small
+    today: int | None = None  # one to whom the ratios of all are wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -438,6 +439,7 @@ class MeasuringServer:
             tick=self._tick,
             sustained=self._sustained,
             again=command.again,
+            today=indexes.index(command.today) if command.today in indexes else None,
         )
         err = self._bench.check(found[ranking.winner].loaded)  # also after thousands of calls it is right
         self._send(Ranked(indexes, ranking, err, now() - start))

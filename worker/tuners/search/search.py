@@ -318,10 +318,11 @@ class Search:
         within, most = (SUSTAINED_WITHIN, SUSTAINED_LEADERS) if self._p.is_sustained else (WITHIN, LEADERS)
         return [indexes[k] for k in leaders([self.found[i] for i in indexes], within, most)]
 
-    def ranked(self, indexes: Sequence[int]) -> Ranked | None:
-        """These measured again, interleaved, and the fastest checked once more; None where none of them is right."""
+    def ranked(self, indexes: Sequence[int], today: int | None = None) -> Ranked | None:
+        """These measured again, interleaved, and the fastest checked once more; None where none of them is right.
+        `today`: one of them to whom the ratios of all are wanted."""
         while left := [i for i in indexes if i in self.found]:
-            ranked = self._rank(left)
+            ranked = self._rank(left, today)
             if ranked is None:  # the process died
                 continue
             if not is_wrong(ranked.err, self._context.err_limit):
@@ -331,7 +332,7 @@ class Search:
             self._fail(i, "wrong", f"wrong after being measured: {ranked.err:.4f} of the elements are off", ranked.err)
         return None
 
-    def _rank(self, indexes: list[int]) -> Ranked | None:
+    def _rank(self, indexes: list[int], today: int | None) -> Ranked | None:
         missing = [i for i in indexes if i not in self._rankable]
         while missing or self._sent or not self._prepared:  # candidates measured by a process that died since
             self._feed(lambda: missing.pop() if missing else None)
@@ -344,7 +345,7 @@ class Search:
         seed = f"{self._context.options.seed}:{self._task.shape.key}"
         cap = RANK_S * (2 if self._context.options.search == EXHAUSTIVE else 1)
         deaths, self._ranked = self._deaths, None
-        self._context.measurer.send(Rank(tuple(indexes), cap, seed, self._context.options.again))
+        self._context.measurer.send(Rank(tuple(indexes), cap, seed, self._context.options.again, today))
         while self._ranked is None and deaths == self._deaths:
             self._turn()
         return self._ranked

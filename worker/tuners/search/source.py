@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from worker.registry import option, seconds, whole
+from worker.registry import Rule, option, seconds, text, whole
 
 if TYPE_CHECKING:
     import torch
@@ -72,8 +72,9 @@ class Inputs(Protocol):
     def output(self) -> torch.Tensor:
         """An output of the problem's form, filled with NaN."""
 
-    def reference(self) -> torch.Tensor:
-        """The right answer in float32; its last dimension is the output's."""
+    def reference(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The right answer in float32; its last dimension is the output's. Where a call makes several products, those
+        of each, which lie in the output one behind the other: each has to be right."""
 
 
 class KernelSource(Protocol):
@@ -247,6 +248,25 @@ def _search(value: Any) -> str:
     return str(value)
 
 
+def mapping_of(fits: Callable[[str, Any], bool], what: str) -> Rule:
+    """Rule: a mapping from texts whose entries fit."""
+
+    def rule(value: Any) -> tuple[tuple[str, Any], ...]:
+        if not isinstance(value, Mapping) or not all(isinstance(k, str) and fits(k, v) for k, v in value.items()):
+            raise ValueError(f"not {what}")
+        return tuple(value.items())
+
+    return rule
+
+
+_COUNTS = mapping_of(lambda _, v: isinstance(v, (int, float)) and v > 0, "numbers of calls above 0 by shape")
+
+
+def cost_factor(options: Mapping[str, Any]) -> float:
+    """Factor on a shape's time with these options."""
+    return 4.0 if options.get("search") == EXHAUSTIVE else 1.0
+
+
 @dataclass(frozen=True, slots=True)
 class SearchOptions:
     """Each option with its default; docs/reference/tuners.md explains them."""
@@ -266,3 +286,7 @@ class SearchOptions:
     # The measuring process is ended when it sends nothing for so long while it has work.
     hang_s: float = option(30.0, seconds(0.5, 3600))
     again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
+    family: str = option("", text)  # the run's family, set by gemmfleet
+    root: str = option("", text)  # the folder with the kernels, where it is not found by itself
+    # Calls of the workload by shape (`16x1280x8192`), set by gemmfleet from the column `count`.
+    counts: tuple[tuple[str, float], ...] = option((), _COUNTS)

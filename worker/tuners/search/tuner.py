@@ -136,6 +136,11 @@ class SearchTuner(ABC):
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search every shape of a spec, and settle it."""
 
+    @property
+    def cache(self) -> Path:
+        """The folder of what outlives a run on the node."""
+        return Path(os.environ.get(CACHE_ENV, "") or (self._place.node_dir or Path.cwd()) / "cache").absolute()
+
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """The node's options. ValueError for bad ones."""
         self._raw, self._place = options, place
@@ -145,14 +150,13 @@ class SearchTuner(ABC):
         """Start the processes. gfx, cu_num, device, torch, triton, clock, compilers. NoDeviceError without a GPU."""
         start = time.perf_counter()
         options = self.parsed(self._raw)
-        cache = Path(os.environ.get(CACHE_ENV, "") or (self._place.node_dir or Path.cwd()) / "cache").absolute()
         self._source, digest = self.source()
         # the device decides about the folder, so the process that opens it looks first
         self._measurer = MeasuringProcess(serve, {}, options.hang_s, (self._source,))
         opened = self._measurer.restart()
         facts = ("device", "gfx", "cu_num", "triton", "torch", "cuda", "hip")
         about = {k: str(opened.info[k]) for k in facts if opened.info.get(k)}
-        self._store = KernelStore(cache, {**about, "source": digest})
+        self._store = KernelStore(self.cache, {**about, "source": digest})
         self._store.prune(CACHE_BYTES)
         self._scratch = self._store.root / "tmp" / str(os.getpid())
         self._scratch.mkdir(parents=True, exist_ok=True)

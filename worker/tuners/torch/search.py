@@ -60,7 +60,7 @@ RERANK = 0.15
 MEASURE_AT_LEAST = 0.4  # share of the budget for measuring even if making the inputs took long
 HARD_LIMIT = 3
 LEADERS, WITHIN = 4, 0.10
-TRIES, SLOWER = 3, 1.3  # a re-rank whose winner is so many times slower than at first was disturbed: try again
+TRIES, SLOWER = 3, 1.3  # try a re-rank again if its winner is this many times slower than at first
 
 
 @dataclass(slots=True)

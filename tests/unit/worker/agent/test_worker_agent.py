@@ -53,7 +53,7 @@ def test_a_second_agent_of_a_slot_is_refused_and_a_slot_that_there_is_not(tmp_pa
         assert n.start("7").wait(15) == 2
         assert "node.json has no slot '7', only 0" in n.said("7")
         assert "Traceback" not in n.said("7")
-        # the lock goes with the agent, whatever becomes of its child
+        # the lock ends with the agent, even if its child lives on
         (child,) = n.tuner_pids()
         os.kill(child, signal.SIGSTOP)
         n.kill(first)

@@ -37,7 +37,7 @@ def test_a_fault_ends_the_attempt_and_names_the_shape(
         assert (ended["outcome"], ended["in_flight"], ended["exit"]) == (outcome, 2, exit)
         assert ended["detail"].startswith(says)
         assert len(ended["detail"].encode()) <= 2000
-        # what was measured before stays: a whole shape and two rows
+        # earlier measurements stay: a whole shape and two rows
         assert [r["shape"] for r in n.of("bad-1", "shape_tuned")] == [1]
         assert [r["shape"] for r in n.of("bad-1", "row")] == [1] * 4 + [2] * 2
         assert n.wait_ended("good-1")["outcome"] == "done"

@@ -204,7 +204,7 @@ def test_a_fault_in_a_group_names_shape_and_candidate(tmp_path: Path, date: str)
     assert (done.ended["outcome"], done.ended["in_flight"]) == ("fault", 1)
     for words in ("Memory access fault by GPU node-2", "kernelId=2 splitK=0"):
         assert words in done.ended["detail"]
-    assert len(done.rows(1)) >= 2, "what was measured before it is kept"
+    assert len(done.rows(1)) >= 2, "earlier measurements are kept"
     assert at.blocklist == [], "no canary was asked, so nothing is known of the candidate"
     assert at.survivors() == []
 
@@ -253,7 +253,7 @@ def test_a_bad_candidate_of_the_tiny_shape_does_not_condemn_the_slot(tmp_path: P
     done = at.run(ONE)
     assert done.status == 0, done.ended
     assert len([r for r in done.rows(0) if r["us"] > 0]) == 10
-    assert at.blocklist == [], "it is no shape of the user's"
+    assert at.blocklist == [], "it is not a shape of the user"
     assert list(at.folder.glob("cache/aiter/*/repro/*/reproduce.sh"))
 
 

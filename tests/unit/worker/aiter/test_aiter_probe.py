@@ -58,7 +58,7 @@ def test_what_cannot_be_read_is_said_and_judged_with_care(tmp_path: Path) -> Non
     assert found.misfit
     assert "needed" not in {v.verdict for v in found.workarounds.values()}
     told = " ".join(found.problems)
-    for words in ("line 1", "no regular file", "symbolic links", "more than"):
+    for words in ("line 1", "not a regular file", "symbolic links", "more than"):
         assert words in told
     assert not [c for c in ("\\u001b", "\\u202e") if c in json.dumps(found.as_json())], "they would reach a terminal"
 
@@ -114,7 +114,7 @@ def test_one_tree_is_used_and_never_a_mix(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(NotATreeError, match="root: PATH"):
         pick([])
     monkeypatch.setattr(sys, "path", [str(tmp_path / "root")])
-    assert imported_package() is None, "a folder of that name is no package"
+    assert imported_package() is None, "a folder of that name is not a package"
 
 
 def test_the_verb(tmp_path: Path) -> None:

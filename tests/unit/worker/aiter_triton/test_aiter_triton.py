@@ -22,9 +22,11 @@ from tests.standins.triton_tree import make, values
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, slower
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import KindProblem, Seeds, config_of, problem_of
-from worker.tuners.aiter_triton.tuner import Point, best, bucket_of, plan
+from worker.tuners.aiter_triton.space import KindProblem, Seeds, problem_of
+from worker.tuners.aiter_triton.tuner import bucket_of, plan
+from worker.tuners.search.bucket import Point, best
 from worker.tuners.search.source import Target, known
+from worker.tuners.search.tiles import config_of
 
 HALF = {"dtype": "torch.float16", "outdtype": "torch.float16"}  # the interpreter takes bfloat16 for integers
 DEFAULT = {"DEFAULT.json": {"M_LEQ_16": values(), "any": values(32, NUM_KSPLIT=2)}}
@@ -55,7 +57,7 @@ def test_an_m_is_measured_with_the_others_of_its_bucket_and_with_the_bound() -> 
 )
 def test_the_config_that_a_bucket_gets(us: dict[int, dict[str, float]], found: tuple[str, list[str]]) -> None:
     weights = {48: 10.0, 20: 1.0, 64: 0.0}
-    assert best([Point(m, weights[m]) for m in us], us, dict.fromkeys(us, OLD)) == found
+    assert best([Point(m, weights[m]) for m in us], list(us.values()), [OLD] * len(us)) == found
 
 
 TIMES = st.lists(st.floats(1, 100), min_size=5, max_size=5)
@@ -65,7 +67,7 @@ TIMES = st.lists(st.floats(1, 100), min_size=5, max_size=5)
 def test_no_winner_is_slower_anywhere_than_the_rule_allows(drawn: dict[int, tuple[float, list[float]]]) -> None:
     points = [Point(m, weight) for m, (weight, _) in drawn.items()]
     us = {m: dict(zip([OLD, "a", "b", "c", "d"], times, strict=True)) for m, (_, times) in drawn.items()}
-    winner, harmful = best(points, us, dict.fromkeys(us, OLD))
+    winner, harmful = best(points, list(us.values()), [OLD] * len(us))
     assert winner not in harmful
     if winner:
         assert not any(slower(us[m][OLD], us[m][winner]) for m in us)
@@ -180,7 +182,7 @@ def test_without_a_tree_a_default_of_the_chip_or_a_gpu_the_reason_is_told(tmp_pa
         ("aiter-triton", {"counts": {"1x2x3": -1}}, "not numbers of calls"),
         ("aiter-triton", {"warmup": 3}, "--warmup: for the tuner aiter only, and this is aiter-triton"),
         ("aiter-triton", {"serach": "fast", "search": "quick"}, "unknown option 'serach'.*neither fast nor exhaustive"),
-        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners aiter-triton and torch only"),
+        ("replay", {"budget_s_per_shape": 3.0}, "--budget: for the tuners aiter-triton, torch and vllm only"),
     ],
 )
 def test_bad_options_are_refused(tuner: str, options: dict[str, Any], words: str) -> None:
@@ -233,18 +235,18 @@ def test_seeds_are_todays_bucket_its_neighbours_the_defaults_and_those_of_near_s
     ],
 )
 def test_values_are_those_that_kind_and_chip_take(kind: str, target: Target, key: str, legal: set[Any]) -> None:
-    found = space.candidates(BY_NAME[kind], problem(kind, gfx=target.gfx, B=4), target, as_given)
+    found = space.space_of(BY_NAME[kind], problem(kind, gfx=target.gfx, B=4), target, as_given).candidates()
     assert {c.values.get(key) for c in found} == legal
 
 
 def test_what_the_wrapper_makes_equal_is_one_candidate() -> None:
     p = problem()
-    found = space.candidates(A16W16, p, MI355X, lambda given: {**given, "NUM_KSPLIT": 1})
+    found = space.space_of(A16W16, p, MI355X, lambda given: {**given, "NUM_KSPLIT": 1}).candidates()
     names = {tuple(sorted((k, str(v)) for k, v in c.values.items() if k != "NUM_KSPLIT")) for c in found}
     assert len(names) == len(found)
     for rows, equal in ((64, True), (16, False)):  # one row of tiles has no order
         pair = [config_of({**values(rows), "GROUP_SIZE_M": group}) for group in (1, 8)]
-        assert (len(space.distinct(pair, p, as_given)) == 1) is equal
+        assert (len(space.space_of(A16W16, p, MI355X, as_given).distinct(pair)) == 1) is equal
 
 
 @pytest.mark.parametrize(
@@ -287,9 +289,10 @@ import json, sys
 from dataclasses import replace
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton.source import AiterSource, CompileJob
-from worker.tuners.aiter_triton.space import config_of, least_shared_bytes, problem_of
+from worker.tuners.aiter_triton.space import least_shared_bytes, problem_of
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.source import copies_async, known
+from worker.tuners.search.tiles import config_of
 root, arch, configs, caller = sys.argv[1:]
 target = known(int(arch) if arch.isdigit() else arch)
 target = replace(target, async_copy=target.backend == "hip" and copies_async(arch))

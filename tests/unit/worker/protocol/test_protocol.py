@@ -1,4 +1,4 @@
-"""The wire contract: what is accepted survives the way there and back, anything else is a ProtocolError."""
+"""The wire contract: accepted data survives a round trip, and all other data raises ProtocolError."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_spec_with_one_odd_field_loads_or_is_a_protocol_error(name: str, value
         ({"command": "rm", "group": 1}, "unknown field 'command'; group is int, not str"),
         ({"shapes": [{"id": 1, "key": {"M": 1.5}}]}, "shapes[0].key holds more than numbers and text"),
         ({"shapes": [{"id": 1, "key": {}}, {"id": 1, "key": {}}]}, "shapes[1] repeats id 1"),
-        ({"only": {"3": [KERNEL]}}, "only['3'] is no shape of the spec"),
+        ({"only": {"3": [KERNEL]}}, "only['3'] is not a shape of the spec"),
         ({"only": {"1": [{**KERNEL, "name": "a" * 401}]}}, "a kernel of only['1'] holds more than strings"),
         ({"refuted": [VERDICT] * (MAX_VERDICTS + 1)}, "refuted has more than 256 entries"),
         ({"confirmed": [{**VERDICT, "slot": 1}]}, "confirmed[0]: slot is int, not str"),

@@ -15,13 +15,13 @@ import pytest
 from tests.support.search_standin import PROBLEM, Kit, Tile, true_us
 from worker.triton_configs.kinds import BY_NAME
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import AiterConfig
 from worker.tuners.base import TunerFault
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.compiling import CompileResult
 from worker.tuners.search.measuring import Answer, Ask
 from worker.tuners.search.model import CandidateRanker, StopRules
 from worker.tuners.search.source import CompileFacts, known
+from worker.tuners.search.tiles import TileConfig
 from worker.tuners.search.tuner import KernelStore
 
 Make = Callable[..., Kit]
@@ -192,10 +192,10 @@ def tried_with(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
     return tried
 
 
-def listed(m: int, n: int, k: int) -> tuple[list[AiterConfig], list[float]]:
+def listed(m: int, n: int, k: int) -> tuple[list[TileConfig], list[float]]:
     """Candidates of AITER's a16w16 with their estimates."""
     p = Problem("a16w16", 1, m, n, k, "bfloat16")
-    found = space.candidates(BY_NAME["a16w16"], p, H200, lambda values: dict(values), most=300)
+    found = space.space_of(BY_NAME["a16w16"], p, H200, lambda values: dict(values)).candidates(most=300)
     return found, [space.estimate(p, c, H200) for c in found]
 
 

@@ -92,7 +92,7 @@ def test_sampling_ends_when_it_is_steady_hopeless_or_out_of_time(
         ([found(151), found(100)], [1]),  # but not a far one
         ([found(100), found(400, 0.8, low=95), found(400, low=395), found(300, samples=2, low=99)], [0, 1, 3]),
         ([found(100), found(400, low=95)], [0]),  # steady, whatever its least
-        ([found(us) for us in (-1.0, 0.0, math.nan, math.inf, 5e-324, 7.0)], [5]),  # what is no time
+        ([found(us) for us in (-1.0, 0.0, math.nan, math.inf, 5e-324, 7.0)], [5]),  # these are not times
     ],
 )
 def test_leaders_are_the_nearest_few_a_runner_up_and_the_disturbed(times: list[Measurement], chosen: list[int]) -> None:
@@ -100,7 +100,7 @@ def test_leaders_are_the_nearest_few_a_runner_up_and_the_disturbed(times: list[M
 
 
 def test_the_rerank_finds_the_truly_faster_under_noise() -> None:
-    """5 % apart in 6 % noise with bursts and a drift; the slower is the simpler, so ties are no help."""
+    """5 % apart in 6 % noise with bursts and a drift; the slower is the simpler, so ties do not help."""
     machines = [Machine(seed, noise=0.06, burst=0.1, drift=0.2) for seed in range(200)]
     assert sum(m.rank((1000, 1050), 1.0, seed).winner == 0 for seed, m in enumerate(machines)) >= 180
 

@@ -323,7 +323,7 @@ def test_a_wrong_candidate_is_rejected_and_cannot_win() -> None:
     assert verdicts(log) == ["wrong", "wrong", "ok"]
     assert [r["us"] for r in log.rows[:2]] == [-1, -1]
     assert log.rows[0]["errRatio"] > 0.05
-    assert log.rows[1]["errRatio"] == pytest.approx(3 / 32), "what is not written is wrong"
+    assert log.rows[1]["errRatio"] == pytest.approx(3 / 32), "elements that were not written are wrong"
     assert winner(log) == "torch_c2_t1"
     assert search(lossy).of("shape_failed")[0]["reason"] == "wrong_result"
 

@@ -1,10 +1,10 @@
-"""Journal of candidates, written by every Python of AITER's process tree; leaves blocked candidates out.
+"""Writes a journal of candidates from every Python process of AITER, and leaves blocked candidates out.
 
-AITER's pool does not say which candidate it is at, and a candidate that kills its process takes the others of its shape
-with it. This wraps one function of `aiter.utility.mp_tuner`, the one that measures a candidate, outside what it times.
-It is put on the path only where that function has the form that it expects (worker/tuners/aiter/findings.py), and
-where anything is not as expected at run time it stands aside. GEMMFLEET_AITER_WATCH is the folder with its files: the
-journal that it writes, and the candidates that it leaves out. Stdlib only, and nothing of gemmfleet.
+AITER's pool does not say which candidate it is measuring, and a candidate that kills its process takes the others of
+its shape with it. This shim wraps the function of `aiter.utility.mp_tuner` that measures a candidate, outside the timed
+part. We put it on the path only if that function has the expected form (worker/tuners/aiter/findings.py); if anything
+is unexpected at run time, the shim does nothing. GEMMFLEET_AITER_WATCH is the folder with its files: the journal, and
+the candidates to leave out. It uses only the standard library, and nothing of gemmfleet.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def wrap(module: Any, journal: _Journal, choice: _Choice) -> None:
     said: list[str] = []
 
     def note(*words: Any, **kwargs: Any) -> None:
-        """Print, and keep it for the record: what a candidate raised is nowhere else."""
+        """Print, and keep the text for the record: a candidate's exception is only printed here."""
         said.append(" ".join(map(str, words))[:1000])
         builtins.print(*words, **kwargs)
 

@@ -1,0 +1,58 @@
+"""Lines of vLLM and SGLang that name a missing Triton config file, and lines of PyTorch's list of untuned GEMMs.
+
+Both engines log the path of a config file that their look-up did not find (vLLM 0.33: `get_w8a8_block_fp8_configs` in
+fp8_utils.py, `get_moe_configs` in fused_moe.py; SGLang 0.5.23: fp8_kernel.py, fused_moe_triton_config.py). The name
+has N and K of a linear layer, or E and N of fused experts. It has no M: a file serves every M.
+
+PyTorch writes `tunableop_untuned*.csv` with PYTORCH_TUNABLEOP_RECORD_UNTUNED=1. A line has BLAS's m, n and k of
+column-major matrices (ATen/cuda/tunable/GemmCommon.h). `x @ W.T` with x [M,K] and W [N,K], both row-major, is the
+layout TN there, with m = N, n = M and k = K.
+"""
+
+from __future__ import annotations
+
+import re
+
+_FILE = re.compile(
+    r"(?:\bE=(?P<expert>\d+),N=(?P<inter_dim>\d+)|\bN=(?P<N>\d+),K=(?P<K>\d+)),device_name=[^,/]*?"
+    r"(?:,dtype=(?P<dtype>\w+?))?(?:,block_shape=(?P<block>\[\d+, ?\d+\]))?(?P<more>(?:,\w+=\w+?)*(?:_down)?)\.json"
+)
+_UNTUNED = re.compile(
+    r"\b(?P<op>\w*)TunableOp_(?P<dtype>[\w:<>]+)_(?P<layout>[NT]{2}),[nt]{2}_(?P<N>\d+)_(?P<M>\d+)_(?P<K>\d+)"
+    r"(?:_\w+)?(?:,- \{.*)?\s*\Z"
+)
+_DTYPES = {
+    "BFloat16": "torch.bfloat16", "Half": "torch.float16", "float": "torch.float32", "tf32": "torch.float32"
+}  # fmt: skip
+_FP8 = {"q_dtype_a": "torch.float8_e4m3fn", "q_dtype_w": "torch.float8_e4m3fn"}
+_BF16 = {"q_dtype_a": "torch.bfloat16", "q_dtype_w": "torch.bfloat16"}
+# (dtype, block, what follows) in a file's name -> the quantisation as columns of fmoe
+_SCHEMES = {
+    ("fp8_w8a8", "[128,128]", ""): {**_FP8, "q_type": "QuantType.per_1x128"},
+    ("fp8_w8a8", "", ""): {**_FP8, "q_type": "QuantType.per_Tensor"},
+    (None, "", ""): {**_BF16, "q_type": "QuantType.No"},
+}
+
+
+def read_engine_line(line: str) -> tuple[str, dict[str, str]]:
+    """The family and key columns of a config file that an engine did not find. Raises ValueError for one that gemmfleet
+    does not tune."""
+    found = _FILE.search(line)
+    kind = found and (found["dtype"], (found["block"] or "").replace(" ", ""), found["more"])
+    if found is None or kind not in _SCHEMES or (found["N"] and not found["block"]):
+        raise ValueError(f"gemmfleet does not tune {line.partition('not found at')[2].split('/')[-1].strip()}")
+    if found["N"]:
+        return "a8w8_blockscale", {"N": found["N"], "K": found["K"]}
+    return "fmoe", {"inter_dim": found["inter_dim"], "expert": found["expert"], **_SCHEMES[kind]}
+
+
+def read_tunableop(line: str) -> tuple[str, dict[str, str]] | None:
+    """The shape of a line of `tunableop_untuned*.csv`, None for a tuned one. Raises ValueError for a GEMM that is not
+    of the family a16w16."""
+    found = _UNTUNED.search(line)
+    if found is None:
+        return None
+    dtype, bias = _DTYPES.get(found["dtype"]), {"Gemm": "False", "GemmAndBias": "True"}.get(found["op"])
+    if dtype is None or bias is None or found["layout"] != "TN":
+        raise ValueError(f"gemmfleet does not tune {found[0].partition(',')[0]}")
+    return "a16w16", {**{name: found[name] for name in "MNK"}, "bias": bias, "dtype": dtype, "outdtype": dtype}

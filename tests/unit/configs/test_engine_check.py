@@ -1,0 +1,250 @@
+"""`gemmfleet configs check` on the files that vLLM 0.33.0 and SGLang 0.5.23 ship: defects of each class that are known.
+
+The look-ups, launchers and kernels are the engines' own; Triton binds and compiles without a GPU. Each test checks a
+few files, in a copy of the package's modules.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("triton", reason="Triton is not installed")
+
+from orchestrator.cli.app import app
+from orchestrator.cli.files import opened_tree
+from orchestrator.configs.engine_check import check
+from orchestrator.errors import InputError
+from orchestrator.image.build import ENGINES
+from tests.support.engines import tree, wheel
+from worker.text import Finding
+from worker.triton_configs.engine import FOLDERS, EngineError
+from worker.tuners.vllm import lookups
+
+LINEAR, MOE = FOLDERS["vllm"]
+S_LINEAR, S_MOE = FOLDERS["sglang"]
+USUAL = {
+    "BLOCK_SIZE_M": 64,
+    "BLOCK_SIZE_N": 128,
+    "BLOCK_SIZE_K": 128,
+    "GROUP_SIZE_M": 8,
+    "num_warps": 4,
+    "num_stages": 2,
+}
+H200 = "N=512,K=1024,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+KEYS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
+
+
+@pytest.fixture
+def package(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A package of the files that are taken out of images, without config files."""
+    project: str = request.param
+    for part in ENGINES:
+        source, target = tree(project) / part, tmp_path / part
+        if source.is_dir():
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("configs"), dirs_exist_ok=True)
+        elif source.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, target)
+    return tmp_path / project
+
+
+vllm = pytest.mark.parametrize("package", ["vllm"], indirect=True)
+sglang = pytest.mark.parametrize("package", ["sglang"], indirect=True)
+
+
+def ship(package: Path, folder: str, name: str, *also: str) -> None:
+    """Copy a file of the wheel into the package, under other names as well."""
+    source = tree(package.name) / package.name / folder / "configs" / name
+    for target in (name, *also):
+        path = package / folder / "configs" / target
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, path)
+
+
+def write(package: Path, folder: str, name: str, table: Any) -> None:
+    path = package / folder / "configs" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(table if isinstance(table, str) else json.dumps(table, indent=4))
+
+
+def found(package: Path, *, compiling: bool = False) -> dict[tuple[str, str], list[Finding]]:
+    """Findings but the notes on taste, by level and rule."""
+    out: dict[tuple[str, str], list[Finding]] = {}
+    for f in check(package.parent, None, {}, compiling=compiling, say=lambda text: None).findings:
+        if f.rule not in ("outlier", "default"):
+            out.setdefault((f.level, f.rule), []).append(f)
+    return out
+
+
+def only(package: Path, **options: bool) -> tuple[str, str, str, int, str]:
+    """(level, rule, file, line, text) of the one finding."""
+    ((level, rule),) = (every := found(package, **options))
+    ((finding,),) = every.values()
+    return level, rule, Path(finding.path).name, finding.line, finding.text
+
+
+@vllm
+def test_clean_files_have_no_findings(package: Path) -> None:
+    ship(package, LINEAR, "N=1536,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json")
+    ship(package, MOE, "E=8,N=7168,device_name=NVIDIA_H200.json")
+    ship(package, MOE, "E=256,N=256,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8,block_shape=[128,128].json")
+    assert found(package) == {}
+
+
+@vllm
+@pytest.mark.parametrize(
+    ("folder", "name", "strange"),
+    [
+        (LINEAR, "N=1536,K=1536,device_name=NVIDIA_A100-SXM4-80GB,dtype=int8_w8a8,block_shape=[128,128].json",
+         "dtype=int8_w8a8"),
+        (MOE, "E=64,N=8960,device_name=NVIDIA_H100_80GB_HBM3,dtype=bf16.json", "dtype=bf16"),
+        (MOE, "E=16,N=3072,device_name=NVIDIA_H100_80GB_HBM3,dtype=float8.json", "dtype=float8"),
+        (MOE, "E=256,N=128,device_name=NVIDIA_A800-SXM4-80GB,dtype=int8_w8a8.json", "dtype=int8_w8a8"),
+    ],
+)  # fmt: skip
+def test_a_dtype_that_no_look_up_forms(package: Path, folder: str, name: str, strange: str) -> None:
+    ship(package, folder, name)
+    text = f"never read: no look-up of this version forms {strange}"
+    assert only(package) == ("error", "name", name, 0, text)
+
+
+@vllm
+def test_a_device_is_named_by_the_engines_own_rules(package: Path) -> None:
+    """H200s of all kinds read the MoE files of one name, and AMD's names are of device ids."""
+    ship(package, MOE, "E=8,N=7168,device_name=NVIDIA_H200.json", "E=8,N=7168,device_name=NVIDIA_H200_NVL.json")
+    ship(package, LINEAR, "N=1536,K=1536,device_name=AMD_Instinct_MI325_OAM,dtype=fp8_w8a8,block_shape=[128,128].json")
+    ship(package, MOE, "E=160,N=192,device_name=AMD_Instinct_MI350_OAM,dtype=fp8_w8a8.json")
+    every = found(package)
+    errors = {Path(f.path).name: f.text for f in every.pop(("error", "name"))}
+    assert errors == {
+        "E=8,N=7168,device_name=NVIDIA_H200_NVL.json":
+            "never read: no look-up of this version forms device_name=NVIDIA_H200_NVL",
+        "N=1536,K=1536,device_name=AMD_Instinct_MI325_OAM,dtype=fp8_w8a8,block_shape=[128,128].json":
+            "never read: the engine's map of device ids names this chip AMD_Instinct_MI325X",
+    }  # fmt: skip
+    assert list(every) == [("note", "name")], "a chip that the map lacks"
+
+
+@vllm
+def test_foreign_entries_of_missing_keys_are_named(package: Path) -> None:
+    name = "N=1536,K=7168,device_name=NVIDIA_L20,dtype=fp8_w8a8,block_shape=[128,128].json"
+    ship(package, LINEAR, name)
+    text = "lacks 15 of the 18 usual keys: the entry of 2048 serves M = 1..2560"
+    assert only(package) == ("warning", "keys", name, 0, text)
+    write(package, LINEAR, name, {m: USUAL for m in KEYS if m != 1536})
+    text = "lacks 1 of the 18 usual keys: the entry of 1024 serves M = 769..1536"
+    assert only(package) == ("note", "keys", name, 0, text)
+
+
+@vllm
+def test_what_a_look_up_or_a_launch_fails_on(package: Path) -> None:
+    write(package, LINEAR, H200, {"triton_version": "3.8.0"} | dict.fromkeys(KEYS, USUAL))
+    level, rule, _, _, text = only(package)
+    assert (level, rule) == ("error", "look-up")
+    assert text.startswith("get_w8a8_block_fp8_configs fails: ValueError: invalid literal for int()")
+    write(package, LINEAR, H200, {m: USUAL | {"waves_per_eu": 2} if m == 8 else USUAL for m in KEYS})
+    refused = "M = 8: the launch fails: KeyError: 'Keyword argument waves_per_eu was specified but unrecognised'"
+    assert only(package) == ("error", "refused", H200, 26, refused)
+    write(package, LINEAR, H200, '{"1": {}, "1": {}}')
+    assert {rule for _, rule in found(package)} == {"unreadable"}
+
+
+@vllm
+def test_weights_in_groups_want_split_k(package: Path) -> None:
+    ship(package, MOE, "E=1,N=3072,device_name=NVIDIA_H200,dtype=int8_w8a16.json")
+    level, rule, _, line, text = only(package)
+    assert (level, rule, line) == ("warning", "refused", 2)
+    assert "fails for weights with scales of groups: TypeError: " in text
+    assert text.endswith("missing 1 required positional argument: 'SPLIT_K'")
+
+
+@sglang
+def test_tiles_longer_than_a_group_of_scales_give_wrong_results(package: Path) -> None:
+    name = "E=512,N=256,device_name=NVIDIA_H100_80GB_HBM3,dtype=fp8_w8a8,block_shape=[128, 128].json"
+    ship(package, S_MOE, f"triton_3_5_1/{name}")
+    text = "wrong results: BLOCK_SIZE_K is 256, and a step takes the scales of one group of 128"
+    assert only(package) == ("error", "scale group", name, 66, f"M = 64, 128, 256, 512: {text}")
+
+
+@sglang
+def test_folders_of_other_versions_of_triton(package: Path) -> None:
+    name = "E=8,N=7168,device_name=NVIDIA_H100_80GB_HBM3.json"
+    for folder in ("triton_3_1_0", "triton_3_3_1"):
+        ship(package, S_MOE, f"{folder}/{name}")
+    every = found(package)
+    assert [f.path.rpartition("/")[2] for f in every[("warning", "folder")]] == ["triton_3_1_0"]
+    (shadowed,) = every[("warning", "shadowed")]
+    assert "for which the file in triton_3_3_1 counts; only by that of triton_3_1_0" in shadowed.text
+    assert len(every) == 2
+
+
+@sglang
+def test_all_look_ups_of_sglang_are_asked(package: Path) -> None:
+    """Linear layers have three, and MoE files come with what SGLang alone puts into names."""
+    for name in (
+        "N=1536,K=1536,device_name=NVIDIA_A800-SXM4-80GB,dtype=int8_w8a8,block_shape=[128, 128].json",
+        "N=7168,K=1024,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
+    ):
+        ship(package, S_LINEAR, name)
+    channelwise = next((tree("sglang") / "sglang" / S_LINEAR / "configs").glob("*channelwise.json"))
+    ship(package, S_LINEAR, channelwise.name)
+    ship(
+        package,
+        S_MOE,
+        "triton_3_5_1/E=256,N=256,device_name=NVIDIA_H20,dtype=fp8_w8a8,block_shape=[128, 128]_down.json",
+    )
+    ship(package, S_MOE, "triton_3_1_0/E=256,N=128,device_name=NVIDIA_A100-SXM4-80GB,dtype=int8_w8a8.json")
+    every = found(package)
+    assert [(level, rule) for level, rule in every if level == "error"] == [("error", "refused")]
+    (refused,) = every[("error", "refused")]
+    assert "AssertionError: int8 quantization only supports channel-wise quantization" in refused.text
+
+
+@vllm
+def test_each_distinct_entry_is_compiled_once_and_kept(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """AMD's 64 KiB do not hold 256 x 256 x 128 in three stages."""
+    monkeypatch.setattr(lookups, "CACHE", tmp_path / "cache.jsonl")
+    name = H200.replace("NVIDIA_H200", "AMD_Instinct_MI300X")
+    large = USUAL | {"BLOCK_SIZE_M": 256, "BLOCK_SIZE_N": 256, "num_warps": 8, "num_stages": 3}
+    write(package, LINEAR, name, {m: large if m == 4096 else USUAL for m in KEYS})
+    every = found(package, compiling=True)
+    ((error,),) = (every.pop(("error", "shared memory")),)
+    assert (error.line, error.text.startswith("M = 4096: needs ")) == (138, True)
+    assert error.text.endswith(" bytes of shared memory, 65536 are there")
+    assert set(every) <= {("warning", "spills")}
+    compiled = (tmp_path / "cache.jsonl").read_text().splitlines()
+    assert len(compiled) < len(KEYS), "the M that are multiples of 16 share their code"
+    monkeypatch.setattr(lookups, "CompilePool", None)  # nothing is compiled again
+    assert ("error", "shared memory") in found(package, compiling=True)
+
+
+@vllm
+def test_the_command_takes_a_wheel_or_a_tree_and_narrows(package: Path) -> None:
+    ship(package, MOE, "E=8,N=7168,device_name=NVIDIA_H200.json")
+    ship(package, MOE, "E=64,N=8960,device_name=NVIDIA_H100_80GB_HBM3,dtype=bf16.json")
+
+    def run(*args: str) -> Result:
+        return CliRunner().invoke(app, ["configs", "check", "--build", str(package.parent), *args])
+
+    done = run("--json")
+    document = json.loads(done.output)
+    assert (done.exit_code, document["files"], document["errors"]) == (1, 2, 1)
+    done = run("--device", "NVIDIA_H200", "--shape", "E=8,N=7168")
+    assert (done.exit_code, ": 1 file, " in done.output.splitlines()[0]) == (0, True)
+    assert isinstance(run("--shape", "E=8,N=1").exception, InputError)
+    assert "give N=1280,K=8192 or E=1280,N=8192" in str(run("--shape", "E=8,K=1").exception)
+    (package.parent / "aiter").mkdir()
+    assert str(run().exception) == "there are aiter, vllm: say with --project which one to check"
+    assert run("--project", "vllm", "--device", "NVIDIA_H200").exit_code == 0
+    with opened_tree(str(wheel("vllm")), None, triton=True) as root:
+        assert len(list((root / "vllm" / MOE / "configs").glob("E=*.json"))) == 338
+    with pytest.raises(EngineError, match="has no config file for NVIDIA_H300"):
+        check(package, "NVIDIA_H300", {}, compiling=False, say=print)

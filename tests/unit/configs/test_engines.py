@@ -1,0 +1,332 @@
+"""Winners of the tuner `vllm`: written by range, merged into a real vLLM's files so that no other M moves, undone.
+
+The look-up is the engine's own. It runs in this process but for the tests that are about a fresh one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from orchestrator.cli.app import app
+from orchestrator.configs import engines as merging
+from orchestrator.configs.engines import merged
+from orchestrator.configs.merge import merge, to_publish, undo
+from orchestrator.configs.winners import FIELD, OF_ENGINES, read_ranges, write
+from orchestrator.errors import InputError
+from tests.paths import ROOT
+from tests.support.engines import H200, MI355X, copy, tree
+from worker.triton_configs.ask import Call
+from worker.triton_configs.engine import Device, Layer, load
+from worker.triton_configs.keys import served, written
+
+LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
+NAME = "N=2112,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+CONFIGS = "vllm/model_executor/layers/quantization/utils/configs"
+MOE = "vllm/model_executor/layers/fused_moe/configs"
+H100 = Device("NVIDIA H100", 90)
+TOLD = Layer("moe", 1024, 4096, 128, 8, "fp8_w8a8")
+"""A layer whose shipped file has the key `triton_version`."""
+NEW = {
+    "BLOCK_SIZE_M": 32, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 64, "GROUP_SIZE_M": 8, "num_warps": 8, "num_stages": 5,
+}  # fmt: skip
+JOURNAL = "gemmfleet-merges.jsonl"
+
+
+def here(root: Path, calls: Sequence[Call], env: Mapping[str, str]) -> list[Any]:
+    """In place of `ask`: the same answers, in this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
+        for name, value in env.items():
+            patch.setenv(name, value)
+        answers = []
+        engine = load(root, H200)
+        for call in calls:
+            if engine.device != call.device:
+                engine = load(root, call.device)
+            more = {"config": (call.layer, call.m), "source_hash": (call.layer.op,)}.get(call.do, (call.layer,))
+            answers.append(getattr(engine, call.do)(*more))
+        return answers
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merging, "ask", here)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return copy("vllm", tmp_path / "site-packages")
+
+
+def document(layer: Layer = LINEAR, device: Device = H200, **more: Any) -> dict[str, Any]:
+    """The document of a range as the tuner writes it: new values for M=57-80, measured at its ends and its key."""
+    engine = load(tree("vllm"), device)
+    out = {
+        "project": "vllm", "version": engine.version, "source": engine.source_hash(layer.op), "layer": asdict(layer),
+        "device": asdict(device), "named_by": "vllm.platforms", "file": engine.file_name(layer),
+        "key": 64, "first": 57, "last": 80, "values": NEW, **more,
+    }  # fmt: skip
+    if "points" not in more:
+        ms = sorted({out["first"], out["key"], out["last"]})
+        out["old"] = [engine.config(layer, m) for m in ms]
+        out["points"] = [[m, int(m == out["key"]), 20.0, 15.0, 0.001, i, ""] for i, m in enumerate(ms)]
+    return out
+
+
+def ran(run: Path, *documents: Mapping[str, Any]) -> Path:
+    """A run's folder with what these documents leave."""
+    rows = [SimpleNamespace(row={FIELD: json.dumps(d)}) for d in documents]
+    ledger: Any = SimpleNamespace(winners=lambda: rows, meta=lambda name, default: "vllm")
+    run.mkdir(exist_ok=True)
+    write(ledger, run)
+    return run
+
+
+def texts(root: Path) -> dict[str, str]:
+    return {str(p.relative_to(root)): p.read_text() for p in root.rglob("*") if p.is_file() and p.suffix == ".json"}
+
+
+def picked(table: Mapping[int, Any], m: int) -> Any:
+    return table[min(table, key=lambda key: abs(key - m))]
+
+
+def entries(path: Path) -> dict[int, Any]:
+    return {int(key): v for key, v in json.loads(path.read_text()).items() if key != "triton_version"}
+
+
+def refused(run: Path, root: Path, **options: Any) -> str:
+    """The faults of a merge that leaves all files as they were."""
+    before = texts(root)
+    with pytest.raises(InputError) as e:
+        merge(run, root, **options)
+    assert texts(root) == before
+    assert not list(root.rglob(JOURNAL))
+    return "\n".join(e.value.faults)
+
+
+def test_the_engine_in_a_fresh_process_gives_each_m_its_config_and_undo_gives_back_every_byte(
+    root: Path, tmp_path: Path
+) -> None:
+    before = texts(root)
+    last = document(key=4096, first=3585, last=8192)
+    run = ran(tmp_path / "run", document(), last)
+
+    def said(*args: object) -> str:
+        done = CliRunner().invoke(app, ["configs", *map(str, args)])
+        assert done.exit_code == 0, done.output
+        return done.output
+
+    text = said("merge", run, "--into", root)
+    assert f"{CONFIGS.removeprefix('vllm/')}/{NAME}: M=57-80, M=3585-8192 (changed)" in text
+    assert "proven by the look-up of vLLM 0.33.0: " in text
+    assert "where the driver says 'NVIDIA H200 NVL', vLLM looks for N=2112,K=7168,device_name=NVIDIA_H200_NVL" in text
+    old, new = json.loads(before[f"{CONFIGS}/{NAME}"]), entries(root / CONFIGS / NAME)
+    old = {int(key): values for key, values in old.items()}
+    assert list(new) == sorted(new)
+    for m in range(1, 20000):
+        assert picked(new, m) == (NEW if 57 <= m <= 80 or 3585 <= m <= 8192 else picked(old, m))
+    assert texts(root) == {**before, f"{CONFIGS}/{NAME}": (root / CONFIGS / NAME).read_text()}
+    text = said("merge", run, "--into", root / "vllm", "--json")
+    assert "in the tree already" in json.loads(text)["notes"][0]
+    assert json.loads(said("undo", root, "--json"))["restored"] == [f"{CONFIGS.removeprefix('vllm/')}/{NAME}"]
+    assert texts(root) == before
+    with pytest.raises(InputError, match="nothing to undo"):
+        undo(root)
+
+
+@pytest.mark.usefixtures("near")
+def test_a_new_file_gives_the_default_where_nothing_was_proven(root: Path, tmp_path: Path) -> None:
+    layer = Layer("moe", 640, 4096, 160, 8, "fp8_w8a8")
+    before, engine = texts(root), load(tree("vllm"), MI355X)
+    default = {m: engine.config(layer, m) for m in (1, 32, 33, 56, 81, 96, 97, 513, 129 * 160 - 1, 129 * 160, 1 << 20)}
+    done = merge(ran(tmp_path / "run", document(layer, MI355X)), root / "vllm")
+    (change,) = done.changes
+    assert (change.before, change.source) == (None, change.path)
+    new = entries(change.path)
+    assert {m: picked(new, m) for m in default} == default
+    assert [picked(new, m) == NEW for m in (56, 57, 80, 81)] == [False, True, True, False]
+    assert "every model with its E and N (measured: E=160 N=640 K=4096 topk=8)" in change.callers
+    assert [n.rpartition("device_name=")[2].partition(",")[0] for n in done.notes] == [
+        "AMD_Instinct_MI355_OAM",
+        "0x75b0",
+    ]
+    assert undo(root)["removed"] == (str(change.path.relative_to(root / "vllm")),)
+    assert texts(root) == before
+
+
+@pytest.mark.usefixtures("near")
+def test_a_file_of_an_override_folder_is_whole_and_the_package_stays(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_TUNED_CONFIG_FOLDER", str(tmp_path / "elsewhere"))
+    folder, package = tmp_path / "override", texts(root)
+    folder.mkdir()
+    run, other = ran(tmp_path / "run", document(TOLD, H100)), document(TOLD, H100, key=8, first=7, last=10)
+    done = merge(run, folder, engine=root)
+    name = document(TOLD, H100)["file"]
+    assert [(c.path, c.source.parent) for c in done.changes] == [(folder / name, root / MOE)]
+    shipped, written_ = json.loads(package[f"{MOE}/{name}"]), json.loads((folder / name).read_text())
+    assert next(iter(written_.items())) == ("triton_version", shipped["triton_version"])
+    old, new = entries(root / MOE / name), entries(folder / name)
+    assert all(picked(new, m) == (NEW if 57 <= m <= 80 else picked(old, m)) for m in range(1, 20000))
+    second = merge(ran(tmp_path / "second", other), folder, engine=root)
+    assert second.changes[0].source == folder / name
+    assert picked(entries(folder / name), 64) == NEW == picked(entries(folder / name), 7)
+    assert (undo(folder)["left"], undo(folder)["left"]) == (1, 0)
+    assert (texts(folder), texts(root)) == ({}, package)
+    linear = ran(tmp_path / "linear", document())
+    assert "reads it from" in refused(linear, folder, engine=root)
+    assert "if it is an override folder (VLLM_TUNED_CONFIG_FOLDER), name its vLLM with --engine" in refused(run, folder)
+    assert "holds an engine itself" in refused(run, root, engine=root)
+    assert "cannot be written: No such file" in refused(run, folder / "none", engine=root)
+
+
+@pytest.mark.usefixtures("near")
+@pytest.mark.parametrize(
+    ("more", "fault"),
+    [
+        ({"points": [[m, 1, 20.0, 20.7, 0.0, 0, "zipf 1"] for m in (57, 64, 80)]},
+         "M=57 N=2112 K=7168 in zipf 1 would become slower: 20 -> 20.7 us; M=57-80 is left as it is"),
+        ({"old": [{"BLOCK_SIZE_M": 1}], "points": [[m, 1, 20.0, 15.0, 0.0, 0, ""] for m in (57, 64, 80)]},
+         "M=57 N=2112 K=7168: the tree's M=57-80 is another config than the one measured; tune again with this tree"),
+        ({"points": [[m, 1, 20.0, 15.0, 0.0, 0, ""] for m in (57, 64)]}, "M=57-80: was not measured at M=80, its end"),
+        ({"file": "N=2112,K=7168.json"}, f"vLLM 0.33.0 looks for {NAME}; tune again with it"),
+        ({"project": "sglang", "source": "0"}, "not tuned for vLLM 0.33.0: SGLang's kernel is another"),
+    ],
+)  # fmt: skip
+def test_a_winner_that_does_not_hold_is_refused(root: Path, tmp_path: Path, more: dict[str, Any], fault: str) -> None:
+    assert fault in refused(ran(tmp_path / "run", document() | more), root)
+
+
+@pytest.mark.usefixtures("near")
+def test_sglang_is_told_apart_and_flags_of_aiter_are_refused(root: Path, tmp_path: Path) -> None:
+    run = ran(tmp_path / "run", document())
+    fault = refused(run, copy("sglang", tmp_path / "other"))
+    assert "not tuned for SGLang 0.5.23: vLLM's kernel is another" in fault
+    assert "--checked for AITER's" in refused(run, root, default=True)
+    with pytest.raises(InputError, match="only a run of `tune --tuner aiter-triton`"):
+        to_publish(run, root)
+    with pytest.raises(InputError, match="nothing to undo"):
+        undo(tmp_path / "run")
+
+
+@pytest.mark.usefixtures("near")
+def test_a_look_up_that_does_not_give_what_was_planned_takes_all_back(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before, run, asked = texts(root), ran(tmp_path / "run", document()), list[int]()
+
+    def stale(root: Path, calls: Sequence[Call], env: Mapping[str, str]) -> list[Any]:
+        asked.append(len(calls))
+        answers = here(root, calls, env)
+        return [{**a, "num_warps": 3} for a in answers] if len(asked) == wrong else answers
+
+    monkeypatch.setattr(merging, "ask", stale)
+    wrong = 3  # facts, before, after
+    with pytest.raises(InputError, match="vLLM's look-up does not give what was planned, and everything is as it was"):
+        merge(run, root)
+    assert texts(root) == before
+    asked.clear()
+    wrong = 2
+    assert "in another way than gemmfleet, and nothing was written" in refused(run, root)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from orchestrator.configs import journal, merge
+from tests.unit.configs import test_engines
+merge.engines.ask = test_engines.here
+wrote, left = journal.write_atomic, [2]
+def write(path, text, **more):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    return wrote(path, text, **more)
+journal.write_atomic = write
+merge.merge(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+
+
+def test_a_merge_that_was_killed_between_two_files_is_undone(root: Path, tmp_path: Path) -> None:
+    before = texts(root)
+    second = Layer("linear", 1536, 7168, dtype="fp8_w8a8", block=(128, 128))
+    run = ran(tmp_path / "run", document(), document(second))
+    done = subprocess.run([sys.executable, "-c", KILLED, run, root], cwd=ROOT, env={**os.environ}, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert len([name for name, text in texts(root).items() if text != before[name]]) == 1
+    assert len(undo(root)["restored"]) == 1
+    assert texts(root) == before
+
+
+def test_groups_of_a_run_are_joined_range_by_range(tmp_path: Path) -> None:
+    wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
+    slim = Layer("moe", 256, 2048, 256, 4, "fp8_w8a8", (128, 128))
+    other = {**NEW, "num_warps": 2}
+    run = ran(
+        tmp_path,
+        document(wide), document(slim),
+        document(wide, key=8, first=7, last=10), document(slim, key=8, first=7, last=10, values=other),
+        document(wide, key=16, first=13, last=20, values=None),
+        document(wide, key=256, first=193, last=384), document(wide, key=384, first=300, last=384),
+        {"layer": None}, {**document(wide), "file": "../x.json"},
+    )  # fmt: skip
+    (file,) = read_ranges(run)
+    assert list(file.winners) == ["M=57-80"]
+    assert [(r.m, r.count, r.k) for r in file.rows] == [(m, m == 64, k) for k in (2048, 7168) for m in (57, 64, 80)]
+    assert json.loads((run / OF_ENGINES / file.path.name).read_text()) == {"64": NEW}
+
+
+@pytest.mark.usefixtures("near")
+def test_models_that_share_a_file_are_named_where_they_were_not_measured(root: Path, tmp_path: Path) -> None:
+    wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
+    slim = Layer("moe", 256, 2048, 256, 4, "fp8_w8a8", (128, 128))
+    here_too = document(slim, key=8, first=7, last=10)
+    done = merge(ran(tmp_path / "run", document(wide), document(slim), here_too), root)
+    assert done.changes[0].callers[-1] == "NVIDIA H200 NVL"
+    assert any(n.endswith("M=7-10 was not measured for E=256 N=256 K=7168 topk=8") for n in done.notes)
+
+
+def test_a_table_without_winners_is_refused_and_of_two_devices_none_wins(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no row: the run proved no winner"):
+        read_ranges(ran(tmp_path / "none", document(values=None)))
+    wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
+    sister = document(wide, Device("NVIDIA H200 NVL", 90), key=8, first=7, last=10)
+    with pytest.raises(InputError, match="has no row"):
+        read_ranges(ran(tmp_path / "two", document(wide), sister))
+
+
+KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True)
+
+
+@given(KEYS, st.lists(st.tuples(st.integers(1, 200), st.integers(0, 30)), max_size=4), st.data())
+def test_whatever_the_file_and_the_ranges_every_m_gets_what_was_meant(
+    keys: list[int], spans: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    keys.sort()
+    values = data.draw(st.lists(st.integers(0, 2), min_size=len(keys), max_size=len(keys)))
+    table = {key: {"a": v} for key, v in zip(keys, values, strict=True)}
+    old = [(first, last, table[key], key) for key, (first, last) in served(keys).items()]
+    won: list[tuple[int, int, Any, int]] = []
+    for first, more in spans:
+        if not any(first <= w[1] and w[0] <= first + more for w in won):
+            won.append((first, first + more, {"a": data.draw(st.integers(0, 3))}, first + more // 2))
+    new = written(merged(old, won))
+    assert list(new) == sorted(new)
+    for m in range(1, 300):
+        mine = next((w[2] for w in won if w[0] <= m <= w[1]), None)
+        assert picked(new, m) == (picked(table, m) if mine is None else mine)

@@ -1,0 +1,432 @@
+"""The tuner vllm: keys and ranges; candidates, seeds and compiling; the whole of it in Triton's interpreter, with the
+kernel and the look-ups of a real wheel."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.errors import InputError
+from orchestrator.families import backend_name, check_family, check_tuner_options, get_tuner
+from orchestrator.tables.kinds import kind_by_names
+from tests.paths import ROOT
+from tests.support.engines import H200, MI355X, tree
+from tests.support.search_standin import Kit, StandIn, Timer
+from worker.families import tuner_of
+from worker.protocol import SpecShape
+from worker.triton_configs.engine import Device
+from worker.triton_configs.keys import USUAL_KEYS, served, written
+from worker.tuners.common.problem import Problem
+from worker.tuners.search.bucket import Point, best, worst_regret
+from worker.tuners.search.compiling import CompilePool, CompileResult
+from worker.tuners.search.measuring import MeasuringProcess, MeasuringServer
+from worker.tuners.search.source import CompileFacts, known
+from worker.tuners.search.tiles import config_of
+
+KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=12)
+
+
+def nearest(keys: dict[int, Any], m: int) -> int:
+    """The engine's own rule."""
+    return min(keys, key=lambda key: abs(key - m))
+
+
+@given(KEYS)
+def test_a_key_serves_the_m_that_are_nearest_to_it(keys: list[int]) -> None:
+    ranges = served(keys)
+    ordered = dict.fromkeys(sorted(keys))
+    for m in range(1, 300):
+        first, last = ranges[nearest(ordered, m)]
+        assert first <= m
+        assert last is None or m <= last
+    assert list(served(USUAL_KEYS).items())[3:5] == [(8, (7, 12)), (16, (13, 20))]
+    assert served(USUAL_KEYS)[4096] == (3585, None)
+
+
+@given(st.lists(st.tuples(st.integers(1, 30), st.sampled_from("abc"), st.integers(0, 99)), min_size=1, max_size=10))
+def test_written_keys_give_every_m_what_is_meant_for_it(drawn: list[tuple[int, str, int]]) -> None:
+    segments: list[tuple[int, int | None, Any, int]] = []
+    first = 1
+    for length, values, own in drawn:
+        segments.append((first, first + length - 1, values, first + own % length if own < 80 else own))
+        first += length
+    start, _, values, own = segments[-1]
+    segments[-1] = (start, None, values, own)
+    found = written(segments)
+    assert list(found) == sorted(found)
+    for m in range(1, first + 120):
+        wanted = next(v for a, b, v, _ in segments if a <= m and (b is None or m <= b))
+        assert found[nearest(found, m)] == wanted
+
+
+def test_usual_ranges_need_no_further_keys_and_a_part_of_one_needs_a_pair() -> None:
+    whole = [(first, last, str(key), key) for key, (first, last) in served(USUAL_KEYS).items()]
+    assert list(written(whole)) == list(USUAL_KEYS)
+    parts = [(1, 40, "old", 32), (41, 56, "new", 48), (57, 70, "old", 64), (71, None, "other", 96)]
+    assert list(written(parts)) == [32, 48, 64, 70, 71, 96]
+
+
+def test_noise_counts_against_a_new_config_and_it_must_be_faster_somewhere() -> None:
+    points = [Point(57, 0.0), Point(64, 1.0)]
+    us = [{"old": 20.0, "a": 19.5, "b": 15.0}, {"old": 20.0, "a": 10.0, "b": 12.0}]
+    assert best(points, us, ["old", "old"], us)[0] == "a"
+    high = [{**us[0], "a": 20.7}, us[1]]
+    assert best(points, us, ["old", "old"], high) == ("b", ["a"]), "it may be slower at an end"
+    assert best([points[1]], [us[1]], ["old"], [{"old": 20.0, "a": 20.0, "b": 20.1}])[0] == "", "not surely faster"
+
+
+def test_the_least_worst_regret_wins_where_that_is_wanted() -> None:
+    points = [Point(64, 1.0, "uniform"), Point(64, 1.0, "zipf1")]
+    us = [{"old": 20.0, "a": 10.0, "b": 11.0}, {"old": 20.0, "a": 14.0, "b": 12.0}]
+    assert best(points, us, ["old", "old"], cost=worst_regret)[0] == "b"
+    assert best(points, us, ["old", "old"])[0] == "b"
+    us[1]["a"] = 12.5
+    assert best(points, us, ["old", "old"], cost=worst_regret)[0] == "a"
+
+
+def test_its_rows_are_not_taken_for_aiters() -> None:
+    name = config_of({"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 128}, "vllm_").name
+    assert (kind_by_names("triton", name), backend_name("a8w8_blockscale", name, libtype="triton")) == ("own", "vllm")
+
+
+@pytest.fixture
+def linear() -> Any:
+    pytest.importorskip("triton", reason="Triton is not installed")
+    from worker.tuners.vllm.linear import Linear
+
+    return Linear()
+
+
+KEY: dict[str, int | str] = {"M": 64, "N": 2112, "K": 7168}
+
+
+def values(m: int = 16, n: int = 64, k: int = 128, **more: int) -> dict[str, int]:
+    tile = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": k, "GROUP_SIZE_M": 1}
+    return {**tile, "num_warps": 4, "num_stages": 2, **more}
+
+
+@pytest.mark.parametrize(
+    ("arch", "m", "key", "legal"),
+    [
+        (90, 64, "BLOCK_SIZE_M", {16, 32, 64}),
+        (90, 2048, "BLOCK_SIZE_M", {16, 32, 64, 128, 256}),
+        (90, 64, "BLOCK_SIZE_K", {32, 64, 128}),
+        (90, 64, "num_stages", {1, 2, 3, 4, 5, 6}),
+        (90, 64, "waves_per_eu", {None}),
+        ("gfx950", 64, "num_stages", {1, 2, 3}),
+        ("gfx950", 64, "waves_per_eu", {0, 1, 2, 4}),
+        ("gfx950", 64, "kpack", {None}),
+        ("gfx942", 64, "kpack", {1, 2}),
+    ],
+)
+def test_candidates_are_what_the_kernel_takes_on_the_chip(
+    linear: Any, arch: int | str, m: int, key: str, legal: set[Any]
+) -> None:
+    target = known(arch)
+    p = linear.problem("a8w8_blockscale", {**KEY, "M": m}, target.gfx, "")
+    assert p.dtype == ("float8_e4m3fnuz" if arch == "gfx942" else "float8_e4m3fn")
+    space = linear.space(p, target)
+    found = space.candidates()
+    assert {c.values.get(key) for c in found} == legal
+    assert len({c.name for c in found}) == len(found)
+    assert {tuner_of(c.name) for c in found} == {"vllm"}
+    with_seed = space.candidates([config_of(values(16, 64, 128, GROUP_SIZE_M=1))], 300)
+    assert 200 < len(with_seed) <= 300
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        values(16, 64, 256),  # two scales in a step: wrong results
+        values(128, 64),  # the tile is twice the output
+        values(64, 256, num_warps=1),  # too many registers of a lane
+        values(64, 256, num_stages=8),  # no pipeline is so small
+    ],
+)
+def test_what_cannot_be_right_or_run_is_not_compiled(linear: Any, config: dict[str, int]) -> None:
+    p = linear.problem("a8w8_blockscale", {**KEY, "M": 16}, "sm_90", "")
+    space = linear.space(p, known(90))
+    assert not space.is_legal(config_of(config))
+    assert space.is_legal(config_of(values()))
+    short = linear.problem("a8w8_blockscale", {**KEY, "K": 128}, "sm_90", "")
+    assert linear.space(short, known(90)).is_legal(config_of(values(16, 64, 256))), "K has one scale"
+
+
+def test_one_row_of_tiles_has_no_order(linear: Any) -> None:
+    p = linear.problem("a8w8_blockscale", KEY, "sm_90", "")
+    space = linear.space(p, known(90))
+    pairs = [[config_of(values(m, GROUP_SIZE_M=g)) for g in (1, 16)] for m in (32, 64)]
+    assert [len(space.distinct(pair)) for pair in pairs] == [2, 1]
+
+
+def test_m_of_one_class_share_their_kernels(linear: Any) -> None:
+    def alike(m: int, n: int = 2112) -> int:
+        found: int = linear.alike(linear.problem("a8w8_blockscale", {**KEY, "M": m, "N": n}, "sm_90", "")).m
+        return found
+
+    assert [alike(m) for m in (1, 2, 5, 17, 16, 48, 4096)] == [1, 17, 17, 17, 16, 16, 16]
+    assert alike(1 << 19, 4096) == 1 << 19, "AMD's compiler tells large tensors from others"
+
+
+def copied(folder: Path, *keep: str) -> Path:
+    """A tree of vLLM of one's own, whose only config files of linear layers are these."""
+    root = folder / "engine"
+    shutil.copytree(tree("vllm"), root, ignore=shutil.ignore_patterns("*.json"))
+    for name in keep:
+        source = next(tree("vllm").rglob(name))
+        target = root / source.relative_to(tree("vllm"))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, target)
+    configs(root).mkdir(parents=True, exist_ok=True)
+    return root
+
+
+def configs(root: Path) -> Path:
+    return root / "vllm" / "model_executor" / "layers" / "quantization" / "utils" / "configs"
+
+
+def name_of(n: int, k: int, device: str = "NVIDIA_H200") -> str:
+    return f"N={n},K={k},device_name={device},dtype=fp8_w8a8,block_shape=[128,128].json"
+
+
+def test_seeds_are_todays_entry_its_neighbours_the_default_and_those_of_near_files(tmp_path: Path, linear: Any) -> None:
+    from worker.tuners.vllm.source import EngineSource
+    from worker.tuners.vllm.tuner import Seeds
+
+    root = copied(tmp_path)
+    files = {
+        (2112, 7168): {"16": values(16), "64": values(32), "128": values(128)},
+        (2112, 8192): {"1": values(256)},
+        (64, 64): {"8": values(16, 256), "4096": values(16, 32)},
+    }
+    for (n, k), entries in files.items():
+        (configs(root) / name_of(n, k)).write_text(json.dumps(entries))
+    (configs(root) / name_of(2112, 4096, "NVIDIA_H20")).write_text(json.dumps({"1": values(16, 16)}))
+    seeds = Seeds(EngineSource(str(root), H200, linear))
+    p = linear.problem("a8w8_blockscale", KEY, "sm_90", "")
+    assert seeds.today(p) == values(32)
+    default = {**values(64, 128), "GROUP_SIZE_M": 32}
+    wanted = [values(32), values(128), values(16), default, values(256), values(16, 256)]
+    assert [c.values for c in seeds.of(p)] == wanted, "of other (N, K) the nearest first, of other devices none"
+    won = config_of(values(64, 64), "vllm_")
+    seeds.won(replace(p, m=32), won)
+    assert seeds.of(p)[-1] == won
+    other = linear.problem("a8w8_blockscale", {**KEY, "N": 4096}, "sm_90", "")
+    assert seeds.today(other) == default
+
+
+WANTED = {True: 16, False: 64}  # the best rows of a tile below M=75, and from there on
+
+
+class StandInDevice(StandIn):
+    """A device on which a config takes 5 us more for each halving or doubling of its rows away from the best."""
+
+    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: object) -> str:
+        self.m = problem.m
+        return ""
+
+    def timer(self, loaded: Any) -> Timer:
+        c = loaded.candidate
+        away = abs(math.log2(c.get("BLOCK_SIZE_M") / WANTED[self.m < 75])) + 0.1 * (c.get("BLOCK_SIZE_N") != 64)
+        return Timer(20 + 5 * away)
+
+
+def serve(conn: Any) -> None:
+    MeasuringServer(conn, lambda: StandInDevice({}, "")).serve()
+
+
+def test_an_m_becomes_a_key_where_it_and_the_key_want_different_configs(tmp_path: Path, linear: Any) -> None:
+    """Everything but device and compiler is real. The default has 64 rows, which 80 likes and 64 does not."""
+    from worker.tuners.vllm.source import EngineSource
+    from worker.tuners.vllm.tuner import FileSearch, Seeds
+
+    class Source(EngineSource):
+        def compile(self, job: Any, target: Any) -> CompileFacts:
+            return CompileFacts(1024, None, 0, repr(job))
+
+    kit = Kit(tmp_path, {}, search="fast", family="a8w8_blockscale", max_candidates=40)
+    kit.measurer.end()
+    kit.pool.close()
+    source = Source(str(copied(tmp_path)), H200, linear)
+    measurer = MeasuringProcess(serve, {}, 20)
+    measurer.restart()
+    context = replace(kit.context, source=source, measurer=measurer, pool=cast("CompilePool", OwnPool(source)))
+    shapes = [SpecShape(i, {"M": m, "N": 2112, "K": 7168}) for i, m in enumerate((64, 80, 1), 1)]
+    FileSearch(context, source, Seeds(source), {"project": "vllm"}).run(shapes)
+    measurer.end()
+    rows = {m["shape"]: m["row"] for m in kit.messages if m["type"] == "shape_tuned"}
+    found = {i: json.loads(row["triton_config"]) for i, row in rows.items()}
+    ranges = {i: (d["key"], d["first"], d["last"]) for i, d in found.items()}
+    assert ranges == {1: (64, 57, 72), 2: (80, 73, 88), 3: (1, 1, 1)}
+    sizes = {i: d["values"] and (d["values"]["BLOCK_SIZE_M"], d["values"]["BLOCK_SIZE_N"]) for i, d in found.items()}
+    assert sizes == {1: (16, 64), 2: (64, 64), 3: (16, 64)}, "no M is slower, and 80 gets the better columns"
+    assert {p[0] for p in found[1]["points"]} == {57, 64, 72}
+    assert {p[0] for p in found[2]["points"]} == {73, 80, 88}
+    assert found[1]["points"][0][:4] == [64, 1.0, 30.5, 20.0]
+
+
+class OwnPool:
+    """Compiles at once, in this process."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.done, self.jobs = source, dict[str, CompileResult](), list[Any]()
+        self.connections: list[Any] = []
+
+    def want(self, jobs: Any) -> None:
+        self.jobs = [job for job in jobs if job[0] not in self.done]
+
+    def collect(self) -> list[CompileResult]:
+        made = [CompileResult(n, "ok", "", self.source.compile(job, known(90))) for n, job in self.jobs]
+        self.done |= {result.name: result for result in made}
+        self.jobs = []
+        return made
+
+
+CODE = """
+import json, sys
+from worker.triton_configs.engine import Device
+from worker.tuners.search.compiling import compile_candidate
+from worker.tuners.search.source import known
+from worker.tuners.search.tiles import config_of
+from worker.tuners.vllm.linear import Linear
+from worker.tuners.vllm.source import EngineSource
+root, name, arch, key, configs = sys.argv[1:]
+target, op = known(int(arch) if arch.isdigit() else arch), Linear()
+source = EngineSource(root, Device(name, target.arch), op)
+p = op.problem("a8w8_blockscale", json.loads(key), target.gfx, "")
+for values in json.loads(configs):
+    status, detail, f = compile_candidate(source, target, source.job(p, config_of(values)))
+    print(json.dumps([status, detail, f and [f.shared_bytes, f.vgprs, f.spills, repr(f.same_as)]]))
+"""
+
+
+def compiled(folder: Path, device: Device, key: dict[str, Any], *given: dict[str, int]) -> list[list[Any]]:
+    argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree("vllm")), device.name, str(device.arch)]
+    env = {"TRITON_CACHE_DIR": str(folder / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*argv, json.dumps(key), json.dumps(given)], capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+
+
+@pytest.mark.parametrize(("device", "more"), [(H200, {}), (MI355X, {"waves_per_eu": 2, "matrix_instr_nonkdim": 16})])
+def test_candidates_are_compiled_for_a_chip_that_is_not_here(
+    tmp_path: Path, device: Device, more: dict[str, int]
+) -> None:
+    key = {"M": 64, "N": 512, "K": 7168}
+    given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 128, **more), values(256, 256, **more)]
+    good = compiled(tmp_path, device, key, *given, values(256, 256, num_stages=6, num_warps=8, **more))
+    assert [status for status, _, _ in good] == ["ok"] * 4 + ["unsupported"]
+    assert "bytes of shared memory" in good[-1][1]
+    assert good[0][2][3] != good[1][2][3]
+    assert good[3][2][0] > good[0][2][0]
+    if device is H200:
+        (foreign,) = compiled(tmp_path, device, key, values(waves_per_eu=1))
+        assert foreign[0] == "error"
+
+
+SMALL = {"max_candidates": 2, "min_samples": 1, "max_samples": 1, "compilers": 1, "family": "a8w8_blockscale"}
+
+
+def run(folder: Path, ms: list[int], *, interpreted: bool = True, **options: Any) -> tuple[int, str, list[Any]]:
+    """`worker run GROUP.json`: exit code, output, records."""
+    node = {"run": "r", "node": "n", "tuner": "vllm", "options": {**SMALL, **options}, "protocol": 1}
+    spec = {
+        "attempt": "a1", "run": "r", "epoch": 1, "group": "g", "family": "a8w8_blockscale", "tuner": "vllm",
+        "protocol": 1, "shapes": [{"id": i + 1, "key": {"M": m, "N": 128, "K": 256}} for i, m in enumerate(ms)],
+    }  # fmt: skip
+    (folder / "node").mkdir(parents=True)
+    (folder / "g.json").write_text(json.dumps(spec))
+    (folder / "node" / "node.json").write_text(json.dumps(node))
+    argv = [sys.executable, "-m", "worker", "run", str(folder / "g.json"), "--node-dir", str(folder / "node")]
+    clean = {k: v for k, v in os.environ.items() if k != "GEMMFLEET_CACHE"}
+    done = subprocess.run(
+        argv, capture_output=True, text=True, env={**clean, "TRITON_INTERPRET": str(int(interpreted))}
+    )
+    records = folder / "node" / "attempts" / "a1" / "records.jsonl"
+    lines = records.read_text().splitlines() if records.exists() else []
+    return done.returncode, done.stdout + done.stderr, [json.loads(line) for line in lines]
+
+
+def of(records: list[Any], type_: str) -> list[Any]:
+    return [r for r in records if r["type"] == type_]
+
+
+def test_a_file_is_tuned_by_ranges_and_its_rows_carry_them(tmp_path: Path) -> None:
+    root = copied(tmp_path)
+    wrong = {"BLOCK_SIZE_M": 16, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 256, "GROUP_SIZE_M": 1, "num_warps": 4}
+    (configs(root) / name_of(128, 256)).write_text(json.dumps({"1": {**wrong, "num_stages": 2}, "6": values(64, 128)}))
+    code, output, records = run(tmp_path, [5, 1], root=str(root), counts={"5x128x256": 9})
+    assert code == 0, output
+    tuned = {r["shape"]: r["row"] for r in of(records, "shape_tuned")}
+    documents = {shape: json.loads(row["triton_config"]) for shape, row in tuned.items()}
+    five, one = documents[1], documents[2]
+    assert all(len(row["triton_config"]) < 2000 for row in tuned.values())
+    assert {(d["project"], d["version"], d["named_by"]) for d in documents.values()} == {("vllm", "0.33.0", "")}
+    assert {d["file"] for d in documents.values()} == {name_of(128, 256)}
+    assert one["device"] == {"name": "NVIDIA H200", "arch": 90}
+    layer = {"op": "linear", "n": 128, "k": 256, "e": 0, "topk": 0, "dtype": "fp8_w8a8", "block": [128, 128]}
+    assert one["layer"] == layer
+    assert (one["key"], one["first"], one["last"]) == (1, 1, 1)
+    assert one["old"] == [{**wrong, "num_stages": 2}]
+    (point,) = one["points"]
+    assert point[:3] == [1, 1.0, -1.0], "today's is wrong, which no time can outweigh"
+    assert one["values"] is not None
+    assert (point[4:]) == [0.0, 0, ""]
+    assert "today's does not run" in tuned[2]["detail"]
+    assert {r["row"]["status"] for r in of(records, "row") if r["shape"] == 2} >= {"ok", "wrong"}
+    assert five["key"] in (4, 5)
+    assert five["first"] <= 5 <= five["last"]
+    assert {p[0]: p[1] for p in five["points"]} == {5: 9, five["first"]: 0, five["last"]: 0, five["key"]: 0} | {5: 9}
+    assert all(p[2] > 0 for p in five["points"] if p[0] >= 4), "today's config was measured too"
+    assert values(64, 128) in five["old"]
+    assert tuned[1]["kernelName"] == (config_of(five["values"] or five["old"][0], "vllm_")).name
+
+
+def test_a_wheel_an_engine_of_others_and_no_engine_are_told_apart(tmp_path: Path) -> None:
+    import zipfile
+
+    wheel = tmp_path / "vllm-9.whl"
+    package = tree("vllm")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for path in package.rglob("*.py"):
+            archive.write(path, path.relative_to(package))
+        archive.writestr(str(configs(Path()) / "none.json"), "{}")
+    code, output, records = run(tmp_path / "wheel", [1], root=str(wheel))
+    assert code == 0, output
+    assert len(of(records, "shape_tuned")) == 1
+    code, output, _ = run(tmp_path / "other", [1], root=str(tree("sglang")))
+    assert code != 0
+    assert "is sglang, whose kernels are others" in output
+    code, output, _ = run(tmp_path / "none", [1], root=str(tmp_path / "nothing"))
+    assert code != 0
+    assert f"{tmp_path}/nothing holds neither vLLM nor SGLang" in output
+    import torch
+
+    if not torch.cuda.is_available():
+        code, output, _ = run(tmp_path / "cpu", [1], interpreted=False, root=str(package))
+        assert code != 0
+        assert "no GPU" in output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"kind": "a16w16"}, "unknown option 'kind'"), ({"counts": {"1x2x3": -1}}, "not numbers of calls")],
+)
+def test_bad_options_are_refused(options: dict[str, Any], words: str) -> None:
+    spec = get_tuner("vllm")
+    check_tuner_options(spec, {"search": "exhaustive", "root": "/opt/vllm"})
+    with pytest.raises(InputError, match=words):
+        check_tuner_options(spec, options)
+    with pytest.raises(InputError, match="does not tune family a16w16"):
+        check_family(spec, "a16w16", {})

@@ -1,0 +1,315 @@
+"""Points that get one config: each is searched, then the leaders of all and today's configs are measured at every
+point, interleaved, and one is chosen for all of them.
+
+A shape is parked while the others of its bucket are measured; the bucket's verdict settles them all.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from worker.protocol import Row, SpecShape
+from worker.text import clean
+from worker.triton_configs.resolve import slower
+from worker.tuners.base import Emit
+from worker.tuners.search.model import CandidateRanker
+from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
+from worker.tuners.search.source import EXHAUSTIVE
+from worker.tuners.search.tiles import Space, TileConfig, Values
+
+GAIN = 0.005  # A cost that is better by less than this share is no reason to change a file
+FAST_LIST = 600  # the fast search looks at so many candidates at most, beside the seeds
+FINALISTS = 3  # of each point so many leaders are measured at all points of the bucket
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A call at which configs are measured. `weight`: calls of the workload, 0 for a point that is none of its own.
+    `label`: what else than M tells it from others, such as the routing of a mixture of experts."""
+
+    m: int
+    weight: float
+    label: str = ""
+
+
+# (points, a config's us at each, the least us at each) -> what the winner has the least of
+Cost = Callable[[Sequence[Point], Sequence[float], Sequence[float]], float]
+
+
+def weighted_sum(points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
+    """Time of the workload's calls; of all points where none is the workload's."""
+    weights = [p.weight if any(q.weight for q in points) else 1.0 for p in points]
+    return sum(w * t for w, t in zip(weights, us, strict=True) if w)
+
+
+def worst_regret(points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
+    """The largest ratio to the fastest config of a point."""
+    return max(t / best for t, best in zip(us, least, strict=True))
+
+
+def best(
+    points: Sequence[Point], us: Sequence[Mapping[str, float]], today: Sequence[str],
+    high: Sequence[Mapping[str, float]] = (), cost: Cost = weighted_sum,
+) -> tuple[str, list[str]]:  # fmt: skip
+    """(the winner, configs that beat it but slow a point down); "" as the winner keeps what is there.
+
+    By point: `us[i][config]` in microseconds, today's among them as far as it runs; `today[i]`: its config; `high`:
+    what a config's time may be at most beside today's, where the noise is to count against it. The winner has the least
+    cost of those that were measured everywhere, are faster than today's at a point and slower at none; and it improves
+    on today's cost.
+    """
+    everywhere = set.intersection(*(set(u) for u in us))
+    beside = [(u.get(old), h, old) for u, h, old in zip(us, high or us, today, strict=True)]
+    harmful = {
+        c for c in everywhere for was, h, old in beside if was is not None and c != old and slower(was, h[c])
+    }  # fmt: skip
+    faster = {c for c in everywhere for was, h, _ in beside if was is None or h[c] < was}
+    least = [min(u.values(), default=math.inf) for u in us]
+
+    def cost_of(names: Sequence[str]) -> float:
+        return cost(points, [u.get(n, math.inf) for u, n in zip(us, names, strict=True)], least)
+
+    costs = {c: cost_of([c] * len(us)) for c in sorted(everywhere)}
+    winner = min((everywhere & faster) - harmful, key=lambda c: (costs[c], c), default="")
+    if winner and costs[winner] >= (1 - GAIN) * cost_of(today):
+        winner = ""
+    best_cost = costs[winner] if winner else cost_of(today)
+    return winner, [c for c in costs if c in harmful and costs[c] < best_cost]
+
+
+class Flight:
+    """The shape in flight, and verdicts; every other shape that was started is parked or settled."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit = emit
+        self._shape: SpecShape | None = None
+        self._settled: set[int] = set()
+
+    def start(self, shape: SpecShape | None) -> None:
+        """Put a shape in flight. A point of no shape (None) is measured with the last one in flight."""
+        if shape is None or shape is self._shape or shape.id in self._settled:
+            return
+        if self._shape is not None:
+            self._emit.parked(self._shape.id)
+        self._emit.started(shape.id)
+        self._shape = shape
+
+    def is_settled(self, shape: SpecShape) -> bool:
+        """True for a shape that has its verdict."""
+        return shape.id in self._settled
+
+    def settle(self, shape: SpecShape, winner: Row | None, reason: str = "", detail: str = "") -> None:
+        """A shape's verdict, the first one: its row, or why there is none."""
+        if not self.is_settled(shape) and winner is not None:
+            self._emit.tuned(shape.id, winner)
+        elif not self.is_settled(shape):
+            self._emit.failed(shape.id, reason, detail)
+        self._settled.add(shape.id)
+        self._shape = None if self._shape is shape else self._shape
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """Time of a config at one point, its errRatio, and the spread of the samples. `high_us`: today's time there times
+    the upper end of the 95 % interval of the ratio to it, where they were measured side by side."""
+
+    us: float
+    err: float
+    spread: float
+    high_us: float
+
+
+@dataclass(slots=True)
+class PointTask:
+    """A point of a bucket. `shape`: None for one that is none of the workload's; `named`: the shape in whose name it is
+    measured. `today`: the values that it has now, `old` as a config; `search`: None where it is only compared."""
+
+    point: Point
+    shape: SpecShape | None
+    named: SpecShape
+    problem: Any
+    today: Values
+    old: TileConfig
+    search: ShapeTask | None = None
+    leaders: list[TileConfig] = field(default_factory=list)  # what was kept of its search
+    times: dict[str, Timed] = field(default_factory=dict)  # final times by the config's name
+    rounds: int = 0
+
+    @property
+    def old_us(self) -> float:
+        """Time of today's config, -1 where it does not run."""
+        return self.us(self.old.name)
+
+    def us(self, name: str) -> float:
+        """Time of a config, -1 where it has none."""
+        return self.times[name].us if name in self.times else -1.0
+
+
+def task_of(
+    context: SearchContext, t: PointTask, space: Space, first: Sequence[TileConfig], fixed: Sequence[TileConfig] = ()
+) -> ShapeTask:
+    """The search of a point: today's config and the seeds `first`, then legal ones by the model; or only `fixed`."""
+    options = context.options
+    candidates: list[Any] = list(dict.fromkeys(fixed))
+    if not fixed:
+        most = options.max_candidates or (FAST_LIST if options.search != EXHAUSTIVE else 0)
+        rest: Sequence[Any] = context.source.candidates(t.problem, context.target, first, most)
+        candidates = space.distinct([*first, *rest])
+    always = frozenset(candidates.index(c) for c in (fixed or [t.old]))
+    task = context.task(t.named, t.problem, candidates, always, quiet=t.shape is None)
+    put_first(task, first)
+    return task
+
+
+def put_first(task: ShapeTask, first: Sequence[TileConfig]) -> None:
+    """Have a search begin with these, as far as they are among its candidates."""
+    at = {c: i for i, c in enumerate(task.candidates)}
+    task.ranker.first([at[c] for c in first if c in at])
+
+
+def refuse(context: SearchContext, shape: SpecShape, why: str) -> None:
+    """Settle a shape that cannot be searched."""
+    context.emit.started(shape.id)
+    context.emit.failed(shape.id, "unsupported", why)
+
+
+def by_file(shapes: Sequence[SpecShape], m: str = "M") -> list[list[SpecShape]]:
+    """The shapes of each config file: those that differ in M (the column `m`) alone."""
+    out: dict[tuple[tuple[str, int | str], ...], list[SpecShape]] = {}
+    for shape in shapes:
+        out.setdefault(tuple((k, v) for k, v in shape.key.items() if k != m), []).append(shape)
+    return list(out.values())
+
+
+def shape_name(key: Mapping[str, int | str]) -> str:
+    """A shape's key columns as one text: `16x1280x8192xtorch.bfloat16x...`."""
+    return "x".join(map(str, key.values()))
+
+
+class BucketSearch(ABC):
+    """One bucket of points. `proven`: noise counts against a new config."""
+
+    proven = False
+
+    cost: Cost = staticmethod(weighted_sum)
+
+    def __init__(
+        self, context: SearchContext, flight: Flight, name: str, won: Callable[[Any, TileConfig], None], *, alone: bool
+    ) -> None:
+        """`won`: keeps a problem's winner for others like it. `alone`: there is one point, whose leaders are ranked at
+        once."""
+        self.context, self._flight, self.name, self._won, self.alone = context, flight, name, won, alone
+        self.configs: dict[str, TileConfig] = {}
+
+    @abstractmethod
+    def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
+        """The verdict for a point's row, as JSON; `winner` "": today's configs stay."""
+
+    def search(
+        self, t: PointTask, prior: CandidateRanker | None, following: Sequence[ShapeTask]
+    ) -> CandidateRanker | None:
+        """Search one point, and keep its leaders and its config of today. `prior`: what an earlier search learned;
+        returns this one's, None where nothing is right."""
+        assert t.search is not None
+        self._flight.start(t.shape)
+        if prior is not None:
+            t.search.ranker.learn(prior)
+        search = Search(self.context, t.search, following)
+        search.measure()
+        if not search.found:
+            self._fail(t, *search.why_none())
+            return None
+        found = search.found
+        order = sorted(found, key=lambda i: found[i].us)
+        finalists = search.leaders() if self.alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
+        leaders: list[Any] = [t.search.candidates[i] for i in finalists]
+        t.leaders = self.kept(leaders, t)
+        self.add(t)
+        if self.alone:
+            self._rank(t, search, set(finalists), t.search)
+        return t.search.ranker
+
+    def kept(self, leaders: list[TileConfig], t: PointTask) -> list[TileConfig]:
+        """The configs that are compared for one that was searched."""
+        return [*leaders, t.old]
+
+    def add(self, t: PointTask) -> None:
+        """Have what was kept of a point, or else its config of today, compared at all points."""
+        for c in t.leaders or [t.old]:
+            self.configs.setdefault(c.name, c)
+
+    def comparison(self, t: PointTask) -> ShapeTask:
+        """All finalists at one point."""
+        configs = list(self.configs.values())
+        every = frozenset(range(len(configs)))
+        return self.context.task(t.named, t.problem, configs, every, quiet=True, estimated=False)
+
+    def compare(self, t: PointTask, following: Sequence[ShapeTask]) -> bool:
+        """All finalists at one point, interleaved; True where some are right."""
+        task = self.comparison(t)
+        search = Search(self.context, task, following)
+        search.measure()
+        for why in search.failures:
+            print(f"gemmfleet: {self.name}, M={t.point.m}: {clean(why, 300)}", flush=True)
+        self._rank(t, search, set(search.found), task)
+        if not t.times:  # all were wrong when looked at again
+            self._fail(t, *search.why_none())
+        return bool(t.times)
+
+    def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
+        """As `best`, of what was measured at these points."""
+        own = {name for name, c in self.configs.items() if not c.caller}
+        times = [{n: x for n, x in t.times.items() if n in own} for t in there]
+        us = [{n: x.us for n, x in found.items()} for found in times]
+        high = [{n: x.high_us for n, x in found.items()} for found in times] if self.proven else ()
+        return best([t.point for t in there], us, [t.old.name for t in there], high, self.cost)
+
+    def settle(self, there: Sequence[PointTask]) -> None:
+        """Choose, and settle every shape with the bucket's config."""
+        winner, harmful = self.choose(there)
+        for name in harmful:
+            where = ", ".join(f"M={t.point.m} {t.us(name):.4g} us (today's {t.old_us:.4g})" for t in there)
+            print(f"gemmfleet: {self.name}: {name} is rejected, it slows an M down: {where}", flush=True)
+        for t in there:
+            if t.shape is None:
+                continue
+            name = winner or self.kept_name(t)
+            if name not in t.times:
+                detail = f"no config is right at every M of {self.name}, and {name} is not at {t.point.m}"
+                self._flight.settle(t.shape, None, "no_candidate", detail)
+                continue
+            c, timed = self.configs[name], t.times[name]
+            old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
+            detail = f"{self.name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
+            won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
+            self._won(t.problem, c)
+            self._flight.settle(t.shape, {**won, "triton_config": self.document(winner, t, there)})
+
+    def kept_name(self, t: PointTask) -> str:
+        """The config whose time a point's row has where nothing is changed."""
+        return t.old.name
+
+    def _fail(self, t: PointTask, reason: str, detail: str) -> None:
+        if t.shape is not None:
+            self._flight.settle(t.shape, None, reason, detail)
+
+    def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
+        """Times of these and today's at one point, one sample of each a round."""
+        names = [c.name for c in task.candidates]
+        today = names.index(t.old.name)
+        wanted = indexes | {today}
+        ranked = search.ranked(sorted(wanted), today if self.proven else None)
+        for i, m in search.found.items():
+            if i in wanted:
+                t.times[names[i]] = Timed(m.us, search.errs[i], m.spread, m.us)
+        if ranked is None:
+            return
+        v, t.rounds = ranked.ranking, ranked.ranking.rounds
+        old_us = dict(zip(ranked.indexes, v.us, strict=True)).get(today, 0.0)
+        for place, (i, us, spread) in enumerate(zip(ranked.indexes, v.us, v.spread, strict=True)):
+            high = old_us * v.high[place] if v.high and i != today else us
+            t.times[names[i]] = Timed(us, search.errs[i], spread, high)
