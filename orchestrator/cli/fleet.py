@@ -133,7 +133,7 @@ def selftest(
     code = 130 if trial.interrupted else int(counts[of.NOT_HELD] > 0)
     page = Page({"statements": rows, "counts": counts, "bundle": str(out)}, code)
     page.table(("", *list(rows[0])[1:]), [list(map(str, row.values())) for row in rows])
-    page.line(", ".join(f"{n} {outcome}" for outcome, n in counts.items()), f"  {out}")
+    page.line(", ".join(f"{n} {outcome}" for outcome, n in counts.items()), f"  {out}", f"  runs: {folder}")
     of.pack(trial, json.dumps(page.document, indent=1, ensure_ascii=False), out)
     return page
 

@@ -30,15 +30,18 @@ from worker.families import FAMILIES, Family, backend_of
 from worker.text import plural
 
 OUTCOMES = HELD, NOT_HELD, NOT_TRIED = "held", "did not hold", "could not be tried"
-A4W4, *OTHERS = sorted(FAMILIES.values(), key=lambda f: f.name != "a4w4_blockscale")
+A4W4, *OTHERS = sorted((f for f in FAMILIES.values() if f.aiter.scripts), key=lambda f: f.name != "a4w4_blockscale")
 SCRIPT = ("--tuner", "aiter", "-O", "batch=1")  # a family's own script, one shape a batch
 # a K that is not a multiple of 256; seconds that a command may take to end; largest ratio of two times of one kernel
 ODD_K, ENDING_S, LIKE = 384, 45, 1.25
 SIZES = {
     "B": 2, "M": 64, "N": 512, "K": 512, "token": 16, "model_dim": 1024, "inter_dim": 512, "expert": 8, "topk": 2,
 }  # fmt: skip
-SLOTS = """SELECT json_extract(j.data, '$.slot'), r.conditions, r.spent FROM reports r JOIN journal j
-    ON j.type='AttemptStarted' AND json_extract(j.data, '$.attempt')=r.attempt"""
+CANARIES, SLOTS = (
+    "SELECT data FROM journal WHERE type LIKE 'Canary%'",
+    """SELECT json_extract(j.data, '$.slot'), r.conditions, r.spent FROM reports r JOIN journal j
+    ON j.type='AttemptStarted' AND json_extract(j.data, '$.attempt')=r.attempt""",
+)
 
 
 class NotTriedError(Exception):
@@ -208,7 +211,7 @@ def _isolation(t: Trial) -> tuple[bool, str]:
 
 
 def _canary(t: Trial) -> tuple[bool, str]:
-    events = [e for e, *_ in t.a4w4().query("SELECT data FROM journal WHERE type LIKE 'Canary%'") if t.a4w4().slots()]
+    events = [e for (e,) in t.a4w4().query(CANARIES)] if t.a4w4().slots() else []
     times = [[e[n] for e in events if e.get(n, 0) > 0] for n in ("us", "compute_us", "memory_us")]
     failed = [str(e["detail"]) for e in events if "detail" in e]
     needs(times[0] or failed, "the image's torch cannot multiply")
@@ -346,7 +349,7 @@ CHECKS: tuple[tuple[int, str, Callable[[Trial], tuple[bool, str]]], ...] = (
     (16, "The scripts take every option that was read from their files.", _flags),
     (17, "A process needs 7 to 30 s before its first candidate.", lambda t: _set_up(t, 7, 30, later=False)),
     (18, "A further batch needs 5 to 25 s before its first candidate.", lambda t: _set_up(t, 5, 25, later=True)),
-    (19, "Nothing of a run is left on the node.", _cleaned),
+    (19, "No container and no lock of a run is left on the node.", _cleaned),
 )  # fmt: skip
 
 
@@ -367,7 +370,8 @@ ADDRESS = re.compile(
     r"[\w.+-]+@[\w.-]+|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])|(?<=<host>)(?!\.log\b)(?:\.[A-Za-z0-9-]+)+"
 )
 PATH = re.compile(
-    r"(?:<path>|(?<![\w.>/~$})-])~?/(?!dev/|sys/|proc/|opt/rocm)(?=[\w.+@%~-]))(?:(?!/(?:site|dist)-packages/)[^\s\"'`\\,;:()<|=\[\]{}])*"
+    r"(?:<path>|(?<![\w.<>/~$})-])~?/(?!dev/|sys/|proc/|opt/rocm)(?=[\w.+@%~<-]))"
+    r"(?:(?!/(?:site|dist)-packages/)(?:<\w+>|[^\s\"'`\\,;:()<>|=\[\]{}]))*"
 )
 
 
