@@ -121,6 +121,19 @@ def test_ctrl_c_keeps_what_is_there(bench: Bench, monkeypatch: pytest.MonkeyPatc
     wait_until(lambda: not bench.processes(), "no process is left")
 
 
+def test_a_command_that_takes_too_long_is_ended_and_leaves_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inventory = planted(bench, "newest", monkeypatch)
+    monkeypatch.setenv("STANDIN_PACE_S", "5")
+    bench.runs.mkdir()
+    trial = selftest.Trial(bench.runs, inventory, None, 6.0)
+    step = trial.a4w4()
+    assert (step.cut, step.why, step.run.is_dir()) == ("the time was over", "the time was over", True)
+    assert {s.result().cut for s in trial.others.values()} == {"the time was over"}
+    wait_until(lambda: not bench.processes(), "no process is left")
+
+
 def test_a_bundle_that_exists_and_a_node_that_cannot_be_used(bench: Bench) -> None:
     bundle = bench.root / "bundle.tar.gz"
     done = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bundle), "--json")
