@@ -356,7 +356,13 @@ def check_configs(
 
     kinds = check.kinds_named(family)
     with opened_tree(build, inventory, triton=True) as root:
-        if (name := _project(root, project)) != "aiter":
+        name = _project(root, project)
+        of_others = [o for o, given in (("--device", device), ("--compile", compiling)) if given]
+        if name != "aiter":
+            of_others = [o for o, x in (("--gfx", gfx), ("--family", family), ("--lint-only", lint_only)) if x]
+        if of_others:
+            raise InputError(f"{', '.join(of_others)}: not for the configs of {name}")
+        if name != "aiter":
             return _check_engine(root, name, device, check.sizes_of(shape, "NK", "EN"), compiling)
         size = check.sizes_of(shape, "NK")
         chips = [gfx] if gfx else check.chips_of(root)

@@ -135,6 +135,7 @@ def _entry_faults(lookups: Lookups, file: File, answer: Answer, entries: list[En
     faults: dict[tuple[Level, str, str], list[int]] = defaultdict(list)
     grouped = file._replace(layer=replace(file.layer, block=(0, GROUP)))
     bn, bk = file.layer.block or (0, 0)
+    k = file.layer.n if file.rest.endswith("_down") else file.layer.k
     for m, values in table.items():
         try:
             constants, key = lookups.bind(file, answer, m, values)
@@ -144,7 +145,7 @@ def _entry_faults(lookups: Lookups, file: File, answer: Answer, entries: list[En
             continue
         entries += [Entry(key, file, m, values)] * bool(key)
         block_k = constants.get("BLOCK_SIZE_K", 1)
-        if bn and bk % block_k and file.layer.k > bk:
+        if bn and bk % block_k and k > bk:
             text = f"wrong results: BLOCK_SIZE_K is {block_k}, and a step takes the scales of one group of {bk}"
             faults["error", "scale group", text].append(m)
         if like_default:

@@ -18,6 +18,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, replace
 from functools import cache, lru_cache
 from itertools import groupby, product
@@ -111,11 +112,8 @@ class Lookups:
         readers = [module for module, text in sources.items() if "device_name=" in text]
         if arch is not None:
             compile_for(target_of(arch))
-        self.engine = load(
-            package,
-            Device(name.replace("_", " "), arch or 90),
-            [m for m in readers if m not in PARTS[package.name].executed],
-        )
+        further = [module for module in readers if module not in PARTS[package.name].executed]
+        self.engine = load(package, Device(name.replace("_", " "), arch or 90), further)
         self._dtypes = _dtypes(sources.values())
         found = [(module, f) for module in readers for f in _functions(module)]
         self._lookups = [(module, f) for module, f in found if "configs" in f.__code__.co_consts]
@@ -178,15 +176,8 @@ class Lookups:
         layer, (module, name) = file.layer, answer.by
         bn, bk = layer.block or (0, 0)
         if module == self._moe:
-            given: Values = {
-                "M": m,
-                "E": layer.e,
-                "N": layer.n,
-                "K": layer.k,
-                "topk": TOPK,
-                "dtype": layer.dtype or None,
-            }
-            given |= {"is_marlin": False, "block_shape": [bn, bk] if layer.block else None}
+            given: Values = {"M": m, "E": layer.e, "N": layer.n, "K": layer.k, "topk": TOPK, "is_marlin": False}
+            given |= {"dtype": layer.dtype or None, "block_shape": [bn, bk] if layer.block else None}
             self._launch_moe(file, m, values or _by_name(self._default, given))
             return
         for launcher in _functions(module):
@@ -209,8 +200,9 @@ class Lookups:
         given: dict[str, Any] = {
             "A": of("" if dtype.endswith("a16") else dtype, m, k), "A_scale": a_scale, "B_scale": b_scale, "B_zp": None,
             "B": of(dtype, layer.e, n, k // 2 if dtype == "int4_w4a16" else k), "C": of("", m, TOPK, n), "B_bias": None,
-            "topk_weights": of("float32", m, TOPK), "topk_ids": of("int32", m, TOPK), "bias": None, "top_k": TOPK,
+            "topk_weights": of("float32", m, TOPK), "topk_ids": of("int32", m, TOPK), "bias": None,
             "sorted_token_ids": of("int32", m * TOPK), "expert_ids": of("int32", m * TOPK), "mul_routed_weight": down,
+            "top_k": 1 if down else TOPK,
             "num_tokens_post_padded": of("int32", 1), "config": {x: v for x, v in values.items() if x != "USE_TMA"},
             "compute_type": tl.float32 if dtype == "float32" else tl.bfloat16, "block_shape": layer.block and [bn, bk],
             "per_channel_quant": "per_channel_quant=True" in file.rest,
@@ -252,7 +244,7 @@ class Source:
 def compile_all(
     package: Path, entries: Sequence[Entry], cores: int, say: Callable[[str], None]
 ) -> dict[str, dict[str, Any]]:
-    """Results by key. Each is kept in a file, and not compiled again."""
+    """Results by key, each with its status and facts. They are kept in a file, and not compiled again."""
     path = CACHE.expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
@@ -262,22 +254,21 @@ def compile_all(
     begin, count = time.monotonic(), 0
     for arch, keys in groupby(left, key=lambda key: wanted[key].file.arch):
         jobs = [(key, wanted[key]) for key in keys]
-        pool = CompilePool(cores, cast(KernelSource, Source(package)), target_of(arch or 0), {})
-        pool.want(jobs)
-        waiting = len(jobs)
-        while waiting:
-            connection.wait(pool.connections, 1.0)
-            for r in pool.collect():
-                facts = asdict(r.facts) if r.facts else {}
-                done[r.name] = {"key": r.name, "status": r.status, "detail": clean(r.detail, 300), **facts}
-                if facts or r.status == "unsupported":  # a crash may have another cause
-                    with path.open("a") as file:
-                        file.write(json.dumps(done[r.name]) + "\n")
-                waiting, count = waiting - 1, count + 1
-                if count % 20 == 0 or count == len(left):
-                    rate = count / (time.monotonic() - begin)
-                    say(f"{count} of {plural(len(left), 'entry', 'entries')} compiled, {rate:.1f} a second")
-        pool.close()
+        until = count + len(jobs)
+        with closing(CompilePool(cores, cast(KernelSource, Source(package)), target_of(arch or 0), {})) as pool:
+            pool.want(jobs)
+            while count < until:
+                connection.wait(pool.connections, 1.0)
+                for r in pool.collect():
+                    count += 1
+                    done[r.name] = {"key": r.name, "status": r.status, "detail": clean(r.detail, 300)}
+                    done[r.name] |= asdict(r.facts) if r.facts else {}
+                    if r.facts or r.status == "unsupported":  # a crash may have another cause
+                        with path.open("a") as file:
+                            file.write(json.dumps(done[r.name]) + "\n")
+                    if count % 20 == 0 or count == len(left):
+                        rate = count / (time.monotonic() - begin)
+                        say(f"{count} of {plural(len(left), 'entry', 'entries')} compiled, {rate:.1f} a second")
     return {key: done[key] for key in wanted}
 
 
