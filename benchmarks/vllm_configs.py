@@ -365,7 +365,8 @@ def main() -> int:
             folder = t.engine.folders(t.problem({"N": 128, "K": 128}, 16).layer)[-1]
             layers = list(linear_keys(sorted(p.name for p in folder.glob("N=*") if p.name.endswith(own))))
         i, n = map(int, args.part.split("/"))
-        chosen = [x for x in layers if not args.only or x[0] in args.only.split(";")][i::n]
+        only = args.only.split(";") if args.only else [name for name, _, _ in layers]
+        chosen = sorted((x for x in layers if x[0] in only), key=lambda x: only.index(x[0]))[i::n]
         earlier = json.loads(args.again.read_text())["layers"] if args.again else {}
         for name, _, key in chosen:
             if time.monotonic() - begun > args.seconds or (args.again and name not in earlier):
