@@ -123,6 +123,7 @@ _add_group(
     "Fleet", "nodes", "Check nodes; add them to a running run, or drain them.", check=fleet.check_nodes, add=fleet.add,
     drain=fleet.drain,
 )  # fmt: skip
+_add(app, "Fleet", selftest=fleet.selftest)
 _add_group("Fleet", "inventory", "Check an inventory, or print its JSON schema.", check=fleet.check_inventory)
 _add_group("Fleet", "image", "Build an image with AITER on your own base.", build=fleet.build_image)
 _add_group(

@@ -1,7 +1,9 @@
-"""`gemmfleet nodes`, `inventory` and `image`: check nodes, inventories and images, and change the nodes of a run."""
+"""Commands on nodes, inventories and images; `gemmfleet selftest`; changes of the nodes of a run."""
 
 from __future__ import annotations
 
+import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -100,6 +102,40 @@ def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
             f"no controller drives run {paths.run}; change its nodes with: {command(f'resume {paths.named} -i INV')}"
         )
     leave_request(paths.requests, kind, node=node)
+
+
+def selftest(
+    inventory: Annotated[Path, typer.Option("-i", "--inventory", help="The inventory with the node.", metavar="INV")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", help="Write the bundle here; it must not exist yet.", metavar="BUNDLE.tar.gz")
+    ],
+    node: Annotated[str | None, typer.Option("--node", help="The node; default: the first.", metavar="NODE")] = None,
+    minutes: Annotated[int, typer.Option("--minutes", min=2, help="Minutes that it may take.", metavar="N")] = 15,
+    runs: RunsOpt = DEFAULT_RUNS,
+) -> Page:
+    """Try on one node with an MI355X what nobody has seen there yet.
+
+    Exit code 1 if a statement did not hold. The bundle names no host, user or path.
+    """
+    from orchestrator.paths import create_run_folder, new_run_id
+    from orchestrator.results import selftest as of
+
+    if out.exists() or not out.parent.is_dir():
+        raise InputError(f"{out}: exists already, or its folder does not: name another file with -o")
+    folder, rows = create_run_folder(runs.absolute(), f"selftest-{new_run_id(time.time())}").root, list[Any]()
+    trial = of.Trial(folder, inventory, node, 60.0 * minutes - of.ENDING_S)
+    before = signal.signal(signal.SIGINT, trial.interrupt)
+    for row in of.tried(trial):
+        rows.append(row)
+        print(plain(f"{row['number']:2} {row['outcome']}: {row['statement']}"), file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, before)
+    counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in of.OUTCOMES}
+    code = 130 if trial.interrupted else int(counts[of.NOT_HELD] > 0)
+    page = Page({"statements": rows, "counts": counts, "bundle": str(out)}, code)
+    page.table(("", *list(rows[0])[1:]), [list(map(str, row.values())) for row in rows])
+    page.line(", ".join(f"{n} {outcome}" for outcome, n in counts.items()), f"  {out}", f"  runs: {folder}")
+    of.pack(trial, json.dumps(page.document, indent=1, ensure_ascii=False), out)
+    return page
 
 
 def check_inventory(

@@ -10,6 +10,7 @@ import typer.main
 
 from orchestrator.cli.app import app
 from orchestrator.reasons import Reason
+from orchestrator.results.selftest import CHECKS
 from tests.aiter.versions import VERSIONS, table
 from tests.paths import ROOT
 from tests.planted.bugs import LAWS
@@ -57,6 +58,11 @@ def test_every_reason_is_explained() -> None:
 def test_the_table_of_aiter_versions_is_the_tested_one() -> None:
     """tests/aiter/test_probe.py holds VERSIONS to the probe's answers for the real files."""
     assert table(VERSIONS) in (ROOT / "docs" / "explanation" / "aiter.md").read_text()
+
+
+def test_the_statements_of_the_selftest_are_the_listed_ones() -> None:
+    listed = "".join(f"{number}. {statement}\n" for number, statement, _ in CHECKS)
+    assert f"\n\n{listed}\n" in (ROOT / "docs" / "explanation" / "aiter.md").read_text()
 
 
 def test_every_fault_of_the_list_has_its_test() -> None:

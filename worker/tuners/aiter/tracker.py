@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from worker.text import clean
 from worker.tuners.aiter.blocklist import CandidateId, LeftOut
 from worker.tuners.aiter.launch import JOURNAL, PROFILE, TUNED
 from worker.tuners.aiter.rows import JournalStep, Keys, ShapeKeys, Tables, shape_verdict, step_row
-from worker.tuners.aiter.session import Job
+from worker.tuners.aiter.session import Job, say
 from worker.tuners.base import Emit
 from worker.tuners.common.problem import is_fatal
 
@@ -85,7 +86,7 @@ class ShapeTracker:
         self._journal = Journal(folder / JOURNAL, job.columns, self._keys)
         self._order = list(self._keys)
         self._parked: set[int] = set()
-        self._batch = 0
+        self._batch, self._moved_at = -1, time.monotonic()
         self._out_of_memory: set[int] = set()
         self._chip = ""
         self.left = list(self._order)
@@ -108,6 +109,9 @@ class ShapeTracker:
         return found or bool(steps)
 
     def _take(self, step: JournalStep, shape: int) -> None:
+        if step.event == "begin" and self._batch_of(shape) > self._batch:
+            say(f"set-up of batch {self._batch_of(shape) + 1}: {time.monotonic() - self._moved_at:.1f} s")
+        self._moved_at = time.monotonic()
         self._batch = max(self._batch, self._batch_of(shape))
         if step.event == "begin":
             self.begin(shape)

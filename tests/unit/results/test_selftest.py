@@ -1,0 +1,107 @@
+"""Statements of `selftest` without a node: the time is over, a check breaks, readings of GPUs, names in texts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.results import selftest
+from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, Step, Trial, scrubber, tried
+
+
+def trial(folder: Path, seconds: float = 0.0, node: str = "zeus") -> Trial:
+    """A trial that may run nothing."""
+    inventory = folder / "inv.yaml"
+    inventory.write_text(f"nodes:\n  {node}: {{host: zeus.corp.example, transport: ssh, user: hera}}\n")
+    return Trial(folder, inventory, None, seconds)
+
+
+def test_nothing_is_tried_once_the_time_is_over(tmp_path: Path) -> None:
+    rows = list(tried(trial(tmp_path)))
+    assert [row["number"] for row in rows] == list(range(1, len(selftest.CHECKS) + 1))
+    assert {row["outcome"] for row in rows} == {NOT_TRIED}
+    assert {row["detail"] for row in rows[:-1]} == {"the node cannot be used: the time was over"}
+
+
+def test_a_check_that_breaks_does_not_end_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(t: Trial) -> tuple[bool, str]:
+        raise KeyError("us")
+
+    checks = ((1, "a", lambda t: (True, "x")), (2, "b", broken), (3, "c", lambda t: (False, "y")))
+    monkeypatch.setattr(selftest, "CHECKS", checks)
+    rows = [(row["outcome"], row["detail"]) for row in tried(trial(tmp_path))]
+    assert rows == [(HELD, "x"), (NOT_TRIED, "KeyError: 'us'"), (NOT_HELD, "y")]
+
+
+class Recorded(Trial):
+    """A trial whose a4w4 run is made up."""
+
+    def __init__(self, folder: Path, gpus: list[int], readings: list[tuple[int, str]], us: list[float]) -> None:
+        super().__init__(folder, trial(folder).inventory, None, 0.0)
+        devices = [{"device": {"gfx": "gfx950"}, "worker": {"gpus": [{}] * n}} for n in gpus]
+        (folder / "provenance.json").write_text(json.dumps({"devices": devices}))
+        said, passed = [[slot, {"before": {"id": id_}}, {}] for slot, id_ in readings], [[{"us": x}] for x in us]
+        self._step = Answers({selftest.SLOTS: said, selftest.CANARIES: passed}, "", "", folder)
+
+    def a4w4(self) -> Step:
+        return self._step
+
+
+class Answers(Step):
+    """A step whose ledger is its document."""
+
+    def query(self, sql: str, *values: str) -> list[list[Any]]:
+        rows: list[list[Any]] = self.document[sql]
+        return rows
+
+
+def check(number: int, t: Trial) -> tuple[bool, str]:
+    return selftest.CHECKS[number - 1][2](t)
+
+
+def test_each_worker_must_have_a_gpu_of_its_own(tmp_path: Path) -> None:
+    two = [(0, "a"), (0, "a"), (1, "b")]
+    assert check(3, Recorded(tmp_path, [1, 1], two, []))[0]
+    assert not check(3, Recorded(tmp_path, [2, 2], two, []))[0], "a worker sees both"
+    assert not check(3, Recorded(tmp_path, [1, 1], [(0, "a"), (1, "a")], []))[0], "two slots share one"
+    with pytest.raises(selftest.NotTriedError, match="see no GPU"):
+        check(3, Recorded(tmp_path, [0, 0], two, []))
+
+
+def test_canaries_must_agree(tmp_path: Path) -> None:
+    assert check(4, Recorded(tmp_path, [1], [], [10.0, 12.0])) == (True, "10.0 to 12.0 us")
+    assert not check(4, Recorded(tmp_path, [1], [], [10.0, 13.0]))[0]
+    with pytest.raises(selftest.NotTriedError, match="cannot multiply"):
+        check(4, Recorded(tmp_path, [1], [], [0.0]))
+
+
+@pytest.mark.parametrize(("seconds", "first", "later"), [((12, 8), True, True), ((0.5, 0.1), False, False)])
+def test_set_up_seconds_are_read_from_the_logs(
+    tmp_path: Path, seconds: tuple[float, float], first: bool, later: bool
+) -> None:
+    (tmp_path / "logs").mkdir()
+    lines = (f"[0] gemmfleet: set-up of batch {n}: {s:.1f} s" for n, s in enumerate(seconds, 1))
+    (tmp_path / "logs" / "zeus.log").write_text("\n".join(lines))
+    t = Recorded(tmp_path, [1], [], [])
+    assert (check(17, t)[0], check(18, t)[0]) == (first, later)
+
+
+def test_names_are_taken_out_of_texts(tmp_path: Path) -> None:
+    t = trial(tmp_path)
+    list(tried(t))
+    scrub = scrubber(t)
+    for text, left in (
+        ("zeus.corp.example: Zeus is slow", "<host>: <host> is slow"),
+        ("zeusville zeus2", "zeusville zeus2"),
+        ("user=hera hera@10.0.0.1 10.0.0.1", "user=<user> <user>@<address> <address>"),
+        (f"{tmp_path}/20261128-1/zeus/tuned.csv", "<run>/20261128-1/<host>/tuned.csv"),
+        ("File '/opt/acme/x.py', line 3", "File '<path>', line 3"),
+        ("/home/hera/v/lib/site-packages/torch/a.py", "<path>/site-packages/torch/a.py"),
+        ("/dev/kfd /sys/class/kfd 3 us/call and/or 1/2", "/dev/kfd /sys/class/kfd 3 us/call and/or 1/2"),
+        ("logs/zeus.log", "logs/<host>.log"),
+        (f"{Path.home()}/acme/deals.csv", "<path>"),
+    ):
+        assert scrub(text) == left
