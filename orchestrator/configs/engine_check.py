@@ -102,10 +102,10 @@ def _findings(package: Path, file: File, faults: Iterable[Fault]) -> Iterator[Fi
 
 def _name_faults(package: Path, file: File, answer: Answer) -> Iterator[Fault]:
     names = rocm_names(package) if isinstance(file.arch, str) else ()
-    if not answer.by[0]:
+    if not answer.by:
         yield "error", "name", None, f"never read: no look-up of this version forms {answer.strange}"
     elif answer.error:
-        yield "error", "look-up", None, f"{answer.by[1]} fails: {answer.error}"
+        yield "error", "look-up", None, f"{answer.by.__name__} fails: {answer.error}"
     elif answer.read != file.path:
         first, own = (p.parent.name for p in (answer.read or file.path, file.path))
         text = f"not read by Triton {triton.__version__}, for which the file in {first} counts; only by that of {own}"
@@ -165,11 +165,7 @@ def _entry_faults(lookups: Lookups, file: File, answer: Answer, entries: list[En
 
 def _grouped(faults: Mapping[tuple[Level, str, str], list[int]]) -> Iterator[Fault]:
     for (level, rule, text), ms in faults.items():
-        yield level, rule, ms[0], f"M = {_spell(ms)}: {text}"
-
-
-def _spell(ms: Sequence[int]) -> str:
-    return and_more([str(m) for m in ms], MOST_KEYS)
+        yield level, rule, ms[0], f"M = {and_more([str(m) for m in ms], MOST_KEYS)}: {text}"
 
 
 def _unread_folders(package: Path, files: Sequence[File], findings: Sequence[Finding]) -> Iterator[Finding]:

@@ -44,10 +44,7 @@ _CHIPS: tuple[tuple[str, int | str], ...] = (
     ("R9700", "gfx1201"), ("8060S", "gfx1151"),
 )  # fmt: skip
 # Shared memory of a program on NVIDIA's: CUDA C Programming Guide, table of compute capabilities.
-_SHARED_BYTES: dict[int | str, int] = {
-    80: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376, 121: 101376,
-    "gfx1151": 65536, "gfx1201": 65536,
-}  # fmt: skip
+_SHARED_BYTES = {80: 166912, 89: 101376, 90: 232448, 100: 232448, 103: 232448, 120: 101376, 121: 101376}
 HIDDEN, TOPK, GROUP = 4096, 8, 128
 """No name says these: hidden size and experts of a token of a MoE layer, values of a scale of 4-bit weights."""
 _NAME = re.compile(
@@ -85,12 +82,12 @@ class File(NamedTuple):
 
 class Answer(NamedTuple):
     """An engine's way to a file. `read`: the first file of that name that it opens; `error`: why the look-up fails.
-    `by`: the look-up's module and name. If no look-up asks for the name, `strange` is what none of them forms."""
+    `by`: the look-up. If no look-up asks for the name, `strange` is what none of them forms."""
 
     read: Path | None = None
     table: Mapping[int, Values | None] = {}
     error: str = ""
-    by: tuple[str, str] = ("", "")
+    by: Any = None
     strange: str = ""
 
 
@@ -115,21 +112,26 @@ class Lookups:
         further = [module for module in readers if module not in PARTS[package.name].executed]
         self.engine = load(package, Device(name.replace("_", " "), arch or 90), further)
         self._dtypes = _dtypes(sources.values())
-        found = [(module, f) for module in readers for f in _functions(module)]
-        self._lookups = [(module, f) for module, f in found if "configs" in f.__code__.co_consts]
-        self._moe, self._default = next(x for x in found if x[1].__name__ == "get_default_config")
+        found = [f for module in readers for f in _functions(module)]
+        self._lookups = [f for f in found if "configs" in f.__code__.co_consts]
+        self._default = next(f for f in found if f.__name__ == "get_default_config")
 
     def ask(self, file: File) -> Answer:
         """Ask all look-ups for the file."""
         own = _parts(file.path)
         strange = own
-        for module, lookup in self._lookups:
+        for lookup in self._lookups:
             for arguments in self._arguments(lookup, file.layer):
                 sought: list[Path] = []
-                table, error = _call(lookup, arguments, sought)
+                table, error = None, ""
+                with replaced(os.path, {"exists": noting(sought, os.path.exists)}):
+                    try:
+                        table = lookup(**arguments)
+                    except Exception as e:  # noqa: BLE001 - the engine's own errors are of any type
+                        error = f"{type(e).__name__}: {e}"
                 if same := [path for path in sought if path.name == file.path.name]:
                     read = next((path for path in same if path.exists()), None)
-                    return Answer(read, table or {}, error, (module, lookup.__name__))
+                    return Answer(read, table or {}, error, lookup)
                 others = ([part for part in own if part not in _parts(path)] for path in sought)
                 strange = min([strange, *filter(None, others)], key=len)
         return Answer(strange=", ".join(strange))
@@ -173,19 +175,19 @@ class Lookups:
 
     def launch(self, file: File, answer: Answer, m: int, values: Values | None) -> None:
         """Run the engine's launcher on operands without memory."""
-        layer, (module, name) = file.layer, answer.by
+        layer, module = file.layer, answer.by.__module__
         bn, bk = layer.block or (0, 0)
-        if module == self._moe:
+        if module == self._default.__module__:
             given: Values = {"M": m, "E": layer.e, "N": layer.n, "K": layer.k, "topk": TOPK, "is_marlin": False}
             given |= {"dtype": layer.dtype or None, "block_shape": [bn, bk] if layer.block else None}
             self._launch_moe(file, m, values or _by_name(self._default, given))
             return
         for launcher in _functions(module):
             names = launcher.__code__.co_names, launcher.__code__.co_varnames
-            if layer.block and not layer.e and name in names[0] and "block_size" in names[1]:
+            if layer.block and not layer.e and answer.by.__name__ in names[0] and "block_size" in names[1]:
                 operands = [self._of(layer.dtype, rows, layer.k) for rows in (m, layer.n)]
                 operands += [self._of("float32", rows, -(-layer.k // bk)) for rows in (m, -(-layer.n // bn))]
-                with replaced(sys.modules[module], {name: lambda *_: {m: values} if values else None}):
+                with replaced(sys.modules[module], {answer.by.__name__: lambda *_: {m: values} if values else None}):
                     launcher(*operands, [bn, bk], torch.bfloat16)
 
     def _launch_moe(self, file: File, m: int, values: Values) -> None:
@@ -224,11 +226,10 @@ class Lookups:
 _latest_lookups = lru_cache(1)(Lookups)
 
 
-class Source:
+class Source(NamedTuple):
     """Compiles entries in the processes of a pool."""
 
-    def __init__(self, package: Path) -> None:
-        self.package = package
+    package: Path
 
     def enter(self, target: Target) -> None:
         """Has nothing to do: what is loaded depends on the entry."""
@@ -274,11 +275,10 @@ def compile_all(
 
 def target_of(arch: int | str) -> Target:
     """The target that Triton compiles for."""
-    like, backend = (known(90), "cuda") if isinstance(arch, int) else (known("gfx942"), "hip")
-    warp = 32 if str(arch).startswith("gfx1") else like.warp_size
-    return replace(
-        like, backend=backend, arch=arch, warp_size=warp, shared_bytes=_SHARED_BYTES.get(arch) or LDS_BYTES[str(arch)]
-    )
+    if isinstance(arch, int):
+        return replace(known(90), arch=arch, shared_bytes=_SHARED_BYTES[arch])
+    shared = LDS_BYTES.get(arch, 65536)
+    return replace(known("gfx942"), arch=arch, warp_size=32 if arch.startswith("gfx1") else 64, shared_bytes=shared)
 
 
 @cache
@@ -292,15 +292,6 @@ def rocm_names(package: Path) -> tuple[str, ...]:
 
 def _by_name(function: Callable[..., Any], given: Values) -> Any:
     return function(**{name: given[name] for name in inspect.signature(function).parameters if name in given})
-
-
-def _call(lookup: Callable[..., Any], arguments: Values, sought: list[Path]) -> tuple[Any, str]:
-    """(table, why it fails). `sought` gets each path that the look-up asks for, in its order."""
-    with replaced(os.path, {"exists": noting(sought, os.path.exists)}):
-        try:
-            return lookup(**arguments), ""
-        except Exception as e:  # noqa: BLE001 - the engine's own errors are of any type
-            return None, f"{type(e).__name__}: {e}"
 
 
 def _functions(module: str) -> list[Any]:
