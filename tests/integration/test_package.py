@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -17,11 +18,11 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make wheel` builds, of a clone, with an environment of its own for the build."""
-    clone = tmp_path_factory.mktemp("clone") / "gemmfleet"
-    subprocess.run(["git", "clone", "--quiet", ROOT, clone], check=True)
-    subprocess.run(["make", "wheel", f"PYTHON={sys.executable}"], cwd=clone, check=True)
-    return clone / "dist"
+    """What `make wheel` builds in a copy of this tree, with an environment of its own."""
+    copy = tmp_path_factory.mktemp("copy") / "gemmfleet"
+    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "dist", ".*_cache", "__pycache__"))
+    subprocess.run(["make", "wheel", f"PYTHON={sys.executable}"], cwd=copy, check=True)
+    return copy / "dist"
 
 
 def test_the_wheel_has_what_the_program_needs_and_no_tests(dist: Path) -> None:
@@ -40,6 +41,8 @@ def test_a_run_from_an_empty_environment(dist: Path, tmp_path: Path, name: str) 
     subprocess.run([bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", dist / name], check=True)
     version = subprocess.run([bin_ / "gemmfleet", "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert version.stdout.split()[-1] == __version__
+    where = [bin_ / "python", "-c", "import orchestrator; print(orchestrator.__file__)"]
+    assert subprocess.run(where, cwd=tmp_path, capture_output=True, text=True).stdout.startswith(str(tmp_path))
     (tmp_path / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n")
     argv = [bin_ / "gemmfleet", "tune", "s.csv", "--tuner", "replay"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
