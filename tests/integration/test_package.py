@@ -18,9 +18,10 @@ pytestmark = pytest.mark.full
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What `make wheel` builds in a copy of this tree, with an environment of its own."""
+    """Folder with the wheel and the sdist that `make wheel` builds in a copy of this tree."""
     copy = tmp_path_factory.mktemp("copy") / "gemmfleet"
-    shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", ".venv", "runs", "dist", ".*_cache", "__pycache__"))
+    left_out = shutil.ignore_patterns(".git", ".venv", "runs", "dist", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=left_out)
     subprocess.run(["make", "wheel", f"PYTHON={sys.executable}"], cwd=copy, check=True)
     return copy / "dist"
 

@@ -1,14 +1,15 @@
-"""What README and docs tell people to type: commands parse, their files are there, and pip finds what it is to install."""
+"""Commands that README and docs tell people to type: they parse, their files are there, and pip finds its packages."""
 
 from __future__ import annotations
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import tomllib
 import typer.main
 
 from orchestrator import __version__
@@ -20,10 +21,8 @@ PROGRAMS = ("gemmfleet", "make", "pip", "python", "python3", "cp", "export", "."
 FILE = re.compile(r"[\w./-]+\.(?:csv|yaml|json|log|py)")
 MAKES = ("-o", "--out", "--into", "--db", "--again")
 """Options of gemmfleet whose file need not be there before."""
-YOURS = set(
-    "shapes.csv llm.csv few.csv mine.csv calls.csv day1.csv day2.csv golden.csv tot.csv profile.csv"
-    " tuned.csv a4w4_blockscale_tuned_gemm.csv fleet.yaml config.json server.log serve.log serve.py".split()
-)
+YOURS = {"shapes.csv", "llm.csv", "few.csv", "mine.csv", "calls.csv", "profile.csv", "tuned.csv", "fleet.yaml"}
+YOURS |= {"day1.csv", "day2.csv", "golden.csv", "tot.csv", "config.json", "server.log", "serve.log", "serve.py"}
 """The reader's own files, as the pages name them."""
 
 
@@ -56,7 +55,7 @@ def test_commands_of_a_page_can_be_typed(page: Path) -> None:
             check_make(words[1:])
         elif program == "cp":
             there.add(words.pop())
-        there |= {b for a, b in zip(words, words[1:], strict=False) if a in MAKES}
+        there |= {b for a, b in pairwise(words) if a in MAKES}
         if words[1:3] == ["shapes", "from-log"]:  # with lines about both kinds of layer it writes a list for each
             there |= {"shapes-a8w8_blockscale.csv", "shapes-fmoe.csv"}
         there |= {word.removeprefix("DB=") for word in words if word.startswith("DB=")}
