@@ -39,13 +39,14 @@ def test_the_wheel_has_what_the_program_needs_and_no_tests(dist: Path) -> None:
 def test_a_run_from_an_empty_environment(dist: Path, tmp_path: Path, name: str) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     bin_ = tmp_path / "venv" / "bin"
+    gemmfleet = str(bin_ / "gemmfleet")
     subprocess.run([bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", dist / name], check=True)
-    version = subprocess.run([bin_ / "gemmfleet", "--version"], cwd=tmp_path, capture_output=True, text=True)
+    version = subprocess.run([gemmfleet, "--version"], cwd=tmp_path, capture_output=True, text=True)
     assert version.stdout.split()[-1] == __version__
-    where = [bin_ / "python", "-c", "import orchestrator; print(orchestrator.__file__)"]
+    where = [str(bin_ / "python"), "-c", "import orchestrator; print(orchestrator.__file__)"]
     assert subprocess.run(where, cwd=tmp_path, capture_output=True, text=True).stdout.startswith(str(tmp_path))
     (tmp_path / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n")
-    argv = [bin_ / "gemmfleet", "tune", "s.csv", "--tuner", "replay"]
+    argv = [gemmfleet, "tune", "s.csv", "--tuner", "replay"]
     done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 shapes: 2 tuned" in done.stdout
