@@ -229,7 +229,7 @@ def _decision(text: str, line: int = 0) -> Decision | None:
             for m, count, was, us, err, at, caller in document["points"]
         ]  # fmt: skip
         good = place.file == Path(place.file).name and place.file.endswith(".json")
-        good = good and all(r.new_us > 0 and (r.old_us > 0 or r.old_us == -1) for r in measured)
+        good = good and all(min(r.new_us, r.m, r.n, r.k) > 0 and (r.old_us > 0 or r.old_us == -1) for r in measured)
         return (place, dict(document["values"] or {}), measured) if good else None
     except (ValueError, TypeError, KeyError, IndexError):
         return None

@@ -165,7 +165,7 @@ def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
 
     monkeypatch.setattr(merging, "run_trial", stale)
     (fault,) = refused(run, root)
-    assert "does not give what was planned, and everything is as it was: GEMM-A16W16 M=17 N=512" in fault
+    assert "gives other values than planned, so the files were put back as they were: GEMM-A16W16 M=17 N=512" in fault
     monkeypatch.setattr(merging, "run_trial", lambda root, arch, calls, alone: Trial(tuple({} for _ in calls), "x"))
     (fault,) = refused(run, root)
     assert "reads this tree in another way than gemmfleet, and nothing was written" in fault
@@ -177,7 +177,7 @@ def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
 @pytest.mark.parametrize(
     "row",
     [
-        {"kind": "fmoe"}, {"bucket": "M_64"}, {"shape": [None, "x", 1024]}, {"values": 1}, {"arch": "../x"},
+        {"kind": "fmoe"}, {"bucket": "M_64"}, {"shape": [None, "x", 1024]}, {"shape": [None, 0, 1024]}, {"values": 1},
         {"shape": [512, 1024]}, {"points": [[64, 1]]},
         {"points": [[64, 1, 20.0, -1, 0.0, 0, ""]]}, {"points": [[64, 1, 0.0, 15.0, 0.0, 0, ""]]},
         {"points": [[0.5, 1, "fast", 15.0, 0.0, 0, ""]]}, {"bucket": "any", "arch": "../x"},
