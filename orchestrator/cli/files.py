@@ -81,6 +81,7 @@ def merge(
     err_ratio: Annotated[
         float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
     ] = 0.05,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")] = False,
     family: TableFamilyOpt = None,
 ) -> Page:
     """Merge the fastest newcomer of each key into a tuned table.
@@ -93,7 +94,7 @@ def merge(
     opened = locate.open_sources(new, profile or [], into, family, RunFacts)
     report = merge.merge(
         opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy,
-        err_ratio=err_ratio, allow_mixed=allow_mixed,
+        err_ratio=err_ratio, allow_mixed=allow_mixed, dry_run=dry_run,
     )  # fmt: skip
     notes = list(dict.fromkeys((*opened.notes, *report.notes)))
     page = Page({**report.to_json(), "family": opened.family.name, "notes": notes})
@@ -101,6 +102,7 @@ def merge(
     counts = ", ".join(f"{n} {a}" for a, n in report.to_json()["counts"].items() if n)
     fair = sum(1 for r in report.rows if r.judged == "same profile")
     how = f"; {fair} judged against the old kernel in the same profile" if fair else ""
+    how += "; nothing was written (--dry-run)" if dry_run else ""
     page.line(f"{report.path}: {counts or 'no newcomers'} ({report.policy}){how}")
     if report.backup:
         page.line(f"the old table is kept as {report.backup}; {command(f'db undo {report.path}')} restores it")
