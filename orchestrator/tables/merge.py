@@ -102,7 +102,8 @@ def merge(
     file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
     `champions`) is reported as rejected. `facts` are written into the records beside the table. `err_ratio`: the
     largest share of wrong elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known
-    may differ. `dry_run`: report what would change, and write nothing. Raises TunedDBError; the table is then as it was.
+    may differ. `dry_run`: report what would change, and write nothing. Raises TunedDBError; the table is then as
+    it was.
     """
     target = Path(os.path.realpath(into))
     if not target.parent.is_dir():
