@@ -111,7 +111,10 @@ def merge(
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
         with locked(target, lock_wait_s), without_gc():
-            return _merged(newcomers, into, target, family, profile, facts, policy, err_ratio, allow_mixed=allow_mixed, dry_run=dry_run)
+            return _merged(
+                newcomers, into, target, family, profile, facts, policy, err_ratio, allow_mixed=allow_mixed,
+                dry_run=dry_run,
+            )  # fmt: skip
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
 
