@@ -26,7 +26,7 @@ from worker.triton_configs.resolve import ConfigFileError, read
 from worker.tuners.vllm.lookups import LINEAR, MOE, Fault, File, Lookups, Table, lookups_of
 
 FAR = 4
-"""An M is far from the key of its entry if one is so many times the other."""
+"""An M is far from the key of its entry if one is at least this many times the other."""
 MOST_KEYS = 8
 CHUNK = 16
 """Files that a process looks at in a row if it does not compile: it loads the engine anew for each device."""

@@ -47,8 +47,9 @@ from typing import Any
 from orchestrator.errors import InputError
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.reader import MAX_INT, default_of, fixed_columns
-from orchestrator.tables.textfiles import Faults, did_you_mean, read_bytes, shown
+from orchestrator.tables.textfiles import Faults, read_bytes, shown
 from worker.families import Family
+from worker.text import did_you_mean
 
 MAX_BYTES = 4 * 2**20
 # model types whose MLP has an up projection and no gate
@@ -219,7 +220,7 @@ UNQUANTISED = ("router", "lm_head", "in_ba")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One kind of GEMM of a rank. `b`: of a batched GEMM, how many; 0: it is none."""
+    """One kind of GEMM of a rank. `b`: the size of the batch; 0: the GEMM is not batched."""
 
     name: str
     n: int
@@ -360,7 +361,7 @@ def model_shapes(
         if bad:
             at = family.key_names.index(limit.column)
             seen = {key: None for key in seen if int(key[at]) % limit.multiple_of == 0}
-            rule = f"{limit.column} is no multiple of {limit.multiple_of} ({limit.why})"
+            rule = f"{limit.column} is not a multiple of {limit.multiple_of} ({limit.why})"
             notes.append(f"left out {', '.join(bad)}: {rule}")
     if not seen:
         raise InputError(f"no GEMM of this model with --tp {tp} can be of family {family.name}: {'; '.join(notes)}")

@@ -21,14 +21,14 @@ from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
 from worker.tuners.search.source import EXHAUSTIVE
 from worker.tuners.search.tiles import Space, TileConfig, Values
 
-GAIN = 0.005  # A cost that is better by less than this share is no reason to change a file
-FAST_LIST = 600  # the fast search looks at so many candidates at most, beside the seeds
-FINALISTS = 3  # of each point so many leaders are measured at all points of the bucket
+GAIN = 0.005  # We change a file only if the cost is better by at least this share
+FAST_LIST = 600  # most candidates of the fast search, beside the seeds
+FINALISTS = 3  # this many leaders of each point are measured at all points of the bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A call at which configs are measured. `weight`: calls of the workload, 0 for a point that is none of its own.
+    """A call at which configs are measured. `weight`: calls of the workload, 0 for a point that it does not have.
     `label`: what else than M tells it from others, such as the routing of a mixture of experts."""
 
     m: int
@@ -103,7 +103,7 @@ class Flight:
         return shape.id in self._settled
 
     def settle(self, shape: SpecShape, winner: Row | None, reason: str = "", detail: str = "") -> None:
-        """A shape's verdict, the first one: its row, or why there is none."""
+        """Report a shape's row, or the reason why it has no row. Only the first verdict of a shape counts."""
         if not self.is_settled(shape) and winner is not None:
             self._emit.tuned(shape.id, winner)
         elif not self.is_settled(shape):
@@ -261,7 +261,7 @@ class BucketSearch(ABC):
         return bool(t.times)
 
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
-        """As `best`, of what was measured at these points."""
+        """Call `best` with the measurements of these points."""
         own = {name for name, c in self.configs.items() if not c.caller}
         times = [{n: x for n, x in t.times.items() if n in own} for t in there]
         us = [{n: x.us for n, x in found.items()} for found in times]

@@ -20,7 +20,7 @@ from worker.tuners.search.tiles import SHAPING, Space, TileConfig, Values, fits
 from worker.tuners.vllm.source import LEAST_SUMS, LayerProblem, Op, Operands, warps_factor
 
 BLOCK = (SCALE_BLOCK, SCALE_BLOCK)
-FIRST_BYTES = 1 << 31  # from so many on a tensor is compiled for otherwise on AMD's chips
+FIRST_BYTES = 1 << 31  # for a tensor of this size or more, AMD's chips get other code
 KNOBS: dict[str, tuple[Any, ...]] = {
     "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
     "BLOCK_SIZE_N": (16, 32, 64, 128, 256),

@@ -1,8 +1,8 @@
 """vLLM's Triton kernels as a kernel source of the search (worker/tuners/search/source.py).
 
 The engine's own launcher decides which kernels a config starts and how they are specialised: it runs once with the
-config imposed, and what it would launch is launched, with a GPU, or compiled for a target without one. What kinds of
-layers differ in is an `Op`. Imports torch and triton.
+config imposed. Its launches are made on a GPU, or compiled for a target without a GPU. An `Op` holds the differences
+between kinds of layers. Imports torch and triton.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Op(ABC, Generic[P]):
     """A kind of layer that has config files. Plain data; `engine` is the one that this process has loaded."""
 
     name: ClassVar[str]
-    """As `Layer.op`."""
+    """The name in `Layer.op`."""
     labels: ClassVar[tuple[str, ...]]
     """Labels at each of which an M is measured."""
     searched: ClassVar[tuple[str, ...]]
@@ -87,11 +87,11 @@ class Op(ABC, Generic[P]):
 
     @abstractmethod
     def needed_bytes(self, p: P) -> int:
-        """As of a KernelSource."""
+        """Bytes of GPU memory that the problem needs."""
 
     @abstractmethod
     def inputs(self, p: P, device: torch.device, seed: int, draw: int) -> Inputs:
-        """As of a KernelSource."""
+        """Random operands of the problem; `seed` and `draw` choose their values."""
 
     @abstractmethod
     def operands(self, engine: Engine, inputs: Any) -> Operands:

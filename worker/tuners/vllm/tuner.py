@@ -178,7 +178,7 @@ class FileSearch:
         return out
 
     def _range(self, key: int, first: int, last: int) -> RangeSearch:
-        """The comparison of a range, with what was found at the M that were searched."""
+        """The comparison of a range. It begins with the results of the M that were searched."""
         ms = sorted({first, key, last, *self._within(first, last)}, key=lambda m: (m not in self._shapes, m))
         known = {t.point: t for m in ms for t in self._searched.get(m, ())}
         named = self._shapes[ms[0]]
@@ -186,7 +186,7 @@ class FileSearch:
         return RangeSearch(self, f"{first}..{last}", points, key=key, first=first, last=last)
 
     def _tasks(self, key: int) -> list[PointTask]:
-        """The searches for a usual key: of the M of the workload that it serves, then of the key where it is none."""
+        """The searches for a usual key: first each M of the workload that the key serves, then the key itself."""
         within = self._within(*served(USUAL_KEYS)[key])
         points = itertools.product(dict.fromkeys([*within, key]), self.op.searched)
         tasks = [self._point(m, label, self._shapes[within[0]], {}) for m, label in points]
@@ -259,7 +259,7 @@ class RangeSearch(BucketSearch):
         return found - {t.old.name for t in self.points}
 
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
-        """As the base's; nothing is proven where one of the points has no time."""
+        """Choose as the base does. Without a time at each point no winner is proven."""
         winner, harmful = super().choose(there)
         return winner if len(there) == len(self.points) else "", harmful
 
@@ -294,7 +294,7 @@ class EngineTuner(SearchTuner):
         self._seeds: Seeds | None = None
 
     def open(self) -> dict[str, Any]:
-        """As the search's; also the engine. NoDeviceError where there is no GPU, or no vLLM."""
+        """Opens the search, and reports the engine, too. Raises NoDeviceError without a GPU or vLLM."""
         info = super().open()
         return {**info, "engine": {k: self._about[k] for k in ("project", "version", "source")}}
 
