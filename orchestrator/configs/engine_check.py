@@ -119,7 +119,7 @@ def _entry_faults(
     results[key] = result = lookups.compiled(key, file, m, values) if compiling else {"status": "ok", "spills": 0}
     if result["status"] != "ok":
         rule = "shared memory" if result["status"] == "unsupported" else "compile"
-        yield "error", rule, result["detail"]
+        yield "error", rule, str(result["detail"])
     elif result["spills"]:
         yield "warning", "spills", "spills registers"
 

@@ -115,13 +115,15 @@ class Lookups:
         layer, own = file.layer, _parts(file.path)
         bn, bk = layer.block or (0, 0)
         plain = torch.float32 if layer.dtype == "float32" else torch.bfloat16
+        sizes = {"E": layer.e, "num_experts": layer.e} if layer.e else {"K": layer.k}
         given = {
-            "E": layer.e, "num_experts": layer.e, "N": layer.n, "inter_dim": layer.n, "K": layer.k, "block_n": bn,
+            **sizes, "N": layer.n, "inter_dim": layer.n, "block_n": bn,
             "block_k": bk, "dtype": _by_name(self._dtype, {"dtype": plain, f"use_{layer.dtype}": True}),
             "per_channel_quant": "per_channel" in file.rest, "down_moe": file.rest.endswith("_down"),
         }  # fmt: skip
         strange = own
-        for lookup in self._lookups:
+        of_kind = [f for f in self._lookups if inspect.signature(f).parameters.keys() <= given.keys()]
+        for lookup in of_kind:
             name, sought = lookup.__name__, [file.path.parent]
             table: Table = {}
             fault: Fault | None = None
