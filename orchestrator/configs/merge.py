@@ -110,10 +110,18 @@ def merge(
             device: [*tree.lookups([(c.won, c.path, c.after) for c in out.changes if c.won.place.device == device])]
             for device, tree in trees.items()
         }
-        facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
-        entry: dict[str, Any] = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
-        entry |= {"checked": list(checked)} if checked else {}
-        entry["buckets"] = [_provenance(c, at) for c in out.changes]
+        buckets = [
+            {"file": below(c.path, at), "copied": below(c.source, at), "measured": {
+                name: [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in w.measured]
+                for name, w in c.won.winners.items()
+            }}
+            for c in out.changes
+        ]  # fmt: skip
+        entry = {
+            "run": run.name, "time": utc(time.time()), "gemmfleet": __version__,
+            "facts": {k: v for k, v in provenance_of(run).items() if k in _FACTS},
+            **({"checked": list(checked)} if checked else {}), "buckets": buckets,
+        }  # fmt: skip
         journal.record(entry, {c.path: (c.before, c.after) for c in out.changes})
         try:
             trials = [trees[device].prove(some) for device, some in asked.items()]
@@ -179,19 +187,6 @@ def _against(
         whom = f" in {row.caller}" if row.caller else ""
         return f"{shape}{whom} would become slower: {row.old_us:g} -> {row.new_us:g} us; {bucket} is left as it is"
     return ""
-
-
-def _provenance(change: Change, root: Path) -> dict[str, object]:
-    """Fields of a journal's line on a file's buckets."""
-    rows = {
-        name: [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
-        for name, winner in change.won.winners.items()
-    }
-    return {
-        "file": below(change.path, root),
-        "copied": below(change.source, root),
-        "measured": rows,
-    }
 
 
 def below(path: Path, root: Path | str) -> str:
