@@ -322,12 +322,22 @@ def test_both_products_of_the_engines_kernel_are_right_for_each_copy(
     tmp_path: Path, quant: dict[str, str], dtype: str, device: Device
 ) -> None:
     more = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16} if device is MI355X else {}
-    given = [(1, values(**more)), (5, values(8, 128, 64, GROUP_SIZE_M=16, **more))]
+    given = [(1, values(**more)), (3, values(8, 128, 64, GROUP_SIZE_M=16, **more))]
     assert asked("run", tmp_path, device, {**KEY, **quant}, *given, dtype=dtype) == [[0.0] * 6] * 2
 
 
-@pytest.mark.parametrize(("device", "more"), [(H200, {}), (MI355X, {"waves_per_eu": 2, "matrix_instr_nonkdim": 16})])
-@pytest.mark.parametrize("quant", [BF16, BLOCK])
+AMD = {"waves_per_eu": 2, "matrix_instr_nonkdim": 16}
+
+
+@pytest.mark.parametrize(
+    ("device", "quant", "more"),
+    [
+        (H200, BF16, {}),
+        (MI355X, BLOCK, AMD),
+        pytest.param(H200, BLOCK, {}, marks=pytest.mark.full),
+        pytest.param(MI355X, BF16, AMD, marks=pytest.mark.full),
+    ],
+)
 def test_one_job_compiles_both_products_for_a_chip_that_is_not_here(
     tmp_path: Path, quant: dict[str, str], device: Device, more: dict[str, int]
 ) -> None:
