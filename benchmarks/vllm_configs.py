@@ -343,7 +343,7 @@ def main() -> int:
     options.add_argument("--family", default="a8w8_blockscale", choices=("a8w8_blockscale", "fmoe"))
     options.add_argument("--part", default="0/1", help="I/N: every N-th layer from the I-th on")
     options.add_argument("--only", default="", help="names of layers, with semicolons")
-    options.add_argument("--seconds", type=float, default=1e9, help="no layer is begun after so long")
+    options.add_argument("--seconds", type=float, default=1e9, help="begin no layer after this time")
     options.add_argument("--again", type=Path, default=None, help="an earlier result")
     options.add_argument("--exhaustive", default="", help="M, with commas: vLLM's own loop over its whole space there")
     options.add_argument("--m", default="", help="M of the workload; default: the usual keys")

@@ -307,7 +307,7 @@ def merge_configs(
     return page
 
 
-def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="What the merge was into.")]) -> Page:
+def undo_configs(tree: Annotated[Path, typer.Argument(metavar="TREE", help="The tree of the merge.")]) -> Page:
     """Take back the last merge into a tree."""
     from orchestrator.configs import merge
 

@@ -48,7 +48,7 @@ def check(
 ) -> Page:
     """Check a shape list as `tune` reads it.
 
-    Prints its counts and what was cleaned, or all that is wrong (exit code 2).
+    Prints its counts and the cells that were cleaned, or all errors (exit code 2).
     """
     from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes.reader import read_shapes

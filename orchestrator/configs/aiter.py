@@ -257,7 +257,7 @@ class AiterTree:
 
 def otherwise(root: Path, function: str, after: bool, shape: str, values: Bucket | None) -> InputError:
     """The error of a lookup that gives other values than a merge planned."""
-    what = "does not give what was planned, and everything is as it was" if after else (
+    what = "gives other values than planned, so the files were put back as they were" if after else (
         "reads this tree in another way than gemmfleet, and nothing was written"
     )  # fmt: skip
     return InputError(f"{root}: {function} {what}: {shape} gives {json.dumps(values)}")

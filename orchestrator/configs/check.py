@@ -42,7 +42,7 @@ Size = tuple[int | None, int | None]
 
 
 def kinds_named(family: str | None) -> Sequence[ConfigKind]:
-    """The kinds of a family, or the kind of that name; all without one. Raises InputError where there is none."""
+    """The kinds of a family, or the kind of that name; without a name all kinds. Raises InputError if nothing fits."""
     kinds = kinds_of(family) if family else KINDS
     if not kinds:
         known = ", ".join(dict.fromkeys(name for k in KINDS for name in (k.family, k.name) if name))
@@ -259,10 +259,10 @@ def _content_faults(
     served = ranges(buckets, bounds)
     for key, value in file.document.items():
         if key not in buckets and isinstance(value, dict):
-            yield "error", "unreachable", key, f"{clean(key, 40)} is no bucket, so nobody looks for it"
+            yield "error", "unreachable", key, f"{clean(key, 40)} is not a bucket's name, so AITER ignores it"
     for name in buckets.keys() - served.keys() - {"any"}:
         known = name.rpartition("_")[2] in map(str, bounds)
-        why = "an earlier bucket covers its M" if known else "its M is none of the caller's bounds"
+        why = "an earlier bucket covers its M" if known else "its M is not one of the caller's bounds"
         yield "error", "unreachable", name, f"never found: {why}"
     if "" in served:
         yield "error", "any", "", f"no `any`, and nothing covers M = {_spell(served[''])}"

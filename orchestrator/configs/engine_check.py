@@ -28,7 +28,7 @@ from worker.triton_configs.resolve import ConfigFileError, read
 from worker.tuners.vllm.lookups import GROUP, Answer, Entry, File, Lookups, compile_all, rocm_names
 
 FAR = 4
-"""An M is far from the key of its entry if one is so many times the other."""
+"""An M is far from the key of its entry if one is at least this many times the other."""
 MOST_KEYS = 8
 Fault = tuple[Level, str, int | None, str]
 """Level, rule, the first key that it is about, text."""

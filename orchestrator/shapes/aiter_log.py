@@ -176,7 +176,7 @@ class Misses:
 
     @property
     def families(self) -> list[str]:
-        """Those with a shape, the one with the most lines first."""
+        """The families that have a shape, the one with the most lines first."""
         return sorted(self.counts, key=lambda f: -self.counts[f].total())
 
     def ranked(self, family: str, top: int | None = None, least: int = 1) -> list[tuple[Key, int]]:
@@ -233,7 +233,7 @@ class Misses:
         counts = self.counts.setdefault(family, Counter())
         counts[key] += n
         if len(counts) > MAX_SHAPES:
-            raise InputError(f"more than {MAX_SHAPES} shapes of {family}: these are no logs of one workload")
+            raise InputError(f"more than {MAX_SHAPES} shapes of {family}: give the logs of one workload only")
 
     def done(self) -> Misses:
         """Count the lines that left out dtypes, where no other line has them; returns these misses."""
@@ -270,7 +270,7 @@ def _opened(log: str | Path) -> Iterator[IO[bytes]]:
         return
     with open(log, "rb") as f:
         if not (stat.S_ISREG(mode := os.fstat(f.fileno()).st_mode) or stat.S_ISFIFO(mode)):
-            raise InputError(f"{escaped(str(log))}: is no file that could be a log")
+            raise InputError(f"{escaped(str(log))}: is neither a file nor a pipe: give the path of a log")
         if f.peek(2)[:2] == b"\x1f\x8b":
             with gzip.open(f) as unpacked, io.BufferedReader(unpacked, 1 << 20) as buffered:
                 yield buffered
@@ -285,5 +285,6 @@ def read_calls(path: Path, family: Family) -> dict[Key, float]:
     else:
         found = {key: float(n) for key, n in count_misses([path], family.name).ranked(family.name)}
     if not found:
-        raise InputError(f"{path}: is no list of shapes with a column {COUNT}, and no log with shapes of {family.name}")
+        what = f"neither a list of shapes with a column {COUNT}, nor a log with shapes of {family.name}"
+        raise InputError(f"{path}: {what}")
     return found

@@ -219,7 +219,7 @@ UNQUANTISED = ("router", "lm_head", "in_ba")
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One kind of GEMM of a rank. `b`: of a batched GEMM, how many; 0: it is none."""
+    """One kind of GEMM of a rank. `b`: the size of the batch; 0: the GEMM is not batched."""
 
     name: str
     n: int
@@ -360,7 +360,7 @@ def model_shapes(
         if bad:
             at = family.key_names.index(limit.column)
             seen = {key: None for key in seen if int(key[at]) % limit.multiple_of == 0}
-            rule = f"{limit.column} is no multiple of {limit.multiple_of} ({limit.why})"
+            rule = f"{limit.column} is not a multiple of {limit.multiple_of} ({limit.why})"
             notes.append(f"left out {', '.join(bad)}: {rule}")
     if not seen:
         raise InputError(f"no GEMM of this model with --tp {tp} can be of family {family.name}: {'; '.join(notes)}")

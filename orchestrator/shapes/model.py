@@ -112,7 +112,7 @@ COUNT, NOW = "count", "now_us"
 
 
 def numbers(listed: ShapeList, column: str) -> dict[Key, float]:
-    """The column's numbers by key, {} without such a column. Raises InputError for what is no number above 0."""
+    """The column's numbers by key, {} without such a column. Raises InputError for a cell that is not above 0."""
     cells = listed.annotations.get(column, [])
     out: dict[Key, float] = {}
     for shape, cell in zip(listed.shapes, cells, strict=bool(cells)):

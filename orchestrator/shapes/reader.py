@@ -161,7 +161,7 @@ LIKE_A_KEY = 0.7
 def _not_a_header(text: str, names: Sequence[str], family: Family) -> str | None:
     wanted = ",".join(c.name for c in family.columns if c.required)
     if len(names) > MAX_COLUMNS:
-        return f"the header has {len(names)} columns, which is no shapes file"
+        return f"the header has {len(names)} columns, and a shapes file has at most {MAX_COLUMNS}"
     if len(names) == 1:
         for separator, word in ((";", "';'"), ("\t", "tabs"), ("|", "'|'")):
             if separator in text.strip():

@@ -45,7 +45,7 @@ class Device:
 
     @property
     def capability(self) -> tuple[int, int]:
-        """As torch reports it: (9, 0), and (9, 5) for gfx950."""
+        """Major and minor number as torch reports them: (9, 0), and (9, 5) for gfx950."""
         if isinstance(self.arch, int):
             return divmod(self.arch, 10)
         return int(self.arch[3:-2]), int(self.arch[-2], 16)

@@ -30,9 +30,9 @@ GLUON_KEYS = frozenset({"NUM_BUFFERS", "kernel_type"})
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """A second reader of the same files of which more is known than `calls.readers` finds. `chips`: pattern of those
-    on which it reads them. `given`: arguments beside the wrapper's with which it computes the same product, None where
-    its operands are others and nobody here calls it."""
+    """A second reader of the same files. We know more about it than `calls.readers` finds. `chips`: pattern of the
+    chips on which it reads them. `given`: arguments beside the wrapper's with which it computes the same product.
+    None: it has other operands, and we do not call it."""
 
     module: str
     function: str
@@ -184,8 +184,8 @@ def kinds_of(family: str) -> tuple[ConfigKind, ...]:
 
 
 class LoaderCall(NamedTuple):
-    """A call within a function. `config`: pattern of the names that it may ask for; `bounds`: None where it gives none,
-    () where they are no literal; `backend`: None where it names none."""
+    """A call within a function. `config`: pattern of the names that it may ask for; `bounds`: None if the call
+    has none, () if they are not a literal; `backend`: None if the call does not name one."""
 
     function: str
     config: str

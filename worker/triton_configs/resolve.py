@@ -65,7 +65,7 @@ class ConfigFile:
         return {k: v for k, v in self.document.items() if is_bucket(k)}
 
     def line(self, key: str) -> int:
-        """Line of a top-level key, from 1; 0 where there is none."""
+        """Line of a top-level key, counted from 1; 0 if the file does not have the key."""
         found = re.search(rf"{re.escape(json.dumps(key))}\s*:", self.text)
         return self.text.count("\n", 0, found.start()) + 1 if found else 0
 
@@ -79,7 +79,7 @@ def bound_of(bucket: str) -> tuple[str, int]:
     """(`LEQ` or `GEQ`, x) of a bucket's name, (`any`, 0) for `any`. Raises ValueError for other keys."""
     found = _BUCKET.match(bucket)
     if not found and bucket != "any":
-        raise ValueError(f"{clean(bucket, 40)!r} is no bucket: M_LEQ_x, M_GEQ_x or any")
+        raise ValueError(f"{clean(bucket, 40)!r} is not the name of a bucket: write M_LEQ_x, M_GEQ_x or any")
     return (found[1], int(found[2])) if found else ("any", 0)
 
 
@@ -92,7 +92,8 @@ def read(path: Path) -> ConfigFile:
 
 
 def parse(text: str, path: Path = Path("config")) -> ConfigFile:
-    """A config file of its text. Raises ConfigFileError: no JSON object, a key twice, a bucket that is no object."""
+    """A config file of its text. Raises ConfigFileError if the text or a bucket is not a JSON object, or a key is there
+    twice."""
     try:
         document = json.loads(text, object_pairs_hook=_unique)
     except json.JSONDecodeError as e:
@@ -108,7 +109,7 @@ def parse(text: str, path: Path = Path("config")) -> ConfigFile:
     file = ConfigFile(path, text, document)
     for key, value in file.buckets.items():
         if not isinstance(value, dict):
-            raise ConfigFileError(f"{path}:{file.line(key)}:1: {key} is no object")
+            raise ConfigFileError(f"{path}:{file.line(key)}:1: {key} is not a JSON object")
     return file
 
 
@@ -221,7 +222,7 @@ class Resolved:
 
 
 def read_loader(root: Path) -> Loader:
-    """Properties of a tree's loader. Raises ResolveError where there is none that is known."""
+    """Properties of a tree's loader. Raises ResolveError if the tree has no loader that we know."""
     path = root / LOADER
     try:
         text = path.read_text(errors="replace")
@@ -243,7 +244,7 @@ def read_loader(root: Path) -> Loader:
 def bucket_for(config: Mapping[str, Any], m: int, bounds: Sequence[int]) -> str:
     """The bucket of M: the first M_LEQ_x of the bounds, else the last M_GEQ_x, else any.
 
-    Buckets whose x is no bound are never found. Raises ResolveError where nothing covers M.
+    A bucket whose x is not one of the bounds is never found. Raises ResolveError if no bucket covers M.
     """
     for x in bounds:
         if m <= x and f"M_LEQ_{x}" in config:

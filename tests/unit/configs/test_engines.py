@@ -237,7 +237,7 @@ def test_a_look_up_that_does_not_give_what_was_planned_takes_all_back(
 
     monkeypatch.setattr(merging, "ask", stale)
     wrong = 3  # facts, before, after
-    with pytest.raises(InputError, match="vLLM's look-up does not give what was planned, and everything is as it was"):
+    with pytest.raises(InputError, match="vLLM's look-up gives other values than planned, so the files were put back"):
         merge(run, root)
     assert texts(root) == before
     asked.clear()

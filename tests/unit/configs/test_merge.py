@@ -163,7 +163,7 @@ def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
 
     monkeypatch.setattr(merging, "run_trial", stale)
     (fault,) = refused(run, root)
-    assert "does not give what was planned, and everything is as it was: GEMM-A16W16 M=17 N=512" in fault
+    assert "gives other values than planned, so the files were put back as they were: GEMM-A16W16 M=17 N=512" in fault
     monkeypatch.setattr(merging, "run_trial", lambda root, arch, calls, alone: Trial(tuple({} for _ in calls), "x"))
     (fault,) = refused(run, root)
     assert "reads this tree in another way than gemmfleet, and nothing was written" in fault
@@ -176,7 +176,7 @@ def test_what_aiter_itself_reads_otherwise_is_refused_or_taken_back(
     ("row", "fault"),
     [
         ({"kind": "fmoe"}, "is not a config of the kind 'fmoe'"),
-        ({"bucket": "M_64"}, "is no bucket"),
+        ({"bucket": "M_64"}, "is not the name of a bucket"),
         ({"bucket": "any"}, "has no bucket any"),
         ({"N": 0}, "N is '0', not a whole number from 1 on"),
         ({"new_us": -1}, "is not a measurement"),

@@ -137,7 +137,7 @@ def test_a_large_log_is_streamed(tmp_path: Path) -> None:
     code = (
         "import sys, tracemalloc\n"
         "from orchestrator.shapes.aiter_log import count_misses\n"
-        "count_misses(sys.argv[1:])\n"  # imports and caches of the first call are none of the log's
+        "count_misses(sys.argv[1:])\n"  # imports and caches of the first call do not count
         "tracemalloc.start()\n"
         "found = count_misses(sys.argv[1:])\n"
         "print(found.counts['a4w4_blockscale'].total(), tracemalloc.get_traced_memory()[1])\n"
@@ -180,9 +180,9 @@ def test_the_list_has_the_calls_of_each_shape_also_of_a_padded_one(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("M,N,K\n1,64,128\n", "is no list of shapes with a column count"),
+        ("M,N,K\n1,64,128\n", "neither a list of shapes with a column count"),
         ("M,N,K,count\n1,64,128,0\n", "count of the shape 1x64x128 is '0', not a number above 0"),
-        ("nothing of AITER\n", "no log with shapes of a8w8_blockscale"),
+        ("nothing of AITER\n", "nor a log with shapes of a8w8_blockscale"),
     ],
 )
 def test_a_workload_without_calls_is_refused(tmp_path: Path, text: str, says: str) -> None:

@@ -158,7 +158,7 @@ def test_k_that_no_kernel_can_take_is_left_out_with_a_word(tmp_path: Path) -> No
     wider = read_model(changed(tmp_path, intermediate_size=14336 + 16))
     found = model_shapes(wider, get_family("a4w4_blockscale"), [1])
     assert all(int(k[2]) % 32 == 0 for k in found.keys)
-    assert any(n.startswith("left out down: K is no multiple of 32") for n in found.notes)
+    assert any(n.startswith("left out down: K is not a multiple of 32") for n in found.notes)
 
 
 @pytest.mark.parametrize(("family", "padded"), [("a8w8", 3), ("fmoe", 1), ("batched_bf16", 1)])

@@ -36,7 +36,7 @@ from worker.tuners.search.tiles import Space, TileConfig, TileSource, Values
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
 SHUFFLE = (("aiter.ops.triton.utils.shuffle", "shuffle_weight"), ("aiter.ops.shuffle", "shuffle_weight"))
 SHUFFLE_SCALE = (("aiter.ops.triton.utils.shuffle", "shuffle_scale_gemm"),)
-FIRST_SHUFFLED_M = 32  # from so many rows on the scales of X are shuffled as well (gemm_afp4wfp4_preshuffle)
+FIRST_SHUFFLED_M = 32  # with this many rows or more, the scales of X are shuffled as well (gemm_afp4wfp4_preshuffle)
 
 
 def enter(root: str | Path, target: Target | None) -> None:

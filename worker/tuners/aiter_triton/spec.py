@@ -28,7 +28,7 @@ _BUCKETS = mapping_of(
 
 @dataclass(frozen=True, slots=True)
 class Options(SearchOptions):
-    """Those of the search, and further ones; docs/reference/tuners.md explains them."""
+    """The options of the search and a few more; docs/reference/tuners.md explains them."""
 
     kind: str = option("", text)  # kind of config (worker/triton_configs/kinds.py), where it is not the family's own
     # Buckets meant for the default file: nothing is searched, they and today's configs are measured.
@@ -39,7 +39,7 @@ class Options(SearchOptions):
         """Raises ValueError with every fault."""
         made = parse_options(cls, NAME, raw)
         if made.kind and made.kind not in tuned_kinds():
-            raise ValueError(f"{made.kind!r} is no kind that is tuned (there are {', '.join(tuned_kinds())})")
+            raise ValueError(f"{made.kind!r} is not a kind that can be tuned (there are {', '.join(tuned_kinds())})")
         return made
 
 

@@ -162,7 +162,7 @@ class AiterTritonTuner(SearchTuner):
     _seeds: AiterSeeds | None = None
 
     def open(self) -> dict[str, Any]:
-        """As the search's; also AITER's tree. NoDeviceError where there is no GPU, or no tree."""
+        """Opens the search, and reports AITER's tree, too. Raises NoDeviceError without a GPU or a tree."""
         info = super().open()
         tree = {"root": str(self._tree.root), "version": self._tree.version, "commit": self._tree.commit}
         return {**info, "aiter": tree, "kind": self._kernels.name}

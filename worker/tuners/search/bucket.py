@@ -22,14 +22,14 @@ from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
 from worker.tuners.search.source import EXHAUSTIVE
 from worker.tuners.search.tiles import Seeds, TileConfig, TileSource
 
-GAIN = 0.005  # A cost that is better by less than this share is no reason to change a file
-FAST_LIST = 600  # the fast search looks at so many candidates at most, beside the seeds
-FINALISTS = 3  # of each point so many leaders are measured at all points of the bucket
+GAIN = 0.005  # We change a file only if the cost is better by at least this share
+FAST_LIST = 600  # most candidates of the fast search, beside the seeds
+FINALISTS = 3  # this many leaders of each point are measured at all points of the bucket
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A call at which configs are measured. `weight`: calls of the workload, 0 for a point that is none of its own.
+    """A call at which configs are measured. `weight`: calls of the workload, 0 for a point that it does not have.
     `label`: what else than M tells it from others, such as the routing of a mixture of experts."""
 
     m: int
@@ -209,7 +209,7 @@ class FileSearch(ABC):
         self._flying = t.shape
 
     def settle(self, t: PointTask, winner: Row | None, reason: str = "", detail: str = "") -> None:
-        """The verdict for a point's shape, the first one: its row, or why there is none."""
+        """Report the row of a point's shape, or the reason why it has no row. Only the first verdict of a shape counts."""
         if not t.point.weight or t.shape.id in self.settled:
             return
         if winner is not None:
@@ -297,7 +297,7 @@ class BucketSearch(ABC):
         return bool(t.times)
 
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
-        """As `best`, of what was measured at these points."""
+        """Call `best` with the measurements of these points."""
         own = {name for name, c in self.configs.items() if not c.caller}
         times = [{n: x for n, x in t.times.items() if n in own} for t in there]
         us = [{n: x.us for n, x in found.items()} for found in times]

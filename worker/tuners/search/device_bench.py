@@ -1,6 +1,6 @@
 """The GPU and its clock as the measuring process uses them, or Triton's interpreter. Imports torch and triton.
 
-A sample taken while the clock was slowed for heat, by the board, or by a power brake is no measure of a kernel.
+A sample does not count if the clock was slowed for heat, by the board, or by a power brake while it was taken.
 The power cap is another matter: a large GEMM runs into it all the time, so that is its true speed; it is not counted.
 Without NVML (through ctypes) and amdsmi (ROCm's Python module) the clock is unknown.
 
@@ -31,9 +31,9 @@ from worker.tuners.common.problem import Problem, UnavailableError, UnsupportedE
 from worker.tuners.search.compiling import compiling, gpu_target
 from worker.tuners.search.source import Call, Candidate, KernelSource, known, of_device
 
-SAMPLE_S = 300e-6  # a graph holds as many rounds over the copies as take so long
+SAMPLE_S = 300e-6  # a graph holds as many rounds over the copies as fit into this time
 MAX_CALLS = 512
-LAUNCH_S = 60e-6  # queueing a replay on the host takes at most so long; until then the GPU is kept asleep
+LAUNCH_S = 60e-6  # longest time to queue a replay on the host; until then the GPU is kept asleep
 ROOM = 0.9  # share of the free memory that the operands may take
 
 
@@ -168,7 +168,7 @@ class GraphTimer:
     def __init__(self, calls: Sequence[Call]) -> None:
         """Capture: one round over the copies, and where that is short as many as last SAMPLE_S. Raises what calls do.
 
-        A kernel's first call is no measure of its speed (its code is fetched, the host may be late); a graph is.
+        A kernel's first call is slower: its code is fetched, and the host may be late. So we time a graph.
         """
         self.size = len(calls)
         self._graph = capture(calls)

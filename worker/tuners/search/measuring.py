@@ -204,7 +204,7 @@ class MeasuringProcess:
         self.wait(OPEN_S)
 
     def wait(self, seconds: float, tick: Callable[[], None] = lambda: None) -> Any:
-        """The next answer; ProcessDied if there is none within so many seconds."""
+        """The next answer; ProcessDied if no answer comes within this time."""
         until = now() + seconds
         while now() < until and self.alive:
             tick()
@@ -265,7 +265,7 @@ class MeasuringProcess:
         return ProcessDied(index, kind, detail or f"the measuring process died: {how}")
 
 
-KEPT = RUNNER_UP  # timers of candidates up to so many times slower than the best are kept for the ranking
+KEPT = RUNNER_UP  # timers are kept for the ranking if the candidate takes at most this many times as long as the best
 # The two threads hand Python to each other so often (5 ms otherwise: as long as a short measurement takes).
 SWITCH_S = 0.0005
 CANDIDATE_S = 2.0  # no candidate is measured for longer, however it spreads

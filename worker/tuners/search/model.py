@@ -192,7 +192,7 @@ PULL = 0.5  # weight of the median residual against one measured candidate of th
 KAPPA = 1.0
 SPREAD_AT_LEAST = 0.05
 PRIOR = 0.5  # weight of a residual that a neighbouring shape measured
-GAIN = 0.01  # an improvement below this is none
+GAIN = 0.01  # a smaller improvement does not count
 
 
 @dataclass(frozen=True, slots=True)

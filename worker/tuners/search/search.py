@@ -139,7 +139,7 @@ class Search:
         return why_no_winner(self._rows, self._context.err_limit)
 
     def measure(self) -> None:
-        """Check and time candidates until the ranker stops; `found` has them, `refused` why there are none."""
+        """Check and time candidates until the ranker stops. Then `found` has the results, or `refused` the reason."""
         self._skip_blocked()
         self._order = self._ranker.order()
         self._take_compiled()

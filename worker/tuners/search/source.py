@@ -31,7 +31,7 @@ class Candidate(Protocol):
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Of two candidates that are equally fast, the one with the lower value wins."""
+        """Value that decides between two candidates of the same speed: the lower one wins."""
 
     @property
     def features(self) -> tuple[float, ...]:
@@ -283,7 +283,7 @@ class SearchOptions:
     seed: int = option(0, whole(0, 2**63))
     # Memory that the copies of the operands span: more than the last-level cache of MI300 and MI355X (256 MB).
     rotate_mb: int = option(512, whole(0, 65536))
-    # The measuring process is ended when it sends nothing for so long while it has work.
+    # We end the measuring process if it has work and sends nothing for this time.
     hang_s: float = option(30.0, seconds(0.5, 3600))
     again: int = option(0, whole(0, 100))  # times that a ranking is repeated whose winner has a small margin
     family: str = option("", text)  # the run's family, set by gemmfleet

@@ -35,7 +35,7 @@ class TileConfig:
 
     @property
     def values(self) -> dict[str, Any]:
-        """As the JSON file holds them."""
+        """The values as they stand in the JSON file."""
         return dict(self.items)
 
     def get(self, key: str, default: int = 1) -> int:
@@ -49,7 +49,7 @@ class TileConfig:
 
     @property
     def simplicity(self) -> tuple[int, ...]:
-        """Of two that are equally fast the lower one wins."""
+        """Value that decides between two configs of the same speed: the lower one wins."""
         return self.split_k, self.get("num_stages"), self.get("waves_per_eu", 0)
 
     @property
@@ -71,7 +71,7 @@ class TileConfig:
 
     @property
     def features(self) -> tuple[float, ...]:
-        """As a point: neighbours differ by one step of one knob."""
+        """The config as a point: neighbours differ by one step of one knob."""
         return (*self.knobs.features, 0.5 * bool(dict(self.items).get("cache_modifier")))
 
 
@@ -91,7 +91,7 @@ def away(one: Sequence[int], other: Sequence[int]) -> float:
 
 
 SHAPING = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "num_warps", "num_stages", "NUM_KSPLIT")
-ROOTS = 16  # so many combinations, the best by the model, have their other knobs varied
+ROOTS = 16  # the best combinations by the model, this many, have their other knobs varied
 MOST_ACCUMULATORS = {"cuda": 128, "hip": 256}  # registers of a lane for the sums; beyond them everything else spills
 MOST_PROGRAMS = 1 << 18  # of a launch
 

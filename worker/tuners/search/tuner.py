@@ -2,7 +2,7 @@
 
 The engine compiles candidates of a GEMM ahead, measures them on one GPU, and ranks the fastest. It knows no kernels:
 these come from a kernel source (`source.py`), and `aiter-triton` is one. `SearchTuner` owns a pool of compile
-processes and the process that owns the GPU; what it searches, and how shapes are settled, is for its subclass to say.
+processes and the process that owns the GPU. Its subclasses decide what to search, and how to settle shapes.
 
 What outlives a run on a node is in its `KernelStore`:
 
@@ -130,7 +130,7 @@ class SearchTuner(ABC):
 
     @abstractmethod
     def source(self) -> tuple[KernelSource, str]:
-        """The kernels, and a hash of their sources. Raises NoDeviceError with the reason why there are none."""
+        """The kernels, and a hash of their sources. Raises NoDeviceError if there are no kernels, with the reason."""
 
     @abstractmethod
     def search(self, spec: Spec, context: SearchContext) -> None:

@@ -1,8 +1,8 @@
 """vLLM's Triton kernels as a kernel source of the search (worker/tuners/search/source.py), and its linear layer.
 
 The engine's own launcher decides which kernels a config starts and how they are specialised: it runs once with the
-config imposed, and what it would launch is launched, with a GPU, or compiled for a target without one. Each kind of
-layer is a source of its own. Imports torch and triton.
+config imposed. Its launches are made on a GPU, or compiled for a target without a GPU. Each kind of layer is a source
+of its own. Imports torch and triton.
 """
 
 from __future__ import annotations

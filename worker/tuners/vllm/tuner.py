@@ -113,8 +113,7 @@ class EngineFile(FileSearch):
         return {**self._about, "layer": asdict(layer), "file": self.source.engine().file_name(layer)}
 
     def buckets(self) -> Iterator[RangeSearch]:
-        """The usual ranges: each is searched at the M of the workload that it serves, then at its key where that is
-        none of them."""
+        """The usual ranges. Each is searched at the M of the workload that it serves, then at the key itself."""
         for key, (first, last) in served(USUAL_KEYS).items():
             ms = self._within(first, last)
             found = itertools.product(dict.fromkeys([*ms, key]), self.source.searched if ms else ())
@@ -147,8 +146,8 @@ class EngineFile(FileSearch):
         return [m for m in sorted(self.shapes) if first <= m and (last is None or m <= last)]
 
     def _final(self, before: int | None) -> list[RangeSearch]:
-        """Ranges whose shapes are not settled, below an M from which on there may be further keys; with what was found
-        at the M that were searched."""
+        """Ranges whose shapes are not settled, below an M from which on there may be further keys. Each begins with the
+        results of the M that were searched."""
         out = []
         for key, (first, end) in served(self._keys).items():
             within, last = self._within(first, end), end or max(LAST, *self.shapes)
@@ -219,7 +218,7 @@ class RangeSearch(BucketSearch):
         return found - {t.old.name for t in self.points}
 
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
-        """As the base's; nothing is proven where one of the points has no time."""
+        """Choose as the base does. Without a time at each point no winner is proven."""
         winner, harmful = super().choose(there)
         return winner if len(there) == len(self.points) else "", harmful
 
@@ -252,7 +251,7 @@ class EngineTuner(SearchTuner):
     _seeds: EngineSeeds
 
     def open(self) -> dict[str, Any]:
-        """As the search's; also the engine. NoDeviceError where there is no GPU, or no vLLM."""
+        """Opens the search, and reports the engine, too. Raises NoDeviceError without a GPU or vLLM."""
         info = super().open()
         return {**info, "engine": {k: self._about[k] for k in ("project", "version", "source")}}
 

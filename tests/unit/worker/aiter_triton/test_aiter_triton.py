@@ -121,7 +121,7 @@ def test_a_group_is_tuned_by_buckets_and_its_rows_carry_the_config(tmp_path: Pat
         assert all(p[2] > 0 for p in d["points"]), "today's config was measured too"
         assert {p[6] for p in d["points"]} == {""}, "fused operators are for the default's"
     names = [r["row"]["kernelName"] for r in of(records, "row") if r["shape"] == 2]
-    assert len(names) == len(set(names)), "what is measured again for the bucket is no row"
+    assert len(names) == len(set(names)), "a measurement that is repeated for the bucket adds no row"
     assert config_of(values(32, NUM_KSPLIT=2)).name in names
 
 
@@ -178,7 +178,7 @@ def test_without_a_tree_a_default_of_the_chip_or_a_gpu_the_reason_is_told(tmp_pa
 @pytest.mark.parametrize(
     ("tuner", "options", "words"),
     [
-        ("aiter-triton", {"kind": "fused_a4w4_mul_add"}, "is no kind that is tuned"),
+        ("aiter-triton", {"kind": "fused_a4w4_mul_add"}, "is not a kind that can be tuned"),
         ("aiter-triton", {"counts": {"1x2x3": -1}}, "not numbers of calls"),
         ("aiter-triton", {"warmup": 3}, "--warmup: for the tuner aiter only, and this is aiter-triton"),
         ("aiter-triton", {"serach": "fast", "search": "quick"}, "unknown option 'serach'.*neither fast nor exhaustive"),
@@ -218,7 +218,7 @@ def test_seeds_are_todays_bucket_its_neighbours_the_defaults_and_those_of_near_s
     p = problem(M=40)
     assert seeds.today(p).values == values(33)
     rows = [c.values["BLOCK_SIZE_M"] for c in seeds.of(p)]
-    assert rows == [33, 65, 17, 32, 128, 256], "a bucket without the kind's keys is none"
+    assert rows == [33, 65, 17, 32, 128, 256], "a bucket without the kind's keys does not count"
     assert [c.values["BLOCK_SIZE_M"] for c in seeds.of(problem(M=40, N=4096))][:2] == [32, 64]
     with pytest.raises(ResolveError, match="no default file for gfx950"):
         AiterSeeds(tmp_path, "gfx950", A16W16)
@@ -273,7 +273,7 @@ def test_what_cannot_run_is_dropped_before_it_is_compiled(config: dict[str, Any]
         ("a16w16", {"num_stages": 3}, 81920, 122880),
         ("a8w8_blockscale_bpreshuffle", {"num_stages": 3}, 4096, 12288),  # W need not be there at all
         ("batched_a16w4", {"num_stages": 3}, 18432, 26624),  # X once
-        ("a8w8_blockscale", {"NUM_KSPLIT": 8}, 16384, 16384),  # a loop of one step, a constant there, is none
+        ("a8w8_blockscale", {"NUM_KSPLIT": 8}, 16384, 16384),  # a loop of one step is a constant there, and not a loop
         ("a8w8_blockscale", {"NUM_KSPLIT": 4}, 20480, 40960),
     ],
 )
@@ -309,7 +309,7 @@ needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="there is no T
 
 
 def compiled(tree: Path, arch: str, *configs: dict[str, Any], caller: str = "") -> list[list[Any]]:
-    """(status, detail, [LDS, registers, spills, what it is the same as, LDS that is expected at least]) of configs,
+    """(status, detail, [LDS, registers, spills, config of the same code, least LDS that is expected]) of configs,
     compiled in a fresh process."""
     argv = [sys.executable, "-W", "ignore", "-c", CODE, str(tree), arch, json.dumps(configs), caller]
     env = {"TRITON_CACHE_DIR": str(tree / "cache"), "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}

@@ -148,7 +148,7 @@ def test_candidates_of_one_machine_code_are_measured_once_and_those_that_spill_l
         facts = CompileFacts(0, None, 3 if code == "slow" else 0, code)
         k.context.compiled[key] = CompileResult(key, "ok", "", facts)
     k.run(tiles, task=task)
-    assert set(k.rows()) == {SLOW.name, twin.name, OTHER.name}, "the second of one code is no row"
+    assert set(k.rows()) == {SLOW.name, twin.name, OTHER.name}, "a second candidate with the same code has no row"
     assert list(k.rows())[-1] == SLOW.name
     k.run([twin, BEST], task=replace(k.task([twin, BEST], id_=2), always=frozenset({1})))
     assert set(k.rows(2)) == {twin.name, BEST.name}
