@@ -50,11 +50,6 @@ class KindProblem(Problem):
     kind: str
     case: Case
 
-    @property
-    def group_key(self) -> tuple[object, ...]:
-        """All but M."""
-        return (self.kind, self.b, self.n, self.k, self.dtype, self.outdtype, self.bias)
-
 
 def family_of(kind: ConfigKind) -> str:
     """The family whose key columns a kind's shapes have."""

@@ -163,9 +163,9 @@ class AiterTritonTuner(SearchTuner):
 
     def open(self) -> dict[str, Any]:
         """Opens the search, and reports AITER's tree, too. Raises NoDeviceError without a GPU or a tree."""
-        info = super().open()
-        tree = {"root": str(self._tree.root), "version": self._tree.version, "commit": self._tree.commit}
-        return {**info, "aiter": tree, "kind": self._kernels.name}
+        opened, tree = super().open(), self._tree
+        about = {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
+        return {**opened, "aiter": about, "kind": self._kernels.name}
 
     def parsed(self, raw: Mapping[str, Any]) -> Options:
         return Options.parse(raw)

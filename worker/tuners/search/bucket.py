@@ -209,7 +209,7 @@ class FileSearch(ABC):
         self._flying = t.shape
 
     def settle(self, t: PointTask, winner: Row | None, reason: str = "", detail: str = "") -> None:
-        """Report the row of a point's shape, or the reason why it has no row. Only the first verdict of a shape counts."""
+        """Report the row of a point's shape, or why it has no row. Only the first verdict of a shape counts."""
         if not t.point.weight or t.shape.id in self.settled:
             return
         if winner is not None:

@@ -234,9 +234,8 @@ class Moe(EngineSource):
             f"topk is {topk}, of {experts} experts": topk > experts,
             f"inter_dim and model_dim must be multiples of {multiple} here": n % multiple or k % multiple,
         }
-        for reason in reasons:
-            if reasons[reason]:
-                raise UnsupportedError(reason)
+        if any(reasons.values()):
+            raise UnsupportedError(next(reason for reason in reasons if reasons[reason]))
         block = (SCALE_BLOCK, SCALE_BLOCK) if scale == "block" else None
         dtype, of_file = ("bfloat16", "") if scale == "none" else (fp8_of(gfx), "fp8_w8a8")
         layer, gated = Layer("moe", n, k, experts, topk, of_file, block), flag_of(key, "use_g1u1")

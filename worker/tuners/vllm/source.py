@@ -48,14 +48,6 @@ class LayerProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineJob:
-    """A config on a layer; plain data."""
-
-    problem: LayerProblem
-    items: tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class EngineSource(TileSource):
     """Kernels of one kind of layer (`op`: as `Layer.op`) of the engine in a folder, on a device. An M is measured at
     each of `labels`, and searched at those of `searched`; rows are of the first. Where there are several, the winner of
@@ -102,20 +94,20 @@ class EngineSource(TileSource):
         with replaced(engine.fp8, {LINEAR_LOOKUP: none}), replaced(engine.moe, {"get_moe_configs": none}):
             return engine.config(p.layer, p.m)
 
-    def job(self, problem: LayerProblem, candidate: TileConfig) -> EngineJob:
-        return EngineJob(self.alike(problem), candidate.items)
+    def job(self, problem: LayerProblem, candidate: TileConfig) -> tuple[LayerProblem, TileConfig]:
+        return self.alike(problem), candidate
 
-    def compile(self, job: EngineJob, target: Target) -> CompileFacts:
-        values = dict(job.items)
+    def compile(self, job: tuple[LayerProblem, TileConfig], target: Target) -> CompileFacts:
+        p, values = job[0], job[1].values
 
         def forms() -> dict[str, Any]:
-            inputs = self.inputs(job.problem, torch.device("cpu"), 0, 0)
+            inputs = self.inputs(p, torch.device("cpu"), 0, 0)
             return {**self.operands(inputs), "out": inputs.output()}
 
         operands = hollow(forms)
         out = operands.pop("out")
         with compiling() as kernels:
-            _start(self.launches(job.problem, values, operands, out))
+            _start(self.launches(p, values, operands, out))
         return facts_of(kernels, tuple(int(values[f"BLOCK_SIZE_{x}"]) for x in "MN"))
 
     def launch(
@@ -160,13 +152,8 @@ OF_BACKEND: dict[str, dict[str, tuple[Any, ...]]] = {
 }  # fmt: skip
 """vLLM's own space (rows from 16, columns from 32, steps of 64 and 128, 4 and 8 warps, 2 to 5 stages), and what the
 kernel takes beyond it."""
+OF_CHIP: dict[int | str, dict[str, tuple[Any, ...]]] = {"gfx942": {"kpack": (1, 2)}}
 DEFAULT_GROUP = 16
-
-
-def knobs_of(target: Target) -> dict[str, tuple[Any, ...]]:
-    """Values of each key that the kernel takes on a chip."""
-    found = {**KNOBS, **OF_BACKEND[target.backend]}
-    return {**found, "kpack": (1, 2)} if target.arch == "gfx942" else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +170,9 @@ class Linear(EngineSource):
         return replace(layer, n=sizes[0], k=sizes[1])
 
     def space(self, p: LayerProblem, target: Target) -> Space:
+        knobs = {**KNOBS, **OF_BACKEND[target.backend], **OF_CHIP.get(target.arch, {})}
         return Space(
-            knobs_of(target), {"GROUP_SIZE_M": DEFAULT_GROUP}, lambda c: is_legal(p, c, target),
+            knobs, {"GROUP_SIZE_M": DEFAULT_GROUP}, lambda c: is_legal(p, c, target),
             lambda c: estimate_us(p, c.knobs, target) * warps_factor(c, target), lambda c: same_as(p, c.values), ENGINE,
         )  # fmt: skip
 

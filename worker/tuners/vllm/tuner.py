@@ -93,7 +93,8 @@ class EngineFile(FileSearch):
         """`about`: engine and device, for the rows."""
         super().__init__(context, seeds.source, seeds)
         self.source, self._about = seeds.source, about
-        self._problem: LayerProblem  # of any of the shapes
+        self._problem: LayerProblem  # of any of the shapes, as the next
+        self.facts: dict[str, Any]  # what is the same in all rows
         self._searched: dict[Point, PointTask] = {}  # as far as something was right there
         self._keys = set(USUAL_KEYS)
 
@@ -101,16 +102,7 @@ class EngineFile(FileSearch):
         p = self.source.problem(self.context.options.family, shape.key, self.context.target.gfx)
         self.source.engine().config(p.layer, p.m)
         self._problem, self.shapes[p.m] = p, shape
-
-    def run(self, shapes: Sequence[SpecShape]) -> None:
-        super().run(shapes)
-        self._finish(None, [])
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The part of the rows that is the same for the whole file."""
-        layer = self._problem.layer
-        return {**self._about, "layer": asdict(layer), "file": self.source.engine().file_name(layer)}
+        self.facts = {**self._about, "layer": asdict(p.layer), "file": self.source.engine().file_name(p.layer)}
 
     def buckets(self) -> Iterator[RangeSearch]:
         """The usual ranges. Each is searched at the M of the workload that it serves, then at the key itself."""
@@ -139,7 +131,8 @@ class EngineFile(FileSearch):
             held = [fastest(t) for t in there if t.point.m == bucket.key and t.point.weight and loses(t, winner)]
             for name in (winner, *held):
                 self._keys |= {t.point.m for t in there if loses(t, name)}
-        self._finish(bucket.first, following)
+        for part in self._final(bucket.first if following else None):
+            part.finish(following)
 
     def _within(self, first: int, last: int | None) -> list[int]:
         """The M of the workload in a range."""
@@ -163,10 +156,6 @@ class EngineFile(FileSearch):
         point, p = Point(m, self.weight(m), label), replace(self._problem, m=m, label=label)
         today = config_of(self.source.engine().config(p.layer, m), ENGINE)
         return self._searched.get(point) or PointTask(point, self.shapes.get(m, named), p, today)
-
-    def _finish(self, before: int | None, following: Sequence[ShapeTask]) -> None:
-        for part in self._final(before):
-            part.finish(following)
 
 
 def loses(t: PointTask, winner: str) -> bool:
@@ -252,8 +241,7 @@ class EngineTuner(SearchTuner):
 
     def open(self) -> dict[str, Any]:
         """Opens the search, and reports the engine, too. Raises NoDeviceError without a GPU or vLLM."""
-        info = super().open()
-        return {**info, "engine": {k: self._about[k] for k in ("project", "version", "source")}}
+        return {**super().open(), "engine": {k: self._about[k] for k in ("project", "version", "source")}}
 
     def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
         return parse_options(SearchOptions, NAME, raw)
@@ -292,10 +280,9 @@ class EngineTuner(SearchTuner):
         named = options.root or os.environ.get(VLLM_ROOT_ENV, "")
         if not named:
             spec = importlib.util.find_spec("vllm")
-            places = list(spec.submodule_search_locations or ()) if spec else []
-            if not places:
+            if spec is None or not spec.submodule_search_locations:
                 raise EngineError("vLLM is not installed for this Python: name its folder or wheel, vllm: {root: ...}")
-            return Path(places[0])
+            return Path(spec.submodule_search_locations[0])
         root = Path(named)
         return unpack(root, self.cache / "engines" / self._place.slot / root.stem) if root.suffix == ".whl" else root
 
