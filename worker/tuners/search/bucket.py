@@ -335,13 +335,12 @@ class BucketSearch(ABC):
         today = names.index(t.old.name)
         wanted = indexes | {today}
         ranked = search.ranked(sorted(wanted), today if self.proven else None)
-        for i, m in search.found.items():
-            if i in wanted:
-                t.times[names[i]] = Timed(m.us, search.errs[i], m.spread, m.us)
+        found = {i: m for i, m in search.found.items() if i in wanted}
+        t.times |= {names[i]: Timed(m.us, search.errs[i], m.spread, m.us) for i, m in found.items()}
         if ranked is None:
             return
         v, t.rounds = ranked.ranking, ranked.ranking.rounds
         old_us = dict(zip(ranked.indexes, v.us, strict=True)).get(today, 0.0)
-        for place, (i, us, spread) in enumerate(zip(ranked.indexes, v.us, v.spread, strict=True)):
-            high = old_us * v.high[place] if v.high and i != today else us
-            t.times[names[i]] = Timed(us, search.errs[i], spread, high)
+        high = [old_us * ratio for ratio in v.high] or v.us
+        for i, us, spread, most in zip(ranked.indexes, v.us, v.spread, high, strict=True):
+            t.times[names[i]] = Timed(us, search.errs[i], spread, us if i == today else most)
