@@ -9,7 +9,7 @@ VENV      := .venv
 BIN       := $(VENV)/bin
 SHAPES    ?= examples/llm.csv
 VARIABLES := SHAPES INVENTORY FAMILY TUNER DB RUN ARGS GOLDEN TOT SYSTEM FULL AITER_GIT PYTHON
-TARGETS   := help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo test lint format types unit planted soak system-packages shapes-named test-aiter benchmarks clean
+TARGETS   := help setup tune bench plan status logs explain resume retry cancel runs nodes analyze report merge export verify compare demo wheel test lint format types unit planted soak system-packages shapes-named test-aiter benchmarks clean
 .PHONY: $(TARGETS)
 
 # a mistyped variable or target is an error: without this check `make tune SHAPE=my.csv` would tune the default shapes
@@ -122,6 +122,10 @@ nodes: $(STAMP) ## check the nodes of INVENTORY: reachable, docker, image, devic
 
 demo: system-packages $(VENV)/.installed ## try it on two nodes in containers of this machine, as root; SYSTEM=1 installs what they need
 	@$(BIN)/python -m tests.integration.demo $(ARGS)
+
+wheel: $(VENV)/bin/python ## build dist/gemmfleet-*.whl and .tar.gz, to install elsewhere with pip
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check 'hatchling>=1.25,<2'
+	@rm -rf dist && $(BIN)/python -m hatchling build -d dist
 
 # --- the project -------------------------------------------------------------------------------------------------
 

@@ -1,3 +1,3 @@
 """The controller: plans, deploys, dispatches, records and judges. Runs anywhere; needs no GPU."""
 
-__version__ = "0.3.0.dev0"
+__version__ = "0.3.0"

@@ -249,7 +249,7 @@ def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
     except ModuleNotFoundError as e:
         raise InputError(
             f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
-            f" pip install 'gemmfleet[live]'; {command('report')} without --live does not need it"
+            f" pip install '.[live]' in a checkout of gemmfleet; {command('report')} without --live does not need it"
         ) from e
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)

@@ -280,7 +280,11 @@ def run_trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = Fal
         return Trial(why_not=f"the trial did not run: {e}")
     if done.returncode:
         last = clean(done.stderr, 300, keep="end").splitlines()[-1:] or ["no message"]
-        missing = "; install gemmfleet[triton]" if re.search("No module named '(?!aiter)", last[0]) else ""
+        missing = (
+            "; pip install '.[triton]' in a checkout of gemmfleet"
+            if re.search("No module named '(?!aiter)", last[0])
+            else ""
+        )
         return Trial(why_not=f"AITER's function cannot run here: {last[0]}{missing}")
     document = json.loads(done.stdout.strip().splitlines()[-1])
     answers = tuple(values for values, _ in document["answers"])

@@ -36,7 +36,7 @@ from worker.triton_configs.resolve import (
 
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
-WAY_OUT = "install gemmfleet[triton,torch] into this Python, or give --lint-only"
+WAY_OUT = "pip install '.[triton,torch]' in a checkout of gemmfleet, or give --lint-only"
 Size = tuple[int | None, int | None]
 """N and K that are asked for, None for any."""
 

@@ -225,7 +225,7 @@ class NodeOptions(LoginHost):
     )  # fmt: skip
     lease: Literal["slurm", "kubernetes"] | None = option(
         None, "`slurm`, `kubernetes` (none)",
-        "the node is a pool of leases that a scheduler grants: [Slurm](../how-to/slurm.md),"
+        "the node is a pool of leases that a scheduler grants: [Slurm](../start/slurm.md),"
         " [Kubernetes](../how-to/kubernetes.md)",
     )  # fmt: skip
     count: Annotated[Count, _POOL] = option(

@@ -42,7 +42,7 @@ def connect(context: str | None) -> tuple[Any, str]:
         from kubernetes import client, config
         from kubernetes.config import incluster_config
     except ImportError as e:
-        way = "pip install 'gemmfleet[kubernetes]'"
+        way = "pip install '.[kubernetes]' in a checkout of gemmfleet"
         raise InputError(f"nodes with `lease: kubernetes` need the package kubernetes ({e}): {way}") from e
     settings = client.Configuration()
     settings.retries = False

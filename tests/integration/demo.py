@@ -1,7 +1,7 @@
 """`make demo`: two nodes on this machine, a small job on them through the command line, and all taken down again.
 
 The nodes are containers, each with its own sshd, dockerd and address (tests/integration/heavy), the workers
-containers on them, the tuner is `torch` on the CPU. The run folder stays. See docs/tutorial/first-fleet.md.
+containers on them, the tuner is `torch` on the CPU. The run folder stays. See docs/start/ssh.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The wheel carries everything the program needs, and runs outside the checkout."""
+"""The wheel and the sdist carry everything the program needs, and install into an empty environment."""
 
 from __future__ import annotations
 
-import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,27 +10,43 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from orchestrator import __version__
+from tests.paths import ROOT
+
+pytestmark = pytest.mark.full
 
 
-@pytest.mark.full
-def test_a_run_from_the_wheel(tmp_path: Path) -> None:
-    """Built with the packages' own back end, unpacked aside, run from another folder."""
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
-    subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "-w", tmp_path, ROOT], check=True)
-    (wheel,) = tmp_path.glob("gemmfleet-*.whl")
-    with zipfile.ZipFile(wheel) as z:
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder with the wheel and the sdist that `make wheel` builds in a copy of this tree."""
+    copy = tmp_path_factory.mktemp("copy") / "gemmfleet"
+    left_out = shutil.ignore_patterns(".git", ".venv", "runs", "dist", ".*_cache", "__pycache__")
+    shutil.copytree(ROOT, copy, ignore=left_out)
+    subprocess.run(["make", "wheel", f"PYTHON={sys.executable}"], cwd=copy, check=True)
+    return copy / "dist"
+
+
+def test_the_wheel_has_what_the_program_needs_and_no_tests(dist: Path) -> None:
+    with zipfile.ZipFile(dist / f"gemmfleet-{__version__}-py3-none-any.whl") as z:
         names = set(z.namelist())
-        z.extractall(tmp_path / "site")
     templates = [p.relative_to(ROOT) for p in (ROOT / "templates").rglob("*") if p.is_file()]
     assert {f"orchestrator/_data/{p.as_posix()}" for p in templates} <= names
     assert "orchestrator/_data/inventories/local.yaml" in names
     assert not {n for n in names if n.startswith(("tests/", "benchmarks/"))}
+
+
+@pytest.mark.parametrize("name", [f"gemmfleet-{__version__}-py3-none-any.whl", f"gemmfleet-{__version__}.tar.gz"])
+def test_a_run_from_an_empty_environment(dist: Path, tmp_path: Path, name: str) -> None:
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
+    bin_ = tmp_path / "venv" / "bin"
+    gemmfleet = str(bin_ / "gemmfleet")
+    subprocess.run([bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", dist / name], check=True)
+    version = subprocess.run([gemmfleet, "--version"], cwd=tmp_path, capture_output=True, text=True)
+    assert version.stdout.split()[-1] == __version__
+    where = [str(bin_ / "python"), "-c", "import orchestrator; print(orchestrator.__file__)"]
+    assert subprocess.run(where, cwd=tmp_path, capture_output=True, text=True).stdout.startswith(str(tmp_path))
     (tmp_path / "s.csv").write_text("M,N,K\n1,16,64\n2,16,64\n")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
-    where = [sys.executable, "-c", "import orchestrator; print(orchestrator.__file__)"]
-    assert subprocess.run(where, cwd=tmp_path, env=env, capture_output=True, text=True).stdout.startswith(str(tmp_path))
-    argv = [sys.executable, "-m", "orchestrator", "tune", "s.csv", "--tuner", "replay"]
-    done = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True)
+    argv = [gemmfleet, "tune", "s.csv", "--tuner", "replay"]
+    done = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 shapes: 2 tuned" in done.stdout

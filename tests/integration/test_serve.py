@@ -97,7 +97,7 @@ def test_what_cannot_be_served_is_an_error(tmp_path: Path, monkeypatch: pytest.M
     paths, _ = empty_run(tmp_path / "good", 3)
     monkeypatch.setitem(sys.modules, "orchestrator.report.live", None)
     without = command("report", "--live", "--runs", str(tmp_path / "good"))
-    assert (without.code, "pip install 'gemmfleet[live]'" in without.err) == (2, True)
+    assert (without.code, "pip install '.[live]'" in without.err) == (2, True)
 
 
 def test_ctrl_c_ends_it_cleanly_also_with_a_page_open(tmp_path: Path) -> None:

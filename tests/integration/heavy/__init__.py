@@ -7,7 +7,7 @@ For tests, and for anybody who wants to try the product without a cluster::
     fleet.nodes[0].partition()
     fleet.stop()
 
-By hand: `python -m tests.integration.heavy up 2`, see docs/tutorial/first-fleet.md. The hosts have no Python; the
+By hand: `python -m tests.integration.heavy up 2`, see docs/contributing/index.md. The hosts have no Python; the
 worker image has.
 """
 

@@ -99,7 +99,7 @@ def test_lint_alone_reads_every_chip_and_an_image_is_read_as_a_folder_is(
 def test_without_a_compiler_or_a_package_of_aiters_there_is_one_error_with_the_way_out(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    way_out = "install gemmfleet[triton,torch] into this Python, or give --lint-only"
+    way_out = "pip install '.[triton,torch]' in a checkout of gemmfleet, or give --lint-only"
     wrapper = root / "aiter/ops/triton/gemm/basic/gemm_a16w16.py"
     wrapper.parent.mkdir(parents=True, exist_ok=True)
     wrapper.write_text("import no_such_package\n")

@@ -195,7 +195,7 @@ def test_a_row_that_is_none(row: dict[str, Any], fault: str, tmp_path: Path) -> 
 def test_a_trial_without_a_package_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(merging, "_PROGRAM", "import no_such_package")
     why_not = run_trial(root, "gfx950", []).why_not
-    assert why_not.endswith("No module named 'no_such_package'; install gemmfleet[triton]")
+    assert why_not.endswith("No module named 'no_such_package'; pip install '.[triton]' in a checkout of gemmfleet")
 
 
 def test_a_run_without_winners_and_a_folder_without_configs(tmp_path: Path) -> None:
