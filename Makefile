@@ -18,7 +18,7 @@ unknown := $(filter-out $(VARIABLES) $(PASSED),$(foreach v,$(.VARIABLES),$(if $(
 stray   := $(filter-out $(TARGETS) $(VENV)/%,$(MAKECMDGOALS))
 closest  = $(shell $(or $(PYTHON),false) -c 'import difflib, sys; print(*difflib.get_close_matches(sys.argv[1].$(3)(), sys.argv[2:], 1, 0.5))' '$(subst ','\'',$(1))' $(2))
 meant    = $(or $(addprefix did you mean ,$(addsuffix ?,$(closest))),$(4))
-wants    = $(or $(if $(filter %.csv,$(1)),write SHAPES=$(1)),$(if $(filter %.yaml %.yml,$(1)),write INVENTORY=$(1)))
+wants    = $(or $(if $(filter %.csv,$(1)),write SHAPES=$(1)),$(if $(filter %.yaml %.yml,$(1)),write INVENTORY=$(1)),$(if $(filter watch follow live json --%,$(1)),write ARGS=--$(1:--%=%)))
 $(foreach v,$(unknown),$(warning unknown variable $v: $(call meant,$v,$(VARIABLES),upper,there are $(VARIABLES); write an environment variable before make)))
 $(foreach g,$(stray),$(warning $g is not a target: $(or $(call wants,$g),$(call meant,$g,$(TARGETS),lower,make help lists them))))
 $(if $(unknown)$(stray),$(error nothing was started))

@@ -11,7 +11,6 @@ Gluon mean AITER's.
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -19,6 +18,7 @@ from typing import Any, Literal
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from worker.families import BACKENDS, BENCHED, ENGINE, FAMILIES, TRITON, Family, backend_of, tuner_of
+from worker.text import did_you_mean
 from worker.tuners.catalog import Flag, TunerNotFoundError, TunerSpec, built_in, find_tuner, names
 
 
@@ -26,10 +26,7 @@ def get_family(name: str) -> Family:
     """The family of that name. Raises InputError with the nearest name if no family has it."""
     if name in FAMILIES:
         return FAMILIES[name]
-    near = [f for f in FAMILIES if name and f.startswith(name.lower())]
-    near = near or difflib.get_close_matches(name.lower(), FAMILIES, n=1, cutoff=0.5)
-    hint = f"; did you mean {near[0]}?" if near else ""
-    raise InputError(f"unknown family {name[:40]!r}{hint} (families: {', '.join(FAMILIES)})")
+    raise InputError(f"unknown family {name[:40]!r}{did_you_mean(name, FAMILIES)} (families: {', '.join(FAMILIES)})")
 
 
 ELEMENT_TYPES = {
@@ -85,7 +82,7 @@ def get_tuner(name: str, *, for_tune: bool = True) -> TunerSpec:
     except TunerNotFoundError as e:
         if name in legal:  # its package is broken
             raise InputError(str(e)) from e
-        raise InputError(f"unknown tuner {name!r}; there are: {', '.join(legal)}") from e
+        raise InputError(f"unknown tuner {name!r}{did_you_mean(name, legal)} (there are: {', '.join(legal)})") from e
     if for_tune and spec.own_command:
         raise InputError(f"the tuner {name} has a command of its own: {command(spec.own_command)}")
     return spec

@@ -176,8 +176,9 @@ def list_runs(runs: Path) -> list[RunPaths]:
     return [RunPaths(root) for _, root in sorted(found, key=lambda f: (f[0], f[1].name))]
 
 
-def find_run(runs: Path, run: str | None) -> RunPaths:
-    """The run in that folder or with that id (a unique beginning will do); the latest run if `run` is None.
+def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
+    """The run in that folder or with that id (a unique beginning will do). If `run` is None the latest;
+    with `tuned` the latest that has tuned rows.
 
     Raises InputError.
     """
@@ -185,10 +186,10 @@ def find_run(runs: Path, run: str | None) -> RunPaths:
         return RunPaths(Path(run).absolute())
     there = list_runs(runs)
     if run is None:
+        there = [r for r in there if not tuned or (r.tuned.is_file() and r.tuned.read_bytes().count(b"\n") > 1)]
         if not there:
-            raise InputError(
-                f"there are no runs in {runs}; begin one with: {command('tune SHAPES.csv')}, or give --runs DIR"
-            )
+            what = "there are no runs" + " with tuned rows" * tuned
+            raise InputError(f"{what} in {runs}; begin one with: {command('tune SHAPES.csv')}, or give --runs DIR")
         return there[-1]
     if RUN_RE.match(run):
         exact = [r for r in there if r.run == run]

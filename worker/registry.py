@@ -14,6 +14,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from worker.text import did_you_mean
+
 if TYPE_CHECKING:
     import importlib.metadata
 
@@ -145,7 +147,7 @@ def parse_options(cls: type[T], tuner: str, raw: Mapping[str, Any]) -> T:
     values: dict[str, Any] = {}
     for name, value in raw.items():
         if name not in rules:
-            faults.append(f"unknown option {name!r} (there are {', '.join(rules)})")
+            faults.append(f"unknown option {name!r}{did_you_mean(name, rules)} (there are {', '.join(rules)})")
             continue
         try:
             values[name] = rules[name](value)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -45,6 +46,16 @@ def and_more(names: Sequence[str], most: int) -> str:
     """The first names, and the number of the others: `a, b and 5 more`."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
+
+
+def did_you_mean(word: str, legal: Iterable[str]) -> str:
+    """`; did you mean X?`, or nothing. X: the legal word that begins with `word` or is most similar to it, ignoring
+    case and a leading `torch.`."""
+    words, wanted = list(legal), word[:40].lower()
+    by_lower = {w.lower().rpartition(".")[2]: w for w in words} | {w.lower(): w for w in words}
+    near = [w for w in by_lower if wanted and w.startswith(wanted)]
+    near = near or difflib.get_close_matches(wanted, by_lower, n=1, cutoff=0.5)
+    return f"; did you mean {by_lower[near[0]]}?" if near else ""
 
 
 def uncoloured(text: str) -> str:

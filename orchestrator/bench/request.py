@@ -162,8 +162,8 @@ def _text(word: str, folder: Path) -> str:
     if (run / FOLDER / TABLE).is_file():
         won = read_winners(run)
         return _document(folder, "winners", [
-            {"kind": w.kind.name, "gfx": w.chip, "shape": None if w.default else w.shape,
-             "buckets": {b.bucket: b.values for b in w.winners.values()}}
+            {"kind": w.place.kind.name, "gfx": w.place.device.name, "shape": None if w.place.default else w.shape,
+             "buckets": w.values}
             for w in won
         ])  # fmt: skip
     configs = folder / CONFIGS if (folder / CONFIGS).is_dir() else folder

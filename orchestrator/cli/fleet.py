@@ -166,6 +166,7 @@ def check_inventory(
     try:
         found = inventories.load_inventory(path)
         refuse_one_gpu_twice(found.nodes, {})
+        inventories.check_identities(found.nodes.values())
         if env:
             inventories.check_references(found.nodes.values())
     except InputError as e:

@@ -295,7 +295,7 @@ def verify(
 
     if table is not None and inventory is None and run is None:
         raise InputError(f"--table {table}: name the nodes with -i INV, or a run that has them")
-    paths = find_run(runs, run) if table is None or inventory is None else None
+    paths = find_run(runs, run, tuned=table is None) if table is None or inventory is None else None
     path = table or (paths.tuned if paths else Path())
     [(of, [source])] = export.read([path], family).items()
     rows = [source.cells(r) for r in source.rows]

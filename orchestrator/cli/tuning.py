@@ -17,7 +17,7 @@ from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
 from orchestrator.paths import RunPaths, holder, leave_request
 from orchestrator.view.words import left_words
-from worker.text import plural
+from worker.text import did_you_mean, plural
 
 if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
@@ -194,12 +194,14 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
         _check_retry(paths, ledger, reason, group)
         members = set(ledger.replayed.attempts[group].shapes) if group else None
         failed = [f.id for f in ledger.failed(reason) if members is None or f.id in members]
-        reasons = list(ledger.failures())
+        reasons, counts = list(ledger.failures()), ledger.counts()
     page = Page({"run": paths.run, "queued": len(failed)})
     if not failed:
         which = "".join(f" with {w}" for w in (reason and f"reason {reason!r}", group and f"group {group!r}") if w)
         there = f"failed shapes have: {', '.join(reasons)}" if reasons else "no shape failed"
         page.line(f"nothing to retry: no failed shape{which} ({there})")
+        if counts.pending and not holder(paths.lock):
+            page.line(f"{plural(counts.pending, 'shape')} pending; go on with: {command(f'resume {paths.named}')}")
         return page
     if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
@@ -214,7 +216,6 @@ def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:
     """Raise InputError where no shape can fail for the reason, or the run has no such group."""
     from orchestrator.reasons import Reason
-    from orchestrator.tables.textfiles import did_you_mean
 
     legal = [r.value for r in Reason if r.fails_shapes]
     if reason is not None and reason not in legal:

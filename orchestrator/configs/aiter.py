@@ -135,7 +135,7 @@ class AiterTree:
 
     def lay_out(self, won: WonFile) -> Layout:
         """The file that holds winners, with its text. Raises ValueError and OSError."""
-        return lay_out(self.resolver, won.kind, None if won.default else won.shape, won.values)
+        return lay_out(self.resolver, won.place.kind, None if won.place.default else won.shape, won.values)
 
     def check(self, won: WonFile, layout: Layout) -> Iterator[Finding]:
         """Findings that forbid a merge: on the winners' buckets, and on the file as a whole."""
@@ -144,19 +144,19 @@ class AiterTree:
             if side != "any" and not any(r.m == bound for r in winner.measured):
                 text = f"was not measured at M={bound}, its bound"
                 yield Finding("error", "bound", str(layout.target), 0, text, name)
-        bounds = self.resolver.bounds(won.kind)
-        for finding in lint_content(parse(layout.text, layout.target), won.kind, bounds, won.chip):
+        bounds = self.resolver.bounds(won.place.kind)
+        for finding in lint_content(parse(layout.text, layout.target), won.place.kind, bounds, won.place.device.name):
             must = finding.level == "error" or finding.rule == "required"
             if must and (finding.bucket in won.winners or not finding.bucket):
                 yield finding
 
     def bucket_for(self, won: WonFile, buckets: Mapping[str, Bucket], m: int) -> str:
         """The bucket that AITER takes for an M."""
-        return bucket_for(buckets, m, self.resolver.bounds(won.kind))
+        return bucket_for(buckets, m, self.resolver.bounds(won.place.kind))
 
     def readers(self, won: WonFile) -> tuple[str, ...]:
         """Other operators that read its files."""
-        return tuple(self.operators(won.kind))
+        return tuple(self.operators(won.place.kind))
 
     def lookups(self, changes: Sequence[tuple[WonFile, Path, str]]) -> list[Lookup]:
         """Answers that AITER must give, at every bound and just above: the changed files (path and text after) as
@@ -164,9 +164,9 @@ class AiterTree:
         resolver, out = self.resolver, list[Lookup]()
         texts = {path: parse(after).buckets for _, path, after in changes}
         files = shipped(resolver)[0]
-        for kind in {won.kind for won, _, _ in changes}:
+        for kind in {won.place.kind for won, _, _ in changes}:
             shapes = {f.named for f in files if f.kind is kind and f.named}
-            shapes |= {won.shape for won, _, _ in changes if won.kind is kind}
+            shapes |= {won.shape for won, _, _ in changes if won.place.kind is kind}
             bounds = resolver.bounds(kind)
             for b, n, k in sorted({*shapes, (None, max(n for _, n, _ in shapes) + 1, 64)}, key=str):
                 b = b if kind.batch_in_name and resolver.loader.batch else None
@@ -176,9 +176,10 @@ class AiterTree:
                 for m in sorted({m for x in bounds for m in (x, x + 1)}):
                     call = Call(kind.config, m, n, k, bounds, kind.backend if resolver.loader.backend else None, b)
                     out.append(Lookup(call, now[bucket_for(now, m, bounds)], then[bucket_for(then, m, bounds)]))
+        self.prove(out, after=False)
         return out
 
-    def prove(self, some: Sequence[Lookup], *, after: bool) -> Trial:
+    def prove(self, some: Sequence[Lookup], *, after: bool = True) -> Trial:
         """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""
         trial = run_trial(self.root, self.gfx, [x.call for x in some], alone=not after)
         given: Iterable[Bucket | None] = trial.answers
@@ -231,15 +232,17 @@ class AiterTree:
         `checked`: operators that the user vouches for. The shapes to measure are written into `recheck.csv` of
         `folder`, which `tune` reads.
         """
-        needed = self.readers_of(won.kind, list(won.winners), lists)
-        done = {(r.caller, (r.b if won.kind.batched else None, r.n, r.k, r.m)) for r in won.rows}
-        through = {"": True} | {name: can for name, can in self.operators(won.kind).items() if name not in checked}
+        needed = self.readers_of(won.place.kind, list(won.winners), lists)
+        done = {(r.caller, (r.b if won.place.kind.batched else None, r.n, r.k, r.m)) for r in won.rows}
+        through = {"": True} | {
+            name: can for name, can in self.operators(won.place.kind).items() if name not in checked
+        }
         missing = {name: some for name in through if (some := [s for s in needed if (name, s) not in done])}
         if not missing:
             return []
-        columns = ("B", "M", "N", "K") if won.kind.batched else ("M", "N", "K")
+        columns = ("B", "M", "N", "K") if won.place.kind.batched else ("M", "N", "K")
         every = sorted({s for name, some in missing.items() if through[name] for s in some})
-        rows = ([*([b] if won.kind.batched else []), m, n, k] for b, n, k, m in every)
+        rows = ([*([b] if won.place.kind.batched else []), m, n, k] for b, n, k, m in every)
         write_csv(folder / LIST, columns, rows)
         out = []
         for name, some in missing.items():
@@ -249,7 +252,7 @@ class AiterTree:
             by_hand = f"the tuner cannot call it: compare its {cost} yourself, then give --checked {name}"
             out.append(
                 f"{won.path.name}: {plural(len(some), 'shape')} of {len(needed)} that read"
-                f" {and_more(list(won.winners), 3)} through {name or won.kind.function} not measured again:"
+                f" {and_more(list(won.winners), 3)} through {name or won.place.kind.function} not measured again:"
                 f" {and_more([f'{m}x{n}x{k}' for _, n, k, m in some], 4)}; {todo if through[name] else by_hand}"
             )
         return out

@@ -16,7 +16,7 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.configs import engines
 from orchestrator.configs.aiter import AiterTree, journal_of
-from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, Measured, WonFile, read_ranges, read_winners
+from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, Measured, WonFile, read_winners
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
@@ -79,23 +79,22 @@ def merge(
     measurements, through every operator that is not among `checked`. Raises InputError; the tree is then as it was.
     """
     is_engine, faults = (run / OF_ENGINES / TABLE).is_file(), list[str]()
-    won = read_ranges(run) if is_engine else read_winners(run)
+    won = read_winners(run, OF_ENGINES if is_engine else FOLDER)
     if (default or lists or checked) if is_engine else engine:
         raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")
     table = run / (OF_ENGINES if is_engine else FOLDER) / TABLE
     opened = engines.opened(root, engine) if is_engine else nullcontext(
-        (root, journal_of(root), lambda files: AiterTree(root, files[0].chip))
+        (root, journal_of(root), lambda files: AiterTree(root, files[0].place.device.name))
     )  # fmt: skip
     with opened as (at, journal, tree_of), journal.writing():
         out = Merged(run.name, str(at))
-        trees: dict[str, Tree] = {
-            chip: tree_of([w for w in won if w.chip == chip]) for chip in sorted({w.chip for w in won})
-        }
+        devices = dict.fromkeys(w.place.device for w in won)
+        trees: dict[Any, Tree] = {device: tree_of([w for w in won if w.place.device == device]) for device in devices}
         for file in won:
+            tree = trees[file.place.device]
             try:
-                tree = trees[file.chip]
                 change, against = _plan(tree, file, table, default=default)
-                if change and file.default and default and isinstance(tree, AiterTree):
+                if change and file.place.default and default and isinstance(tree, AiterTree):
                     against += tree.unmeasured(file, lists, table.parent, checked)
             except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
                 faults.append(f"{file.path.name}: {e}")
@@ -107,19 +106,17 @@ def merge(
         if not out.changes:
             out.notes.append("every winner is in the tree already; nothing was written")
             return out
-        asked: dict[str, list[Any]] = {
-            chip: [*tree.lookups([(c.won, c.path, c.after) for c in out.changes if c.won.chip == chip])]
-            for chip, tree in trees.items()
+        asked: dict[Any, list[Any]] = {
+            device: [*tree.lookups([(c.won, c.path, c.after) for c in out.changes if c.won.place.device == device])]
+            for device, tree in trees.items()
         }
-        for chip, some in asked.items():
-            trees[chip].prove(some, after=False)
         facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
         entry: dict[str, Any] = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
         entry |= {"checked": list(checked)} if checked else {}
         entry["buckets"] = [_provenance(c, at) for c in out.changes]
         journal.record(entry, {c.path: (c.before, c.after) for c in out.changes})
         try:
-            trials = [trees[chip].prove(some, after=True) for chip, some in asked.items()]
+            trials = [trees[device].prove(some) for device, some in asked.items()]
         except BaseException:
             journal.take_back()
             raise
@@ -155,7 +152,7 @@ def _plan(tree: Tree, won: WonFile, table: Path, *, default: bool) -> tuple[Chan
     source, target, old, new, text = layout
     if new == old:
         return None, []
-    if won.default and not default:
+    if won.place.default and not default:
         return None, [
             f"{won.path.name}: changes a default file, which every shape without a file of its own reads; give"
             " --allow-default after reading what is to be measured again"
@@ -172,7 +169,7 @@ def _against(
     tree: Tree, won: WonFile, row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, Bucket]
 ) -> str:
     """Reason for which a measurement does not allow the change; "" where it does."""
-    shape = row.shown()
+    shape = f"M={row.m} {row.sizes}"
     had, gets = (tree.bucket_for(won, buckets, row.m) for buckets in (old, new))
     if gets != bucket:
         return f"{shape} does not resolve to {bucket} but to {gets}"

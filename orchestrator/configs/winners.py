@@ -3,7 +3,7 @@
 Each winning row carries its bucket's document (worker.protocol.ConfigRow). Rows of one bucket from one attempt are one
 decision. If attempts decided differently on a bucket (its group was split after a fault), it keeps what it has.
 For AITER a bucket is one of its files', in `configs/aiter/`. For an engine it is the M that one key serves, in
-`configs/vllm/`; there a line of the table ends with the document of its row, which is what a merge reads.
+`configs/vllm/`. A line of the table ends with the document of its row, which is what a merge reads.
 """
 
 from __future__ import annotations
@@ -16,52 +16,42 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.textfiles import Faults, csv_records, shown
-from orchestrator.tables.tuned import best, number_of
+from orchestrator.tables.textfiles import Faults, csv_records
+from orchestrator.tables.tuned import best
 from orchestrator.tables.write import write_atomic, write_csv
 from worker.families import Family
 from worker.triton_configs.engine import Device, Layer
-from worker.triton_configs.kinds import BY_NAME, ConfigKind
-from worker.triton_configs.resolve import Bucket, bound_of, is_bucket, read, written
+from worker.triton_configs.kinds import BY_NAME
+from worker.triton_configs.resolve import Bucket, bound_of, written
 
 FIELD = "triton_config"
 """The field of a winner's row in the ledger that holds its bucket's document."""
 FOLDER = "configs/aiter"
 OF_ENGINES = "configs/vllm"
 TABLE = "tuned.csv"
-COLUMNS = (
-    "kind", "config", "gfx", "B", "N", "K", "bucket", "caller", "M", "count", "old_us", "new_us", "err_ratio", "old",
-    "file",
-)  # fmt: skip
-NO_ROW = "has no row: the run proved no winner, so there is nothing to merge"
-ENGINE_COLUMNS = (
-    "file", "key", "first", "last", "M", "routing", "count", "old_us", "new_us", "err_ratio", "document",
-)  # fmt: skip
+COLUMNS = ("file", "bucket", "shape", "M", "caller", "count", "old_us", "new_us", "err_ratio", "document")
 
 
 class Place(NamedTuple):
-    """A bucket of a shape's file; `shape` is (B, N, K), B None where the kind has none; None: of the default file."""
+    """A bucket of a file; for an engine the M that one key serves, with project, version and hash of the kernel that
+    was measured in `made`. `kind`: of AITER's files; `default`: its default file is meant."""
 
-    kind: ConfigKind
-    arch: str
-    shape: tuple[int | None, int, int] | None
+    file: str
     bucket: str
-
-    @property
-    def file(self) -> str:
-        """Name of the file that holds the winners."""
-        if self.shape is None:
-            return f"{self.arch}-{self.kind.config}.json"
-        b, n, k = self.shape
-        batch = f"-B={b}" if b is not None and self.kind.batch_in_name else ""
-        return f"{self.arch}-{self.kind.config}{batch}-N={n}-K={k}.json"
+    device: Device
+    kind: Any = None
+    default: bool = False
+    key: int = 0
+    first: int = 0
+    last: int = 0
+    made: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One M of one shape under the old and the new config, in microseconds. `caller`: "" for the kind's wrapper;
-    `count`: calls of the workload, 0 for a bound that is none of its M; `old`: the config that it had, and old_us -1
-    where that does not run; `line`: in tuned.csv."""
+    """One M of one shape under the old and the new config, in microseconds. `caller`: "" for the kind's wrapper, for an
+    engine the routing; `count`: calls of the workload, 0 for a bound that is none of its M; `old`: the config that it
+    had, and old_us -1 where that does not run; `line`: in tuned.csv; `layer`: of an engine, whose top-k is `b`."""
 
     b: int | None
     n: int
@@ -73,44 +63,18 @@ class Measured:
     new_us: float
     err_ratio: float
     old: Bucket
-    line: int = 0
+    line: int
+    document: str
+    layer: Layer | None
 
     def at(self) -> tuple[Any, ...]:
         """The key of a measurement: shape, M and operator. B is None for all of a kind's or for none."""
         return self.b, self.n, self.k, self.m, self.caller
 
-    def shown(self) -> str:
-        """Its shape in words."""
-        return f"{f'B={self.b} ' if self.b else ''}M={self.m} N={self.n} K={self.k}"
-
-
-class Range(NamedTuple):
-    """The M of one key in a file of an engine. `made`: project, version and hash of the kernel that was measured."""
-
-    file: str
-    first: int
-    last: int
-    key: int
-    device: Device
-    made: tuple[str, ...]
-
     @property
-    def bucket(self) -> str:
-        """Its name."""
-        return f"M={self.first}-{self.last}"
-
-
-@dataclass(frozen=True, slots=True)
-class Point(Measured):
-    """One M of a layer of an engine. `b`: its top-k; `caller`: its routing; `document`: of its row."""
-
-    layer: Layer = field(kw_only=True)
-    place: Range = field(kw_only=True)
-    document: str = field(kw_only=True)
-
-    def shown(self) -> str:
-        """Its sizes in words."""
-        return f"M={self.m} {words(self.layer)}"
+    def sizes(self) -> str:
+        """Its shape without M in words."""
+        return words(self.layer) if self.layer else f"{f'B={self.b} ' if self.b else ''}N={self.n} K={self.k}"
 
 
 def words(layer: Layer) -> str:
@@ -123,20 +87,17 @@ def words(layer: Layer) -> str:
 class Winner:
     """A bucket's new config with what was measured of it."""
 
-    bucket: str
+    place: Place
     values: Bucket
     measured: list[Measured] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class WonFile:
-    """A file of winners. `kind`: None for an engine's; `default`: they are meant for AITER's default file, of whatever
-    N and K; else for (b, n, k)."""
+    """A file of winners by bucket. `place`: of one of them; all are of one device and kind."""
 
     path: Path
-    kind: Any
-    chip: str
-    default: bool
+    place: Place
     winners: dict[str, Winner] = field(default_factory=dict)
 
     @property
@@ -161,69 +122,74 @@ def write(ledger: LedgerReader, root: Path) -> list[str]:
 
     `root`: the run's folder. Raises OSError.
     """
-    files: dict[str, dict[Any, Bucket]] = {}
-    if ledger.meta("tuner", "") == "vllm":
-        ranges, notes = _decided_ranges({str(r.row.get(FIELD)): 0 for r in ledger.winners()})
-        for place, winner in ranges.items():
-            files.setdefault(place.file, {})[place.key] = winner.values
-        points = (r for w in ranges.values() for r in sorted(w.measured, key=Measured.at) if isinstance(r, Point))
-        texts = {name: json.dumps(dict(sorted(of.items())), indent=4) + "\n" for name, of in files.items()}
-        _store(root / OF_ENGINES, texts, ENGINE_COLUMNS, (
-            (r.place.file, r.place.key, r.place.first, r.place.last, r.m, r.caller, r.count, r.old_us, r.new_us,
-             r.err_ratio, r.document)
-            for r in points
-        ))  # fmt: skip
-        return notes
     found, notes = decisions(ledger.family, ((r.key, r.row) for r in ledger.winners()))
-    for p, winner in found.items():
-        files.setdefault(p.file, {})[p.bucket] = winner.values
-    rows = (
-        (p.kind.name, p.kind.config, p.arch, "" if r.b is None else r.b, r.n, r.k, p.bucket, r.caller, r.m, r.count,
-         r.old_us, r.new_us, r.err_ratio, json.dumps(r.old, separators=(",", ":")), p.file)
-        for p, winner in found.items() for r in sorted(winner.measured, key=Measured.at)
-    )  # fmt: skip
-    _store(root / FOLDER, {name: written(buckets) for name, buckets in files.items()}, COLUMNS, rows)
-    return notes
-
-
-def _store(folder: Path, texts: Mapping[str, str], columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
+    is_engine, files = ledger.meta("tuner", "") == "vllm", dict[str, dict[str, Bucket]]()
+    folder = root / (OF_ENGINES if is_engine else FOLDER)
+    for p, winner in sorted(found.items(), key=lambda of: of[0].key):
+        files.setdefault(p.file, {})[str(p.key or p.bucket)] = winner.values
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in texts.items():
+    for name, buckets in files.items():
+        text = json.dumps(buckets, indent=4) + "\n" if is_engine else written(buckets)
         write_atomic(folder / name, text)
-    for stale in {p.name for p in folder.glob("*.json")} - set(texts):
+    for stale in {p.name for p in folder.glob("*.json")} - set(files):
         (folder / stale).unlink()
-    write_csv(folder / TABLE, columns, ([str(v) for v in row] for row in rows))
+    rows = (
+        (p.file, p.bucket, r.sizes, r.m, r.caller, r.count, r.old_us, r.new_us, r.err_ratio, r.document)
+        for p, winner in found.items() for r in winner.measured
+    )  # fmt: skip
+    write_csv(folder / TABLE, COLUMNS, ([str(v) for v in row] for row in rows))
+    return notes
 
 
 def decisions(
     family: Family, rows: Iterable[tuple[Sequence[int | str], Mapping[str, Any]]]
 ) -> tuple[dict[Place, Winner], list[str]]:
-    """(new values by bucket, sentences on buckets that were left out) of winners: (key, further fields) each."""
-    return _decided(_decision(dict(zip(family.key_names, key, strict=True)), extra.get(FIELD)) for key, extra in rows)
+    """(new values by bucket, sentences on buckets that were left out) of winners: (key, further fields) each.
+
+    Rows without a document are left out. Ranges of a file that overlap stay as they are, and so do all of a file that
+    two devices or engines measured.
+    """
+    texts = dict.fromkeys(_with_shape(dict(zip(family.key_names, key, strict=True)), of.get(FIELD)) for key, of in rows)
+    return _decided(list(filter(None, map(_decision, texts))))
 
 
-def _decided_ranges(lines: Mapping[str, int]) -> tuple[dict[Range, Winner], list[str]]:
-    """Decide on the documents of an engine's rows, each with its line. Ranges of a file that overlap stay as they are.
-    So do all of a file that two devices or engines measured."""
-    made = [d for text, line in lines.items() if (d := _engine_decision(text, line))]
+def read_winners(run: Path, folder: str = FOLDER) -> list[WonFile]:
+    """The files of a run's winners. Raises InputError with every fault by line."""
+    table, files = run / folder / TABLE, dict[str, WonFile]()
+    if not table.is_file():
+        raise InputError(
+            f"{run}: holds no {folder}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner has one"
+        )
+    faults, lines = Faults(table), dict[str, int]()
+    for line, _, cells in csv_records(table):
+        lines.setdefault(cells[-1], line)
+    made = [(_decision(text, line), line) for text, line in lines.items() if text not in ("", COLUMNS[-1])]
+    for decision, line in made:
+        if decision is None:
+            faults.add("does not end with the document of a winner", line=line)
+    faults.raise_as(InputError)
+    for place, winner in _decided([d for d, _ in made if d])[0].items():
+        file = files.setdefault(place.file, WonFile(table.parent / place.file, place))
+        file.winners[place.bucket] = winner
+    if not files:
+        raise InputError(f"{table}: has no row: the run proved no winner, so there is nothing to merge")
+    return list(files.values())
+
+
+Decision = tuple[Place, Bucket, list[Measured]]
+
+
+def _decided(made: Sequence[Decision]) -> tuple[dict[Place, Winner], list[str]]:
     clash = {
-        p: q for p, *_ in made for q, *_ in made
-        if p.file == q.file and p != q and (p[4:] != q[4:] or (p.first <= q.last and q.first <= p.last))
+        p: q for p, *_ in made if p.key for q, *_ in made
+        if p.file == q.file and p != q
+        and ((p.device, p.made) != (q.device, q.made) or (p.first <= q.last and q.first <= p.last))
     }  # fmt: skip
-    found, notes = _decided(d for d in made if d[0] not in clash)
-    notes += [
-        f"{p.file}: {p.bucket} stays as it is: {q.bucket} was decided as well, by another search"
-        for p, q in clash.items()
-    ]
-    return found, notes
-
-
-def _decided(made: Iterable[tuple[Any, Bucket, Sequence[Measured]] | None]) -> tuple[dict[Any, Winner], list[str]]:
-    by_place: dict[Any, list[Winner]] = {}
-    for place, values, measured in filter(None, made):
+    by_place: dict[Place, list[Winner]] = {}
+    for place, values, measured in made:
         known = by_place.setdefault(place, [])
         if (mine := next((w for w in known if w.values == values), None)) is None:
-            known.append(mine := Winner(place.bucket, values))
+            known.append(mine := Winner(place, values))
         mine.measured += measured
     notes = [
         f"{p.file}: {p.bucket} stays as it is: {len(of)} searches decided differently (shapes that differ in more than"
@@ -231,118 +197,57 @@ def _decided(made: Iterable[tuple[Any, Bucket, Sequence[Measured]] | None]) -> t
         for p, of in by_place.items()
         if len(of) > 1
     ]
-    out = {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values}
+    notes += [
+        f"{p.file}: {p.bucket} stays as it is: {q.bucket} was decided as well, by another search"
+        for p, q in clash.items()
+    ]
+    out = {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values and p not in clash}
     for winner in out.values():  # the shape's own row has its count
-        winner.measured = list(best(winner.measured, Measured.at, lambda r: r.count == 0).values())
+        own = best(winner.measured, Measured.at, lambda r: r.count == 0)
+        winner.measured = [own[at] for at in sorted(own)]
     return out, notes
 
 
-def _engine_decision(text: str, line: int) -> tuple[Range, Bucket, list[Point]] | None:
-    """The document of a row of an engine's tuner, or None if it has none."""
+def _with_shape(key: Mapping[str, int | str], text: Any) -> str:
+    """The document of a row with the (B, N, K) of its key; "" if the row has none."""
     try:
-        document = json.loads(text)
-        old, layer, file = document["old"], Layer.of(document["layer"]), str(document["file"])
-        first, last, key = (int(document[name]) for name in ("first", "last", "key"))
-        made = tuple(str(document[name]) for name in ("project", "version", "source"))
-        place = Range(file, first, last, key, Device(**document["device"]), made)
-        measured = [
-            Point(layer.topk, layer.n, layer.k, int(m), str(label), int(count), float(was), float(us), float(err),
-                  dict(old[int(at)]), line, layer=layer, place=place, document=text)
-            for m, count, was, us, err, at, label in document["points"]
-        ]  # fmt: skip
-        values = dict(document["values"] or {})
-    except (ValueError, TypeError, KeyError, IndexError):
-        return None
-    good = file == Path(file).name and file.endswith(".json") and 1 <= first <= key <= last
-    return (place, values, measured) if good else None
+        return json.dumps({**json.loads(text), "shape": [key.get(name) for name in "BNK"]})
+    except (ValueError, TypeError):
+        return ""
 
 
-def _decision(key: Mapping[str, int | str], text: Any) -> tuple[Place, Bucket, list[Measured]] | None:
-    """The document in a row, or None if the row has no such document. Values {}: the bucket stays as it is."""
+def _decision(text: str, line: int = 0) -> Decision | None:
+    """The decision in a document, or None if there is none. Values {}: the bucket stays as it is."""
     try:
         document = json.loads(text)
-        kind = BY_NAME[document["kind"]]
-        old, values, bucket, arch = document["old"], document["values"] or {}, document["bucket"], document["arch"]
-        shape = (int(key["B"]) if "B" in key else None, int(key["N"]), int(key["K"]))
+        layer = Layer.of(document["layer"]) if "layer" in document else None
+        place = _range(document) if layer else _bucket(document)
+        b, n, k = (layer.topk, layer.n, layer.k) if layer else document["shape"]
         measured = [
-            Measured(*shape, int(m), str(caller), int(count), float(was), float(us), float(err), dict(old[int(at)]))
+            Measured(b, n, k, int(m), str(caller), int(count), float(was), float(us), float(err),
+                     dict(document["old"][int(at)]), line, text, layer)
             for m, count, was, us, err, at, caller in document["points"]
-        ]
+        ]  # fmt: skip
+        good = place.file == Path(place.file).name and place.file.endswith(".json")
+        good = good and all(min(r.new_us, r.m, r.n, r.k) > 0 and (r.old_us > 0 or r.old_us == -1) for r in measured)
+        return (place, dict(document["values"] or {}), measured) if good else None
     except (ValueError, TypeError, KeyError, IndexError):
         return None
-    if not is_bucket(bucket) or not isinstance(values, dict) or not str(arch).isalnum():
-        return None
-    return Place(kind, str(arch), None if document.get("default") else shape, bucket), values, measured
 
 
-def read_winners(run: Path) -> list[WonFile]:
-    """The files of a run's winners. Raises InputError with every fault by line."""
-    table = run / FOLDER / TABLE
-    if not table.is_file():
-        raise InputError(
-            f"{run}: holds no {FOLDER}/{TABLE}; only a run of `tune --tuner aiter-triton` with a proven winner has one"
-        )
-    faults, files = Faults(table), dict[str, WonFile]()
-    header: list[str] = []
-    for line, _, cells in csv_records(table):
-        if not header:
-            header = list(cells)
-            if lacking := [c for c in COLUMNS if c not in header]:
-                raise InputError(f"{table}:{line}: lacks the columns {', '.join(lacking)}")
-        elif any(cells):
-            try:
-                _take(dict(zip(header, cells, strict=False)), line, table.parent, files)
-            except (ValueError, KeyError, OSError) as e:
-                faults.add(str(e), line=line)
-    faults.raise_as(InputError)
-    if not files:
-        raise InputError(f"{table}: {NO_ROW}")
-    return list(files.values())
+def _range(document: Mapping[str, Any]) -> Place:
+    first, last, key = (int(document[name]) for name in ("first", "last", "key"))
+    if not 1 <= first <= key <= last:
+        raise ValueError
+    made = tuple(str(document[name]) for name in ("project", "version", "source"))
+    device = Device(**document["device"])
+    return Place(str(document["file"]), f"M={first}-{last}", device, None, False, key, first, last, made)
 
 
-def read_ranges(run: Path) -> list[WonFile]:
-    """The files of a run's winners for an engine. Raises InputError."""
-    table, files = run / OF_ENGINES / TABLE, dict[str, WonFile]()
-    found, _ = _decided_ranges({cells[-1]: line for line, _, cells in csv_records(table) if any(cells)})
-    for place, winner in found.items():
-        file = files.setdefault(place.file, WonFile(table.parent / place.file, None, place.device.name, False))
-        file.winners[place.bucket] = winner
-    if not files:
-        raise InputError(f"{table}: {NO_ROW}")
-    return list(files.values())
-
-
-def _take(row: Mapping[str, str], line: int, folder: Path, files: dict[str, WonFile]) -> None:
-    """Add one row to its file's winners. Raises ValueError, KeyError and OSError, with what is wrong."""
-    kind, name, bucket = BY_NAME.get(row["kind"]), row["file"], row["bucket"]
-    if kind is None or kind.config != row["config"]:
-        raise ValueError(f"{shown(row['config'])} is not a config of the kind {shown(row['kind'])}")
-    bound_of(bucket)
-    if name != Path(name).name or not name.startswith(f"{row['gfx']}-{kind.config}"):
-        raise ValueError(f"file is {shown(name)}, not {row['gfx']}-{kind.config}... beside this table")
-    n, k, m = (_positive(row, c) for c in "NKM")
-    b = _positive(row, "B") if row["B"] else None
-    old = json.loads(row["old"])
-    old_us, new_us = number_of(row["old_us"]), number_of(row["new_us"])
-    if old_us is None or new_us is None or new_us <= 0 or not (old_us > 0 or old_us == -1) or not isinstance(old, dict):
-        raise ValueError("old_us, new_us or old is not a measurement")
-    if name not in files:
-        files[name] = WonFile(folder / name, kind, row["gfx"], name == f"{row['gfx']}-{kind.config}.json")
-    file = files[name]
-    if not file.default and file.winners and file.shape != (b, n, k):
-        raise ValueError(f"{name} holds winners of several shapes: {file.shape} and {(b, n, k)}")
-    if bucket not in file.winners:
-        values = read(file.path).buckets.get(bucket)
-        if values is None:
-            raise ValueError(f"{name} has no bucket {bucket}")
-        file.winners[bucket] = Winner(bucket, values)
-    count, err_ratio = _positive(row, "count", 0), number_of(row["err_ratio"]) or 0.0
-    measured = Measured(b, n, k, m, row["caller"], count, old_us, new_us, err_ratio, old, line)
-    file.winners[bucket].measured.append(measured)
-
-
-def _positive(row: Mapping[str, str], column: str, least: int = 1) -> int:
-    text = row[column]
-    if not (text.isascii() and text.isdigit() and least <= int(text[:12]) < 1 << 31):
-        raise ValueError(f"{column} is {shown(text)}, not a whole number from {least} on")
-    return int(text)
+def _bucket(document: Mapping[str, Any]) -> Place:
+    kind, arch, default = BY_NAME[document["kind"]], str(document["arch"]), bool(document.get("default"))
+    bound_of(document["bucket"])
+    b, n, k = document["shape"]
+    batch = f"-B={int(b)}" if b is not None and kind.batch_in_name else ""
+    rest = "" if default else f"{batch}-N={int(n)}-K={int(k)}"
+    return Place(f"{arch}-{kind.config}{rest}.json", document["bucket"], Device(arch, arch), kind, default)

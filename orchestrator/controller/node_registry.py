@@ -121,7 +121,7 @@ class NodeRegistry:
 
     def details(self) -> list[str]:
         """The trouble of the nodes, one line each."""
-        return [f"  {node}: {detail}" for node, (_, detail) in self._trouble.items()]
+        return [f"  {node}: {detail.removeprefix(f'{node}: ')}" for node, (_, detail) in self._trouble.items()]
 
     def reached(self) -> list[NodeDriver]:
         """The drivers of the nodes that are up, by name."""

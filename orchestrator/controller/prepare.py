@@ -26,7 +26,7 @@ from orchestrator.controller.occupancy import (
     refuse_one_gpu_twice,
 )
 from orchestrator.controller.pools import check_pools, machines_of, pool_note, slots_of
-from orchestrator.engines import UNUSABLE, WARNING, Finding
+from orchestrator.engines import UNUSABLE, WARNING, Finding, find_engine
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError, OrchestratorError
 from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
 from orchestrator.inventory.load import check_references, limit, load_inventory, parse_inventory, with_image
@@ -306,8 +306,8 @@ def prepare(request: RunRequest) -> Prepared:
     created = time.time()
     run = new_run_id(created)
     machines = machines_of(inventory)
-    remote = [n for n in machines.nodes.values() if not n.is_here]
-    reports = check_nodes(remote, accept_new_host_keys=request.accept_new_host_keys)
+    asked = [n for n in machines.nodes.values() if not n.is_here or find_engine(n.engine).runs_images]
+    reports = check_nodes(asked, accept_new_host_keys=request.accept_new_host_keys)
     _no_gpu_twice(machines, reports)
     reports = [_with_occupants(r, machines.nodes[r.node], request.busy) for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}

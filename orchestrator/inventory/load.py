@@ -31,8 +31,9 @@ from orchestrator.inventory.model import (
     Strict,
     VllmSection,
 )
-from orchestrator.inventory.values import NAME_RE, NAME_RULE, has_reference, resolve, texts
-from orchestrator.tables.textfiles import MAX_TEXT, Faults, did_you_mean, escaped, read_bytes, shown
+from orchestrator.inventory.values import FROM_FILE, NAME_RE, NAME_RULE, has_reference, resolve, texts
+from orchestrator.tables.textfiles import MAX_TEXT, Faults, escaped, read_bytes, shown
+from worker.text import did_you_mean
 
 Loc = tuple[str | int, ...]
 MAX_BYTES = 2**20
@@ -181,6 +182,18 @@ def check_references(nodes: Iterable[Node]) -> None:
         raise InventoryError(list(dict.fromkeys(faults)))
 
 
+def check_identities(nodes: Iterable[Node]) -> None:
+    """Raise one InventoryError that lists every identity file of these nodes that does not exist here."""
+    faults = [
+        f"{node.origin('name')}: node {node.name}: identity: no file {shown(path, 999)} is here; name the private key"
+        for node in nodes
+        for path in (node.identity, node.login and node.login.identity)
+        if path and not has_reference(path) and not Path(path).expanduser().is_file()
+    ]
+    if faults:
+        raise InventoryError(list(dict.fromkeys(faults)))
+
+
 def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
     """The node with every reference replaced, checked again. Use it at once; keep and write only the unresolved node.
 
@@ -218,7 +231,7 @@ def parse_inventory(data: bytes, source: str) -> Inventory:
         ) from None
     values = _prepared(document, faults)
     try:
-        parsed = InventoryFile.model_validate(values) if values is not None else None
+        parsed = InventoryFile.model_validate(values, context=FROM_FILE) if values is not None else None
     except ValidationError as e:
         parsed, found = None, [(d["loc"], _message(d)) for d in e.errors(include_url=False)]
         for loc, message in found:

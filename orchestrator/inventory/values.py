@@ -15,12 +15,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, WithJsonSchema
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, ValidationInfo, WithJsonSchema
 
 from orchestrator.errors import InventoryError
-from orchestrator.tables.textfiles import did_you_mean, shown
+from orchestrator.tables.textfiles import shown
+from worker.text import did_you_mean
 
 REFERENCE_RE = re.compile(r"\$\{env:([A-Za-z_][A-Za-z0-9_]*)\}")
+_SHELL_RE = re.compile(r"\$\{?([A-Za-z_]\w{0,99})")
 _BROKEN_RE = re.compile(r"\$\{\s*env\s*:|\$\{env\b")
 
 
@@ -108,6 +110,7 @@ MAX_GPU = 9999
 """The largest GPU number; a slot's name has at most four digits."""
 MAX_LEASES = 1000
 
+FROM_FILE = "file"
 _SECRET_ENV_RE = re.compile(r"(?:^|_)(?:PASSWORD|PASSWD|PASSPHRASE|TOKEN|SECRET|API_?KEY|CREDENTIALS?)(?:$|_)", re.I)
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|[0-9A-Fa-f]*:[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?)"
 _USER = r"[A-Za-z0-9_][A-Za-z0-9_.@\\-]*\$?"
@@ -122,7 +125,8 @@ def must(pattern: str, rule: str, filler: str | None = "x") -> AfterValidator:
 
     def check(value: str) -> str:
         if not compiled.match(value if filler is None else masked(value, filler)):
-            raise ValueError(rule)
+            found = _SHELL_RE.search(value)
+            raise ValueError(f"{rule}; a variable is written ${{env:{found[1]}}}" if found else rule)
         return value
 
     return AfterValidator(check)
@@ -162,10 +166,10 @@ def _private(value: str) -> str:
     return value
 
 
-def _no_secrets(value: dict[str, str]) -> dict[str, str]:
-    for name, text in value.items():
-        secret = _SECRET_ENV_RE.search(name) and len(text) >= 8 and not text.isdigit()
-        if secret and not has_reference(text):
+def _no_secrets(value: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+    """Refuse secrets in a file. A node whose references are replaced is checked without `FROM_FILE`."""
+    for name, text in value.items() if info.context == FROM_FILE else ():
+        if text not in ("", "0", "1") and _SECRET_ENV_RE.search(name) and not has_reference(text):
             raise ValueError(f"{name} looks like a secret, which has no place in a file: write ${{env:{name}}} here")
     return value
 

@@ -23,6 +23,7 @@ from typing import NamedTuple
 from orchestrator.errors import InputError
 from orchestrator.shapes.model import Key, Shape, element_type, operand_bytes
 from worker.families import Family
+from worker.text import did_you_mean
 
 Device = tuple[str, int | None]
 """(gfx, cu_num); ("", None) where unknown."""
@@ -83,9 +84,8 @@ def chip_of(device: Device, names: Sequence[str] = (), wanted: str | None = None
     if wanted is not None:
         chip = CHIPS.get(wanted.lower())
         if chip is None:
-            raise InputError(
-                f"--chip {wanted[:40]!r} is not known; there are {', '.join(c.name for c in CHIPS.values())}"
-            )
+            near, known = did_you_mean(wanted, CHIPS), ", ".join(c.name for c in CHIPS.values())
+            raise InputError(f"--chip {wanted[:40]!r} is not known{near} (there are {known})")
         return chip, ""
     fitting = [c for c in CHIPS.values() if device in c.devices or (device[0], None) in c.devices]
     named = [c for c in fitting if any(c.name.lower() in n.lower() for n in names)]

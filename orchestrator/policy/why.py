@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.policy.model import Attempt, Node, State, spot
 from orchestrator.policy.supply import suits
-from worker.text import plural
+from worker.text import and_more, plural
 
 
 def stuck(state: State) -> str | None:
@@ -13,23 +13,24 @@ def stuck(state: State) -> str | None:
         return None
     if not state.nodes:
         return "no node came, and none is expected any more" if state.may_grow is False else None
-    reasons = []
+    reasons = dict[str, list[str]]()
     gone = [n for n in state.nodes.values() if n.state == "gone"]
-    if gone:
-        reasons.append(f"{plural(len(gone), 'lease')} ended, the last one {gone[-1].name}")
+    over = [f"{plural(len(gone), 'lease')} ended, the last one {last.name}" for last in gone[-1:]]
     for n in (n for n in state.nodes.values() if n.state != "gone"):
         if n.state in ("away", "busy"):
             return None
         if n.state == "lost":
-            reasons.append(f"{n.name} is lost")
+            reasons.setdefault("lost", []).append(n.name)
         elif n.draining:
-            reasons.append(f"{n.name} is draining")
+            reasons.setdefault("draining", []).append(n.name)
         else:
             for s in n.slots.values():
                 if s.state == "quarantined" and s.gpu.strikes < state.settings.max_strikes:
                     return None
-                reasons.append(f"{n.name} slot {s.name} is {s.state}" + (f" ({s.why})" if s.why else ""))
-    return "; ".join(reasons)
+                what = s.state + (f" ({s.why})" if s.why else "")
+                reasons.setdefault(what, []).append(f"{n.name} slot {s.name}")
+    said = (f"{and_more(of, 4)} {'is' if len(of) == 1 else 'are'} {what}" for what, of in reasons.items())
+    return "; ".join((*over, *said))
 
 
 def why(state: State, what: int) -> str:

@@ -28,7 +28,7 @@ from orchestrator.tables.tuned import GFX_OF_CU_NUM
 from orchestrator.tables.write import no_formula
 from worker import without_gc
 from worker.families import Column, Family
-from worker.text import plural
+from worker.text import did_you_mean, plural
 
 LEAD = "asm"
 """The backend whose losses are listed: the one that AITER's dispatch prefers."""
@@ -247,7 +247,8 @@ def against_reference(of: Mapping[str, Any], chip: str) -> dict[str, Any]:
     InputError."""
     source, figures = published()
     if chip.lower() not in (known := list(figures.chip.unique())):
-        raise InputError(f"--reference {chip[:40]!r}: there are figures of {', '.join(known)}")
+        near = did_you_mean(chip, known)
+        raise InputError(f"--reference {chip[:40]!r}{near}: there are figures of {', '.join(known)}")
     if of["family"] != REFERENCE_FAMILY:
         raise InputError(f"--reference holds figures of {REFERENCE_FAMILY}; these are results of {of['family']}")
     won: dict[Key, Row] = {}

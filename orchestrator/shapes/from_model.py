@@ -47,8 +47,9 @@ from typing import Any
 from orchestrator.errors import InputError
 from orchestrator.shapes.model import Key
 from orchestrator.shapes.reader import MAX_INT, default_of, fixed_columns
-from orchestrator.tables.textfiles import Faults, did_you_mean, read_bytes, shown
+from orchestrator.tables.textfiles import Faults, read_bytes, shown
 from worker.families import Family
+from worker.text import did_you_mean
 
 MAX_BYTES = 4 * 2**20
 # model types whose MLP has an up projection and no gate

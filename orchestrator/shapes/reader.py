@@ -20,7 +20,6 @@ from orchestrator.tables.textfiles import (
     Faults,
     Text,
     decode,
-    did_you_mean,
     escaped,
     has_content,
     read_bytes,
@@ -28,6 +27,7 @@ from orchestrator.tables.textfiles import (
     split_cells,
 )
 from worker.families import BOOLEANS, FAMILIES, Column, Family, Limit
+from worker.text import did_you_mean
 
 _SENTENCES = {
     "spaces": ("dropped spaces around 1 cell", "dropped spaces around {n} cells"),
@@ -188,6 +188,8 @@ def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str
     `overrides` gives a value to key columns that have a default, for every shape, whatever the file says.
     Raises ShapesError with every fault, `file:line:column: what, and what to do`.
     """
+    if Path(path).suffix in (".yaml", ".yml"):
+        raise ShapesError(f"{path}: this is YAML and no list of shapes: an inventory is given with -i")
     data = read_bytes(path, MAX_BYTES, ShapesError)
     faults = Faults(path)
     table = _Table(family, fixed_columns(family, overrides or {}, faults), faults)

@@ -367,9 +367,9 @@ def title_of(wanted: str, model: str, parts: Sequence[Part], won: Sequence[Any])
     named = {word.lower().removeprefix("mx") for word in _TYPE_WORD.findall(wanted)}
     if not won and (wrong := named - types):
         raise InputError(f"--title names {', '.join(sorted(wrong))}, and the rows are of {', '.join(sorted(types))}")
-    chips = sorted({str(r.new.key[0]) for p in parts for r in p.written} | {w.chip for w in won})
+    chips = sorted({str(r.new.key[0]) for p in parts for r in p.written} | {w.place.device.name for w in won})
     what = [f"{p.family.name} ({', '.join(sorted(types_of(p.family, p.written)))})" for p in parts if p.written]
-    what += sorted({f"Triton {w.kind.config}" for w in won})
+    what += sorted({f"Triton {w.place.kind.config}" for w in won})
     tags = "[Triton/Gluon] [Config]" if won else "[Config]"
     return wanted or f"{tags} Tune {model} {' and '.join(what)} GEMMs for {', '.join(chips)}"
 

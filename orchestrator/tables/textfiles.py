@@ -10,7 +10,6 @@ tables of any size).
 from __future__ import annotations
 
 import csv
-import difflib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
@@ -45,20 +44,6 @@ def shown(text: str, cap: int = MAX_TEXT) -> str:
     """`text` for a message: escaped, cut at `cap` characters, in quotes."""
     cut = escaped(text[:cap]) + ("..." if len(text) > cap else "")
     return f'"{cut}"' if "'" in cut else f"'{cut}'"
-
-
-def nearest(word: str, legal: Iterable[str]) -> str | None:
-    """The legal word most similar to `word`, ignoring case and a leading `torch.`, or None."""
-    words = list(legal)
-    by_lower = {w.lower().rpartition(".")[2]: w for w in words} | {w.lower(): w for w in words}
-    near = difflib.get_close_matches(word[:MAX_TEXT].lower(), by_lower, n=1, cutoff=0.5)
-    return by_lower[near[0]] if near else None
-
-
-def did_you_mean(word: str, legal: Iterable[str]) -> str:
-    """`; did you mean X?`, or nothing."""
-    near = nearest(word, legal)
-    return f"; did you mean {near}?" if near else ""
 
 
 def listed(lines: Iterable[str], most: int, indent: str = "  ") -> list[str]:

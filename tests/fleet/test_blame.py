@@ -156,6 +156,8 @@ def test_a_node_that_cannot_work_ends_the_run_with_3(make_fleet: Callable[..., F
     assert done.code == 3, done.out
     assert f"cannot write {fleet.root}/nodes" in done.out
     assert "gemmfleet resume" in done.out
+    asked = fleet.command("retry").out
+    assert (f"{n} shapes pending; go on with: " in asked, "gemmfleet resume" in asked) == (True, True)
     assert fleet.resume().code == 0
     fleet.check_books(n)
 

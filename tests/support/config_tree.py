@@ -16,7 +16,7 @@ from orchestrator.configs.winners import COLUMNS, FOLDER, TABLE
 from orchestrator.tables.write import write_csv
 from tests.standins import triton_tree
 from worker.triton_configs.kinds import BY_NAME
-from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for, written
+from worker.triton_configs.resolve import CONFIGS, LOADER, TRITON, Resolver, bucket_for
 
 FOLDERS = """
 AITER_TRITON_CONFIGS_PATH = ""
@@ -68,18 +68,20 @@ def winners(
     run: Path, won: Mapping[str, Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], kind: str = "a16w16"
 ) -> Path:
     """A run's folder with winners: `won` has the buckets by file, `rows` what differs from the usual row."""
-    folder = run / FOLDER
-    folder.mkdir(parents=True)
-    for name, buckets in won.items():
-        (folder / name).write_text(written(dict(buckets)))
+    (run / FOLDER).mkdir(parents=True)
     usual: dict[str, Any] = {
-        "kind": kind, "config": BY_NAME[kind].config, "gfx": "gfx950", "B": "", "N": 512, "K": 1024,
-        "bucket": "M_LEQ_64", "caller": "", "M": 64, "count": 1, "old_us": 20.0, "new_us": 15.0, "err_ratio": 0.0,
-        "old": values(32), "file": next(iter(won)),
+        "kind": kind, "arch": "gfx950", "shape": [None, 512, 1024], "bucket": "M_LEQ_64", "caller": "", "M": 64,
+        "count": 1, "old_us": 20.0, "new_us": 15.0, "err_ratio": 0.0, "old": values(32), "file": next(iter(won)),
     }  # fmt: skip
     full = [{**usual, **row} for row in rows]
-    cells = ([json.dumps(row[c]) if c == "old" else str(row[c]) for c in COLUMNS] for row in full)
-    write_csv(folder / TABLE, COLUMNS, cells)
+    for row in full:
+        b, n, k = row["shape"]
+        row["shape"] = [b, row.pop("N", n), row.pop("K", k)]
+        row["default"] = row["file"] == f"gfx950-{BY_NAME[kind].config}.json"
+        row["values"] = won.get(row["file"], {}).get(row["bucket"])
+        row["points"] = [[row[c] for c in ("M", "count", "old_us", "new_us", "err_ratio")] + [0, row["caller"]]]
+        row["old"] = [row["old"]]
+    write_csv(run / FOLDER / TABLE, COLUMNS, (["-"] * (len(COLUMNS) - 1) + [json.dumps(row)] for row in full))
     return run
 
 

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from worker.families import BATCHED, BENCHED
 from worker.registry import number, option, parse_options, seconds, whole
+from worker.text import did_you_mean
 
 RUNS, EXTRA, WITHIN = 3, 2, 0.05
 ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
@@ -160,11 +161,11 @@ def backends(value: Any) -> tuple[str, ...]:
     if not isinstance(value, (str, list, tuple)):
         raise ValueError("not a list of backends")
     words = value.split(",") if isinstance(value, str) else value
-    out: dict[str, None] = {}
+    out, legal = dict[str, None](), (*BENCHED, *ALIASES)
     for word in (str(w).strip() for w in words):
         names = ALIASES.get(word, (word,))
         if not set(names) <= set(BENCHED):
-            raise ValueError(f"{word!r} is not a backend (there are {', '.join((*BENCHED, *ALIASES))})")
+            raise ValueError(f"{word!r} is not a backend{did_you_mean(word, legal)} (there are {', '.join(legal)})")
         out |= dict.fromkeys(names)
     if not out:
         raise ValueError("no backend is named")

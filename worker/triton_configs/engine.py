@@ -16,17 +16,20 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from worker.triton_configs.stubs import EngineError as EngineError
 from worker.triton_configs.stubs import Finder, Names, Stub, execute
 
 Values = dict[str, Any]
+T = TypeVar("T")
 ASK_S = 300
 """Seconds that the import of an installed vLLM may take."""
 
@@ -148,9 +151,7 @@ class Engine:
         """The config of a launch with M rows (tokens): an entry, or else the engine's default."""
         self._look(layer, {})
         if layer.op == "moe":
-            # vLLM names int4 files by twice the width of the packed weight
-            n = layer.n // 2 if (self.project, layer.dtype) == ("vllm", "int4_w4a16") else layer.n
-            w1, w2 = (layer.e, 2 * n, layer.k), (layer.e, layer.k, n)
+            w1, w2 = (layer.e, 2 * layer.n, layer.k), (layer.e, layer.k, layer.n)
             block = list(layer.block) if layer.block else None
             pick = self._moe_lookup.try_get_optimal_moe_config
             return dict(pick(w1, w2, layer.topk, layer.dtype or None, m, block_shape=block))
@@ -194,7 +195,10 @@ class Engine:
         lookup = getattr(module, function)
         lookup.cache_clear()
         with replaced(module, names):
-            table: dict[int, Values] | None = lookup(*args)
+            try:
+                table: dict[int, Values] | None = lookup(*args)
+            except Exception as e:  # whatever the engine's own code raises
+                raise EngineError(f"{self.project} {self.version} fails for {layer}: {type(e).__name__}: {e}") from e
         lookup.cache_clear()
         return table
 
@@ -327,6 +331,22 @@ def _of_sglang(device: Device) -> dict[str, Names]:
         "sglang.srt.batch_invariant_ops": {"is_batch_invariant_mode_enabled": lambda: False},
         "sglang.kernels.jit.utils": {"is_arch_support_pdl": lambda: cuda and device.capability[0] >= 9},
     }
+
+
+def ask(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
+    """The answer of `question(*args)` in a fresh process, so that nothing of an earlier load or look-up counts.
+
+    `env`: variables of the engine; those of this process do not count. Raises what the question raises.
+    """
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
+        return fresh.submit(_answer, env, question, *args).result()
+
+
+def _answer(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
+    for name in [n for n in os.environ if n.startswith(("VLLM_", "SGLANG_"))]:
+        del os.environ[name]
+    os.environ.update(env)
+    return question(*args)
 
 
 def locate(root: Path) -> tuple[str, Path, str]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker.text import plural
+from worker.text import did_you_mean, plural
 from worker.tuners.catalog import CostGuess, TunerSpec
 
 if TYPE_CHECKING:
@@ -50,10 +50,9 @@ class Options:
     def parse(cls, raw: Mapping[str, Any]) -> Options:
         """Raises ValueError naming every option that there is not."""
         known = [f.name for f in fields(cls)]
-        if unknown := ", ".join(repr(n) for n in raw if n not in known):
-            raise ValueError(
-                f"bad options for the tuner replay: unknown option {unknown} (there are {', '.join(known)})"
-            )
+        for name in raw.keys() - known:
+            near, there = did_you_mean(name, known), ", ".join(known)
+            raise ValueError(f"bad options for the tuner replay: unknown option {name!r}{near} (there are {there})")
         return cls(**raw)
 
 

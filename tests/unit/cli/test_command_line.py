@@ -55,6 +55,25 @@ def test_options_of_a_tuner_stand_under_its_name() -> None:
     assert "Did you mean 'status'?" in run("statsu").err
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("tune examples/llm.csv --tuner trch", "unknown tuner 'trch'; did you mean torch?"),
+        ("tune examples/llm.csv --tuner torch -O rotat=3", "unknown option 'rotat'; did you mean rotate_mb?"),
+        ("tune examples/llm.csv --tuner replay -O gfy=x", "unknown option 'gfy'; did you mean gfx?"),
+        ("bench examples/llm.csv -b torhc", "'torhc' is not a backend; did you mean torch?"),
+        ("tune inventories/local.yaml", "inventories/local.yaml: this is YAML and no list of shapes: an inventory is"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(
+    words: str, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(ROOT)
+    done = run(*words.split(), "--plan", "--runs", str(tmp_path))
+    assert (done.code, done.out) == (2, "")
+    assert says in done.err
+
+
 @pytest.mark.parametrize("words", ["--help", "--version", "tune --help", "nodes check --help"])
 def test_help_loads_nothing_heavy(words: str) -> None:
     heavy = (

@@ -10,7 +10,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,11 +25,11 @@ from orchestrator.cli.app import app
 from orchestrator.configs import engines as merging
 from orchestrator.configs.engines import merged
 from orchestrator.configs.merge import merge, to_publish, undo
-from orchestrator.configs.winners import FIELD, OF_ENGINES, read_ranges, write
+from orchestrator.configs.winners import FIELD, OF_ENGINES, read_winners, write
 from orchestrator.errors import InputError
+from orchestrator.families import get_family
 from tests.paths import ROOT
 from tests.support.engines import H200, MI355X, copy, tree
-from worker.triton_configs.ask import Call
 from worker.triton_configs.engine import Device, Layer, load
 from worker.triton_configs.keys import served, written
 
@@ -46,20 +46,13 @@ NEW = {
 JOURNAL = "gemmfleet-merges.jsonl"
 
 
-def here(root: Path, calls: Sequence[Call], env: Mapping[str, str]) -> list[Any]:
-    """In place of `ask`: the same answers, in this process."""
+def here(env: Mapping[str, str], question: Callable[..., Any], *args: Any) -> Any:
+    """In place of `ask`: the same answer, in this process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("VLLM_TUNED_CONFIG_FOLDER", raising=False)
         for name, value in env.items():
             patch.setenv(name, value)
-        answers = []
-        engine = load(root, H200)
-        for call in calls:
-            if engine.device != call.device:
-                engine = load(root, call.device)
-            more = {"config": (call.layer, call.m), "source_hash": (call.layer.op,)}.get(call.do, (call.layer,))
-            answers.append(getattr(engine, call.do)(*more))
-        return answers
+        return question(*args)
 
 
 @pytest.fixture
@@ -89,8 +82,9 @@ def document(layer: Layer = LINEAR, device: Device = H200, **more: Any) -> dict[
 
 def ran(run: Path, *documents: Mapping[str, Any]) -> Path:
     """A run's folder with what these documents leave."""
-    rows = [SimpleNamespace(row={FIELD: json.dumps(d)}) for d in documents]
-    ledger: Any = SimpleNamespace(winners=lambda: rows, meta=lambda name, default: "vllm")
+    rows = [SimpleNamespace(key=(16, 2112, 7168), row={FIELD: json.dumps(d)}) for d in documents]
+    family = get_family("a8w8_blockscale")
+    ledger: Any = SimpleNamespace(winners=lambda: rows, meta=lambda name, default: "vllm", family=family)
     run.mkdir(exist_ok=True)
     write(ledger, run)
     return run
@@ -228,12 +222,12 @@ def test_sglang_is_told_apart_and_flags_of_aiter_are_refused(root: Path, tmp_pat
 def test_a_look_up_that_does_not_give_what_was_planned_takes_all_back(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, run, asked = texts(root), ran(tmp_path / "run", document()), list[int]()
+    before, run, asked = texts(root), ran(tmp_path / "run", document()), list[str]()
 
-    def stale(root: Path, calls: Sequence[Call], env: Mapping[str, str]) -> list[Any]:
-        asked.append(len(calls))
-        answers = here(root, calls, env)
-        return [{**a, "num_warps": 3} for a in answers] if len(asked) == wrong else answers
+    def stale(env: Mapping[str, str], question: Callable[..., Any], *args: Any) -> Any:
+        asked.append(question.__name__)
+        answer = here(env, question, *args)
+        return [{**a, "num_warps": 3} for a in answer] if len(asked) == wrong else answer
 
     monkeypatch.setattr(merging, "ask", stale)
     wrong = 3  # facts, before, after
@@ -285,7 +279,7 @@ def test_groups_of_a_run_are_joined_range_by_range(tmp_path: Path) -> None:
         document(wide, key=256, first=193, last=384), document(wide, key=384, first=300, last=384),
         {"layer": None}, {**document(wide), "file": "../x.json"},
     )  # fmt: skip
-    (file,) = read_ranges(run)
+    (file,) = read_winners(run, OF_ENGINES)
     assert list(file.winners) == ["M=57-80"]
     assert [(r.m, r.count, r.k) for r in file.rows] == [(m, m == 64, k) for k in (2048, 7168) for m in (57, 64, 80)]
     assert json.loads((run / OF_ENGINES / file.path.name).read_text()) == {"64": NEW}
@@ -303,11 +297,11 @@ def test_models_that_share_a_file_are_named_where_they_were_not_measured(root: P
 
 def test_a_table_without_winners_is_refused_and_of_two_devices_none_wins(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="has no row: the run proved no winner"):
-        read_ranges(ran(tmp_path / "none", document(values=None)))
+        read_winners(ran(tmp_path / "none", document(values=None)), OF_ENGINES)
     wide = Layer("moe", 256, 7168, 256, 8, "fp8_w8a8", (128, 128))
     sister = document(wide, Device("NVIDIA H200 NVL", 90), key=8, first=7, last=10)
     with pytest.raises(InputError, match="has no row"):
-        read_ranges(ran(tmp_path / "two", document(wide), sister))
+        read_winners(ran(tmp_path / "two", document(wide), sister), OF_ENGINES)
 
 
 KEYS = st.lists(st.integers(1, 200), min_size=1, max_size=8, unique=True)

@@ -15,7 +15,7 @@ from orchestrator.controller.node_check import check_nodes
 from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.engine.docker_containers import DockerEngine
-from orchestrator.errors import InputError, InventoryError
+from orchestrator.errors import InputError, InventoryError, NoUsableNodeError
 from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Inventory
 from orchestrator.transport.ssh import SshTransport
@@ -107,6 +107,19 @@ def test_no_value_is_in_what_is_kept(private: NodePlan) -> None:
     assert not [v for v in VALUES.values() if v.encode() in kept or v in repr(private)]
     assert b"${env:GF_REGISTRY}/tuner:1" in kept
     assert (b"PLAIN" in kept, b"GF_A" in kept) == (True, False)
+
+
+def test_a_docker_daemon_here_that_is_down_is_known_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "docker").write_text("#!/bin/sh\necho 'Cannot connect to the Docker daemon' >&2\nexit 1\n")
+    (tmp_path / "docker").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    (tmp_path / "inv.yaml").write_text("nodes:\n  here: {engine: docker, image: 'x:1', gpus: 0}\n")
+    (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
+    request = RunRequest(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", "a16w16", "torch")
+    with pytest.raises(NoUsableNodeError, match=r"here: docker does not answer .* start it"):
+        prepare(request)
 
 
 def test_mistakes_of_the_user_are_told_before_any_node_is_contacted(

@@ -135,12 +135,13 @@ extra: 1
         ("python: ${env:P}", "python: no reference can stand here"),
         ("env: {A-B: x}", "env.A-B: a variable's name must be"),
         ('env: {A: "x\\ny"}', "env.A: must be one line of text"),
-        ("env: {HF_TOKEN: hf_0123456789}", "env: HF_TOKEN looks like a secret"),
+        *((f"env: {{HF_TOKEN: {value}}}", "env: HF_TOKEN looks like a secret") for value in ("hf_0123", "x", "'12'")),
         ("env: {A: '${env:B'}", "env.A: a reference is written ${env:NAME}"),
         ("labels: x", "labels: must be a list, such as [a, b] (it is 'x')"),
         *((f"host: {host}", "host: must be a host name") for host in ("-oProxyCommand=x", "me@h", "h:22", "a b", "''")),
         ("port: 0", "port: Input should be greater than or equal to 1 (it is '0')"),
         ("user: a;b", "user: must be a login name"),
+        ("user: ${USER}", "user: must be a login name; a variable is written ${env:USER}"),
         ("proxy_jump: -oX", "proxy_jump: must be [USER@]HOST[:PORT]"),
         ("gfx: gfx950", ": gfx and cu_num go together: add cu_num"),
         ("numa: [0]", "numa: a list needs gpus: as a number or a list"),
@@ -281,3 +282,23 @@ def test_inventory_check_says_what_it_means_and_hides_values(monkeypatch: pytest
     (tmp_path / "bad.yaml").write_text("nodes: {a: {gpu: 1, token: x}}")
     found = json.loads(CliRunner().invoke(app, ["inventory", "check", "--json", str(tmp_path / "bad.yaml")]).stdout)
     assert (found["ok"], len(found["faults"])) == (False, 2)
+
+
+def test_an_identity_that_is_not_there_is_found_by_inventory_check(tmp_path: Path) -> None:
+    (tmp_path / "key").touch()
+    for name, fault in (
+        ("key", ""),
+        ("keyy", f"inv.yaml:2: node n: identity: no file '{tmp_path}/keyy' is here"),
+    ):
+        (tmp_path / "inv.yaml").write_text(f"nodes:\n  n: {{transport: ssh, identity: {tmp_path / name}}}\n")
+        done = CliRunner().invoke(app, ["inventory", "check", str(tmp_path / "inv.yaml")])
+        assert fault in str(done.exception or "")
+        assert bool(done.exception) is bool(fault)
+
+
+def test_a_secret_may_come_by_reference(tmp_path: Path) -> None:
+    (tmp_path / "inv.yaml").write_text(
+        "nodes: {n: {env: {HF_TOKEN: '${env:GF_T}', HF_HUB_DISABLE_IMPLICIT_TOKEN: '1'}}}"
+    )
+    node = load_inventory(tmp_path / "inv.yaml").nodes["n"]
+    assert resolved(node, {"GF_T": "hf_0123456789abc"}).env["HF_TOKEN"] == "hf_0123456789abc"

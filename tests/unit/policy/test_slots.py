@@ -58,9 +58,10 @@ def test_the_only_slot_sick_is_the_end_after_three_canaries_or_at_once_where_its
     assert rig.policy.stuck == "a slot 0 is quarantined (the canary failed: wrong answer)"
     other = Rig()
     other.singles(1)
-    other.do(ev.NodeJoined("a", ("0",)))
+    other.do(ev.NodeJoined("a", ("0", "1")))
     other.do(ev.CanaryFailed("a", "0", "no such module", final=True))
-    assert other.policy.stuck is not None
+    other.do(ev.CanaryFailed("a", "1", "no such module", final=True))
+    assert other.policy.stuck == "a slot 0, a slot 1 are quarantined (the canary failed: no such module)"
 
 
 @pytest.mark.parametrize(("at_work", "seconds"), [(False, S.canary_s), (True, S.adrift_s)])

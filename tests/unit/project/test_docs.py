@@ -88,6 +88,15 @@ def test_every_law_has_its_tests() -> None:
             assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (file, name)
 
 
+def test_the_tests_that_the_page_on_security_names_are_there() -> None:
+    text = (ROOT / "SECURITY.md").read_text()
+    named = re.findall(r"`([\w/.]+)::(\w+)`", text)
+    assert len(named) > 15
+    assert len(text.split()) <= 700
+    for file, name in named:
+        assert re.search(rf"^def {name}\(", (ROOT / "tests" / file).read_text(), re.MULTILINE), (file, name)
+
+
 def test_links_in_the_docs_lead_somewhere() -> None:
     folders = ("docs", "benchmarks", "examples", "tests")
     for page in (*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))):

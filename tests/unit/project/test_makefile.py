@@ -26,6 +26,8 @@ def make(*words: str) -> subprocess.CompletedProcess[str]:
         (["tune", "SHAPE=my.csv"], ["unknown variable SHAPE: did you mean SHAPES?"]),
         (["tune", "shapes=my.csv"], ["unknown variable shapes: did you mean SHAPES?"]),
         (["tune", "examples/llm.csv"], ["examples/llm.csv is not a target: write SHAPES=examples/llm.csv"]),
+        (["status", "watch"], ["watch is not a target: write ARGS=--watch"]),
+        (["status", "--", "--watch"], ["--watch is not a target: write ARGS=--watch"]),
         (["nodes", "fleet.yaml"], ["fleet.yaml is not a target: write INVENTORY=fleet.yaml"]),
         (["tun", "INV=f.yaml"], ["variable INV: did you mean INVENTORY?", "tun is not a target: did you mean tune?"]),
         (["tune", "it's=1", "xyzzy"], ["variable it's: there are", "xyzzy is not a target: make help lists them"]),

@@ -37,7 +37,7 @@ ON_A_NODE = (*BASE, "worker", "worker.device", "worker.tuners.common")
 WORKER: dict[str, tuple[str, ...]] = {
     "worker": (),
     "worker.text": (),
-    "worker.registry": (),
+    "worker.registry": ("worker.text",),
     "worker.families": ("worker.text",),
     "worker.protocol": ("worker.families", "worker.registry", "worker.text"),
     "worker.aiter_tree": ("worker.families", "worker.text"),

@@ -212,6 +212,8 @@ def test_mistakes_are_told(folder: Path) -> None:
         (["nothing/there.csv"], "no such file"),
         (["--family", "a4w5", folder], "did you mean"), (["--chip", "x", folder], "MI3"),
         (["--reference", "h100", folder], "mi355x, mi350x"),
+        (["--chip", "mi355", folder], "did you mean mi355x?"),
+        (["--reference", "mi355", folder], "did you mean mi355x?"),
         (["--json", "--format", "csv", folder], "contradict each other"),
         (["--runs", folder / "no"], "there are no runs"),
         ([mine, "-o", mine, "--format", "csv"], "one of the inputs"),

@@ -130,6 +130,11 @@ def test_runs_are_found_by_id_beginning_or_age(tmp_path: Path) -> None:
     (tmp_path / "no-run").mkdir()
     assert [r.run for r in list_runs(tmp_path)] == ["b-1", "a-2", "a-3"]
     assert [find_run(tmp_path, name).run for name in (None, "b", "a-2")] == ["a-3", "b-1", "a-2"]
+    with pytest.raises(InputError, match="there are no runs with tuned rows"):
+        find_run(tmp_path, None, tuned=True)
+    for name, rows in (("b-1", "1,1\n"), ("a-2", "2,2\n"), ("a-3", "")):
+        (tmp_path / name / "tuned.csv").write_text("M,us\n" + rows)
+    assert find_run(tmp_path, None, tuned=True).run == "a-2"
     for wrong, says in (("a-", "could be any of a-2, a-3"), *((w, "there is no run") for w in ("../a-2", "*", ""))):
         with pytest.raises(InputError, match=says):
             find_run(tmp_path, wrong)

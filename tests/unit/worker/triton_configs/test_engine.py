@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
-from worker.triton_configs.ask import Call, ask
-from worker.triton_configs.engine import Device, Engine, EngineError, Layer, device_here, load, locate, unpack
+from worker.triton_configs.engine import Device, Engine, EngineError, Layer, ask, device_here, load, locate, unpack
 from worker.triton_configs.stubs import Stub
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
@@ -154,31 +154,6 @@ def test_a_server_in_a_special_mode_reads_no_file(monkeypatch: pytest.MonkeyPatc
     assert engine.config(LINEAR, 16) == tile(64, 128, 128, 32, 4, 2)
 
 
-def test_moe_files_of_int4_are_named_by_twice_the_packed_width() -> None:
-    engine = load(tree("vllm"), H200)
-    layer = Layer("moe", 768, 2048, e=128, topk=8, dtype="int4_w4a16", block=(0, 128))
-    lookup = Answering({16: {"BLOCK_SIZE_M": 16}})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine.moe, "get_moe_configs", lookup)
-        assert engine.config(layer, 4) == {"BLOCK_SIZE_M": 16}
-    assert {args[:3] for args in lookup.asked} == {(128, 768, "int4_w4a16")}
-
-
-class Answering:
-    """A look-up whose answer is the test's."""
-
-    def __init__(self, answer: object) -> None:
-        self.answer = answer
-        self.asked: list[tuple[object, ...]] = []
-
-    def __call__(self, *args: object) -> object:
-        self.asked.append(args)
-        return self.answer
-
-    def cache_clear(self) -> None:
-        """It has no cache."""
-
-
 @pytest.mark.parametrize(("device", "swapped"), [(H200, True), (MI300X, False)])
 def test_a_launch_of_moe_is_the_launchers_own(device: Device, swapped: bool) -> None:
     torch = pytest.importorskip("torch")
@@ -217,33 +192,37 @@ def test_source_hashes_tell_versions_apart(tmp_path: Path, project: str) -> None
     assert engine.source_hash("moe") == before[1]
 
 
+def told(root: Path, *layers: Layer) -> list[Any]:
+    """Facts of layers by an engine, and its variables."""
+    out: list[Any] = [sorted(name for name in os.environ if name.startswith(("VLLM_", "SGLANG_")))]
+    for device in (H200, MI300X):
+        engine = load(root, device)
+        for x in layers:
+            out += [engine.file_name(x), engine.folders(x), engine.table(x), engine.found(x), engine.config(x, 48)]
+            out.append(engine.source_hash(x.op))
+    return out
+
+
 @pytest.mark.parametrize("project", ENGINES)
-def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str) -> None:
+def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = own(project, tmp_path)
     broken = Layer("linear", 11, 64, dtype="fp8_w8a8", block=(128, 128))
     (engine.folders(broken)[0] / engine.file_name(broken)).write_text('{"triton_version": "3.8.0"}')
-    calls = [
-        Call(device, do, layer, 48)
-        for device in (H200, MI300X)
-        for layer in (LINEAR, MOE, BF16)
-        for do in ("file_name", "folders", "table", "found", "config", "source_hash")
-    ]
-    *answers, failed, refused = ask(
-        tmp_path, [*calls, Call(H200, "table", broken), Call(H200, "table", Layer("linear", 1, 1))]
-    )
-    for call, answer in zip(calls, answers, strict=True):
-        engine = load(tmp_path, call.device)
-        more = (call.layer, 48) if call.do == "config" else (call.layer.op if call.do == "source_hash" else call.layer,)
-        assert answer == getattr(engine, call.do)(*more), call
-    assert isinstance(failed, EngineError)
-    assert str(failed).startswith("ValueError: invalid literal")
-    assert isinstance(refused, EngineError)
-    assert "only fp8_w8a8" in str(refused)
+    here = told(tmp_path, LINEAR, MOE, BF16)
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", "nowhere")
+    variables, *answers = ask({"VLLM_PLUGINS": ""}, told, tmp_path, LINEAR, MOE, BF16)
+    assert (variables, answers) == (["VLLM_PLUGINS"], here[1:])
+    monkeypatch.undo()
+    with pytest.raises(EngineError, match="ValueError: invalid literal"):
+        engine.table(broken)
+    with pytest.raises(EngineError, match="only fp8_w8a8"):
+        engine.table(Layer("linear", 1, 1))
 
 
 def test_nothing_can_be_asked_of_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="holds neither vLLM nor SGLang"):
-        ask(tmp_path, [Call(H200, "table", LINEAR)])
+        ask({}, load, tmp_path, H200)
 
 
 # --- where it is ---------------------------------------------------------------------------------------------------
