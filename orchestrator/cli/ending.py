@@ -235,9 +235,11 @@ def add_results(page: Page, found: Sequence[Result]) -> None:
     rows: list[list[Cell]] = []
     for shape, mine in by_shape.items():
         cells = [_cell(mine.get(c), best.get((shape, c[0]))) for c in columns]
-        winners = dict.fromkeys(w.backend for (s, _), w in best.items() if s == shape)
-        rows.append([describe(next(iter(mine.values())).key), *cells, ", ".join(winners)])
-    page.table(("shape", *heads, "fastest"), rows, "shape", right=heads, more="all in bench.csv", caption="TFLOPS")
+        won = [w for (s, _), w in best.items() if s == shape]
+        names, speeds = dict.fromkeys(w.backend for w in won), [f"{w.bw:,.0f}" for w in won]
+        rows.append([describe(next(iter(mine.values())).key), *cells, ", ".join(names), ", ".join(speeds)])
+    right, more = [*heads, "its GB/s"], "all in bench.csv"
+    page.table(("shape", *heads, "fastest", "its GB/s"), rows, "shape", right=right, more=more, caption="TFLOPS")
 
 
 def missing_results(found: Sequence[Result]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from orchestrator.cli.printer import Page
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.paths import find_run
-from worker.text import plural
+from worker.text import LEVELS, plural
 
 if TYPE_CHECKING:
     from orchestrator.configs.check import Checked as CheckedConfigs
@@ -81,6 +81,7 @@ def merge(
     err_ratio: Annotated[
         float, typer.Option("--err-ratio", min=0.0, max=1.0, help="Largest share of wrong elements of a newcomer.")
     ] = 0.05,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and write nothing.")] = False,
     family: TableFamilyOpt = None,
 ) -> Page:
     """Merge the fastest newcomer of each key into a tuned table.
@@ -93,7 +94,7 @@ def merge(
     opened = locate.open_sources(new, profile or [], into, family, RunFacts)
     report = merge.merge(
         opened.newcomers(), into, opened.family, profile=opened.beside(), facts=opened.facts, policy=policy,
-        err_ratio=err_ratio, allow_mixed=allow_mixed,
+        err_ratio=err_ratio, allow_mixed=allow_mixed, dry_run=dry_run,
     )  # fmt: skip
     notes = list(dict.fromkeys((*opened.notes, *report.notes)))
     page = Page({**report.to_json(), "family": opened.family.name, "notes": notes})
@@ -101,6 +102,7 @@ def merge(
     counts = ", ".join(f"{n} {a}" for a, n in report.to_json()["counts"].items() if n)
     fair = sum(1 for r in report.rows if r.judged == "same profile")
     how = f"; {fair} judged against the old kernel in the same profile" if fair else ""
+    how += "; nothing was written (--dry-run)" if dry_run else ""
     page.line(f"{report.path}: {counts or 'no newcomers'} ({report.policy}){how}")
     if report.backup:
         page.line(f"the old table is kept as {report.backup}; {command(f'db undo {report.path}')} restores it")
@@ -357,11 +359,11 @@ def check_configs(
     kinds = check.kinds_named(family)
     with opened_tree(build, inventory, triton=True) as root:
         name = _project(root, project)
-        of_others = [o for o, given in (("--device", device), ("--compile", compiling)) if given]
+        foreign: dict[str, Any] = {"--device": device, "--compile": compiling}
         if name != "aiter":
-            of_others = [o for o, x in (("--gfx", gfx), ("--family", family), ("--lint-only", lint_only)) if x]
-        if of_others:
-            raise InputError(f"{', '.join(of_others)}: not for the configs of {name}")
+            foreign = {"--gfx": gfx, "--family": family, "--lint-only": lint_only}
+        if given := [option for option, value in foreign.items() if value]:
+            raise InputError(f"{', '.join(given)}: not for the configs of {name}")
         if name != "aiter":
             return _check_engine(root, name, device, check.sizes_of(shape, "NK", "EN"), compiling)
         size = check.sizes_of(shape, "NK")
@@ -401,13 +403,13 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
         c = engine_check.check(own if own.is_dir() else root, device, sizes, compiling=compiling, say=_say)
     except (EngineError, ImportError) as e:
         raise InputError(str(e)) from e
-    counts = [sum(f.level == level for f in c.findings) for level in ("error", "warning", "note")]
-    words = ("errors", "warnings", "notes")
-    page = Page({**asdict(c), **dict(zip(words, counts, strict=True))}, bool(counts[0]))
-    page.line(f"{c.project} {c.version}, Triton {c.triton}: {plural(c.files, 'file')}, {c.entries:,} distinct entries")
-    rows = [(f.level, f.rule, f"{f.path}:{f.line}" if f.line else f.path, f.text) for f in c.findings]
+    findings = c["findings"]
+    page = Page({**c, "findings": [asdict(f) for f in findings]}, bool(c["errors"]))
+    about = f"{c['project']} {c['version']}, Triton {c['triton']}"
+    page.line(f"{about}: {plural(c['files'], 'file')}, {c['entries']:,} distinct entries")
+    rows = [(f.level, f.rule, f"{f.path}:{f.line}" if f.line else f.path, f.text) for f in findings]
     page.table(("level", "rule", "file:line", "finding"), rows, "finding", most=MOST_FINDINGS)
-    page.line(", ".join(plural(n, word[:-1]) for n, word in zip(counts, words, strict=True)))
+    page.line(", ".join(plural(c[f"{level}s"], level) for level in LEVELS))
     return page
 
 
@@ -459,21 +461,18 @@ def opened_tree(build: str, inventory: Path | None, *, triton: bool = False) -> 
     if path.is_dir():
         yield path
         return
-    if path.suffix == ".whl" and triton:
-        from worker.triton_configs.engine import EngineError, unpack
-
-        with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
-            try:
-                yield unpack(path, Path(scratch))
-            except EngineError as e:
-                raise InputError(f"--build {build}: {e}") from e
-        return
-    if path.exists() or build.startswith(("/", "./", "../", "~")) or not build:
+    wheel = triton and path.suffix == ".whl"
+    if not wheel and (path.exists() or build.startswith(("/", "./", "../", "~")) or not build):
         raise InputError(
             f"--build {build}: is neither a folder with an AITER (a checkout, or site-packages) nor an image"
         )
     from orchestrator.image.build import ENGINES, EVERYTHING, TRITON, take_out
+    from worker.triton_configs.engine import EngineError, unpack
 
     with tempfile.TemporaryDirectory(prefix="gemmfleet-build-") as scratch:
-        take_out(build, Path(scratch), inventory, (*TRITON, *ENGINES) if triton else EVERYTHING)
-        yield Path(scratch)
+        if not wheel:
+            take_out(build, Path(scratch), inventory, (*TRITON, *ENGINES) if triton else EVERYTHING)
+        try:
+            yield unpack(path, Path(scratch)) if wheel else Path(scratch)
+        except EngineError as e:
+            raise InputError(f"--build {build}: {e}") from e

@@ -282,13 +282,9 @@ def _file(out: Path | None, family: str, families: Sequence[str]) -> Path | None
 
 
 def _columns(words: Sequence[str] | None) -> dict[str, str]:
-    columns = {}
-    for word in words or []:
-        name, sep, value = word.partition("=")
-        if not sep:
-            raise InputError(f"--set {word[:40]!r}: write COLUMN=VALUE")
-        columns[name] = value
-    return columns
+    if wrong := [word for word in words or [] if "=" not in word]:
+        raise InputError([f"--set {word[:40]!r}: write COLUMN=VALUE" for word in wrong])
+    return {name: value for name, _, value in (word.partition("=") for word in words or [])}
 
 
 def _level(pad_m: bool, coarse: bool) -> PadLevel | None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from orchestrator.configs.check import lint_content
 from orchestrator.configs.journal import Journal
@@ -106,12 +106,8 @@ class Trial(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Lookup(NamedTuple):
-    """A call of `get_gemm_config`, and its answers before and after a merge."""
-
-    call: Call
-    now: Bucket
-    then: Bucket
+# a question to a project, and its answers before and after a merge
+Lookup = tuple[Any, Bucket, Bucket]
 
 
 def journal_of(root: Path) -> Journal:
@@ -175,13 +171,13 @@ class AiterTree:
                 then = texts.get(resolver.target(kind.config, n, k, b, kind.backend)) or texts.get(path) or now
                 for m in sorted({m for x in bounds for m in (x, x + 1)}):
                     call = Call(kind.config, m, n, k, bounds, kind.backend if resolver.loader.backend else None, b)
-                    out.append(Lookup(call, now[bucket_for(now, m, bounds)], then[bucket_for(then, m, bounds)]))
+                    out.append((call, now[bucket_for(now, m, bounds)], then[bucket_for(then, m, bounds)]))
         self.prove(out, after=False)
         return out
 
     def prove(self, some: Sequence[Lookup], *, after: bool = True) -> Trial:
         """AITER's function, else a fresh resolver, gives what it must. Raises InputError where it does not."""
-        trial = run_trial(self.root, self.gfx, [x.call for x in some], alone=not after)
+        trial = run_trial(self.root, self.gfx, [call for call, _, _ in some], alone=not after)
         given: Iterable[Bucket | None] = trial.answers
         if trial.why_not:
             fresh = Resolver(self.root, self.gfx)

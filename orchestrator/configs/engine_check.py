@@ -8,12 +8,10 @@ Imports torch and triton.
 from __future__ import annotations
 
 import os
-import re
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
-from itertools import groupby
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,38 +19,27 @@ from typing import Any
 import triton
 
 from orchestrator.configs.check import outliers
-from worker.text import LEVELS, Finding, Level, and_more, plural
-from worker.triton_configs.engine import FOLDERS, EngineError, locate
+from worker.text import LEVELS, Finding, and_more
+from worker.triton_configs.engine import FOLDERS, EngineError, Values, locate
 from worker.triton_configs.keys import USUAL_KEYS, served
 from worker.triton_configs.resolve import ConfigFileError, read
-from worker.tuners.vllm.lookups import GROUP, Answer, Entry, File, Lookups, compile_all, rocm_names
+from worker.tuners.vllm.lookups import LINEAR, MOE, Fault, File, Lookups, Table, lookups_of
 
 FAR = 4
 """An M is far from the key of its entry if one is at least this many times the other."""
 MOST_KEYS = 8
-Fault = tuple[Level, str, int | None, str]
-"""Level, rule, the first key that it is about, text."""
-
-
-@dataclass(slots=True)
-class Checked:
-    """The check of an engine's files. The document of `--json` holds these fields. `entries`: those of which Triton
-    makes different code; `compiled`: by their keys."""
-
-    project: str
-    version: str
-    files: int
-    entries: int
-    findings: list[Finding]
-    compiled: dict[str, dict[str, Any]]
-    triton: str = triton.__version__
+CHUNK = 16
+"""Files that a process looks at in a row if it does not compile: it loads the engine anew for each device."""
+Faults = dict[Fault, list[int]]
+"""Keys of a file by what is wrong with them; none if it is wrong with the whole file."""
 
 
 def check(
     root: Path, device: str | None, sizes: Mapping[str, int], *, compiling: bool, say: Callable[[str], None]
-) -> Checked:
+) -> dict[str, Any]:
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `compiling`: and
-    compile their entries. Raises EngineError."""
+    compile their entries. Returns the document of `--json`; `compiled` has an item for each entry of which Triton makes
+    different code. Raises EngineError."""
     project, package, version = locate(root)
     paths = (p for folder in FOLDERS[project] for p in (package / folder / "configs").rglob("*.json"))
     named = [f for f in map(File.of, paths) if f and device in (None, f.device)]
@@ -60,132 +47,85 @@ def check(
     if not files:
         raise EngineError(f"{package} has no config file for {device or 'any device'} and that shape")
     files.sort(key=lambda f: (f.device, f.path))
-    groups = [list(some) for _, some in groupby(files, key=lambda f: f.device)]
-    cores = len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        looked = list(pool.map(look, [package] * len(groups), groups))
-    findings, entries = ([x for some in column for x in some] for column in zip(*looked, strict=True))
+    findings, compiled, begin = list[Finding](), dict[str, Values](), time.monotonic()
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=get_context("spawn")) as pool:
+        looked = pool.map(partial(look, package, compiling), files, chunksize=1 if compiling else CHUNK)
+        for n, (some, results) in enumerate(looked, 1):
+            findings += some
+            compiled |= results
+            if compiling:
+                rate = len(compiled) / (time.monotonic() - begin)
+                say(f"{n} of {len(files)} files: {len(compiled)} distinct entries compiled, {rate:.1f} a second")
     if device is None and not sizes:
         findings += _unread_folders(package, files, findings)
-    out = Checked(project, version, len(files), len({e.key for e in entries}), findings, {})
-    if compiling:
-        out.compiled = compile_all(package, entries, cores, say)
-        for file, some in groupby(entries, key=lambda e: e.file):
-            out.findings += _findings(package, file, _compile_faults(list(some), out.compiled))
-    out.findings.sort(key=lambda f: (LEVELS.index(f.level), f.rule, f.path, f.line))
-    return out
+    findings.sort(key=lambda f: (LEVELS.index(f.level), f.rule, f.path, f.line))
+    return {
+        "project": project, "version": version, "triton": triton.__version__, "files": len(files),
+        "entries": len(compiled), "findings": findings, "compiled": compiled if compiling else {},
+        **{f"{level}s": sum(f.level == level for f in findings) for level in LEVELS},
+    }  # fmt: skip
 
 
-def look(package: Path, files: Sequence[File]) -> tuple[list[Finding], list[Entry]]:
-    """Findings on the files of one device, and the entries that can be compiled. Call it in a process of its own."""
-    findings: list[Finding] = []
-    entries: list[Entry] = []
-    lookups = Lookups(package, files[0].device, files[0].arch)
-    for file in files:
-        answer = lookups.ask(file)
-        faults = [*_name_faults(package, file, answer), *_key_faults(answer.table)]
-        if file.arch is not None:
-            faults += _entry_faults(lookups, file, answer, entries)
-        findings += _findings(package, file, faults)
-    return findings, entries
-
-
-def _findings(package: Path, file: File, faults: Iterable[Fault]) -> Iterator[Finding]:
+def look(package: Path, compiling: bool, file: File) -> tuple[list[Finding], dict[str, Values]]:
+    """Findings on a file, and its distinct entries with what became of them. Call it in a process of its own."""
     at = str(file.path.relative_to(package.parent))
     try:
         content = read(file.path)
     except (ConfigFileError, OSError) as e:
-        yield Finding("error", "unreadable", at, 0, str(e))
-    else:
-        yield from (Finding(level, rule, at, content.line(str(key)), text) for level, rule, key, text in faults)
-
-
-def _name_faults(package: Path, file: File, answer: Answer) -> Iterator[Fault]:
-    names = rocm_names(package) if isinstance(file.arch, str) else ()
-    if not answer.by:
-        yield "error", "name", None, f"never read: no look-up of this version forms {answer.strange}"
-    elif answer.error:
-        yield "error", "look-up", None, f"{answer.by.__name__} fails: {answer.error}"
-    elif answer.read != file.path:
-        first, own = (p.parent.name for p in (answer.read or file.path, file.path))
-        text = f"not read by Triton {triton.__version__}, for which the file in {first} counts; only by that of {own}"
-        yield "warning", "shadowed", None, text
-    elif not file.device:
-        yield "warning", "name", None, "read only where the driver reports an empty name of the device"
-    elif names and file.device not in names:
-        words = re.findall(r"MI\d+|\d{4}[A-Z]", file.device)
-        if same := [name for name in names if any(word in name for word in words)]:
-            yield "error", "name", None, f"never read: the engine's map of device ids names this chip {same[0]}"
-        else:
-            yield "note", "name", None, "the engine's map of device ids lacks this chip: its driver's name counts"
-
-
-def _key_faults(table: Mapping[int, Any]) -> Iterator[Fault]:
-    lacking = {m: min(table, key=lambda key: abs(key - m)) for m in USUAL_KEYS if table and m not in table}
-    if lacking:
-        serve = {key: served(table)[key] for key in lacking.values()}
-        gets = [f"the entry of {key} serves M = {first}..{last or ''}" for key, (first, last) in serve.items()]
-        far = any(max(pair) >= FAR * min(pair) for pair in lacking.items())
-        text = f"lacks {len(lacking)} of the {len(USUAL_KEYS)} usual keys: {', '.join(gets)}"
-        yield "warning" if far else "note", "keys", None, text
-
-
-def _entry_faults(lookups: Lookups, file: File, answer: Answer, entries: list[Entry]) -> Iterator[Fault]:
-    table = {m: values for m, values in answer.table.items() if values}
-    faults: dict[tuple[Level, str, str], list[int]] = defaultdict(list)
-    grouped = file._replace(layer=replace(file.layer, block=(0, GROUP)))
-    bn, bk = file.layer.block or (0, 0)
-    k = file.layer.n if file.rest.endswith("_down") else file.layer.k
-    for m, values in table.items():
-        try:
-            constants, key = lookups.bind(file, answer, m, values)
-            like_default = key and key == lookups.bind(file, answer, m, None)[1]
-        except Exception as e:  # noqa: BLE001 - the engine's and Triton's own errors are of any type
-            faults["error", "refused", f"the launch fails: {type(e).__name__}: {e}"].append(m)
-            continue
-        entries += [Entry(key, file, m, values)] * bool(key)
-        block_k = constants.get("BLOCK_SIZE_K", 1)
-        if bn and bk % block_k and k > bk:
-            text = f"wrong results: BLOCK_SIZE_K is {block_k}, and a step takes the scales of one group of {bk}"
-            faults["error", "scale group", text].append(m)
-        if like_default:
-            faults["note", "default", "the same as without a file"].append(m)
-        if file.layer.dtype == "int8_w8a16":
-            try:
-                lookups.bind(grouped, answer, m, values)
-            except Exception as e:  # noqa: BLE001 - as above
-                faults[
-                    "warning", "refused", f"fails for weights with scales of groups: {type(e).__name__}: {e}"
-                ].append(m)
-    odd = list(outliers({str(m): values for m, values in table.items()}))
-    if odd:
+        return [Finding("error", "unreadable", at, 0, str(e))], {}
+    lookups, results = lookups_of(package, file.device), dict[str, Values]()
+    by, table, fault = lookups.ask(file)
+    faults: Faults = {f: [] for f in (fault, _lacking_keys(table)) if f}
+    if lookups.target and by in (LINEAR, MOE) and file.layer.dtype != "int4_w4a16":
+        for m, values in table.items():
+            for fault in _entry_faults(lookups, file, m, values, results, compiling):
+                faults.setdefault(fault, []).append(m)
+    if odd := list(outliers({str(m): values for m, values in table.items() if values})):
         faults["note", "outlier", odd[0][1]] = [int(m) for m, _ in odd]
-    yield from _grouped(faults)
-
-
-def _grouped(faults: Mapping[tuple[Level, str, str], list[int]]) -> Iterator[Fault]:
+    findings = []
     for (level, rule, text), ms in faults.items():
-        yield level, rule, ms[0], f"M = {and_more([str(m) for m in ms], MOST_KEYS)}: {text}"
+        names = [str(m) for m in ms]
+        where = f"M = {and_more(names, MOST_KEYS)}: " if names else ""
+        findings.append(Finding(level, rule, at, content.line(names[0]) if names else 0, where + text))
+    return findings, results
+
+
+def _lacking_keys(table: Table) -> Fault | None:
+    lacking = {m: min(table, key=lambda key: abs(key - m)) for m in USUAL_KEYS if table and m not in table}
+    if not lacking:
+        return None
+    serve = {key: served(table)[key] for key in lacking.values()}
+    gets = [f"the entry of {key} serves M = {first}..{last or ''}" for key, (first, last) in serve.items()]
+    far = any(max(pair) >= FAR * min(pair) for pair in lacking.items())
+    text = f"lacks {len(lacking)} of the {len(USUAL_KEYS)} usual keys: {', '.join(gets)}"
+    return "warning" if far else "note", "keys", text
+
+
+def _entry_faults(
+    lookups: Lookups, file: File, m: int, values: Values, results: dict[str, Values], compiling: bool
+) -> Iterator[Fault]:
+    try:
+        key, constants = lookups.bind(file, m, values)
+        without_file, _ = lookups.bind(file, m, None)
+    except Exception as e:  # noqa: BLE001 - the engine's and Triton's own errors are of any type
+        yield "error", "refused", f"the launch fails: {type(e).__name__}: {e}"
+        return
+    if key == without_file:
+        yield "note", "default", "the same as without a file"
+    block_k, (bn, bk) = constants["BLOCK_SIZE_K"], file.layer.block or (0, 0)
+    if bn and bk % block_k and bk < (file.layer.n if file.rest.endswith("_down") else file.layer.k):
+        text = f"wrong results: BLOCK_SIZE_K is {block_k}, and a step takes the scales of one group of {bk}"
+        yield "error", "scale group", text
+    results[key] = result = lookups.compiled(key, file, m, values) if compiling else {"status": "ok", "spills": 0}
+    if result["status"] != "ok":
+        rule = "shared memory" if result["status"] == "unsupported" else "compile"
+        yield "error", rule, str(result["detail"])
+    elif result["spills"]:
+        yield "warning", "spills", "spills registers"
 
 
 def _unread_folders(package: Path, files: Sequence[File], findings: Sequence[Finding]) -> Iterator[Finding]:
-    unread = {package.parent / f.path for f in findings if f.rule in ("name", "shadowed") and f.level != "note"}
-    for folder, some in groupby(sorted(f.path for f in files), key=lambda path: path.parent):
-        paths = list(some)
-        if folder.name.startswith("triton_") and unread.issuperset(paths):
-            at = str(folder.relative_to(package.parent))
-            yield Finding("warning", "folder", at, 0, f"none of the files is read: {plural(len(paths), 'file')}")
-
-
-def _compile_faults(entries: Sequence[Entry], compiled: Mapping[str, Mapping[str, Any]]) -> Iterator[Fault]:
-    """Faults of the entries of one file."""
-    faults: dict[tuple[Level, str, str], list[int]] = defaultdict(list)
-    for e in entries:
-        result = compiled[e.key]
-        if result["status"] == "unsupported":
-            faults["error", "shared memory", str(result["detail"])].append(e.m)
-        elif result["status"] != "ok":
-            faults["error", "compile", f"does not compile: {result['detail']}"].append(e.m)
-        elif result["spills"]:
-            faults["warning", "spills", "spills registers"].append(e.m)
-    yield from _grouped(faults)
+    unread = {package.parent / f.path for f in findings if f.rule in ("name", "shadowed")}
+    folders = {f.path.parent for f in files if f.path.parent.name.startswith("triton_")}
+    for folder in sorted(folders - {f.path.parent for f in files if f.path not in unread}):
+        yield Finding("warning", "folder", str(folder.relative_to(package.parent)), 0, "none of its files is read")

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from orchestrator.configs.aiter import Trial, otherwise
+from orchestrator.configs.aiter import Lookup, Trial, otherwise
 from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import Measured, Winner, WonFile, words
 from orchestrator.errors import InputError
@@ -32,8 +32,6 @@ SPELLINGS = (
     ("AMD Instinct MI350X", "AMD Instinct MI350_OAM"),
     ("NVIDIA H200", "NVIDIA H200 NVL"),
 )
-# a question, and its answers before and after a merge
-Lookup = tuple[tuple[Layer, int], Bucket, Bucket]
 T = TypeVar("T")
 
 

@@ -53,12 +53,8 @@ class Journal:
         lines = self._lines()
         if not lines:
             raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
-        try:
-            last = json.loads(lines[-1])
-            files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
-        except (ValueError, KeyError, TypeError) as e:
-            what = f"{self.path}:{len(lines)}: was not written by gemmfleet, so nothing is undone: {e}"
-            raise InputError(what) from e
+        last = json.loads(lines[-1])
+        files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
         texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
         if foreign := [
             f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"

@@ -16,12 +16,12 @@ from typing import Any
 from orchestrator import __version__
 from orchestrator.configs import engines
 from orchestrator.configs.aiter import AiterTree, journal_of
-from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, Measured, WonFile, read_winners
+from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, WonFile, read_winners
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
 from orchestrator.tables.write import utc
-from worker.triton_configs.resolve import CONFIGS, Bucket, slower
+from worker.triton_configs.resolve import CONFIGS, slower
 
 # the config files of a project for a chip: all that a merge has to know of the project
 Tree = AiterTree | engines.EngineTree
@@ -110,10 +110,18 @@ def merge(
             device: [*tree.lookups([(c.won, c.path, c.after) for c in out.changes if c.won.place.device == device])]
             for device, tree in trees.items()
         }
-        facts = {k: v for k, v in provenance_of(run).items() if k in _FACTS}
-        entry: dict[str, Any] = {"run": run.name, "time": utc(time.time()), "gemmfleet": __version__, "facts": facts}
-        entry |= {"checked": list(checked)} if checked else {}
-        entry["buckets"] = [_provenance(c, at) for c in out.changes]
+        buckets = [
+            {"file": below(c.path, at), "copied": below(c.source, at), "measured": {
+                name: [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in w.measured]
+                for name, w in c.won.winners.items()
+            }}
+            for c in out.changes
+        ]  # fmt: skip
+        entry = {
+            "run": run.name, "time": utc(time.time()), "gemmfleet": __version__,
+            "facts": {k: v for k, v in provenance_of(run).items() if k in _FACTS},
+            **({"checked": list(checked)} if checked else {}), "buckets": buckets,
+        }  # fmt: skip
         journal.record(entry, {c.path: (c.before, c.after) for c in out.changes})
         try:
             trials = [trees[device].prove(some) for device, some in asked.items()]
@@ -158,40 +166,20 @@ def _plan(tree: Tree, won: WonFile, table: Path, *, default: bool) -> tuple[Chan
             " --allow-default after reading what is to be measured again"
         ]
     for name, winner in won.winners.items():
-        against = ((row, _against(tree, won, row, name, old, new)) for row in winner.measured)
-        faults += (f"{table}:{row.line}: {why}" for row, why in against if why)
+        for row in winner.measured:
+            shape, whom = f"M={row.m} {row.sizes}", f" in {row.caller}" if row.caller else ""
+            had, gets = (tree.bucket_for(won, buckets, row.m) for buckets in (old, new))
+            against = (
+                (gets != name, f"{shape} does not resolve to {name} but to {gets}"),
+                (old[had] not in (row.old, new.get(name)),
+                 f"{shape}: the tree's {had} is another config than the one measured; tune again with this tree"),
+                (row.old_us > 0 and slower(row.old_us, row.new_us),
+                 f"{shape}{whom} would become slower: {row.old_us:g} -> {row.new_us:g} us; {name} is left as it is"),
+            )  # fmt: skip
+            faults += [f"{table}:{row.line}: {why}" for wrong, why in against if wrong][:1]
     faults += (f"{target.name}: {f.bucket}: {f.text}".replace(": :", ":") for f in tree.check(won, layout))
     before = target.read_text() if target == source and target.exists() else None
     return Change(won, target, source, before, text, tree.readers(won)), faults
-
-
-def _against(
-    tree: Tree, won: WonFile, row: Measured, bucket: str, old: dict[str, Bucket], new: dict[str, Bucket]
-) -> str:
-    """Reason for which a measurement does not allow the change; "" where it does."""
-    shape = f"M={row.m} {row.sizes}"
-    had, gets = (tree.bucket_for(won, buckets, row.m) for buckets in (old, new))
-    if gets != bucket:
-        return f"{shape} does not resolve to {bucket} but to {gets}"
-    if old[had] not in (row.old, new[bucket]):
-        return f"{shape}: the tree's {had} is another config than the one measured; tune again with this tree"
-    if row.old_us > 0 and slower(row.old_us, row.new_us):
-        whom = f" in {row.caller}" if row.caller else ""
-        return f"{shape}{whom} would become slower: {row.old_us:g} -> {row.new_us:g} us; {bucket} is left as it is"
-    return ""
-
-
-def _provenance(change: Change, root: Path) -> dict[str, object]:
-    """Fields of a journal's line on a file's buckets."""
-    rows = {
-        name: [[r.b, r.n, r.k, r.m, r.count, r.old_us, r.new_us, r.caller] for r in winner.measured]
-        for name, winner in change.won.winners.items()
-    }
-    return {
-        "file": below(change.path, root),
-        "copied": below(change.source, root),
-        "measured": rows,
-    }
 
 
 def below(path: Path, root: Path | str) -> str:

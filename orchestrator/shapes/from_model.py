@@ -312,13 +312,11 @@ class ModelShapes:
 
 def parse_m(text: str) -> list[int]:
     """`1,16,64` as numbers, each once, in order. Raises InputError."""
-    out: dict[int, None] = {}
-    for word in text.split(","):
-        word = word.strip()
+    words = [word.strip() for word in text.split(",")]
+    for word in words:
         if not (word.isascii() and word.isdigit() and 0 < int(word[:11]) <= 2**31 - 1):
             raise InputError(f"--m: {shown(word)} is not a whole number from 1; write a list such as --m 1,16,64,1024")
-        out[int(word)] = None
-    return list(out)
+    return list(dict.fromkeys(map(int, words)))
 
 
 def model_shapes(
@@ -351,9 +349,10 @@ def model_shapes(
         fixed = {"dtype": model.dtype, "outdtype": model.dtype, **fixed}
     seen: dict[Key, None] = {}
     for layer in wanted:
-        own: dict[str, int | str] = {"N": layer.n, "K": layer.k}
-        own |= {"B": layer.b} if layer.b else {}
-        own |= {"bias": str(layer.bias)} if "bias" in family.key_names else {}
+        own: dict[str, int | str] = {
+            "N": layer.n, "K": layer.k, **({"B": layer.b} if layer.b else {}),
+            **({"bias": str(layer.bias)} if "bias" in family.key_names else {}),
+        }  # fmt: skip
         for m in ms:
             seen[_key(family, {**own, "M": m}, fixed)] = None
     for limit in family.limits:
@@ -376,17 +375,19 @@ def _experts(model: ModelConfig, tp: int, ep: int, fuse_shared: bool) -> tuple[d
 
     `fuse_shared`: shared experts run as further routed ones that every token takes. Raises InputError.
     """
-    moe, more = model.moe, 0
+    moe = model.moe
     if moe is None:
         raise InputError(f"model type {model.model_type or '?'} has no experts, so family fmoe has no shapes of it")
-    if moe.experts % ep:
-        raise InputError(f"--ep {ep} does not divide the {moe.experts} experts")
-    if ep == 1 and moe.inter % tp:
-        raise InputError(f"--tp {tp} does not divide the experts' width {moe.inter}; experts can be spread with --ep")
-    if fuse_shared:
-        if not moe.shared_inter or moe.shared_inter % moe.inter:
-            raise InputError("--fuse-shared: the model has no shared expert of the routed experts' width")
-        more = moe.shared_inter // moe.inter
+    for wrong, why in (
+        (moe.experts % ep, f"--ep {ep} does not divide the {moe.experts} experts"),
+        (ep == 1 and moe.inter % tp,
+         f"--tp {tp} does not divide the experts' width {moe.inter}; experts can be spread with --ep"),
+        (fuse_shared and (not moe.shared_inter or moe.shared_inter % moe.inter),
+         "--fuse-shared: the model has no shared expert of the routed experts' width"),
+    ):  # fmt: skip
+        if wrong:
+            raise InputError(why)
+    more = moe.shared_inter // moe.inter if fuse_shared else 0
     inter = moe.inter // (tp if ep == 1 else 1)
     sizes = {"model_dim": model.hidden, "inter_dim": inter, "expert": moe.experts // ep + more, "topk": moe.topk + more}
     return sizes, bool(moe.shared_inter) and not fuse_shared
@@ -405,12 +406,11 @@ def _wanted(of: Sequence[Layer], family: Family, model: ModelConfig, only: Seque
         own = "a16w16" if not batched else family.name
         return [x for x in fitting if family.name == own or x.name not in UNQUANTISED]
     names = [x.name for x in fitting]
-    for name in only:
-        if name not in names:
-            raise InputError(
-                f"--layers: this model has no {shown(name)} for family {family.name}{did_you_mean(name, names)}"
-                f" (it has {', '.join(names)})"
-            )
+    if unknown := next((name for name in only if name not in names), ""):
+        raise InputError(
+            f"--layers: this model has no {shown(unknown)} for family {family.name}{did_you_mean(unknown, names)}"
+            f" (it has {', '.join(names)})"
+        )
     return [x for x in fitting if x.name in only]
 
 

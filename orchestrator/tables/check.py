@@ -45,7 +45,7 @@ from orchestrator.tables.tuned import (
 from worker.aiter_tree.kernels import KernelAvailability, KernelLists, Standing
 from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
 from worker.families import NULLS, Family, backend_of
-from worker.text import Finding, Level
+from worker.text import Finding, Level, plural
 
 STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")
 _IMPORTED = {"flydsl": "flydsl", "triton": "", "opus": ""}
@@ -336,7 +336,13 @@ def _check(
             out.add(line, broken)
     out.chips.update(chip_name(row.key[0], row.key[1]) for row in rows)
     place = build.start(family).place if build else lambda row, family: row.place
-    for here, first in twice(((place(row, family), f"{path}:{row.line}") for row in rows), seen):
+    doubled = list(twice(((place(row, family), f"{path}:{row.line}") for row in rows), seen))
+    owners = {first.rpartition(":")[0] for _, first in doubled}
+    if len(doubled) == len(rows) > 1 and len(owners) == 1:  # a copy of the build's own table
+        rule, level, text = _doubled(path, owners.pop(), family, build)
+        out.add(1, (rule, level, f"each of its {plural(len(rows), 'row')} {text}"))
+        doubled = []
+    for here, first in doubled:
         out.add(int(here.rpartition(":")[2]), _doubled(path, first, family, build))
     _check_records_and_kinds(Table(path, family, header, (), tuple(rows), ()), out)
     if build is not None:

@@ -91,6 +91,7 @@ def merge(
     policy: Policy = "noise",
     err_ratio: float | None = None,
     allow_mixed: bool = False,
+    dry_run: bool = False,
     lock_wait_s: float = LOCK_WAIT_S,
 ) -> MergeReport:
     """Merge rows (by the names of `family.tuned_header`, and `spread` where known) into the table at `into`.
@@ -101,7 +102,8 @@ def merge(
     file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
     `champions`) is reported as rejected. `facts` are written into the records beside the table. `err_ratio`: the
     largest share of wrong elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known
-    may differ. Raises TunedDBError; the table is then as it was.
+    may differ. `dry_run`: report what would change, and write nothing. Raises TunedDBError; the table is then as
+    it was.
     """
     target = Path(os.path.realpath(into))
     if not target.parent.is_dir():
@@ -109,7 +111,10 @@ def merge(
     try:
         # a merge makes many small objects and no cycles: looking for some takes a fifth of its time
         with locked(target, lock_wait_s), without_gc():
-            return _merged(newcomers, into, target, family, profile, facts, policy, err_ratio, allow_mixed=allow_mixed)
+            return _merged(
+                newcomers, into, target, family, profile, facts, policy, err_ratio, allow_mixed=allow_mixed,
+                dry_run=dry_run,
+            )  # fmt: skip
     except OSError as e:
         raise TunedDBError(f"{into}: cannot be written (nothing of it is lost): {e.strerror or e}") from e
 
@@ -117,7 +122,7 @@ def merge(
 def _merged(
     newcomers: Iterable[Mapping[str, Any]], into: Path, target: Path, family: Family,
     profile: Iterable[Mapping[str, Any]], facts: Facts | None, policy: Policy, err_ratio: float | None, *,
-    allow_mixed: bool,
+    allow_mixed: bool, dry_run: bool,
 ) -> MergeReport:  # fmt: skip
     """The merge while nobody else writes to the table. Its objects are gone before garbage is collected again."""
     before = target.stat() if target.exists() else None
@@ -147,11 +152,11 @@ def _merged(
     for n in untagged:
         rows.append(MergeRow("rejected", key_dict(n.key, family), None, n.us, "", n.kernel, why.format(n.tag)))
     backup = None
-    if writes:
+    if writes and not dry_run:
         left = {p: record for p, record in records.items() if p not in fresh} | (fresh if facts else {})
         lines = [left[place].line + "\n" for place in dict.fromkeys((*there, *fresh)) if place in left]
         backup = replace(table.path, _parts(table, writes, there), lines, before)
-    created = bool(writes) and before is None
+    created = bool(writes) and before is None and not dry_run
     return MergeReport(str(into), tuple(rows), str(backup) if backup else None, created, tuple(notes), policy)
 
 

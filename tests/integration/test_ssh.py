@@ -166,7 +166,7 @@ def test_a_refused_login_says_what_was_tried_and_the_way_out(fleet: LightFleet) 
     none.write_text("no key\n")
     for options, identity, says in (
         ((), none, rf"{none} cannot be read here"),
-        (("AuthorizedKeysFile none",), None, rf"not taken: {fleet.key}; .*not followed: pkcs11provider.*ssh-agent"),
+        (("AuthorizedKeysFile none",), None, rf"not taken: {fleet.key}; .*not supported: pkcs11provider.*ssh-agent"),
         ((), other, rf"not taken: {other}"),
         (("PubkeyAuthentication no", "PasswordAuthentication yes"), None, "Passwords are never asked for"),
         (

@@ -53,6 +53,13 @@ class Device:
             return divmod(self.arch, 10)
         return int(self.arch[3:-2]), int(self.arch[-2], 16)
 
+    @property
+    def fp8(self) -> Any:
+        """Its format of 8 bits."""
+        import torch
+
+        return torch.float8_e4m3fnuz if str(self.arch).startswith("gfx94") else torch.float8_e4m3fn
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
@@ -155,7 +162,7 @@ class Engine:
             block = list(layer.block) if layer.block else None
             pick = self._moe_lookup.try_get_optimal_moe_config
             return dict(pick(w1, w2, layer.topk, layer.dtype or None, m, block_shape=block))
-        launch = self.launches("linear", lambda: self._run_linear(layer, m))[0]
+        launch = self.launches("linear", lambda: self.run_linear(layer, m))[0]
         return {key: value for key, value in launch.named.items() if key != "needs_masking"}
 
     def launches(self, op: str, call: Callable[[], Any]) -> list[Launch]:
@@ -211,12 +218,13 @@ class Engine:
             raise EngineError(f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?")
         return sought
 
-    def _run_linear(self, layer: Layer, m: int) -> None:
+    def run_linear(self, layer: Layer, m: int) -> None:
+        """Run the launcher of a linear layer on M rows without memory."""
         import torch
 
         bn, bk = layer.block or (1, 1)
         with torch.device("meta"):
-            a, b = (torch.empty(rows, layer.k, dtype=torch.float8_e4m3fn) for rows in (m, layer.n))
+            a, b = (torch.empty(rows, layer.k, dtype=self.device.fp8) for rows in (m, layer.n))
             scales = [torch.empty(rows, -(-layer.k // bk)) for rows in (m, -(-layer.n // bn))]
             getattr(self.fp8, self._parts.launcher)(a, b, *scales, [bn, bk], torch.bfloat16)
 
@@ -277,7 +285,7 @@ def _of_vllm(device: Device) -> dict[str, Names]:
     import triton
     import triton.language as tl
 
-    hip, fnuz, own = device.backend == "hip", str(device.arch).startswith("gfx94"), device.capability
+    hip, own = device.backend == "hip", device.capability
     platform = {
         "get_device_name": lambda device_id=0: device.name,
         "get_device_capability": lambda device_id=0: own,
@@ -289,8 +297,8 @@ def _of_vllm(device: Device) -> dict[str, Names]:
         "is_cuda_alike": lambda: True,
         "is_xpu": lambda: False,
         "is_cpu": lambda: False,
-        "is_fp8_fnuz": lambda: fnuz,
-        "fp8_dtype": lambda: torch.float8_e4m3fnuz if fnuz else torch.float8_e4m3fn,
+        "is_fp8_fnuz": lambda: device.fp8 == torch.float8_e4m3fnuz,
+        "fp8_dtype": lambda: device.fp8,
     }
     levels = ("debug", "info", "warning", "error", "debug_once", "info_once", "warning_once")
     quiet = Stub("vllm.logger.logger", dict.fromkeys(levels, lambda *_, **__: None))
@@ -299,6 +307,10 @@ def _of_vllm(device: Device) -> dict[str, Names]:
         "vllm.platforms": {"current_platform": Stub("vllm.platforms.current_platform", platform)},
         "vllm.platforms.rocm": {"on_gfx1250": lambda: device.arch == "gfx1250"},
         "vllm.triton_utils": {"tl": tl, "triton": triton, "HAS_TRITON": False},
+        "vllm.utils.import_utils": {"get_triton_kernels_version": lambda: None},
+        f"{_V}.quantization.utils.quant_utils": {
+            "GroupShape": type("GroupShape", (), {"PER_TOKEN": (1, -1), "PER_TENSOR": (-1, -1)})
+        },
     }
     # its use of `regex` is within `re`
     return supplied if find_spec("regex") else {**supplied, "regex": {"sub": re.sub}}

@@ -120,6 +120,12 @@ def test_keys_are_held_to_all_tables_that_the_build_merges(tmp_path: Path, root:
     assert {p["level"] for p in problems(other, root, "--family", A4W4.name)} == {"warning"}
     same = table(tmp_path, *rows, name=NAME)  # takes the place of the build's
     assert [p["line"] for p in problems(same, root)] == [2]
+    put(root, A4W4.tuned_csv, text(A4W4, *rows[::2]))
+    copy = table(tmp_path, *rows[::2], name="copy.csv")
+    (found,) = problems(copy, root, "--family", A4W4.name)  # one line, and not one for each row
+    assert (found["line"], found["text"].partition(":")[0]) == (
+        1, f"each of its 2 rows has the key of aiter/configs/{A4W4.tuned_csv}",
+    )  # fmt: skip
     code, out = cli(root, "--build", root)
     assert (code, "duplicate" in out) == (0, False)
     assert [p["line"] for p in problems(table(tmp_path, rows[2], rows[2]), root, "--env")] == [3]

@@ -185,6 +185,16 @@ def state(db: Path) -> tuple[bytes, bytes | None]:
     return db.read_bytes(), beside.read_bytes() if beside.exists() else None
 
 
+def test_a_dry_run_shows_what_would_change_and_writes_nothing(tmp_path: Path) -> None:
+    db, more = table(tmp_path, line(1, "100.0")), csv(tmp_path / "new.csv", line(1, "50.0"), line(2, "7.0"))
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    for into, counts in ((db, "1 added, 1 replaced"), (tmp_path / "none.csv", "2 added")):
+        done = cli("merge", more, "--into", into, "--family", A8W8.name, "--dry-run")
+        assert done.exit_code == 0, done.output
+        assert f"{into}: {counts} (noise); nothing was written (--dry-run)" in done.stdout
+        assert {p.name: p.read_bytes() for p in tmp_path.iterdir() if not p.name.endswith(".lock")} == before
+
+
 def test_merges_are_undone_one_after_another_byte_for_byte(tmp_path: Path) -> None:
     db = table(tmp_path, line(1, "100.0"), end="\r\n")
     states = [state(db)]
