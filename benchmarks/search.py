@@ -34,7 +34,7 @@ from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
 from worker.tuners.search.measuring import NoDeviceError
 from worker.tuners.search.source import Target
-from worker.tuners.search.tiles import TileConfig, config_of
+from worker.tuners.search.tiles import TileConfig, config_of, same_as
 
 SHAPES = ((16, 1280, 8192), (256, 2112, 7168), (64, 7168, 2048), (512, 4096, 4096))
 """(M, N, K): projections of Llama-3-70B, DeepSeek-V3 and Qwen at decode and at a middle batch."""
@@ -108,7 +108,7 @@ def drawn_by(count: int) -> Any:
         for _ in range(200 * count):
             c = config_of({name: rng.choice(values) for name, values in knobs.items()})
             if len(found) < count and space.is_legal(self.kind, p, c, target):
-                found.setdefault(space.identity(c, p, completed), c)
+                found.setdefault(same_as(p, completed(c.values)), c)
         return list(found.values())
 
     return candidates

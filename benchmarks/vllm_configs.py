@@ -23,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -126,9 +127,7 @@ class Tuning:
 
     def problem(self, key: Key, m: int, label: str = "") -> LayerProblem:
         """The problem at an M."""
-        op = self.source.op
-        made: LayerProblem = op.at(op.problem(self.family, {self.m: m, **key}, self.target.gfx, label), m, label)
-        return made
+        return replace(self.source.problem(self.family, {self.m: m, **key}, self.target.gfx), label=label)
 
     def judge(self, function: Callable[..., Any], *args: Any) -> Any:
         """Call a function in the process that measures beside the tuner."""
@@ -193,7 +192,7 @@ def judged(t: Tuning, key: Key, documents: Sequence[Mapping[str, Any]], ms: Sequ
     """Old and new at each M and label; those that are the same config are not measured. The slow ones are measured
     again, twice as long."""
     out = []
-    for m, label in itertools.product(ms, t.source.op.labels):
+    for m, label in itertools.product(ms, t.source.labels):
         p = t.problem(key, m, label)
         old = t.engine.config(p.layer, m)
         new = new_at(documents, m, old)
@@ -322,7 +321,7 @@ def again(t: Tuning, key: Key, first: Sequence[Mapping[str, Any]], ms: Sequence[
     """A second tuning, and both results beside each other at each M."""
     second = t.tuned(key, ms)
     rows = []
-    for m, label in itertools.product(ms, t.source.op.labels):
+    for m, label in itertools.product(ms, t.source.labels):
         p = t.problem(key, m, label)
         old = t.engine.config(p.layer, m)
         one, two = new_at(first, m, old), new_at(second["documents"], m, old)

@@ -30,7 +30,7 @@ from worker.tuners.common.problem import MX_GROUP, UnavailableError, Unsupported
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.compiling import compile_for, compiling, facts_of, hollow
 from worker.tuners.search.source import Call, CompileFacts, Target, known
-from worker.tuners.search.tiles import Space, TileConfig, Values
+from worker.tuners.search.tiles import Space, TileConfig, TileSource, Values
 
 # Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise.
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
@@ -155,7 +155,7 @@ class CompileJob:
 
 
 @dataclass(frozen=True, slots=True)
-class AiterSource:
+class AiterSource(TileSource):
     """The wrapper of a kind in a tree, and the other operators that read the same files. `root`: the tree."""
 
     root: str
@@ -172,17 +172,9 @@ class AiterSource:
         except UnavailableError as e:
             raise type(e)(f"AITER's Triton wrapper of {self.name} cannot be imported from {self.root}: {e}") from e
 
-    def candidates(
-        self, problem: KindProblem, target: Target, first: Sequence[TileConfig] = (), most: int = 0
-    ) -> list[TileConfig]:
-        return self.space(problem, target).candidates(first, most)
-
     def space(self, problem: KindProblem, target: Target) -> Space:
         """The configs of a problem."""
         return space.space_of(self.kind, problem, target, self.completed(problem))
-
-    def estimate_us(self, problem: KindProblem, candidate: TileConfig, target: Target) -> float:
-        return space.estimate(problem, candidate, target)
 
     def job(self, problem: KindProblem, candidate: TileConfig) -> CompileJob:
         return CompileJob(problem.case, candidate.items, candidate.caller)

@@ -31,17 +31,7 @@ from worker.triton_configs.resolve import (
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.model import estimate_us
 from worker.tuners.search.source import Target
-from worker.tuners.search.tiles import (
-    NEAREST,
-    NEAREST_WON,
-    SHAPING,
-    Space,
-    TileConfig,
-    Values,
-    away,
-    config_of,
-    fits,
-)
+from worker.tuners.search.tiles import NEAREST, Seeds, Space, TileConfig, Values, away, config_of, fits, same_as
 
 OF_BENCH = {
     "batched_a4w4": "aiter-bmm-afp4wfp4",
@@ -59,16 +49,6 @@ class KindProblem(Problem):
 
     kind: str
     case: Case
-
-    @property
-    def batch(self) -> int | None:
-        """B of a batched case, None for another."""
-        return self.case.b or None
-
-    @property
-    def group_key(self) -> tuple[object, ...]:
-        """All but M."""
-        return (self.kind, self.b, self.n, self.k, self.dtype, self.outdtype, self.bias)
 
 
 def family_of(kind: ConfigKind) -> str:
@@ -93,60 +73,51 @@ def portable(values: Values, kind: ConfigKind, arch: str) -> dict[str, Any]:
     return {k: v for k, v in values.items() if k in REQUIRED and kind.takes(k, arch)}
 
 
-class Seeds:
+class AiterSeeds(Seeds):
     """Seeds of one kind in one tree for one chip."""
 
     def __init__(self, root: Path, arch: str, kind: ConfigKind) -> None:
         """Raises ResolveError where the tree has no loader that is known, or no default of the kind."""
-        self._tree, self._kind = Resolver(root, arch), kind
-        self._arch = arch
+        super().__init__()
+        self._tree, self._kind, self._arch = Resolver(root, arch), kind, arch
         self._place = self._tree.place(kind.config, kind.backend)
         self.bounds = self._tree.bounds(kind)
         there = [f for f in shipped(self._tree)[0] if f.kind is kind and f.path.parent == self._place.folder]
         # (B or 0, N, K) of the kind's other files by their path.
         self._others = {f.path: (f.named[0] or 0, *f.named[1:]) for f in there if f.named}
-        self._won: dict[tuple[int, ...], TileConfig] = {}  # winners of this run by (M, B, N, K)
 
-    def today(self, m: int, n: int, k: int, b: int | None) -> Resolved:
+    def today(self, p: KindProblem) -> Resolved:
         """The bucket that a shape gets. Raises ResolveError, ConfigFileError, OSError."""
-        return self._tree.config_for(self._kind, m, n, k, b)
+        return self._tree.config_for(self._kind, p.m, p.n, p.k, p.case.b or None)
 
-    def won(self, p: KindProblem, config: TileConfig) -> None:
-        """Keep a winner for shapes like it."""
-        self._won[p.m, p.b, p.n, p.k] = config
+    def sizes(self, p: KindProblem) -> tuple[int, ...]:
+        return p.m, p.b, p.n, p.k
 
-    def of(self, m: int, n: int, k: int, b: int | None) -> list[TileConfig]:
-        """Configs to try first, the most promising first: today's, its neighbours in the file, the default's for M,
-        then those of the nearest (N, K), and winners of this run for the nearest shapes."""
+    def there(self, p: KindProblem) -> list[TileConfig]:
+        """Today's, its neighbours in the file, the default's for M, then those of the nearest (N, K)."""
         found: list[Bucket] = []
         with contextlib.suppress(ResolveError, ConfigFileError, OSError):
-            today = self.today(m, n, k, b)
+            today = self.today(p)
             found.append(today.values)
             buckets = self._tree.read(today.path).buckets
             names = list(buckets)
             at = names.index(today.bucket)
             found += [buckets[name] for name in (*names[at + 1 : at + 2], *names[max(0, at - 1) : at])]
-        for path in (self._place.default, *self._nearest(n, k, b)):
+        for path in (self._place.default, *self._nearest(p)):
             with contextlib.suppress(ResolveError, ConfigFileError, OSError):
                 buckets = self._tree.read(path).buckets
-                found.append(buckets[bucket_for(buckets, m, self.bounds)])
+                found.append(buckets[bucket_for(buckets, p.m, self.bounds)])
         made = [config_of(portable(values, self._kind, self._arch)) for values in found]
-        made += [self._won[at] for at in sorted(self._won, key=lambda at: away(at, (m, b or 1, n, k)))[:NEAREST_WON]]
-        return [c for c in dict.fromkeys(made) if set(self.needed) <= set(c.values)]
+        return [c for c in made if set(self._kind.required_on(self._arch)) <= set(c.values)]
 
     def bucket_with(self, more: Mapping[str, Any], m: int) -> str:
         """The bucket of M in the default file if it had these buckets too. Raises ResolveError, ConfigFileError,
         OSError."""
         return bucket_for({**self._tree.read(self._place.default).buckets, **more}, m, self.bounds)
 
-    @property
-    def needed(self) -> tuple[str, ...]:
-        """Keys that a config of the kind must have on this chip."""
-        return self._kind.required_on(self._arch)
-
-    def _nearest(self, n: int, k: int, b: int | None) -> list[Path]:
+    def _nearest(self, p: KindProblem) -> list[Path]:
         """Files of other shapes by the ratio of their sizes, the nearest first."""
-        near = sorted(self._others, key=lambda path: (away(self._others[path], (b or 1, n, k)), path.name))
+        near = sorted(self._others, key=lambda path: (away(self._others[path], (p.b, p.n, p.k)), path.name))
         return near[:NEAREST]
 
 
@@ -180,14 +151,10 @@ DEFAULT_GROUP = 8
 def space_of(kind: ConfigKind, p: Problem, target: Target, completed: Completed) -> Space:
     """The configs of a problem of a kind."""
     there = knobs(kind, target)
-    plain = {k: v[0] for k, v in there.items() if k not in SHAPING}
-    if "GROUP_SIZE_M" in plain:
-        plain["GROUP_SIZE_M"] = DEFAULT_GROUP
-    if 2 in there.get("waves_per_eu", ()):
-        plain["waves_per_eu"] = 2
+    usual = {"GROUP_SIZE_M": DEFAULT_GROUP, **({"waves_per_eu": 2} if 2 in there.get("waves_per_eu", ()) else {})}
     return Space(
-        there, plain, lambda c: is_legal(kind, p, c, target), lambda c: estimate(p, c, target),
-        lambda c: identity(c, p, completed),
+        there, {k: v for k, v in usual.items() if k in there}, lambda c: is_legal(kind, p, c, target),
+        lambda c: estimate(p, c, target), lambda c: same_as(p, completed(c.values)),
     )  # fmt: skip
 
 
@@ -231,16 +198,6 @@ def traits(p: Problem, c: TileConfig) -> tuple[float, ...]:
         abs(warps), max(0.0, warps), x.num_stages == 1, x.num_stages == 3, step, math.log2(x.split_k), tile, square,
         x.split_k > 1,
     )  # fmt: skip
-
-
-def identity(c: TileConfig, p: Problem, completed: Completed) -> object:
-    """Equal for configs that start the same kernel alike: as AITER completes them, and without an order of tiles where
-    there is one row of tiles, or split-K, which has an order of its own."""
-    values = completed(c.values)
-    rows = -(-p.m // c.get("BLOCK_SIZE_M"))
-    if rows == 1 or (values.get("NUM_KSPLIT") or 1) > 1:
-        values["GROUP_SIZE_M"] = 1
-    return tuple(sorted((k, str(v)) for k, v in values.items()))
 
 
 def is_legal(kind: ConfigKind, p: Problem, c: TileConfig, target: Target) -> bool:

@@ -6,20 +6,21 @@ A shape is parked while the others of its bucket are measured; the bucket's verd
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from worker.protocol import Row, SpecShape
 from worker.text import clean
 from worker.triton_configs.resolve import slower
-from worker.tuners.base import Emit
+from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.model import CandidateRanker
 from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
 from worker.tuners.search.source import EXHAUSTIVE
-from worker.tuners.search.tiles import Space, TileConfig, Values
+from worker.tuners.search.tiles import Seeds, TileConfig, TileSource
 
 GAIN = 0.005  # We change a file only if the cost is better by at least this share
 FAST_LIST = 600  # most candidates of the fast search, beside the seeds
@@ -81,37 +82,6 @@ def best(
     return winner, [c for c in costs if c in harmful and costs[c] < best_cost]
 
 
-class Flight:
-    """The shape in flight, and verdicts; every other shape that was started is parked or settled."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit = emit
-        self._shape: SpecShape | None = None
-        self._settled: set[int] = set()
-
-    def start(self, shape: SpecShape | None) -> None:
-        """Put a shape in flight. A point of no shape (None) is measured with the last one in flight."""
-        if shape is None or shape is self._shape or shape.id in self._settled:
-            return
-        if self._shape is not None:
-            self._emit.parked(self._shape.id)
-        self._emit.started(shape.id)
-        self._shape = shape
-
-    def is_settled(self, shape: SpecShape) -> bool:
-        """True for a shape that has its verdict."""
-        return shape.id in self._settled
-
-    def settle(self, shape: SpecShape, winner: Row | None, reason: str = "", detail: str = "") -> None:
-        """Report a shape's row, or the reason why it has no row. Only the first verdict of a shape counts."""
-        if not self.is_settled(shape) and winner is not None:
-            self._emit.tuned(shape.id, winner)
-        elif not self.is_settled(shape):
-            self._emit.failed(shape.id, reason, detail)
-        self._settled.add(shape.id)
-        self._shape = None if self._shape is shape else self._shape
-
-
 @dataclass(frozen=True, slots=True)
 class Timed:
     """Time of a config at one point, its errRatio, and the spread of the samples. `high_us`: today's time there times
@@ -125,14 +95,12 @@ class Timed:
 
 @dataclass(slots=True)
 class PointTask:
-    """A point of a bucket. `shape`: None for one that is none of the workload's; `named`: the shape in whose name it is
-    measured. `today`: the values that it has now, `old` as a config; `search`: None where it is only compared."""
+    """A point of a bucket. `shape`: the one of its M, or that in whose name it is measured. `old`: the config that it
+    has now; `search`: None where it is only compared."""
 
     point: Point
-    shape: SpecShape | None
-    named: SpecShape
+    shape: SpecShape
     problem: Any
-    today: Values
     old: TileConfig
     search: ShapeTask | None = None
     leaders: list[TileConfig] = field(default_factory=list)  # what was kept of its search
@@ -149,34 +117,6 @@ class PointTask:
         return self.times[name].us if name in self.times else -1.0
 
 
-def task_of(
-    context: SearchContext, t: PointTask, space: Space, first: Sequence[TileConfig], fixed: Sequence[TileConfig] = ()
-) -> ShapeTask:
-    """The search of a point: today's config and the seeds `first`, then legal ones by the model; or only `fixed`."""
-    options = context.options
-    candidates: list[Any] = list(dict.fromkeys(fixed))
-    if not fixed:
-        most = options.max_candidates or (FAST_LIST if options.search != EXHAUSTIVE else 0)
-        rest: Sequence[Any] = context.source.candidates(t.problem, context.target, first, most)
-        candidates = space.distinct([*first, *rest])
-    always = frozenset(candidates.index(c) for c in (fixed or [t.old]))
-    task = context.task(t.named, t.problem, candidates, always, quiet=t.shape is None)
-    put_first(task, first)
-    return task
-
-
-def put_first(task: ShapeTask, first: Sequence[TileConfig]) -> None:
-    """Have a search begin with these, as far as they are among its candidates."""
-    at = {c: i for i, c in enumerate(task.candidates)}
-    task.ranker.first([at[c] for c in first if c in at])
-
-
-def refuse(context: SearchContext, shape: SpecShape, why: str) -> None:
-    """Settle a shape that cannot be searched."""
-    context.emit.started(shape.id)
-    context.emit.failed(shape.id, "unsupported", why)
-
-
 def by_file(shapes: Sequence[SpecShape], m: str = "M") -> list[list[SpecShape]]:
     """The shapes of each config file: those that differ in M (the column `m`) alone."""
     out: dict[tuple[tuple[str, int | str], ...], list[SpecShape]] = {}
@@ -190,6 +130,107 @@ def shape_name(key: Mapping[str, int | str]) -> str:
     return "x".join(map(str, key.values()))
 
 
+class FileSearch(ABC):
+    """The search for one config file, whose shapes differ in M only, bucket by bucket. While one is searched, what the
+    next one needs is compiled.
+
+    One shape is in flight. Every other one that was started is parked or settled.
+    """
+
+    def __init__(self, context: SearchContext, source: TileSource, seeds: Seeds) -> None:
+        self.context, self._source, self.seeds = context, source, seeds
+        self.shapes: dict[int, SpecShape] = {}  # those that can be searched, by their M
+        self.settled: set[int] = set()
+        self._flying: SpecShape | None = None
+        self.prior: CandidateRanker | None = None  # of the latest search
+
+    @abstractmethod
+    def add(self, shape: SpecShape) -> None:
+        """Take a shape. Raises UnsupportedError, ValueError, OSError."""
+
+    @abstractmethod
+    def buckets(self) -> Iterator[BucketSearch]:
+        """The buckets of all shapes, with a search at each of their points."""
+
+    @abstractmethod
+    def tune(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
+        """Search a bucket."""
+
+    def run(self, shapes: Sequence[SpecShape]) -> None:
+        """Search the buckets of these shapes, and settle every shape."""
+        for shape in shapes:
+            self.context.emit.alive()
+            try:
+                self.add(shape)
+            except (UnsupportedError, ValueError, OSError) as e:
+                refuse(self.context, shape, str(e))
+        end: list[Any] = [None]
+        for bucket, then in itertools.pairwise(itertools.chain(self.buckets(), end)):
+            for t in bucket.points:  # winners of the buckets before are known by now
+                self._put_first(t, self._first(t))
+            self.tune(bucket, searches(then.points) if then else [])
+
+    def weight(self, m: int) -> float:
+        """Calls of the workload at an M."""
+        shape = self.shapes.get(m)
+        return dict(self.context.options.counts).get(shape_name(shape.key), 1.0) if shape else 0.0
+
+    def task(self, t: PointTask, fixed: Sequence[TileConfig] = (), *, quiet: bool = False) -> PointTask:
+        """A point with its search: today's config and the seeds, then legal configs by the model; or only `fixed`."""
+        self.context.emit.alive()
+        options, target, first = self.context.options, self.context.target, self._first(t)
+        candidates: list[Any] = list(dict.fromkeys(fixed))
+        if not fixed:
+            most = options.max_candidates or (FAST_LIST if options.search != EXHAUSTIVE else 0)
+            rest: Sequence[Any] = self._source.candidates(t.problem, target, first, most)
+            candidates = self._source.space(t.problem, target).distinct([*first, *rest])
+        always = frozenset(candidates.index(c) for c in (fixed or [t.old]))
+        t.search = self.context.task(t.shape, t.problem, candidates, always, quiet=quiet or not t.point.weight)
+        self._put_first(t, first)
+        return t
+
+    def _first(self, t: PointTask) -> list[TileConfig]:
+        """Today's config, then the seeds."""
+        return list(dict.fromkeys([t.old, *self.seeds.of(t.problem)]))
+
+    def _put_first(self, t: PointTask, first: Sequence[TileConfig]) -> None:
+        """Have a search begin with these, as far as they are among its candidates."""
+        assert t.search is not None
+        at: dict[Any, int] = {c: i for i, c in enumerate(t.search.candidates)}
+        t.search.ranker.first([at[c] for c in first if c in at])
+
+    def start(self, t: PointTask) -> None:
+        """Put a point's shape in flight. A point of no shape is measured with the last one in flight."""
+        if not t.point.weight or t.shape is self._flying or t.shape.id in self.settled:
+            return
+        if self._flying is not None:
+            self.context.emit.parked(self._flying.id)
+        self.context.emit.started(t.shape.id)
+        self._flying = t.shape
+
+    def settle(self, t: PointTask, winner: Row | None, reason: str = "", detail: str = "") -> None:
+        """Report the row of a point's shape, or why it has no row. Only the first verdict of a shape counts."""
+        if not t.point.weight or t.shape.id in self.settled:
+            return
+        if winner is not None:
+            self.context.emit.tuned(t.shape.id, winner)
+        else:
+            self.context.emit.failed(t.shape.id, reason, detail)
+        self.settled.add(t.shape.id)
+        self._flying = None if self._flying is t.shape else self._flying
+
+
+def refuse(context: SearchContext, shape: SpecShape, why: str) -> None:
+    """Settle a shape that cannot be searched."""
+    context.emit.started(shape.id)
+    context.emit.failed(shape.id, "unsupported", why)
+
+
+def searches(points: Sequence[PointTask]) -> list[ShapeTask]:
+    """The searches of points."""
+    return [t.search for t in points if t.search]
+
+
 class BucketSearch(ABC):
     """One bucket of points. `proven`: noise counts against a new config."""
 
@@ -197,41 +238,36 @@ class BucketSearch(ABC):
 
     cost: Cost = staticmethod(weighted_sum)
 
-    def __init__(
-        self, context: SearchContext, flight: Flight, name: str, won: Callable[[Any, TileConfig], None], *, alone: bool
-    ) -> None:
-        """`won`: keeps a problem's winner for others like it. `alone`: there is one point, whose leaders are ranked at
-        once."""
-        self.context, self._flight, self.name, self._won, self.alone = context, flight, name, won, alone
+    def __init__(self, file: FileSearch, name: str, points: Sequence[PointTask], *, alone: bool = False) -> None:
+        """`alone`: there is one point, whose leaders are ranked at once."""
+        self.file, self.name, self.points, self.alone = file, name, list(points), alone
         self.configs: dict[str, TileConfig] = {}
 
     @abstractmethod
     def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
         """The verdict for a point's row, as JSON; `winner` "": today's configs stay."""
 
-    def search(
-        self, t: PointTask, prior: CandidateRanker | None, following: Sequence[ShapeTask]
-    ) -> CandidateRanker | None:
-        """Search one point, and keep its leaders and its config of today. `prior`: what an earlier search learned;
-        returns this one's, None where nothing is right."""
-        assert t.search is not None
-        self._flight.start(t.shape)
-        if prior is not None:
-            t.search.ranker.learn(prior)
-        search = Search(self.context, t.search, following)
-        search.measure()
-        if not search.found:
-            self._fail(t, *search.why_none())
-            return None
-        found = search.found
-        order = sorted(found, key=lambda i: found[i].us)
-        finalists = search.leaders() if self.alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
-        leaders: list[Any] = [t.search.candidates[i] for i in finalists]
-        t.leaders = self.kept(leaders, t)
-        self.add(t)
-        if self.alone:
-            self._rank(t, search, set(finalists), t.search)
-        return t.search.ranker
+    def search(self, following: Sequence[ShapeTask]) -> None:
+        """Search the points, and keep the leaders of each and its config of today. Each search teaches the next."""
+        for i, t in enumerate(self.points):
+            self.file.start(t)
+            assert t.search is not None
+            if self.file.prior is not None:
+                t.search.ranker.learn(self.file.prior)
+            search = Search(self.file.context, t.search, [*searches(self.points[i + 1 :]), *following])
+            search.measure()
+            found = search.found
+            if not found:
+                self.file.settle(t, None, *search.why_none())
+                continue
+            self.file.prior = t.search.ranker
+            order = sorted(found, key=lambda i: found[i].us)
+            finalists = search.leaders() if self.alone else list(dict.fromkeys([*search.leaders(), *order]))[:FINALISTS]
+            leaders: list[Any] = [t.search.candidates[i] for i in finalists]
+            t.leaders = self.kept(leaders, t)
+            self.add(t)
+            if self.alone:
+                self._rank(t, search, set(finalists), t.search)
 
     def kept(self, leaders: list[TileConfig], t: PointTask) -> list[TileConfig]:
         """The configs that are compared for one that was searched."""
@@ -246,18 +282,18 @@ class BucketSearch(ABC):
         """All finalists at one point."""
         configs = list(self.configs.values())
         every = frozenset(range(len(configs)))
-        return self.context.task(t.named, t.problem, configs, every, quiet=True, estimated=False)
+        return self.file.context.task(t.shape, t.problem, configs, every, quiet=True, estimated=False)
 
     def compare(self, t: PointTask, following: Sequence[ShapeTask]) -> bool:
         """All finalists at one point, interleaved; True where some are right."""
         task = self.comparison(t)
-        search = Search(self.context, task, following)
+        search = Search(self.file.context, task, following)
         search.measure()
         for why in search.failures:
             print(f"gemmfleet: {self.name}, M={t.point.m}: {clean(why, 300)}", flush=True)
         self._rank(t, search, set(search.found), task)
         if not t.times:  # all were wrong when looked at again
-            self._fail(t, *search.why_none())
+            self.file.settle(t, None, *search.why_none())
         return bool(t.times)
 
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
@@ -270,32 +306,28 @@ class BucketSearch(ABC):
 
     def settle(self, there: Sequence[PointTask]) -> None:
         """Choose, and settle every shape with the bucket's config."""
+        if not any(t.point.weight for t in there):
+            return
         winner, harmful = self.choose(there)
         for name in harmful:
             where = ", ".join(f"M={t.point.m} {t.us(name):.4g} us (today's {t.old_us:.4g})" for t in there)
             print(f"gemmfleet: {self.name}: {name} is rejected, it slows an M down: {where}", flush=True)
-        for t in there:
-            if t.shape is None:
-                continue
+        for t in (t for t in there if t.point.weight):
             name = winner or self.kept_name(t)
             if name not in t.times:
                 detail = f"no config is right at every M of {self.name}, and {name} is not at {t.point.m}"
-                self._flight.settle(t.shape, None, "no_candidate", detail)
+                self.file.settle(t, None, "no_candidate", detail)
                 continue
             c, timed = self.configs[name], t.times[name]
             old = f"today's {t.old_us:.4g} us" if t.old_us > 0 else "today's does not run"
             detail = f"{self.name}: {timed.us:.4g} us, {old}{'' if winner else '; left as it is'}"
             won = row(c, t.problem, "ok", timed.us, timed.err, timed.spread, t.rounds, detail)
-            self._won(t.problem, c)
-            self._flight.settle(t.shape, {**won, "triton_config": self.document(winner, t, there)})
+            self.file.seeds.won(t.problem, c)
+            self.file.settle(t, {**won, "triton_config": self.document(winner, t, there)})
 
     def kept_name(self, t: PointTask) -> str:
         """The config whose time a point's row has where nothing is changed."""
         return t.old.name
-
-    def _fail(self, t: PointTask, reason: str, detail: str) -> None:
-        if t.shape is not None:
-            self._flight.settle(t.shape, None, reason, detail)
 
     def _rank(self, t: PointTask, search: Search, indexes: set[int], task: ShapeTask) -> None:
         """Times of these and today's at one point, one sample of each a round."""
@@ -303,13 +335,12 @@ class BucketSearch(ABC):
         today = names.index(t.old.name)
         wanted = indexes | {today}
         ranked = search.ranked(sorted(wanted), today if self.proven else None)
-        for i, m in search.found.items():
-            if i in wanted:
-                t.times[names[i]] = Timed(m.us, search.errs[i], m.spread, m.us)
+        found = {i: m for i, m in search.found.items() if i in wanted}
+        t.times |= {names[i]: Timed(m.us, search.errs[i], m.spread, m.us) for i, m in found.items()}
         if ranked is None:
             return
         v, t.rounds = ranked.ranking, ranked.ranking.rounds
         old_us = dict(zip(ranked.indexes, v.us, strict=True)).get(today, 0.0)
-        for place, (i, us, spread) in enumerate(zip(ranked.indexes, v.us, v.spread, strict=True)):
-            high = old_us * v.high[place] if v.high and i != today else us
-            t.times[names[i]] = Timed(us, search.errs[i], spread, high)
+        high = [old_us * ratio for ratio in v.high] or v.us
+        for i, us, spread, most in zip(ranked.indexes, v.us, v.spread, high, strict=True):
+            t.times[names[i]] = Timed(us, search.errs[i], spread, us if i == today else most)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from worker.triton_configs.kinds import REQUIRED
 from worker.triton_configs.resolve import spelled
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.model import MAX_REGISTERS, Knobs, accumulators
-from worker.tuners.search.source import Target
+from worker.tuners.search.source import KernelSource, Target
 
 Values = Mapping[str, Any]
 
@@ -98,7 +99,8 @@ MOST_PROGRAMS = 1 << 18  # of a launch
 @dataclass(frozen=True, slots=True)
 class Space:
     """The configs of one problem. `knobs`: legal values by key, in the order of a file's keys; `plain`: what the knobs
-    that are not combined have in combinations; `identity`: equal for configs that start the same kernel alike."""
+    that are not combined have in combinations, where it is not the first; `identity`: equal for configs that start the
+    same kernel alike."""
 
     knobs: Mapping[str, tuple[Any, ...]]
     plain: Values
@@ -131,8 +133,9 @@ class Space:
 
     def _combined(self) -> Iterator[TileConfig]:
         names = [k for k in SHAPING if k in self.knobs]
+        plain = {k: v[0] for k, v in self.knobs.items() if k not in SHAPING} | dict(self.plain)
         for chosen in itertools.product(*(self.knobs[k] for k in names)):
-            yield config_of({**self.plain, **dict(zip(names, chosen, strict=True))}, self.begins)
+            yield config_of({**plain, **dict(zip(names, chosen, strict=True))}, self.begins)
 
     def _variations(self, c: TileConfig, *, shaping: bool = True) -> Iterator[TileConfig]:
         """Configs that differ from one by another value of one knob: shaping ones by a step, the others by any."""
@@ -146,6 +149,53 @@ class Space:
                 near = [*legal[max(0, at - 1) : at], *legal[at + 1 : at + 2]]
             for value in near:
                 yield config_of({**c.values, key: value}, self.begins)
+
+
+class Seeds(ABC):
+    """Configs that are tried first, as they may be good."""
+
+    def __init__(self) -> None:
+        self._won: dict[tuple[int, ...], TileConfig] = {}  # winners of this run by what `sizes` says of their problems
+
+    @abstractmethod
+    def sizes(self, p: Any) -> tuple[int, ...]:
+        """Sizes by which problems are near to each other."""
+
+    @abstractmethod
+    def there(self, p: Any) -> list[TileConfig]:
+        """Configs of files that may be good for a problem, the most promising first."""
+
+    def won(self, p: Any, config: TileConfig) -> None:
+        """Keep a winner for problems like it."""
+        self._won[self.sizes(p)] = config
+
+    def of(self, p: Any) -> list[TileConfig]:
+        """The configs of files, then winners of this run for the nearest problems."""
+        near = sorted(self._won, key=lambda at: away(at, self.sizes(p)))[:NEAREST_WON]
+        return list(dict.fromkeys([*self.there(p), *(self._won[at] for at in near)]))
+
+
+class TileSource(KernelSource):
+    """A kernel source whose candidates are the configs of a space."""
+
+    @abstractmethod
+    def space(self, problem: Any, target: Target) -> Space:
+        """The configs of a problem."""
+
+    def candidates(
+        self, problem: Any, target: Target, first: Sequence[TileConfig] = (), most: int = 0
+    ) -> list[TileConfig]:
+        return self.space(problem, target).candidates(first, most)
+
+    def estimate_us(self, problem: Any, candidate: Any, target: Target) -> float:
+        return self.space(problem, target).estimate(candidate)
+
+
+def same_as(p: Problem, values: Values) -> object:
+    """Equal for values that start the same kernel alike: there is no order of tiles where there is one row of them, or
+    split-K, which has an order of its own."""
+    unordered = p.m <= (values.get("BLOCK_SIZE_M") or 1) or (values.get("NUM_KSPLIT") or 1) > 1
+    return tuple(sorted((k, str(v)) for k, v in {**values, **({"GROUP_SIZE_M": 1} if unordered else {})}.items()))
 
 
 def fits(p: Problem, c: TileConfig, target: Target) -> bool:

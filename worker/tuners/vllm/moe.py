@@ -28,11 +28,10 @@ from worker.triton_configs.engine import Engine, Launch, Layer
 from worker.tuners.common.device import GPU_ROTATE
 from worker.tuners.common.operands import draw_rows, float_of, generator, w_exponent, widen_rows
 from worker.tuners.common.problem import SCALE_BLOCK, Problem, UnsupportedError, flag_of, fp8_of, size_of
-from worker.tuners.search.bucket import Point, worst_regret
 from worker.tuners.search.model import accumulators, estimate_us, stage_bytes
 from worker.tuners.search.source import Target
-from worker.tuners.search.tiles import SHAPING, Space, TileConfig, Values, fits
-from worker.tuners.vllm.source import LEAST_SUMS, LayerProblem, Op, Operands, warps_factor
+from worker.tuners.search.tiles import Space, TileConfig, Values, fits
+from worker.tuners.vllm.source import LEAST_SUMS, EngineSource, LayerProblem, Operands, warps_factor
 
 EXPONENTS = {"uniform": 0.0, "zipf0.5": 0.5, "zipf1": 1.0, "zipf1.5": 1.5}
 """Exponents of the experts' popularity, by the routing's label."""
@@ -212,17 +211,15 @@ def _named(name: str, of_scale: str, t: torch.Tensor, scale: torch.Tensor | None
     return {name: t} if scale is None else {name: t, of_scale: scale}
 
 
-class Moe(Op[MoeProblem]):
-    """The op. Its winner has the least worst regret."""
+@dataclass(frozen=True, slots=True)
+class Moe(EngineSource):
+    """The source."""
 
-    name = "moe"
+    op = "moe"
     labels = tuple(EXPONENTS)
     searched = ("uniform", "zipf1.5")
 
-    def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
-        return worst_regret(points, us, least)
-
-    def problem(self, family: str, key: Mapping[str, int | str], gfx: str, label: str) -> MoeProblem:
+    def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> MoeProblem:
         m, k, n, experts, topk = (size_of(key, c) for c in ("token", "model_dim", "inter_dim", "expert", "topk"))
         quant, types = key.get("q_type"), [key.get(c) for c in ("dtype", "q_dtype_a", "q_dtype_w")]
         scale = SCALES.get(str(quant), "")
@@ -237,36 +234,27 @@ class Moe(Op[MoeProblem]):
             f"topk is {topk}, of {experts} experts": topk > experts,
             f"inter_dim and model_dim must be multiples of {multiple} here": n % multiple or k % multiple,
         }
-        for reason in reasons:
-            if reasons[reason]:
-                raise UnsupportedError(reason)
+        if any(reasons.values()):
+            raise UnsupportedError(next(reason for reason in reasons if reasons[reason]))
         block = (SCALE_BLOCK, SCALE_BLOCK) if scale == "block" else None
         dtype, of_file = ("bfloat16", "") if scale == "none" else (fp8_of(gfx), "fp8_w8a8")
         layer, gated = Layer("moe", n, k, experts, topk, of_file, block), flag_of(key, "use_g1u1")
-        return MoeProblem(family, 1, m, n, k, dtype, scale=scale, layer=layer, label=label, gated=gated, stored=experts)
-
-    def at(self, p: MoeProblem, m: int, label: str) -> MoeProblem:
-        return replace(p, m=m, label=label)
+        return MoeProblem(family, 1, m, n, k, dtype, scale=scale, layer=layer, gated=gated, stored=experts)
 
     def sibling(self, layer: Layer, sizes: Sequence[int]) -> Layer:
         return replace(layer, e=sizes[0], n=sizes[1])
 
-    def default(self, engine: Engine, p: MoeProblem) -> Values:
-        x, block = p.layer, list(p.layer.block) if p.layer.block else None
-        made: Values = engine.moe.get_default_config(p.m, x.e, x.n, x.k, x.topk, x.dtype or None, block)
-        return made
-
     def space(self, p: MoeProblem, target: Target) -> Space:
         """vLLM's own (its benchmark_moe.py has rows from 16, 4 and 8 warps), and what the kernel takes beyond it."""
-        steps = (64, 128) if p.scale == "block" else (64, 128, 256)  # a longer one is cut to the block
         knobs = {
-            "BLOCK_SIZE_M": BLOCKS_M, "BLOCK_SIZE_N": (32, 64, 128, 256), "BLOCK_SIZE_K": steps,
+            "BLOCK_SIZE_M": BLOCKS_M, "BLOCK_SIZE_N": (32, 64, 128, 256),
+            # a longer step is cut to the block
+            "BLOCK_SIZE_K": (64, 128) if p.scale == "block" else (64, 128, 256),
             "GROUP_SIZE_M": (1, 16, 32, 64), **KNOBS[target.backend],
         }  # fmt: skip
-        plain = {k: v[0] for k, v in knobs.items() if k not in SHAPING}
         return Space(
-            knobs, plain, lambda c: is_legal(p, c, target), lambda c: estimate(p, c, target),
-            lambda c: as_run(p, c).items, ENGINE,
+            knobs, {}, lambda c: is_legal(p, c, target), lambda c: estimate(p, c, target), lambda c: as_run(p, c).items,
+            ENGINE,
         )  # fmt: skip
 
     def alike(self, p: MoeProblem) -> MoeProblem:
@@ -287,10 +275,10 @@ class Moe(Op[MoeProblem]):
     def inputs(self, p: MoeProblem, device: torch.device, seed: int, draw: int) -> MoeInputs:
         return MoeInputs.make(p, device, seed, draw)
 
-    def operands(self, engine: Engine, inputs: MoeInputs) -> Operands:
+    def operands(self, inputs: MoeInputs) -> Operands:
         """vLLM decides whether slots are sorted. Its operator in C++ for that is not at hand, so torch sorts, for each
         BLOCK_SIZE_M that a file may have, before anything is timed."""
-        p, ids, device = inputs.problem, inputs.ids, inputs.own["x"].device
+        engine, p, ids, device = self.engine(), inputs.problem, inputs.ids, inputs.own["x"].device
         w = inputs.sets[inputs.turn % len(inputs.sets)]
         w |= {n: padded(engine, w[n]) for n in ("w1", "w2")}
         made = {**inputs.own, **w}
@@ -302,11 +290,10 @@ class Moe(Op[MoeProblem]):
             made |= {f"{n}{block}": t.to(device) for n, t in zip(ASSIGNED, found, strict=True) if t is not None}
         return made
 
-    def launches(
-        self, engine: Engine, p: MoeProblem, values: Values, operands: Operands, out: torch.Tensor
-    ) -> list[Launch]:
+    def launches(self, p: MoeProblem, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
         import triton.language as tl
 
+        engine = self.engine()
         invoke, get, config = engine.moe.invoke_fused_moe_triton_kernel, operands.get, dict(values)
         first = p.slots * p.products[0][0]
         one, two = (c.view(p.m, p.layer.topk, -1) for c in (out[:first], out[first:]))
@@ -318,7 +305,7 @@ class Moe(Op[MoeProblem]):
             invoke(get("x"), get("w1"), one, get("xs"), get("s1"), None, *assigned, False, p.layer.topk, config, *rest)
             invoke(get("y"), get("w2"), two, get("ys"), get("s2"), get("scores"), *assigned, True, 1, config, *rest)
 
-        return engine.launches(self.name, both)
+        return engine.launches(self.op, both)
 
 
 ASSIGNED = ("slots", "owners", "padded")

@@ -1,28 +1,31 @@
-"""vLLM's Triton kernels as a kernel source of the search (worker/tuners/search/source.py).
+"""vLLM's Triton kernels as a kernel source of the search (worker/tuners/search/source.py), and its linear layer.
 
 The engine's own launcher decides which kernels a config starts and how they are specialised: it runs once with the
-config imposed. Its launches are made on a GPU, or compiled for a target without a GPU. An `Op` holds the differences
-between kinds of layers. Imports torch and triton.
+config imposed. Its launches are made on a GPU, or compiled for a target without a GPU. Each kind of layer is a source
+of its own. Imports torch and triton.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar
 
 import torch
 
-from worker.triton_configs.engine import Device, Engine, EngineError, Launch, Layer, load
-from worker.tuners.common.problem import Problem, UnavailableError
-from worker.tuners.search.bucket import Point
+from worker.bench.case import BLOCK8, Case
+from worker.bench.measuring import Inputs, needed_bytes
+from worker.families import ENGINE
+from worker.triton_configs.engine import Device, Engine, EngineError, Launch, Layer, load, replaced
+from worker.tuners.common.problem import SCALE_BLOCK, Problem, UnavailableError, UnsupportedError, fp8_of, size_of
 from worker.tuners.search.compiling import compile_for, compiling, facts_of, hollow
-from worker.tuners.search.source import Call, CompileFacts, Inputs, Target
-from worker.tuners.search.tiles import Space, TileConfig, Values
+from worker.tuners.search.model import accumulators, estimate_us
+from worker.tuners.search.source import Call, CompileFacts, Target
+from worker.tuners.search.tiles import Space, TileConfig, TileSource, Values, fits, same_as
 
 Operands = Mapping[str, torch.Tensor]
 
@@ -44,79 +47,34 @@ class LayerProblem(Problem):
     label: str = ""
 
 
-P = TypeVar("P", bound=LayerProblem)
+@dataclass(frozen=True, slots=True)
+class EngineSource(TileSource):
+    """Kernels of one kind of layer (`op`: as `Layer.op`) of the engine in a folder, on a device. An M is measured at
+    each of `labels`, and searched at those of `searched`; rows are of the first. Where there are several, the winner of
+    a range has the least worst regret."""
 
+    root: str
+    device: Device
 
-class Op(ABC, Generic[P]):
-    """A kind of layer that has config files. Plain data; `engine` is the one that this process has loaded."""
-
-    name: ClassVar[str]
-    """The name in `Layer.op`."""
-    labels: ClassVar[tuple[str, ...]]
-    """Labels at each of which an M is measured."""
-    searched: ClassVar[tuple[str, ...]]
-    """Labels at which an M is searched too. Rows are of the first."""
-
-    @abstractmethod
-    def cost(self, points: Sequence[Point], us: Sequence[float], least: Sequence[float]) -> float:
-        """The cost that the winner of a range has the least of."""
+    op: ClassVar[str]
+    labels: ClassVar[tuple[str, ...]] = ("",)
+    searched: ClassVar[tuple[str, ...]] = ("",)
 
     @abstractmethod
-    def problem(self, family: str, key: Mapping[str, int | str], gfx: str, label: str) -> P:
+    def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> LayerProblem:
         """The problem of a shape's key columns. Raises UnsupportedError."""
-
-    @abstractmethod
-    def at(self, p: P, m: int, label: str) -> P:
-        """The problem of the same layer at another M and label."""
 
     @abstractmethod
     def sibling(self, layer: Layer, sizes: Sequence[int]) -> Layer:
         """The layer whose file has other sizes in its name."""
 
     @abstractmethod
-    def default(self, engine: Engine, p: P) -> Values:
-        """The config of a launch where there is no file."""
-
-    @abstractmethod
-    def space(self, p: P, target: Target) -> Space:
-        """Legal configs."""
-
-    @abstractmethod
-    def alike(self, p: P) -> P:
+    def alike(self, p: Any) -> Any:
         """A problem whose calls compile to the same kernels: one for all M that are specialised alike."""
 
     @abstractmethod
-    def needed_bytes(self, p: P) -> int:
-        """Bytes of GPU memory that the problem needs."""
-
-    @abstractmethod
-    def inputs(self, p: P, device: torch.device, seed: int, draw: int) -> Inputs:
-        """Random operands of the problem; `seed` and `draw` choose their values."""
-
-    @abstractmethod
-    def operands(self, engine: Engine, inputs: Any) -> Operands:
-        """Tensors by name, as the engine stores them; in other copies they differ in their memory alone."""
-
-    @abstractmethod
-    def launches(self, engine: Engine, p: P, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
+    def launches(self, p: Any, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
         """The engine's launches with these values, which write `out`. Raises UnsupportedError."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineJob:
-    """A config on a layer; plain data."""
-
-    problem: LayerProblem
-    items: tuple[tuple[str, Any], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineSource:
-    """Kernels of one op of the engine in a folder, on a device."""
-
-    root: str
-    device: Device
-    op: Op[Any]
 
     def engine(self) -> Engine:
         """The engine in this process."""
@@ -130,45 +88,33 @@ class EngineSource:
         except EngineError as e:
             raise UnavailableError(str(e)) from e
 
-    def candidates(
-        self, problem: LayerProblem, target: Target, first: Sequence[TileConfig] = (), most: int = 0
-    ) -> list[TileConfig]:
-        return self.op.space(problem, target).candidates(first, most)
+    def default(self, p: LayerProblem) -> Values:
+        """The config of a launch where there is no file."""
+        engine, none = self.engine(), cache(lambda *_, **__: None)
+        with replaced(engine.fp8, {LINEAR_LOOKUP: none}), replaced(engine.moe, {"get_moe_configs": none}):
+            return engine.config(p.layer, p.m)
 
-    def estimate_us(self, problem: LayerProblem, candidate: TileConfig, target: Target) -> float:
-        return self.op.space(problem, target).estimate(candidate)
+    def job(self, problem: LayerProblem, candidate: TileConfig) -> tuple[LayerProblem, TileConfig]:
+        return self.alike(problem), candidate
 
-    def job(self, problem: LayerProblem, candidate: TileConfig) -> EngineJob:
-        return EngineJob(self.op.alike(problem), candidate.items)
-
-    def compile(self, job: EngineJob, target: Target) -> CompileFacts:
-        engine, p, values = self.engine(), job.problem, dict(job.items)
+    def compile(self, job: tuple[LayerProblem, TileConfig], target: Target) -> CompileFacts:
+        p, values = job[0], job[1].values
 
         def forms() -> dict[str, Any]:
-            inputs = self.op.inputs(p, torch.device("cpu"), 0, 0)
-            return {**self.op.operands(engine, inputs), "out": inputs.output()}
+            inputs = self.inputs(p, torch.device("cpu"), 0, 0)
+            return {**self.operands(inputs), "out": inputs.output()}
 
         operands = hollow(forms)
         out = operands.pop("out")
         with compiling() as kernels:
-            _start(self.op.launches(engine, p, values, operands, out))
+            _start(self.launches(p, values, operands, out))
         return facts_of(kernels, tuple(int(values[f"BLOCK_SIZE_{x}"]) for x in "MN"))
-
-    def needed_bytes(self, problem: LayerProblem) -> int:
-        return self.op.needed_bytes(problem)
-
-    def inputs(self, problem: LayerProblem, device: torch.device, seed: int, draw: int) -> Inputs:
-        return self.op.inputs(problem, device, seed, draw)
-
-    def operands(self, inputs: Any) -> Operands:
-        return self.op.operands(self.engine(), inputs)
 
     def launch(
         self, problem: LayerProblem, candidate: TileConfig, operands: Sequence[Operands], out: torch.Tensor
     ) -> list[Call]:
-        first = operands[0]
-        launches = self.op.launches(self.engine(), problem, candidate.values, first, out)
-        return [_replay(launches, first, other) for other in operands]
+        launches = self.launches(problem, candidate.values, operands[0], out)
+        return [_replay(launches, operands[0], other) for other in operands]
 
 
 def _replay(launches: Sequence[Launch], first: Operands, other: Operands) -> Call:
@@ -186,3 +132,85 @@ def _start(launches: Sequence[Launch]) -> None:
 @cache
 def _engine(root: str, device: Device) -> Engine:
     return load(Path(root), device)
+
+
+BLOCK = (SCALE_BLOCK, SCALE_BLOCK)
+LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
+FIRST_BYTES = 1 << 31  # from so many on a tensor is compiled for otherwise on AMD's chips
+KNOBS: dict[str, tuple[Any, ...]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128),
+    "GROUP_SIZE_M": (1, 8, 16, 32, 64),
+}
+OF_BACKEND: dict[str, dict[str, tuple[Any, ...]]] = {
+    "cuda": {"num_warps": (2, 4, 8, 16), "num_stages": (1, 2, 3, 4, 5, 6)},
+    "hip": {
+        "num_warps": (1, 2, 4, 8), "num_stages": (1, 2, 3), "waves_per_eu": (0, 1, 2, 4),
+        "matrix_instr_nonkdim": (16, 32),
+    },
+}  # fmt: skip
+"""vLLM's own space (rows from 16, columns from 32, steps of 64 and 128, 4 and 8 warps, 2 to 5 stages), and what the
+kernel takes beyond it."""
+OF_CHIP: dict[int | str, dict[str, tuple[Any, ...]]] = {"gfx942": {"kpack": (1, 2)}}
+DEFAULT_GROUP = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(EngineSource):
+    """The block-FP8 linear layer: one kernel, one file for each (N, K)."""
+
+    op = "linear"
+
+    def problem(self, family: str, key: Mapping[str, int | str], gfx: str) -> LayerProblem:
+        m, n, k = (size_of(key, c) for c in "MNK")
+        return LayerProblem(family, 1, m, n, k, fp8_of(gfx), layer=Layer("linear", n, k, dtype="fp8_w8a8", block=BLOCK))
+
+    def sibling(self, layer: Layer, sizes: Sequence[int]) -> Layer:
+        return replace(layer, n=sizes[0], k=sizes[1])
+
+    def space(self, p: LayerProblem, target: Target) -> Space:
+        knobs = {**KNOBS, **OF_BACKEND[target.backend], **OF_CHIP.get(target.arch, {})}
+        return Space(
+            knobs, {"GROUP_SIZE_M": DEFAULT_GROUP}, lambda c: is_legal(p, c, target),
+            lambda c: estimate_us(p, c.knobs, target) * warps_factor(c, target), lambda c: same_as(p, c.values), ENGINE,
+        )  # fmt: skip
+
+    def alike(self, p: LayerProblem) -> LayerProblem:
+        if p.m == 1 or max(p.x_bytes, p.out_bytes) >= FIRST_BYTES:
+            return p
+        return replace(p, m=16 if p.m % 16 == 0 else 17)
+
+    def needed_bytes(self, p: LayerProblem) -> int:
+        return needed_bytes(_case(p))
+
+    def inputs(self, p: LayerProblem, device: torch.device, seed: int, draw: int) -> Inputs:
+        return Inputs.make(_case(p), device, seed, draw)
+
+    def operands(self, inputs: Inputs) -> Operands:
+        xs, ws = inputs.scales
+        with replaced(torch.accelerator, {"empty_cache": lambda: None}):  # where it is compiled there may be none
+            w = self.engine().fp8._maybe_pad_fp8_weight(inputs.w)
+        return {"x": inputs.x, "w": w, "xs": xs, "ws": ws}
+
+    def launches(self, p: LayerProblem, values: Values, operands: Operands, out: torch.Tensor) -> list[Launch]:
+        engine, made = self.engine(), []
+        multiply, given = engine.fp8.w8a8_triton_block_scaled_mm, [operands[name] for name in ("x", "w", "xs", "ws")]
+        with replaced(engine.fp8, {LINEAR_LOOKUP: lambda *_: {1: dict(values)}}):
+            found = engine.launches("linear", lambda: made.append(multiply(*given, list(BLOCK), out.dtype)))
+        if len(found) != 1:
+            raise UnsupportedError(f"{engine.project} {engine.version} starts {len(found)} kernels for a linear layer")
+        return [found[0]._replace(args=tuple(out if a is made[0] else a for a in found[0].args))]
+
+
+def _case(p: LayerProblem) -> Case:
+    return Case(p.family, BLOCK8, p.m, p.n, p.k, dtype=p.dtype, outdtype=p.outdtype)
+
+
+def is_legal(p: LayerProblem, c: TileConfig, target: Target) -> bool:
+    """False for what gives wrong results or cannot be a good one; what it needs of shared memory the compiler says."""
+    x = c.knobs
+    one_scale = SCALE_BLOCK % x.block_k == 0 or p.k <= SCALE_BLOCK  # the kernel takes one scale a step
+    least = (x.num_stages - 1) * (x.block_m + x.block_n) * x.block_k  # a pipeline may keep one stage in registers
+    busy = accumulators(x, target) >= LEAST_SUMS
+    return one_scale and busy and fits(p, c, target) and least <= target.shared_bytes

@@ -14,8 +14,8 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,28 +23,26 @@ from typing import TYPE_CHECKING, Any
 from worker.families import ENGINE, FAMILIES
 from worker.protocol import Spec, SpecShape
 from worker.protocol.paths import VLLM_ROOT_ENV
-from worker.triton_configs.engine import Device, EngineError, Layer, device_here, unpack
+from worker.registry import parse_options
+from worker.triton_configs.engine import Device, EngineError, device_here, unpack
 from worker.triton_configs.keys import USUAL_KEYS, served
 from worker.triton_configs.resolve import slower
-from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.bucket import (
     BucketSearch,
-    Flight,
+    FileSearch,
     Point,
     PointTask,
     by_file,
-    put_first,
-    refuse,
-    shape_name,
-    task_of,
+    weighted_sum,
+    worst_regret,
 )
 from worker.tuners.search.measuring import NoDeviceError
-from worker.tuners.search.model import CandidateRanker
 from worker.tuners.search.search import SearchContext, ShapeTask
 from worker.tuners.search.source import SearchOptions, known
-from worker.tuners.search.tiles import NEAREST, NEAREST_WON, TileConfig, Values, away, config_of
+from worker.tuners.search.tiles import NEAREST, Seeds, TileConfig, Values, away, config_of
 from worker.tuners.search.tuner import SearchTuner
-from worker.tuners.vllm.spec import op_of, parse
+from worker.tuners.vllm.spec import FAMILIES as OF_VLLM
+from worker.tuners.vllm.spec import NAME
 
 if TYPE_CHECKING:
     from worker.tuners.vllm.source import EngineSource, LayerProblem
@@ -53,160 +51,111 @@ LAST = 8192  # the last key is measured up to here, as it serves every larger M
 OWN_KEY, OWN_KEY_US = 1.01, 0.1  # an M is a key if its range's config takes longer there than its own best by both
 
 
-class Seeds:
+class EngineSeeds(Seeds):
     """Configs that an engine has for a layer, and others that may be good for it."""
 
     def __init__(self, source: EngineSource) -> None:
-        self._op, self._engine = source.op, source.engine()
-        self._today: dict[tuple[Any, int], Values] = {}
-        self._won: dict[tuple[int, ...], TileConfig] = {}  # winners of this run by (M, sizes in the file's name)
+        super().__init__()
+        self.source, self._engine = source, source.engine()
 
-    def today(self, p: LayerProblem) -> Values:
-        """The config of a launch now. Raises EngineError."""
-        at = (p.layer, p.m)
-        if at not in self._today:
-            self._today[at] = self._engine.config(p.layer, p.m)
-        return self._today[at]
+    def sizes(self, p: LayerProblem) -> tuple[int, ...]:
+        return (p.m, *_sizes(self._engine.file_name(p.layer)))
 
-    def won(self, p: LayerProblem, config: TileConfig) -> None:
-        """Keep a winner for layers like it."""
-        self._won[(p.m, *self._sizes(self.file_name(p.layer)))] = config
-
-    def of(self, p: LayerProblem) -> list[TileConfig]:
-        """Configs to try first: today's, its neighbours in the file, the default, those of the nearest files of this
-        device, and winners of this run for the nearest layers."""
+    def there(self, p: LayerProblem) -> list[TileConfig]:
+        """Today's, its neighbours in the file, the default, those of the nearest files of this device."""
         table = self._engine.table(p.layer) or {}
         keys = sorted(table)
         near = min(range(len(keys)), key=lambda i: abs(keys[i] - p.m), default=0)
-        found = [self.today(p), *(table[k] for k in (*keys[near + 1 : near + 2], *keys[max(0, near - 1) : near]))]
-        found.append(self._op.default(self._engine, p))
-        sizes = self._sizes(self.file_name(p.layer))
+        found: list[Values] = [self._engine.config(p.layer, p.m)]
+        found += [table[k] for k in (*keys[near + 1 : near + 2], *keys[max(0, near - 1) : near])]
+        found.append(self.source.default(p))
+        _, *sizes = self.sizes(p)
         others = sorted(self._others(p), key=lambda other: (away(sizes, other), other))
-        found += [self._engine.config(self._op.sibling(p.layer, other), p.m) for other in others[:NEAREST]]
-        won = sorted(self._won, key=lambda at: away(at, (p.m, *sizes)))[:NEAREST_WON]
-        return list(dict.fromkeys([*(config_of(values, ENGINE) for values in found), *(self._won[at] for at in won)]))
-
-    def file_name(self, layer: Layer) -> str:
-        """The name of a layer's file."""
-        return self._engine.file_name(layer)
+        found += [self._engine.config(self.source.sibling(p.layer, other), p.m) for other in others[:NEAREST]]
+        return [config_of(values, ENGINE) for values in found]
 
     def _others(self, p: LayerProblem) -> set[tuple[int, ...]]:
         """Sizes in the names of the files that are there for other layers of the kind on this device."""
-        head, mark, rest = self.file_name(p.layer).partition(",device_name")
+        head, mark, rest = self._engine.file_name(p.layer).partition(",device_name")
         pattern = re.sub(r"\d+", "*", head) + escape(mark + rest)
-        return {self._sizes(path.name) for folder in self._engine.folders(p.layer) for path in folder.glob(pattern)}
-
-    @staticmethod
-    def _sizes(name: str) -> tuple[int, ...]:
-        return tuple(map(int, re.findall(r"\d+", name.partition(",device_name")[0])))
+        return {_sizes(path.name) for folder in self._engine.folders(p.layer) for path in folder.glob(pattern)}
 
 
-class FileSearch:
-    """The search for one config file: its shapes differ in M only."""
+def _sizes(name: str) -> tuple[int, ...]:
+    """Sizes in the name of a file."""
+    return tuple(map(int, re.findall(r"\d+", name.partition(",device_name")[0])))
 
-    def __init__(self, context: SearchContext, source: EngineSource, seeds: Seeds, about: dict[str, Any]) -> None:
+
+class EngineFile(FileSearch):
+    """The search for one config file of vLLM's."""
+
+    def __init__(self, context: SearchContext, seeds: EngineSeeds, about: dict[str, Any]) -> None:
         """`about`: engine and device, for the rows."""
-        self.context, self.seeds, self._about, self.flight = context, seeds, about, Flight(context.emit)
-        self.op, self._counts, self._family = source.op, dict(context.options.counts), context.options.family
-        self._shapes: dict[int, SpecShape] = {}  # shapes by their M
-        self._problem: LayerProblem  # of any of them
-        self._searched: dict[int, list[PointTask]] = {}  # by M, as far as something was right there
+        super().__init__(context, seeds.source, seeds)
+        self.source, self._about = seeds.source, about
+        self._problem: LayerProblem  # of any of the shapes, as the next
+        self.facts: dict[str, Any]  # what is the same in all rows
+        self._searched: dict[Point, PointTask] = {}  # as far as something was right there
         self._keys = set(USUAL_KEYS)
 
-    def run(self, shapes: Sequence[SpecShape]) -> None:
-        """Search the ranges that serve these shapes, and settle every shape."""
-        for shape in shapes:
-            try:
-                p = self._problem = self.op.problem(self._family, shape.key, self.context.target.gfx, "")
-                self.seeds.today(p)
-            except (UnsupportedError, EngineError) as e:
-                refuse(self.context, shape, str(e))
-            else:
-                self._shapes[p.m] = shape
-        works = [(key, first) for key, (first, last) in served(USUAL_KEYS).items() if self._within(first, last)]
-        tasks, prior = self._tasks(works[0][0]) if works else [], None
-        for i, (key, first) in enumerate(works):
-            following = self._tasks(works[i + 1][0]) if i + 1 < len(works) else []
-            for t in tasks:
-                if t.search is not None:
-                    put_first(t.search, self.seeds.of(t.problem))  # winners of the ranges before are known by now
-            ahead = [r.comparison(t) for r in self._final(first) for t in r.points]
-            prior = self._search(key, tasks, prior, [*ahead, *(t.search for t in following if t.search)])
-            self._settle(self._final(first), following)
-            tasks = following
-        self._settle(self._final(None), [])
+    def add(self, shape: SpecShape) -> None:
+        p = self.source.problem(self.context.options.family, shape.key, self.context.target.gfx)
+        self.source.engine().config(p.layer, p.m)
+        self._problem, self.shapes[p.m] = p, shape
+        self.facts = {**self._about, "layer": asdict(p.layer), "file": self.source.engine().file_name(p.layer)}
 
-    @property
-    def facts(self) -> dict[str, Any]:
-        """The part of the rows that is the same for the whole file."""
-        layer = self._problem.layer
-        return {**self._about, "layer": asdict(layer), "file": self.seeds.file_name(layer)}
+    def buckets(self) -> Iterator[RangeSearch]:
+        """The usual ranges. Each is searched at the M of the workload that it serves, then at the key itself."""
+        for key, (first, last) in served(USUAL_KEYS).items():
+            ms = self._within(first, last)
+            found = itertools.product(dict.fromkeys([*ms, key]), self.source.searched if ms else ())
+            points = [
+                self.task(self._point(m, label, self.shapes[ms[0]]), quiet=label != self.source.searched[0])
+                for m, label in found
+            ]
+            if points:
+                yield RangeSearch(self, points, key, first, last, alone=first == last and len(points) == 1)
+
+    def tune(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
+        """Search a usual range. An M within becomes a key where the range's config loses, or at the key because of
+        it. Then the ranges before it are settled."""
+        assert isinstance(bucket, RangeSearch)
+        ahead = [r.comparison(t) for r in self._final(bucket.first) for t in r.points]
+        bucket.search([*ahead, *following])
+        there = [t for t in bucket.points if t.leaders]
+        self._searched |= {t.point: t for t in there}
+        if len({t.point.m for t in there}) > 1:
+            there = [t for t in there if bucket.compare(t, following)]
+            winner = bucket.choose(there)[0] if there else ""
+            # where M that are no keys keep the key from its own best, they part from it
+            held = [fastest(t) for t in there if t.point.m == bucket.key and t.point.weight and loses(t, winner)]
+            for name in (winner, *held):
+                self._keys |= {t.point.m for t in there if loses(t, name)}
+        for part in self._final(bucket.first if following else None):
+            part.finish(following)
 
     def _within(self, first: int, last: int | None) -> list[int]:
         """The M of the workload in a range."""
-        return [m for m in sorted(self._shapes) if first <= m and (last is None or m <= last)]
-
-    def _search(
-        self, key: int, tasks: Sequence[PointTask], prior: CandidateRanker | None, following: Sequence[ShapeTask]
-    ) -> CandidateRanker | None:
-        """Search the key of a usual range, and the M of the workload within; such an M becomes a key where the range's
-        config loses there, or at the key because of it. Returns what was learned."""
-        first, last = served(USUAL_KEYS)[key]
-        part = RangeSearch(self, f"{first}..{last or ''}", tasks, alone=first == last and len(tasks) == 1)
-        for i, t in enumerate(tasks):
-            learned = part.search(t, prior, [*(o.search for o in tasks[i + 1 :] if o.search), *following])
-            if learned is not None:
-                prior = learned
-                self._searched.setdefault(t.point.m, []).append(t)
-        there = [t for t in tasks if t.leaders]
-        if len({t.point.m for t in there}) > 1:
-            there = [t for t in there if part.compare(t, following)]
-            winner = part.choose(there)[0] if there else ""
-            # where M that are no keys keep the key from its own best, they part from it
-            held = [fastest(t) for t in there if t.point.m == key and t.shape is not None and loses(t, winner)]
-            for name in (winner, *held):
-                self._keys |= {t.point.m for t in there if loses(t, name)}
-        return prior
+        return [m for m in sorted(self.shapes) if first <= m and (last is None or m <= last)]
 
     def _final(self, before: int | None) -> list[RangeSearch]:
-        """Ranges whose shapes are not settled, below an M from which on there may be further keys."""
+        """Ranges whose shapes are not settled, below an M from which on there may be further keys. Each begins with the
+        results of the M that were searched."""
         out = []
-        for key, (first, last) in served(self._keys).items():
-            mine = [m for m in self._within(first, last) if not self.flight.is_settled(self._shapes[m])]
-            if mine and (before is None or (last is not None and last < before)):
-                out.append(self._range(key, first, last or max(LAST, *self._shapes)))
+        for key, (first, end) in served(self._keys).items():
+            within, last = self._within(first, end), end or max(LAST, *self.shapes)
+            if all(self.shapes[m].id in self.settled for m in within) or (before and (not end or end >= before)):
+                continue
+            ms = sorted({first, key, last, *within}, key=lambda m: (m not in self.shapes, m))
+            points = [self._point(m, label, self.shapes[ms[0]]) for m in ms for label in self.source.labels]
+            out.append(RangeSearch(self, points, key, first, last))
         return out
 
-    def _range(self, key: int, first: int, last: int) -> RangeSearch:
-        """The comparison of a range. It begins with the results of the M that were searched."""
-        ms = sorted({first, key, last, *self._within(first, last)}, key=lambda m: (m not in self._shapes, m))
-        known = {t.point: t for m in ms for t in self._searched.get(m, ())}
-        named = self._shapes[ms[0]]
-        points = [self._point(m, label, named, known) for m in ms for label in self.op.labels]
-        return RangeSearch(self, f"{first}..{last}", points, key=key, first=first, last=last)
-
-    def _tasks(self, key: int) -> list[PointTask]:
-        """The searches for a usual key: first each M of the workload that the key serves, then the key itself."""
-        within = self._within(*served(USUAL_KEYS)[key])
-        points = itertools.product(dict.fromkeys([*within, key]), self.op.searched)
-        tasks = [self._point(m, label, self._shapes[within[0]], {}) for m, label in points]
-        for t in tasks:
-            self.context.emit.alive()
-            space = self.op.space(t.problem, self.context.target)
-            t.search = task_of(self.context, t, space, self.seeds.of(t.problem))
-            t.search.quiet |= t.point.label != self.op.searched[0]
-        return tasks
-
-    def _point(self, m: int, label: str, named: SpecShape, known: dict[Point, PointTask]) -> PointTask:
-        shape = self._shapes.get(m)
-        weight = self._counts.get(shape_name(shape.key), 1.0) if shape else 0.0
-        point, p = Point(m, weight, label), self.op.at(self._problem, m, label)
-        today = self.seeds.today(p)
-        return known.get(point) or PointTask(point, shape, shape or named, p, today, config_of(today, ENGINE))
-
-    def _settle(self, ranges: Sequence[RangeSearch], following: Sequence[PointTask]) -> None:
-        for part in ranges:
-            part.finish([t.search for t in following if t.search])
+    def _point(self, m: int, label: str, named: SpecShape) -> PointTask:
+        """A point; `named`: the shape in whose name it is measured where it is none."""
+        point, p = Point(m, self.weight(m), label), replace(self._problem, m=m, label=label)
+        today = config_of(self.source.engine().config(p.layer, m), ENGINE)
+        return self._searched.get(point) or PointTask(point, self.shapes.get(m, named), p, today)
 
 
 def loses(t: PointTask, winner: str) -> bool:
@@ -226,12 +175,12 @@ class RangeSearch(BucketSearch):
     proven = True
 
     def __init__(
-        self, file: FileSearch, name: str, points: Sequence[PointTask], *, alone: bool = False, key: int = 0,
-        first: int = 0, last: int = 0,
+        self, file: EngineFile, points: Sequence[PointTask], key: int, first: int, last: int | None, *,
+        alone: bool = False,
     ) -> None:  # fmt: skip
-        self._file, self.points, self._key, self._first, self._last = file, list(points), key, first, last
-        self.cost = file.op.cost
-        super().__init__(file.context, file.flight, f"M={name}", file.seeds.won, alone=alone)
+        super().__init__(file, f"M={first}..{last or ''}", points, alone=alone)
+        self._facts, self.key, self.first, self._last = file.facts, key, first, last
+        self.cost = worst_regret if len(file.source.labels) > 1 else weighted_sum
         for t in points:
             self.add(t)
 
@@ -240,18 +189,17 @@ class RangeSearch(BucketSearch):
         the configs that were slower there."""
         there: list[PointTask] = []
         for i, t in enumerate(self.points):
-            if t.shape is not None and self._flight.is_settled(t.shape):
+            if t.point.weight and t.shape.id in self.file.settled:
                 continue
             if there and not any(p.point.weight for p in self.points[i:]):
                 if not super().choose(there)[0]:
                     break
                 for name in self._slow(there):
                     self.configs.pop(name, None)
-            self._flight.start(t.shape)
+            self.file.start(t)
             if set(self.configs) <= set(t.times) or self.compare(t, following):
                 there.append(t)
-        if any(t.shape for t in there):
-            self.settle(there)
+        self.settle(there)
 
     def _slow(self, there: Sequence[PointTask]) -> set[str]:
         """New configs that are slower than today's at one of these points."""
@@ -267,19 +215,19 @@ class RangeSearch(BucketSearch):
         """The range for its file, as JSON (docs/reference/files.md): the new values (null: today's stay), and for this
         M and those that are no shape's [M, count, today's us, new us, errRatio, place of today's values in `old`,
         label]."""
-        mine = [o for o in there if o.shape in (None, t.shape)]
-        old = [o.today for o in mine]
+        mine = [o for o in there if o.shape is t.shape or not o.point.weight]
+        old = [o.old.values for o in mine]
         distinct = [v for i, v in enumerate(old) if v not in old[:i]]
         points = []
         for o in mine:
             new = o.times[winner] if winner else None
             points.append([
                 o.point.m, o.point.weight, round(o.old_us, 4), round(new.us, 4) if new else -1.0,
-                round(new.err, 6) if new else 1.0, distinct.index(o.today), o.point.label,
+                round(new.err, 6) if new else 1.0, distinct.index(o.old.values), o.point.label,
             ])  # fmt: skip
         values = self.configs[winner].values if winner else None
         document = {
-            **self._file.facts, "key": self._key, "first": self._first,
+            **self._facts, "key": self.key, "first": self.first,
             "last": self._last, "values": values, "old": distinct, "points": points,
         }  # fmt: skip
         return json.dumps(document, separators=(",", ":"))
@@ -288,59 +236,53 @@ class RangeSearch(BucketSearch):
 class EngineTuner(SearchTuner):
     """Measures configs of vLLM's Triton kernels on the first GPU."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._about: dict[str, Any] = {}  # since `open`
-        self._seeds: Seeds | None = None
+    _about: dict[str, Any]  # since `open`, as the next
+    _seeds: EngineSeeds
 
     def open(self) -> dict[str, Any]:
         """Opens the search, and reports the engine, too. Raises NoDeviceError without a GPU or vLLM."""
-        info = super().open()
-        return {**info, "engine": {k: self._about[k] for k in ("project", "version", "source")}}
+        return {**super().open(), "engine": {k: self._about[k] for k in ("project", "version", "source")}}
 
     def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
-        return parse(raw)
+        return parse_options(SearchOptions, NAME, raw)
 
     def source(self) -> tuple[EngineSource, str]:
-        from worker.tuners.vllm.source import EngineSource  # here, as below: it imports torch
+        from worker.tuners.vllm.moe import Moe  # they import torch
+        from worker.tuners.vllm.source import Linear
 
-        options = self.parsed(self._raw)
-        op = op_of(options)
+        options, sources = self.parsed(self._raw), dict(zip(OF_VLLM, (Linear, Moe), strict=True))
+        if options.family not in sources:
+            raise ValueError(f"the tuner vllm needs one of the families {', '.join(sources)}, not {options.family!r}")
         try:
             root = self._root(options)
             device, named_by = (_INTERPRETED, "") if os.environ.get("TRITON_INTERPRET") == "1" else device_here(root)
-            source = EngineSource(str(root), device, op)
+            source = sources[options.family](str(root), device)
             engine = source.engine()
         except EngineError as e:
             raise NoDeviceError(f"the tuner vllm: {e}") from e
         if engine.project != "vllm":
             raise NoDeviceError(f"the tuner vllm: {root} is {engine.project}, whose kernels are others")
+        self._seeds, digest = EngineSeeds(source), engine.source_hash(source.op)
         self._about = {
-            "project": engine.project, "version": engine.version, "source": engine.source_hash(op.name),
-            "device": asdict(device), "named_by": named_by,
+            "project": engine.project, "version": engine.version, "source": digest, "device": asdict(device),
+            "named_by": named_by,
         }  # fmt: skip
-        return source, self._about["source"]
+        return source, digest
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the files of a group's shapes, and settle every shape."""
-        from worker.tuners.vllm.source import EngineSource
-
-        source = context.source
-        assert isinstance(source, EngineSource)
-        source.enter(context.target)
-        self._seeds = seeds = self._seeds or Seeds(source)
+        self._seeds.source.enter(context.target)
         for shapes in by_file(spec.shapes, FAMILIES[spec.family].m_column):
-            FileSearch(context, source, seeds, self._about).run(shapes)
+            EngineFile(context, self._seeds, self._about).run(shapes)
 
     def _root(self, options: SearchOptions) -> Path:
         """The package, or a folder that holds it. Raises EngineError."""
         named = options.root or os.environ.get(VLLM_ROOT_ENV, "")
         if not named:
             spec = importlib.util.find_spec("vllm")
-            places = list(spec.submodule_search_locations or ()) if spec else []
-            if not places:
+            if spec is None or not spec.submodule_search_locations:
                 raise EngineError("vLLM is not installed for this Python: name its folder or wheel, vllm: {root: ...}")
-            return Path(places[0])
+            return Path(spec.submodule_search_locations[0])
         root = Path(named)
         return unpack(root, self.cache / "engines" / self._place.slot / root.stem) if root.suffix == ".whl" else root
 

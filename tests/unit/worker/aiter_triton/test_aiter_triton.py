@@ -22,7 +22,7 @@ from tests.standins.triton_tree import make, values
 from worker.triton_configs.kinds import BY_NAME
 from worker.triton_configs.resolve import ResolveError, slower
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import KindProblem, Seeds, problem_of
+from worker.tuners.aiter_triton.space import AiterSeeds, KindProblem, problem_of
 from worker.tuners.aiter_triton.tuner import bucket_of, plan
 from worker.tuners.search.bucket import Point, best
 from worker.tuners.search.source import Target, known
@@ -213,14 +213,15 @@ def test_seeds_are_todays_bucket_its_neighbours_the_defaults_and_those_of_near_s
         "GEMM-A16W16-N=16-K=65536.json": {"any": values(256)},
         "GEMM-A16W16-N=1024-K=1024.json": {"any": {"BLOCK_SIZE_M": 99}},
     }
-    seeds = Seeds(make(tmp_path, configs), "90", A16W16)
+    seeds = AiterSeeds(make(tmp_path, configs), "90", A16W16)
     assert seeds.bounds == (16, 64, 256)
-    assert seeds.today(40, 512, 1024, None).values == values(33)
-    rows = [c.values["BLOCK_SIZE_M"] for c in seeds.of(40, 512, 1024, None)]
+    p = problem(M=40)
+    assert seeds.today(p).values == values(33)
+    rows = [c.values["BLOCK_SIZE_M"] for c in seeds.of(p)]
     assert rows == [33, 65, 17, 32, 128, 256], "a bucket without the kind's keys does not count"
-    assert [c.values["BLOCK_SIZE_M"] for c in seeds.of(40, 4096, 1024, None)][:2] == [32, 64]
+    assert [c.values["BLOCK_SIZE_M"] for c in seeds.of(problem(M=40, N=4096))][:2] == [32, 64]
     with pytest.raises(ResolveError, match="no default file for gfx950"):
-        Seeds(tmp_path, "gfx950", A16W16)
+        AiterSeeds(tmp_path, "gfx950", A16W16)
 
 
 @pytest.mark.parametrize(

@@ -103,9 +103,9 @@ def test_its_rows_are_not_taken_for_aiters() -> None:
 @pytest.fixture
 def linear() -> Any:
     pytest.importorskip("triton", reason="Triton is not installed")
-    from worker.tuners.vllm.linear import Linear
+    from worker.tuners.vllm.source import Linear
 
-    return Linear()
+    return Linear("", H200)
 
 
 KEY: dict[str, int | str] = {"M": 64, "N": 2112, "K": 7168}
@@ -134,7 +134,7 @@ def test_candidates_are_what_the_kernel_takes_on_the_chip(
     linear: Any, arch: int | str, m: int, key: str, legal: set[Any]
 ) -> None:
     target = known(arch)
-    p = linear.problem("a8w8_blockscale", {**KEY, "M": m}, target.gfx, "")
+    p = linear.problem("a8w8_blockscale", {**KEY, "M": m}, target.gfx)
     assert p.dtype == ("float8_e4m3fnuz" if arch == "gfx942" else "float8_e4m3fn")
     space = linear.space(p, target)
     found = space.candidates()
@@ -155,16 +155,16 @@ def test_candidates_are_what_the_kernel_takes_on_the_chip(
     ],
 )
 def test_what_cannot_be_right_or_run_is_not_compiled(linear: Any, config: dict[str, int]) -> None:
-    p = linear.problem("a8w8_blockscale", {**KEY, "M": 16}, "sm_90", "")
+    p = linear.problem("a8w8_blockscale", {**KEY, "M": 16}, "sm_90")
     space = linear.space(p, known(90))
     assert not space.is_legal(config_of(config))
     assert space.is_legal(config_of(values()))
-    short = linear.problem("a8w8_blockscale", {**KEY, "K": 128}, "sm_90", "")
+    short = linear.problem("a8w8_blockscale", {**KEY, "K": 128}, "sm_90")
     assert linear.space(short, known(90)).is_legal(config_of(values(16, 64, 256))), "K has one scale"
 
 
 def test_one_row_of_tiles_has_no_order(linear: Any) -> None:
-    p = linear.problem("a8w8_blockscale", KEY, "sm_90", "")
+    p = linear.problem("a8w8_blockscale", KEY, "sm_90")
     space = linear.space(p, known(90))
     pairs = [[config_of(values(m, GROUP_SIZE_M=g)) for g in (1, 16)] for m in (32, 64)]
     assert [len(space.distinct(pair)) for pair in pairs] == [2, 1]
@@ -172,7 +172,7 @@ def test_one_row_of_tiles_has_no_order(linear: Any) -> None:
 
 def test_m_of_one_class_share_their_kernels(linear: Any) -> None:
     def alike(m: int, n: int = 2112) -> int:
-        found: int = linear.alike(linear.problem("a8w8_blockscale", {**KEY, "M": m, "N": n}, "sm_90", "")).m
+        found: int = linear.alike(linear.problem("a8w8_blockscale", {**KEY, "M": m, "N": n}, "sm_90")).m
         return found
 
     assert [alike(m) for m in (1, 2, 5, 17, 16, 48, 4096)] == [1, 17, 17, 17, 16, 16, 16]
@@ -201,8 +201,7 @@ def name_of(n: int, k: int, device: str = "NVIDIA_H200") -> str:
 
 
 def test_seeds_are_todays_entry_its_neighbours_the_default_and_those_of_near_files(tmp_path: Path, linear: Any) -> None:
-    from worker.tuners.vllm.source import EngineSource
-    from worker.tuners.vllm.tuner import Seeds
+    from worker.tuners.vllm.tuner import EngineSeeds
 
     root = copied(tmp_path)
     files = {
@@ -213,17 +212,16 @@ def test_seeds_are_todays_entry_its_neighbours_the_default_and_those_of_near_fil
     for (n, k), entries in files.items():
         (configs(root) / name_of(n, k)).write_text(json.dumps(entries))
     (configs(root) / name_of(2112, 4096, "NVIDIA_H20")).write_text(json.dumps({"1": values(16, 16)}))
-    seeds = Seeds(EngineSource(str(root), H200, linear))
-    p = linear.problem("a8w8_blockscale", KEY, "sm_90", "")
-    assert seeds.today(p) == values(32)
+    seeds = EngineSeeds(replace(linear, root=str(root)))
+    p = linear.problem("a8w8_blockscale", KEY, "sm_90")
     default = {**values(64, 128), "GROUP_SIZE_M": 32}
     wanted = [values(32), values(128), values(16), default, values(256), values(16, 256)]
     assert [c.values for c in seeds.of(p)] == wanted, "of other (N, K) the nearest first, of other devices none"
     won = config_of(values(64, 64), "vllm_")
     seeds.won(replace(p, m=32), won)
     assert seeds.of(p)[-1] == won
-    other = linear.problem("a8w8_blockscale", {**KEY, "N": 4096}, "sm_90", "")
-    assert seeds.today(other) == default
+    other = linear.problem("a8w8_blockscale", {**KEY, "N": 4096}, "sm_90")
+    assert seeds.of(other)[0].values == default
 
 
 WANTED = {True: 16, False: 64}  # the best rows of a tile below M=75, and from there on
@@ -246,24 +244,24 @@ def serve(conn: Any) -> None:
     MeasuringServer(conn, lambda: StandInDevice({}, "")).serve()
 
 
-def test_an_m_becomes_a_key_where_it_and_the_key_want_different_configs(tmp_path: Path, linear: Any) -> None:
+def test_an_m_becomes_a_key_where_it_and_the_key_want_different_configs(tmp_path: Path) -> None:
     """Everything but device and compiler is real. The default has 64 rows, which 80 likes and 64 does not."""
-    from worker.tuners.vllm.source import EngineSource
-    from worker.tuners.vllm.tuner import FileSearch, Seeds
+    from worker.tuners.vllm.source import Linear
+    from worker.tuners.vllm.tuner import EngineFile, EngineSeeds
 
-    class Source(EngineSource):
+    class Source(Linear):
         def compile(self, job: Any, target: Any) -> CompileFacts:
             return CompileFacts(1024, None, 0, repr(job))
 
     kit = Kit(tmp_path, {}, search="fast", family="a8w8_blockscale", max_candidates=40)
     kit.measurer.end()
     kit.pool.close()
-    source = Source(str(copied(tmp_path)), H200, linear)
+    source = Source(str(copied(tmp_path)), H200)
     measurer = MeasuringProcess(serve, {}, 20)
     measurer.restart()
     context = replace(kit.context, source=source, measurer=measurer, pool=cast("CompilePool", OwnPool(source)))
     shapes = [SpecShape(i, {"M": m, "N": 2112, "K": 7168}) for i, m in enumerate((64, 80, 1), 1)]
-    FileSearch(context, source, Seeds(source), {"project": "vllm"}).run(shapes)
+    EngineFile(context, EngineSeeds(source), {"project": "vllm"}).run(shapes)
     measurer.end()
     rows = {m["shape"]: m["row"] for m in kit.messages if m["type"] == "shape_tuned"}
     found = {i: json.loads(row["triton_config"]) for i, row in rows.items()}
@@ -299,12 +297,11 @@ from worker.triton_configs.engine import Device
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.source import known
 from worker.tuners.search.tiles import config_of
-from worker.tuners.vllm.linear import Linear
-from worker.tuners.vllm.source import EngineSource
+from worker.tuners.vllm.source import Linear
 root, name, arch, key, configs = sys.argv[1:]
-target, op = known(int(arch) if arch.isdigit() else arch), Linear()
-source = EngineSource(root, Device(name, target.arch), op)
-p = op.problem("a8w8_blockscale", json.loads(key), target.gfx, "")
+target = known(int(arch) if arch.isdigit() else arch)
+source = Linear(root, Device(name, target.arch))
+p = source.problem("a8w8_blockscale", json.loads(key), target.gfx)
 for values in json.loads(configs):
     status, detail, f = compile_candidate(source, target, source.job(p, config_of(values)))
     print(json.dumps([status, detail, f and [f.shared_bytes, f.vgprs, f.spills, repr(f.same_as)]]))
@@ -324,12 +321,12 @@ def test_candidates_are_compiled_for_a_chip_that_is_not_here(
     tmp_path: Path, device: Device, more: dict[str, int]
 ) -> None:
     key = {"M": 64, "N": 512, "K": 7168}
-    given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 128, **more), values(256, 256, **more)]
-    good = compiled(tmp_path, device, key, *given, values(256, 256, num_stages=6, num_warps=8, **more))
-    assert [status for status, _, _ in good] == ["ok"] * 4 + ["unsupported"]
+    given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 128, **more)]
+    good = compiled(tmp_path, device, key, *given, values(128, 128, num_stages=9, num_warps=8, **more))
+    assert [status for status, _, _ in good] == ["ok"] * 3 + ["unsupported"]
     assert "bytes of shared memory" in good[-1][1]
     assert good[0][2][3] != good[1][2][3]
-    assert good[3][2][0] > good[0][2][0]
+    assert good[2][2][0] > good[0][2][0]
     if device is H200:
         (foreign,) = compiled(tmp_path, device, key, values(waves_per_eu=1))
         assert foreign[0] == "error"
