@@ -53,8 +53,11 @@ class Journal:
         lines = self._lines()
         if not lines:
             raise InputError(f"{self.root}: nothing to undo: no merge is noted in {self.path.relative_to(self.root)}")
-        last = json.loads(lines[-1])
-        files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
+        try:
+            last = json.loads(lines[-1])
+            files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
+        except (ValueError, KeyError, TypeError) as e:
+            raise InputError(f"{self.path}:{len(lines)}: is damaged, so nothing is undone: {e}") from e
         texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
         if foreign := [
             f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"

@@ -217,7 +217,7 @@ def _with_shape(key: Mapping[str, int | str], text: Any) -> str:
 
 
 def _decision(text: str, line: int = 0) -> Decision | None:
-    """The decision in a document, or None if there is none. Values {}: the bucket stays as it is."""
+    """The decision in a document, or None if it holds no decision. Values {}: the bucket stays as it is."""
     try:
         document = json.loads(text)
         layer = Layer.of(document["layer"]) if "layer" in document else None

@@ -1,7 +1,7 @@
 """Every look-up of an engine's config files, and the launchers of those for Triton, asked without a GPU: what reads a
 file, and what Triton makes of each entry.
 
-A look-up is asked with what a file's name says, and the file is read only if the look-up then asks for that very name.
+A look-up gets the sizes in a file's name. The engine reads the file only if the look-up then asks for that very name.
 Launchers run on operands without memory, and end where Triton would compile, or with the compiled kernel. vLLM and
 SGLang. Imports torch and triton.
 """
@@ -176,7 +176,7 @@ class Lookups:
         """As of a KernelSource."""
         with compiling() as kernels:
             self.launch(*job)
-        self.engine.kernel(job[0].layer.op).device_caches.clear()  # what it keeps is not bound again
+        self.engine.kernel(job[0].layer.op).device_caches.clear()  # else it would not bind again
         return facts_of(kernels)
 
     def launch(self, file: File, m: int, values: Values | None) -> None:

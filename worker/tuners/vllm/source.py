@@ -136,7 +136,7 @@ def _engine(root: str, device: Device) -> Engine:
 
 BLOCK = (SCALE_BLOCK, SCALE_BLOCK)
 LINEAR_LOOKUP = "get_w8a8_block_fp8_configs"
-FIRST_BYTES = 1 << 31  # from so many on a tensor is compiled for otherwise on AMD's chips
+FIRST_BYTES = 1 << 31  # AMD's compiler treats a tensor of this size or more in another way
 KNOBS: dict[str, tuple[Any, ...]] = {
     "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
     "BLOCK_SIZE_N": (16, 32, 64, 128, 256),

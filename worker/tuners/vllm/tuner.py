@@ -152,7 +152,7 @@ class EngineFile(FileSearch):
         return out
 
     def _point(self, m: int, label: str, named: SpecShape) -> PointTask:
-        """A point; `named`: the shape in whose name it is measured where it is none."""
+        """A point. `named`: the shape in whose name it is measured if it is not a shape of the workload."""
         point, p = Point(m, self.weight(m), label), replace(self._problem, m=m, label=label)
         today = config_of(self.source.engine().config(p.layer, m), ENGINE)
         return self._searched.get(point) or PointTask(point, self.shapes.get(m, named), p, today)
