@@ -316,13 +316,15 @@ def compiled(folder: Path, device: Device, key: dict[str, Any], *given: dict[str
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
 
 
-@pytest.mark.parametrize(("device", "more"), [(H200, {}), (MI355X, {"waves_per_eu": 2, "matrix_instr_nonkdim": 16})])
+@pytest.mark.parametrize(
+    ("device", "stages", "more"), [(H200, 8, {}), (MI355X, 5, {"waves_per_eu": 2, "matrix_instr_nonkdim": 16})]
+)
 def test_candidates_are_compiled_for_a_chip_that_is_not_here(
-    tmp_path: Path, device: Device, more: dict[str, int]
+    tmp_path: Path, device: Device, stages: int, more: dict[str, int]
 ) -> None:
     key = {"M": 64, "N": 512, "K": 7168}
     given = [values(**more), values(**more, GROUP_SIZE_M=16), values(64, 128, 128, **more)]
-    good = compiled(tmp_path, device, key, *given, values(128, 128, num_stages=9, num_warps=8, **more))
+    good = compiled(tmp_path, device, key, *given, values(16, 256, num_stages=stages, num_warps=8, **more))
     assert [status for status, _, _ in good] == ["ok"] * 3 + ["unsupported"]
     assert "bytes of shared memory" in good[-1][1]
     assert good[0][2][3] != good[1][2][3]
@@ -384,9 +386,11 @@ def test_a_file_is_tuned_by_ranges_and_its_rows_carry_them(tmp_path: Path) -> No
     assert {r["row"]["status"] for r in of(records, "row") if r["shape"] == 2} >= {"ok", "wrong"}
     assert five["key"] in (4, 5)
     assert five["first"] <= 5 <= five["last"]
-    # the ends are only measured for a config that wins
-    ends = {five[name]: 0 for name in ("first", "key", "last")} if five["values"] else {}
-    assert {p[0]: p[1] for p in five["points"]} == {**ends, 5: 9}
+    # the ends are only measured for a config that wins at the workload's M, and it may lose there
+    measured = {p[0]: p[1] for p in five["points"]}
+    with_ends = {**{five[name]: 0 for name in ("first", "key", "last")}, 5: 9}
+    assert measured in ({5: 9}, with_ends)
+    assert measured == with_ends or not five["values"], "a config is proven at both ends"
     assert all(p[2] > 0 for p in five["points"] if p[0] >= 4), "today's config was measured too"
     assert values(64, 128) in five["old"]
     assert tuned[1]["kernelName"] == (config_of(five["values"] or five["old"][0], "vllm_")).name
