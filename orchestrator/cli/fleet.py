@@ -115,7 +115,7 @@ def selftest(
 ) -> Page:
     """Try on one node with an MI355X what nobody has seen there yet.
 
-    Exit code 1 if a statement did not hold. The bundle names no host, user or path.
+    Exit code 1 if a statement did not hold, 3 if none could be tried. The bundle names no host, user or path.
     """
     from orchestrator.paths import create_run_folder, new_run_id
     from orchestrator.results import selftest as of
@@ -130,7 +130,11 @@ def selftest(
         print(plain(f"{row['number']:2} {row['outcome']}: {row['statement']}"), file=sys.stderr, flush=True)
     signal.signal(signal.SIGINT, before)
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in of.OUTCOMES}
-    code = 130 if trial.interrupted else int(counts[of.NOT_HELD] > 0)
+    code = 1 if counts[of.NOT_HELD] else 0
+    if counts[of.NOT_TRIED] == len(rows):
+        code = 3
+    if trial.interrupted:
+        code = 130
     page = Page({"statements": rows, "counts": counts, "bundle": str(out)}, code)
     page.table(("", *list(rows[0])[1:]), [list(map(str, row.values())) for row in rows])
     page.line(", ".join(f"{n} {outcome}" for outcome, n in counts.items()), f"  {out}", f"  runs: {folder}")

@@ -137,7 +137,7 @@ def test_a_command_that_takes_too_long_is_ended_and_leaves_nothing(
 def test_a_bundle_that_exists_and_a_node_that_cannot_be_used(bench: Bench) -> None:
     bundle = bench.root / "bundle.tar.gz"
     done = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bundle), "--json")
-    assert done.code == 0, done.err
+    assert done.code == 3, done.err
     assert set(outcomes(done.json()).values()) == {"could not be tried"}
     assert "gpus: [0, 1], but 0 were found" in done.json()["statements"][0]["detail"]
     again = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bundle))
