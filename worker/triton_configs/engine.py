@@ -17,6 +17,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -348,10 +349,14 @@ def _of_sglang(device: Device) -> dict[str, Names]:
 def ask(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
     """The answer of `question(*args)` in a fresh process, so that nothing of an earlier load or look-up counts.
 
-    `env`: variables of the engine; those of this process do not count. Raises what the question raises.
+    `env`: variables of the engine; those of this process do not count. Raises what the question raises, and
+    EngineError if the process dies over it.
     """
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        return fresh.submit(_answer, env, question, *args).result()
+        try:
+            return fresh.submit(_answer, env, question, *args).result()
+        except BrokenProcessPool as e:
+            raise EngineError("the process that asks the engine died: run the command again, and look above") from e
 
 
 def _answer(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:

@@ -169,11 +169,11 @@ class Lookups:
         return self._results[key]
 
     def enter(self, target: Target) -> None:
-        """As of a KernelSource."""
+        """Has this process compile for a chip, as the search's sources do."""
         compile_for(target)
 
     def compile(self, job: tuple[File, int, Values], target: Target) -> CompileFacts:
-        """As of a KernelSource."""
+        """Compiles an entry's kernel. Raises what the compiler raises."""
         with compiling() as kernels:
             self.launch(*job)
         self.engine.kernel(job[0].layer.op).device_caches.clear()  # else it would not bind again

@@ -223,6 +223,8 @@ def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypa
 def test_nothing_can_be_asked_of_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="holds neither vLLM nor SGLang"):
         ask({}, load, tmp_path, H200)
+    with pytest.raises(EngineError, match="the process that asks the engine died"):
+        ask({}, os._exit, 3)
 
 
 # --- where it is ---------------------------------------------------------------------------------------------------
