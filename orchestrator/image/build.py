@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import IO, Any, cast
 
 import docker.errors
@@ -194,6 +196,7 @@ _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
 MAX_FILES = 200_000
+PIECE = 1 << 20
 SILENCE_S = 120.0
 
 
@@ -271,10 +274,12 @@ def _fetch(client: Docker, container: str, path: str, folder: Path, root: str) -
 
     def ask(c: Any) -> bool:
         try:
-            stream, _ = c.get_archive(container, path)
+            chunks, _ = c.get_archive(container, path, chunk_size=PIECE)
         except docker.errors.NotFound:
             return False
-        with tarfile.open(fileobj=cast("IO[bytes]", _Chunks(stream)), mode="r|") as tar:
+        # tarfile reads a stream by pieces of this size, and takes less
+        stream = cast("IO[bytes]", SimpleNamespace(read=lambda _: next(chunks, b"")))
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
             _unpack(tar, target)
         return True
 
@@ -295,22 +300,4 @@ def _unpack(tar: tarfile.TarFile, target: Path) -> None:
             if source is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as f:
-                    while data := source.read(1 << 20):
-                        f.write(data)
-
-
-class _Chunks:
-    """A stream of chunks as a file."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            more = next(self._chunks, b"")
-            if not more:
-                break
-            self._rest += more
-        out, self._rest = self._rest[:size], self._rest[size:]
-        return out
+                    shutil.copyfileobj(source, f)

@@ -198,9 +198,7 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def _connect(uri: str) -> sqlite3.Connection:
-    conn = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S, cached_statements=256)
-    conn.execute("PRAGMA foreign_keys=ON")
-    return conn
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S, cached_statements=256)
 
 
 def _for_writing(conn: sqlite3.Connection) -> None:

@@ -278,18 +278,6 @@ class LedgerReader:
             self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
         return self._replay.keys
 
-    def key(self, shape: int) -> tuple[int | str, ...] | None:
-        """Key columns of one shape, None if there is no such shape. Looks up one: a large run has many."""
-        if self._replay.keys:
-            return self._replay.keys.get(shape)
-        found = self.query("SELECT key FROM shapes WHERE id=?", (shape,))
-        return tuple(json.loads(found[0][0])) if found else None
-
-    @property
-    def total(self) -> int:
-        """Number of requested shapes."""
-        return int(self.query("SELECT count(*) FROM shapes")[0][0])
-
     def skipped(self) -> dict[int, Skipped]:
         """(reason, detail, when) of the shapes that were left out."""
         sql = "SELECT id, skipped, detail, skipped_at FROM shapes WHERE skipped IS NOT NULL ORDER BY id"
@@ -298,7 +286,7 @@ class LedgerReader:
     def counts(self) -> Counts:
         """Shapes by state; total = tuned + skipped + failed + running + pending."""
         with self.snapshot():
-            state, total, skipped = self.replayed, self.total, len(self.skipped())
+            state, total, skipped = self.replayed, len(self.keys), len(self.skipped())
         at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
         flying = {a.current for a in at_work if a.current is not None}
         running = sum(state.shapes[i].state == "pending" for i in flying)

@@ -260,14 +260,15 @@ class RunHeader:
         """The header of a run in a ledger."""
         cost = ledger.meta("cost", {})
         return cls(
-            config.run, config.family, config.tuner, config.created, ledger.total, len(ledger.skipped()), nodes,
+            config.run, config.family, config.tuner, config.created, len(ledger.keys), len(ledger.skipped()), nodes,
             names_of(ledger), cost.get("start_s", 0.0), cost.get("spread", SPREAD),
         )  # fmt: skip
 
 
 def names_of(ledger: LedgerReader) -> Callable[[int], str]:
     """Names of a run's shapes as the user knows them."""
-    return lambda shape: describe(key) if (key := ledger.key(shape)) else f"shape {shape}"
+    keys = ledger.keys
+    return lambda shape: describe(keys[shape]) if shape in keys else f"shape {shape}"
 
 
 def sessions_until(state: State, end: float | None) -> list[list[float]]:
@@ -363,15 +364,7 @@ def rate_per_min(state: State, now: float) -> float | None:
     return n * 60.0 / (now - since) if n and now > since else None
 
 
-def run_status(
-    state: State,
-    about: RunHeader,
-    word: str,
-    now: float,
-    *,
-    end: float | None = None,
-    estimate: Callable[..., Range | None] = time_left,
-) -> RunStatus:
+def run_status(state: State, about: RunHeader, word: str, now: float, *, end: float | None = None) -> RunStatus:
     """The status of a run now. `word`: from `state_now`. `end`: when its controller ended, None if one drives it."""
     going = word in ("preparing", "running")
     if word == "running" and not any(n.state == "joined" for n in state.nodes.values()) and not state.running:
@@ -389,7 +382,7 @@ def run_status(
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
     s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
     s.rate_per_min = rate_per_min(state, now) if going else None
-    left = estimate(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
+    left = time_left(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
     s.eta_s, s.eta_range_s = (left.mid_s, (left.low_s, left.high_s)) if left else (0.0, None)
     return s
 
