@@ -38,6 +38,15 @@ class Counts:
     running: int = 0
     pending: int = 0
 
+    @classmethod
+    def of(cls, state: State, total: int, skipped: int) -> Counts:
+        """The counts of a run; total = tuned + skipped + failed + running + pending."""
+        at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
+        flying = {a.current for a in at_work if a.current is not None}
+        running = sum(state.shapes[i].state == "pending" for i in flying)
+        pending = total - skipped - state.tuned - state.failed - running
+        return cls(total, state.tuned, skipped, state.failed, running, pending)
+
     @property
     def settled(self) -> int:
         return self.tuned + self.skipped + self.failed
@@ -284,14 +293,9 @@ class LedgerReader:
         return {i: (why, detail or "", t) for i, why, detail, t in self.query(sql)}
 
     def counts(self) -> Counts:
-        """Shapes by state; total = tuned + skipped + failed + running + pending."""
+        """Shapes by state."""
         with self.snapshot():
-            state, total, skipped = self.replayed, len(self.keys), len(self.skipped())
-        at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
-        flying = {a.current for a in at_work if a.current is not None}
-        running = sum(state.shapes[i].state == "pending" for i in flying)
-        pending = total - skipped - state.tuned - state.failed - running
-        return Counts(total, state.tuned, skipped, state.failed, running, pending)
+            return Counts.of(self.replayed, len(self.keys), len(self.skipped()))
 
     def shapes(self, only: str | None = None) -> Iterator[ShapeState]:
         """Requested shapes (of one state), in the order of the file."""

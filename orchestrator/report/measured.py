@@ -41,8 +41,6 @@ class Tried:
     """The candidates of one shape. `best`: backend -> the lowest us of its correct candidates."""
 
     candidates: int = 0
-    right: int = 0
-    wrong: int = 0
     best: dict[str, float] = field(default_factory=dict)
 
 
@@ -110,10 +108,7 @@ class Measurements:
     ) -> None:
         tried = self.tried[shape]
         tried.candidates += 1
-        if status == "wrong":
-            tried.wrong += 1
-        elif us > 0 and status == "ok":
-            tried.right += 1
+        if us > 0 and status == "ok":
             backend = self._backend(libtype, kernel or _first_stage(extra), number)
             old = tried.best.get(backend)
             if old is None or us < old:
