@@ -5,13 +5,14 @@ At the end: the quoting of command lines and paths for the POSIX shell of a node
 
 from __future__ import annotations
 
+import io
 import math
 import shlex
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from orchestrator.errors import TransportError, UnreachableError
 
@@ -55,6 +56,24 @@ class Channel(Protocol):
 
     def error(self) -> str:
         """Reason of its end (exit code, last message). The reader calls it once, after the end, and reads no more."""
+
+
+class _Output(io.RawIOBase):
+    def __init__(self, read: Callable[[int], bytes]) -> None:
+        self._read = read
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+
+def as_file(read: Callable[[int], bytes]) -> io.BufferedReader:
+    """A command's output as a file. `read`: returns up to so many bytes as soon as there are any; b"" at the end."""
+    return io.BufferedReader(_Output(read), 65536)
 
 
 class TimedChannel(ABC):
