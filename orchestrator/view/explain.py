@@ -11,7 +11,7 @@ from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.policy.model import Attempt, Shape
-from orchestrator.policy.why import whereabouts, why
+from orchestrator.policy.policy import whereabouts, why
 from orchestrator.reasons import Reason
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
 from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
