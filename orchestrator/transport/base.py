@@ -81,7 +81,7 @@ class _Output(io.RawIOBase):
 
 
 def as_file(read: Callable[[int], bytes]) -> io.BufferedReader:
-    """A command's output as a file. `read`: returns up to so many bytes as soon as there are any; b"" at the end."""
+    """A command's output as a file. `read`: see Channel."""
     return io.BufferedReader(_Output(read), 65536)
 
 
