@@ -34,8 +34,7 @@ from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
 from orchestrator.tables.locate import family_of, locate, provenance_of
-from orchestrator.tables.textfiles import Faults, decode, escaped, open_file
-from orchestrator.tables.write import write_csv
+from orchestrator.tables.textfiles import Faults, decode, escaped, open_file, write_csv
 from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
