@@ -111,7 +111,7 @@ def _merge(config: RunConfig, paths: RunPaths) -> tuple[MergeReport | None, Inpu
     """
     from orchestrator.results.export import RunFacts, candidates, winners
     from orchestrator.tables.merge import merge
-    from orchestrator.tables.write import write_atomic
+    from orchestrator.tables.textfiles import write_atomic
 
     try:
         with LedgerReader.open_readonly(paths.ledger) as ledger:

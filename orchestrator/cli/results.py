@@ -98,7 +98,7 @@ def analyze(
     from orchestrator.results.analyze import analyze as document_of
     from orchestrator.results.analyze import write_csv
     from orchestrator.results.measurements import find_sources
-    from orchestrator.tables.write import refuse_overwriting, write_output
+    from orchestrator.tables.textfiles import refuse_overwriting, write_output
 
     if json_ and format_ not in (None, Format.JSON):
         raise InputError(f"--json and --format {format_} contradict each other")
@@ -178,7 +178,7 @@ def compare(
     """
     from orchestrator.results import comparison, output
     from orchestrator.results.compare import Rule
-    from orchestrator.tables.write import refuse_overwriting, write_output
+    from orchestrator.tables.textfiles import refuse_overwriting, write_output
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")

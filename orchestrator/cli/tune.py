@@ -92,6 +92,10 @@ def tune(
         ),
     ] = None,
     drive: DriveOptions,
+    render: Annotated[
+        Path | None,
+        typer.Option("--render", help="Write the scripts of a run to DIR; ask no node, start nothing.", metavar="DIR"),
+    ] = None,
     **of_tuner: Any,
 ) -> Page:
     """Tune the shapes of a CSV on every slot of an inventory."""
@@ -100,12 +104,16 @@ def tune(
 
     if not by_value and (until_gain is not None or gpu_hours is not None):
         raise InputError("--until-gain and --gpu-hours belong to --by-value")
+    if render is not None and run.plan:
+        raise InputError("--plan writes nothing, and --render does: leave one of them out")
     request = tuning.run_request(
         run, drive, shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune,
         by_value=by_value, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours,
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio,
+        ask=render is None,
     )  # fmt: skip
-    return tuning.start(prepare(request), run)
+    prepared = prepare(request)
+    return tuning.start(prepared, run) if render is None else tuning.render_page(prepared, render)
 
 
 def bench(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from orchestrator.command_hints import command
@@ -50,7 +51,7 @@ from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.export import export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.shapes.model import Shape
-from orchestrator.transport.base import Transport
+from orchestrator.transport.base import RemoteFile, Transport
 from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner
@@ -294,6 +295,23 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
     return [p for p in plans if p.slots]
 
 
+def write_scripts(plan: NodePlan, config: RunConfig, folder: Path, texts: Path | None = None) -> dict[str, RemoteFile]:
+    """Write the files of a planned node into a folder here, and return them. The worker's code is only returned. The
+    inventory's references stay unresolved. Raises OSError."""
+    node = node_of(plan)
+    if node.lease is None:  # a scheduler lends each GPU to one run alone
+        plan = with_device_locks(plan, shared=mode_of(node, config.busy) == "share")
+    tuner = get_tuner(config.tuner, for_tune=False)
+    options = {**config.options, "family": config.family} if tuner.wants_family else config.options
+    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, texts)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, file in files.items():
+        if not name.startswith("code/"):
+            (folder / name).write_bytes(file.data)
+            (folder / name).chmod(file.mode)
+    return files
+
+
 def _driver(
     paths: RunPaths,
     config: RunConfig,
@@ -308,19 +326,7 @@ def _driver(
 ) -> NodeDriver:
     """The driver of a planned node. `transport`: a connected one, for a leased node; None: as the inventory says."""
     leased, node = transport is not None, node_of(plan)
-    busy = mode_of(node, config.busy)
-    if not leased:  # a scheduler lends each GPU to one run alone
-        plan = with_device_locks(plan, shared=busy == "share")
-    # the node gets the same files as this folder, with the inventory's references unresolved
-    tuner = get_tuner(config.tuner, for_tune=False)
-    options = {**config.options, "family": config.family} if tuner.wants_family else config.options
-    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)
-    kept = paths.node(plan.node)
-    for name, file in files.items():
-        if not name.startswith("code/"):
-            kept.mkdir(mode=0o700, exist_ok=True)
-            (kept / name).write_bytes(file.data)
-            (kept / name).chmod(file.mode)
+    files = write_scripts(plan, config, paths.node(plan.node), paths.texts)
     if transport is None:
         reach = settings.reach or partial(transport_of, accept_new_host_keys=config.accept_new_host_keys)
         transport = reach(plan)
@@ -329,7 +335,7 @@ def _driver(
     admission = NodeAdmission(
         transport,
         engine,
-        busy,
+        mode_of(node, config.busy),
         script(resolved(node), brief=True),
         lambda facts: gpus_of(node, facts),
         config.run,
@@ -350,7 +356,7 @@ def _driver(
         launch=launch,
         admission=admission,
         results=results_folder(plan),
-        home=paths.attempts if tuner.keeps_reproductions else None,
+        home=paths.attempts if recorded_tuner(config.tuner).keeps_reproductions else None,
         connected=leased,
         timeouts=settings.timeouts,
     )

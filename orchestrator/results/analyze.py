@@ -23,9 +23,8 @@ from orchestrator.families import backend_name, order
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import US, CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.textfiles import escaped
+from orchestrator.tables.textfiles import escaped, no_formula
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
-from orchestrator.tables.write import no_formula
 from worker import without_gc
 from worker.families import Column, Family
 from worker.text import did_you_mean, plural

@@ -322,7 +322,7 @@ def _check(
         derived = "; AITER takes gfx from cu_num" if "gfx" in missing else ""
         out.add(1, ("columns", "warning", f"has no column {', '.join(missing)}, as tables of an earlier date{derived}"))
     rules, rows = RowRules(family, header, err_ratio, build), list[TableRow]()
-    for line, _, cells in reader.records():
+    for line, _, cells in reader.records:
         if not any(cells):
             continue
         out.rows += 1

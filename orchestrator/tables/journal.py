@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.kinds import records_path
-from orchestrator.tables.write import sync_folder, write_atomic
+from orchestrator.tables.textfiles import sync_folder, write_atomic
 
 LOCK_WAIT_S = 30.0
 _STAMP = re.compile(r"\.(\d{8}T\d{6}Z)(?:-(\d+))?\.bak\Z")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,6 +37,7 @@ from orchestrator.tables.policy import (
     identity,
     incumbent,
 )
+from orchestrator.tables.textfiles import csv_text
 from orchestrator.tables.tuned import (
     KERNEL_NAMES,
     TAG,
@@ -192,9 +191,7 @@ def line_of(header: Sequence[str], new: Newcomer, family: Family, end: str = "\n
 
 def csv_line(cells: Mapping[str, str], header: Sequence[str], end: str = "\n") -> str:
     """Cells by column as a line."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator=end).writerow([cells.get(n, "") for n in header])
-    return out.getvalue()
+    return csv_text([cells.get(n, "") for n in header]).removesuffix("\n") + end
 
 
 def check_db(db: Path, family: Family, tuner: str) -> None:

@@ -209,7 +209,7 @@ def test_rows_are_in_the_order_in_which_aiters_tuners_leave_them(tmp_path: Path,
         for (gfx, cu_num), m, n, k, b, dtype in sizes
         for row in (new(m, 5.0, gfx=gfx, cu_num=cu_num, N=n, K=k, B=b, q_dtype_w=dtype),)
     }
-    orders, texts = [rng.sample(sorted(rows), len(rows)) for _ in range(2)], []
+    orders, texts = [rng.sample(sorted(rows), len(rows)) for _ in range(2)], list[str]()
     for keys in orders:
         path = tmp_path / f"{len(texts)}.csv"
         for some in (keys[::3], keys[1::3], keys[2::3]):
