@@ -231,8 +231,7 @@ def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, 
 
 def oom_killed(before: Mapping[str, int]) -> bool:
     """True where one of the counters has risen since `before`."""
-    now = {path: _field(Path(path), "oom_kill") for path in before}
-    return any((now[path] or 0) > count for path, count in before.items())
+    return any((_field(Path(path), "oom_kill") or 0) > count for path, count in before.items())
 
 
 def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
