@@ -218,14 +218,14 @@ class LedgerReader:
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """Rows of a query (tables: orchestrator/ledger/database.py)."""
-        with database.readable(self.path):
+        with database.plain_errors(self.path):
             return self._conn.execute(sql, values).fetchall()
 
     def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
-        with database.readable(self.path):
+        with database.plain_errors(self.path):
             cursor = self._conn.execute(sql, values)
         while True:
-            with database.readable(self.path):
+            with database.plain_errors(self.path):
                 chunk = cursor.fetchmany(_CHUNK)
             if not chunk:
                 return
@@ -237,12 +237,12 @@ class LedgerReader:
         if self._conn.in_transaction:
             yield
             return
-        with database.readable(self.path):
+        with database.plain_errors(self.path):
             self._conn.execute("BEGIN")
         try:
             yield
         finally:
-            with database.readable(self.path):
+            with database.plain_errors(self.path):
                 self._conn.execute("COMMIT")
 
     def meta(self, key: str, default: Any = None) -> Any:
