@@ -95,22 +95,19 @@ class NodeReports:
         registry: NodeRegistry,
         ingest: Ingest,
         live_status: LiveStatus,
-        leases: LeasedNodes | None,
+        leases: LeasedNodes,
         logs: Path,
     ) -> None:
         self._run, self._epoch = run, epoch
         self._ledger, self._policy, self._registry = ledger, policy, registry
         self._ingest, self._live_status, self._leases = ingest, live_status, leases
-        self._logs = logs
+        self._log_folder = logs
+        self._logs: dict[str, NodeLog] = {}
         self._missed: dict[str, set[str]] = {}
         """Node -> attempts that it should hold, but that its last beat lacks."""
-        self._logbooks: dict[str, NodeLog] = {}
+
         self.read_out: set[str] = set()
         """Nodes whose records were read to the end."""
-
-    def open(self, node: str) -> None:
-        """Start a log of the node, or append to the existing one."""
-        self._logbooks[node] = NodeLog(self._ledger, node, self._logs)
 
     def events_of(self, message: Message) -> list[Event]:
         """The events that a message means for the policy. Call it within a transaction of the ledger. Raises
@@ -131,8 +128,7 @@ class NodeReports:
             case NodeTroubled(node, detail):
                 if node not in self._registry.drivers:
                     return []  # its lease is over
-                if self._leases is not None:
-                    self._leases.look(node)
+                self._leases.look(node)
                 first = self._registry.in_trouble(node, detail)
                 self._live_status.trouble(node, detail, on_record=first)
                 return [message] if first else []
@@ -153,8 +149,6 @@ class NodeReports:
         """The part of each file that the stream did not deliver."""
         out = []
         for node, file in rows:
-            if node not in self._logbooks:
-                self.open(node)
             at = self._ledger.offsets(node).get((file.stream, file.slot), 0)
             if len(file.data) > at:
                 out.append(FromStream(node, Chunk(file.stream, file.slot, at, file.data[at:])))
@@ -171,7 +165,9 @@ class NodeReports:
             self.read_out.add(node)
             return [AttemptEnded(a, Reason.DONE, None, VANISHED, 0.0) for a in self._vanished(node, frame.held)]
         if frame.stream == "L":
-            self._logbooks[node].add(frame)
+            if node not in self._logs:
+                self._logs[node] = NodeLog(self._ledger, node, self._log_folder)
+            self._logs[node].add(frame)
             return []
         return self._ingest.feed(node, frame.slot, frame.data)[0]
 

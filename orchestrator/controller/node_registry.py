@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -211,19 +211,3 @@ class Shutdown:
         except NodeError as e:
             return StoppedNode(ran, str(e))
         return StoppedNode(ran)
-
-
-def stop_workers(
-    registry: NodeRegistry,
-    listen: Callable[[float, Callable[[], bool]], None],
-    *,
-    tidy: bool,
-    pace: StopLimits | None = None,
-    only: Iterable[NodeDriver] | None = None,
-) -> Mapping[str, StoppedNode]:
-    """Stop all workers on these nodes, by default on all. `listen(seconds, over)` reads their last messages."""
-    pace = pace or registry.timeouts.stop
-    shutdown = Shutdown(registry, pace, tidy=tidy)
-    shutdown.begin(registry.drivers.values() if only is None else only)
-    listen(pace.limit_s, shutdown.done)
-    return shutdown.close()
