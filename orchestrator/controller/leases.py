@@ -1,6 +1,6 @@
 """The life of each lease of a run: asked for, granted, a node, ended with a reason. Slurm's and Kubernetes' live alike.
 
-The controller's loop calls `turn`, which never waits: a keeper a pool talks to its scheduler (keeper.py), and a few
+The controller's loop calls `turn`, which never waits: each pool has a keeper that talks to its scheduler, and a few
 threads prepare nodes and bring home what ended leases left.
 """
 
@@ -22,11 +22,20 @@ from math import ceil
 import tenacity
 
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.node_registry import NodeRegistry, Shutdown
+from orchestrator.controller.nodes import NodeRegistry, Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import Event, FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
-from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState, rows_of
-from orchestrator.leases.keeper import USUAL_S, Keeper, Look, Order
+from orchestrator.leases.base import (
+    USUAL_S,
+    EndCause,
+    Keeper,
+    Lease,
+    LeaseSource,
+    LeaseState,
+    Look,
+    Order,
+    rows_of,
+)
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node

@@ -16,11 +16,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.controller.exchange import NodeReports, Outbox
 from orchestrator.controller.leases import LeasedNodes, LeaseTurn
 from orchestrator.controller.messages import FromStream, Message, StopLimits, Taken, Timeouts, Watcher
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.node_registry import NodeRegistry, Shutdown, StoppedNode
+from orchestrator.controller.nodes import NodeRegistry, NodeReports, Outbox, Shutdown, StoppedNode
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     Decision,
@@ -90,7 +89,7 @@ class Controller:
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
         self._reports = NodeReports(
-            config.run, epoch, ledger, policy, self._registry, ingest, live_status, leases, logs
+            config.run, epoch, ledger, policy, self._registry, ingest, live_status, leases.look, logs
         )
         self._outbox = Outbox(self._registry, config, keys, kernels, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
