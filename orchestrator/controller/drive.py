@@ -228,9 +228,7 @@ def _controller(
     shapes = {i: Shape(i, key) for i, key in ledger.keys.items()}
     policy = Policy(settings.policy)
     ledger.drive(policy.state)
-    inventory = load_inventory(paths.inventory)
-    if config.limit is not None:
-        inventory = limit(inventory, config.limit)
+    inventory = limit(load_inventory(paths.inventory), config.limit)
     machines = machines_of(inventory)
     plans = planned(paths, config, machines) if machines.nodes else []
     about = RunHeader.of(ledger, config, {p.node: p.slots for p in plans})

@@ -340,8 +340,7 @@ def rate_per_min(state: State, now: float) -> float | None:
     if not state.sessions or first is None:
         return None
     since = max(now - RATE_WINDOW_S, state.sessions[-1][0], first)
-    if len(state.tuned_at) == state.tuned_at.maxlen:  # older times were dropped
-        since = max(since, state.tuned_at[0])
+
     n = sum(1 for _ in takewhile(lambda t: t > since, reversed(state.tuned_at)))
     return n * 60.0 / (now - since) if n and now > since else None
 

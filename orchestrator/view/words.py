@@ -66,27 +66,23 @@ def slot_words(state: State, node: str, slot: str) -> str:
     return spot(known.gpu.place, state.nodes) if known is not None else f"{node} slot {slot}"
 
 
+_NODE_WORDS = {
+    "away": "{name} is being prepared ({slots}{lease}){because}",
+    "joined": "{name} joined with {slots}",
+    "trouble": "{name} is in trouble; we try it again{because}",
+    "busy": "{name} is occupied; we wait for it{because}",
+    "shared": "{name} is occupied and shared, so its times may be too long{because}",
+    "draining": "{name} is draining",
+    "lost": "{name} was given up{because}",
+    "gone": "the lease {name} ended ({why})",
+}
+
+
 def node_words(node: Node, to: str, why: str) -> str:
     """Sentence on a change of a node (an entry of its history)."""
-    name, because = node.name, f": {why}" if why else ""
-    match to:
-        case "away":
-            of = f", lease {node.lease} on {node.host}" if node.lease else ""
-            return f"{name} is being prepared ({plural(len(node.slots), 'slot')}{of}){because}"
-        case "joined":
-            return f"{name} joined with {plural(len(node.slots), 'slot')}"
-        case "trouble":
-            return f"{name} is in trouble; we try it again{because}"
-        case "busy":
-            return f"{name} is occupied; we wait for it{because}"
-        case "shared":
-            return f"{name} is occupied and shared, so its times may be too long{because}"
-        case "lost":
-            return f"{name} was given up{because}"
-        case "gone":
-            return f"the lease {name} ended ({why})"
-        case _:
-            return f"{name} is {to}{because}"
+    lease = f", lease {node.lease} on {node.host}" if node.lease else ""
+    slots, because = plural(len(node.slots), "slot"), f": {why}" if why else ""
+    return _NODE_WORDS[to].format(name=node.name, slots=slots, lease=lease, because=because, why=why)
 
 
 def slot_change(state: State, slot: Slot, to: str, why: str, until: float = 0.0) -> str:
