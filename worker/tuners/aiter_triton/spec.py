@@ -101,6 +101,7 @@ def _unit(family: str, key: Mapping[str, int | str]) -> object:
 SPEC = TunerSpec(
     name=NAME,
     create=create,
+    software="aiter",
     parse_options=Options.parse,
     families=_families,
     cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
