@@ -388,11 +388,6 @@ FAMILIES: dict[str, Family] = {f.name: f for f in _ALL}
 DEFAULT_FAMILY = "a16w16"
 
 
-def fp8_cell(gfx: str) -> str:
-    """The fp8 type of a chip, as a cell of a text column."""
-    return _FP8[1] if gfx.startswith("gfx94") else _FP8[0]
-
-
 def computed_by(tuner: str) -> tuple[str, ...]:
     """The names of the families that one of our own tuners has candidates for."""
     return tuple(f.name for f in FAMILIES.values() if tuner in f.own_tuners)

@@ -24,6 +24,7 @@ from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words
 from worker.families import Family
+from worker.protocol.bench import TIMERS
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
@@ -100,7 +101,9 @@ def end_page(paths: RunPaths, state: str) -> Page:
     page.line(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
     page.line(*(f"  {path}" for path in _files(paths).values()))
     unsettled = state != "finished" and c.total > c.settled
-    page.line(*next_lines(next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled)))
+    merged = config.db is not None and refused is None
+    steps = next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled, merged=merged)
+    page.line(*next_lines(steps))
     return page
 
 
@@ -161,9 +164,10 @@ def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence
 
 
 def next_steps(
-    paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, unsettled: bool
+    paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, unsettled: bool, merged: bool
 ) -> list[tuple[str, str]]:
-    """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first."""
+    """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first.
+    `merged`: its table took the winners."""
     name, family, produces = paths.named, get_family(config.family), recorded_tuner(config.tuner).produces
     if unsettled:
         return [(f"resume {name}", "continues with the rest")]
@@ -180,7 +184,8 @@ def next_steps(
     steps.append((f"report {name}", "write the page"))
     if not own:
         steps.append((f"verify {name}", "check that AITER uses them correctly"))
-        steps.append((f"db export {quote(config.db or str(paths.tuned))} --env", "environment lines for a server"))
+        table = str(config.db if merged else paths.tuned)
+        steps.append((f"db export {quote(table)} --env", "environment lines for a server"))
     return steps
 
 
@@ -210,6 +215,8 @@ def bench_page(of: BenchResults, state: str) -> Page:
         page.line(f"{item['backend']}{where}: {item['status']} for {plural(item['shapes'], 'shape')}: {item['detail']}")
     known = {r.key for r in of.found}
     page.line(*(f"! {describe(f.key)} failed: {f.reason}: {f.detail}" for f in of.failed if f.key not in known))
+    plain = sorted({r.timer for r in of.found} - {"", *TIMERS})
+    page.line(*(f"timed plainly, as in the FP4 guide ({how}): noisier than without --iters" for how in plain))
     page.line(*(f"measured on {'the CPU ' if on_cpu else ''}{device}" for device in devices))
     loose, short = (sum(r.status == status for r in of.found) for status in ("unstable", "short"))
     words = f"run {of.paths.run} {state}: {plural(of.total, 'shape')}, {of.measured} with a number"

@@ -104,7 +104,7 @@ def analyze(
         raise InputError(f"--json and --format {format_} contradict each other")
     form = Format.JSON if json_ else format_ or (_BY_SUFFIX.get(out.suffix.lower()) if out else None) or Format.TERMINAL
     with find_sources(inputs or [], runs=runs, family=get_family(family) if family else None) as sources:
-        refuse_overwriting((s.path for s in sources.files), [out] if out else [])
+        refuse_overwriting([*map(Path, inputs or []), *(s.path for s in sources.files)], [out] if out else [])
         found = document_of(sources, err_ratio, chip=chip, reference=reference)
     if sort is not Sort.SHAPE:
         found["rows"].sort(key=lambda r: _size(r, sort), reverse=True)
