@@ -309,6 +309,8 @@ def prepare(request: RunRequest) -> Prepared:
     options = dict(request.options)
     check_tuner_options(spec, options)
     check_family(spec, family.name, options)
+    if request.rows is not None and spec.produces == "configs":
+        raise InputError(f"the tuner {tuner} writes config files, not a table whose rows could be checked")
     if request.db is not None and not request.bench:
         check_db(request.db, family, tuner)
     listed = read_shapes(request.shapes, family)
@@ -420,10 +422,6 @@ def prepare_recheck(
     share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
     request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
     prepared = prepare(request)
-    if recorded_tuner(prepared.config.tuner).produces == "configs":
-        raise InputError(
-            f"the tuner {prepared.config.tuner} writes config files, not a table whose rows could be checked"
-        )
     chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
     found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
     if not found:
