@@ -13,6 +13,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -274,18 +275,18 @@ def with_rows(
 ) -> str:
     """A table's text with further rows, all in AITER's order. `parts`: its records, the header first; `table`: as read,
     None for a new file."""
-    there = table.rows if table else ()
-    kept = [(file_order(row.key, family), parts[row.part]) for row in there]
-    kept += [(file_order(new.key, family), line_of(header, new, family)) for new in rows]
+    there, order = table.rows if table else (), file_order(family, header)
+    kept = [(order(row.key), parts[row.part]) for row in there]
+    kept += [(order(new.key), line_of(header, new, family)) for new in rows]
     numbers = {0, *(row.part for row in there)}
     keyless = [part for n, part in enumerate(parts) if n not in numbers and part.strip()]
-    return "".join([parts[0], *(line for _, line in sorted(kept)), *keyless])
+    return "".join([parts[0], *(line for _, line in sorted(kept, key=itemgetter(0))), *keyless])
 
 
 def untuned(text: str, header: Sequence[str], keys: Iterable[Key], family: Family) -> str:
     """The list of shapes beside a table: a new one in order (`text` ""), or one with the missing shapes below."""
     names = ("gfx", "cu_num", *family.key_names)
-    ordered = sorted(keys, key=lambda key: file_order(key, family))
+    ordered = sorted(keys, key=file_order(family, header))
     shapes = dict.fromkeys(tuple(str(key[names.index(n)]) for n in header) for key in ordered)
     records = list(csv.reader(io.StringIO(text)))
     own = family.from_aiter(c.strip() for c in records[0]) if records else tuple(header)

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -290,9 +291,11 @@ def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 
-def file_order(key: Key, family: Family) -> tuple[tuple[int, int, str], ...]:
-    """Sort key of a table's rows as AITER's tuners leave them: N before M (`sort_keys` of base_tuner.py)."""
-    order = key_order(key)
+def file_order(family: Family, header: Sequence[str]) -> Callable[[Key], Any]:
+    """The sort key of a table's keys, so that rows are as AITER's tuners leave them: by its key columns, N before M
+    (`sort_keys` of base_tuner.py). The one of fmoe does not sort: all keys are equal."""
+    if family.two_stages:
+        return lambda key: ()
     names = ("gfx", "cu_num", *family.key_names)
-    swapped = [{"M": "N", "N": "M"}.get(n, n) for n in names]
-    return tuple(order[names.index(n)] for n in swapped)
+    swapped = ({"M": "N", "N": "M"}.get(n, n) for n in names)
+    return itemgetter(*(names.index(n) for n in swapped if n in header))

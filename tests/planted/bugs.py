@@ -31,9 +31,9 @@ class Bug:
 BUGS: tuple[Bug, ...] = (
     Bug(
         "double-key", 1, "orchestrator/tables/merge.py",
-        "parts[there[j.new.place].part] = line\n            continue",
-        "pass",
-        "A merge appends the better row and leaves the old one of the same key in the table.",
+        "lines |= {j.new.place: (",
+        'lines |= {f"{j.new.place} ": (',
+        "A merge adds the better row and leaves the old one of the same key in the table.",
         ("tests/unit/tables/test_tuned_db.py::test_the_incumbent_goes_only_if_clearly_beaten",),
     ),
     Bug(
