@@ -317,7 +317,10 @@ def test_run_config_on_nodes_is_read_from_verify_and_its_result_counts(
     assert says.startswith("not run: error: ")
     assert "none.yaml" in says
     rows = [{"selected": True, "verdict": "ok"}, {"selected": False, "verdict": "ok"}]
-    nodes = [{"node": "n1", "why": "", "rows": rows}, {"node": "n2", "why": "no GPU", "rows": rows}]
+    nodes: list[dict[str, object]] = [
+        {"node": "n1", "why": "", "rows": rows},
+        {"node": "n2", "why": "no GPU", "rows": rows},
+    ]
     nodes += [{"node": "n3", "why": "", "aiter": {"how": "the operator itself"}, "rows": rows}]
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho what AITER prints >&2\necho '{json.dumps({'nodes': nodes})}'\nexit 1\n")
