@@ -178,7 +178,8 @@ def check_inventory(
             Page({"ok": False, "file": str(path), "faults": e.faults}).print(as_json=True)
         raise
     nodes = [_about(node) for node in found.nodes.values()]
-    document = {"ok": True, "file": found.source, "family": found.family, "tuner": found.tuner, "nodes": nodes}
+    fleet = {"family": found.defaults.family, "tuner": found.defaults.tuner}
+    document = {"ok": True, "file": found.source, **fleet, "nodes": nodes}
     page = Page(document)
     page.line(f"{found.source}: good, {plural(len(found.nodes), 'node')}")
     for node in nodes:

@@ -7,6 +7,7 @@ several options of a node, and resolves a node's references.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -194,12 +195,12 @@ def check_identities(nodes: Iterable[Node]) -> None:
         raise InventoryError(list(dict.fromkeys(faults)))
 
 
-def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
+def resolved(node: Node, env: Mapping[str, str] = os.environ) -> Node:
     """The node with every reference replaced, checked again. Use it at once; keep and write only the unresolved node.
 
     Raises InventoryError that names file, line, node and variable, and never a value.
     """
-    values = resolve(node.options(), node.name, node.origin, environ)
+    values = resolve(node.options(), node.name, node.origin, env)
     try:
         return Node(**values, name=node.name, source=node.source, origins=node.origins, login=node.login)
     except ValidationError as e:

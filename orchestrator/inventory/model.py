@@ -322,16 +322,6 @@ class Inventory(Strict):
     defaults: Defaults
     nodes: dict[str, Node]
 
-    @property
-    def family(self) -> str:
-        """The family to tune if the command line does not name one."""
-        return self.defaults.family
-
-    @property
-    def tuner(self) -> str:
-        """The tuner to use if the command line does not name one."""
-        return self.defaults.tuner
-
 
 def dumps() -> str:
     """The text of inventories/inventory.schema.json (draft 2020-12)."""

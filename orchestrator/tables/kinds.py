@@ -178,8 +178,7 @@ def check_versions(
 
 def _versions(record: Record | None) -> tuple[str, str]:
     """Image and tuner version, "" for what is not known."""
-    document = record.document if record else {}
-    return str(document.get("image") or ""), str(document.get("tuner") or "")
+    return (record.text("image"), record.text("tuner")) if record else ("", "")
 
 
 def _named(values: Iterable[str]) -> str:

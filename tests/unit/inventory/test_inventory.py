@@ -64,7 +64,7 @@ nodes:\r
   three: {transport: local, engine: process, vllm: {root: /w.whl}}
 """)  # fmt: skip
     one, two, three = inventory.nodes.values()
-    assert (inventory.family, inventory.tuner) == ("a8w8", "torch")
+    assert (inventory.defaults.family, inventory.defaults.tuner) == ("a8w8", "torch")
     assert (one.name, one.gpus, one.labels, three.image) == ("one", 2, ("all", "fast"), "a")
     assert (two.gpus, two.image, two.labels) == ((3, 1), "b", ("all", "fast", "slow"))
     assert two.env == {"A": "1", "B": "3", "C": "${env:C}"}

@@ -343,8 +343,7 @@ class Session:
         if the tree has no script of the family."""
         image = self.adapted(family, keys)
         script = image.script(family)
-        if script is None:
-            raise LookupError(f"{image.tree.root} has no tuner script for {family.name}")
+        assert script is not None  # else `refusal` says so
         for note in ignored_options(script, options):
             say(note)
         names, batch = self._names.setdefault(family.name, KernelNames()), batch_size(family, script, options)
