@@ -40,7 +40,7 @@ def check_nodes(
     Exit code 3 if a node cannot be used.
     """
     from orchestrator.controller import node_check as check
-    from orchestrator.controller.pools import check_pools, probe_pools
+    from orchestrator.controller.pools import check_pools, probe_pools, would_do
     from orchestrator.inventory import load as inventories
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
@@ -58,6 +58,7 @@ def check_nodes(
     page.table(check.COLUMNS[:-1], ([plain(cell, 60) for cell in r.row()[:-1]] for r in reports), most=len(reports))
     for words in dict.fromkeys(r.devices() for r in reports if r.usable and r.devices()):
         page.line(f"{', '.join(r.node for r in reports if r.devices() == words)}: {words}")
+    page.line(*(f"{r.node}: {words}" for r in pools for words in would_do(r)))
     page.line(*(("" if r.usable else "! ") + text for r in reports for text in r.problems()))
     return page
 

@@ -202,7 +202,7 @@ def resolved(node: Node, env: Mapping[str, str] = os.environ) -> Node:
     """
     values = resolve(node.options(), node.name, node.origin, env)
     try:
-        return Node(**values, name=node.name, source=node.source, origins=node.origins, login=node.login)
+        return Node(**values, name=node.name, source=node.source, origins=node.origins)
     except ValidationError as e:
         faults = []
         for detail in e.errors(include_url=False, include_input=False):
@@ -264,7 +264,11 @@ def _merged(name: str, values: Mapping[str, Any], parsed: InventoryFile, source:
             loc = tuple(int(p) if p.isdigit() else p for p in path.split("."))
             place = ("nodes", name) if ("nodes", name, *loc) in document.lines else ("defaults",)
             origins[path] = document.line((*place, *loc)) or 0
-    return Node(**both, name=name, source=source, origins=origins, login=parsed.hosts.get(both.get("via") or ""))
+    login = parsed.hosts.get(via := both.get("via") or "")
+    for path, text in texts(login and login.model_dump()):
+        if has_reference(text):
+            origins[f"login.{path}"] = document.line(("hosts", via, path)) or 0
+    return Node(**both, name=name, source=source, origins=origins, login=login)
 
 
 def _over(below: Mapping[str, Any] | None, above: Mapping[str, Any] | None) -> dict[str, Any]:
