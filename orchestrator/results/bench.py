@@ -156,8 +156,7 @@ def _result(shape: int, env: str, backend: str, rows: Sequence[ProfileRow], rule
 
 def rule_of(options: Mapping[str, Any]) -> Rule:
     """The rule that a run's options give."""
-    names = ("runs", STANDARD.runs), ("extra", STANDARD.extra), ("within", STANDARD.within)
-    return Rule(*(options.get(name, value) for name, value in names))
+    return Rule(**{name: options[name] for name in ("runs", "extra", "within") if name in options})
 
 
 def fastest(found: Sequence[Result]) -> Mapping[tuple[int, str], Result]:
