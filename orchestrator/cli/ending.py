@@ -50,9 +50,12 @@ def end_page(paths: RunPaths, state: str) -> Page:
     shared = sorted(n.name for n in known.nodes.values() if any(to == "shared" for _, to, _ in n.history))
     report, refused = _merge(config, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
+    unsettled = state != "finished" and c.total > c.settled
+    merged = config.db is not None and refused is None
+    steps = next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled, merged=merged)
     page = Page({
         "run": paths.run, "state": state, "exit_code": code, "shapes": c.to_json(), "files": _files(paths),
-        "failed": _failures(failed),
+        "next": [command(words) for words, _ in steps], "failed": _failures(failed),
         "unconfirmed": [
             {"shape": describe(u.key), "node": u.node, "slot": u.slot, "why": u.detail,
              "withheld": [w.to_json() for w in left_out]} for u, left_out in unconfirmed
@@ -100,9 +103,6 @@ def end_page(paths: RunPaths, state: str) -> Page:
     took = f" in {took}" if took else ""
     page.line(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
     page.line(*(f"  {path}" for path in _files(paths).values()))
-    unsettled = state != "finished" and c.total > c.settled
-    merged = config.db is not None and refused is None
-    steps = next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled, merged=merged)
     page.line(*next_lines(steps))
     return page
 
