@@ -29,8 +29,8 @@ from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.compiling import compile_for, compiling, facts_of, hollow
-from worker.tuners.search.source import Call, CompileFacts, Target, known
-from worker.tuners.search.tiles import Space, TileConfig, TileSource, Values
+from worker.tuners.search.source import Call, CompileFacts, KernelSource, Target, known
+from worker.tuners.search.tiles import Space, TileConfig, Values
 
 # Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise.
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
@@ -145,17 +145,11 @@ def _forms_of(case: Case) -> tuple[Inputs, torch.Tensor]:
     return Inputs(case, **real), out
 
 
-@dataclass(frozen=True, slots=True)
-class CompileJob:
-    """A config on a case; plain data. `caller`: as of TileConfig."""
-
-    case: Case
-    values: tuple[tuple[str, Any], ...]
-    caller: str = ""
+CompileJob = tuple[Case, TileConfig]
 
 
 @dataclass(frozen=True, slots=True)
-class AiterSource(TileSource):
+class AiterSource(KernelSource):
     """The wrapper of a kind in a tree, and the other operators that read the same files. `root`: the tree."""
 
     root: str
@@ -177,12 +171,13 @@ class AiterSource(TileSource):
         return space.space_of(self.kind, problem, target, self.completed(problem))
 
     def job(self, problem: KindProblem, candidate: TileConfig) -> CompileJob:
-        return CompileJob(problem.case, candidate.items, candidate.caller)
+        return problem.case, candidate
 
     def compile(self, job: CompileJob, target: Target) -> CompileFacts:
-        wrapper = self._wrapper(job.caller)
-        inputs, out = _forms_of(job.case)
-        config = wrapper.completed(dict(job.values), job.case)
+        case, candidate = job
+        wrapper = self._wrapper(candidate.caller)
+        inputs, out = _forms_of(case)
+        config = wrapper.completed(candidate.values, case)
         call = wrapper.call(wrapper.operands(inputs, drawn=False), out, config)
         with compiling() as kernels:
             call()
@@ -241,4 +236,4 @@ def compile_config(
     key: dict[str, int | str] = {"M": M, "N": N, "K": K, **({} if B is None else {"B": B})}
     case = case_of(source.kind, family_of(source.kind), key, target.gfx)
     enter(source.root, target)
-    return source.compile(CompileJob(case, tuple(values.items()), caller), target)
+    return source.compile((case, TileConfig(tuple(values.items()), caller)), target)

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from worker.protocol import is_wrong
 from worker.tuners.base import ALIVE_EVERY_S
@@ -271,40 +271,6 @@ SWITCH_S = 0.0005
 CANDIDATE_S = 2.0  # no candidate is measured for longer, however it spreads
 
 
-class Bench(Protocol):
-    """A device with the operands of one problem on it."""
-
-    target: Target
-
-    def info(self) -> dict[str, Any]:
-        """gfx, cu_num, device, and the versions that a result depends on."""
-
-    def enter_thread(self) -> None:
-        """Make the device current in this thread."""
-
-    def warm(self) -> None:
-        """Do the one-time work of a first load, and forget loaded kernels; the environment is settled."""
-
-    def canary(self) -> tuple[bool, float, str]:
-        """A small problem with a known answer: (ok, microseconds, detail)."""
-
-    def time_canary(self) -> tuple[float, float]:
-        """Times of two known kernels (worker.tuners.common.device.py); frees the last problem."""
-
-    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
-        """Make operands, copies and reference; why that cannot be, "" where it was done."""
-
-    def load(self, candidate: Any) -> Any:
-        """Load and bind a candidate, which the result holds as `candidate`. Called from the loading thread."""
-
-    def check(self, loaded: Any) -> float:
-        """errRatio of one call on a poisoned output and the X that no timed call uses."""
-
-    def timer(self, loaded: Any) -> Any:
-        """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once. `remark`
-        has what a row has to say of its samples."""
-
-
 @dataclass(slots=True)
 class Contender:
     """A candidate that may be ranked."""
@@ -318,7 +284,8 @@ class Contender:
 class MeasuringServer:
     """One device, one problem at a time."""
 
-    def __init__(self, conn: Connection, make: Callable[[], Bench]) -> None:
+    def __init__(self, conn: Connection, make: Callable[[], Any]) -> None:
+        """`make`: opens the device, a DeviceBench (worker/tuners/search/device_bench.py) or its like in a test."""
         self._conn, self._make = conn, make
         self._lock = threading.Lock()
         self._sent_at = 0.0

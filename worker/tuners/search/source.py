@@ -15,6 +15,8 @@ from worker.registry import Rule, option, seconds, text, whole
 if TYPE_CHECKING:
     import torch
 
+    from worker.tuners.search.tiles import Space
+
 Call = Callable[[], None]
 
 
@@ -81,7 +83,7 @@ class KernelSource(Protocol):
     """A family of kernels that can be searched.
 
     A source is small, plain data: each process of the search has a copy and calls `enter` first. The tuner's process
-    asks for candidates, estimates and jobs; compile processes compile; the measuring process, which alone uses the
+    asks for the space and jobs; compile processes compile; the measuring process, which alone uses the
     GPU, makes operands and launches.
     """
 
@@ -92,14 +94,8 @@ class KernelSource(Protocol):
         Raises UnavailableError.
         """
 
-    def candidates(self, problem: Any, target: Target, first: Sequence[Any] = (), most: int = 0) -> Sequence[Candidate]:
-        """The legal candidates, the best estimate first, without doubles, at most `most` of them (0: all).
-
-        `first` holds candidates that were good before; others that are like them belong to the list.
-        """
-
-    def estimate_us(self, problem: Any, candidate: Any, target: Target) -> float:
-        """The estimated microseconds of a call. It only decides the order, and measurements correct it."""
+    def space(self, problem: Any, target: Target) -> Space:
+        """The configs of a problem, with their estimated times."""
 
     def job(self, problem: Any, candidate: Any) -> Any:
         """The candidate's compile job: plain data. Jobs of the same `repr` compile the same kernel."""
