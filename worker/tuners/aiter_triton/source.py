@@ -22,9 +22,10 @@ import torch
 from worker.bench.backends import plain
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
 from worker.bench.measuring import Inputs, needed_bytes
+from worker.triton_configs.engine import replaced
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import Completed, KindProblem, case_of, family_of
+from worker.tuners.aiter_triton.space import Completed, KindProblem, family_of, problem_of
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
 from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
@@ -59,28 +60,21 @@ class Wrapper:
         self.kind = kind
         self._given = dict(getattr(at, "given", None) or ())
         self._function, _ = find_function([(at.module, at.function), (old, at.function)])
-        wrapping = sys.modules[self._function.__module__]
-        names = ("_get_triton_config", "_get_config")
-        self._completed: Callable[..., Any] | None = next(
-            (f for f in (getattr(wrapping, n, None) for n in names) if f is not None), None
-        )
+        there = vars(sys.modules[self._function.__module__])
+        self._completed: Callable[..., Any] | None = there.get("_get_triton_config") or there.get("_get_config")
 
     def completed(self, values: Values, case: Case) -> dict[str, Any]:
         """A bucket's values as the wrapper's callers hand them on: with SPLITK_BLOCK_SIZE and split-K made to fit, by
         AITER's own code (compute_splitk_params and its like)."""
         get = self._completed
         module = sys.modules.get(get.__module__) if get else None
-        if get is None or not hasattr(module, "get_gemm_config"):
+        if get is None or module is None or not hasattr(module, "get_gemm_config"):
             return dict(values)
         k = case.k // 2 if self.kind.packed_k else case.k  # two values a byte where both operands are packed, or W is
         sizes = {"M": case.m, "N": case.n, "K": k, "B": case.b, "shuffle": self.kind.shuffled_w}
         there = inspect.signature(get).parameters
-        asked = module.get_gemm_config  # type: ignore[union-attr]
-        module.get_gemm_config = lambda *_, **__: (dict(values), True)  # type: ignore[union-attr]
-        try:
+        with replaced(module, {"get_gemm_config": lambda *_, **__: (dict(values), True)}):
             found: dict[str, Any] = get(**{k: v for k, v in sizes.items() if k in there})[0]
-        finally:
-            module.get_gemm_config = asked  # type: ignore[union-attr]
         return found
 
     def operands(self, inputs: Inputs, *, drawn: bool = True) -> dict[str, Any]:
@@ -234,6 +228,6 @@ def compile_config(
     """
     source, target = AiterSource(str(root), kind), known(arch)
     key: dict[str, int | str] = {"M": M, "N": N, "K": K, **({} if B is None else {"B": B})}
-    case = case_of(source.kind, family_of(source.kind), key, target.gfx)
+    problem = problem_of(kind, family_of(source.kind), key, target.gfx)
     enter(source.root, target)
-    return source.compile((case, TileConfig(tuple(values.items()), caller)), target)
+    return source.compile(source.job(problem, TileConfig(tuple(values.items()), caller)), target)

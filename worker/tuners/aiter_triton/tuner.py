@@ -124,12 +124,6 @@ class AiterTritonTuner(SearchTuner):
     _kernels: AiterSource
     _seeds: AiterSeeds | None = None
 
-    def open(self) -> dict[str, Any]:
-        """Opens the search, and reports AITER's tree, too. Raises NoDeviceError without a GPU or a tree."""
-        opened, tree = super().open(), self._tree
-        about = {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
-        return {**opened, "aiter": about, "kind": self._kernels.name}
-
     def parsed(self, raw: Mapping[str, Any]) -> Options:
         return Options.parse(raw)
 
@@ -139,11 +133,12 @@ class AiterTritonTuner(SearchTuner):
         options = self.parsed(self._raw)
         kind = kind_of(options).name
         try:
-            self._tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
+            self._tree = tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
         except NotATreeError as e:
             raise NoDeviceError(f"the tuner aiter-triton: {e}") from e
-        self._kernels = AiterSource(str(self._tree.root), kind)
-        return self._kernels, source_of(self._tree.package / "ops" / "triton", kind)
+        of_tree = {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
+        self._kernels, self.about = AiterSource(str(tree.root), kind), {"aiter": of_tree, "kind": kind}
+        return self._kernels, source_of(tree.package / "ops" / "triton", kind)
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the buckets of a group's shapes, and settle every shape."""

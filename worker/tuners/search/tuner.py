@@ -56,16 +56,10 @@ class KernelStore:
     def faulted(self, family: str, candidate: str, what: str) -> int:
         """Keep that a candidate took its process down; the number of times so far."""
         line = {"family": family, "candidate": candidate, "what": what[:300]}
-        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
-        fd = os.open(self._faults, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a kill: end it, so that only it is lost
-                data = b"\n" + data
-            os.write(fd, data)
-        finally:
-            os.close(fd)
+        with open(self._faults, "ab", buffering=0) as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            # the line before may be torn by a kill: then only it is lost
+            f.write(b"\n" + json.dumps(line, separators=(",", ":")).encode())
         return self.faults(family)[candidate]
 
     def faults(self, family: str) -> Counter[str]:
@@ -90,11 +84,9 @@ class KernelStore:
         """Drop the compiled kernels that were used longest ago until the rest is within `most_bytes`; how many."""
         sized = []
         for folder in self.compiled.iterdir():
-            try:
-                files = [f.stat() for f in folder.iterdir()] if folder.is_dir() else []
+            with contextlib.suppress(OSError):  # another slot removes it
+                files = [f.stat() for f in folder.iterdir()]
                 sized.append((max((s.st_atime for s in files), default=0.0), sum(s.st_size for s in files), folder))
-            except OSError:  # another slot removes it
-                continue
         total, dropped = sum(size for _, size, _ in sized), 0
         for _, size, folder in sorted(sized, key=lambda s: s[0]):
             if total <= most_bytes:
@@ -122,6 +114,7 @@ class SearchTuner(ABC):
         self._store: KernelStore
         self._scratch: Path
         self._compiled: dict[str, CompileResult] = {}
+        self.about: dict[str, Any] = {}  # what `open` reports of the kernels
         self._import_s = 0.0
 
     @abstractmethod
@@ -130,7 +123,8 @@ class SearchTuner(ABC):
 
     @abstractmethod
     def source(self) -> tuple[KernelSource, str]:
-        """The kernels, and a hash of their sources. Raises NoDeviceError if there are no kernels, with the reason."""
+        """The kernels, and a hash of their sources; `about` is set. Raises NoDeviceError if there are no kernels, with
+        the reason."""
 
     @abstractmethod
     def search(self, spec: Spec, context: SearchContext) -> None:
@@ -166,7 +160,7 @@ class SearchTuner(ABC):
         compilers = options.compilers or max(1, own_cores() - 1)
         self._pool = CompilePool(compilers, self._source, opened.target, env)
         self._import_s = time.perf_counter() - start
-        return {**opened.info, "compilers": compilers, "store": self._store.root.name}
+        return {**opened.info, "compilers": compilers, "store": self._store.root.name, **self.about}
 
     def close(self) -> None:
         """End the processes. (The worker does not need it: they end with this process.)"""

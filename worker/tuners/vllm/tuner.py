@@ -215,12 +215,8 @@ class RangeSearch(BucketSearch):
 class EngineTuner(SearchTuner):
     """Measures configs of vLLM's Triton kernels on the first GPU."""
 
-    _about: dict[str, Any]  # since `open`, as the next
+    _facts: dict[str, Any]  # of all documents; since `open`, as the next
     _seeds: EngineSeeds
-
-    def open(self) -> dict[str, Any]:
-        """Opens the search, and reports the engine, too. Raises NoDeviceError without a GPU or vLLM."""
-        return {**super().open(), "engine": {k: self._about[k] for k in ("project", "version", "source")}}
 
     def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
         return parse_options(SearchOptions, NAME, raw)
@@ -242,17 +238,16 @@ class EngineTuner(SearchTuner):
         if engine.project != "vllm":
             raise NoDeviceError(f"the tuner vllm: {root} is {engine.project}, whose kernels are others")
         self._seeds, digest = EngineSeeds(source), engine.source_hash(source.op)
-        self._about = {
-            "project": engine.project, "version": engine.version, "source": digest, "device": asdict(device),
-            "named_by": named_by,
-        }  # fmt: skip
+        of_engine = {"project": engine.project, "version": engine.version, "source": digest}
+        self.about = {"engine": of_engine}
+        self._facts = {**of_engine, "device": asdict(device), "named_by": named_by}
         return source, digest
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the files of a group's shapes, and settle every shape."""
         self._seeds.source.enter(context.target)
         for shapes in by_file(spec.shapes, FAMILIES[spec.family].m_column):
-            EngineFile(context, self._seeds, self._about).run(shapes)
+            EngineFile(context, self._seeds, self._facts).run(shapes)
 
     def _root(self, options: SearchOptions) -> Path:
         """The package, or a folder that holds it. Raises EngineError."""
