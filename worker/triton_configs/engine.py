@@ -213,8 +213,8 @@ class Engine:
     def _sought(self, layer: Layer) -> list[Path]:
         """The paths at which the engine looks for the file."""
         sought: list[Path] = []
-        with replaced(os.path, {"exists": noting(sought, lambda path: False)}):
-            self._look(layer, {})
+        path = SimpleNamespace(**{**vars(os.path), "exists": noting(sought, lambda path: False)})
+        self._look(layer, {"os": SimpleNamespace(**{**vars(os), "path": path})})
         if not sought:
             raise EngineError(f"{self.project} {self.version} looks for no file for {layer}; is a special mode set?")
         return sought

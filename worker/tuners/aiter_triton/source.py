@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,9 @@ from worker.bench.measuring import Inputs, needed_bytes
 from worker.triton_configs.engine import replaced
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import Completed, KindProblem, family_of, problem_of
+from worker.tuners.aiter_triton.space import KindProblem, family_of, problem_of
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
-from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.compiling import compile_for, compiling, facts_of, hollow
 from worker.tuners.search.source import Call, CompileFacts, KernelSource, Target, known
 from worker.tuners.search.tiles import Space, TileConfig, Values
@@ -162,7 +161,7 @@ class AiterSource(KernelSource):
 
     def space(self, problem: KindProblem, target: Target) -> Space:
         """The configs of a problem."""
-        return space.space_of(self.kind, problem, target, self.completed(problem))
+        return space.space_of(self.kind, problem, target, partial(self.completed, problem))
 
     def job(self, problem: KindProblem, candidate: TileConfig) -> CompileJob:
         return problem.case, candidate
@@ -196,17 +195,13 @@ class AiterSource(KernelSource):
         config = wrapper.completed(candidate.values, problem.case)
         return [wrapper.call(o, out, config) for o in operands]
 
-    def completed(self, problem: KindProblem) -> Completed:
-        """The rule by which AITER rewrites values for a problem."""
+    def completed(self, problem: KindProblem, values: dict[str, Any]) -> dict[str, Any]:
+        """Values as AITER rewrites them for a problem."""
         wrapper = self._wrapper()
-
-        def completed(values: dict[str, Any]) -> dict[str, Any]:
-            try:
-                return wrapper.completed(values, problem.case)
-            except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
-                return dict(values)
-
-        return completed
+        try:
+            return wrapper.completed(values, problem.case)
+        except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
+            return dict(values)
 
     def _wrapper(self, caller: str = "") -> Wrapper:
         return _wrapper(self.root, self.name, caller)

@@ -14,6 +14,7 @@ from worker.triton_configs.kinds import BY_FAMILY, BY_NAME, STANDARD_BOUNDS, Con
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
+from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.source import SearchOptions, cost_factor, mapping_of
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.protocol import Spec, SpecShape
@@ -120,12 +120,10 @@ class DefaultBucket(BucketSearch):
 class AiterTritonTuner(SearchTuner):
     """Measures configs of AITER's Triton GEMMs on the first GPU."""
 
+    parsed = staticmethod(Options.parse)
     _tree: Tree  # since `open`, as the next
     _kernels: AiterSource
     _seeds: AiterSeeds | None = None
-
-    def parsed(self, raw: Mapping[str, Any]) -> Options:
-        return Options.parse(raw)
 
     def source(self) -> tuple[AiterSource, str]:
         from worker.tuners.aiter_triton.source import AiterSource

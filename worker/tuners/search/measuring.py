@@ -219,10 +219,8 @@ class MeasuringProcess:
         if not self.owed:
             self._heard = now()
         self.owed += 1
-        try:
+        with contextlib.suppress(OSError):  # it is gone: `receive` returns its death
             self._helper.conn.send(command)
-        except OSError:
-            pass  # it is gone: `receive` returns its death
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
         """Messages since the last call, in order; a `ProcessDied` comes last and once."""
@@ -260,7 +258,7 @@ class MeasuringProcess:
         """End it; its death with the candidate that it had begun."""
         index = self._begun
         if self._helper is not None and not detail:
-            self._helper.ended_by_itself()
+            self._helper.await_end()
         how = self.end()
         return ProcessDied(index, kind, detail or f"the measuring process died: {how}")
 

@@ -154,7 +154,7 @@ class Search:
     def _closing(self) -> bool:
         """True where no further candidate is to be begun. A budget never ends a search without a result."""
         used, budget = now() - self._started, self._context.options.budget_s_per_shape
-        return bool(self._ranker.stop_reason()) or bool(budget and used > budget and self.found)
+        return self._ranker.is_done() or bool(budget and used > budget and self.found)
 
     def _compile_ahead(self) -> None:
         """Have the pool compile the ranker's next candidates, then the first ones of the shapes after this one."""

@@ -25,7 +25,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from worker.tuners.search.measuring import Answer, Ask, MeasuringProcess, serve
 from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext
 from worker.tuners.search.source import KernelSource, SearchOptions
 
-MAX_BYTES = 16 << 20
 CACHE_BYTES = 2 << 30  # of compiled kernels, for one source, version and device
 
 
@@ -63,14 +62,10 @@ class KernelStore:
         return self.faults(family)[candidate]
 
     def faults(self, family: str) -> Counter[str]:
-        """Number of times that each candidate of a family took its process down, by the file's last lines."""
+        """Number of times that each candidate of a family took its process down."""
         counts: Counter[str] = Counter()
-        if not self._faults.exists():
-            return counts
-        with open(self._faults, "rb") as f:
-            f.seek(max(0, os.fstat(f.fileno()).st_size - MAX_BYTES))
-            lines = f.read().split(b"\n")
-        for text in lines:
+        kept = self._faults.read_bytes() if self._faults.exists() else b""
+        for text in kept.split(b"\n"):
             with contextlib.suppress(ValueError, TypeError, KeyError):  # torn or foreign
                 line = json.loads(text)
                 counts[line["candidate"]] += line["family"] == family
@@ -104,6 +99,7 @@ class SearchTuner(ABC):
     """Measures the candidates of a kernel source on the first GPU."""
 
     timed_canary_s = 0.5
+    parsed: Callable[[Mapping[str, Any]], SearchOptions]  # options of a node or spec; raises ValueError
 
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
@@ -116,10 +112,6 @@ class SearchTuner(ABC):
         self._compiled: dict[str, CompileResult] = {}
         self.about: dict[str, Any] = {}  # what `open` reports of the kernels
         self._import_s = 0.0
-
-    @abstractmethod
-    def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
-        """Options of a node or spec. Raises ValueError."""
 
     @abstractmethod
     def source(self) -> tuple[KernelSource, str]:
@@ -154,8 +146,10 @@ class SearchTuner(ABC):
         self._store.prune(CACHE_BYTES)
         self._scratch = self._store.root / "tmp" / str(os.getpid())
         self._scratch.mkdir(parents=True, exist_ok=True)
-        env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(self._scratch)}
-        env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
+        env = {
+            "TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(self._scratch),
+            "TRITON_STORE_BINARY_ONLY": "1",  # a megabyte of listings a kernel would be read whenever it is loaded
+        }  # fmt: skip
         self._measurer.settle(env)
         compilers = options.compilers or max(1, own_cores() - 1)
         self._pool = CompilePool(compilers, self._source, opened.target, env)

@@ -13,8 +13,9 @@ import importlib.util
 import itertools
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,11 +216,9 @@ class RangeSearch(BucketSearch):
 class EngineTuner(SearchTuner):
     """Measures configs of vLLM's Triton kernels on the first GPU."""
 
+    parsed = staticmethod(partial(parse_options, SearchOptions, NAME))
     _facts: dict[str, Any]  # of all documents; since `open`, as the next
     _seeds: EngineSeeds
-
-    def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
-        return parse_options(SearchOptions, NAME, raw)
 
     def source(self) -> tuple[EngineSource, str]:
         from worker.tuners.vllm.moe import Moe  # they import torch
