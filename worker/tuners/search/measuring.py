@@ -276,7 +276,6 @@ class Contender:
     loaded: Any
     timer: Timer
     m: Measurement
-    simplicity: tuple[int, ...]
 
 
 class MeasuringServer:
@@ -385,8 +384,7 @@ class MeasuringServer:
             return Tried(index, "error", f"the clock says {m.us} us for a call", err, spent)
         remark = timer.remark or ("early stop: clearly slower than the best so far" if m.why == "hopeless" else "")
         if m.us <= KEPT * best:
-            simple = (*loaded.candidate.simplicity, index)
-            self._contenders[index] = Contender(loaded, timer, m, simple)
+            self._contenders[index] = Contender(loaded, timer, m)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]
         return Tried(index, "ok", remark, err, spent, m)
@@ -398,7 +396,7 @@ class MeasuringServer:
         ranking = rerank(
             [c.timer for c in found],
             [c.m for c in found],
-            [c.simplicity for c in found],
+            [(*c.loaded.candidate.simplicity, i) for i, c in zip(indexes, found, strict=True)],
             random.Random(command.seed),
             command.cap_s,
             tick=self._tick,

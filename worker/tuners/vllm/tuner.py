@@ -225,8 +225,6 @@ class EngineTuner(SearchTuner):
         from worker.tuners.vllm.source import Linear
 
         options, sources = self.parsed(self._raw), dict(zip(OF_VLLM, (Linear, Moe), strict=True))
-        if options.family not in sources:
-            raise ValueError(f"the tuner vllm needs one of the families {', '.join(sources)}, not {options.family!r}")
         try:
             root = self._root(options)
             device, named_by = (_INTERPRETED, "") if os.environ.get("TRITON_INTERPRET") == "1" else device_here(root)
