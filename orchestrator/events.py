@@ -33,7 +33,7 @@ Record = Event | Decision
 
 @dataclass(frozen=True, slots=True)
 class WorkAdded(Event):
-    """Shapes to tune, in units that may share a process; a unit is never split.
+    """Shapes to tune. A unit is never split. Units of the same `kind` may share a process.
 
     `costs_s`: the estimated seconds of each shape, laid out like `units`. The lowest `tier` goes first. `alone`: no two
     units share a process. For the whole run: `setup_s`: estimated seconds before a process reaches its first shape.
@@ -65,7 +65,10 @@ class StopAsked(Event):
 
 @dataclass(frozen=True, slots=True)
 class Resumed(Event):
-    """A controller took over the run (again); undoes StopAsked. Groups sent earlier may still be running."""
+    """A controller took over the run (again); undoes StopAsked. Groups sent earlier may still be running.
+
+    `epoch` counts the run's controllers. Nodes obey only the youngest, which has the highest number.
+    """
 
     epoch: int
 
@@ -80,7 +83,7 @@ class NodeExpected(Event):
     """A node is being prepared. Its share of the work waits until it joins or is given up (NodeLost).
 
     `host`: the machine that it is on; several nodes may share one. `gpus`: for each slot, the id of its GPU there.
-    Evidence is kept for machines and GPUs, and both never change. `lease`, `pool`: the node's lease, if it has one;
+    Faults count against machines and GPUs; those of a node never change. `lease`, `pool`: its lease, if it has one;
     `ends_at`: epoch seconds of its time limit, 0 if it has no limit.
     """
 
@@ -232,8 +235,8 @@ class ShapeStarted(Event):
 class ShapeTuned(Event):
     """A valid winner of the shape reached the ledger. If it is complete, it settles a shape that is not settled yet.
 
-    `withheld`: candidates that were left out because they faulted, on this slot alone. `earlier`: those of them that
-    faulted before this run. `cut`: the list was cut, there are more.
+    `withheld`: identities of the candidates that were left out because they faulted, on this slot alone. `earlier`:
+    those of them that faulted before this run. `cut`: the list was cut, there are more.
     """
 
     attempt: str
@@ -285,7 +288,8 @@ class AttemptTaken(Event):
 
 @dataclass(frozen=True, slots=True)
 class Send(Decision):
-    """Put a group, these shapes, into a slot's inbox. The group is named after its attempt."""
+    """Put a group, these shapes, into a slot's inbox. The group is named after its attempt. A worker takes the lowest
+    `seq` first."""
 
     attempt: str
     node: str
@@ -376,7 +380,7 @@ def from_json(type_: str, data: str) -> Record:
     return RECORD_TYPES[type_](**raw)
 
 
-_decode = json.JSONDecoder().raw_decode
+_decode = json.JSONDecoder().raw_decode  # faster than json.loads
 _REASONS = ("reason", "outcome")
 
 

@@ -124,6 +124,8 @@ def check_tuner_options(spec: TunerSpec, options: Mapping[str, Any]) -> None:
         raise InputError(f"{'; '.join(misplaced)}, and this is {spec.name}" if misplaced else str(e)) from e
 
 
+# Of the FP4 guide: its shapes, the table that it prints, its published figures.
+GUIDE_FAMILY = "a4w4_blockscale"
 AITERS = {"triton": "aiter-triton", "gluon": "aiter-gluon"}
 """Names of the guide's columns and of AITER's libtype, by owner."""
 LABELS = {

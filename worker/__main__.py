@@ -123,11 +123,11 @@ def _probe_tree(args: argparse.Namespace) -> int:
 
 
 def _child(args: argparse.Namespace) -> int:
-    from worker.agent import tuner_main
+    from worker.agent import tuner_process
     from worker.tuners.base import Place
 
     place = Place(args.node_dir, args.node, args.slot, args.parent)
-    status = tuner_main.main(args.tuner, args.options, args.fd, args.parent, place)
+    status = tuner_process.serve(args.tuner, args.options, args.fd, args.parent, place)
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.flush()

@@ -71,7 +71,7 @@ def identify(env: Mapping[str, str] = os.environ) -> dict[str, Any]:
         "kernel": platform.release(),
         "cpu": cpu,
         "cores": cores,
-        "memory": memory_bytes(),
+        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "gpus": gpus,
         **{k: first[k] for k in ("gfx", "cu_num", "device")},
     }
@@ -116,10 +116,6 @@ def own_cores() -> int:
     return max(1, usable_cores() // (int(slots) if slots.isdigit() and int(slots) else 1))
 
 
-def memory_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-
-
 def cpu_model(cpuinfo: Path = CPUINFO) -> str:
     """The CPU's name from the kernel, or the machine type if it gives no name."""
     return _cpuinfo(cpuinfo).get("model name") or platform.machine()
@@ -144,7 +140,7 @@ def cpu_name(machine: str, flags: Collection[str]) -> str:
 
 def find_gpus(root: Path = Path("/")) -> list[dict[str, Any]]:
     """All GPUs of this machine that we may open: AMD GPUs in the order of their KFD nodes, or else NVIDIA GPUs."""
-    return _amd_gpus(root) or _nvidia_gpus()
+    return _amd_gpus(root) or parse_nvidia_smi(_nvidia_smi(_IDENTITY))
 
 
 def visible(gpus: list[dict[str, Any]], env: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -207,10 +203,6 @@ def _amd_gpus(root: Path) -> list[dict[str, Any]]:
         name = text_of(node / "name") or gfx
         out.append({"vendor": "amd", "gfx": gfx, "cu_num": cu_num, "device": name, "memory": memory})
     return out
-
-
-def _nvidia_gpus() -> list[dict[str, Any]]:
-    return parse_nvidia_smi(_nvidia_smi(_IDENTITY)) if Path("/proc/driver/nvidia/version").exists() else []
 
 
 def parse_nvidia_smi(text: str) -> list[dict[str, Any]]:

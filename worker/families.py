@@ -158,18 +158,9 @@ class Family:
         return gfx, cu_num if "cu_num" in self.chip_columns else 0
 
     @property
-    def batched(self) -> bool:
-        """Return whether a shape is `B` products of the same size."""
-        return "B" in self.key_names
-
-    @property
     def two_stages(self) -> bool:
         """Return whether a row times two kernels, one after the other (a mixture of experts)."""
         return self.m_column == "token"
-
-    def column(self, name: str) -> Column:
-        """The key column with that name. Raises KeyError if the family does not have it."""
-        return {c.name: c for c in self.columns}[name]
 
     def flops(self, key: Mapping[str, int | str]) -> float:
         """Floating-point operations of one shape, as AITER counts them for its tflops column.
@@ -395,11 +386,6 @@ _ALL = (
 
 FAMILIES: dict[str, Family] = {f.name: f for f in _ALL}
 DEFAULT_FAMILY = "a16w16"
-
-
-def fp8_cell(gfx: str) -> str:
-    """The fp8 type of a chip, as a cell of a text column."""
-    return _FP8[1] if gfx.startswith("gfx94") else _FP8[0]
 
 
 def computed_by(tuner: str) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, NamedTuple
@@ -21,6 +21,7 @@ from typing import IO, NamedTuple
 from worker.text import tail
 
 PR_SET_PDEATHSIG = 1
+_PRCTL = ctypes.CDLL(None).prctl  # found now: a process that was just forked may not look for it
 GRACE_S = 10.0
 KILL_WITHIN_S = 2.0
 POLL_S = 0.002
@@ -46,20 +47,17 @@ class Child:
         `session`: it leads a session; else it leads a process group, and the kernel kills it when we end. Raises
         OSError."""
         self._session = session
-        try:
-            self._proc = subprocess.Popen(
-                list(argv),
-                stdin=stdin,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                pass_fds=keep,
-                cwd=cwd,
-                env=dict(env),
-                start_new_session=session,
-                preexec_fn=None if session else _lead_group(),  # process_group= came with Python 3.11
-            )
-        except subprocess.SubprocessError as e:
-            raise OSError(f"{argv[0]} cannot be started: {e}") from e
+        self._proc = subprocess.Popen(
+            list(argv),
+            stdin=stdin,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            pass_fds=keep,
+            cwd=cwd,
+            env=dict(env),
+            start_new_session=session,
+            preexec_fn=None if session else _lead_group,  # process_group= came with Python 3.11
+        )
         self.pid = self._proc.pid
 
     @property
@@ -246,7 +244,7 @@ def signal_name(number: int) -> str:
 
 def die_with(parent: int) -> None:
     """Make the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it ended before that
         os._exit(1)
 
@@ -299,12 +297,7 @@ def _numbers() -> list[int]:
     return [int(n) for n in os.listdir("/proc") if n.isdigit()] if os.path.isdir("/proc") else []
 
 
-def _lead_group() -> Callable[[], None]:
-    """Return the first action of a new process: lead a group, and end when the parent ends."""
-    prctl = ctypes.CDLL(None).prctl
-
-    def first() -> None:
-        os.setpgrp()
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-
-    return first
+def _lead_group() -> None:
+    """The first action of a new process: lead a group, and end when the parent ends."""
+    os.setpgrp()
+    _PRCTL(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

@@ -36,7 +36,6 @@ from worker.text import plural
 from worker.triton_configs.resolve import CONFIGS, GEMMS, MAX_BYTES, ConfigFileError, parse
 
 TUNER = "bench"
-SUITE_FAMILY = "a4w4_blockscale"
 MAX_FILE = 4 << 20
 GLUON = "aiter/ops/triton/gluon"
 TODAY = "today"
@@ -68,6 +67,8 @@ def options(
     except ValueError as e:
         raise InputError(str(e)) from e
     made |= {"backends": list(parsed.backends)} if parsed.backends else {}
+    if (parsed.warmup and not parsed.iters) or (parsed.iters and parsed.timer != "events"):
+        raise InputError("--warmup belongs to --iters, and --iters to --timer events")
     other = [b for b in parsed.backends if b not in ("aiter-triton", *BATCHED)]
     if other and sets:
         raise InputError(f"--config-set: {', '.join(other)} reads no such configs; aiter-triton and aiter-batched do")

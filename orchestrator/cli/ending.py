@@ -24,6 +24,7 @@ from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words
 from worker.families import Family
+from worker.protocol.bench import TIMERS
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
@@ -111,7 +112,7 @@ def _merge(config: RunConfig, paths: RunPaths) -> tuple[MergeReport | None, Inpu
     """
     from orchestrator.results.export import RunFacts, candidates, winners
     from orchestrator.tables.merge import merge
-    from orchestrator.tables.write import write_atomic
+    from orchestrator.tables.textfiles import write_atomic
 
     try:
         with LedgerReader.open_readonly(paths.ledger) as ledger:
@@ -210,6 +211,8 @@ def bench_page(of: BenchResults, state: str) -> Page:
         page.line(f"{item['backend']}{where}: {item['status']} for {plural(item['shapes'], 'shape')}: {item['detail']}")
     known = {r.key for r in of.found}
     page.line(*(f"! {describe(f.key)} failed: {f.reason}: {f.detail}" for f in of.failed if f.key not in known))
+    plain = sorted({r.timer for r in of.found} - {"", *TIMERS})
+    page.line(*(f"timed plainly, as in the FP4 guide ({how}): noisier than without --iters" for how in plain))
     page.line(*(f"measured on {'the CPU ' if on_cpu else ''}{device}" for device in devices))
     loose, short = (sum(r.status == status for r in of.found) for status in ("unstable", "short"))
     words = f"run {of.paths.run} {state}: {plural(of.total, 'shape')}, {of.measured} with a number"

@@ -98,13 +98,13 @@ def analyze(
     from orchestrator.results.analyze import analyze as document_of
     from orchestrator.results.analyze import write_csv
     from orchestrator.results.measurements import find_sources
-    from orchestrator.tables.write import refuse_overwriting, write_output
+    from orchestrator.tables.textfiles import refuse_overwriting, write_output
 
     if json_ and format_ not in (None, Format.JSON):
         raise InputError(f"--json and --format {format_} contradict each other")
     form = Format.JSON if json_ else format_ or (_BY_SUFFIX.get(out.suffix.lower()) if out else None) or Format.TERMINAL
     with find_sources(inputs or [], runs=runs, family=get_family(family) if family else None) as sources:
-        refuse_overwriting((s.path for s in sources.files), [out] if out else [])
+        refuse_overwriting([*map(Path, inputs or []), *(s.path for s in sources.files)], [out] if out else [])
         found = document_of(sources, err_ratio, chip=chip, reference=reference)
     if sort is not Sort.SHAPE:
         found["rows"].sort(key=lambda r: _size(r, sort), reverse=True)
@@ -178,7 +178,7 @@ def compare(
     """
     from orchestrator.results import comparison, output
     from orchestrator.results.compare import Rule
-    from orchestrator.tables.write import refuse_overwriting, write_output
+    from orchestrator.tables.textfiles import refuse_overwriting, write_output
 
     if sides and (golden or tot):
         raise InputError("give the sides either as GOLDEN TOT or with --golden and --tot")

@@ -174,7 +174,7 @@ def list_(runs: RunsOpt = DEFAULT_RUNS) -> Page:
     heads = ("run", "state", "done", "skipped", "failed", "of", "family", "shapes")
     counts = [(s, s.counts) for s in found]
     page.table(heads, (
-        (s.run, s.state, str(c.tuned), str(c.skipped), str(c.failed), str(c.total), s.family, s.shapes)
+        (s.run, s.state, str(c.tuned), str(c.skipped), str(c.failed), str(c.total), s.family, s.source)
         for s, c in counts
     ), "run", right=heads[2:6], most=len(found))  # fmt: skip
     page.line(*[f"no runs in {runs}/"] * (not found))

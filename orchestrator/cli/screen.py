@@ -62,11 +62,12 @@ class LineView:
 
 def summary_line(s: RunStatus) -> str:
     """Return `12/32 shapes tuned, 1 failed, 2 running, 9.1/min, 2 min 05 s left`."""
-    parts = [f"{s.tuned}/{s.total} shapes {s.done}"]
-    parts += [f"{n} {word}" for n, word in ((s.skipped, "skipped"), (s.failed, "failed"), (s.running, "running")) if n]
+    c = s.counts
+    parts = [f"{c.tuned}/{c.total} shapes {s.done}"]
+    parts += [f"{n} {word}" for n, word in ((c.skipped, "skipped"), (c.failed, "failed"), (c.running, "running")) if n]
     if s.rate_per_min:
         parts.append(f"{s.rate_per_min:.1f}/min")
-    if s.eta_s is not None and s.settled < s.total:
+    if s.eta_s is not None and c.settled < c.total:
         parts.append(f"{left_of(s)} left")
     return ", ".join(parts)
 
@@ -174,15 +175,16 @@ def picture(s: RunStatus) -> RenderableType:
     head.add_column(no_wrap=True)
     head.add_column(ratio=1)
     head.add_column(no_wrap=True, justify="right")
-    bar = ProgressBar(total=max(1, s.total), completed=s.settled, complete_style="green", finished_style="green")
-    head.add_row(Text.assemble((s.run, "bold"), (f"  {s.state}", "cyan")), bar, Text(f"{s.settled}/{s.total}"))
+    c = s.counts
+    bar = ProgressBar(total=max(1, c.total), completed=c.settled, complete_style="green", finished_style="green")
+    head.add_row(Text.assemble((s.run, "bold"), (f"  {s.state}", "cyan")), bar, Text(f"{c.settled}/{c.total}"))
     words = (
-        (s.tuned, s.done, "green"), (s.skipped, "skipped", "dim"), (s.failed, "failed", "red"),
-        (s.running, "running", "yellow"), (s.pending, "pending", ""),
+        (c.tuned, s.done, "green"), (c.skipped, "skipped", "dim"), (c.failed, "failed", "red"),
+        (c.running, "running", "yellow"), (c.pending, "pending", ""),
     )  # fmt: skip
     counts = Text.assemble("  ", *((f"{n} {word}  ", style if n else "dim") for n, word, style in words))
     counts.append(f"{s.rate_per_min:.1f} shapes/min  " if s.rate_per_min else "")
-    counts.append(f"{left_of(s)} left" if s.eta_s is not None and s.settled < s.total else "")
+    counts.append(f"{left_of(s)} left" if s.eta_s is not None and c.settled < c.total else "")
     table = Table(box=None, show_header=True, header_style="dim", padding=(0, 1), expand=True)
     for heading, width in (("node", 16), ("slot", 5), ("state", 12), ("for", 7)):
         table.add_column(heading, no_wrap=True, min_width=min(width, 5), max_width=width)
@@ -218,7 +220,7 @@ def show_status(paths: RunPaths, limit_s: float) -> None:
     say(summary_line(status))
     if status.controller:
         say(f"driven by {status.controller}")
-    elif status.state in ("planned", "interrupted") and status.settled < status.total:
+    elif status.state in ("planned", "interrupted") and status.counts.settled < status.counts.total:
         say(f"no controller drives it; continue with: {command(f'resume {paths.named}')}")
     width = max([4, *(len(plain(n.name)) for n in status.nodes)])
     form = f"{{:{width}}}  {{:>4}}  {{:15}}  {{:>{len(status.done)}}}  {{:>6}}  {{:8}}  {{:30}}  {{}}"

@@ -18,7 +18,7 @@ import typer
 from orchestrator.cli.options import DriveOptions, FamilyOpt, GpuHoursOpt, InventoryOpt, RunOptions, UntilGainOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.errors import InputError
-from orchestrator.families import flags, in_words
+from orchestrator.families import GUIDE_FAMILY, flags, in_words
 from orchestrator.paths import RunPaths
 from worker.text import plural
 
@@ -92,6 +92,10 @@ def tune(
         ),
     ] = None,
     drive: DriveOptions,
+    render: Annotated[
+        Path | None,
+        typer.Option("--render", help="Write the scripts of a run to DIR; ask no node, start nothing.", metavar="DIR"),
+    ] = None,
     **of_tuner: Any,
 ) -> Page:
     """Tune the shapes of a CSV on every slot of an inventory."""
@@ -100,12 +104,16 @@ def tune(
 
     if not by_value and (until_gain is not None or gpu_hours is not None):
         raise InputError("--until-gain and --gpu-hours belong to --by-value")
+    if render is not None and run.plan:
+        raise InputError("--plan writes nothing, and --render does: leave one of them out")
     request = tuning.run_request(
         run, drive, shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune,
         by_value=by_value, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours,
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio,
+        ask=render is None,
     )  # fmt: skip
-    return tuning.start(prepare(request), run)
+    prepared = prepare(request)
+    return tuning.start(prepared, run) if render is None else tuning.render_page(prepared, render)
 
 
 def bench(
@@ -159,6 +167,13 @@ def bench(
     stability: Annotated[
         float, typer.Option(min=0.001, max=1.0, help="Largest spread, (max - min) / mean, of measurements that agree.")
     ] = 0.05,
+    warmup: Annotated[int, typer.Option(min=0, max=1000, metavar="N", help="With --iters: calls before.")] = 0,
+    iters: Annotated[
+        int,
+        typer.Option(
+            min=0, max=10_000, metavar="N", help="Instead: the plain mean of N calls, as in the FP4 guide; noisier."
+        ),
+    ] = 0,
     sample: Annotated[float, typer.Option(min=0.001, max=60.0, help="Longest time of one measurement.")] = 0.2,
     err_ratio: Annotated[float, typer.Option(min=0.0, max=1.0, help="Largest share of wrong elements.")] = 0.05,
     option: Annotated[
@@ -181,10 +196,10 @@ def bench(
     sides = request.sides(env or [], config_set or [])
     options = request.options(
         sides, backend or [], db, gluon_from, timer=timer, kernel=kernel, runs=repeats, extra=extra, within=stability,
-        sample_s=sample, **tuning.parse_options(option or []),
+        sample_s=sample, warmup=warmup, iters=iters, **tuning.parse_options(option or []),
     )  # fmt: skip
     if shapes is None:
-        shapes, family = request.suite(), family or request.SUITE_FAMILY
+        shapes, family = request.suite(), family or GUIDE_FAMILY
         print(f"note: no shapes file: the FP4 guide's 15 shapes ({shapes}), family {family}", file=sys.stderr)
     options, texts = lodge(options)
     asked = tuning.run_request(

@@ -102,6 +102,22 @@ def plan_page(prepared: Prepared) -> Page:
     return page
 
 
+def render_page(prepared: Prepared, folder: Path) -> Page:
+    """Write the scripts of a run, for `--render`, and return where they are. Raises InputError."""
+    from orchestrator.controller.drive import write_scripts
+
+    try:
+        files = {plan.node: write_scripts(plan, prepared.config, folder / plan.node) for plan in prepared.nodes}
+    except OSError as e:
+        raise InputError(f"{e.filename}: cannot be written: {e.strerror}; name another folder with --render") from e
+    names = {node: sorted(name for name in of if "/" not in name) for node, of in files.items()}
+    page = Page({"folder": str(folder), "nodes": names, "notes": prepared.plan.notes})
+    page.line(*(f"note: {note}" for note in prepared.plan.notes))
+    page.line(*(f"written: {folder / node}: {', '.join(of)}" for node, of in names.items()))
+    page.line("nothing was started, no node was asked: a run adds the cores near each GPU, and a lease its own GPUs")
+    return page
+
+
 def headline(plan: Plan) -> str:
     """Return `28 shapes, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
     slots, left = sum(plan.nodes.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])

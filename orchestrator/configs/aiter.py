@@ -24,8 +24,7 @@ from orchestrator.configs.journal import Journal
 from orchestrator.configs.winners import WonFile
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import shipped_tables
-from orchestrator.tables.textfiles import csv_records
-from orchestrator.tables.write import write_csv
+from orchestrator.tables.textfiles import csv_records, write_csv
 from worker.families import FAMILIES
 from worker.text import Finding, and_more, clean, plural
 from worker.triton_configs.kinds import BY_CONFIG, Caller, ConfigKind, readers

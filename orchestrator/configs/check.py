@@ -47,14 +47,15 @@ def kinds_named(family: str | None) -> Sequence[ConfigKind]:
     kinds = kinds_of(family) if family else KINDS
     if not kinds:
         known = ", ".join(dict.fromkeys(name for k in KINDS for name in (k.family, k.name) if name))
-        raise InputError(f"--family {family}: has no Triton configs; there are {known}")
+        raise InputError(f"--family {family}: has no Triton configs; choose one of {known}")
     return kinds
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A bucket compiled for the last M that it serves (twice the last bound, where there is no end): bytes of LDS,
-    registers, spilled registers. `error`: why it does not compile; `skipped`: this kind cannot be compiled here."""
+    """A bucket, and what compiling it gave. `shape`: (M, N, K, B); M is the last that it serves, or twice the last
+    bound if there is no last. `lds`: bytes of LDS; `vgprs`, `spills`: registers used and spilled. `error`: why it does
+    not compile; `skipped`: this kind cannot be compiled here."""
 
     kind: str
     path: str
@@ -96,7 +97,7 @@ def check(
     compiling: bool = True,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Checked:
-    """Lint a chip's files and compile their buckets; with a size those of its files and of the default.
+    """Lint a chip's files and compile their buckets. With a size, only files for this size and default files.
 
     Raises InputError where the tree has no known loader, or there is no compiler here.
     """
@@ -114,7 +115,7 @@ def check(
 
 
 def sizes_of(text: str | None, *forms: str) -> dict[str, int]:
-    """The sizes of `N=..,K=..`, which all belong to one of the forms (`NK`). Raises InputError."""
+    """The sizes in `N=1280,K=8192`. `forms`: the names that may stand together, such as "NK". Raises InputError."""
     parts = dict(p.strip().partition("=")[::2] for p in text.split(",")) if text else {}
     known = any(parts.keys() <= set(form) for form in forms)
     if not known or not all(v.isascii() and v.isdigit() and int(v) for v in parts.values()):
@@ -149,7 +150,7 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
         raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
     workers = min(len(os.sched_getaffinity(0)), len(buckets)) or 1
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        results = [pool.submit(compiled, root, gfx, b) for b in buckets]
+        results = [pool.submit(compile_bucket, root, gfx, b) for b in buckets]
         try:
             for done, result in enumerate(as_completed(results), 1):
                 result.result()
@@ -161,7 +162,7 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
     return [r.result() for r in results]
 
 
-def compiled(root: Path, gfx: str, bucket: Compiled) -> Compiled:
+def compile_bucket(root: Path, gfx: str, bucket: Compiled) -> Compiled:
     """Compile one bucket in this process; a failure of the compiler is the answer.
 
     Raises NotImportableError if this Python cannot import the kind's wrapper: no other bucket would do better.
@@ -192,10 +193,10 @@ def _faults(buckets: Sequence[Compiled], lds: int | None) -> Iterator[Finding]:
 
 
 KPACK_CHIP = "gfx942"  # the one chip whose configs may have `kpack`; from gfx950 on Triton warns and takes 1
-ODD_STEPS = 2
+ODD_STEPS = 2  # see `outliers`
 # Required keys without a default in loader or compiler.
 _HARD = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-# Rules of a kind's Triton wrapper, which say nothing of Gluon's.
+# Rules of a kind's Triton wrapper. They do not hold for files of its Gluon kernel.
 _OF_WRAPPER = ("required", "refused", "block_k", "block_m")
 Served = Sequence[tuple[int, int | None]]
 
@@ -226,8 +227,8 @@ def lint_content(file: ConfigFile, kind: ConfigKind, bounds: Sequence[int], arch
 
 
 def outliers(buckets: Mapping[str, Bucket]) -> Iterator[tuple[str, str]]:
-    """Buckets that differ from both neighbours by over two steps (`distance`) more than these from each other, and in
-    what. Of the 1,320 buckets of gfx950 these are 35 (e4048607a5)."""
+    """(bucket, difference) of each bucket that is unlike its two neighbours, while they are alike: from each it is over
+    ODD_STEPS steps farther away than they are from each other. 35 of the 1,320 buckets of gfx950 are (e4048607a5)."""
     names = list(buckets)
     for before, name, after in zip(names, names[1:], names[2:], strict=False):
         a, b, c = buckets[before], buckets[name], buckets[after]
@@ -238,7 +239,7 @@ def outliers(buckets: Mapping[str, Bucket]) -> Iterator[tuple[str, str]]:
 
 
 def distance(a: Bucket, b: Bucket) -> float:
-    """Steps between two buckets: doublings of numbers, one for any other difference."""
+    """Steps between two buckets: for each key the doublings between two numbers, or 1 for any other difference."""
     steps = 0.0
     for key in a.keys() | b.keys():
         x, y = a.get(key), b.get(key)
@@ -279,6 +280,7 @@ def _bucket_faults(bucket: Bucket, kind: ConfigKind, arch: str, served: Served) 
     required = kind.required_on(arch)
     if missing := [k for k in required if k not in bucket]:
         yield "error" if set(missing) & set(_HARD) else "warning", "required", f"lacks {', '.join(missing)}"
+    # a wrapper that does not require BLOCK_SIZE_K sets it itself
     if refused := [k for k in REQUIRED if k in bucket and k not in required and k != "BLOCK_SIZE_K"]:
         yield "error", "refused", f"has {', '.join(refused)}, which {kind.function} or Triton for {arch} refuses"
     block_k, block_m = bucket.get("BLOCK_SIZE_K"), bucket.get("BLOCK_SIZE_M")
@@ -292,7 +294,7 @@ def _bucket_faults(bucket: Bucket, kind: ConfigKind, arch: str, served: Served) 
 
 
 def _places(resolver: Resolver, files: Sequence[Shipped]) -> Iterator[Finding]:
-    """Files in folders that no lookup of their config ends in."""
+    """Files in folders where AITER does not look for their config."""
     for file in files:
         name = file.kind.config
         counts = set()
@@ -311,7 +313,7 @@ def _places(resolver: Resolver, files: Sequence[Shipped]) -> Iterator[Finding]:
 
 
 def _packed_names(files: Sequence[Shipped]) -> Iterator[Finding]:
-    """FP4 files that look named by the packed width: the same N and content as one of twice the K."""
+    """FP4 files whose name seems to have the packed K: another file has the same N and content, and twice the K."""
     packed = {(f.path.parent, f.kind.config, f.named): f for f in files if f.named and f.kind.packed_k}
     for (folder, config, (b, n, k)), file in packed.items():
         twin = packed.get((folder, config, (b, n, 2 * k)))

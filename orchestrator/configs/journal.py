@@ -15,7 +15,7 @@ from typing import Any
 
 from orchestrator.errors import InputError
 from orchestrator.tables.journal import locked
-from orchestrator.tables.write import sync_folder, write_atomic
+from orchestrator.tables.textfiles import sync_folder, write_atomic
 
 
 class Journal:

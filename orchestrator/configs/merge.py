@@ -20,7 +20,7 @@ from orchestrator.configs.winners import FOLDER, OF_ENGINES, TABLE, WonFile, rea
 from orchestrator.errors import InputError
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.publish import ConfigPart
-from orchestrator.tables.write import utc
+from orchestrator.tables.textfiles import utc
 from worker.triton_configs.resolve import CONFIGS, slower
 
 # the config files of a project for a chip: all that a merge has to know of the project

@@ -16,9 +16,8 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
-from orchestrator.tables.textfiles import Faults, csv_records
+from orchestrator.tables.textfiles import Faults, csv_records, write_atomic, write_csv
 from orchestrator.tables.tuned import best
-from orchestrator.tables.write import write_atomic, write_csv
 from worker.families import Family
 from worker.triton_configs.engine import Device, Layer
 from worker.triton_configs.kinds import BY_NAME

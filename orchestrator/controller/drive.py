@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from orchestrator.command_hints import command
@@ -50,17 +51,17 @@ from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.export import export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.shapes.model import Shape
-from orchestrator.transport.base import Transport
+from orchestrator.transport.base import RemoteFile, Transport
 from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import RunHeader, RunStatus
 from worker.tuners.catalog import recorded_tuner
 
 WORTHS = "worths"
-"""The ledger stores the worth of each shape, by id, under this key."""
+"""Key of the ledger's meta data: the worth of each shape, by id, in a run with --by-value."""
 
 
 def worths_of(ledger: LedgerReader) -> dict[int, Worth]:
-    """The worth of each shape in a run by value; {} for any other run."""
+    """The worth of each shape in a run with --by-value; {} for any other run."""
     return {int(i): Worth(*w) for i, w in ledger.meta(WORTHS, {}).items()}
 
 
@@ -179,7 +180,8 @@ def drive(
 
 
 def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
-    """Queue the shapes that a limit left out again. Return False if a limit is still reached."""
+    """Return False if the run ended at a limit that is still reached. If the limit was raised, queue the shapes that it
+    left out."""
     if ledger.state != "finished" or (config.until_gain is None and config.gpu_hours is None):
         return True
     if why := Limits(ledger, config).reached():
@@ -234,7 +236,7 @@ def _controller(
     about = RunHeader.of(ledger, config, {p.node: p.slots for p in plans})
 
     def driver(plan: NodePlan, transport: Transport | None = None) -> NodeDriver:
-        offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}
+        offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}  # not of our log
         return _driver(paths, config, plan, epoch, controller.post, settings, offsets, transport, launch=not cancel)
 
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
@@ -264,7 +266,7 @@ def _controller(
         kernels=kernels_to_check(paths.recheck),
         logs=paths.logs,
         requests_folder=paths.requests,
-        watcher=_Unresolved(watcher, masker([n.options() for n in inventory.nodes.values()])),
+        watcher=_MaskedWatcher(watcher, masker([n.options() for n in inventory.nodes.values()])),
         epoch=epoch,
         timeouts=replace(settings.timeouts, grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
@@ -280,18 +282,35 @@ def _controller(
 
 
 def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[NodePlan]:
-    """The plans of the nodes to drive. A node without facts is checked again. Raise NoUsableNodeError if no node has a
-    slot."""
+    """The plans of the nodes to drive. A node without a known slot is checked again. Raise NoUsableNodeError if no node
+    has a slot."""
     plans = plan_nodes(inventory, config.run, paths.root)
-    dumb = [inventory.nodes[p.node] for p in plans if not p.slots]
-    if dumb:
-        reports = check_nodes(dumb, accept_new_host_keys=config.accept_new_host_keys)
+    unknown = [inventory.nodes[p.node] for p in plans if not p.slots]
+    if unknown:
+        reports = check_nodes(unknown, accept_new_host_keys=config.accept_new_host_keys)
         save_facts(paths.root, {r.node: r.facts for r in reports})
         plans = plan_nodes(inventory, config.run, paths.root)
     refuse_one_gpu_twice(inventory.nodes, load_facts(paths.root, inventory.nodes))
     if not any(p.slots for p in plans):
         raise NoUsableNodeError(f"no node has a slot that we know of; see: {command('nodes check')}")
     return [p for p in plans if p.slots]
+
+
+def write_scripts(plan: NodePlan, config: RunConfig, folder: Path, texts: Path | None = None) -> dict[str, RemoteFile]:
+    """Write the files of a planned node into a folder here, and return them. The worker's code is only returned. The
+    inventory's references stay unresolved. Raises OSError."""
+    node = node_of(plan)
+    if node.lease is None:  # a scheduler lends each GPU to one run alone
+        plan = with_device_locks(plan, shared=mode_of(node, config.busy) == "share")
+    tuner = get_tuner(config.tuner, for_tune=False)
+    options = {**config.options, "family": config.family} if tuner.wants_family else config.options
+    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, texts)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for name, file in files.items():
+        if not name.startswith("code/"):
+            (folder / name).write_bytes(file.data)
+            (folder / name).chmod(file.mode)
+    return files
 
 
 def _driver(
@@ -308,28 +327,16 @@ def _driver(
 ) -> NodeDriver:
     """The driver of a planned node. `transport`: a connected one, for a leased node; None: as the inventory says."""
     leased, node = transport is not None, node_of(plan)
-    busy = mode_of(node, config.busy)
-    if not leased:  # a scheduler lends each GPU to one run alone
-        plan = with_device_locks(plan, shared=busy == "share")
-    # the node gets the same files as this folder, with the inventory's references unresolved
-    tuner = get_tuner(config.tuner, for_tune=False)
-    options = {**config.options, "family": config.family} if tuner.wants_family else config.options
-    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, paths.texts)
-    kept = paths.node(plan.node)
-    for name, file in files.items():
-        if not name.startswith("code/"):
-            kept.mkdir(mode=0o700, exist_ok=True)
-            (kept / name).write_bytes(file.data)
-            (kept / name).chmod(file.mode)
+    files = write_scripts(plan, config, paths.node(plan.node), paths.texts)
     if transport is None:
         reach = settings.reach or partial(transport_of, accept_new_host_keys=config.accept_new_host_keys)
         transport = reach(plan)
-    post = _unresolved(masker(node.options()), post)
+    post = _masked(masker(node.options()), post)
     engine = engine_of(plan, transport, progress=lambda text: post(NodeProgress(plan.node, text)))
     admission = NodeAdmission(
         transport,
         engine,
-        busy,
+        mode_of(node, config.busy),
         script(resolved(node), brief=True),
         lambda facts: gpus_of(node, facts),
         config.run,
@@ -350,24 +357,24 @@ def _driver(
         launch=launch,
         admission=admission,
         results=results_folder(plan),
-        home=paths.attempts if tuner.keeps_reproductions else None,
+        home=paths.attempts if recorded_tuner(config.tuner).keeps_reproductions else None,
         connected=leased,
         timeouts=settings.timeouts,
     )
 
 
-def _unresolved(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
-    """Mask messages before they go into the ledger: it holds the inventory's references in place of their values."""
+def _masked(mask: Callable[[str], str], post: Callable[[Message], None]) -> Callable[[Message], None]:
+    """Mask messages before they go into the ledger: it holds references (`${env:NAME}`) and not their values."""
 
-    def masked(message: Message) -> None:
+    def post_masked(message: Message) -> None:
         detail = getattr(message, "detail", "")
         post(replace(cast(Any, message), detail=mask(detail)) if detail else message)
 
-    return masked
+    return post_masked
 
 
-class _Unresolved:
-    """A watcher that sees the inventory's references in place of their values, because its output may be kept."""
+class _MaskedWatcher:
+    """A watcher that sees references (`${env:NAME}`) and not their values, because its output may be kept."""
 
     def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
         self._watcher, self._mask = watcher, mask

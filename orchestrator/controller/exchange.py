@@ -216,8 +216,6 @@ class Outbox:
                     self._registry.drivers[node].take_back(self._registry.sessions[node], known)
             case AskCanary(node, slot, attempt):
                 self._put(node, InboxName(0, slot, attempt), self._make_spec(attempt, "canary", "", ()))
-            case _:
-                pass
 
     def drain(self) -> None:
         """Make every worker finish its attempt and claim no more. Send blocklist verdicts that no spec has carried."""
@@ -234,17 +232,14 @@ class Outbox:
 
     def _with_verdicts(self, spec: Spec, node: str) -> Spec:
         """The spec, with verdicts on candidates in the node's blocklist added."""
-        ran, faulted = self._verdicts(node)
-        if ran or faulted:
-            refuted, confirmed = (
-                [
-                    BlocklistVerdict(
-                        family=spec.family, key=[*w.key], candidate=[*w.candidate], slot=w.gpu, t=w.t
-                    ) for w in which
-                ] for which in (ran, faulted)
-            )  # fmt: skip
-            spec = replace(spec, refuted=refuted, confirmed=confirmed)
-        return spec
+        ran, faulted = (
+            [
+                BlocklistVerdict(family=spec.family, key=[*w.key], candidate=[*w.candidate], slot=w.gpu, t=w.t)
+                for w in which
+            ]
+            for which in self._verdicts(node)
+        )
+        return replace(spec, refuted=ran, confirmed=faulted)
 
     def _make_spec(self, attempt: str, kind: str, group: str, shapes: tuple[SpecShape, ...]) -> Spec:
         c = self._config

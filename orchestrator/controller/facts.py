@@ -37,7 +37,7 @@ FILE = "facts.json"
 class Fact(NamedTuple):
     """A fact that one shell command prints. `now`: it changes while nodes work, so polls ask for it too. `kept`: a run
     keeps it for later plans. A kept fact must not hold the name of a user, host or folder, because these may be values
-    of references."""
+    of references (`${env:NAME}`), which stay out of files."""
 
     name: str
     command: str
@@ -99,8 +99,8 @@ class Gpu:
 
 class Container(NamedTuple):
     """A running container, with the labels that show which run it belongs to. A run's containers that are not workers
-    (the stream's reader) have no slot. `devices`: the host's devices that it was given; `gpu:DRIVER` for GPUs that
-    Docker hands out itself."""
+    (the one that streams their records) have no slot. `devices`: the host's devices that it was given; `gpu:DRIVER` for
+    GPUs that Docker hands out itself."""
 
     id: str
     name: str
@@ -117,7 +117,8 @@ class NodeFacts:
     """Facts about a node from its check script. `values` has the plain keys; lists have their own fields.
 
     `devices`: path of a device -> `GID GROUP MODE open|closed`, or `missing`. `locks`: by state. held: RUN/NODE/DEVICE
-    of living workers in any workdir; stale, waiting: lock files of slots without a worker, below this workdir.
+    of living workers in any workdir; stale, waiting: lock files of slots without a worker, below this workdir. `lacks`:
+    tools that the node does not have.
     """
 
     values: dict[str, str]
@@ -208,7 +209,7 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
         "devices": list(dict.fromkeys(d.partition(":")[0] for d in devices or ())) if in_image else [],
-        "own_gpus": in_image and devices is None,
+        "own_gpus": in_image and devices is None,  # each container gets its slot's GPU
         "engine": node.engine,
         "docker_command": list(node.docker.docker_command),
         "image": node.image or "",

@@ -4,6 +4,7 @@ loop, the display that it feeds, and all timeouts."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from typing import Any, Protocol
 from orchestrator import clean
 from orchestrator.events import NodeBusy, NodeTroubled, SlotLost
 from orchestrator.ledger.ingest import Chunk
+from orchestrator.transport.base import as_file
 from orchestrator.view.status import RunStatus
 from worker.protocol import BEAT_S, LOST_BEATS, SLOT_RE, ProtocolError
 
@@ -18,6 +20,7 @@ MAX_CHUNK = 256 * 1024
 """Most bytes of a frame. `worker follow` sends less. The controller queues hundreds of frames, so a larger limit would
 let a node fill its memory."""
 MAX_HEADER = 128
+_HEADER = re.compile(r"(?:B|(?P<stream>[EL]) (?P<slot>\d{1,4}) (?P<offset>\d{1,18})) (?P<length>\d{1,9})\n", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,48 +44,18 @@ class Beat:
 
 def read_frames(read: Callable[[int], bytes]) -> Iterator[Chunk | Beat]:
     """Yield frames until the stream ends. Drop an unfinished last frame. Raise ProtocolError on garbage."""
-    buffer = bytearray()
-
-    def fill(size: int) -> bool:
-        while len(buffer) < size:
-            more = read(max(65536, size - len(buffer)))
-            if not more:
-                return False
-            buffer.extend(more)
-        return True
-
-    while True:
-        end = buffer.find(b"\n", 0, MAX_HEADER)
-        while end < 0:
-            if len(buffer) >= MAX_HEADER:
-                raise ProtocolError(f"not a frame: {bytes(buffer[:60])!r}")
-            if not fill(len(buffer) + 1):
-                return
-            end = buffer.find(b"\n", 0, MAX_HEADER)
-        kind, slot, offset, length = _header(bytes(buffer[:end]))
-        del buffer[: end + 1]
-        if not fill(length):
+    stream = as_file(read)
+    while header := stream.readline(MAX_HEADER):
+        if not header.endswith(b"\n") and len(header) < MAX_HEADER:
             return
-        body = bytes(buffer[:length])
-        del buffer[:length]
-        yield _beat(body) if kind == "B" else Chunk(kind, slot, offset, body)
-
-
-def _header(line: bytes) -> tuple[str, str, int, int]:
-    """(kind, slot, offset, length of the body) of a frame; slot and offset of a beat are empty."""
-    words = line.decode("ascii", "replace").split(" ")
-    try:
-        if words[0] == "B" and len(words) == 2:
-            kind, slot, offset, length = "B", "", 0, int(words[1])
-        elif words[0] in ("E", "L") and len(words) == 4 and SLOT_RE.match(words[1]):
-            kind, slot, offset, length = words[0], words[1], int(words[2]), int(words[3])
-        else:
-            raise ValueError
-        if offset < 0 or not 0 <= length <= MAX_CHUNK:
-            raise ValueError
-    except ValueError:
-        raise ProtocolError(f"not a frame: {line[:60]!r}") from None
-    return kind, slot, offset, length
+        frame = _HEADER.fullmatch(header.decode("ascii", "replace"))
+        if frame is None or int(frame["length"]) > MAX_CHUNK:
+            raise ProtocolError(f"not a frame: {header[:60]!r}")
+        body = stream.read(int(frame["length"]))
+        if len(body) < int(frame["length"]):
+            return
+        is_beat = frame["slot"] is None
+        yield _beat(body) if is_beat else Chunk(frame["stream"], frame["slot"], int(frame["offset"]), body)
 
 
 def _beat(body: bytes) -> Beat:

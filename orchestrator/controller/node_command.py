@@ -6,7 +6,6 @@ A node folder is deployed, and removed at the end.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import csv
 import io
@@ -31,7 +30,7 @@ from orchestrator.families import get_family
 from orchestrator.inventory.model import Inventory, Node
 from orchestrator.paths import new_run_id
 from orchestrator.shapes.aiter_log import Miss, Misses, key_of
-from orchestrator.transport.base import RemoteFile, Transport, connected
+from orchestrator.transport.base import RemoteFile, Transport, as_file, connected
 from worker.capture import MARK, Recording
 
 MAX_LINE = 64 * 1024
@@ -97,13 +96,9 @@ def deployed_on(
 
 def lines(read: Callable[[int], bytes]) -> Iterator[str]:
     """Yield the lines of a stream, sanitized; a line without an end is cut."""
-    decoder, rest, data = codecs.getincrementaldecoder("utf-8")("replace"), "", b"-"
-    while data:
-        data = read(1 << 16)
-        *whole, rest = (rest + decoder.decode(data)).split("\n")
-        if rest and (not data or len(rest) > MAX_LINE):
-            whole, rest = [*whole, rest], ""
-        yield from (clean.text(one, MAX_LINE) for one in whole)
+    stream = io.TextIOWrapper(as_file(read), "utf-8", "replace", newline="\n")
+    while line := stream.readline(MAX_LINE):
+        yield clean.text(line.removesuffix("\n"), MAX_LINE)
 
 
 class WorkloadLog:

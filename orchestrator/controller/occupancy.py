@@ -50,6 +50,7 @@ def gpus_of(node: Node, facts: NodeFacts) -> tuple[int, ...]:
 
 
 def _numbers(gpus: Gpus) -> Sequence[int]:
+    """The numbers of the GPUs that a `gpus:` option may mean; every possible one for `auto`."""
     if isinstance(gpus, int):
         return range(gpus)
     return range(MAX_GPU + 1) if isinstance(gpus, str) else gpus
@@ -111,12 +112,12 @@ def occupants_text(found: Sequence[Occupant]) -> str:
     return "; ".join(o.words for o in found[:4]) + more
 
 
-_DONE = {"wait": "is occupied; we wait for it", "free": "is free now", "skip": "is occupied and left out"}
+_WHAT_WE_DO = {"wait": "is occupied; we wait for it", "free": "is free now", "skip": "is occupied and left out"}
 
 
 def busy_sentence(node: str, doing: str, detail: str) -> str:
     """Sentence on what we do about an occupied node."""
-    return f"{node} {_DONE.get(doing, 'is occupied and shared, so its times may be too long')}: {detail}"
+    return f"{node} {_WHAT_WE_DO.get(doing, 'is occupied and shared, so its times may be too long')}: {detail}"
 
 
 def refuse_one_gpu_twice(nodes: Mapping[str, Node], facts: Mapping[str, NodeFacts]) -> None:
@@ -197,8 +198,8 @@ hold='echo ours; command -v timeout >/dev/null 2>&1 && exec timeout "$1" cat; ex
 flock -w "$2" "$folder" sh -c "$hold" sh "$3"
 [ $? -eq 1 ] && echo theirs || echo none
 """
-"""Prints `ours` and holds the lock until its input ends. Prints `theirs` if another run holds the lock, and `none` if
-the node has no locks."""
+"""Prints `ours` and holds the lock until its input ends. Prints `theirs` if another run holds the lock (flock exits
+with 1 after its wait), and `none` if the node has no locks."""
 ANOTHER_START = Occupant("start", "another run is starting its workers there")
 
 # Called with our decision (wait, free, skip, share) and the reason.
@@ -215,7 +216,7 @@ def start_turn(transport: Transport, place: str) -> Iterator[str]:
         yield answer.decode("ascii", "replace").strip()
     finally:
         channel.close()
-        channel.error()
+        channel.error()  # a reader's last call
 
 
 class NodeAdmission:
@@ -243,7 +244,7 @@ class NodeAdmission:
         """Wait until the workers may start, or `ended` is set. While the context lasts, no other run starts workers.
         Raise LeftOutError, NodeError."""
         began, waiting, pause = time.monotonic(), frozenset[str](), self._pause_s
-        while not self._ours_run():  # if our workers run there already, we keep the node
+        while not self._has_workers():  # if our workers run there already, we keep the node
             with ExitStack() as turn:
                 theirs = self._locks and turn.enter_context(start_turn(self._transport, self._place)) == "theirs"
                 found = (ANOTHER_START,) if theirs else self._look()
@@ -266,7 +267,7 @@ class NodeAdmission:
         facts = read_facts(self._transport.run(ARGV, stdin=self._script, timeout=TIMEOUT_S))
         return occupants(facts, self._gpus(facts), self._run)
 
-    def _ours_run(self) -> bool:
+    def _has_workers(self) -> bool:
         try:
             return any(w.state == "running" for w in self._engine.list())
         except EngineError:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from orchestrator.controller.facts import ARGV, TIMEOUT_S, script
+from orchestrator.controller.facts import ARGV, TIMEOUT_S, NodeFacts, script
 from orchestrator.controller.leases import MadeNode, Pool
 from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.node_check import NodeReport, check_node
@@ -103,6 +103,12 @@ def _looked_at(node: Node, source: LeaseSource, lease: Lease, run: str) -> tuple
         raise
     # the grant says how many GPUs it has, so the check need not
     return check_node(node.model_copy(update={"gpus": "auto"}), done, began, run), transport
+
+
+def plan_unseen(node: Node, run: str) -> NodePlan:
+    """The plan of a pool's first lease, as far as it is known before: its GPUs are numbered from 0."""
+    granted = {GRANTED[0]: ",".join(map(str, range(AUTO_GPUS)))}
+    return plan_lease(node.model_copy(update={"name": f"{node.name}-1"}), run, NodeFacts({}), granted)[0]
 
 
 def machines_of(inventory: Inventory) -> Inventory:

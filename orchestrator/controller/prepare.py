@@ -25,7 +25,7 @@ from orchestrator.controller.occupancy import (
     occupants_text,
     refuse_one_gpu_twice,
 )
-from orchestrator.controller.pools import check_pools, machines_of, pool_note, slots_of
+from orchestrator.controller.pools import check_pools, machines_of, plan_unseen, pool_note, slots_of
 from orchestrator.engines import UNUSABLE, WARNING, Finding, find_engine
 from orchestrator.errors import InputError, LedgerError, NoUsableNodeError, OrchestratorError
 from orchestrator.families import check_family, check_tuner_options, get_family, get_tuner
@@ -207,6 +207,8 @@ class RunRequest:
     argv: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
     """Long texts that the options refer to, by hash."""
+    ask: bool = True
+    """Ask nodes and schedulers what they have. Else `Prepared.nodes` is what is known without, leases included."""
     bench: bool = False
     """The request is from `bench`, which has its own tuner."""
     by_value: bool = False
@@ -307,18 +309,24 @@ def prepare(request: RunRequest) -> Prepared:
     run = new_run_id(created)
     machines = machines_of(inventory)
     asked = [n for n in machines.nodes.values() if not n.is_here or find_engine(n.engine).runs_images]
-    reports = check_nodes(asked, accept_new_host_keys=request.accept_new_host_keys)
+    if request.ask:
+        reports = check_nodes(asked, accept_new_host_keys=request.accept_new_host_keys)
+        of_pools = check_pools(inventory, run)
+    else:
+        silent = Finding(UNUSABLE, "gpus", "its GPUs are not known before it is asked", "write their number, `gpus: 8`")
+        reports = [NodeReport(n.name, (silent,)) for n in asked if n.gpus == "auto" and not n.is_here]
+        of_pools = [NodeReport(name, ()) for name, n in inventory.nodes.items() if n.lease]
     _no_gpu_twice(machines, reports)
     reports = [_with_occupants(r, machines.nodes[r.node], request.busy) for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
     nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
-    bad = {r.node: r for r in reports if not r.usable}
-    usable = [n for n in nodes if n.slots and n.node not in bad]
-    of_pools = check_pools(inventory, run)
+    usable = [n for n in nodes if n.slots and n.node not in {r.node for r in reports if not r.usable}]
     reports = [*reports, *of_pools]
     pools = [inventory.nodes[r.node] for r in of_pools if r.usable]
     if not usable and not pools:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
+    if not request.ask:
+        nodes = [*usable, *(plan_unseen(n, run) for n in pools)]
     chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
     gfx, cu_num = chips[0][0] or "", chips[0][1] or 0
     if request.rows is not None:

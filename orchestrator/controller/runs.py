@@ -30,20 +30,20 @@ UNENDED = ("planned", "running")
 
 @dataclass(frozen=True, slots=True)
 class ListedRun:
-    """A run as one line of the list."""
+    """A run as one line of the list. `source`: the file of its shapes."""
 
     paths: RunPaths
     run: str
     state: str
     counts: Counts
     family: str
-    shapes: str
+    source: str
     created: float
 
     def to_json(self) -> dict[str, Any]:
         return {
             "run": self.run, "state": self.state, "created": self.created, "family": self.family,
-            "source": self.shapes, "folder": str(self.paths.root),
+            "source": self.source, "folder": str(self.paths.root),
             "shapes": {n: getattr(self.counts, n) for n in ("total", "tuned", "skipped", "failed")},
         }  # fmt: skip
 
@@ -78,8 +78,8 @@ def prunable(runs: Path, *, keep: int, older_s: float, unfinished: bool, now: fl
     `keep` newest."""
     allowed = ("finished", "interrupted", "cancelled", "planned", "unreadable") if unfinished else ("finished",)
     idle = [s for s in summaries(runs) if s.state in allowed and not holder(s.paths.lock)]
-    going = idle[: max(0, len(idle) - keep)]
-    return [s for s in going if now - s.created >= older_s]
+    older = idle[: max(0, len(idle) - keep)]
+    return [s for s in older if now - s.created >= older_s]
 
 
 def remove_run(paths: RunPaths) -> list[str]:
@@ -183,7 +183,7 @@ class RunSnapshot:
             }
         workers = {w.slot: w for w in answer.workers}
         for slot in node.slots:
-            if facts is not None and plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"):
+            if facts is not None and plan.devices.get(slot.slot, {}).get("HIP_VISIBLE_DEVICES"):  # it has a GPU
                 number = int(slot.slot)
                 slot.gpu = gpu_now(number, facts.gpus[number]) if number < len(facts.gpus) else None
             worker = workers.get(slot.slot)

@@ -1,16 +1,19 @@
 """Builds an image with AITER on the user's base image, here or on a node.
 
-Also copies the files that list an image's AITER kernels out of a container that is never started.
+Also copies files of AITER, vLLM and SGLang out of an image, for commands with `--build IMAGE`. The container that this
+needs is never started.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import tarfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import IO, Any, cast
 
 import docker.errors
@@ -19,6 +22,7 @@ from orchestrator import __version__
 from orchestrator.command_hints import command
 from orchestrator.controller.facts import DEFAULT_WORKDIR, from_home
 from orchestrator.controller.node_command import lines
+from orchestrator.controller.node_plan import transport_to
 from orchestrator.engine.docker import DockerOptions
 from orchestrator.engine.docker_containers import Docker
 from orchestrator.engines import find_engine
@@ -125,18 +129,17 @@ class Recipe:
         return re.sub(r"[^A-Za-z0-9._-]", "-", self.tag)
 
 
-HERE = "this machine"
-LAST_WORDS = 15
+HERE = "this machine"  # the node in messages if none was named
+LAST_LINES = 15  # of its output, in the error of a failed build
 Say = Callable[[str], None]
 
 
 def build(recipe: Recipe, node: Node | None, flags: Sequence[str], say: Say, *, accept_new_host_keys: bool) -> str:
-    """Build on `node` (None: on this machine) and return the image's id. `say` gets each line of the build.
+    """Build on `node` (None: on this machine) and return the image's id. `say` gets each line of the build. `flags`:
+    further options of `docker build`.
 
     Raises EngineError with the last output of a failed build, TransportError, InputError.
     """
-    from orchestrator.controller.node_plan import transport_to
-
     command: tuple[str, ...] = ("docker",)
     transport: Transport = LocalTransport(HERE)
     workdir = DEFAULT_WORKDIR
@@ -162,7 +165,7 @@ def _run(transport: Transport, folder: str, say: Say) -> str:
             if line.startswith(MARKER):
                 found = line.removeprefix(MARKER).strip()
             elif line:
-                last = [*last[1 - LAST_WORDS :], line]
+                last = [*last[1 - LAST_LINES :], line]
                 say(line)
         why = channel.error()
     finally:
@@ -190,11 +193,13 @@ ENGINES = (
 _MARKS = {"aiter": "aiter/jit/core.py", "vllm": "vllm/envs.py", "sglang": "sglang/srt/environ.py"}
 _CHECKOUTS = (*PLACES, "/sgl-workspace/sglang/python", "/vllm-workspace")
 _FLYDSL = "flydsl/__init__.py"  # shows that a package which AITER's dispatch imports is installed
+# Ends of the names of files that are copied; all others are left out.
 _KEPT = (".py", ".csv", ".cu", ".json", "install_mode")
 MAX_FILE = 16 << 20
 MAX_MODULE = 4 << 30
 MAX_FILES = 200_000
-SILENCE_S = 120.0
+PIECE = 1 << 20
+SILENCE_S = 120.0  # Docker may be silent for as long
 
 
 def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[str] = EVERYTHING) -> None:
@@ -220,8 +225,6 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
 
 def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...]]]:
     """This machine's Docker, then those of the inventory's nodes."""
-    from orchestrator.controller.node_plan import transport_to
-
     yield LocalTransport(HERE), ("docker",)
     nodes: Iterable[Node] = load_inventory(inventory).nodes.values() if inventory else ()
     for node in nodes:
@@ -230,7 +233,9 @@ def _engines(inventory: Path | None) -> Iterator[tuple[Transport, tuple[str, ...
 
 
 def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> None:
-    made = client.ask(lambda c: c.create_container(image, command=["true"], network_disabled=True), again=False)
+    container = client.ask(
+        lambda c: c.create_container(image, command=["true"], network_disabled=True)["Id"], again=False
+    )
     try:
         details = client.ask(lambda c: c.inspect_image(image))
         roots = list(_roots(details))
@@ -238,18 +243,18 @@ def _copy(client: Docker, image: str, folder: Path, parts: Sequence[str]) -> Non
         homes = {}
         for package in wanted:
             mark = _MARKS[package]
-            homes[package] = next((r for r in roots if _fetch(client, made["Id"], f"{r}/{mark}", folder, r)), None)
+            homes[package] = next((r for r in roots if _fetch(client, container, f"{r}/{mark}", folder, r)), None)
         if not any(homes.values()):
             names = " or ".join(wanted)
             raise EngineError(HERE, f"no {names} lies where images keep it ({', '.join(_CHECKOUTS)}, site-packages)")
         for part in parts:
-            if root := homes.get(part.partition("/")[0], homes.get("aiter")):
-                _fetch(client, made["Id"], f"{root}/{part}", folder, root)
+            if root := homes.get(part.partition("/")[0], homes.get("aiter")):  # aiter_meta/ lies beside aiter/
+                _fetch(client, container, f"{root}/{part}", folder, root)
         if (folder / "aiter" / "ops" / "flydsl").is_dir():
-            any(_fetch(client, made["Id"], f"{r}/{_FLYDSL}", folder, r) for r in roots)
+            any(_fetch(client, container, f"{r}/{_FLYDSL}", folder, r) for r in roots)
     finally:
         with contextlib.suppress(NodeError):
-            client.ask(lambda c: c.remove_container(made["Id"], force=True, v=True))
+            client.ask(lambda c: c.remove_container(container, force=True, v=True))
 
 
 def _roots(details: dict[str, Any]) -> Iterator[str]:
@@ -271,10 +276,12 @@ def _fetch(client: Docker, container: str, path: str, folder: Path, root: str) -
 
     def ask(c: Any) -> bool:
         try:
-            stream, _ = c.get_archive(container, path)
+            chunks, _ = c.get_archive(container, path, chunk_size=PIECE)
         except docker.errors.NotFound:
             return False
-        with tarfile.open(fileobj=cast("IO[bytes]", _Chunks(stream)), mode="r|") as tar:
+        # tarfile reads a stream by pieces of this size, and takes less
+        stream = cast("IO[bytes]", SimpleNamespace(read=lambda _: next(chunks, b"")))
+        with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
             _unpack(tar, target)
         return True
 
@@ -295,22 +302,4 @@ def _unpack(tar: tarfile.TarFile, target: Path) -> None:
             if source is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("wb") as f:
-                    while data := source.read(1 << 20):
-                        f.write(data)
-
-
-class _Chunks:
-    """A stream of chunks as a file."""
-
-    def __init__(self, chunks: Iterable[bytes]) -> None:
-        self._chunks = iter(chunks)
-        self._rest = b""
-
-    def read(self, size: int) -> bytes:
-        while len(self._rest) < size:
-            more = next(self._chunks, b"")
-            if not more:
-                break
-            self._rest += more
-        out, self._rest = self._rest[:size], self._rest[size:]
-        return out
+                    shutil.copyfileobj(source, f)

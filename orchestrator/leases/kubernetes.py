@@ -1,4 +1,5 @@
 """Leases that are pods: the request, the meaning of a pod's state, and the calls. Pods are listed every few seconds.
+Each pod runs the holder (leases/base.py).
 
 Rights: examples/kubernetes-role.yaml.
 """
@@ -26,7 +27,7 @@ RUN_LABEL, POOL_LABEL = "gemmfleet/run", "gemmfleet/pool"
 LEASE_VARIABLE = "GEMMFLEET_LEASE"
 """Variable in which the container finds the name of its pod."""
 GRACE_S = 60
-"""Time that workers have to close their books after the SIGTERM of a deletion, an eviction or the time limit."""
+"""Time that workers have to write their last records after the SIGTERM of a deletion, an eviction or the time limit."""
 MAX_NAME = 63
 PULL_S, NOT_READY_S = 60.0, 40.0
 """Seconds after which an image that cannot be pulled, or a node that is NotReady, is given up. After an outage of the
@@ -47,7 +48,7 @@ WAYS = {
     "namespace": "correct `namespace:`, or make it (kubectl create namespace)",
     "pod": "correct the node's `pod:`",
 }
-"""Ways out of a pod that cannot be made."""
+"""The way out if a pod cannot be made, by the reason."""
 Json = Mapping[str, Any]
 
 
@@ -81,7 +82,7 @@ class KubernetesSource:
         """Name -> time since which it has been in trouble."""
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
-        """Make `n` pods, none of them on a host of `avoid`."""
+        """Make `n` pods, none of them on a host of `avoid` (in quarantine lately)."""
         for _ in range(n):
             self._call(self._core.create_namespaced_pod, body=self._pod(avoid))
 
@@ -113,7 +114,7 @@ class KubernetesSource:
         return ExecTransport(node, opener, prelude(self._request.workdir, lease.id))
 
     def leftovers(self, lease: Lease) -> bytes | None:
-        """The rows that a pod's holder wrote into its log, or None."""
+        """The archive of workers' files that the holder wrote into the pod's log at its end, or None."""
         log = self._of_pod(self._core.read_namespaced_pod_log, lease, container=CONTAINER, seconds=LOG_S)
         return leftovers_in(log.encode()) if log else None
 
@@ -185,12 +186,12 @@ TAKEN = {
     "spec.activeDeadlineSeconds": "give `time:` of the node",
     "spec.nodeName": "give `spec.nodeSelector`: the scheduler must know of the pod",
     "image": "give `image:` of the node",
-    "command": "it runs what holds the lease",
-    "args": "it runs what holds the lease",
+    "command": "gemmfleet sets it to keep the pod running",
+    "args": "gemmfleet sets `command` to keep the pod running",
 }
 """Fields of a pod, and of our container, that a template must not set -> way out."""
 LIST_KEYS = ("name", "mountPath", "containerPort", "devicePath")
-"""Fields by one of which entries of a list are the same."""
+"""Entries of two lists that have the same value in one of these fields are merged."""
 
 
 def template_faults(template: Json, resource: str = "amd.com/gpu") -> list[str]:
@@ -282,7 +283,7 @@ def _is_same(ours: Any, theirs: Any) -> bool:
 
 
 def _away_from(spec: Json, hosts: Collection[str]) -> dict[str, Any]:
-    """A pod's spec that no host of `hosts` will do for: in every alternative of its node affinity."""
+    """The pod's spec, with these hosts ruled out. Its node affinity may have alternatives: they are in each."""
     fields = [{"key": "metadata.name", "operator": "NotIn", "values": [h]} for h in sorted(hosts)]
     affinity = spec.get("affinity") or {}
     of_node = affinity.get("nodeAffinity") or {}
@@ -302,7 +303,7 @@ DOUBTFUL = (
     "ErrImagePull", "ImagePullBackOff", "RegistryUnavailable", "RunContainerError", "CrashLoopBackOff",
     "InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError",
 )  # fmt: skip
-"""Reasons why a container waits that may pass, and seldom do."""
+"""Reasons for which a container waits. They may pass, but seldom do."""
 
 
 def lease_of(pod: Json) -> Lease:
@@ -341,7 +342,7 @@ def trouble(pod: Json) -> tuple[str, float]:
     waits = _container(status).get("waiting") or {}
     if waits.get("reason") in DOUBTFUL:
         return _joined(waits["reason"], waits.get("message")), PULL_S
-    # the control plane takes back `Ready`, and nothing else, of a pod on a node that beats no more
+    # the control plane takes back `Ready`, and nothing else, of a pod whose node no longer reports
     ready, of_containers = _condition(status, "Ready"), _condition(status, "ContainersReady")
     lost = ready.get("status") == "False" and of_containers.get("status") == "True"
     if lost and not pod["spec"].get("readinessGates"):

@@ -45,7 +45,7 @@ TABLES = (
     """CREATE TABLE shapes (
         id INTEGER PRIMARY KEY,
         key TEXT NOT NULL UNIQUE,       -- JSON list in the order of the family's key columns
-        skipped TEXT,                   -- why it is not to be tuned: '' (a table has it) or 'not_worth_it'
+        skipped TEXT,                   -- why it is not tuned: '' (a table has it), 'not_worth_it'; NULL: it is
         detail TEXT, skipped_at REAL
     ) STRICT""",
     # what workers reported about their attempts, beside the records
@@ -57,7 +57,7 @@ TABLES = (
         id INTEGER PRIMARY KEY, attempt TEXT NOT NULL, shape INTEGER NOT NULL,
         node TEXT NOT NULL, slot TEXT NOT NULL,
         t REAL NOT NULL,
-        winner INTEGER NOT NULL,        -- 1: a valid winner; the first one of its shape's settling attempt settled it
+        winner INTEGER NOT NULL,        -- 1: valid; the shape's is the first one of the attempt that settled it
         {", ".join(f"{f.column} {_SQL[f.kind]}" for f in COLUMNS)},
         gfx TEXT NOT NULL, cu_num INTEGER,
         extra TEXT,                     -- JSON: fields without a column of their own
@@ -66,9 +66,11 @@ TABLES = (
     "CREATE INDEX rows_by_attempt ON rows (attempt, shape)",
     "CREATE INDEX winners ON rows (attempt, shape) WHERE winner=1",
     *_append_only("rows"),
+    # what each worker said of itself and its device
     """CREATE TABLE slots (
         node TEXT, slot TEXT, info TEXT, device TEXT, PRIMARY KEY (node, slot)
     ) STRICT, WITHOUT ROWID""",
+    # how far the controller has read each stream (E: records, L: log), and how many bad records it dropped
     """CREATE TABLE offsets (
         node TEXT, slot TEXT, stream TEXT, offset INTEGER NOT NULL DEFAULT 0,
         bad INTEGER NOT NULL DEFAULT 0, last_bad TEXT,
@@ -105,7 +107,7 @@ def create(path: Path) -> sqlite3.Connection:
     """
     if path.exists():
         raise LedgerError(f"{path}: the run has a ledger already; to go on with it: {command('resume')}")
-    with readable(path):
+    with plain_errors(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=rwc")
         with _closed_on_error(conn):
             conn.execute("PRAGMA journal_mode=WAL")
@@ -122,8 +124,8 @@ def create(path: Path) -> sqlite3.Connection:
 def open_writer(path: Path) -> sqlite3.Connection:
     """Open an existing ledger of this version to write. Raise LedgerError, RunBusyError."""
     _must_exist(path)
-    with readable(path):
-        conn = connect(path)
+    with plain_errors(path):
+        conn = _connect_to_write(path)
         with _closed_on_error(conn):
             _check_ours(conn, path)
             _for_writing(conn)
@@ -140,7 +142,7 @@ def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
     _must_exist(path)
     logs = [path.with_name(path.name + end) for end in ("-wal", "-journal")]
     quiet = at_rest and not any(p.exists() and p.stat().st_size for p in logs)
-    with readable(path):
+    with plain_errors(path):
         conn = _connect(f"file:{quote(str(path.absolute()))}?mode=ro{'&immutable=1' if quiet else ''}")
         with _closed_on_error(conn):
             try:
@@ -157,7 +159,7 @@ def open_reader(path: Path, *, at_rest: bool) -> sqlite3.Connection:
 
 
 @contextmanager
-def readable(path: Path) -> Iterator[None]:
+def plain_errors(path: Path) -> Iterator[None]:
     """Raise SQLite's errors as LedgerError or RunBusyError."""
     try:
         yield
@@ -178,8 +180,8 @@ def readable(path: Path) -> Iterator[None]:
         ) from e
     except sqlite3.DatabaseError as e:
         raise LedgerError(
-            f"{path}: is damaged, or not a ledger at all ({e}). The nodes' measurements are still in their node"
-            " folders. To save what can be read of the file: sqlite3 ledger.db .recover"
+            f"{path}: is damaged, or not a ledger at all ({e}); tune again. The nodes' measurements are still in their"
+            f" node folders. To save what can be read of the file: sqlite3 {path} .recover, or .dump if that fails"
         ) from e
 
 
@@ -192,15 +194,13 @@ def _closed_on_error(conn: sqlite3.Connection) -> Iterator[None]:
         raise
 
 
-def connect(path: Path) -> sqlite3.Connection:
-    """Open an existing file for writing, without checks. Raise sqlite3.Error."""
+def _connect_to_write(path: Path) -> sqlite3.Connection:
+    """Open an existing file, without checks. Raise sqlite3.Error."""
     return _connect(f"file:{quote(str(path.absolute()))}?mode=rw")
 
 
 def _connect(uri: str) -> sqlite3.Connection:
-    conn = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S, cached_statements=256)
-    conn.execute("PRAGMA foreign_keys=ON")
-    return conn
+    return sqlite3.connect(uri, uri=True, isolation_level=None, timeout=BUSY_S, cached_statements=256)
 
 
 def _for_writing(conn: sqlite3.Connection) -> None:
@@ -237,12 +237,12 @@ EVERY_S = 0.25
 
 @contextlib.contextmanager
 def checkpoints(path: Path) -> Iterator[None]:
-    """While the context lasts, copy committed pages back from the write-ahead log now and then."""
+    """While the context lasts, copy committed pages back from the write-ahead log, so that commits need not."""
     over = threading.Event()
 
     def work() -> None:
-        # without it the writer copies by itself, as before
-        with contextlib.suppress(sqlite3.Error), contextlib.closing(connect(path)) as conn:
+        # if it fails, commits do (AUTOCHECKPOINT_PAGES)
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(_connect_to_write(path)) as conn:
             while not over.wait(EVERY_S):
                 conn.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
 

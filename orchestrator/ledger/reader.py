@@ -38,6 +38,15 @@ class Counts:
     running: int = 0
     pending: int = 0
 
+    @classmethod
+    def of(cls, state: State, total: int, skipped: int) -> Counts:
+        """The counts of a run; total = tuned + skipped + failed + running + pending."""
+        at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
+        flying = {a.current for a in at_work if a.current is not None}
+        running = sum(state.shapes[i].state == "pending" for i in flying)
+        pending = total - skipped - state.tuned - state.failed - running
+        return cls(total, state.tuned, skipped, state.failed, running, pending)
+
     @property
     def settled(self) -> int:
         return self.tuned + self.skipped + self.failed
@@ -209,14 +218,14 @@ class LedgerReader:
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """Rows of a query (tables: orchestrator/ledger/database.py)."""
-        with database.readable(self.path):
+        with database.plain_errors(self.path):
             return self._conn.execute(sql, values).fetchall()
 
     def _each(self, sql: str, values: tuple[Any, ...] = ()) -> Iterator[Any]:
-        with database.readable(self.path):
+        with database.plain_errors(self.path):
             cursor = self._conn.execute(sql, values)
         while True:
-            with database.readable(self.path):
+            with database.plain_errors(self.path):
                 chunk = cursor.fetchmany(_CHUNK)
             if not chunk:
                 return
@@ -228,12 +237,12 @@ class LedgerReader:
         if self._conn.in_transaction:
             yield
             return
-        with database.readable(self.path):
+        with database.plain_errors(self.path):
             self._conn.execute("BEGIN")
         try:
             yield
         finally:
-            with database.readable(self.path):
+            with database.plain_errors(self.path):
                 self._conn.execute("COMMIT")
 
     def meta(self, key: str, default: Any = None) -> Any:
@@ -278,32 +287,15 @@ class LedgerReader:
             self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
         return self._replay.keys
 
-    def key(self, shape: int) -> tuple[int | str, ...] | None:
-        """Key columns of one shape, None if there is no such shape. Looks up one: a large run has many."""
-        if self._replay.keys:
-            return self._replay.keys.get(shape)
-        found = self.query("SELECT key FROM shapes WHERE id=?", (shape,))
-        return tuple(json.loads(found[0][0])) if found else None
-
-    @property
-    def total(self) -> int:
-        """Number of requested shapes."""
-        return int(self.query("SELECT count(*) FROM shapes")[0][0])
-
     def skipped(self) -> dict[int, Skipped]:
         """(reason, detail, when) of the shapes that were left out."""
         sql = "SELECT id, skipped, detail, skipped_at FROM shapes WHERE skipped IS NOT NULL ORDER BY id"
         return {i: (why, detail or "", t) for i, why, detail, t in self.query(sql)}
 
     def counts(self) -> Counts:
-        """Shapes by state; total = tuned + skipped + failed + running + pending."""
+        """Shapes by state."""
         with self.snapshot():
-            state, total, skipped = self.replayed, self.total, len(self.skipped())
-        at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
-        flying = {a.current for a in at_work if a.current is not None}
-        running = sum(state.shapes[i].state == "pending" for i in flying)
-        pending = total - skipped - state.tuned - state.failed - running
-        return Counts(total, state.tuned, skipped, state.failed, running, pending)
+            return Counts.of(self.replayed, len(self.keys), len(self.skipped()))
 
     def shapes(self, only: str | None = None) -> Iterator[ShapeState]:
         """Requested shapes (of one state), in the order of the file."""

@@ -51,7 +51,7 @@ class Ledger(LedgerReader):
         """Commit everything inside, or nothing. Cannot be nested. Raise LedgerError, RunBusyError."""
         if self._writing():
             raise LedgerError("a transaction is open already")
-        with database.readable(self.path):
+        with database.plain_errors(self.path):
             self._conn.execute("BEGIN IMMEDIATE")
             try:
                 yield

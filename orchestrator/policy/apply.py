@@ -56,7 +56,7 @@ def apply(state: State, record: ev.Record, t: float) -> None:
 
 
 def _work_added(state: State, e: ev.WorkAdded, t: float) -> None:
-    state.kinds.setdefault(e.kind, Kind(len(state.kinds), e.tier, e.alone))
+    state.kinds.setdefault(e.kind, Kind(e.tier, e.alone))
     state.setup_s, state.shares_end = e.setup_s, e.shares_end
     for unit, costs in zip(e.units, e.costs_s, strict=True):
         for s, cost in zip(unit, costs, strict=True):

@@ -217,7 +217,6 @@ class Node:
 class Kind:
     """Units that may share a process. The lowest `tier` goes first."""
 
-    number: int
     tier: int
     alone: bool
     """No two units share a process."""
@@ -301,10 +300,7 @@ class State:
     """Ready slots with little work left."""
     waiting: dict[int, Waiting] = field(default_factory=dict)
     """Every waiting unit, by number."""
-    by_left: list[tuple[int, float, int, Kind]] = field(default_factory=list)
-    """Kinds with waiting units, as (tier, minus the waiting seconds, number, kind), sorted."""
-    by_unit: list[tuple[int, float, float, int, Kind]] = field(default_factory=list)
-    """The same as (tier, minus the seconds of the longest unit, minus the seconds of all, number, kind)."""
+
     waiting_s: float = 0.0
     left_s: float = 0.0
     """Estimated seconds of all unsettled shapes."""

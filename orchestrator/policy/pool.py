@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from orchestrator.policy.model import Attempt, Kind, Shape, Slot, State
+from orchestrator.policy.model import Attempt, Shape, Slot, State
 
 
 def wait(state: State, shapes: Iterable[int]) -> None:
@@ -28,34 +28,18 @@ def queue(state: State, unit: int, shapes: tuple[int, ...], seconds: float) -> N
     """Queue shapes of one unit. No shape of the unit may be queued yet."""
     state.waiting[unit] = entry = (-seconds, unit, shapes)
     kind = state.kinds[state.shapes[shapes[0]].kind]
-    _unrank(state, kind)
     insort(kind.waiting, entry)
     kind.seconds += seconds
     state.waiting_s += seconds
-    _rank(state, kind)
 
 
 def _take_out(state: State, unit: int) -> tuple[int, ...]:
     entry = state.waiting.pop(unit)
     kind = state.kinds[state.shapes[entry[2][0]].kind]
-    _unrank(state, kind)
     del kind.waiting[bisect_left(kind.waiting, entry)]
     kind.seconds = kind.seconds + entry[0] if kind.waiting else 0.0
     state.waiting_s = state.waiting_s + entry[0] if state.waiting else 0.0
-    _rank(state, kind)
     return entry[2]
-
-
-def _rank(state: State, kind: Kind) -> None:
-    if kind.waiting:
-        insort(state.by_left, (kind.tier, -kind.seconds, kind.number, kind))
-        insort(state.by_unit, (kind.tier, kind.waiting[0][0], -kind.seconds, kind.number, kind))
-
-
-def _unrank(state: State, kind: Kind) -> None:
-    if kind.waiting:
-        del state.by_left[bisect_left(state.by_left, (kind.tier, -kind.seconds, kind.number))]
-        del state.by_unit[bisect_left(state.by_unit, (kind.tier, kind.waiting[0][0], -kind.seconds, kind.number))]
 
 
 def set_apart(state: State, shapes: tuple[int, ...]) -> None:

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 import math
-from bisect import bisect
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from statistics import geometric_mean, median
 from typing import Any
+
+import numpy as np
 
 from orchestrator.families import backend_name, label
 from orchestrator.ledger.reader import LedgerReader, Report
@@ -40,8 +41,6 @@ class Tried:
     """The candidates of one shape. `best`: backend -> the lowest us of its correct candidates."""
 
     candidates: int = 0
-    right: int = 0
-    wrong: int = 0
     best: dict[str, float] = field(default_factory=dict)
 
 
@@ -79,13 +78,12 @@ class Measurements:
     def __init__(self, family: Family) -> None:
         self.family = family
         self.keys: dict[int, Key] = {}
-        self.tried: dict[int, Tried] = {}
+        self.tried: dict[int, Tried] = defaultdict(Tried)
         self.winners: dict[int, Winner] = {}
         self.backends: set[str] = set()
         self._row = self._won = 0
         self._open: list[tuple[Any, ...]] = []
         """Winners from attempts that have not settled their shape (yet)."""
-        self._flops: dict[int, float] = {}
 
     def update(self, ledger: LedgerReader) -> None:
         if not self.keys:
@@ -103,23 +101,14 @@ class Measurements:
 
     def flops(self, shape: int) -> float:
         """Floating-point operations of the shape."""
-        known = self._flops.get(shape)
-        if known is None:
-            known = self.family.flops(dict(zip(self.family.key_names, self.keys[shape], strict=True)))
-            self._flops[shape] = known
-        return known
+        return self.family.flops(dict(zip(self.family.key_names, self.keys[shape], strict=True)))
 
     def _take(
         self, shape: int, us: float, status: str, number: int | None, kernel: str, libtype: str, extra: str | None
     ) -> None:
-        tried = self.tried.get(shape)
-        if tried is None:
-            tried = self.tried[shape] = Tried()
+        tried = self.tried[shape]
         tried.candidates += 1
-        if status == "wrong":
-            tried.wrong += 1
-        elif us > 0 and status == "ok":
-            tried.right += 1
+        if us > 0 and status == "ok":
             backend = self._backend(libtype, kernel or _first_stage(extra), number)
             old = tried.best.get(backend)
             if old is None or us < old:
@@ -130,15 +119,9 @@ class Measurements:
         spread: float | None, number: int | None, kernel: str, libtype: str, gfx: str, cu_num: int | None,
         extra: str | None,
     ) -> Winner:  # fmt: skip
-        others: list[float] = []
-        runner_up: float | None = None
-        first: float | None = None
-        for other_us, other, lib in ledger.query(_BESIDE, (attempt, shape)):
-            others.append(other_us)
-            if (other, lib) != (kernel, libtype):
-                runner_up = other_us if runner_up is None else min(runner_up, other_us)
-            elif first is None:
-                first = other_us
+        beside = ledger.query(_BESIDE, (attempt, shape))
+        own = [us for us, *of in beside if of == [kernel, libtype]]
+        rivals = [us for us, *of in beside if of != [kernel, libtype]]
         name = kernel or _first_stage(extra)
         return Winner(
             node=node, slot=slot, us=us,
@@ -146,7 +129,8 @@ class Measurements:
             tflops=self.flops(shape) / us / 1e6,
             bw=bw, spread=spread, kernel=name,
             backend=self._backend(libtype, name, number), gfx=gfx, cu_num=cu_num,
-            median_us=median(others) if others else None, runner_up_us=runner_up, first_us=first,
+            median_us=median(own + rivals) if beside else None, runner_up_us=min(rivals, default=None),
+            first_us=next(iter(own), None),
         )  # fmt: skip
 
     def _backend(self, libtype: str, kernel: str, number: int | None) -> str:
@@ -173,14 +157,6 @@ def rounded(x: float | None, digits: int = 5) -> float | None:
     return int(out) if out.is_integer() and abs(out) < 1e15 else out
 
 
-def quantile(ordered: Sequence[float], q: float) -> float:
-    """The quantile of an ascending, non-empty list, linear between neighbours."""
-    at = q * (len(ordered) - 1)
-    low = math.floor(at)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
-
-
 def geomean(xs: Sequence[float]) -> float | None:
     """The geometric mean of positive numbers; None for an empty list."""
     return geometric_mean(xs) if xs else None
@@ -190,17 +166,9 @@ def five_numbers(xs: Sequence[float]) -> dict[str, Any]:
     """n, min, q1, median, q3, max, geomean; only n if there are no numbers."""
     if not xs:
         return {"n": 0}
-    s = sorted(xs)
-    at = {"min": 0.0, "q1": 0.25, "median": 0.5, "q3": 0.75, "max": 1.0}
-    out: dict[str, Any] = {"n": len(s), **{k: rounded(quantile(s, q)) for k, q in at.items()}}
-    out["geomean"] = rounded(geomean(s)) if s[0] > 0 else None
-    return out
-
-
-def histogram(xs: Sequence[float], edges: Sequence[float]) -> list[int]:
-    """The number of values between neighbouring edges. The last bin includes all larger values."""
-    found = Counter(bisect(edges, x, 1, len(edges) - 1) - 1 for x in xs)
-    return [found[i] for i in range(len(edges) - 1)]
+    found = map(rounded, np.quantile(xs, (0.0, 0.25, 0.5, 0.75, 1.0)).tolist())
+    out = dict(zip(("min", "q1", "median", "q3", "max"), found, strict=True))
+    return {"n": len(xs), **out, "geomean": rounded(geomean(xs)) if min(xs) > 0 else None}
 
 
 EDGES = (0.0, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, float("inf"))
@@ -238,14 +206,9 @@ def noise(winners: Iterable[Winner], state: State, reports: Mapping[str, Report]
 def _summed(shares: list[float]) -> dict[str, Any]:
     if not shares:
         return {"n": 0}
-    ordered = sorted(shares)
-    return {
-        "n": len(ordered),
-        "median": rounded(quantile(ordered, 0.5), 3),
-        "p90": rounded(quantile(ordered, 0.9), 3),
-        "max": rounded(ordered[-1], 3),
-        "bins": histogram(ordered, EDGES),
-    }
+    found = (rounded(x, 3) for x in np.quantile(shares, (0.5, 0.9, 1.0)).tolist())
+    out = dict(zip(("median", "p90", "max"), found, strict=True))
+    return {"n": len(shares), **out, "bins": np.histogram(shares, EDGES)[0].tolist()}
 
 
 def _slots(by_slot: dict[tuple[str, str], list[float]], state: State, reports: Mapping[str, Report]) -> list[list[Any]]:
@@ -298,11 +261,6 @@ class Roofs:
         if chip is None:
             note = "No data sheet is known for this device, so there is no roof."
         return cls(family, chip, note.replace(" (--chip corrects it)", ""))
-
-    def at(self, key: Key) -> tuple[float, float] | None:
-        """(operations per byte, TFLOPS that the roof allows) for a shape; None if there is no roof."""
-        roof = roof_of(self.family, key, self.chip) if self.chip else None
-        return (roof.intensity, roof.tflops) if roof else None
 
     def document(self, keys: Mapping[int, Key]) -> dict[str, Any] | None:
         """The roof to draw: the one for the most common type."""
@@ -362,7 +320,8 @@ def shape_rows(
         state = "running" if s.state == "pending" and s.id in flying else s.state
         reason = "unconfirmed" if s.state == "tuned" and s.confirmed is False else s.reason or ""
         reason = "noisy" if w and w.noisy and not reason else reason
-        best = [_tflops(measured, s.id, tried.best.get(b)) for b in backends] if tried.best else []
+        flops, times = measured.flops(s.id), [tried.best.get(b) for b in backends] if tried.best else []
+        best = [rounded(flops / us / 1e6, 4) if us else None for us in times]
         intensity, share = _under_roof(roofs, w, s.key) if w else (None, None)
         rows.append(
             [
@@ -376,17 +335,12 @@ def shape_rows(
     return rows
 
 
-def _tflops(measured: Measurements, shape: int, us: float | None) -> float | None:
-    return rounded(measured.flops(shape) / us / 1e6, 4) if us else None
-
-
 def _under_roof(roofs: Roofs, w: Winner, key: Key) -> tuple[float | None, float | None]:
     """(operations per byte, share of the roof). Without a roof the intensity is computed from the row's bw (GB/s)."""
-    found = roofs.at(key)
-    if found is None:
+    roof = roof_of(roofs.family, key, roofs.chip) if roofs.chip else None
+    if roof is None:
         return (rounded(1000.0 * w.tflops / w.bw, 4) if w.bw else None), None
-    intensity, limit = found
-    return rounded(intensity, 4), rounded(w.tflops / limit, 3)
+    return rounded(roof.intensity, 4), rounded(w.tflops / roof.tflops, 3)
 
 
 def by_backend(measured: Measurements) -> list[dict[str, Any]]:

@@ -17,8 +17,7 @@ from typing import Any
 from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
-from orchestrator.tables.textfiles import escaped
-from orchestrator.tables.write import write_output
+from orchestrator.tables.textfiles import escaped, write_output
 from orchestrator.templating import data_folder
 
 MAX_BYTES = 6_000_000

@@ -19,13 +19,12 @@ import pandas as pd
 
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError
-from orchestrator.families import backend_name, order
+from orchestrator.families import GUIDE_FAMILY, backend_name, order
 from orchestrator.planning.roofline import CHIPS, Device, chip_of, roofline
 from orchestrator.results.measurements import US, CleanLines, InputTable, InputTables, Layout, chunks, layout
 from orchestrator.shapes.model import Key, element_type
-from orchestrator.tables.textfiles import escaped
+from orchestrator.tables.textfiles import escaped, no_formula
 from orchestrator.tables.tuned import GFX_OF_CU_NUM
-from orchestrator.tables.write import no_formula
 from worker import without_gc
 from worker.families import Column, Family
 from worker.text import did_you_mean, plural
@@ -37,7 +36,6 @@ COUNTED = ("no_time", "not_finite", "error_ratio")
 MAX_GROUPS = 1_000_000
 """Shapes times backends. More is not a tuning result, and would not fit the memory."""
 REFERENCE_FILE = Path(__file__).parent / "data" / "reference_fp4.csv"
-REFERENCE_FAMILY = "a4w4_blockscale"
 OFF = 0.05
 """A published figure that deviates by more is marked."""
 _DEVICE = ["gfx", "cu_num"]
@@ -249,8 +247,8 @@ def against_reference(of: Mapping[str, Any], chip: str) -> dict[str, Any]:
     if chip.lower() not in (known := list(figures.chip.unique())):
         near = did_you_mean(chip, known)
         raise InputError(f"--reference {chip[:40]!r}{near}: there are figures of {', '.join(known)}")
-    if of["family"] != REFERENCE_FAMILY:
-        raise InputError(f"--reference holds figures of {REFERENCE_FAMILY}; these are results of {of['family']}")
+    if of["family"] != GUIDE_FAMILY:
+        raise InputError(f"--reference holds figures of {GUIDE_FAMILY}; these are results of {of['family']}")
     won: dict[Key, Row] = {}
     for r in of["rows"]:
         key, b = tuple(r["key"].values()), r["best"]

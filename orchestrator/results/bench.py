@@ -18,8 +18,8 @@ from typing import Any
 from orchestrator.families import AITERS
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
 from orchestrator.paths import RunPaths
+from orchestrator.tables.textfiles import no_formula, utc, write_atomic, write_csv
 from orchestrator.tables.tuned import best
-from orchestrator.tables.write import no_formula, utc, write_atomic, write_csv
 from worker.families import BENCHED, Family
 from worker.protocol.bench import Rule, is_reference, mean_of_runs, with_texts
 

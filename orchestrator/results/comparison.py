@@ -26,8 +26,17 @@ from orchestrator.results.bench import ENV_FORMAT, MEASURED
 from orchestrator.results.compare import BOUND, ENOUGH_ROWS, OPEN, STANDARD, VERDICTS, Rule, judge
 from orchestrator.results.measurements import read_header
 from orchestrator.tables.locate import locate
-from orchestrator.tables.textfiles import Faults, csv_records, escaped, read_bytes, shown
-from orchestrator.tables.write import cell, csv_text, no_formula, write_output
+from orchestrator.tables.textfiles import (
+    Faults,
+    cell,
+    csv_records,
+    csv_text,
+    escaped,
+    no_formula,
+    read_bytes,
+    shown,
+    write_output,
+)
 from worker.families import FAMILIES, NULLS
 from worker.text import plural
 

@@ -21,8 +21,8 @@ from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.bench import BenchResults, redacted
 from orchestrator.tables.locate import provenance_of
 from orchestrator.tables.policy import Newcomer
+from orchestrator.tables.textfiles import cell, no_formula, utc, write_atomic, write_csv
 from orchestrator.tables.tuned import FAILED_EXTRA, PROFILE_EXTRA, SHOWN, Key, KeyFault, key_of, number_of
-from orchestrator.tables.write import cell, no_formula, utc, write_atomic, write_csv
 from worker.families import Cell, Family
 from worker.tuners.catalog import recorded_tuner
 

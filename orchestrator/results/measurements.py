@@ -4,7 +4,8 @@
   shapes without a row.
 - A folder: every CSV right in it that holds measurements: the runbook's names (`fp4_profile_*.csv`,
   `fp4_tuned_*.csv`, `fp4_triton_gluon_bench.csv`), or any other.
-- A file: as it is. A file that cannot be read is an error, but in a folder it is passed over with a note.
+- A file: as it is, or a log with the table that the FP4 guide's script prints. A file that cannot be read is an
+  error, but in a folder it is passed over with a note.
 
 Columns are found by name, whatever their date and order. Some names changed over AITER's history or differ between
 families: solidx for kernelId, err_ratio for errRatio, total_us for us (fmoe, before 2025-11). A benchmark is long
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -26,13 +28,13 @@ import pandas as pd
 
 from orchestrator.clean import text as clean
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.families import legal_name, owned
+from orchestrator.families import GUIDE_FAMILY, legal_name, owned
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunPaths, holder
 from orchestrator.results.export import write_profile
 from orchestrator.shapes.model import Key
 from orchestrator.tables.locate import family_of, locate, provenance_of
-from orchestrator.tables.textfiles import Faults, decode, escaped, open_file
+from orchestrator.tables.textfiles import Faults, decode, escaped, open_file, write_csv
 from worker.families import FAMILIES, Column, Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
@@ -77,12 +79,12 @@ def find_sources(given: Sequence[str], *, runs: Path, family: Family | None = No
     `family`: read only its files; those of unknown family are taken for it. Rows that are only in a ledger are written
     to a temporary folder that lasts as long as the context. Raises InputError, LedgerError.
     """
-    finder = _Finder()
     with TemporaryDirectory(prefix="gemmfleet-analyze-") as aside:
+        finder = _Finder(Path(aside))
         for name in given or (None,):
             kind, path = locate(name, runs)
             if kind == "run":
-                finder.run(RunPaths(path), Path(aside))
+                finder.run(RunPaths(path))
             elif kind == "file":
                 finder.file(path)
             else:
@@ -91,7 +93,8 @@ def find_sources(given: Sequence[str], *, runs: Path, family: Family | None = No
 
 
 class _Finder:
-    def __init__(self) -> None:
+    def __init__(self, aside: Path) -> None:
+        self._aside = aside
         self.found: list[InputTable] = []
         self.notes: list[str] = []
         self.titles: list[str] = []
@@ -100,6 +103,10 @@ class _Finder:
 
     def file(self, path: Path, hint: Family | None = None, name: str | None = None) -> None:
         """A file given by name. Raises InputError where it is not a table of measurements, or is damaged."""
+        name = name or escaped(path.name)
+        if printed := _guide_rows(path):
+            path, hint = self._aside / f"{len(self.found)}-guide.csv", hint or FAMILIES[GUIDE_FAMILY]
+            write_csv(path, ("M", "N", "K", "us", "backend"), ((*row, "aiter") for row in printed))
         header = read_header(path)
         lower, at, where = {n.lower() for n in header}, layout(header, PLAIN), escaped(str(path))
         lacks = "" if "us" in at.at or at.wide else "has no column of times (us)"
@@ -112,7 +119,7 @@ class _Finder:
         if hint is None:
             with suppress(TunedDBError):
                 hint = family_of(path)
-        self.found.append(InputTable(path, name or escaped(path.name), header, hint))
+        self.found.append(InputTable(path, name, header, hint))
 
     def folder(self, folder: Path) -> None:
         """A plain folder. Raises InputError where it holds nothing to read, or a damaged table."""
@@ -135,7 +142,7 @@ class _Finder:
         self.notes += [f"passed over {p}" for p in passed]
         self.titles.append(escaped(folder.name or str(folder)))
 
-    def run(self, paths: RunPaths, aside: Path) -> None:
+    def run(self, paths: RunPaths) -> None:
         """A run's rows, the shapes requested, the names of its devices; of a bench the means of its runs."""
         with LedgerReader.open_readonly(paths.ledger) as ledger:
             family, running = ledger.family, bool(holder(paths.lock))
@@ -146,7 +153,7 @@ class _Finder:
             elif paths.profile.is_file() and not running and ledger.state in AT_REST:
                 self.file(paths.profile, family)
             else:
-                live = aside / f"{len(self.found)}-profile.csv"
+                live = self._aside / f"{len(self.found)}-profile.csv"
                 write_profile(ledger, live)
                 self.file(live, family, f"ledger of {paths.run}")
                 ended = "has not ended: what its ledger holds"
@@ -187,6 +194,15 @@ class _Finder:
         return InputTables(tuple(files), family, title, tuple(self.requested), tuple(self.device_names), tuple(notes))
 
 
+def _guide_rows(path: Path) -> list[tuple[str, ...]]:
+    """M, N, K and us ("" for a shape that failed) of the table that the FP4 guide's script prints, from its log."""
+    with open_file(path, InputError) as f:
+        if not _GUIDE_HEADER.search(text := f.read(MAX_LINE)):
+            return []
+        text += f.read(64 << 20)
+    return _GUIDE_ROW.findall(text.decode(errors="replace"))
+
+
 def _named(tables: Sequence[InputTable], most: int = MOST_NAMES) -> str:
     return ", ".join(t.name for t in tables[:most]) + (", ..." if len(tables) > most else "")
 
@@ -212,6 +228,8 @@ _ALIASES = {
     "gfx": ("gfx",),
     "cu_num": ("cu_num",),
 }
+_GUIDE_HEADER = re.compile(rb"\bM +N +K +us +TFLOPS +status\b")
+_GUIDE_ROW = re.compile(r"^ *(\d+) +(\d+) +(\d+) +(?:([\d.]+) +[\d.]+ +ok|ERR)\b", re.MULTILINE)
 _TEXTS = ("kernel", "kernel_id", "libtype", "gfx")
 US = "_us"
 """The end of the name of a backend's column of times in a wide benchmark."""

@@ -24,8 +24,8 @@ from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
+from orchestrator.tables.textfiles import write_atomic
 from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
-from orchestrator.tables.write import write_atomic
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.spec import MAX_WORD

@@ -322,7 +322,7 @@ def _check(
         derived = "; AITER takes gfx from cu_num" if "gfx" in missing else ""
         out.add(1, ("columns", "warning", f"has no column {', '.join(missing)}, as tables of an earlier date{derived}"))
     rules, rows = RowRules(family, header, err_ratio, build), list[TableRow]()
-    for line, _, cells in reader.records():
+    for line, _, cells in reader.records:
         if not any(cells):
             continue
         out.rows += 1
@@ -388,9 +388,10 @@ def _form(
         yield 1, ("header", "error", f"its columns are not those of {family.tuned_csv}: AITER stops at its start")
     if n := next((n for n, line in enumerate(text_lines(path), 1) if line.endswith("\r\n")), 0):
         yield n, ("line ends", "warning", "ends with CRLF, as others may; .gitattributes of AITER wants LF")
-    keys = [file_order(row.key, family) for row in rows]
+    order = file_order(family, header)
+    keys = [order(row.key) for row in rows]
     unordered = (row for row, before, key in zip(rows[1:], keys, keys[1:], strict=False) if key < before)
-    if not family.two_stages and (row := next(unordered, None)):
+    if row := next(unordered, None):
         yield row.line, ("order", "warning", "comes before the row above it in the order of AITER's tuners")
 
 

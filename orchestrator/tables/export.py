@@ -18,15 +18,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.kinds import current_records, kind_of_table, own_rows, read_records
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import REBUILD
-from orchestrator.tables.textfiles import listed
+from orchestrator.tables.textfiles import listed, write_csv
 from orchestrator.tables.tuned import Table, best, kernel_of, read_table, twice
-from orchestrator.tables.write import write_csv
 from worker.aiter_tree.kernels import KernelAvailability, Standing
 from worker.families import FAMILIES, Family, backend_of
 from worker.text import Finding, plural
@@ -112,10 +111,7 @@ def export(
 def _write(some: Sequence[Table], folder: Path, model: str | None, form: str | None, force: bool) -> list[Path]:
     """Write one table with the fastest row of each key, and for a model the list of its shapes beside it."""
     of, (header, rows) = some[0].family, best_rows(some)
-    chosen = next((f for f in FORMS if f == form), None)
-    if model is not None and form is not None and chosen is None:
-        raise InputError(f"--form {form[:40]!r}: give {' or '.join(FORMS)}")
-    names = [of.tuned_csv] if model is None else model_names(model, of, chosen or usual_form(of), rows)
+    names = [of.tuned_csv] if model is None else model_names(model, of, form, rows)
     shapes = list({tuple(r.get(n, "") for n in of.key_names): r for r in rows}.values())
     paths = [folder / name for name in names]
     folder.mkdir(parents=True, exist_ok=True)
@@ -248,22 +244,22 @@ def best_rows(sources: Sequence[Table]) -> tuple[tuple[str, ...], list[dict[str,
     return tuple(n for n in header if n in there), rows
 
 
-Form = Literal["model-first", "table-first"]
-FORMS: tuple[Form, ...] = ("model-first", "table-first")
+FORMS = ("model-first", "table-first")
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 _BITS = {"float8": "8", "int8": "8", "float4": "4", "int4": "4", "bfloat16": "16", "float16": "16"}
 
 
-def usual_form(family: Family) -> Form:
-    """The form that AITER's own files of the family mostly have."""
-    return "table-first" if family.aiter.model_last else "model-first"
+def model_names(
+    model: str, family: Family, form: str | None, rows: Iterable[Mapping[str, str]] = ()
+) -> tuple[str, str]:
+    """(name of the tuned table, name of its untuned twin). `form`: None for the one that AITER's own files of the
+    family mostly have. `rows`: fmoe tables are also called by their types.
 
-
-def model_names(model: str, family: Family, form: Form, rows: Iterable[Mapping[str, str]] = ()) -> tuple[str, str]:
-    """(name of the tuned table, name of its untuned twin). `rows`: fmoe tables are also called by their types.
-
-    Raises InputError where AITER would not find the name, or take it for another family's.
+    Raises InputError for another form, and where AITER would not find the name, or take it for another family's.
     """
+    form = form or ("table-first" if family.aiter.model_last else "model-first")
+    if form not in FORMS:
+        raise InputError(f"--form {form[:40]!r}: give {' or '.join(FORMS)}")
     if not _MODEL.match(model):
         raise InputError(f"--model {model[:80]!r}: write letters, digits, '.', '_' and '-' only, such as llama70B")
     stem = Path(family.tuned_csv).stem

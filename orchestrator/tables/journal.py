@@ -20,7 +20,7 @@ from typing import Any
 
 from orchestrator.errors import TunedDBError
 from orchestrator.tables.kinds import records_path
-from orchestrator.tables.write import sync_folder, write_atomic
+from orchestrator.tables.textfiles import sync_folder, write_atomic
 
 LOCK_WAIT_S = 30.0
 _STAMP = re.compile(r"\.(\d{8}T\d{6}Z)(?:-(\d+))?\.bak\Z")
@@ -65,7 +65,7 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
         now = target.stat() if before else None
         if before and now and _changed(before, now):
             raise TunedDBError(
-                f"{target}: was changed by another process during the merge and is as they left it; merge again"
+                f"{target}: was changed by another process during the merge, and nothing was merged; merge again"
             )
         if written := beside in state:
             write_atomic(beside, lambda f: f.writelines(records), like=beside.stat() if had else before)

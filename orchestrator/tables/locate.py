@@ -173,20 +173,19 @@ def open_sources(
 
 def one_family(paths: Sequence[Path], wanted: str | None) -> Family:
     """The one family of all of them; a file of unknown family is taken to be of it."""
-    found: dict[str, tuple[Family, Path]] = {}
-    untold: TunedDBError | None = None
+    found: dict[Family, Path] = {}
+    untold: list[TunedDBError] = []
     for path in paths:
         try:
-            of = family_of(path, wanted)
-            found.setdefault(of.name, (of, path))
+            found.setdefault(family_of(path, wanted), path)
         except TunedDBError as e:
-            untold = untold or e
-    if not found and untold:
-        raise untold
+            untold.append(e)
+    if not found:
+        raise untold[0]
     if len(found) > 1:
-        several = "; ".join(f"{path} is of {name}" for name, (_, path) in found.items())
+        several = "; ".join(f"{path} is of {family.name}" for family, path in found.items())
         raise InputError(f"tables of several families do not merge: {several}; merge one after another")
-    return next(iter(found.values()))[0]
+    return next(iter(found))
 
 
 def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = False) -> Iterator[dict[str, str]]:
@@ -202,7 +201,7 @@ def read_rows(path: Path, family: Family, notes: list[str], *, fill: bool = Fals
     if foreign := [n for n in header if n not in (*family.tuned_header, *PROFILE_EXTRA, TAG)]:
         notes.append(f"{path}: columns of no meaning here: {', '.join(foreign)[:200]}")
     try:
-        for at, text, cells in reader.records():
+        for at, text, cells in reader.records:
             if not any(cells):
                 continue
             if fill and reader.us_at < len(cells) < len(header) and text.endswith(("\n", "\r")):

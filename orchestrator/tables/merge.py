@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -39,12 +37,14 @@ from orchestrator.tables.policy import (
     identity,
     incumbent,
 )
+from orchestrator.tables.textfiles import csv_text
 from orchestrator.tables.tuned import (
     KERNEL_NAMES,
     TAG,
     Place,
     Table,
     TableRow,
+    file_order,
     kernel_of,
     key_dict,
     key_order,
@@ -98,8 +98,9 @@ def merge(
 
     Per key (gfx, cu_num, the family's columns) the newcomer with the lowest us challenges the incumbent
     (`policy.decide`). `profile`: rows that were measured beside the newcomers (`NewcomerPool.take`). Header,
-    column order and every untouched line of the file stay as they are; a new file gets the family's header. The old
-    file is kept as `<name>.<UTC>.bak`. Nothing is written where nothing changes. What cannot be a row (see
+    column order and every untouched row of the file stay as they are; a new file gets the family's header. The rows
+    are then in the order in which AITER's tuners would leave them. The old file is kept as `<name>.<UTC>.bak`.
+    Nothing is written where nothing changes. What cannot be a row (see
     `champions`) is reported as rejected. `facts` are written into the records beside the table. `err_ratio`: the
     largest share of wrong elements of a newcomer, None for any. `allow_mixed`: images and tuner versions that are known
     may differ. `dry_run`: report what would change, and write nothing. Raises TunedDBError; the table is then as
@@ -151,11 +152,15 @@ def _merged(
     rows = [_row(j, family) for j in judged] + pool.rejected
     for n in untagged:
         rows.append(MergeRow("rejected", key_dict(n.key, family), None, n.us, "", n.kernel, why.format(n.tag)))
+    parts = _parts(table, writes) if writes else {}
+    if parts and [p for p in parts if p in there] != [*there]:
+        notes.append(f"{into}: its rows were in another order than AITER's tuners leave them in: all are sorted")
     backup = None
     if writes and not dry_run:
         left = {p: record for p, record in records.items() if p not in fresh} | (fresh if facts else {})
-        lines = [left[place].line + "\n" for place in dict.fromkeys((*there, *fresh)) if place in left]
-        backup = replace(table.path, _parts(table, writes, there), lines, before)
+        lines = [left[place].line + "\n" for place in parts if place in left]
+        whole = [t if t.endswith(("\n", "\r")) else t + table.newline for t in (table.parts[0], *parts.values())]
+        backup = replace(table.path, whole, lines, before)
     created = bool(writes) and before is None and not dry_run
     return MergeReport(str(into), tuple(rows), str(backup) if backup else None, created, tuple(notes), policy)
 
@@ -171,18 +176,12 @@ def _row(j: Judged, family: Family) -> MergeRow:
     return MergeRow(j.action, key, old_us, j.new.us, kernel, j.new.kernel, j.why, j.judged, rival_us)
 
 
-def _parts(table: Table, writes: Sequence[Judged], there: Mapping[Place, TableRow]) -> list[str]:
-    """The text of the new file."""
-    parts = list(table.parts)
-    for j in writes:
-        line = line_of(table.header, j.new, table.family, table.newline)
-        if j.old is not None:
-            parts[there[j.new.place].part] = line
-            continue
-        if not parts[-1].endswith(("\n", "\r")):
-            parts[-1] += table.newline
-        parts.append(line)
-    return parts
+def _parts(table: Table, writes: Sequence[Judged]) -> dict[Place, str]:
+    """The lines of the new file by place, in their order."""
+    lines = {r.place: (r.key, table.parts[r.part]) for r in table.rows}
+    lines |= {j.new.place: (j.new.key, line_of(table.header, j.new, table.family, table.newline)) for j in writes}
+    order = file_order(table.family, table.header)
+    return {place: line for place, (_, line) in sorted(lines.items(), key=lambda e: order(e[1][0]))}
 
 
 def line_of(header: Sequence[str], new: Newcomer, family: Family, end: str = "\n") -> str:
@@ -192,9 +191,7 @@ def line_of(header: Sequence[str], new: Newcomer, family: Family, end: str = "\n
 
 def csv_line(cells: Mapping[str, str], header: Sequence[str], end: str = "\n") -> str:
     """Cells by column as a line."""
-    out = io.StringIO()
-    csv.writer(out, lineterminator=end).writerow([cells.get(n, "") for n in header])
-    return out.getvalue()
+    return csv_text([cells.get(n, "") for n in header]).removesuffix("\n") + end
 
 
 def check_db(db: Path, family: Family, tuner: str) -> None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
+from orchestrator.tables.textfiles import cell
 from orchestrator.tables.tuned import (
     TAG,
     Key,
@@ -26,7 +27,6 @@ from orchestrator.tables.tuned import (
     number_of,
     place_of,
 )
-from orchestrator.tables.write import cell
 from worker.families import NULLS, Family, backend_of
 from worker.text import plural
 
@@ -226,11 +226,8 @@ class NewcomerPool:
 
     def notes(self) -> list[str]:
         """Sentences on the rows that were passed over."""
-        out = []
-        if self.unchecked:
-            rows = plural(self.unchecked, "row")
-            out.append(f"{rows} of tables without {self._family.err_column}: it was not checked")
-        return out
+        note = f"{plural(self.unchecked, 'row')} of tables without {self._family.err_column}: it was not checked"
+        return [note] if self.unchecked else []
 
     def _note(self, session: Session, new: Newcomer, *, won: bool, profile: bool) -> None:
         """Keep of a place and session the lowest row, the one that won there, and the incumbent's kernel."""

@@ -13,6 +13,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
 from orchestrator.tables.check import VERDICTS, Build, check, verdict_of
 from orchestrator.tables.checkout import CHECKS, COMMANDS, Checkout, judged, run_check, run_verify
-from orchestrator.tables.export import model_names, usual_form
+from orchestrator.tables.export import model_names
 from orchestrator.tables.kinds import Facts
 from orchestrator.tables.locate import family_of, open_sources, provenance_of
 from orchestrator.tables.merge import csv_line, line_of
 from orchestrator.tables.policy import Action, Incumbent, Judged, Newcomer, NewcomerPool, incumbent
 from orchestrator.tables.rules import REBUILD, RowRules
+from orchestrator.tables.textfiles import csv_text, write_atomic, write_csv
 from orchestrator.tables.tuned import Key, Place, Table, best, file_order, read_table
-from orchestrator.tables.write import write_atomic, write_csv
 from orchestrator.templating import render
 from worker.families import Family
 from worker.text import plural
@@ -221,7 +222,7 @@ def part_of(tree: Path, family: Family, paths: Sequence[Path], model: str, run_f
         header = family.tuned_header  # the tree's own table is older than gfx, and others may stand beside it
     rows = list(settle(pool, RowRules(family, header, family.aiter.err_ratio, build)))
     tuned, shapes = (f"{MODELS}/{n}" for n in model_names(
-        model, family, usual_form(family), (r.new.cells for r in rows)
+        model, family, None, (r.new.cells for r in rows)
     ))  # fmt: skip
     rejected = [f"{', '.join(map(str, r.key.values()))}: {r.why}" for r in pool.rejected]
     out = Part(family, rows, rejected, tuned, shapes)
@@ -239,7 +240,7 @@ def part_of(tree: Path, family: Family, paths: Sequence[Path], model: str, run_f
         table = tables.get(tuned)
         if table is None and (tree / tuned).exists():  # an AITER that does not merge model_configs
             table = read_table(tree / tuned, family, lenient=True)
-        lines = parts.get(tuned) or (_lines(table) if table else [_head(family.to_aiter(header))])
+        lines = parts.get(tuned) or (_lines(table) if table else [csv_text(family.to_aiter(header))])
         out.texts[tuned] = with_rows(lines, table, table.header if table else header, added, family)
         listed = build.header(family, untuned=True) or family.key_names
         text = (tree / shapes).read_text() if (tree / shapes).exists() else ""
@@ -274,18 +275,18 @@ def with_rows(
 ) -> str:
     """A table's text with further rows, all in AITER's order. `parts`: its records, the header first; `table`: as read,
     None for a new file."""
-    there = table.rows if table else ()
-    kept = [(file_order(row.key, family), parts[row.part]) for row in there]
-    kept += [(file_order(new.key, family), line_of(header, new, family)) for new in rows]
+    there, order = table.rows if table else (), file_order(family, header)
+    kept = [(order(row.key), parts[row.part]) for row in there]
+    kept += [(order(new.key), line_of(header, new, family)) for new in rows]
     numbers = {0, *(row.part for row in there)}
     keyless = [part for n, part in enumerate(parts) if n not in numbers and part.strip()]
-    return "".join([parts[0], *(line for _, line in sorted(kept)), *keyless])
+    return "".join([parts[0], *(line for _, line in sorted(kept, key=itemgetter(0))), *keyless])
 
 
 def untuned(text: str, header: Sequence[str], keys: Iterable[Key], family: Family) -> str:
     """The list of shapes beside a table: a new one in order (`text` ""), or one with the missing shapes below."""
     names = ("gfx", "cu_num", *family.key_names)
-    ordered = sorted(keys, key=lambda key: file_order(key, family))
+    ordered = sorted(keys, key=file_order(family, header))
     shapes = dict.fromkeys(tuple(str(key[names.index(n)]) for n in header) for key in ordered)
     records = list(csv.reader(io.StringIO(text)))
     own = family.from_aiter(c.strip() for c in records[0]) if records else tuple(header)
@@ -293,16 +294,12 @@ def untuned(text: str, header: Sequence[str], keys: Iterable[Key], family: Famil
     have = {tuple(cells.get(n, "") for n in header) for cells in listed}
     lines = [line.rstrip("\r") + "\n" for line in text.rstrip("\r\n").split("\n")] if text else []
     new = (csv_line(dict(zip(header, shape, strict=True)), own) for shape in shapes if shape not in have)
-    return "".join([*(lines or [_head(family.to_aiter(header))]), *new])
+    return "".join([*(lines or [csv_text(family.to_aiter(header))]), *new])
 
 
 def _lines(table: Table) -> list[str]:
     """The records of a table, with LF line ends."""
     return [part.rstrip("\r\n") + "\n" for part in table.parts]
-
-
-def _head(header: Sequence[str]) -> str:
-    return csv_line({n: n for n in header}, header)
 
 
 def _edit(old: Incumbent, new: Newcomer, family: Family) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Reads users' files with size limits, collects their faults, and shows their text safely.
+"""Reads users' files with size limits, collects their faults, shows their text safely; writes them whole or not at all.
 
 Only regular UTF-8 files are read. Every fault names the file, and the line if it has one.
 
@@ -10,14 +10,18 @@ tables of any size).
 from __future__ import annotations
 
 import csv
+import io
+import math
 import os
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice, tee
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO, TextIO
 
 from orchestrator.errors import InputError, TunedDBError
 
@@ -243,3 +247,99 @@ def split_cells(line: str) -> list[str]:
     except (csv.Error, ValueError):
         return line.split(",")
     return cells
+
+
+Write = Callable[[TextIO], None]
+
+
+def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | None = None) -> None:
+    """Write text, or let a function write, into a file beside `path`, make it durable and rename it over `path`; a
+    link's target is replaced.
+
+    `like`: take over mode and, where allowed, owner of what was there. Newlines are written as given.
+    """
+    target = Path(os.path.realpath(path))
+    aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    aside.unlink(missing_ok=True)
+    fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with os.fdopen(fd, "w", encoding="utf-8", newline="") as f:
+            if isinstance(content, str):
+                f.write(content)
+            else:
+                content(f)
+            f.flush()
+            if like is not None:
+                with suppress(PermissionError):  # another user's file in a folder of ours: it becomes ours
+                    os.fchown(f.fileno(), like.st_uid, like.st_gid)
+                os.fchmod(f.fileno(), like.st_mode & 0o7777)
+            os.fsync(f.fileno())
+        os.rename(aside, target)
+    except BaseException as e:
+        aside.unlink(missing_ok=True)
+        if isinstance(e, OSError):
+            e.filename = e.filename or str(path)  # a write to a full disk names no file
+        raise
+    sync_folder(target.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make names in a folder durable."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_csv(path: Path, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a CSV with LF line ends atomically. Raises OSError."""
+    write_atomic(path, lambda f: _write_rows(f, header, rows))
+
+
+def csv_text(header: Sequence[str], rows: Iterable[Iterable[Any]] = ()) -> str:
+    """The text of a CSV with LF line ends."""
+    _write_rows(text := io.StringIO(), header, rows)
+    return text.getvalue()
+
+
+def _write_rows(f: TextIO, header: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+    out = csv.writer(f, lineterminator="\n")
+    out.writerow(header)
+    out.writerows(rows)
+
+
+def write_output(path: Path, text: str, hint: str = "") -> None:
+    """Write a file that a user named; `hint` says what else can be done. Raises InputError."""
+    try:
+        write_atomic(path, text)
+    except OSError as e:
+        raise InputError(f"{escaped(str(path))}: cannot be written: {e.strerror or e}{hint}") from e
+
+
+def refuse_overwriting(inputs: Iterable[Path], outputs: Sequence[Path]) -> None:
+    """Raise InputError where an output is one of the inputs, or named twice."""
+    paths = [p.resolve() for p in (*dict.fromkeys(inputs), *outputs)]
+    if twice := next((p for p in outputs if paths.count(p.resolve()) > 1), None):
+        raise InputError(f"{escaped(str(twice))}: is one of the inputs, or named twice: name another file")
+
+
+def utc(t: float) -> str:
+    """A time in epoch seconds as files have it: `2026-04-01T12:00:00Z`."""
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(t))
+
+
+def cell(value: Any) -> str:
+    """A value as AITER writes it: numbers above 1 with 4 decimals, below with 4 digits; "" for what is missing."""
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            return ""
+        return repr(round(float(value), 4) if abs(value) >= 1 else float(f"{value:.4g}"))
+    return str(value).strip()
+
+
+def no_formula(text: str) -> str:
+    """Text of a node or a file for a cell that no program reads: a `'` before what a spreadsheet would run."""
+    return "'" + text if text[:1] in ("=", "+", "-", "@", "\t", "\r") and text else text

@@ -12,6 +12,8 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -25,7 +27,6 @@ GFX_OF_CU_NUM = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 TAG = "_tag"
 KERNEL_NAMES = ("kernelName", "kernelName1", "kernelName2")
 """Columns that name a row's kernel (fmoe: one a stage)."""
-MAX_MEMO = 100_000
 _INFINITE = ("inf", "infinity")
 T = TypeVar("T")
 K = TypeVar("K")
@@ -135,53 +136,37 @@ class KeyReader:
         at = {name: i for i, name in enumerate(header)}
         self._gfx = at.get("gfx")
         self._cu_num = at["cu_num"] if "cu_num" in family.chip_columns else None
-        self._columns = [(at[c.name], c, dict[str, int | str]()) for c in family.columns]
-        self._cu_nums: dict[str, int] = {}
+        self._whole = cache(partial(_whole, "cu_num"))
+        self._columns = [(at[c.name], cache(partial(_value, c))) for c in family.columns]
 
     def __call__(self, cells: Sequence[str]) -> Key:
         """Raises KeyFault naming the column."""
-        text = "0" if self._cu_num is None else cells[self._cu_num]
-        cu_num = self._cu_nums.get(text)
-        if cu_num is None:
-            cu_num = self._cu_nums[text] = _whole("cu_num", text)
+        cu_num = 0 if self._cu_num is None else self._whole(cells[self._cu_num])
         gfx = "" if self._gfx is None else cells[self._gfx]
-        key: list[int | str] = [GFX_OF_CU_NUM.get(cu_num, "") if gfx in NULLS else gfx, cu_num]
-        try:
-            key += [memo[cells[i]] for i, _, memo in self._columns]
-        except KeyError:
-            for i, column, memo in self._columns:
-                if len(memo) >= MAX_MEMO:
-                    memo.clear()
-                memo[cells[i]] = _value(column, cells[i])
-            key += [_value(column, cells[i]) for i, column, _ in self._columns]
-        return tuple(key)
+        gfx = GFX_OF_CU_NUM.get(cu_num, "") if gfx in NULLS else gfx
+        return (gfx, cu_num, *[value(cells[i]) for i, value in self._columns])
 
 
 class TableReader:
-    """Reads a tuned table or profile record by record. `header` are its columns by our names, `head` is its first line.
+    """Reads a tuned table or profile record by record. `header` are its columns by our names, `head` is its first line,
+    `records` gives the records below it as `csv_records` does (with the same `cap`), and `row` the row in one.
 
-    `cap` is as in `csv_records`. A `lenient` reader takes what pandas takes, as AITER ships some: it fills up short
-    rows, and a time may be anything.
+    A `lenient` reader takes what pandas takes, as AITER ships some: it fills up short rows, and a time may be anything.
     """
 
     def __init__(self, path: Path, family: Family, *, cap: int | None = MAX_BYTES, lenient: bool = False) -> None:
         """Raises TunedDBError for a file that is empty, or that lacks a column."""
         self.path, self.lenient = path, lenient
-        self._records = csv_records(path, cap)
-        _, self.head, cells = next(self._records, (0, "", None))
+        self.records = csv_records(path, cap)
+        _, self.head, cells = next(self.records, (0, "", None))
         if cells is None:
-            raise TunedDBError(
-                f"{path}: is empty; delete it (a merge creates it), or give it the header {_example(family)}"
-            )
+            header = ",".join(family.aiter_header)
+            raise TunedDBError(f"{path}: is empty; delete it (a merge creates it), or give it the header {header}")
         self.header = read_header(path, cells, family)
         self.us_at = self.header.index("us")
         self._key = KeyReader(self.header, family)
         self._tag, self._gfx = (self.header.index(n) if n in self.header else None for n in (TAG, "gfx"))
         self._unnamed: Counter[int] = Counter()
-
-    def records(self) -> Iterator[tuple[int, str, Sequence[str]]]:
-        """(first line, text, stripped cells) of each record below the header, blank ones too. Raises TunedDBError."""
-        return self._records
 
     def row(self, line: int, part: int, cells: Sequence[str]) -> TableRow:
         """The row in a record's cells. Raises KeyFault with what is wrong with it."""
@@ -247,7 +232,7 @@ def read_table(path: Path, family: Family, *, doubled: bool = False, lenient: bo
     """
     reader = TableReader(path, family, lenient=lenient)
     parts, rows, faults = [reader.head], list[TableRow](), list[str]()
-    for line, text, cells in reader.records():
+    for line, text, cells in reader.records:
         parts.append(text)
         if any(cells):
             try:
@@ -294,15 +279,11 @@ def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, 
     if missing:
         faults.append(
             f"{path}:1: is not a tuned table of {family.name}: column {', '.join(missing)} is missing"
-            f" (its header is {_example(family)})"
+            f" (its header is {','.join(family.aiter_header)})"
         )
     if faults:
         raise TunedDBError(faults)
     return names
-
-
-def _example(family: Family) -> str:
-    return ",".join(family.aiter_header)
 
 
 def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
@@ -310,9 +291,11 @@ def key_order(key: Key) -> tuple[tuple[int, int, str], ...]:
     return tuple((0, v, "") if isinstance(v, int) else (1, 0, v) for v in key)
 
 
-def file_order(key: Key, family: Family) -> tuple[tuple[int, int, str], ...]:
-    """Sort key of a table's rows as AITER's tuners leave them: N before M (`sort_keys` of base_tuner.py)."""
-    order = key_order(key)
+def file_order(family: Family, header: Sequence[str]) -> Callable[[Key], Any]:
+    """The sort key of a table's keys, so that rows are as AITER's tuners leave them: by its key columns, N before M
+    (`sort_keys` of base_tuner.py). The one of fmoe does not sort: all keys are equal."""
+    if family.two_stages:
+        return lambda key: ()
     names = ("gfx", "cu_num", *family.key_names)
-    swapped = [{"M": "N", "N": "M"}.get(n, n) for n in names]
-    return tuple(order[names.index(n)] for n in swapped)
+    swapped = ({"M": "N", "N": "M"}.get(n, n) for n in names)
+    return itemgetter(*(names.index(n) for n in swapped if n in header))

@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError
-from orchestrator.transport.base import Completed, RemoteFile, TimedChannel
-from orchestrator.transport.shell import faults
+from orchestrator.transport.base import Completed, RemoteFile, TimedChannel, faults
 
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""

@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
-from orchestrator.transport.base import Completed, TimedChannel, command_of, limited
-from orchestrator.transport.kept_shell import AFTERLIFE_S, MAX_OUTPUT
-from orchestrator.transport.shell import CALL_S, CommandTransport
+from orchestrator.transport.base import (
+    AFTERLIFE_S,
+    CALL_S,
+    MAX_OUTPUT,
+    CommandTransport,
+    Completed,
+    TimedChannel,
+    command_of,
+    limited,
+)
 
 if TYPE_CHECKING:
     from orchestrator.transport.ssh_connection import Hop

@@ -11,7 +11,8 @@ from orchestrator.errors import InputError
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.policy.model import Attempt, Shape
-from orchestrator.policy.why import whereabouts, why
+from orchestrator.policy.policy import whereabouts, why
+from orchestrator.reasons import Reason
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
 from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
 from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
@@ -280,11 +281,11 @@ class _Stories:
         return [*notes, f"A node leaves out such candidates for seven days{more}; {again}"]
 
     def _advice(self, shapes: Iterable[Shape]) -> list[str]:
-        nodes: dict[str, str] = {}
+        nodes: dict[Reason, str] = {}
         for s in shapes:
             if s.state == "failed" and s.reason is not None:
                 a = self._state.attempts.get(s.attempt)
-                nodes.setdefault(s.reason.value, a.node if a else "")
+                nodes.setdefault(s.reason, a.node if a else "")
         return [text for reason, node in nodes.items() for text in advice(reason, self._paths.named, node)]
 
     def _again(self, attempts: Iterable[str]) -> list[str]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from orchestrator.events import Record
-from orchestrator.planning.estimate import Range
 from orchestrator.policy.model import Node, Slot, State
 from orchestrator.reasons import Reason
-from orchestrator.view.status import RunHeader, RunStatus, run_status, time_left
+from orchestrator.view.status import RunHeader, RunStatus, run_status
 from orchestrator.view.words import end_of, leases_words, node_words, settled_words, slot_change
 
 _WELL = (None, Reason.DONE, Reason.CANCELLED, Reason.LEASE_ENDED)
@@ -30,7 +29,6 @@ class LiveStatus:
         """(node, reason) of the quarantines that were noted."""
         self._details: dict[str, str] = {}
         """Node -> its latest detail beside the records: progress of its preparation, or its trouble."""
-        self._estimated: tuple[float, Range | None] | None = None
 
     def feed(self, t: float, record: Record) -> None:
         """Take a record; by the next call it is applied."""
@@ -59,16 +57,10 @@ class LiveStatus:
     def status(self, now: float) -> RunStatus:
         """Status at this moment."""
         self._catch_up()
-        s = run_status(self._state, self._about, "running", now, estimate=self._estimate)
+        s = run_status(self._state, self._about, "running", now)
         for node in s.nodes:
             node.detail = self._details.get(node.name) or node.detail
         return s
-
-    def _estimate(self, state: State, about: RunHeader, now: float, *, driven: bool) -> Range | None:
-        """`time_left`, computed again at most once a second: with many shapes it takes some milliseconds."""
-        if self._estimated is None or not 0.0 <= now - self._estimated[0] < 1.0:
-            self._estimated = (now, time_left(state, about, now, driven=driven))
-        return self._estimated[1]
 
     def _catch_up(self) -> None:
         """Note what the last record changed, where the user should see it. A failed shape is not noted: the report at

@@ -10,7 +10,7 @@ from statistics import harmonic_mean, median
 from typing import Any
 
 from orchestrator.events import CanaryTimed
-from orchestrator.ledger.reader import LedgerReader
+from orchestrator.ledger.reader import Counts, LedgerReader
 from orchestrator.paths import RunConfig
 from orchestrator.planning.estimate import MOST_SCHEDULED, Measured, Range, UnderWay, seconds_left
 from orchestrator.planning.plan import GROUPS
@@ -164,11 +164,7 @@ class RunStatus:
 
     run: str
     state: str
-    total: int = 0
-    tuned: int = 0
-    skipped: int = 0
-    failed: int = 0
-    running: int = 0
+    counts: Counts
     nodes: list[NodeStatus] = field(default_factory=list)
     rate_per_min: float | None = None
     """Shapes tuned per minute, over the last minutes."""
@@ -195,15 +191,6 @@ class RunStatus:
         """The word for a shape that has a result. A bench does not tune."""
         return done_word(self.tuner)
 
-    @property
-    def settled(self) -> int:
-        return self.tuned + self.skipped + self.failed
-
-    @property
-    def pending(self) -> int:
-        """Shapes neither settled nor in flight."""
-        return max(0, self.total - self.settled - self.running)
-
     def to_json(self) -> dict[str, Any]:
         """The document of `status --json`."""
         nodes = []
@@ -211,10 +198,9 @@ class RunStatus:
             raw = asdict(n)
             raw["slots"], raw["slot_states"], raw["running"] = len(n.slots), raw["slots"], n.running
             nodes.append(raw)
-        counts = ("total", "tuned", "skipped", "failed", "running", "pending")
         rest = ("started", "sessions", "controller", "family", "tuner", "standing_out", "files")
         return {
-            "run": self.run, "state": self.state, "shapes": {n: getattr(self, n) for n in counts}, "nodes": nodes,
+            "run": self.run, "state": self.state, "shapes": self.counts.to_json(), "nodes": nodes,
             "eta_s": None if self.eta_s is None else round(self.eta_s, 1),
             "eta_range_s": None if self.eta_range_s is None else [round(x, 1) for x in self.eta_range_s],
             "rate_per_min": None if self.rate_per_min is None else round(self.rate_per_min, 2),
@@ -260,14 +246,15 @@ class RunHeader:
         """The header of a run in a ledger."""
         cost = ledger.meta("cost", {})
         return cls(
-            config.run, config.family, config.tuner, config.created, ledger.total, len(ledger.skipped()), nodes,
+            config.run, config.family, config.tuner, config.created, len(ledger.keys), len(ledger.skipped()), nodes,
             names_of(ledger), cost.get("start_s", 0.0), cost.get("spread", SPREAD),
         )  # fmt: skip
 
 
 def names_of(ledger: LedgerReader) -> Callable[[int], str]:
     """Names of a run's shapes as the user knows them."""
-    return lambda shape: describe(key) if (key := ledger.key(shape)) else f"shape {shape}"
+    keys = ledger.keys
+    return lambda shape: describe(keys[shape]) if shape in keys else f"shape {shape}"
 
 
 def sessions_until(state: State, end: float | None) -> list[list[float]]:
@@ -363,33 +350,24 @@ def rate_per_min(state: State, now: float) -> float | None:
     return n * 60.0 / (now - since) if n and now > since else None
 
 
-def run_status(
-    state: State,
-    about: RunHeader,
-    word: str,
-    now: float,
-    *,
-    end: float | None = None,
-    estimate: Callable[..., Range | None] = time_left,
-) -> RunStatus:
+def run_status(state: State, about: RunHeader, word: str, now: float, *, end: float | None = None) -> RunStatus:
     """The status of a run now. `word`: from `state_now`. `end`: when its controller ended, None if one drives it."""
     going = word in ("preparing", "running")
     if word == "running" and not any(n.state == "joined" for n in state.nodes.values()) and not state.running:
         word = "preparing"
     sessions = sessions_until(state, now if going else end)
     s = RunStatus(
-        about.run, word, total=about.total, skipped=about.skipped, tuned=state.tuned, failed=state.failed,
-        started=about.created, family=about.family, tuner=about.tuner, sessions=len(sessions),
-        worked_s=sum(b - a for a, b in sessions) if sessions else None, worked=worked_words(sessions),
-        standing_out=flag_words(state),
+        about.run, word, Counts.of(state, about.total, about.skipped), started=about.created, family=about.family,
+        tuner=about.tuner, sessions=len(sessions), worked_s=sum(b - a for a, b in sessions) if sessions else None,
+        worked=worked_words(sessions), standing_out=flag_words(state),
     )  # fmt: skip
     names = dict.fromkeys((*about.nodes, *state.nodes))
     s.nodes = [_node(state, about, name) for name in names]
     for pool, leases in state.queued_leases.items() if going else ():
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
-    s.running = min(sum(n.running for n in s.nodes), max(0, s.total - s.settled))
+
     s.rate_per_min = rate_per_min(state, now) if going else None
-    left = estimate(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
+    left = time_left(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
     s.eta_s, s.eta_range_s = (left.mid_s, (left.low_s, left.high_s)) if left else (0.0, None)
     return s
 

@@ -225,7 +225,7 @@ def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> lis
     return [
         {
             "reason": reason, "count": n, "message": Reason(reason).message,
-            "advice": advice(reason, run, nodes[reason]), "shapes": by_reason[reason],
+            "advice": advice(Reason(reason), run, nodes[reason]), "shapes": by_reason[reason],
         }
         for reason, n in ledger.failures().items()
     ]  # fmt: skip

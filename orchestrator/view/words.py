@@ -142,12 +142,8 @@ INCIDENTS = {
 """Advice on an incident of a node or slot, by its kind in the timeline."""
 
 
-def advice(reason: str, run: str, node: str = "") -> list[str]:
-    """Sentences for a reason by name; `run` as it is named on a command line."""
-    try:
-        known = Reason(reason)
-    except ValueError:
-        return []
+def advice(reason: Reason, run: str, node: str) -> list[str]:
+    """Sentences on what to do about a failure; `run` as it is named on a command line."""
     logs = command(f"logs {run}") + (f" --node {node}" if node else "")
-    retry = command(f"retry {run} --reason {reason}")
-    return [text.format(logs=logs, retry=retry) for text in known.advice]
+    retry = command(f"retry {run} --reason {reason.value}")
+    return [text.format(logs=logs, retry=retry) for text in reason.advice]

@@ -75,6 +75,27 @@ def test_backends_side_by_side_with_one_that_dies_and_one_that_is_not_there(benc
     wait_until(lambda: not bench.processes(), "no process is left")
 
 
+def test_the_plain_method_of_the_guide_is_named_and_gb_a_second_are_shown(bench: Bench) -> None:
+    local(bench)
+    plain = ("-b", "torch", "--warmup", "2", "--iters", "7")
+    done = bench.run("bench", *args(bench, *plain, "--json"))
+    assert done.code == 0, done.err
+    rows, how = done.json()["rows"], "events, mean of 7 calls after 2"
+    assert [(r["timer"], r["samples"] >= 3) for r in rows] == [(how, True)] * 2
+    assert {r["timer"] for r in read_csv(bench.paths.root / "bench_runs.csv")} == {how}
+    moved = [2 * (m * 64 + 32 * 64 + m * 32) for m in (8, 16)]  # bytes: X, W and the output
+    assert [r["bw"] for r in rows] == [
+        pytest.approx(b / r["us"] / 1e3, rel=0.01) for b, r in zip(moved, rows, strict=True)
+    ]
+    shown = bench.run("resume", bench.paths.run).out
+    assert f"timed plainly, as in the FP4 guide ({how}): noisier than without --iters" in shown
+    head, *lines = [
+        line.split() for line in shown.splitlines() if "its GB/s" in line or line.lstrip().startswith(("8x", "16x"))
+    ]
+    assert head[-2:] == ["its", "GB/s"]
+    assert [line[-1] for line in lines] == [f"{r['bw']:,.0f}" for r in rows]
+
+
 def venv(folder: Path) -> Path:
     """An interpreter of its own that sees the packages of this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
@@ -113,7 +134,11 @@ def test_two_interpreters_alternate_and_compare_can_read_them(bench: Bench) -> N
 def test_bad_input_is_told_before_anything_is_written(bench: Bench) -> None:
     local(bench)
     images = ["--env", "a=image:1", "--env", "b=image:2"]
-    for more, words in ((["-b", "cutlass"], "'cutlass' is not a backend"), (images, "only docker runs images")):
+    for more, words in (
+        (["-b", "cutlass"], "'cutlass' is not a backend"), (images, "only docker runs images"),
+        (["--warmup", "3"], "--warmup belongs to --iters"),
+        (["--iters", "10", "--timer", "rocprof"], "--iters to --timer events"),
+    ):  # fmt: skip
         done = bench.run("bench", *args(bench, *more))
         assert (done.code, words in done.err, bench.runs.exists()) == (2, True, False), done.err
 

@@ -53,6 +53,20 @@ def test_plan_touches_nothing(bench: Bench) -> None:
     assert sorted(p for p in bench.root.rglob("*")) == before
 
 
+def test_what_is_rendered_is_what_a_run_deploys(bench: Bench) -> None:
+    bench.shapes(groups=2)
+    to = bench.root / "scripts"
+    done = bench.run("tune", *bench.tune_args(more=["--render", str(to)]))
+    assert (done.code, bench.runs.exists(), bench.workdir.exists()) == (0, False, False), done.err
+    assert f"written: {to}/here: follow.sh, launch.sh, node.json, tune.sh" in done.out
+    rendered = {p.name: (p.read_text(), p.stat().st_mode) for p in (to / "here").iterdir()}
+    (run,) = {json.loads(rendered["node.json"][0])["run"]}
+    assert bench.tune().code == 0
+    for folder in (bench.paths.nodes / "here", bench.folder()):
+        there = {n: (folder / n).read_text().replace(bench.paths.run, run) for n in rendered}
+        assert {n: (text, (folder / n).stat().st_mode) for n, text in there.items()} == rendered
+
+
 def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     n = bench.shapes(groups=3)
     db = bench.root / "db.csv"

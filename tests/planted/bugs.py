@@ -31,9 +31,9 @@ class Bug:
 BUGS: tuple[Bug, ...] = (
     Bug(
         "double-key", 1, "orchestrator/tables/merge.py",
-        "parts[there[j.new.place].part] = line\n            continue",
-        "pass",
-        "A merge appends the better row and leaves the old one of the same key in the table.",
+        "lines |= {j.new.place: (",
+        'lines |= {f"{j.new.place} ": (',
+        "A merge adds the better row and leaves the old one of the same key in the table.",
         ("tests/unit/tables/test_tuned_db.py::test_the_incumbent_goes_only_if_clearly_beaten",),
     ),
     Bug(
@@ -166,7 +166,7 @@ BUGS: tuple[Bug, ...] = (
         ("tests/unit/tables/test_tuned_db.py::test_the_old_file_is_kept_under_a_name_of_its_own",),
     ),
     Bug(
-        "written-in-place", 9, "orchestrator/tables/write.py",
+        "written-in-place", 9, "orchestrator/tables/textfiles.py",
         "os.rename(aside, target)",
         "target.write_bytes(aside.read_bytes())\n        aside.unlink()",
         "A user's file is written in place: who reads meanwhile, or a crash, sees half of it.",

@@ -14,7 +14,7 @@ from orchestrator import events as ev
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, Shape
-from orchestrator.policy.why import why
+from orchestrator.policy.policy import why
 from orchestrator.reasons import Reason
 
 R = TypeVar("R", bound=ev.Record)

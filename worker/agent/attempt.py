@@ -99,16 +99,12 @@ class MessageCheck:
 
 def _of_candidates(message: Mapping[str, Any]) -> dict[str, Any]:
     """The optional fields of a shape's end."""
-    out: dict[str, Any] = {}
+    entries, more = withheld_list(message.get("withheld") or ())
+    for entry in entries:
+        entry["name"], entry["detail"] = clean(entry["name"]), clean(entry["detail"])
+    out: dict[str, Any] = {"withheld": entries, "withheld_more": more}
     if message.get("candidate") is not None:
         out["candidate"] = list(identity(message["candidate"], "candidate"))
-    if message.get("withheld"):
-        entries, more = withheld_list(message["withheld"], message.get("withheld_more", 0))
-        for entry in entries:
-            entry["name"], entry["detail"] = clean(entry["name"]), clean(entry["detail"])
-        out["withheld"] = entries
-        if more:
-            out["withheld_more"] = more
     return out
 
 
@@ -138,7 +134,6 @@ class Ended:
         self, attempt: str, seconds: float, start_s: float = 0.0, conditions: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """The attempt_ended record. `start_s`: seconds until the process was ready, if not recorded yet."""
-        optional = {"conditions": dict(conditions)} if conditions else {}
         return record(
             "attempt_ended",
             time.time(),
@@ -149,7 +144,7 @@ class Ended:
             detail=self.detail,
             seconds=round(seconds, 6),
             spent={**self.spent, "start": start_s} if start_s else self.spent,
-            **optional,
+            conditions=dict(conditions or {}),
         )
 
 

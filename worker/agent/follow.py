@@ -82,7 +82,8 @@ class Stream:
 
     def look(self) -> None:
         """Find new slots, and open new files."""
-        for slot in self._slots_there():
+        names = {n.partition(".")[0] for folder in FOLDERS for n in _names(self.paths.root / folder)}
+        for slot in sorted(filter(SLOT_RE.match, names)):
             for kind, path in (("E", self.paths.events(slot)), ("L", self.paths.log(slot))):
                 if (kind, slot) not in self.files:
                     offset = self.start.get(kind, {}).get(slot, 0)
@@ -126,10 +127,6 @@ class Stream:
         with suppress(OSError):  # as worker.agent.inbox.sign writes it
             waits = self.paths.lock(slot).read_text(errors="replace").partition("\n")[2][:200] if alive else ""
         return {"alive": alive, "age": age, **({"waits": waits} if waits else {})}
-
-    def _slots_there(self) -> list[str]:
-        names = {n.partition(".")[0] for folder in FOLDERS for n in _names(self.paths.root / folder)}
-        return sorted(n for n in names if SLOT_RE.match(n))
 
 
 def held_attempts(paths: NodePaths) -> set[str]:

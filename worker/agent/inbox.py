@@ -156,22 +156,13 @@ class Control:
                 os.utime(self._beat)
             except FileNotFoundError:
                 self._beat.touch()
-        if self.stop != NOW:
-            self._read_stop()
+        if self.stop != NOW and (word := read_stop(self._paths)):
+            self.stop = NOW if word == NOW else DRAIN
+            self.why = f"control/stop says {self.stop}"
 
     def cancelled(self, attempt: str) -> bool:
         """Return whether there is a request to end this attempt."""
         return os.path.lexists(self._paths.cancel(attempt))
-
-    def forget_cancel(self, attempt: str) -> None:
-        """Remove the request after it was carried out."""
-        self._paths.cancel(attempt).unlink(missing_ok=True)
-
-    def _read_stop(self) -> None:
-        word = read_stop(self._paths)
-        if word:
-            self.stop = NOW if word == NOW else DRAIN
-            self.why = f"control/stop says {self.stop}"
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.stop = NOW

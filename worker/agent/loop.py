@@ -56,6 +56,8 @@ from worker.text import clean, plural
 WAIT_TOLD_S = 1.0  # a wait for the device that lasts longer is told: the run before may just be ending
 POLL_S, POLL_SLOW_S, POLL_FAST_FOR_S = 0.01, 0.05, 5.0
 DISK_RETRY_S = 1.0
+# the name of the deployed code (`code/<sha>/worker`), "" where it was not deployed
+CODE_SHA = PACKAGE_PARENT.name if PACKAGE_PARENT.parent.name == "code" else ""
 
 
 class Agent:
@@ -81,13 +83,7 @@ class Agent:
         self._waiting: list[tuple[Claim, str]] = []
         self._token = slot_token(paths.root, slot)
         self._supervisor = TunerSupervisor(
-            config.tuner,
-            self._spawn,
-            self._records,
-            self._control,
-            self._log_fd,
-            start_timeout_s=config.start_timeout_s,
-            canary_timeout_s=config.canary_timeout_s,
+            config.tuner, config, self._spawn, self._records, self._control, self._log_fd
         )
 
     def run(self) -> int:
@@ -103,7 +99,7 @@ class Agent:
         # the lock is ours: nobody else can have a living tuner of this slot
         for pid in kill_marked(f"{TOKEN}={self._token}"):
             self._log(f"ended process {pid}, which an earlier worker of this slot left behind")
-        info = {"pid": os.getpid(), "epoch": read_epoch(self._paths), "protocol": PROTOCOL, "code": code_sha()}
+        info = {"pid": os.getpid(), "epoch": read_epoch(self._paths), "protocol": PROTOCOL, "code": CODE_SHA}
         if digest := os.environ.get(IMAGE_ENV):
             info["image"] = digest
         self._records.append(
@@ -208,9 +204,8 @@ class Agent:
         self._log(f"attempt {attempt} of {spec.group or spec.kind}: {plural(len(spec.shapes), 'shape')}")
         device = {k: self._supervisor.device.get(k) for k in ("gfx", "cu_num", "device")}
         before = self._gauge.read()
-        optional = {"conditions": before} if before else {}
         self._records.append(
-            record("attempt_started", time.time(), attempt=attempt, group=spec.group, device=device, **optional)
+            record("attempt_started", time.time(), attempt=attempt, group=spec.group, device=device, conditions=before)
         )
         began = time.monotonic()
         ended = self._run(spec, line) if room else Ended("disk_full", None, None, "no space for its folder")
@@ -238,7 +233,7 @@ class Agent:
         self._log(f"attempt {attempt} ended: {ended.outcome} {why}".rstrip())
         self._put_away(claim)
         if ended.outcome == "cancelled":
-            self._control.forget_cancel(attempt)
+            self._paths.cancel(attempt).unlink(missing_ok=True)
 
     def _put_away(self, claim: Claim, as_name: str = "spec.json") -> None:
         """Move it out of `claimed/`, once the record of its end is in the file and there is room for its folder."""
@@ -282,8 +277,9 @@ class Agent:
             self._put_away(claim)
 
     def _spawn(self) -> TunerProcess:
-        place = {"node_dir": str(self._paths.root), "node": self._config.node, "slot": self._slot}
-        place["token"] = self._token
+        place = {
+            "node_dir": str(self._paths.root), "node": self._config.node, "slot": self._slot, "token": self._token,
+        }  # fmt: skip
         slots = self._config.slots
         env = {**slots[self._slot], SLOTS_ON_CORES: str(slots_on_cores(slots, self._slot))}
         return TunerProcess(self._config.tuner, self._config.options, place, env, self._log_fd)
@@ -296,11 +292,6 @@ class Agent:
         except OSError as e:
             if e.errno not in FULL:
                 raise
-
-
-def code_sha() -> str:
-    """The name of the deployed code (`code/<sha>/worker`), "" where it was not deployed."""
-    return PACKAGE_PARENT.name if PACKAGE_PARENT.parent.name == "code" else ""
 
 
 def main(node_dir: Path, slot: str) -> int:
@@ -368,13 +359,11 @@ def run_group(group: Path, node_dir: Path, slot: str, tuner: str | None) -> int:
     control = Control(paths, slot, beats=False)
     control.take_signals()
     # a token of its own: the slot's agent must not take this process for a leftover
-    place = {"node_dir": str(paths.root.resolve()), "node": config.node, "slot": slot}
-    place["token"] = f"{slot_token(paths.root, slot)}:by-hand"
-    log = sys.stderr.fileno()
-    limits = {"start_timeout_s": config.start_timeout_s, "canary_timeout_s": config.canary_timeout_s}
-    variables = config.slots.get(slot, {})
+    token = f"{slot_token(paths.root, slot)}:by-hand"
+    place = {"node_dir": str(paths.root.resolve()), "node": config.node, "slot": slot, "token": token}
+    log, variables = sys.stderr.fileno(), config.slots.get(slot, {})
     supervisor = TunerSupervisor(
-        name, lambda: TunerProcess(name, config.options, place, variables, log), printer, control, log, **limits
+        name, config, lambda: TunerProcess(name, config.options, place, variables, log), printer, control, log
     )
     try:
         supervisor.bring_up()

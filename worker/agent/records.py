@@ -23,14 +23,6 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 DURABLE = frozenset({"shape_tuned", "attempt_ended"})  # records that must be on the disk before the worker continues
 
 
-def encode(record: Mapping[str, Any]) -> bytes:
-    """The line of a record. Raises ProtocolError if it is too large."""
-    line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-    if len(line) > MAX_RECORD_BYTES:
-        raise ProtocolError(f"{record['type']} record of {len(line)} bytes")
-    return line
-
-
 class RecordFile:
     """Appends records to one file.
 
@@ -61,7 +53,9 @@ class RecordFile:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a record after the waiting ones. Raises ProtocolError if it is too large."""
-        line = encode(record)
+        line = json.dumps(record, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        if len(line) > MAX_RECORD_BYTES:
+            raise ProtocolError(f"{record['type']} record of {len(line)} bytes")
         if record["type"] in DURABLE:
             self._unsynced = True
         self._put(line)

@@ -1,31 +1,44 @@
-"""The agent's handle on the tuner's process: spawn, exchange messages, interrupt, kill, reap; and why it ended.
+"""The tuner's process, from both sides: the agent's handle on it, why it ended, and what runs in it.
 
-The child leads a session and a process group of its own, so that what it forked dies with it. It reads
-commands on stdin, one a line: `C` canary, `P` timed canary, `T <spec>` tune, `A <shape>` the shape's start is on
-record. It writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log. It
-dies with the agent (see worker.agent.tuner_main).
+The agent spawns it, exchanges messages with it, interrupts, kills and reaps it. It leads a session and a process group
+of its own, so that what it forked dies with it, and it dies with the agent. It reads commands on stdin, one a line: `C`
+canary, `P` timed canary, `T <spec>` tune, `V <spec>` verdicts on the blocklist, `A <shape>` the shape's start is on
+record. It writes messages, JSON objects one a line, to a pipe of its own; its stdout and stderr are the slot's log.
+
+It holds one tuner, kept between attempts. SIGINT ends the running attempt, with the message `interrupted`; between
+attempts it is ignored. An exception of the tuner is a message and no crash; the end of the process by its libraries (a
+GPU fault, an abort) is noticed by the agent.
 """
 
 from __future__ import annotations
 
+import errno
+import faulthandler
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child, Stopwatch, exit_words
-from worker.protocol import MAX_RECORD_BYTES
+from worker.process import Child, Stopwatch, die_with, exit_words
+from worker.protocol import MAX_RECORD_BYTES, Spec
+from worker.text import clean
+from worker.tuners.base import Configurable, Emit, Judging, Place, Timed, Tuner, TunerFault
+from worker.tuners.catalog import TunerNotFoundError, find_tuner
 
 UNKILLABLE_S = 5.0
 TICK_S = 0.1
+NO_START = 3  # exit status where the tuner did not start; the message before it has the reason
 _VMSTAT = Path("/proc/vmstat")
 # environment variable that marks a tuner's process and all it starts with its node folder and slot
 TOKEN = "GEMMFLEET_TUNER_OF"
@@ -231,8 +244,7 @@ def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, 
 
 def oom_killed(before: Mapping[str, int]) -> bool:
     """True where one of the counters has risen since `before`."""
-    now = {path: _field(Path(path), "oom_kill") for path in before}
-    return any((now[path] or 0) > count for path, count in before.items())
+    return any((_field(Path(path), "oom_kill") or 0) > count for path, count in before.items())
 
 
 def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
@@ -262,3 +274,131 @@ def _field(path: Path, name: str) -> int | None:
         return int(found[name])
     except (OSError, ValueError, KeyError):
         return None
+
+
+def serve(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
+    """Be the tuner's process until stdin ends; the exit status."""
+    os.set_inheritable(fd, False)
+    die_with(parent)
+    faulthandler.enable()
+    _offer_to_oom_killer()
+    wire = Wire(fd)
+    try:
+        held = find_tuner(tuner).create()
+        if isinstance(held, Configurable):
+            held.configure(json.loads(options), place)
+        timed = {"timed_canary_s": held.timed_canary_s} if isinstance(held, Timed) else {}
+        wire.send({"type": "ready", "device": held.open(), **timed})
+    except BaseException as e:  # noqa: BLE001 - whatever it was, the agent must know
+        wire.send(_error(e))
+        return NO_START
+    while line := sys.stdin.buffer.readline():
+        if not line.startswith(b"A"):  # an answer to what was interrupted meanwhile
+            wire.send(wire.interruptible(lambda line=line: _execute(line, held, wire)))  # type: ignore[misc]
+    return 0
+
+
+def _execute(line: bytes, tuner: Tuner, wire: Wire) -> dict[str, Any]:
+    """Execute one command; its last message."""
+    try:
+        if line.startswith(b"C"):
+            ok, us, detail = tuner.canary()
+            return {"type": "canary", "ok": bool(ok), "us": float(us), "detail": clean(str(detail))}
+        if line.startswith(b"P"):
+            assert isinstance(tuner, Timed)
+            compute, memory = tuner.time_canary()
+            return {"type": "canary_timed", "compute_us": float(compute), "memory_us": float(memory)}
+        if line.startswith(b"V"):
+            if isinstance(tuner, Judging):
+                tuner.judge(Spec.loads(line[2:]))
+            return {"type": "alive"}
+        spent = tuner.tune(Spec.loads(line[2:]), Emit(wire.send_in_tune))
+        return {"type": "done", "spent": {str(k): float(v) for k, v in spent.items()}}
+    except Exception as e:  # noqa: BLE001 - a tuner may raise anything
+        return _error(e)
+
+
+class Wire:
+    """Pipe to the agent, with the handling of SIGINT: it never tears a message and never ends an idle child."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._lock = threading.Lock()
+        self._busy = False
+        self._sending = False
+        self._held = False
+        signal.signal(signal.SIGINT, self._on_sigint)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Write one message whole. A tuner's helper threads may call it as well."""
+        line = json.dumps(message, separators=(",", ":"), default=_plain).encode() + b"\n"
+        main = threading.current_thread() is threading.main_thread()
+        with self._lock:
+            self._sending = main
+            try:
+                while line:
+                    line = line[os.write(self._fd, line) :]
+            finally:
+                self._sending = False
+        if main and self._held:
+            self._held = False
+            raise KeyboardInterrupt
+
+    def send_in_tune(self, message: dict[str, Any]) -> None:
+        """Send a message; a shape's start returns only when it is on record, so that whatever happens names it."""
+        self.send(message)
+        if message["type"] != "shape_started":
+            return
+        answer = b"A %d\n" % message["shape"]
+        while (line := sys.stdin.buffer.readline()) != answer:
+            if not line:
+                os._exit(0)  # the agent is gone
+
+    def interruptible(self, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The last message of `work`, or `interrupted` if SIGINT came while it ran."""
+        try:
+            self._busy = True
+            try:
+                return work()
+            finally:
+                self._busy = False
+        except KeyboardInterrupt:
+            self._busy = self._held = False
+            return {"type": "interrupted"}
+
+    def _on_sigint(self, _signal: int, _frame: FrameType | None) -> None:
+        if not self._busy:
+            return
+        if self._sending:
+            self._held = True
+            return
+        raise KeyboardInterrupt
+
+
+def _offer_to_oom_killer() -> None:
+    """Have the kernel kill the tuner before the agent, which reports it, where memory runs out."""
+    path = Path("/proc/self/oom_score_adj")
+    with suppress(OSError, ValueError):
+        path.write_text(str(min(1000, int(path.read_text()) + 300)))
+
+
+def _error(e: BaseException) -> dict[str, Any]:
+    """The message for an exception: `oom`, `disk_full` or `error`. Its traceback goes to the log."""
+    name, text = type(e).__name__, str(e)
+    if isinstance(e, TunerFault):  # its text is complete, a traceback adds nothing
+        return {"type": e.outcome, "detail": clean(text)}
+    full = isinstance(e, OSError) and e.errno in (errno.ENOSPC, errno.EDQUOT)
+    kind = "disk_full" if full else "error"
+    if isinstance(e, MemoryError) or name == "OutOfMemoryError" or "out of memory" in text.lower():
+        traceback.clear_frames(e.__traceback__)  # let go of what filled the memory
+        kind = "oom"
+    if not isinstance(e, TunerNotFoundError):
+        with suppress(OSError):  # the log's disk may be full
+            traceback.print_exception(type(e), e, e.__traceback__)
+    return {"type": kind, "detail": clean(f"{name}: {text}" if text else name)}
+
+
+def _plain(value: Any) -> Any:
+    """JSON for numpy's and torch's scalars."""
+    return value.item() if hasattr(value, "item") else str(value)

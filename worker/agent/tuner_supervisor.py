@@ -18,7 +18,7 @@ from worker.agent.attempt import LAST_WORDS, Ended, with_log
 from worker.agent.inbox import NOW, Control
 from worker.agent.records import RecordFile
 from worker.agent.tuner_process import TunerProcess, ending_of, oom_counters
-from worker.protocol import Spec, record
+from worker.protocol import NodeConfig, Spec, record
 from worker.text import clean
 
 SHARE = 0.01  # largest share of the slot's time for timed canaries
@@ -53,21 +53,18 @@ class TunerSupervisor:
     def __init__(
         self,
         name: str,
+        config: NodeConfig,
         spawn: Callable[[], TunerProcess],
         records: RecordFile,
         control: Control,
         log_fd: int,
-        *,
-        start_timeout_s: float,
-        canary_timeout_s: float,
     ) -> None:
         self._name = name
+        self._config = config
         self._spawn = spawn
         self._records = records
         self._control = control
         self._log = log_fd
-        self._start_timeout_s = start_timeout_s
-        self._canary_timeout_s = canary_timeout_s
         self._deaths: deque[float] = deque(maxlen=IDLE_DEATHS)
         self._start_s = 0.0
         self._since = time.monotonic()
@@ -82,7 +79,7 @@ class TunerSupervisor:
         for start in range(1, STARTS + 1):
             try:
                 self._start()
-                self._canary(None, self._canary_timeout_s)
+                self._canary(None, self._config.canary_timeout_s)
                 return
             except TunerFailedError as e:
                 self.drop()
@@ -116,7 +113,7 @@ class TunerSupervisor:
             return
         self.proc.send(b"P")
         try:
-            message = self._wait_for("canary_timed", self._canary_timeout_s, None)
+            message = self._wait_for("canary_timed", self._config.canary_timeout_s, None)
         except (TunerFailedError, StoppedError) as e:
             if isinstance(e, StoppedError) or e.lost or e.outcome == "hang":
                 self.drop()
@@ -127,12 +124,8 @@ class TunerSupervisor:
         compute, memory = (_positive(message.get(k)) for k in ("compute_us", "memory_us"))
         if compute < 0 and memory < 0:
             return
-        read = conditions()
-        more = {"conditions": read} if read else {}
-        made = record(
-            "canary_timed", time.time(), compute_us=compute, memory_us=memory, seconds=round(seconds, 6), **more
-        )
-        self._records.append(made)
+        took = {"seconds": round(seconds, 6), "conditions": conditions()}
+        self._records.append(record("canary_timed", time.time(), compute_us=compute, memory_us=memory, **took))
 
     def wait(self, seconds: float) -> None:
         """Idle for this many seconds. Notices if the process dies meanwhile."""
@@ -153,8 +146,7 @@ class TunerSupervisor:
         """End the process, if there is one. The next one needs a canary again."""
         if self.proc is not None:
             self.proc.kill()
-            self.proc.close()
-            self.proc = None
+        self.close()
 
     def close(self) -> None:
         """Let the process end by itself, within its grace."""
@@ -172,7 +164,7 @@ class TunerSupervisor:
             self.proc = self._spawn()
         except OSError as e:
             raise TunerFailedError("error", f"the tuner's process cannot be started: {e}") from e
-        message = self._wait_for("ready", self._start_timeout_s, attempt)
+        message = self._wait_for("ready", self._config.start_timeout_s, attempt)
         device = message.get("device")
         if not isinstance(device, dict) or len(json.dumps(device)) > MAX_DEVICE_BYTES:
             raise TunerFailedError("error", "the tuner's ready does not describe its device")
@@ -195,8 +187,7 @@ class TunerSupervisor:
 
     def _record_canary(self, ok: bool, us: float, detail: str, attempt: str | None, *, final: bool = False) -> None:
         self.sick = not ok
-        more = {"final": True} if final else {}
-        made = record("canary", time.time(), ok=ok, us=us, detail=clean(detail), attempt=attempt, **more)
+        made = record("canary", time.time(), ok=ok, us=us, detail=clean(detail), attempt=attempt, final=final)
         self._records.append(made)
 
     def _wait_for(self, want: str, timeout_s: float, attempt: str | None) -> dict[str, Any]:

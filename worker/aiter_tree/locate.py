@@ -6,7 +6,7 @@ holds two of different dates would otherwise mix them. Nothing is imported here,
 
 A scratch copy of a tree is a folder of links to the real one, in which single files are copies that may be changed. A
 process that has the copy first in PYTHONPATH imports `aiter` from it, and finds csrc/, hsa/ and the rest beside it as
-in the real tree (aiter/jit/core.py makes no real paths of its own). The real tree is only read.
+in the real tree (aiter/jit/core.py does not resolve links). The real tree is only read.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PLACES = (
 DEFAULT_GFX = "gfx950"
 """The chip that a tree is read for where none is named."""
 MAX_BYTES = 4 << 20
-"""The largest file that is read is some 300 KB (2026-08)."""
+"""`read_text` refuses a larger file. The largest that we read in AITER has some 300 KB (2026-08)."""
 _GFX_FOLDER = re.compile(r"/(gfx[0-9a-f]+)/")
 _SHA = re.compile(r"[0-9a-f]{40}\Z")
 _DISTRIBUTIONS = ("amd_aiter-*.dist-info", "aiter-*.dist-info", "amd_aiter*.egg-info", "aiter*.egg-info")
@@ -81,7 +81,8 @@ class Tree:
 
 
 def find_trees(roots: Iterable[Path] = (), *, gfx: str = "") -> list[Tree]:
-    """Every AITER of this machine, the imported one first, then `roots`, then PLACES."""
+    """Every AITER of this machine, the imported one first, then `roots`, then PLACES. `gfx`: only scripts for this
+    chip; "": for any."""
     found: dict[str, Tree] = {}
     package = imported_package()
     candidates = [(package.parent, True)] if package else []
@@ -109,8 +110,9 @@ def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") ->
         real = os.path.realpath(wanted)
         for tree in trees:
             if real in (os.path.realpath(p) for p in (tree.root, tree.package, tree.meta)):
-                return tree, _mixed(tree, trees)
-        return (tree := tree_at(wanted)), _mixed(tree, trees)
+                return tree, _notes_on(tree, trees)
+        # if it is not a tree either, `tree_at` says what is there instead
+        return (tree := tree_at(wanted)), _notes_on(tree, trees)
     if not trees:
         raise NotATreeError(
             "there is no AITER here: `import aiter` finds no package, and neither do " + ", ".join(PLACES)
@@ -120,7 +122,7 @@ def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") ->
     if not usable:
         raise NotATreeError(f"no AITER of this image has a tuner script of {family}: {_named(trees)}")
     chosen = next((t for t in usable if t.imported), usable[0])
-    return chosen, _mixed(chosen, trees)
+    return chosen, _notes_on(chosen, trees)
 
 
 def tree_at(path: Path, *, imported: bool = False, gfx: str = "") -> Tree:
@@ -165,8 +167,8 @@ def imported_package() -> Path | None:
 
 
 def _serves(family: Family, script: Path) -> bool:
-    """True if the script is there, and has the switch that makes it tune this family where it is another family's
-    script as well."""
+    """True if the script is there and can tune this family. If other families use the script too, it must have the
+    switch for this one."""
     others = (s for f in FAMILIES.values() if f.name != family.name for s in f.aiter.scripts)
     flags = family.aiter.flags if any(script.name == Path(s).name for s in others) else ()
     text = _text(script, MAX_BYTES)
@@ -195,8 +197,8 @@ def _meta(root: Path, package: Path) -> tuple[Path, list[str]]:
     return meta, notes
 
 
-def _mixed(chosen: Tree, trees: Sequence[Tree]) -> tuple[str, ...]:
-    """Notes for an image that holds more than one AITER."""
+def _notes_on(chosen: Tree, trees: Sequence[Tree]) -> tuple[str, ...]:
+    """The chosen tree's own notes, and one on the other trees of the image if there are some."""
     others = [t for t in trees if t is not chosen]
     notes = list(chosen.notes)
     imported = next((t for t in others if t.imported), None)
@@ -271,8 +273,8 @@ class TreeFiles:
 
 def version_of(root: Path, package: Path) -> str:
     """`0.1.14.post1` and the like: of aiter/_version.py, else of the distribution's metadata."""
-    said = r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]"""
-    places = [(package / "_version.py", said)]
+    assigned = r"""^__version__\s*(?:=\s*version\s*)?=\s*['"]([^'"]{1,80})['"]"""
+    places = [(package / "_version.py", assigned)]
     places += [(f / n, r"^Version: *(\S{1,80})$") for f in _distributions(root) for n in ("METADATA", "PKG-INFO")]
     found = (re.search(pattern, _text(path), re.M) for path, pattern in places)
     return next((clean(m[1], 80) for m in found if m), "")
@@ -313,7 +315,7 @@ _LEFT_OUT = frozenset((".git", "__pycache__"))
 
 
 class ScratchTree:
-    """The copy of `real` in a folder. `tree` is the copy as a tree of its own."""
+    """A scratch copy of `real` that is in a folder already; `make` creates one. `tree` describes the copy."""
 
     def __init__(self, real: Tree, folder: Path) -> None:
         self.folder = folder
@@ -379,7 +381,7 @@ def _link(behind: Path, names: Iterable[str], folder: Path) -> None:
 
 
 def digest(path: Path) -> str:
-    """sha256 of a file, or of where a link leads that stays in the copy; "" for nothing."""
+    """sha256 of a file's content; of its target's name for a relative link, which stays in the copy; "" for nothing."""
     try:
         if path.is_symlink() and not path.readlink().is_absolute():
             return hashlib.sha256(f"link to {path.readlink()}".encode()).hexdigest()

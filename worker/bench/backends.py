@@ -104,7 +104,7 @@ class Gluon:
 
     def bind(self, case: Case, first: Inputs) -> BoundCase:
         op = GLUON_OPS.get(case.family)
-        if op is None or case.b:
+        if op is None:
             raise UnsupportedError(f"AITER has no Gluon kernel for {case.family}; it has {', '.join(GLUON_OPS)}")
         gfx, file = str(self._device.info().get("gfx", "")), self._root / GLUON / f"{op}.py"
         configs = [p for p in (self._root / CONFIGS).rglob("*.json") if "gluon" in p.parts]

@@ -61,7 +61,7 @@ def parse(family: str, key: Mapping[str, int | str], backend: str, gfx: str = ""
     b, m, n, k = (int(key.get(c, 0)) for c in "BMNK")
     format_ = OF_BATCHED.get(backend, FORMATS[family])
     if backend in OF_BATCHED and not b:
-        batched = " or ".join(f.name for f in FAMILIES.values() if f.batched)
+        batched = " or ".join(f.name for f in FAMILIES.values() if "B" in f.key_names)
         raise UnsupportedError(f"{backend} takes shapes with a column B (family {batched})")
     if format_ in (MX4, PRE4) and k % MX_GROUP:
         raise UnsupportedError(f"K is {k}; MXFP4 needs a multiple of {MX_GROUP}")

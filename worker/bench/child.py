@@ -7,7 +7,7 @@ sees the end of it. Without FD the commands of the spec are carried out once, un
     at first   ready {facts}, or refused {status, detail, facts}
     prepare    {family, key, err_ratio} -> done {op, kernel, err, status, config, flops, bytes}
     sample     -> done {us, spread, samples}
-    calls      {warmup, calls} -> done: the same calls for a profiler, untimed
+    calls      {calls} -> done: the same calls for a profiler, untimed
     drop       -> done
     canary     -> done {ok, us, detail}
 """
@@ -114,11 +114,11 @@ class BackendServer:
 
     def _sample(self) -> Answer:
         assert self._held is not None, "no shape is prepared"
-        return self._held.sample(self._options.sample_s, self._alive)
+        return self._held.sample(self._options, self._alive)
 
-    def _calls(self, warmup: int, calls: int) -> Answer:
+    def _calls(self, calls: int) -> Answer:
         assert self._held is not None, "no shape is prepared"
-        self._held.run(warmup, calls)
+        self._held.run(calls)
         return {}
 
     def _drop(self) -> Answer:

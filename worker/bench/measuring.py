@@ -161,14 +161,18 @@ class Prepared:
     calls: list[Call]
     timer: Timer
 
-    def sample(self, seconds: float, alive: Alive) -> dict[str, Any]:
-        """One run: the median of many calls."""
-        found = measure(self.timer, POLICY, seconds, tick=alive)
+    def sample(self, options: Options, alive: Alive) -> dict[str, Any]:
+        """One run: the median of many calls, or, with `iters`, their mean as the FP4 guide takes it."""
+        if options.iters:
+            self.run(options.warmup)
+            us = self.timer(options.iters) / options.iters * 1e6
+            return {"us": us, "spread": 0.0, "samples": options.iters}
+        found = measure(self.timer, POLICY, options.sample_s, tick=alive)
         return {"us": found.us, "spread": found.spread, "samples": found.samples}
 
-    def run(self, warmup: int, calls: int) -> None:
-        """Call the kernel round the copies, for a profiler that watches."""
-        for i in range(warmup + calls):
+    def run(self, calls: int) -> None:
+        """Call the kernel round the copies to the end: a warm-up, or calls for a profiler that watches."""
+        for i in range(calls):
             self.calls[i % len(self.calls)]()
         if torch.cuda.is_available():
             torch.cuda.synchronize()
@@ -205,15 +209,17 @@ def prepare(
     del out, call
     calls = _copies(bound, first, device, options, alive)
     held: Any = [(call,) for call in calls]
-    return answer, Prepared(calls, device.timer(lambda x, _: x[0](), held, [()]))  # type: ignore[operator]
+    timer = device.timer(lambda x, _: x[0](), held, [()], launched=not options.iters)  # type: ignore[operator]
+    return answer, Prepared(calls, timer)
 
 
 def _copies(bound: BoundCase, checked: Inputs, device: Device, options: Options, alive: Alive) -> list[Call]:
-    """Calls on other operands than the checked ones: enough to exceed the caches, if memory allows."""
+    """Calls on other operands than the checked ones: enough to exceed the caches, if memory allows; for the plain mean
+    one."""
     timed = Inputs.make(checked.case, device.torch, options.seed, 1)
     out = checked.output()
     size = timed.bytes + out.numel() * out.element_size()
-    wanted = copies(size, options.rotate_mb << 20 or device.rotate_bytes)
+    wanted = 1 if options.iters else copies(size, options.rotate_mb << 20 or device.rotate_bytes)
     count = max(1, min(wanted, device.available() // 4 // size))
     calls = [bound.make(timed, out)]
     for _ in range(count - 1):

@@ -180,7 +180,7 @@ class BackendRunner:
         folder = self.folder / "rocprof"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
-        calls = {"do": "calls", "warmup": WARMUP, "calls": CALLS}
+        calls = {"do": "calls", "calls": WARMUP + CALLS - 1}  # the check of the result was the first
         spec = {"backend": self.name, "options": dict(self.raw), "commands": [self._shape, calls]}
         (folder / "spec.json").write_text(json.dumps(spec))
         argv, log = profiler_argv(self._program(folder / "spec.json"), folder / "out"), OutputLog(folder / "log")

@@ -222,7 +222,7 @@ def _row(
         detail=detail,
         env=who.side.name,
         op=str(of.get("op", "")),
-        timer=options.timer,
+        timer=options.timed,
         aiter_config=str(of.get("config", "")),
         run=run,
     )

@@ -216,6 +216,9 @@ class Options:
     within: float = option(WITHIN, number(0.001, 1.0))
     sample_s: float = option(0.2, seconds(0.001, 60.0))  # seconds that the timing of one run may take
     timer: str = option("events", _timer)
+    # as in the FP4 guide: a run is the mean of `iters` calls after `warmup`, on the same operands; 0: our method
+    warmup: int = option(0, whole(0, 1000))
+    iters: int = option(0, whole(0, 10_000))
     kernel: str = option("", _pattern)  # rocprof: a regular expression for the names of the kernels that count
     seed: int = option(0, whole(0, 2**31))
     # memory that the copies of the operands span; 0 means 256 on a CPU, 512 on a GPU
@@ -229,6 +232,11 @@ class Options:
     @property
     def rule(self) -> Rule:
         return Rule(self.runs, self.extra, self.within)
+
+    @property
+    def timed(self) -> str:
+        """Says how a run is timed, for its rows."""
+        return f"{self.timer}, mean of {self.iters} calls after {self.warmup}" if self.iters else self.timer
 
     @classmethod
     def parse(cls, raw: Mapping[str, Any]) -> Options:

@@ -47,10 +47,6 @@ class NodePaths:
         return self.root / "inbox"
 
     @property
-    def taken(self) -> Path:
-        return self.root / "taken"
-
-    @property
     def epoch(self) -> Path:
         return self.root / "epoch"
 

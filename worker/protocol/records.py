@@ -105,10 +105,11 @@ _FIELDS = {type_: frozenset(fields) for type_, fields in RECORDS.items()}
 
 
 def record(type_: str, t: float, **fields: Any) -> dict[str, Any]:
-    """A record of a known type with all its fields, and optional ones."""
-    if set(fields) - set(OPTIONAL.get(type_, ())) != set(RECORDS[type_]):
+    """A record of a known type with all its fields, and with the optional ones that hold something."""
+    optional = OPTIONAL.get(type_, ())
+    if set(fields) - set(optional) != set(RECORDS[type_]):
         raise ProtocolError(f"{type_} takes {RECORDS[type_]}, not {tuple(fields)}")
-    return {"type": type_, "t": round(t, 6), **fields}
+    return {"type": type_, "t": round(t, 6), **{k: v for k, v in fields.items() if v or k not in optional}}
 
 
 def parse_record(line: bytes, decode: Callable[[bytes], Any] | None = None) -> dict[str, Any]:

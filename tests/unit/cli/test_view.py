@@ -14,6 +14,7 @@ from orchestrator.cli.screen import LineView, node_row, picture, status_rows
 from orchestrator.controller.node_check import NodeReport
 from orchestrator.engines import UNUSABLE, Finding
 from orchestrator.errors import EngineError
+from orchestrator.ledger.reader import Counts
 from orchestrator.view.status import NodeStatus, RunStatus, SlotStatus
 from tests.support.command import command
 from worker.text import clean as worker_clean
@@ -27,7 +28,8 @@ def status(*nodes: NodeStatus) -> RunStatus:
         NodeStatus("n2", "unreachable", detail="no answer"),
     )
     of = [*(nodes or usual)]
-    return RunStatus("r1", "running", total=10, tuned=4, failed=1, running=1, nodes=of, rate_per_min=2.5, eta_s=65)
+    counts = Counts(total=10, tuned=4, failed=1, running=1, pending=4)
+    return RunStatus("r1", "running", counts, nodes=of, rate_per_min=2.5, eta_s=65)
 
 
 def drawn(s: RunStatus, width: int = 140) -> str:
@@ -59,7 +61,7 @@ def test_plain_lines_where_there_is_no_terminal(capsys: pytest.CaptureFixture[st
     view.update(status())
     view.update(status())
     view.note("a slot \x1b[31mfell\x1b[0m\nover", bad=True)
-    view.update(RunStatus("r", "planned", total=3, tuner="bench"))
+    view.update(RunStatus("r", "planned", Counts(total=3, pending=3), tuner="bench"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "4/10 shapes tuned, 1 failed, 1 running, 2.5/min, about 1 min 05 s left"
     assert len(lines) == 3, "an unchanged line is not repeated"

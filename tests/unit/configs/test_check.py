@@ -116,7 +116,7 @@ def test_without_a_compiler_or_a_package_of_aiters_there_is_one_error_with_the_w
 @pytest.mark.parametrize(
     ("args", "fault"),
     [
-        (("--family", "fmoe"), "has no Triton configs; there are a16w16"),
+        (("--family", "fmoe"), "has no Triton configs; choose one of a16w16"),
         (("--shape", "M=3"), "give N=1280,K=8192"),
         ((".",), "holds no Triton GEMM configs"),
     ],

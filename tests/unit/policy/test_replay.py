@@ -7,8 +7,7 @@ import random
 from orchestrator import events as ev
 from orchestrator.policy import Policy
 from orchestrator.policy.apply import apply
-from orchestrator.policy.policy import decide
-from orchestrator.policy.why import why
+from orchestrator.policy.policy import decide, why
 from tests.simulator.simulator import Simulator
 from tests.support.drawn_plans import draw_plan, with_candidates, with_leases
 from tests.support.policy_rig import Rig, digest

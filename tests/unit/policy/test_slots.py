@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
-from orchestrator.policy.why import why
+from orchestrator.policy.policy import why
 from orchestrator.reasons import Reason
 from tests.support.policy_rig import Rig, digest, groups, of, proven_nodes
 

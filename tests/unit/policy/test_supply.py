@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from orchestrator import events as ev
 from orchestrator.policy import PolicySettings
-from orchestrator.policy.why import why
+from orchestrator.policy.policy import why
 from orchestrator.reasons import Reason
 from tests.support.marks import drawn
 from tests.support.policy_rig import Rig, groups, of, proven_nodes

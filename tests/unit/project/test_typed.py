@@ -23,6 +23,7 @@ MAKES = ("-o", "--out", "--into", "--db", "--again")
 """Options of gemmfleet whose file need not be there before."""
 YOURS = {"shapes.csv", "llm.csv", "few.csv", "mine.csv", "calls.csv", "profile.csv", "tuned.csv", "fleet.yaml"}
 YOURS |= {"day1.csv", "day2.csv", "golden.csv", "tot.csv", "config.json", "server.log", "serve.log", "serve.py"}
+YOURS |= {"bench_fp4.log"}
 """The reader's own files, as the pages name them."""
 
 

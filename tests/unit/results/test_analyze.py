@@ -80,6 +80,33 @@ def test_the_four_ways_of_the_runbook_and_a_long_benchmark(tmp_path: Path) -> No
     assert (long["family"], long["backends"]) == ("gemm", ["aiter-gluon", "aiter-triton", "unknown"])
 
 
+def test_the_table_that_the_guides_script_prints_is_read_from_its_log(tmp_path: Path) -> None:
+    def ok(m: int, n: int, k: int, us: float) -> str:
+        return f"{m:8d} {n:8d} {k:8d} {us:10.1f} {2 * m * n * k / us / 1e6:10.2f} {'ok':>8s}"
+
+    log, half = tmp_path / "bench_fp4.log", f"{6528:8d} {7040:8d} {5632:8d} {'':>10s} {'':>10s} {'ERR':>8s}"
+    lines = [
+        "[aiter] import [module_aiter_enum] under /app/aiter-test/aiter/jit/module_aiter_enum.so",
+        f"{'M':>8s} {'N':>8s} {'K':>8s} {'us':>10s} {'TFLOPS':>10s} {'status':>8s}",
+        "=" * 62,
+        ok(16384, 16384, 32768, 3047.2),
+        "[aiter] shape is M:4736, N:44416, K:17920 9 9 ok, not found tuned config",
+        ok(4736, 44416, 17920, 1412.0),
+        f"{half}  This GEMM is not supported! 1 2 3 4.0 5.00 ok",
+    ]
+    log.write_text("\n".join(lines) + "\n")
+    before = log.read_bytes()
+    table = analyse(log, reference="mi355x")
+    assert (table["family"], table["inputs"][0]["name"]) == ("a4w4_blockscale", "bench_fp4.log")
+    assert times(table) == [{"aiter": 1412.0}, {}, {"aiter": 3047.2}]
+    assert table["rows"][2]["backends"]["aiter"]["tflops"] == pytest.approx(5773.2, abs=0.1)
+    assert table["summary"]["no_backend"] == ["6528x7040x5632"]
+    assert [r["off"] for r in table["reference"]["rows"][:1]] == [False]
+    assert "fastest: aiter on 2 of 3 shapes" in run(log)
+    done = CliRunner().invoke(app, ["analyze", str(log), "-o", str(log)])
+    assert ("one of the inputs" in str(done.exception), log.read_bytes()) == (True, before)
+
+
 def test_devices_and_families_do_not_mix(tmp_path: Path) -> None:
     rows = ["gfx950," + a4w4(8.0), "gfx942," + a4w4(9.0).replace("256,", "304,", 1), "Null," + a4w4(7.0)]
     table = analyse(profile(tmp_path, *rows, header="gfx," + A4W4))

@@ -19,7 +19,7 @@ from orchestrator.paths import RunPaths, list_runs
 from orchestrator.reasons import Reason
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, judge, rows_to_check, write_rows
 from orchestrator.tables.locate import open_sources
-from orchestrator.tables.write import write_csv
+from orchestrator.tables.textfiles import write_csv
 from tests.support.ledger_kit import Run, ended, row, started
 from worker.protocol import TableKernel, record
 

@@ -16,7 +16,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InputError, NoUsableNodeError
 from orchestrator.families import get_family
 from orchestrator.shapes.reader import read_shapes
-from orchestrator.tables.export import FORMS, Form, model_names
+from orchestrator.tables.export import FORMS, model_names
 from orchestrator.tables.locate import family_of
 from tests.support.aiterbuild import A4W4, ASM, CK, CK2, line, text, tree
 from worker.families import FAMILIES, Family
@@ -139,7 +139,7 @@ def test_no_rebuild_is_advised_for_what_no_build_can_have(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=lambda f: f.name)
-def test_aiter_finds_the_names_and_takes_them_for_no_other_family(family: Family, form: Form) -> None:
+def test_aiter_finds_the_names_and_takes_them_for_no_other_family(family: Family, form: str) -> None:
     """By the rule of `get_config_file`: *<table>*.csv without "untuned"."""
     tuned, untuned = model_names("qwen3_235b", family, form)
     for other in FAMILIES.values():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
+import random
 import stat
 import tempfile
 import threading
@@ -62,16 +64,14 @@ def test_the_incumbent_goes_only_if_clearly_beaten(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 @pytest.mark.parametrize("last", [True, False], ids=["newline at the end", "none"])
-def test_header_order_line_ends_and_untouched_lines_stay(tmp_path: Path, end: str, last: bool) -> None:
+def test_header_column_order_line_ends_and_untouched_rows_stay(tmp_path: Path, end: str, last: bool) -> None:
     header = "kernelName, us ,K,N,M,cu_num,gfx,note"
     mine = '"a ""name"", quoted",50.0,128,64,9, 256 ,gfx950,"two\nlines"'
     path = table(tmp_path, mine, "", "k,10.0,128,64,1,256,gfx950,", header="\ufeff" + header, end=end, last=last)
-    before = path.read_bytes()
     merge([new(2, 5.0), new(1, 5.0)], path, A8W8)
-    parts = before.decode().split(end)
-    expected = [*parts[: -2 if last else -1], "new,5.0,128,64,1,256,gfx950,", "new,5.0,128,64,2,256,gfx950,", ""]
+    expected = ["\ufeff" + header, "new,5.0,128,64,1,256,gfx950,", "new,5.0,128,64,2,256,gfx950,", mine, ""]
     assert path.read_bytes().decode() == end.join(expected)
-    assert {r.key[2] for r in read_table(path, A8W8).rows} == {9, 1, 2}
+    assert [r.key[2] for r in read_table(path, A8W8).rows] == [1, 2, 9]
 
 
 @pytest.mark.parametrize("linked", [False, True])
@@ -113,7 +113,10 @@ def test_rows_of_other_chips_and_tags_are_other_keys(tmp_path: Path) -> None:
     assert [(r.action, r.key["gfx"], r.key["cu_num"]) for r in report.rows] == [
         ("added", "gfx942", 304), ("added", "gfx950", 128), ("replaced", "gfx950", 256),
     ]  # fmt: skip
-    assert path.read_text().splitlines()[2] == line(1, "9.0") + ",mtp"
+    lines = path.read_text().splitlines()
+    assert [x.split(",")[:2] for x in lines[1:]] == [["gfx942", "304"], ["gfx950", "128"], *[["gfx950", "256"]] * 2]
+    assert [x.split(",")[8] for x in lines[1:]] == ["5.0", "5.0", "50.0", "9.0"]
+    assert lines[4] == line(1, "9.0") + ",mtp"
 
 
 def test_a_table_without_gfx_takes_only_what_its_cu_num_says(tmp_path: Path) -> None:
@@ -188,6 +191,66 @@ def test_two_merges_at_once_take_turns_and_one_that_waits_too_long_says_so(tmp_p
             merge([new(1, 5.0)], path, A8W8, lock_wait_s=0.05)
 
 
+# `sort_keys` of AITER's tuners at e4048607a5 (base_tuner.py:1565, opus_bmm_mxscale_tune.py:280)
+SORT_KEYS = {
+    "a8w8": ("gfx", "cu_num", "N", "M", "K", "q_dtype_w"),
+    "batched_bf16": ("gfx", "cu_num", "B", "N", "M", "K"),
+    "batched_gemm_a8w8_blockscale_mxscale": ("gfx", "B", "N", "M", "K"),
+}
+
+
+@pytest.mark.parametrize("name", SORT_KEYS)
+def test_rows_are_in_the_order_in_which_aiters_tuners_leave_them(tmp_path: Path, name: str) -> None:
+    family, rng = get_family(name), random.Random(name)
+    chips = [("gfx950", 256), ("gfx950", 80), ("gfx1250", 256), ("gfx942", 304)]
+    sizes = itertools.product(chips, (8, 16, 128), (9, 64), (32, 256), (1, 2), ("torch.int8", "torch.float8_e4m3fn"))
+    rows = {
+        tuple(row[n] for n in SORT_KEYS[name]): row
+        for (gfx, cu_num), m, n, k, b, dtype in sizes
+        for row in (new(m, 5.0, gfx=gfx, cu_num=cu_num, N=n, K=k, B=b, q_dtype_w=dtype),)
+    }
+    orders, texts = [rng.sample(sorted(rows), len(rows)) for _ in range(2)], list[str]()
+    for keys in orders:
+        path = tmp_path / f"{len(texts)}.csv"
+        for some in (keys[::3], keys[1::3], keys[2::3]):
+            assert not merge([rows[k] for k in some], path, family).notes
+        texts.append(path.read_text())
+        header, *lines = texts[-1].splitlines()
+        cells = [dict(zip(family.from_aiter(header.split(",")), x.split(","), strict=True)) for x in lines]
+        assert [{n: c[n] for n in SORT_KEYS[name]} for c in cells] == [
+            {n: str(v) for n, v in zip(SORT_KEYS[name], key, strict=True)} for key in sorted(rows)
+        ]
+    assert texts[0] == texts[1]
+
+
+def test_a_table_in_another_order_is_sorted_by_its_first_change_and_the_merge_says_so(tmp_path: Path) -> None:
+    path, said = table(tmp_path, line(9, "5.0"), line(2, "5.0")), "were in another order than AITER's tuners"
+    before = path.read_bytes()
+    assert not merge([new(2, 5.0)], path, A8W8).notes
+    assert said in merge([new(2, 1.0)], path, A8W8, dry_run=True).notes[0]
+    assert path.read_bytes() == before
+    assert said in merge([new(2, 1.0)], path, A8W8).notes[0]
+    assert [r.key[2] for r in read_table(path, A8W8).rows] == [2, 9]
+    assert not merge([new(3, 1.0)], path, A8W8).notes
+
+
+def test_rows_of_fmoe_keep_their_places_as_its_tuner_does_not_sort(tmp_path: Path) -> None:
+    family, path = get_family("fmoe"), tmp_path / "tuned_fmoe.csv"
+    key = {c.name: c.default or 64 for c in family.columns}
+    rows = [{**new(1, 5.0), **key, "token": token, "kernelName1": "moe_ck2stages_a"} for token in (64, 8, 512, 1)]
+    for row in rows:
+        merge([row], path, family)
+    assert not merge([{**rows[1], "us": 1.0}], path, family).notes
+    assert [(r.key[2], r.us) for r in read_table(path, family).rows] == [(64, 5.0), (8, 1.0), (512, 5.0), (1, 5.0)]
+
+
+def test_a_table_without_gfx_is_sorted_by_cu_num_and_not_by_the_gfx_that_follows(tmp_path: Path) -> None:
+    rows = [f"{cu_num},1,64,128,ck,1,0,9.0,old,1.0,20.0,0.0" for cu_num in (304, 256, 80)]
+    path = table(tmp_path, *rows, header=HEADER.removeprefix("gfx,"))
+    merge([new(2, 5.0)], path, A8W8)
+    assert [r.key[1:3] for r in read_table(path, A8W8).rows] == [(80, 1), (256, 1), (256, 2), (304, 1)]
+
+
 drawn_row = st.builds(
     new, m=st.integers(1, 4), us=st.sampled_from([5.0, 5.0, 4.99, 4.5, 100.0, 0.0, float("nan"), "Null"]),
     name=st.sampled_from(["a", "b"]), kernelId=st.integers(0, 2), cu_num=st.sampled_from([256, 128]),
@@ -209,12 +272,14 @@ def test_merge_twice_is_merge_once_and_untouched_rows_keep_their_bytes(
         second = merge(rows, path, A8W8)
         assert path.read_bytes() == once
         assert not second.changed
-        after = once.decode().splitlines()
+        after, there = once.decode().splitlines(), read_table(path, A8W8).rows
         touched = {r.key["M"] for r in first.rows if r.action == "replaced"}
-        assert [a for a, m in zip(after[1:], old, strict=False) if m not in touched] == [
+        lines = {r.key[2]: after[r.line - 1] for r in there if r.key[1] == 256}
+        assert [lines[m] for m in old if m not in touched] == [
             b for b, m in zip(before[1:], old, strict=True) if m not in touched
         ]
-        keys = [r.key for r in read_table(path, A8W8).rows]
+        keys = [r.key for r in there]
+        assert keys == sorted(keys) if first.changed else after == before  # of one N and K
         assert len(keys) == len(set(keys)) == len(old) + first.count("added")
 
 

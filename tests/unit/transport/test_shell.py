@@ -12,10 +12,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import TransportError
-from orchestrator.transport.base import RemoteFile, command_line
-from orchestrator.transport.exec import ExecTransport
-from orchestrator.transport.kept_shell import SCRIPT
-from orchestrator.transport.shell import UNPACK, stream
+from orchestrator.transport.base import UNPACK, RemoteFile, command_line, stream
+from orchestrator.transport.exec import SCRIPT, ExecTransport
 from tests.support.processes import Here
 
 

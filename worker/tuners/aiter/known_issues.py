@@ -282,7 +282,7 @@ _ENTRIES = (
             "host."
         ),
         advice="If nothing compiles there, remove the file.",
-        until="2026-07-09, open with --network host",
+        until="2026-07-09; with --network host still open",
     ),
     KnownIssue(
         "duplicate_rows", "Two tuned tables have a row for the same shape", "error", "setup",

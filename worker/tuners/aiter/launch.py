@@ -16,7 +16,6 @@ import json
 import os
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -171,7 +170,6 @@ def switch_warnings(device: Mapping[str, Any], base: Mapping[str, str] = os.envi
 
 
 MARK = "GEMMFLEET-ONCHIP "
-POLL_S = 0.1
 TIMEOUT_S = 240.0
 """An answer may take this many seconds, because the process imports torch."""
 
@@ -179,15 +177,12 @@ TIMEOUT_S = 240.0
 def query_device(what: str, env: Mapping[str, str]) -> dict[str, Any]:
     """The answer of a fresh process; `{"error": text}` if it gives none. KeyboardInterrupt ends it."""
     path = os.pathsep.join(p for p in (str(PACKAGE_PARENT), env.get("PYTHONPATH", "")) if p)
-    until = time.monotonic() + TIMEOUT_S
     with tempfile.TemporaryFile() as out:
         words = [sys.executable, "-m", "worker.tuners.aiter.launch", what]
         process = Child(words, env={**env, "PYTHONPATH": path}, out=out.fileno())
         try:
-            while process.returncode is None:
-                if time.monotonic() > until:
-                    return {"error": f"no answer within {TIMEOUT_S:g} s"}
-                time.sleep(POLL_S)
+            if not process.wait(TIMEOUT_S):
+                return {"error": f"no answer within {TIMEOUT_S:g} s"}
         finally:
             process.kill()
         out.seek(0)

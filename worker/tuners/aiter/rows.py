@@ -21,7 +21,6 @@ from worker.protocol import FIELDS, Row
 from worker.text import plural
 from worker.tuners.aiter.blocklist import CandidateId, is_number
 
-MAX_FILE_BYTES = 512 * 1024 * 1024
 _NULLS = frozenset(("", "null", "nan", "none", "na", "<na>"))
 _ALIASES = {"solidx": "kernelId", "err_ratio": "errRatio", "ksplit": "splitK"}
 _MEASURED = frozenset(("us", "us1", "us2", "tflops", "bw", "errRatio", "err_ratio", "err", "err1", "err2"))
@@ -47,14 +46,8 @@ class JournalStep:
 
 
 def read_cells(path: Path) -> list[Cells]:
-    """The whole lines of a CSV by header name, cells stripped; none if there is no file. Raises ValueError for a file
-    that is too large."""
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ValueError(f"{path.name} is larger than {MAX_FILE_BYTES} bytes")
-        data = path.read_bytes()
-    except FileNotFoundError:
-        return []
+    """The whole lines of a CSV by header name, cells stripped."""
+    data = path.read_bytes()
     lines = csv.reader(io.StringIO(data[: data.rfind(b"\n") + 1].decode(errors="replace")))
     header = [name.strip() for name in next(lines, [])]
     return [

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from worker.families import FAMILIES, Family, fp8_cell, legal_cells
+from worker.families import FAMILIES, Family, legal_cells
 from worker.protocol import Spec, SpecShape
 from worker.text import plural
 from worker.tuners.aiter.blocklist import MAX_FAULTS, BlocklistEntry, LeftOut, chosen_candidates
@@ -26,6 +26,7 @@ from worker.tuners.aiter.run import REPRO, ProcessEnd, run_shapes, write_repro
 from worker.tuners.aiter.session import Job, Session, inspect_image, say
 from worker.tuners.aiter.spec import Options
 from worker.tuners.base import Emit, Place, TunerFault
+from worker.tuners.common.problem import fp8_of
 
 QUIET_SHARE = 0.8
 """We end a hang after this share of the agent's watchdog, because here we know the candidate."""
@@ -45,7 +46,9 @@ def tiny_key(family: Family, gfx: str) -> dict[str, int | str]:
     key: dict[str, int | str] = {}
     for column in family.columns:
         cell = TINY.get(column.name, column.default or "")
-        key[column.name] = fp8_cell(gfx) if "float8" in str(cell) else int(cell) if column.kind == "int" else cell
+        if "float8" in str(cell):
+            cell = f"torch.{fp8_of(gfx)}"
+        key[column.name] = int(cell) if column.kind == "int" else cell
     return key
 
 
@@ -58,7 +61,7 @@ class AiterTuner:
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
         self._place = Place()
-        self._made: Session | None = None
+        self._session: Session  # since `open`
 
     def configure(self, options: Mapping[str, Any], place: Place) -> None:
         """Take the node's options. Raises ValueError."""
@@ -75,7 +78,7 @@ class AiterTuner:
         image = inspect_image(options)
         for note in filter(None, (image.warning, *image.notes)):
             say(note)
-        session = self._made = Session.make(image, self._place)
+        session = self._session = Session.make(image, self._place)
         family = FAMILIES.get(options.family)
         if family is not None and not image.refusal(family):
             if family.aiter.pads_k_to:  # report now the workarounds that shapes with a padded K will need
@@ -129,12 +132,6 @@ class AiterTuner:
     def judge(self, spec: Spec) -> None:
         """Take in what became of the blocklist's candidates on other slots."""
         self._session.blocklist.judge(spec.refuted, spec.confirmed)
-
-    @property
-    def _session(self) -> Session:
-        if self._made is None:
-            raise RuntimeError("the tuner aiter was not opened")
-        return self._made
 
     def _build(self, job: Job, alive: Callable[[], None]) -> None:
         """Have the family's modules in the slot's folder: copied, or built once for the node with a tiny shape.

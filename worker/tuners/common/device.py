@@ -97,13 +97,21 @@ class Device:
         if self.gpu:
             torch.cuda.synchronize(self.torch)
 
-    def timer(self, run: Run, xs: Sequence[Operand], ws: Sequence[Operand], threads: int | None = None) -> Timer:
+    def timer(
+        self,
+        run: Run,
+        xs: Sequence[Operand],
+        ws: Sequence[Operand],
+        threads: int | None = None,
+        *,
+        launched: bool = True,
+    ) -> Timer:
         """A timer that rotates over the copies of both operands. `threads`: of a CPU (None: the usual count); the
-        first call with another count is not timed."""
+        first call with another count is not timed. `launched`: a GPU begins when all calls are launched."""
         turns = max(len(xs), len(ws))
         pairs = [(xs[i % len(xs)], ws[i % len(ws)]) for i in range(turns)]
         threads = self.thread_counts()[0] if threads is None else threads
-        return GpuTimer(run, pairs) if self.gpu else CpuTimer(self, run, pairs, threads)
+        return GpuTimer(run, pairs, launched=launched) if self.gpu else CpuTimer(self, run, pairs, threads)
 
 
 class CpuTimer:
@@ -124,19 +132,20 @@ class CpuTimer:
 
 
 class GpuTimer:
-    """Device time between two events. The GPU sleeps while the calls are queued, so launching them costs nothing."""
+    """Device time between two events. If the GPU sleeps until the calls are launched, launching costs nothing."""
 
     _host_s = 20e-6  # seconds that queueing a call takes on the host
 
-    def __init__(self, run: Run, pairs: Sequence[tuple[Operand, Operand]]) -> None:
-        self._run, self._pairs = run, cycle(pairs)
+    def __init__(self, run: Run, pairs: Sequence[tuple[Operand, Operand]], *, launched: bool) -> None:
+        self._run, self._pairs, self._launched = run, cycle(pairs), launched
 
     def __call__(self, calls: int) -> float:
         left, total = calls, 0.0
         while left:
             turn = list(islice(self._pairs, min(left, QUEUE)))
             left -= len(turn)
-            total += device_seconds(functools.partial(self._queue, turn), len(turn) * self._host_s * 1.5 + 20e-6)
+            asleep_s = self._launched * (len(turn) * self._host_s * 1.5 + 20e-6)
+            total += device_seconds(functools.partial(self._queue, turn), asleep_s)
         return total
 
     def _queue(self, turn: Sequence[tuple[Operand, Operand]]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import random
 import shutil
 import sys
@@ -20,7 +21,7 @@ from tests.support.config_tree import tree, values, winners
 from worker.aiter_tree.locate import tree_at
 from worker.bench.backends import with_configs
 from worker.bench.child import BackendServer
-from worker.bench.runner import BackendRunner, Refused, per_call_us
+from worker.bench.runner import CALLS, WARMUP, BackendRunner, Refused, per_call_us
 from worker.protocol.bench import Options, Rule, Side, mean_of_runs, rounds, wants_more
 from worker.triton_configs.resolve import Resolver
 
@@ -191,6 +192,48 @@ def test_rounds_are_drawn_anew_and_only_who_does_not_agree_runs_again_with_its_p
             taken[name].append(times[name][len(taken[name])])
     assert [sorted(o) for o in orders] == [sorted(times)] * 3 + [["g:torch", "t:torch"]] * 2
     assert len(set(orders[:3])) > 1
+
+
+TOOL = """#!{python}
+import os, subprocess, sys
+open("called", "w").close()  # the process that only checked called it too
+subprocess.run(sys.argv[sys.argv.index("--") + 1:], check=True)
+folder = sys.argv[sys.argv.index("-d") + 1]
+os.makedirs(folder)
+with open(folder + "/bench_kernel_trace.csv", "w") as out:
+    out.write("Kernel_Name,Start_Timestamp,End_Timestamp\\n")
+    for i, op in enumerate(open("called")):
+        out.write(f"{{op.split()[0]}},{{i * 1000}},{{i * 1000 + (90 if i < {warmup} else 5)}}\\n")
+"""
+
+
+def test_as_many_calls_are_made_as_the_profiler_and_the_plain_mean_count(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operators that write down each call; the profiler is a stand-in that reports what was called."""
+    root = make_kernels(tmp_path / "tree", "new")
+    core = root / "aiter/_core.py"
+    says = '    with open("called", "a") as f:\n        f.write(f"{op} {x.data_ptr()}\\n")\n    what = fault(op)\n'
+    core.write_text(core.read_text().replace("    what = fault(op)\n", says))
+    tool = tmp_path / "bin" / "rocprofv3"
+    tool.parent.mkdir()
+    tool.write_text(TOOL.format(python=sys.executable, warmup=WARMUP))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    raw, variables = {**QUICK, "timer": "rocprof"}, {"GEMMFLEET_AITER_ROOT": str(root)}
+    who = BackendRunner(Side(), "aiter-triton", tmp_path / "backend", Options.parse(raw), raw, variables)
+    with contextlib.closing(who):
+        who.prepare("a16w16", KEYS["a16w16"], 0.05, 60.0, lambda: None)
+        found = who.sample(60.0, lambda: None)
+    assert (found["us"], found["samples"], found["kernel"]) == (0.005, CALLS, "gemm_a16w16")
+
+    plain = stage.inside("aiter-triton", root=root, warmup=2, iters=5)
+    stage.prepare(plain, "a16w16")
+    (tmp_path / "called").unlink()
+    found = plain.execute({"do": "sample"})
+    assert (found["is"], found["samples"], found["us"] > 0) == ("done", 5, True)
+    calls = (tmp_path / "called").read_text().splitlines()
+    assert (len(calls), len(set(calls))) == (2 + 1 + 5, 1), "on one set of operands; 1: a CPU's timer sets its threads"
 
 
 def trace(folder: Path, text: str = "") -> Path:
