@@ -188,7 +188,7 @@ def check(
 
 
 def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
-    from orchestrator.tables import check, textfiles
+    from orchestrator.tables import kinds, textfiles
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     page.line(f"{c.path}: {c.family or 'unknown family'}, {plural(c.rows, 'row')}" + (f" ({chips})" if chips else ""))
@@ -203,7 +203,7 @@ def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
         page.line("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
     for (rule, level), some in sorted(c.by_rule().items() if findings else (), key=lambda f: f[0][::-1]):
         page.line(f"  {level}: {rule}, {plural(len(some), 'time')}")
-        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), check.SHOWN, "    "))
+        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), kinds.SHOWN, "    "))
 
 
 def export(

@@ -50,10 +50,11 @@ def check(
     Prints its counts and the cells that were cleaned, or all errors (exit code 2).
     """
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.reader import read_shapes
+    from orchestrator.shapes.reader import family_of_list, read_shapes
 
-    name = family or DEFAULT_FAMILY
+    name = family
     try:
+        name = family or family_of_list(file) or DEFAULT_FAMILY
         of = get_family(name)
         found = read_shapes(file, of)
     except InputError as e:

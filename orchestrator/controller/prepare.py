@@ -39,12 +39,13 @@ from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes
 from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
-from orchestrator.shapes.reader import read_shapes
+from orchestrator.shapes.reader import family_of_list, read_shapes, union
+from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import check_db, not_for_aiter
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.tables.tuned import Table, chip_name, read_table
 from orchestrator.templating import data_folder
-from worker.families import Family
+from worker.families import FAMILIES, Family
 from worker.tuners.catalog import recorded_tuner
 
 
@@ -221,6 +222,8 @@ class RunRequest:
     """Measure only these rows of a table (gfx, cu_num, key). Other shapes are skipped."""
     share: float = 1.0
     """The share of a shape's candidates to measure."""
+    more: Sequence[Path] = ()
+    """Further lists, of the same family as `shapes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +247,7 @@ class Prepared:
         raise InputError and leave no folder."""
         paths = create_run_folder(self.request.runs, self.config.run)
         try:
-            return self._fill(paths)
+            return replace(self, config=replace(self.config, created=time.time()))._fill(paths)
         except (OSError, sqlite3.Error, LedgerError) as e:
             shutil.rmtree(paths.root, ignore_errors=True)
             cause = e.__cause__ if isinstance(e, LedgerError) else e
@@ -303,10 +306,10 @@ def prepare(request: RunRequest) -> Prepared:
     check_family(spec, family.name, options)
     if request.db is not None and not request.bench:
         check_db(request.db, family, tuner)
-    listed = read_shapes(request.shapes, family)
+    lists = [read_shapes(path, family) for path in (request.shapes, *request.more)]
+    listed = union(lists) if request.more else lists[0]
     options |= _counts(listed) if spec.wants_counts else {}
-    created = time.time()
-    run = new_run_id(created)
+    run = new_run_id(time.time())
     machines = machines_of(inventory)
     asked = [n for n in machines.nodes.values() if not n.is_here or find_engine(n.engine).runs_images]
     if request.ask:
@@ -361,12 +364,12 @@ def prepare(request: RunRequest) -> Prepared:
     )
     config = RunConfig(
         run=run,
-        created=created,
+        created=time.time(),
         argv=request.argv,
         version=__version__,
         family=family.name,
         tuner=tuner,
-        shapes=str(request.shapes),
+        shapes=listed.source,
         shapes_sha256=listed.sha256,
         inventory=str(inventory_path),
         limit=request.limit,
@@ -386,13 +389,29 @@ def prepare(request: RunRequest) -> Prepared:
     return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, inventory_text, reports, worth)
 
 
+def prepare_each(request: RunRequest, lists: Sequence[Path]) -> list[Prepared]:
+    """Check and plan a run for each family of the lists. Raises what `prepare` raises.
+
+    A list's name or columns show its family, else the request does. For a single list the request comes first.
+    """
+    defaults = load_inventory(request.inventory or data_folder("inventories") / "local.yaml").defaults
+    spec = get_tuner(request.tuner or defaults.tuner)
+    known = spec.families(request.options) if spec.families else FAMILIES
+    first, last = (request.family if len(lists) == 1 else None), request.family or defaults.family
+    found: dict[str, list[Path]] = {}
+    for path in lists:
+        found.setdefault(first or family_of_list(path, known) or last, []).append(path)
+    if len(found) > 1 and (request.db is not None or request.gpu_hours is not None):
+        raise InputError(f"--db and --gpu-hours are for one family, and these lists are of {', '.join(found)}")
+    return [
+        prepare(replace(request, family=family, shapes=shapes, more=more)) for family, (shapes, *more) in found.items()
+    ]
+
+
 def prepare_recheck(
     request: RunRequest, profiles: Sequence[Path], runners: int
 ) -> tuple[Prepared, dict[int, RowToCheck]]:
     """Return the run that measures a table's rows, and the kernels to measure for each shape. Raises InputError."""
-    from orchestrator.tables.locate import open_sources
-    from orchestrator.tables.tuned import chip_name
-
     table = request.shapes
     if (table / "run.yaml").is_file():
         of = RunConfig.read(table / "run.yaml")
