@@ -70,11 +70,14 @@ setup: $(STAMP) ## set up .venv (the other targets do it by themselves)
 
 option = $(if $(2),$(1) '$(2)')
 
+# one file, whose name may hold spaces, or several
+lists = $(if $(shell [ ! -e '$(SHAPES)' ] || echo 1),'$(SHAPES)',$(foreach list,$(SHAPES),'$(list)'))
+
 shapes-named:
 	@[ -n '$(SHAPES)' ] || { echo "error: SHAPES= is empty: name a shapes file, as in  make tune SHAPES=examples/llm.csv"; exit 2; }
 
-tune: shapes-named $(STAMP) ## tune SHAPES (default examples/llm.csv) on INVENTORY (default this machine)
-	@$(BIN)/gemmfleet tune '$(SHAPES)' $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--tuner,$(TUNER)) $(call option,--db,$(DB)) $(ARGS)
+tune: shapes-named $(STAMP) ## tune SHAPES (default examples/llm.csv; one list or several) on INVENTORY (default this machine)
+	@$(BIN)/gemmfleet tune $(lists) $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--tuner,$(TUNER)) $(call option,--db,$(DB)) $(ARGS)
 
 bench: $(STAMP) ## measure backends on SHAPES (default: the FP4 suite) side by side; ARGS="--backend torch,aiter"
 	@$(BIN)/gemmfleet bench $(if $(filter-out file,$(origin SHAPES)),'$(SHAPES)') $(call option,-i,$(INVENTORY)) $(call option,--family,$(FAMILY)) $(call option,--db,$(DB)) $(ARGS)

@@ -163,16 +163,20 @@ class OutputLog:
             data = f.read(READ_AT_ONCE)
         self._at += len(data)
         if mirror is not None:
-            written = 0
             with suppress(OSError):  # the slot's log is full or closed; this log has it
-                while written < len(data):
-                    written += os.write(mirror, data[written:])
+                write_all(mirror, data)
         return data
 
     def tail(self, limit: int) -> str:
         """The end of the output, cleaned, at most `limit` bytes."""
         with open(self.path, "rb") as f:
             return tail(f.fileno(), self._start, limit)
+
+
+def write_all(fd: int, data: bytes) -> None:
+    """Write all of it, however little the descriptor takes at once."""
+    while data:
+        data = data[os.write(fd, data) :]
 
 
 class Splitter:

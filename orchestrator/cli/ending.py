@@ -17,14 +17,14 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
+from orchestrator.results.bench import BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
 from orchestrator.results.recheck import NOISY_GAIN, gains, noise_note
 from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words
 from worker.families import Family
-from worker.protocol.bench import TIMERS
+from worker.protocol.bench import HARMLESS, TIMERS
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 
@@ -50,9 +50,12 @@ def end_page(paths: RunPaths, state: str) -> Page:
     shared = sorted(n.name for n in known.nodes.values() if any(to == "shared" for _, to, _ in n.history))
     report, refused = _merge(config, paths) if config.db and winners else (None, None)
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
+    unsettled = state != "finished" and c.total > c.settled
+    merged = config.db is not None and refused is None
+    steps = next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled, merged=merged)
     page = Page({
         "run": paths.run, "state": state, "exit_code": code, "shapes": c.to_json(), "files": _files(paths),
-        "failed": _failures(failed),
+        "next": [command(words) for words, _ in steps], "failed": _failures(failed),
         "unconfirmed": [
             {"shape": describe(u.key), "node": u.node, "slot": u.slot, "why": u.detail,
              "withheld": [w.to_json() for w in left_out]} for u, left_out in unconfirmed
@@ -100,8 +103,7 @@ def end_page(paths: RunPaths, state: str) -> Page:
     took = f" in {took}" if took else ""
     page.line(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
     page.line(*(f"  {path}" for path in _files(paths).values()))
-    unsettled = state != "finished" and c.total > c.settled
-    page.line(*next_lines(next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled)))
+    page.line(*next_lines(steps))
     return page
 
 
@@ -162,9 +164,10 @@ def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence
 
 
 def next_steps(
-    paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, unsettled: bool
+    paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, unsettled: bool, merged: bool
 ) -> list[tuple[str, str]]:
-    """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first."""
+    """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first.
+    `merged`: its table took the winners."""
     name, family, produces = paths.named, get_family(config.family), recorded_tuner(config.tuner).produces
     if unsettled:
         return [(f"resume {name}", "continues with the rest")]
@@ -181,7 +184,8 @@ def next_steps(
     steps.append((f"report {name}", "write the page"))
     if not own:
         steps.append((f"verify {name}", "check that AITER uses them correctly"))
-        steps.append((f"db export {quote(config.db or str(paths.tuned))} --env", "environment lines for a server"))
+        table = str(config.db if merged else paths.tuned)
+        steps.append((f"db export {quote(table)} --env", "environment lines for a server"))
     return steps
 
 

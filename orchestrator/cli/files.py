@@ -188,7 +188,7 @@ def check(
 
 
 def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
-    from orchestrator.tables import check, textfiles
+    from orchestrator.tables import kinds, textfiles
 
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     page.line(f"{c.path}: {c.family or 'unknown family'}, {plural(c.rows, 'row')}" + (f" ({chips})" if chips else ""))
@@ -203,7 +203,7 @@ def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
         page.line("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
     for (rule, level), some in sorted(c.by_rule().items() if findings else (), key=lambda f: f[0][::-1]):
         page.line(f"  {level}: {rule}, {plural(len(some), 'time')}")
-        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), check.SHOWN, "    "))
+        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), kinds.SHOWN, "    "))
 
 
 def export(
@@ -359,9 +359,8 @@ def check_configs(
     kinds = check.kinds_named(family)
     with opened_tree(build, inventory, triton=True) as root:
         name = _project(root, project)
-        foreign: dict[str, Any] = {"--device": device, "--compile": compiling}
-        if name != "aiter":
-            foreign = {"--gfx": gfx, "--family": family, "--lint-only": lint_only}
+        of_aiter: dict[str, Any] = {"--gfx": gfx, "--family": family, "--lint-only": lint_only}
+        foreign = {"--device": device, "--compile": compiling} if name == "aiter" else of_aiter
         if given := [option for option, value in foreign.items() if value]:
             raise InputError(f"{', '.join(given)}: not for the configs of {name}")
         if name != "aiter":

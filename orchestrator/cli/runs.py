@@ -52,7 +52,7 @@ def resume(
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
     RunConfig.change(paths.config, busy=busy, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours)
-    return tuning.drive_or_detach(paths, detached=detach, json_=json_)
+    return tuning.detach(paths) if detach else tuning.drive_here(paths, json_=json_)
 
 
 def retry(

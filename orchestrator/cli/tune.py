@@ -59,9 +59,15 @@ def _parameters() -> list[inspect.Parameter]:
 
 @with_tuner_flags
 def tune(
-    shapes: Annotated[Path, typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
+    shapes: Annotated[list[Path], typer.Argument(metavar="SHAPES.csv", help="The GEMM shapes to tune.")],
     inventory: InventoryOpt = None,
-    family: FamilyOpt = None,
+    family: Annotated[
+        str | None,
+        typer.Option(
+            help="GEMM family; of several lists: where name and columns do not tell; default: the inventory's.",
+            metavar="F",
+        ),
+    ] = None,
     tuner: Annotated[
         str | None,
         typer.Option(
@@ -98,22 +104,25 @@ def tune(
     ] = None,
     **of_tuner: Any,
 ) -> Page:
-    """Tune the shapes of a CSV on every slot of an inventory."""
+    """Tune shapes on every slot of an inventory.
+
+    Lists of several families are tuned one family after another, each as a run of its own.
+    """
     from orchestrator.cli import tuning
-    from orchestrator.controller.prepare import prepare
+    from orchestrator.controller.prepare import prepare_each
 
     if not by_value and (until_gain is not None or gpu_hours is not None):
         raise InputError("--until-gain and --gpu-hours belong to --by-value")
     if render is not None and run.plan:
         raise InputError("--plan writes nothing, and --render does: leave one of them out")
     request = tuning.run_request(
-        run, drive, shapes=shapes, inventory=inventory, family=family, tuner=tuner, db=db, retune=retune,
+        run, drive, shapes=shapes[0], inventory=inventory, family=family, tuner=tuner, db=db, retune=retune,
         by_value=by_value, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours,
         options={**tuning.parse_options(option or []), **given(of_tuner)}, err_ratio=err_ratio,
         ask=render is None,
     )  # fmt: skip
-    prepared = prepare(request)
-    return tuning.start(prepared, run) if render is None else tuning.render_page(prepared, render)
+    prepared = prepare_each(request, shapes)
+    return tuning.start_each(prepared, run) if render is None else tuning.render_page(prepared, render)
 
 
 def bench(
@@ -230,7 +239,7 @@ def _passes(prepared: Prepared, asked: RunRequest, sides: Sequence[Side], run: R
     def drive_pass(paths: RunPaths, what: str) -> str:
         print(f"{what}: run {paths.run}", file=sys.stderr if run.json_ else sys.stdout, flush=True)
         with contextlib.closing(make_view(quiet=run.json_)) as view:
-            return drive(paths, view).state
+            return drive(paths, view)
 
     found, state = run_passes(prepared, asked, sides, drive_pass)
     found.write()

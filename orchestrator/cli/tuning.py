@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,17 +103,20 @@ def plan_page(prepared: Prepared) -> Page:
     return page
 
 
-def render_page(prepared: Prepared, folder: Path) -> Page:
-    """Write the scripts of a run, for `--render`, and return where they are. Raises InputError."""
+def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
+    """Write the scripts of runs, for `--render`, and return where they are. Raises InputError."""
     from orchestrator.controller.drive import write_scripts
 
+    above = {one.family.name: f"{one.family.name}/" if len(prepared) > 1 else "" for one in prepared}
+    plans = {above[one.family.name] + plan.node: (plan, one.config) for one in prepared for plan in one.nodes}
     try:
-        files = {plan.node: write_scripts(plan, prepared.config, folder / plan.node) for plan in prepared.nodes}
+        files = {node: write_scripts(*plans[node], folder / node) for node in plans}
     except OSError as e:
         raise InputError(f"{e.filename}: cannot be written: {e.strerror}; name another folder with --render") from e
     names = {node: sorted(name for name in of if "/" not in name) for node, of in files.items()}
-    page = Page({"folder": str(folder), "nodes": names, "notes": prepared.plan.notes})
-    page.line(*(f"note: {note}" for note in prepared.plan.notes))
+    notes = list(dict.fromkeys(note for one in prepared for note in one.plan.notes))
+    page = Page({"folder": str(folder), "nodes": names, "notes": notes})
+    page.line(*(f"note: {note}" for note in notes))
     page.line(*(f"written: {folder / node}: {', '.join(of)}" for node, of in names.items()))
     page.line("nothing was started, no node was asked: a run adds the cores near each GPU, and a lease its own GPUs")
     return page
@@ -136,12 +140,37 @@ def start(prepared: Prepared, options: RunOptions) -> Page:
     if options.plan:
         return plan_page(prepared)
     show_notes(prepared, quiet=options.json_ or options.detach)
-    return drive_or_detach(prepared.create(), detached=options.detach, json_=options.json_)
+    paths = prepared.create()
+    return detach(paths) if options.detach else drive_here(paths, json_=options.json_)
 
 
-def drive_or_detach(paths: RunPaths, *, detached: bool, json_: bool) -> Page:
-    """Drive the run here, or leave it to a controller in the background."""
-    return detach(paths) if detached else drive_here(paths, json_=json_)
+def start_each(prepared: Sequence[Prepared], options: RunOptions) -> Page:
+    """Start the runs of several families one after another, and sum them up. The exit code is the worst.
+
+    After an interrupted run no other is started.
+    """
+    from orchestrator.cli.ending import EXIT
+
+    if len(prepared) == 1:
+        return start(prepared[0], options)
+    if options.detach:
+        raise InputError("--detach: several families are runs one after another; leave it out")
+    pages: list[Page] = []
+    for one in prepared:
+        pages.append(start(one, options))
+        if not options.json_:
+            pages[-1].print()
+        if pages[-1].code == EXIT["interrupted"]:
+            break
+    runs: list[Any] = [p.document for p in pages]
+    code, left = max(p.code for p in pages), prepared[len(pages) :]
+    page = Page({"runs": runs, "not_started": [one.family.name for one in left], "exit_code": code}, code)
+    page.error = pages[-1].error
+    for one, run in zip(prepared, () if options.plan else runs, strict=False):
+        done, of = run["shapes"]["tuned"], plural(run["shapes"]["total"], "shape")
+        page.line(f"{one.family.name}: run {run['run']} {run['state']}: {done} of {of} tuned; next: {run['next'][0]}")
+    page.line(*(f"{one.family.name}: not started ({one.listed.source})" for one in left))
+    return page
 
 
 def drive_here(
@@ -164,7 +193,7 @@ def drive_state(
 
     with contextlib.closing(make_view(quiet=json_)) as view:
         try:
-            return drive(paths, view, retry=retry, settings=settings).state, None
+            return drive(paths, view, retry=retry, settings=settings), None
         except NoUsableNodeError as e:
             return "interrupted", e
 

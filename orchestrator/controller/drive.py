@@ -120,14 +120,6 @@ class DriveSettings:
     policy: PolicySettings = field(default_factory=PolicySettings)
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The result of driving a run. state: finished, interrupted or cancelled."""
-
-    state: str
-    seconds: float
-
-
 def drive(
     paths: RunPaths,
     watcher: Watcher,
@@ -136,19 +128,18 @@ def drive(
     cancel: bool = False,
     handle_signals: bool = True,
     settings: DriveSettings | None = None,
-) -> Outcome:
-    """Drive the run until it is finished, interrupted or cancelled.
+) -> str:
+    """Drive the run until it is finished, interrupted or cancelled, and return which.
 
     `retry`: failed shapes to queue again first. `cancel`: only stop the workers and read their last records.
 
     Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError, and InputError for the run's own files.
     """
-    began = time.monotonic()
     config = RunConfig.read(paths.config)
     with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
         warn_without_wal(ledger, watcher)
         if not cancel and not _goes_on(ledger, config, watcher):
-            return Outcome("finished", time.monotonic() - began)
+            return "finished"
         interrupts: list[int] = []
         caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
         previous = {number: signal.signal(number, lambda *_: interrupts.append(1)) for number in caught}
@@ -176,7 +167,7 @@ def drive(
                 code, _ = worker_code(recorded_tuner(config.tuner).worker_package)
                 export(ledger, paths, provenance(ledger, config, inventory_sha256=inventory, code_sha=code))
                 report_faults(ledger, watcher)
-    return Outcome(state, time.monotonic() - began)
+    return state
 
 
 def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:

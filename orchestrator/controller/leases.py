@@ -236,7 +236,8 @@ class LeasedNodes:
     def why(self) -> list[str]:
         """State of what is awaited, a line each, in the schedulers' words."""
         pools = self._pools.values()
-        lines = [f"  {p.name}: no more leases are requested: {p.hopeless}" for p in pools if p.hopeless]
+        shut = f" (in quarantine: {', '.join(sorted(self._sick))})" if self._sick else ""
+        lines = [f"  {p.name}: no more leases are requested: {p.hopeless}{shut}" for p in pools if p.hopeless]
         return lines + [f"  {p.name}: lease {x.id} is queued: {x.why}" for p in pools for x in p.queued]
 
     def close(self, *, release: bool) -> list[str]:

@@ -25,12 +25,12 @@ from orchestrator.controller.facts import ARGV, TIMEOUT_S, NodeFacts, gpus_in_wo
 from orchestrator.controller.node_plan import NodePlan, engine_of, login_line, node_of, transport_to
 from orchestrator.controller.occupancy import gpus_of, occupants, twice
 from orchestrator.engines import OK, RANK, UNUSABLE, WARNING, Engine, Finding, WorkerState, find_engine
-from orchestrator.errors import NoUsableNodeError, OrchestratorError, SlowError, UnreachableError
+from orchestrator.errors import HostKeyError, NoUsableNodeError, OrchestratorError, SlowError, UnreachableError
 from orchestrator.inventory.load import check_references, load_inventory, resolved
 from orchestrator.inventory.model import OWN_RENDER_NODE, Node
 from orchestrator.transport.base import Completed, Transport, connected
 from worker.protocol import HOT_C
-from worker.text import plural
+from worker.text import and_more, plural
 
 T = TypeVar("T")
 # No check takes longer: logins and the script have shorter limits.
@@ -342,10 +342,14 @@ def unreachable(node: Node, why: str) -> NodeReport:
 
 
 def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
-    """Add findings that show only between nodes: an image or a gfx that differs from that of most nodes."""
+    """Add findings that show only between nodes: an image or a gfx that differs from the most frequent one."""
     out = list(reports)
     ways: tuple[tuple[str, str, Callable[[NodeFacts], str | None]], ...] = (
-        ("image", "name the image by digest", lambda f: f.values.get("image", "").split(" ")[0].replace("missing", "")),
+        (
+            "image",
+            "name the image by digest, because no table takes rows of both",
+            lambda f: f.values.get("image", "").split(" ")[0].replace("missing", ""),
+        ),
         ("gfx", "pick nodes of one kind with --limit", lambda f: f.gfx if f.complete else ""),
     )
     for about, way, value_of in ways:
@@ -353,7 +357,8 @@ def compare(reports: Sequence[NodeReport]) -> list[NodeReport]:
         usual = Counter(v for v in values if v).most_common(1)
         for i, value in enumerate(values):
             if value and value != usual[0][0]:
-                what = f"its {about} {value[:19]} is not the {usual[0][0][:19]} of most nodes"
+                usually = and_more([r.node for r, v in zip(reports, values, strict=True) if v == usual[0][0]], 2)
+                what = f"its {about} {value[:19]} is not the {usual[0][0][:19]} of {usually}"
                 out[i] = out[i].with_finding(WARNING, about, what, way)
     return out
 
@@ -400,6 +405,8 @@ def _check(node: Node, run: str, accept_new_host_keys: bool) -> NodeReport:
         with _TURNS, connected(transport_to(node, accept_new_host_keys=accept_new_host_keys)) as transport:
             began = time.time()
             return check_node(node, transport.run(ARGV, stdin=script(real), timeout=TIMEOUT_S), began, run)
+    except HostKeyError as e:  # it names the ways out itself
+        return NodeReport(node.name, (Finding(UNUSABLE, "ssh", e.reason),))
     except OrchestratorError as e:
         return unreachable(node, e.reason)
 

@@ -32,9 +32,14 @@ def slots_of(node: Node) -> int:
 
 def pool_note(node: Node, asked: NodeReport) -> str:
     """Sentence on the pool's largest size, which the estimate assumes, and on what its scheduler would do."""
-    words = "".join(f"; {f.what}" for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes"))
+    words = "".join(f"; {words}" for words in would_do(asked))
     pool = node.pool_words(f" of {plural(slots_of(node), 'slot')}")
     return f"{node.name}: {pool}; the estimate counts on {node.count[1]}{words}"
+
+
+def would_do(asked: NodeReport) -> list[str]:
+    """Return what the scheduler of a pool would do with its request, in the scheduler's words."""
+    return [f.what for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes")]
 
 
 def pools_of(inventory: Inventory, run: str) -> list[Pool]:

@@ -39,13 +39,22 @@ from orchestrator.planning.plan import Plan, make_plan, memory_note, risk_notes
 from orchestrator.planning.roofline import Device, Forecast, Worth, chip_of, worths
 from orchestrator.results.recheck import RowToCheck, chip_of_rows, rows_to_check
 from orchestrator.shapes.model import COUNT, NOW, Key, Shape, ShapeList, annotations_csv, numbers
-from orchestrator.shapes.reader import read_shapes
+from orchestrator.shapes.reader import family_of_list, read_shapes, union
+from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import check_db, not_for_aiter
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.tables.tuned import Table, chip_name, read_table
 from orchestrator.templating import data_folder
-from worker.families import Family
+from worker.aiter_tree.locate import PLACES
+from worker.families import FAMILIES, Family
 from worker.tuners.catalog import recorded_tuner
+
+NO_AITER = (
+    UNUSABLE,
+    "aiter",
+    f"there is no AITER: its Python imports none, and none is in {', '.join(PLACES)}",
+    "name its folder, `aiter: {root: PATH}`, or a Python that imports it, `python: PATH`",
+)
 
 
 class Dropped(NamedTuple):
@@ -221,6 +230,8 @@ class RunRequest:
     """Measure only these rows of a table (gfx, cu_num, key). Other shapes are skipped."""
     share: float = 1.0
     """The share of a shape's candidates to measure."""
+    more: Sequence[Path] = ()
+    """Further lists, of the same family as `shapes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +255,7 @@ class Prepared:
         raise InputError and leave no folder."""
         paths = create_run_folder(self.request.runs, self.config.run)
         try:
-            return self._fill(paths)
+            return replace(self, config=replace(self.config, created=time.time()))._fill(paths)
         except (OSError, sqlite3.Error, LedgerError) as e:
             shutil.rmtree(paths.root, ignore_errors=True)
             cause = e.__cause__ if isinstance(e, LedgerError) else e
@@ -300,14 +311,20 @@ def prepare(request: RunRequest) -> Prepared:
     options = dict(request.options)
     check_tuner_options(spec, options)
     check_family(spec, family.name, options)
+    if request.rows is not None and spec.produces == "configs":
+        raise InputError(f"the tuner {tuner} writes config files, not a table whose rows could be checked")
     if request.db is not None and not request.bench:
         check_db(request.db, family, tuner)
-    listed = read_shapes(request.shapes, family)
+    lists = [read_shapes(path, family) for path in (request.shapes, *request.more)]
+    listed = union(lists) if request.more else lists[0]
     options |= _counts(listed) if spec.wants_counts else {}
-    created = time.time()
-    run = new_run_id(created)
+    run = new_run_id(time.time())
     machines = machines_of(inventory)
-    asked = [n for n in machines.nodes.values() if not n.is_here or find_engine(n.engine).runs_images]
+    asked = [
+        n.model_copy(update={"workdir": n.workdir or str(request.runs.absolute())}) if n.is_here else n
+        for n in machines.nodes.values()
+        if not n.is_here or find_engine(n.engine).runs_images or spec.software
+    ]
     if request.ask:
         reports = check_nodes(asked, accept_new_host_keys=request.accept_new_host_keys)
         of_pools = check_pools(inventory, run)
@@ -317,6 +334,8 @@ def prepare(request: RunRequest) -> Prepared:
         of_pools = [NodeReport(name, ()) for name, n in inventory.nodes.items() if n.lease]
     _no_gpu_twice(machines, reports)
     reports = [_with_occupants(r, machines.nodes[r.node], request.busy) for r in reports]
+    if spec.software == "aiter" and "root" not in options:
+        reports = [r.with_finding(*NO_AITER) if r.facts.values.get("aiter") == "none" else r for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
     nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
     usable = [n for n in nodes if n.slots and n.node not in {r.node for r in reports if not r.usable}]
@@ -360,12 +379,12 @@ def prepare(request: RunRequest) -> Prepared:
     )
     config = RunConfig(
         run=run,
-        created=created,
+        created=time.time(),
         argv=request.argv,
         version=__version__,
         family=family.name,
         tuner=tuner,
-        shapes=str(request.shapes),
+        shapes=listed.source,
         shapes_sha256=listed.sha256,
         inventory=str(inventory_path),
         limit=request.limit,
@@ -385,13 +404,29 @@ def prepare(request: RunRequest) -> Prepared:
     return Prepared(request, config, family, listed, plan, cost, nodes, inventory_path, inventory_text, reports, worth)
 
 
+def prepare_each(request: RunRequest, lists: Sequence[Path]) -> list[Prepared]:
+    """Check and plan a run for each family of the lists. Raises what `prepare` raises.
+
+    A list's name or columns show its family, else the request does. For a single list the request comes first.
+    """
+    defaults = load_inventory(request.inventory or data_folder("inventories") / "local.yaml").defaults
+    spec = get_tuner(request.tuner or defaults.tuner)
+    known = spec.families(request.options) if spec.families else FAMILIES
+    first, last = (request.family if len(lists) == 1 else None), request.family or defaults.family
+    found: dict[str, list[Path]] = {}
+    for path in lists:
+        found.setdefault(first or family_of_list(path, known) or last, []).append(path)
+    if len(found) > 1 and (request.db is not None or request.gpu_hours is not None):
+        raise InputError(f"--db and --gpu-hours are for one family, and these lists are of {', '.join(found)}")
+    return [
+        prepare(replace(request, family=family, shapes=shapes, more=more)) for family, (shapes, *more) in found.items()
+    ]
+
+
 def prepare_recheck(
     request: RunRequest, profiles: Sequence[Path], runners: int
 ) -> tuple[Prepared, dict[int, RowToCheck]]:
     """Return the run that measures a table's rows, and the kernels to measure for each shape. Raises InputError."""
-    from orchestrator.tables.locate import open_sources
-    from orchestrator.tables.tuned import chip_name
-
     table = request.shapes
     if (table / "run.yaml").is_file():
         of = RunConfig.read(table / "run.yaml")
@@ -405,10 +440,6 @@ def prepare_recheck(
     share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
     request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
     prepared = prepare(request)
-    if recorded_tuner(prepared.config.tuner).produces == "configs":
-        raise InputError(
-            f"the tuner {prepared.config.tuner} writes config files, not a table whose rows could be checked"
-        )
     chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
     found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
     if not found:
@@ -440,11 +471,12 @@ def _worths(
     return worths(listed.shapes, calls, {**numbers(listed, NOW), **tuned}, forecast, {s.id for s in skipped})
 
 
-def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
+def _no_gpu_twice(inventory: Inventory, asked: Sequence[NodeReport]) -> None:
     """Raise InventoryError if two slots are the same GPU. This machine is checked too, if it is not the only node."""
-    here = [n for n in inventory.nodes.values() if n.is_here and n.gpus != 0]
-    reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
-    refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
+    known = {r.node: r.facts for r in asked}
+    here = [n for n in inventory.nodes.values() if n.is_here and n.gpus != 0 and n.name not in known]
+    reports = check_nodes(here) if len(inventory.nodes) > 1 else ()
+    refuse_one_gpu_twice(inventory.nodes, known | {r.node: r.facts for r in reports})
 
 
 def _with_occupants(report: NodeReport, node: Node, request: str | None) -> NodeReport:

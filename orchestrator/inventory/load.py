@@ -7,6 +7,7 @@ several options of a node, and resolves a node's references.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -194,14 +195,14 @@ def check_identities(nodes: Iterable[Node]) -> None:
         raise InventoryError(list(dict.fromkeys(faults)))
 
 
-def resolved(node: Node, environ: Mapping[str, str] | None = None) -> Node:
+def resolved(node: Node, env: Mapping[str, str] = os.environ) -> Node:
     """The node with every reference replaced, checked again. Use it at once; keep and write only the unresolved node.
 
     Raises InventoryError that names file, line, node and variable, and never a value.
     """
-    values = resolve(node.options(), node.name, node.origin, environ)
+    values = resolve(node.options(), node.name, node.origin, env)
     try:
-        return Node(**values, name=node.name, source=node.source, origins=node.origins, login=node.login)
+        return Node(**values, name=node.name, source=node.source, origins=node.origins)
     except ValidationError as e:
         faults = []
         for detail in e.errors(include_url=False, include_input=False):
@@ -263,7 +264,11 @@ def _merged(name: str, values: Mapping[str, Any], parsed: InventoryFile, source:
             loc = tuple(int(p) if p.isdigit() else p for p in path.split("."))
             place = ("nodes", name) if ("nodes", name, *loc) in document.lines else ("defaults",)
             origins[path] = document.line((*place, *loc)) or 0
-    return Node(**both, name=name, source=source, origins=origins, login=parsed.hosts.get(both.get("via") or ""))
+    login = parsed.hosts.get(via := both.get("via") or "")
+    for path, text in texts(login and login.model_dump()):
+        if has_reference(text):
+            origins[f"login.{path}"] = document.line(("hosts", via, path)) or 0
+    return Node(**both, name=name, source=source, origins=origins, login=login)
 
 
 def _over(below: Mapping[str, Any] | None, above: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -296,8 +296,8 @@ class Node(NodeOptions):
         return f"{self.source}:{line}" if line else self.source or "inventory"
 
     def options(self) -> dict[str, Any]:
-        """The options as plain data."""
-        return self.model_dump(exclude={"name", "source", "origins", "login"})
+        """The options as plain data, those of the login node under `login`."""
+        return self.model_dump(exclude={"name", "source", "origins"})
 
     def pool_words(self, each: str = "") -> str:
         """`1 to 8 leases by Slurm, partition gpu` of a pool; `each` stands behind the number of leases."""
@@ -321,16 +321,6 @@ class Inventory(Strict):
     source: str
     defaults: Defaults
     nodes: dict[str, Node]
-
-    @property
-    def family(self) -> str:
-        """The family to tune if the command line does not name one."""
-        return self.defaults.family
-
-    @property
-    def tuner(self) -> str:
-        """The tuner to use if the command line does not name one."""
-        return self.defaults.tuner
 
 
 def dumps() -> str:

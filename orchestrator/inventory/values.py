@@ -56,12 +56,12 @@ def texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
             yield from texts(item, f"{path}.{key}" if path else str(key))
 
 
-def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[str], str]:
+def masker(value: Any) -> Callable[[str], str]:
     """Return a function that replaces the values of this data's references in a text by the references. It is for
     messages that we keep: an error of a host or a registry may contain its own name. Only whole words are replaced, and
     no values shorter than three characters.
     """
-    env = os.environ if environ is None else environ
+    env = os.environ
     used = {env[name]: name for _, text in texts(value) for name in names(text) if len(env.get(name, "")) >= 3}
     for private, name in list(used.items()):  # Docker may name an image's registry alone
         registry = private.partition("/")[0]
@@ -72,19 +72,17 @@ def masker(value: Any, environ: Mapping[str, str] | None = None) -> Callable[[st
     return lambda text: pattern.sub(lambda m: f"${{env:{used[m[0]]}}}", text)
 
 
-def missing(value: Any, environ: Mapping[str, str] | None = None) -> list[tuple[str, str]]:
+def missing(value: Any, env: Mapping[str, str] = os.environ) -> list[tuple[str, str]]:
     """(path, NAME) of every reference in plain data whose variable is not set."""
-    env = os.environ if environ is None else environ
     return [(path, name) for path, text in texts(value) for name in names(text) if name not in env]
 
 
-def resolve(value: Any, node: str, origin: Callable[[str], str], environ: Mapping[str, str] | None = None) -> Any:
+def resolve(value: Any, node: str, origin: Callable[[str], str], env: Mapping[str, str] = os.environ) -> Any:
     """Plain data with every reference replaced by its variable's value (our own environment's by default).
 
     `origin` gives `file:line` of a path within the data. Raises InventoryError with one fault for each missing
     variable, which names file, line, node and NAME, and never a value.
     """
-    env = os.environ if environ is None else environ
     faults = [
         f"{origin(path)}: node {node}: {path} refers to ${{env:{name}}}, and {name} is not set here:"
         f" export {name}=... and try again"

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from orchestrator.errors import InputError
 from orchestrator.families import grid_point
@@ -29,7 +29,7 @@ from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
 from worker.protocol.spec import MAX_WORD
-from worker.text import plural
+from worker.text import and_more, plural
 
 FEW = 5
 """With fewer measured rows than this, their median does not count as the difference of the sessions."""
@@ -130,8 +130,7 @@ class Recheck:
     @property
     def counts(self) -> dict[str, int]:
         """Number of rows by verdict, without zeros."""
-        order = ("good", "gone", "slower", "overtaken", "not measured")
-        return {v: n for v in order if (n := sum(r.verdict == v for r in self.rows))}
+        return {v: n for v in get_args(Verdict) if (n := sum(r.verdict == v for r in self.rows))}
 
     def to_json(self, key_names: Sequence[str]) -> dict[str, Any]:
         """The document of `recheck --json`; `key_names`: of the family."""
@@ -154,7 +153,7 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
         measured[shape][named] = row
     names: dict[int, Named] = {i: (r["kernels"][0][2], r["kernels"][0][3]) for i, r in wanted.items()}
     rows_now = {i: measured[i][name] for i, name in names.items() if name in measured[i]}
-    ratios = [_us(row) / wanted[i]["us"] for i, row in rows_now.items() if _us(row) != INF]
+    ratios = [_us(row) / wanted[i]["us"] for i, row in rows_now.items() if _us(row) != math.inf]
     drift = median(ratios) if len(ratios) >= FEW else 1.0
     winners = {w.shape: _named(w) for w in ledger.winners()}
     rows = tuple(
@@ -165,15 +164,12 @@ def judge(ledger: LedgerReader, path: Path) -> Recheck:
     return Recheck(document["table"], rows, drift, slot_seconds(ledger))
 
 
-INF = float("inf")
-
-
 def _named(row: ProfileRow) -> Named:
     return row.kernel_name, str(row.row.get("splitK", 0))
 
 
 def _us(row: ProfileRow) -> float:
-    return row.us if row.us > 0 and row.status == "ok" else INF
+    return row.us if row.us > 0 and row.status == "ok" else math.inf
 
 
 def _judged(
@@ -184,23 +180,20 @@ def _judged(
     if s.state == "pending":
         return CheckedRow(s.key, "not measured", own[0], then)
     mine = measured.get(own)
-    if mine is None or _us(mine) == INF:
+    if mine is None or _us(mine) == math.inf:
         why = f"{mine.status}: {mine.row['detail']}" if mine else "this build has no such kernel, or cannot run it"
         why += f" ({s.detail})" if s.state == "failed" else ""
         return CheckedRow(s.key, "gone", own[0], then, why=why)
     now = mine.us
-    by, by_us = min(((n[0], _us(r)) for n, r in measured.items() if n != own), key=lambda b: b[1], default=("", INF))
+    by, by_us = min(
+        ((n[0], _us(r)) for n, r in measured.items() if n != own), key=lambda b: b[1], default=("", math.inf)
+    )
     verdict: Verdict = "good"
     if now > then * most:
         verdict = "slower"
-    elif won != own and _beaten(now, by_us):
+    elif won != own and decide(Time(now), Time(by_us), is_key=True, rival=Time(now), policy="noise")[0] == "replaced":
         verdict = "overtaken"
-    return CheckedRow(s.key, verdict, own[0], then, now, by, None if by_us == INF else by_us)
-
-
-def _beaten(now: float, by: float) -> bool:
-    """Return whether a merge would replace a kernel with one that was measured beside it."""
-    return decide(Time(now), Time(by), is_key=True, rival=Time(now), policy="noise")[0] == "replaced"
+    return CheckedRow(s.key, verdict, own[0], then, now, by, None if by_us == math.inf else by_us)
 
 
 SIGMA = 1.4826
@@ -309,9 +302,8 @@ def noise_note(shapes: Sequence[str]) -> str:
     """
     if not shapes:
         return ""
-    more = f" and {len(shapes) - MOST_NAMED} more" if len(shapes) > MOST_NAMED else ""
     return (
         f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, slower than the"
-        f" median candidate ({', '.join(shapes[:MOST_NAMED])}{more}); tune {'it' if len(shapes) == 1 else 'them'} again"
+        f" median candidate ({and_more(shapes, MOST_NAMED)}); tune {'it' if len(shapes) == 1 else 'them'} again"
         " on a quiet machine"
     )

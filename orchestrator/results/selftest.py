@@ -341,7 +341,7 @@ CHECKS: tuple[tuple[int, str, Callable[[Trial], tuple[bool, str]]], ...] = (
     (8, "`k_trim` is applied where it is needed, and a K of 384 is wrong only where the files say so.", _odd_k),
     (9, "Modules are built once, in a slot's folder, and all slots load them.", _modules),
     (10, "AITER's lists of kernels name every winner.", _lists),
-    (11, "`verify` proves every row with AITER's `--run_config`.", _verify),
+    (11, "`verify` proves every row with AITER's operators.", _verify),
     (12, "The tuner `aiter-triton` tunes two shapes.", _triton),
     (13, "AITER's dispatch takes as long in `bench` as its tuner measured.", _dispatch),
     (14, "rocprofv3 and device events give about the same times.", lambda t: _agree(_bench(t), _bench(t, "rocprof"))),

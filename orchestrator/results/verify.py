@@ -2,7 +2,8 @@
 
 A row needs two proofs. AITER's log says that the lookup took it (`AITER_LOG_TUNED_CONFIG`: `... found padded_M: .. is
 tuned .. in FILE, kernel name is ..`). And the operator's own run was correct (`Shape | Kernel(us) | E2E(us) | Status`
-of --run_config, with or without the second column; a `keys:` line after each shape since 2026-05).
+of --run_config, with or without the second column; a `keys:` line after each shape since 2026-05). An AITER that lacks
+--run_config gets the operator's run, and such lines, from worker/bench/verify.py.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -34,7 +35,7 @@ _FMOE = re.compile(
 _RESULT = re.compile(
     r"\(?(?P<shape>[^|]{1,300}?)\)?\s*\|(?:\s*(?P<kernel>[\d.]+|N/A)\s*\|)?\s*(?P<us>[\d.]+|N/A)\s*\|\s*(?P<status>[A-Z]+)\s*$"
 )
-_STATUS: dict[str, Outcome] = {"OK": "ok", "MISMATCH": "mismatch", "ERROR": "error"}
+_STATUS: dict[str, Outcome] = {"OK": "ok", "MISMATCH": "mismatch", "UNSUPPORTED": "not run"}
 _TYPED = re.compile(r"\b(dtype|otype|bias|scaleAB|bpreshuffle)='?(torch\.\w+|True|False)")
 _COLUMN = {"otype": "outdtype"}
 _NUMBER = re.compile(r"\d+")
@@ -42,7 +43,7 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class VerifiedRow:
-    """A tuned row and its proofs. `us` is end to end, measured by --run_config."""
+    """A tuned row and its proofs. `us` is end to end as --run_config measures it, else the operator's device time."""
 
     key: dict[str, str]
     kernel: str
@@ -109,18 +110,14 @@ class Reading:
 
     def _marked(self, text: str) -> None:
         """Read a line of the worker itself, not of AITER."""
-        try:
-            document = json.loads(text)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            return
+        document: dict[str, Any] = {}
+        with suppress(ValueError):
+            document = clean.document(json.loads(text))
         if "code" in document:
             self.found.code = clean.integer(document["code"])
-            return
-        self.found.aiter = clean.document(document)
-        if not document.get("supported"):
-            self.found.why = clean.text(document.get("why"), 500) or "this AITER cannot verify"
+        elif document:
+            self.found.aiter = document
+            self.found.why = "" if document.get("supported") else str(document.get("why") or "this AITER cannot verify")
 
     def _hit(self, line: str) -> None:
         """Read a line on a lookup that took a row. The row must have the M, the kernel and the types of the line."""

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from orchestrator.errors import ShapesError
 from orchestrator.shapes.model import Key, Shape, ShapeList
+from orchestrator.tables.locate import family_in_name
 from orchestrator.tables.textfiles import (
     Faults,
     Text,
@@ -23,6 +24,7 @@ from orchestrator.tables.textfiles import (
     escaped,
     has_content,
     read_bytes,
+    read_head,
     shown,
     split_cells,
 )
@@ -206,6 +208,32 @@ def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str
         *table.notes_on_columns(),
     ]
     return ShapeList(shapes, notes, hashlib.sha256(data).hexdigest(), str(path), table.annotations)
+
+
+def family_of_list(path: Path, known: Iterable[str] = tuple(FAMILIES)) -> str | None:
+    """The family in the name of a list (`shapes-fmoe.csv`, or AITER's), else the only one of `known` whose required
+    columns it has; None if neither tells. Raises ShapesError."""
+    found = [name for name in FAMILIES if f"-{path.stem}".endswith(f"-{name}")]
+    found += [f.name for f in [family_in_name(path.name.replace("untuned", "tuned"))] if f]
+    header = {c.strip(BLANK).lower() for c in read_head(path, 4096, ShapesError).partition("\n")[0].split(",")}
+    found = found or [n for n in known if {c.name.lower() for c in FAMILIES[n].columns if c.required} <= header]
+    return found[0] if len(found) == 1 else None
+
+
+def union(lists: Sequence[ShapeList]) -> ShapeList:
+    """One list of several of a family. A shape counts where it is first, like a repeated row of a file."""
+    found: dict[Key, dict[str, str]] = {}
+    for of in lists:
+        for i, shape in enumerate(of.shapes):
+            found.setdefault(shape.key, {name: cells[i] for name, cells in of.annotations.items()})
+    names = dict.fromkeys(name for cells in found.values() for name in cells)
+    return ShapeList(
+        [Shape(i, key) for i, key in enumerate(found, 1)],
+        [f"{of.source}: {note}" for of in lists for note in of.notes],
+        hashlib.sha256("".join(of.sha256 for of in lists).encode()).hexdigest(),
+        " ".join(of.source for of in lists),
+        {name: [cells.get(name, "") for cells in found.values()] for name in names},
+    )
 
 
 def fixed_columns(family: Family, given: Mapping[str, str], faults: Faults) -> dict[str, int | str]:

@@ -14,10 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from orchestrator.errors import InputError, TunedDBError
 from orchestrator.tables.kinds import (
+    SHOWN,
     current_records,
     describe_own,
     in_aiter,
@@ -47,7 +48,6 @@ from worker.aiter_tree.locate import NotATreeError, read_text, tree_at
 from worker.families import NULLS, Family, backend_of
 from worker.text import Finding, Level, plural
 
-STANDINGS: tuple[Standing, ...] = ("loads", "rebuild", "cannot", "unread")
 _IMPORTED = {"flydsl": "flydsl", "triton": "", "opus": ""}
 """Backends that dispatch imports from aiter/ops/<backend> when a row names them, with the package that they need."""
 
@@ -185,7 +185,6 @@ VERDICTS: Mapping[Verdict, str] = {
 }  # fmt: skip
 OTHERS = ("tuned_fhmoe", "tuned_grouped_fmoe", "chunk_gdn_h_opt_tuned", "asm_a8w8_gemm")
 """Tables of AITER's that nothing here tunes."""
-SHOWN = 5
 
 
 @dataclass(slots=True)
@@ -348,7 +347,7 @@ def _check(
     if build is not None:
         standings = Counter(f.rule.removeprefix("build: ") for f in out.findings if f.rule.startswith("build: "))
         standings["loads"] = len(rows) - standings.total()
-        out.build = {s: standings[s] for s in STANDINGS if standings[s]}
+        out.build = {s: standings[s] for s in get_args(Standing) if standings[s]}
         for line, broken in _form(path, header, rows, family, build, alone=alone):
             out.add(line, broken)
     return out

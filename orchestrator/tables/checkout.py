@@ -183,5 +183,6 @@ def run_verify(words: Sequence[str], table: Path, log: Path) -> tuple[bool, str]
     found = []
     for node in nodes:
         proven = sum(row["selected"] and row["verdict"] == "ok" for row in node["rows"])
-        found.append(f"{node['node']}: " + (node["why"] or f"{proven} of {len(node['rows'])} rows used and right"))
+        right, how = f"{proven} of {len(node['rows'])} rows used and right", node.get("aiter", {}).get("how")
+        found.append(f"{node['node']}: " + (node["why"] or (f"{right} ({how})" if how else right)))
     return done.returncode == 0, "; ".join(found)

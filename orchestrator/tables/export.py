@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.errors import InputError, TunedDBError
-from orchestrator.tables.kinds import current_records, kind_of_table, own_rows, read_records
+from orchestrator.tables.kinds import SHOWN, current_records, kind_of_table, own_rows, read_records
 from orchestrator.tables.locate import family_of, shipped_tables
 from orchestrator.tables.rules import REBUILD
 from orchestrator.tables.textfiles import listed, write_csv
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 COMPILED = ("ck", "cktile")
 """Backends whose kernels are compiled from the table that is there when their module is built."""
-SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,8 +62,7 @@ def replace(target: Path, parts: Sequence[str], records: Sequence[str], before: 
                 kept[path] = name
                 _keep(path, name)
         sync_folder(target.parent)
-        now = target.stat() if before else None
-        if before and now and _changed(before, now):
+        if before and _changed(before, target.stat()):
             raise TunedDBError(
                 f"{target}: was changed by another process during the merge, and nothing was merged; merge again"
             )

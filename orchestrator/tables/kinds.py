@@ -151,7 +151,7 @@ def check_versions(
         Counter((*chip, *_versions(r.get(p))) for chip, begin in begins for p in some if p.startswith(begin))
         for some, r in (([p for p in places if p not in new], there), (new, new))
     ]
-    faults, unknown = list[str](), dict[str, list[str]]()
+    faults, unknown, apart = list[str](), dict[str, list[str]](), "merge into a table of their own, or "
     for at, field, words in ((2, "image", "images"), (3, "tuner", "tuner versions")):
         for chip in sorted(chips):
             has, comes = ({known[at] for known in side if known[:2] == chip} - {""} for side in sides)
@@ -159,6 +159,7 @@ def check_versions(
                 what = f"{path}: {words} would mix on {chip[0]}{f' with cu_num {chip[1]}' if chip[1] != '0' else ''}: "
                 what += f"the table's rows are of {_named(has)}, the newcomers of" if has else "the newcomers are of"
                 faults.append(f"{what} {_named(comes)}")
+                apart = "" if len(comes) > 1 else apart
         rows = [
             f"{unnamed} of {plural(side.total(), f'{word} row')}"
             for side, word in zip(reversed(sides), ("new", "old"), strict=True)
@@ -167,7 +168,7 @@ def check_versions(
         if rows:
             unknown.setdefault(" and ".join(rows), []).append(field)
     if faults and not allowed:
-        raise TunedDBError([*faults, "merge into a table of their own, or give --allow-mixed"])
+        raise TunedDBError([*faults, f"{apart}give --allow-mixed to `db merge`"])
     notes = [
         f"{path}: the {' and the '.join(fields)} of {rows} {'is' if len(fields) == 1 else 'are'} not known:"
         " that they match is taken on trust"
@@ -178,8 +179,7 @@ def check_versions(
 
 def _versions(record: Record | None) -> tuple[str, str]:
     """Image and tuner version, "" for what is not known."""
-    document = record.document if record else {}
-    return str(document.get("image") or ""), str(document.get("tuner") or "")
+    return (record.text("image"), record.text("tuner")) if record else ("", "")
 
 
 def _named(values: Iterable[str]) -> str:
@@ -188,8 +188,6 @@ def _named(values: Iterable[str]) -> str:
 
 Facts = Callable[[Newcomer], Mapping[str, Any]]
 """The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
-SUFFIX = ".provenance.jsonl"
-_DECODER = json.JSONDecoder()
 
 
 class Record(NamedTuple):
@@ -207,7 +205,7 @@ class Record(NamedTuple):
 
 def records_path(table: Path) -> Path:
     """The file beside a table."""
-    return table.with_name(table.name + SUFFIX)
+    return table.with_name(table.name + ".provenance.jsonl")
 
 
 def read_records(table: Path) -> dict[Place, Record]:
@@ -217,10 +215,7 @@ def read_records(table: Path) -> dict[Place, Record]:
     for n, line in enumerate(text.split("\n"), 1):
         if line := line.strip():
             try:
-                document, end = _DECODER.raw_decode(line)
-                if end != len(line):
-                    raise ValueError("more than one object")
-                record = _record(document, line)
+                record = _record(json.loads(line), line)
             except (ValueError, KeyError, TypeError, RecursionError) as e:
                 what = "is not a record of a tuned row; mend the line, or move the file away and lose its records"
                 raise TunedDBError(f"{path}:{n}: {what}") from e

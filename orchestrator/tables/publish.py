@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from orchestrator.errors import InputError
 from orchestrator.families import ELEMENT_TYPES, PadLevel, family_type, grid_point
@@ -34,7 +34,6 @@ from worker.families import Family
 from worker.text import plural
 from worker.tuners.catalog import recorded_tuner
 
-PADS: tuple[PadLevel, ...] = ("fine", "coarse")
 MODELS = "aiter/configs/model_configs"
 NAME = "this branch"
 
@@ -266,7 +265,7 @@ def settle(pool: NewcomerPool, rules: RowRules) -> Iterator[Judged]:
 
 def misses(keys: Iterable[Key], there: set[Key], family: Family) -> int:
     """Number of keys for which AITER's lookup finds no row: neither the exact M nor its two paddings."""
-    padded = [(key, *((*key[:2], *grid_point(key[2:], family, level)) for level in PADS)) for key in keys]
+    padded = [(key, *((*key[:2], *grid_point(key[2:], family, level)) for level in get_args(PadLevel))) for key in keys]
     return sum(there.isdisjoint(tried) for tried in padded)
 
 

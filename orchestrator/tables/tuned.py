@@ -274,8 +274,8 @@ def read_header(path: Path, cells: Sequence[str], family: Family) -> tuple[str, 
     """The columns of a table of the family, by our names. Raises TunedDBError where one is missing or there twice."""
     names = family.from_aiter((cells[0].removeprefix("\ufeff").strip(), *cells[1:]) if cells else ())
     faults = [f"{path}:1: column {n} is there {c} times" for n, c in Counter(names).items() if c > 1]
-    chip = [n for n in family.chip_columns if n == family.chip_columns[-1]]  # gfx follows from cu_num
-    missing = family.to_aiter(n for n in (*chip, *family.key_names, "us") if n not in names)
+    needed = (family.chip_columns[-1], *family.key_names, "us")  # gfx follows from cu_num
+    missing = family.to_aiter(n for n in needed if n not in names)
     if missing:
         faults.append(
             f"{path}:1: is not a tuned table of {family.name}: column {', '.join(missing)} is missing"

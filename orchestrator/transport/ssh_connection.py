@@ -198,7 +198,7 @@ class KnownOnly(paramiko.RejectPolicy):  # type: ignore[misc]
                 self._node,
                 f"{shows} is not known; looked for {self._name} in {files}. Compare the fingerprint with the host's own"
                 f" (ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub there), then add it: {self._scan()}; or trust what comes"
-                " first: --accept-new-host-keys",
+                " first with --accept-new-host-keys",
             )
         path = self._files[0]
         try:

@@ -164,7 +164,7 @@ def test_images_alternate_pass_by_pass_on_one_slot(bench: Bench, monkeypatch: py
 
     monkeypatch.setattr(request, "prepare", without_docker)
     first = prepare(asked)
-    of, state = request.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()).state)
+    of, state = request.run_passes(first, asked, compared, lambda paths, what: drive(paths, LineView()))
     of.write()
     assert (state, sorted(map(str, images))) == ("finished", ["image:1", "image:2"])
     assert [(r.key[0], len(r.runs), r.status) for r in of.found] == [(8, 1, "ok")] * 2 + [(16, 1, "ok")] * 2

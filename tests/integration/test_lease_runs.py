@@ -147,6 +147,8 @@ def test_a_run_takes_a_lease_and_gives_it_back(pool: RunBench) -> None:
     pool.bench.check_books(tuned=n, failed={})
     wait_until(lambda: not pool.left(), "nothing is left in the queue")
     assert pool.bench.processes() == []
+    asked = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory))
+    assert "\npool: " in asked.out, "what the scheduler would do"
     checked = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory), "--lease", "--json")
     of_pool, machine = checked.json()["nodes"]
     assert (checked.code, of_pool["name"], machine["name"]) == (0, "pool", "pool"), checked.err

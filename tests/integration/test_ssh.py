@@ -13,7 +13,9 @@ from typing import Any
 
 import pytest
 
+from orchestrator.controller.node_check import check_nodes
 from orchestrator.errors import HostKeyError, LoginError, TransportError, UnreachableError
+from orchestrator.inventory.model import Node
 from orchestrator.transport.base import RemoteFile, connected
 from orchestrator.transport.ssh import HostRequest, SshTransport
 from orchestrator.transport.ssh_connection import hops
@@ -98,6 +100,15 @@ def test_an_unknown_key_of_any_hop_is_refused_or_kept_once(way: Way, unknown: st
         way.who(accept_new_host_keys=True)
     assert known.read_text() == f"{right}\n{node.known_line()}"
     way.who()
+
+
+def test_the_check_of_a_node_says_once_what_to_do_about_an_unknown_key(fleet: LightFleet) -> None:
+    place = fleet.add()
+    fleet.known_hosts.write_text("")
+    way = {"transport": "ssh", "host": place.address, "port": place.port, "ssh_config": str(fleet.config)}
+    (report,) = check_nodes([Node.model_validate({"name": "n1", **way})])
+    (problem,) = report.problems()
+    assert problem.endswith("; or trust what comes first with --accept-new-host-keys")
 
 
 def test_the_inventory_wins_over_the_ssh_config(way: Way) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 
+from tests.integration.fleetkit import begun, finish, joined
 from tests.integration.kit import Bench, read_csv
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -67,6 +69,62 @@ def test_what_is_rendered_is_what_a_run_deploys(bench: Bench) -> None:
         assert {n: (text, (folder / n).stat().st_mode) for n, text in there.items()} == rendered
 
 
+def test_lists_of_two_families_are_two_runs_of_one_command(bench: Bench) -> None:
+    linear, moe, other = (bench.root / f"{name}.csv" for name in ("log-a8w8_blockscale", "log-fmoe", "other"))
+    linear.write_text("M,N,K,count\n16,256,256,3\n32,256,256,1\n")
+    other.write_text("M,N,K\n32,256,256\n64,256,256\n")
+    moe.write_text("token,model_dim,inter_dim,expert,topk\n16,256,128,8,2\n")
+    options = [*map(str, (linear, moe, other)), *bench.tune_args()[1:], "--family", "a8w8_blockscale"]
+    planned = bench.run("tune", *options, "--plan", "--json").json()
+    assert [(p["family"], p["todo"]) for p in planned["runs"]] == [("a8w8_blockscale", 3), ("fmoe", 1)]
+    assert (planned["exit_code"], bench.runs.exists()) == (0, False)
+    rendered = bench.run("tune", *options, "--render", str(bench.root / "out"), "--json").json()
+    assert list(rendered["nodes"]) == ["a8w8_blockscale/here", "fmoe/here"]
+
+    done = bench.run("tune", *options)
+    assert done.code == 0, done.out + done.err
+    first, second = (p.parent for p in sorted(bench.runs.glob("*/run.yaml"), key=lambda p: p.stat().st_mtime_ns))
+    summary = done.out.splitlines()[-2:]
+    assert re.match(rf"a8w8_blockscale: run {first.name} finished: 3 of 3 shapes tuned; next: .*{first}", summary[0])
+    assert re.match(rf"fmoe: run {second.name} finished: 1 of 1 shape tuned; next: .*{second}", summary[1])
+    assert [len(read_csv(run / "tuned.csv")) for run in (first, second)] == [3, 1]
+    assert read_csv(first / "annotations.csv")[2]["count"] == "", "the list that has this shape has no such column"
+    assert bench.run("explain", first.name).code == 0
+
+
+def two_lists(bench: Bench) -> list[str]:
+    linear, moe = (bench.root / f"log-{family}.csv" for family in ("a8w8_blockscale", "fmoe"))
+    linear.write_text("M,N,K\n16,256,256\n")
+    moe.write_text("token,model_dim,inter_dim,expert,topk\n16,256,128,8,2\n")
+    return [str(linear), str(moe)]
+
+
+def test_the_worst_exit_code_of_several_runs_counts(bench: Bench) -> None:
+    args = bench.tune_args([{"kind": "no_candidate", "match": {"N": "256"}}])[1:]
+    done = bench.run("tune", *two_lists(bench), *args, "--json")
+    found = done.json()
+    assert (done.code, found["exit_code"], [r["exit_code"] for r in found["runs"]]) == (1, 1, [1, 0])
+    assert ["explain" in r["next"][0] for r in found["runs"]] == [True, False]
+    for words, says in (
+        (["--detach"], "--detach: several families are runs one after another; leave it out"),
+        (["--db", "t.csv"], "--db and --gpu-hours are for one family, and these lists are of a8w8_blockscale, fmoe"),
+    ):
+        refused = bench.run("tune", *two_lists(bench), *args, *words)
+        assert (refused.code, says in refused.err) == (2, True), refused.err
+
+
+def test_an_interrupted_run_is_the_last_one(bench: Bench) -> None:
+    args = bench.tune_args([{"kind": "hold", "match": {"N": "256"}}])[1:]
+    run = bench.start("tune", *two_lists(bench), *args, "--grace", "0")
+    wait_until(lambda: list(bench.workdir.glob("**/node.json")) and bench.tuners(), "the shape is held")
+    run.send_signal(signal.SIGINT)
+    out, _ = run.communicate(timeout=PATIENCE_S)
+    assert run.returncode == 130, out
+    first, rest = out.splitlines()[-2:]
+    assert re.search(rf"{bench.paths.run} interrupted: 0 of 1 shape tuned; next: .*resume {bench.paths.run}", first)
+    assert rest == f"fmoe: not started ({bench.root}/log-fmoe.csv)"
+
+
 def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     n = bench.shapes(groups=3)
     db = bench.root / "db.csv"
@@ -85,6 +143,29 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out
     assert db.read_bytes() == before, "the same times do not beat themselves"
+
+
+def test_nodes_join_and_leave_a_run_while_it_goes_on_and_not_afterwards(bench: Bench) -> None:
+    n = bench.shapes(groups=6)
+    run, alone = begun(bench, 1), bench.inventory.read_text()
+    bench.inventory.write_text(f"{alone}  too:\n    gpus: [2]\n    workdir: {bench.workdir}\n")
+    added = bench.run("nodes add", "-i", str(bench.inventory))
+    assert (added.code, added.out) == (0, f"joining run {bench.paths.run}: too\n"), added.err
+    wait_until(lambda: joined(bench, "too", 0.0), "it joins")
+    unknown, drained = bench.run("nodes drain", "no"), bench.run("nodes drain", "here")
+    assert (unknown.code, "has no node 'no' (there: here, too)" in unknown.err) == (2, True)
+    assert (drained.code, drained.out) == (0, "here finishes its running groups and gets no more\n")
+    bench.release()
+    assert "here drains by request" in finish(run)
+    assert run.returncode == 0
+    bench.check_books(tuned=n, failed={})
+    before = bench.paths.inventory.read_bytes()
+    bench.inventory.write_text(alone)
+    for words in (("nodes add", "-i", str(bench.inventory)), ("nodes drain", "too")):
+        refused = bench.run(*words)
+        assert refused.code == 2
+        assert refused.err == f"error: no controller drives run {bench.paths.run}, which is finished\n"
+    assert bench.paths.inventory.read_bytes() == before
 
 
 def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,13 @@ import pytest
 from orchestrator.paths import RunConfig
 from tests.integration.kit import Bench
 from tests.standins.aiter import Tree, make_tree
+from tests.standins.kernels import make_kernels
 
+BF16 = "torch.bfloat16"
+MOE = (
+    "cu_num,token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1,us,"
+    "kernelName1,kernelName2"
+)
 HEADER = "gfx,cu_num,M,N,K,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
 
 
@@ -86,8 +93,42 @@ def test_wrong_rows_are_named_and_those_of_another_chip_or_tuner_are_refused(ben
     assert (done.code, f"{path}:3: torch_lut256_t2 is a kernel of gemmfleet's" in done.err) == (2, True)
 
 
+def operators(bench: Bench, tree: Tree) -> None:
+    """Put operators into a tree, which a real torch computes."""
+    make_kernels(tree.root, "old")
+    core = tree.root / "aiter/_core.py"
+    core.write_text(core.read_text().replace("what = fault(op)", 'what = fault(f"{op}-{x.shape[0]}")'))
+    bench.inventory.write_text(bench.inventory.read_text().replace(str(tree.python), sys.executable))
+
+
+def test_an_aiter_without_run_config_runs_the_operator_itself_and_says_so(bench: Bench) -> None:
+    operators(bench, node(bench, "runbook"))
+    rows = str(table(bench, 64, 128))
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", rows)
+    assert done.code == 0, done.out + done.err
+    assert "here: 2 of 2 rows proven" in done.out
+    assert "; ran the operator itself: this AITER has no --run_config (it came on 2026-04-14))" in done.out
+    assert not list(bench.workdir.iterdir()), "the node folder is gone"
+    text = bench.inventory.read_text()
+    for fault, verdict, why in (("segv", "error", "SIGSEGV"), ("wrong", "mismatch", "of its elements are off")):
+        bench.inventory.write_text(text.replace("env: {", f"env: {{STANDIN_FAULT: 'gemm_a4w4-64:{fault}', "))
+        done = bench.run("verify", "-i", str(bench.inventory), "--table", rows, "--json")
+        assert done.code == 1, done.out + done.err
+        bad, good = done.json()["nodes"][0]["rows"]
+        assert (bad["verdict"], why in bad["why"], bad["us"]) == (verdict, True, None)
+        assert (good["verdict"], good["selected"], good["us"] > 0) == ("ok", True, True)
+    bench.inventory.write_text(text)
+    done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, 64, cu_num=80)))
+    assert (done.code, "64x512x1024: not used by the lookup, ok" in done.out) == (1, True), done.out
+
+
 def test_an_image_that_cannot(bench: Bench) -> None:
     node(bench, "runbook")
-    for rows, code, words in (((64,), 3, "this AITER has no --run_config"), ((), 2, "has no row")):
-        done = bench.run("verify", "-i", str(bench.inventory), "--table", str(table(bench, *rows)))
-        assert (done.code, words in done.err) == (code, True)
+    moe = bench.root / "tuned_fmoe.csv"
+    moe.write_text(f"{MOE}\n256,16,7168,256,8,2,ActivationType.Silu,{BF16},{BF16},{BF16},QuantType.No,1,0,9.0,a,b\n")
+    for path, code, words in (
+        (moe, 3, "this AITER has no --run_config (it came on 2026-04-14), and bench has no inputs for fmoe"),
+        (table(bench), 2, "has no row"),
+    ):
+        done = bench.run("verify", "-i", str(bench.inventory), "--table", str(path))
+        assert (done.code, words in done.err) == (code, True), done.err

@@ -100,9 +100,20 @@ def gemm_a4w4(A, B, A_scale, B_scale, bias=None, dtype=torch.bfloat16, alpha=1.0
     return multiply("gemm_a4w4", A, B, A_scale, B_scale, dtype)
 """
 _DISPATCH_OLD = """
+import csv, os
 import torch
 from aiter._core import multiply
+def lookup(M, N, K):
+    path = os.environ.get("AITER_CONFIG_GEMM_A4W4", "")
+    if not path or os.environ.get("AITER_LOG_TUNED_CONFIG", "0") == "0":
+        return
+    with open(path, newline="") as f:
+        for row in csv.DictReader(f):
+            if [int(row[c]) for c in ("cu_num", "M", "N", "K")] == [256, M, N, K]:
+                print(f"[aiter] shape is M:{M}, N:{N}, K:{K}, found padded_M: {M}, N:{N}, K:{K} is tuned on"
+                      f" cu_num = 256 in {path}, kernel name is {row['kernelName']}, splitK is {row['splitK']}!")
 def gemm_a4w4(A, B, A_scale, B_scale, out, bias=None, alpha=1.0, beta=0.0, bpreshuffle=True):
+    lookup(A.shape[0], B.shape[0], 2 * A.shape[1])
     assert out.shape[0] % 32 == 0, "Dim0 of gemm_a4w4_asm output needs to be padded to multiples of 32!"
     out[: A.shape[0]] = multiply("gemm_a4w4", A, B, A_scale, B_scale, out.dtype)
     return out

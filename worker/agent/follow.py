@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.agent.inbox import read_epoch, read_stop
+from worker.process import write_all
 from worker.protocol import BEAT_S, MAX_RECORD_BYTES, SLOT_RE, InboxName, NodePaths
 
 CHUNK = MAX_RECORD_BYTES  # small, because the controller queues frames by number; every record fits
@@ -170,11 +171,11 @@ def follow(stream: Stream, out: int, beat_s: float = BEAT_S) -> None:
             stream.look()
             next_look = now + LOOK_S
         if now >= next_beat:
-            _send(out, stream.beat(time.time()))
+            write_all(out, stream.beat(time.time()))
             next_beat = now + beat_s
         sent = False
         for frame in stream.frames():
-            _send(out, frame)
+            write_all(out, frame)
             sent = True
         if sent:
             moved = now
@@ -213,9 +214,3 @@ def _exit_with_stdin() -> None:
         while os.read(0, 4096):
             pass
     os._exit(0)
-
-
-def _send(out: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(out, view) :]

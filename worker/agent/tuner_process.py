@@ -23,14 +23,15 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from worker import PACKAGE_PARENT
-from worker.process import Child, Stopwatch, die_with, exit_words
+from worker.device import numbers, text_of
+from worker.process import Child, Stopwatch, die_with, exit_words, write_all
 from worker.protocol import MAX_RECORD_BYTES, Spec
 from worker.text import clean
 from worker.tuners.base import Configurable, Emit, Judging, Place, Timed, Tuner, TunerFault
@@ -78,6 +79,7 @@ class TunerProcess:
             raise
         finally:
             os.close(theirs)
+        self.pid = self._child.pid
         self._in = self._child.stdin.fileno()
         self._messages = messages
         os.set_blocking(self._in, False)
@@ -89,10 +91,6 @@ class TunerProcess:
         self._to_send = bytearray()
         self._received = bytearray()
         self._ended = False
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def send(self, line: bytes) -> None:
         """Send a command; what the pipe does not take at once, `pump` writes."""
@@ -232,29 +230,24 @@ def oom_counters(pid: int, cgroups: Path = Path("/sys/fs/cgroup")) -> dict[str, 
     A SIGKILL has no sender's name, but the kernel counts its own: `oom_kill` in a cgroup's memory.events (v2) or
     memory.oom_control (v1), which has precedence because it counts only ours, and for the machine in /proc/vmstat.
     """
-    out: dict[str, int] = {}
-    for path in _cgroup_files(pid, cgroups):
-        count = _field(path, "oom_kill")
-        if count is not None:
-            out[str(path)] = count
-    if not out and (count := _field(_VMSTAT, "oom_kill")) is not None:
-        out[str(_VMSTAT)] = count
-    return out
+    return _oom_kills(_cgroup_files(pid, cgroups)) or _oom_kills([_VMSTAT])
 
 
 def oom_killed(before: Mapping[str, int]) -> bool:
     """True where one of the counters has risen since `before`."""
-    return any((_field(Path(path), "oom_kill") or 0) > count for path, count in before.items())
+    now = _oom_kills(map(Path, before))
+    return any(now.get(path, 0) > count for path, count in before.items())
+
+
+def _oom_kills(paths: Iterable[Path]) -> dict[str, int]:
+    found = {str(path): numbers(text_of(path)).get("oom_kill") for path in paths}
+    return {path: count for path, count in found.items() if count is not None}
 
 
 def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
     """Files that may hold the process's memory counters; within a container the path of /proc may be the host's."""
-    try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except OSError:
-        return []
     found: dict[str, Path] = {}
-    for line in lines:
+    for line in text_of(Path(f"/proc/{pid}/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers == "":
             root, name = cgroups, "memory.events"
@@ -266,14 +259,6 @@ def _cgroup_files(pid: int, cgroups: Path) -> list[Path]:
             if (folder / name).is_file():
                 found.setdefault(name, folder / name)
     return list(found.values())
-
-
-def _field(path: Path, name: str) -> int | None:
-    try:
-        found = dict(line.split(" ", 1) for line in path.read_text().splitlines())
-        return int(found[name])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 def serve(tuner: str, options: str, fd: int, parent: int, place: Place) -> int:
@@ -337,8 +322,7 @@ class Wire:
         with self._lock:
             self._sending = main
             try:
-                while line:
-                    line = line[os.write(self._fd, line) :]
+                write_all(self._fd, line)
             finally:
                 self._sending = False
         if main and self._held:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypedDict, cast
 
 from worker.protocol.paths import ATTEMPT_RE, SLOT_RE
 from worker.protocol.records import MAX_SECONDS, PROTOCOL, ProtocolError, json_object, some, type_faults
@@ -25,6 +25,10 @@ MAX_WORDS, MAX_WORD = 64, 400  # limits of one identity or key: strings, and cha
 BAD_ENDS = ("fault", "hang", "oom", "error")
 SOURCES = ("attempt", "blocklist")
 _TEXTS = {"name": 200, "detail": 300, "slot": 200, "image": 200, "driver": 100}
+_WITHHELD_TYPES: dict[str, tuple[type, ...]] = {
+    "key": (list,), "candidate": (list,), "outcome": (str,), "source": (str,), "t": (int, float),
+    **dict.fromkeys(_TEXTS, (str,)),
+}  # fmt: skip
 
 
 class Withheld(TypedDict, total=False):
@@ -81,24 +85,16 @@ def withheld_entry(raw: Any) -> Withheld:
     """One entry with all its fields, long texts cut. Raises ProtocolError."""
     if not isinstance(raw, Mapping):
         raise ProtocolError("a withheld candidate is not a mapping")
-    entry = Withheld(
-        key=list(identity(raw.get("key"), "key of a withheld candidate")),
-        candidate=list(identity(raw.get("candidate"), "a withheld candidate")),
-    )
-    for name, most in _TEXTS.items():
-        value = raw.get(name, "")
-        if not isinstance(value, str):
-            raise ProtocolError(f"{name} of a withheld candidate is {type(value).__name__}, not str")
-        entry[name] = value[:most]  # type: ignore[literal-required]
-    entry["outcome"], entry["source"] = raw.get("outcome", "fault"), raw.get("source", "attempt")
-    if entry["outcome"] not in BAD_ENDS or entry["source"] not in SOURCES:
-        raise ProtocolError(f"a withheld candidate with outcome {entry['outcome']!r}, source {entry['source']!r}")
-    t = raw.get("t", 0.0)
-    if isinstance(t, bool) or not isinstance(t, (int, float)) or not 0 <= t <= 1e12:
-        raise ProtocolError("a withheld candidate without a time")
-    entry["t"] = round(float(t), 3)
-    entry["confirmed"] = raw.get("confirmed", False) is True
-    return entry
+    given = {name: raw[name] for name in _WITHHELD_TYPES if name in raw}
+    if faults := type_faults(given, _WITHHELD_TYPES, ("key", "candidate")):
+        raise ProtocolError(f"a withheld candidate: {faults[0]}")
+    outcome, source, t = given.get("outcome", "fault"), given.get("source", "attempt"), given.get("t", 0.0)
+    if outcome not in BAD_ENDS or source not in SOURCES or not 0 <= t <= 1e12:
+        raise ProtocolError(f"a withheld candidate with outcome {outcome!r}, source {source!r}, time {t!r}")
+    out: dict[str, Any] = {n: list(identity(given[n], f"{n} of a withheld candidate")) for n in ("key", "candidate")}
+    out |= {name: given.get(name, "")[:most] for name, most in _TEXTS.items()}
+    out |= {"outcome": outcome, "source": source, "t": round(float(t), 3), "confirmed": raw.get("confirmed") is True}
+    return cast(Withheld, out)
 
 
 def withheld_list(raw: Any, more: Any = 0) -> tuple[list[Withheld], int]:

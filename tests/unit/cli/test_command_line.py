@@ -178,8 +178,10 @@ def test_no_message_spells_the_program_by_hand() -> None:
     [
         (CONFIG, {}, [f"db merge {PATHS.root} --into a4w4_blockscale_tuned_gemm.csv", f"report {PATHS.run}",
                       f"verify {PATHS.run}", f"db export {PATHS.tuned} --env"]),
-        (replace(CONFIG, db="my tables/t.csv"), {}, [f"report {PATHS.run}", f"verify {PATHS.run}",
-                                                     "db export 'my tables/t.csv' --env"]),
+        (replace(CONFIG, db="my tables/t.csv"), {"merged": True}, [
+            f"report {PATHS.run}", f"verify {PATHS.run}", "db export 'my tables/t.csv' --env"]),
+        (replace(CONFIG, db="refused.csv"), {}, [
+            f"report {PATHS.run}", f"verify {PATHS.run}", f"db export {PATHS.tuned} --env"]),
         # tables of our own tuners are not for AITER
         (replace(CONFIG, tuner="torch"), {}, [f"db merge {PATHS.root} --into a4w4_blockscale-torch.csv",
                                               f"report {PATHS.run}"]),
@@ -188,7 +190,7 @@ def test_no_message_spells_the_program_by_hand() -> None:
     ],
 )  # fmt: skip
 def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, int], words: list[str]) -> None:
-    steps = next_steps(PATHS, config, **{"tuned": 3, "failed": 0, "unsettled": False, **how})  # type: ignore[arg-type]
+    steps = next_steps(PATHS, config, **{"tuned": 3, "failed": 0, "unsettled": False, "merged": False, **how})  # type: ignore[arg-type]
     assert [w for w, _ in steps] == words
     assert next_lines([("report r", "the page"), ("status run", "how it stands")]) == [
         f"next: {program()} report r    # the page", f"      {command('status run')}  # how it stands",

@@ -123,6 +123,8 @@ def test_a_lease_on_a_quarantined_host_is_given_back_and_the_host_left_out(
     nodes.scheduler.end("1", EndCause.PREEMPTED)
     requests = nodes.scheduler.requests
     wait_until(lambda: nodes.turn() and requests[1:] == [(1, frozenset({"g1"}))], "another is requested")
+    nodes.pool.hopeless = "not available"  # as Slurm says where no other host is left
+    assert "  pool: no more leases are requested: not available (in quarantine: g1)" in nodes.leased.why()
 
 
 def test_a_lease_that_was_idle_for_two_minutes_is_given_back(start: Callable[..., Nodes], idle: list[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.facts import ARGV, load_facts, read_facts, save_facts, script
-from orchestrator.controller.node_check import COLUMNS, check_node, unreachable
+from orchestrator.controller.node_check import COLUMNS, check_node, compare, unreachable
 from orchestrator.inventory.model import Node
 from orchestrator.transport.base import Completed
 from orchestrator.transport.local import LocalTransport
@@ -47,7 +47,7 @@ def fake_docker(folder: Path, **says: str) -> None:
 
 
 def run(node: Node, root: Path, shell: str = "sh", *, brief: bool = False) -> Completed:
-    text = script(node, brief=brief, sys=str(root / "sys"), dev=str(root / "dev"))
+    text = script(node, brief=brief, sysfs=str(root / "sys"), dev=str(root / "dev"))
     argv = ["busybox", *ARGV] if shell == "busybox" else [shell, *ARGV[1:]]
     return LocalTransport("n").run(argv, stdin=text)
 
@@ -156,6 +156,18 @@ def test_a_good_node() -> None:
     assert report.row() == ("n", "ok", "1 x gfx950", "28.0", "abc", "100 GiB", "-1 s", "")
     assert len(report.row()) == len(COLUMNS)
     assert json.loads(json.dumps(report.to_json()))["gpus"][0]["gfx"] == "gfx950"
+
+
+def test_an_image_that_differs_is_named_with_the_nodes_of_the_usual_one() -> None:
+    def problems(*images: str) -> list[str]:
+        nodes = [in_docker().model_copy(update={"name": f"n{i}"}) for i in range(len(images))]
+        reports = [check_node(n, answer({"image": f"sha256:{x} 1"}), NOW) for n, x in zip(nodes, images, strict=True)]
+        return [p for r in compare(reports) for p in r.problems()]
+
+    way = "name the image by digest, because no table takes rows of both"
+    assert problems("a", "b") == [f"n1: its image sha256:b is not the sha256:a of n0: {way}"]
+    assert problems("a", "b", "b", "b") == [f"n0: its image sha256:a is not the sha256:b of n1, n2 and 1 more: {way}"]
+    assert problems("a", "a") == []
 
 
 DOCKER, HERE = in_docker(), a_node()

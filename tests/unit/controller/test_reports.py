@@ -85,7 +85,7 @@ def test_turns_that_have_no_time_leave_their_messages_to_the_next(
     shapes.write_text("M,N,K\n" + "".join(f"{m},{n},512\n" for m in (16, 32) for n in range(64, 64 * 13, 64)))
     request = RunRequest(shapes, tmp_path / "runs", inventory, "a16w16", options={"seconds_per_shape": 0.0})
     paths = prepare(request).create()
-    assert drive(paths, Nobody(), handle_signals=False).state == "finished"
+    assert drive(paths, Nobody(), handle_signals=False) == "finished"
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         assert (ledger.counts().tuned, reconcile(ledger)) == (24, [])
         assert ledger.query("SELECT * FROM offsets WHERE bad > 0") == []

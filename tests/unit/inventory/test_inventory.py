@@ -13,6 +13,7 @@ from orchestrator.cli.app import app
 from orchestrator.errors import InventoryError
 from orchestrator.inventory.load import MAX_BYTES, limit, load_inventory, resolved
 from orchestrator.inventory.model import Inventory, dumps
+from orchestrator.inventory.values import missing, names
 from tests.paths import ROOT
 from tests.support.inventory_page import PAGE, SCHEMA, with_tables
 from worker import registry
@@ -64,7 +65,7 @@ nodes:\r
   three: {transport: local, engine: process, vllm: {root: /w.whl}}
 """)  # fmt: skip
     one, two, three = inventory.nodes.values()
-    assert (inventory.family, inventory.tuner) == ("a8w8", "torch")
+    assert (inventory.defaults.family, inventory.defaults.tuner) == ("a8w8", "torch")
     assert (one.name, one.gpus, one.labels, three.image) == ("one", 2, ("all", "fast"), "a")
     assert (two.gpus, two.image, two.labels) == ((3, 1), "b", ("all", "fast", "slow"))
     assert two.env == {"A": "1", "B": "3", "C": "${env:C}"}
@@ -214,6 +215,19 @@ nodes:
     assert (one.via, one.login, one.count) == ("cluster", None, (1, 1))  # of the SSH configuration
     assert (pods.count, pods.resource, pods.engine) == ((4, 4), "amd.com/gpu", "process")
     assert pods.pod["spec"] == {"tolerations": [{"operator": "Exists"}]}
+
+
+def test_references_of_a_login_node_are_replaced_like_those_of_a_node(tmp_path: Path) -> None:
+    hosts = "hosts:\n  login1: {host: login1.example,\n    user: '${env:U}', identity: '~/${env:K}'}\n"
+    node = load(tmp_path, hosts + "nodes: {pool: {lease: slurm, via: login1}}\n").nodes["pool"]
+    login = resolved(node, {"U": "me", "K": "key"}).login
+    assert login is not None
+    assert (login.host, login.user, login.identity) == ("login1.example", "me", "~/key")
+    assert (names(str(node.options())), missing(node.options(), {"K": "key"})) == (("U", "K"), [("login.user", "U")])
+    with pytest.raises(InventoryError, match=re.escape(f"{tmp_path}/inv.yaml:3: node pool: login.user refers to")):
+        resolved(node, {"K": "key"})
+    with pytest.raises(InventoryError, match=re.escape(":3: node pool: login.user, its references replaced, must be")):
+        resolved(node, {"U": "-o", "K": "key"})
 
 
 def test_a_missing_variable_names_file_line_node_and_name(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ class LeasedRun:
         self.start = self._thread.start
 
     def _go(self) -> None:
-        self.state = drive(self.paths, self.view, handle_signals=False).state
+        self.state = drive(self.paths, self.view, handle_signals=False)
 
     def finish(self) -> None:
         self._thread.join(PATIENCE_S)
@@ -75,7 +75,7 @@ def test_cancel_of_a_run_without_a_controller_gives_its_leases_back(make_run: Ca
     run = make_run(Scheduler(grants=True), "count: 2")
     run.scheduler.ask(2)
     assert len(run.scheduler.held()) == 2, "as a controller that was killed left them"
-    assert drive(run.paths, run.view, cancel=True, handle_signals=False).state == "cancelled"
+    assert drive(run.paths, run.view, cancel=True, handle_signals=False) == "cancelled"
     assert run.scheduler.held() == []
 
 

@@ -45,6 +45,7 @@ def test_a_mistyped_word_is_an_error_with_the_right_spelling(words: list[str], s
     ("words", "command"),
     [
         (["tune", "SHAPES=my.csv", "ARGS=--limit 3 -O SHAPE=3"], "tune 'my.csv' --limit 3 -O SHAPE=3"),
+        (["tune", "SHAPES=a.csv  b.csv", "TUNER=vllm"], "tune 'a.csv' 'b.csv' --tuner 'vllm'"),
         (["-j4", "-k", "plan", "SHELL=/bin/bash", "PATH=/usr/bin:/bin", "HIP_VISIBLE_DEVICES=3"], "--plan"),
         (["merge", "DB=t.csv", "RUN=r1"], "db merge \"r1\" --into 't.csv'"),
         (["export", "DB=t.csv", "FAMILY=a8w8", "ARGS=--env"], "db export 't.csv' --family 'a8w8' --env"),
@@ -56,6 +57,13 @@ def test_targets_are_the_commands(words: list[str], command: str) -> None:
     done = make(*words)
     assert (done.returncode, done.stderr) == (0, "")
     assert command in " ".join(done.stdout.split())
+
+
+def test_the_name_of_a_list_may_hold_spaces(tmp_path: Path) -> None:
+    words = "tune", f"SHAPES={tmp_path}/a list.csv"
+    assert f"tune '{tmp_path}/a' 'list.csv'" in make(*words).stdout
+    (tmp_path / "a list.csv").touch()
+    assert f"tune '{tmp_path}/a list.csv'" in make(*words).stdout
 
 
 def test_every_target_has_help() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import ShapesError
 from orchestrator.families import get_family
 from orchestrator.shapes.model import Shape, ShapeList, annotations_csv, render_shapes
-from orchestrator.shapes.reader import MAX_BYTES, read_shapes
+from orchestrator.shapes.reader import MAX_BYTES, family_of_list, read_shapes, union
 from orchestrator.tables.textfiles import MAX_FAULTS
 from tests.paths import ROOT
 from tests.support.marks import drawn
@@ -97,6 +97,42 @@ def test_a_tuned_table_and_aiters_own_lists_are_shape_lists(path: Path, family: 
     assert len(read(path, ",".join(family.aiter_header) + "\n" + ",".join(row) + "\n", family.name).shapes) == 1
     for there in (p for name in (family.untuned_csv, family.tuned_csv) if (p := TABLES / name).is_file()):
         assert len(read_shapes(there, family).shapes) > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "known", "family"),
+    [
+        ("shapes-a8w8_blockscale.csv", "M,N,K", FAMILIES, "a8w8_blockscale"),
+        ("log-2026-batched_a8w8.csv", "B,M,N,K", FAMILIES, "batched_a8w8"),
+        ("fmoe.csv", "M,N,K", FAMILIES, "fmoe"),
+        ("my_a8w8.csv", "M,N,K", FAMILIES, None),
+        *((f.untuned_csv, "M,N,K", FAMILIES, f.name) for f in FAMILIES.values()),
+        ("qwen_bf16_tuned_gemm_3.csv", "gfx,M,N,K", FAMILIES, "a16w16"),
+        ("list.csv", " Token,model_dim,inter_dim,expert , topk,count", FAMILIES, "fmoe"),
+        ("list.csv", "M,N,K", FAMILIES, None),
+        ("list.csv", "M,N,K", ("a8w8_blockscale", "fmoe"), "a8w8_blockscale"),
+        ("list.csv", "M;N;K", ("a8w8_blockscale", "fmoe"), None),
+    ],
+)
+def test_the_family_of_a_list(tmp_path: Path, name: str, header: str, known: list[str], family: str | None) -> None:
+    (tmp_path / name).write_text(f"\ufeff{header}\n1,2,3\n")
+    assert family_of_list(tmp_path / name, known) == family
+
+
+def test_a_list_that_is_not_there_has_no_family(tmp_path: Path) -> None:
+    with pytest.raises(ShapesError, match=r"none\.csv"):
+        family_of_list(tmp_path / "none.csv")
+
+
+def test_of_several_lists_a_shape_counts_once_with_its_first_annotations(tmp_path: Path) -> None:
+    first = read(tmp_path / "a.csv", "M,N,K,count\n1,2,32,5\n3,4,64,6\n")
+    second = read(tmp_path / "b.csv", "M,N,K,layer,count\n3,4,64,up,7\n5,6,96,down,8\n")
+    found = union([first, second])
+    assert found.shapes == [Shape(1, (1, 2, 32)), Shape(2, (3, 4, 64)), Shape(3, (5, 6, 96))]
+    assert found.annotations == {"count": ["5", "6", "8"], "layer": ["", "", "down"]}
+    assert found.source == f"{tmp_path}/a.csv {tmp_path}/b.csv"
+    assert [n.partition(": ")[0] for n in found.notes] == [f"{tmp_path}/a.csv", f"{tmp_path}/b.csv"]
+    assert len({found.sha256, first.sha256, second.sha256, union([second, first]).sha256}) == 4
 
 
 @pytest.mark.parametrize("family", ["batched_bf16", "batched_a8w8"])

@@ -20,6 +20,7 @@ from orchestrator.families import get_family
 from orchestrator.shapes.aiter_log import Misses
 from orchestrator.shapes.reader import read_shapes
 from tests.paths import TEST_DATA
+from tests.support.command import command
 from tests.support.engines import H200, MI355X, tree
 from worker.triton_configs.engine import Device, Layer, load
 from worker.triton_configs.keys import USUAL_KEYS
@@ -280,6 +281,19 @@ def test_files_become_lists_with_every_usual_m(log: Path, tmp_path: Path) -> Non
     )
     document = json.loads(from_log(log, "--model", QWEN, "-o", out, "--force", "--json").stdout)
     assert {x["family"]: x["lines"] for x in document["families"]} == {"a8w8_blockscale": 3, "fmoe": 1}
+
+
+@pytest.mark.parametrize(("lines", "families"), [(LOG, ["a8w8_blockscale", "fmoe"]), (LOG[:2], ["a8w8_blockscale"])])
+def test_one_tune_takes_all_lists_of_a_log(tmp_path: Path, lines: list[str], families: list[str]) -> None:
+    (tmp_path / "serve.log").write_text("\n".join(lines))
+    (tmp_path / "inv.yaml").write_text("defaults: {tuner: vllm}\nnodes: {here: {gpus: 1}}\n")
+    assert from_log(tmp_path / "serve.log", "--model", QWEN, "-o", tmp_path / "shapes.csv").exit_code == 0
+    lists = sorted(tmp_path.glob("shapes*.csv"))
+    done = command("tune", *map(str, lists), "-i", f"{tmp_path}/inv.yaml", "--plan", "--json")
+    assert done.code == 0, done.err
+    runs = done.json().get("runs", [done.json()])
+    assert [(r["family"], r["todo"]) for r in runs] == [(f, {"fmoe": 18}.get(f, 36)) for f in families]
+    assert command("shapes", "check", str(lists[-1])).code == 0
 
 
 def test_sizes_that_no_name_has_are_asked_for(log: Path, tmp_path: Path) -> None:

@@ -169,8 +169,11 @@ def test_images_and_tuner_versions_that_are_known_do_not_mix_silently(tmp_path: 
         merge([new(1, 5.0)], db, A8W8, facts=of("sha256:b", "aiter 2"))
     assert "images would mix on gfx950 with cu_num 256" in e.value.faults[0]
     assert "aiter 1, the newcomers of aiter 2" in e.value.faults[1]
-    assert "--allow-mixed" in e.value.faults[2]
+    assert e.value.faults[2] == "merge into a table of their own, or give --allow-mixed to `db merge`"
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before
+    with pytest.raises(TunedDBError) as e:  # a table of their own would mix, too
+        merge([new(1, 5.0), new(2, 5.0)], db, A8W8, facts=lambda row: of(f"sha256:{row.cells['M']}")(row))
+    assert e.value.faults[-1] == "give --allow-mixed to `db merge`"
     # another chip, a newcomer that does not win, and rows that go altogether mix with nothing
     assert merge([new(1, 5.0, cu_num=128)], db, A8W8, facts=of("sha256:b")).count("added") == 1
     assert not merge([new(1, 9.9)], db, A8W8, facts=of("sha256:b")).changed

@@ -317,13 +317,19 @@ def test_run_config_on_nodes_is_read_from_verify_and_its_result_counts(
     assert says.startswith("not run: error: ")
     assert "none.yaml" in says
     rows = [{"selected": True, "verdict": "ok"}, {"selected": False, "verdict": "ok"}]
-    nodes = [{"node": "n1", "why": "", "rows": rows}, {"node": "n2", "why": "no GPU", "rows": rows}]
+    nodes: list[dict[str, object]] = [
+        {"node": "n1", "why": "", "rows": rows},
+        {"node": "n2", "why": "no GPU", "rows": rows},
+    ]
+    nodes += [{"node": "n3", "why": "", "aiter": {"how": "the operator itself"}, "rows": rows}]
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\necho what AITER prints >&2\necho '{json.dumps({'nodes': nodes})}'\nexit 1\n")
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
     found = published(table(tmp_path, *ROWS[:2]), "--onto", aiter, "-i", tmp_path / "inv.yaml", "--no-checks")
-    assert found["checks"]["`--run_config`, a4w4_blockscale"] == "n1: 1 of 2 rows used and right; n2: no GPU"
+    assert found["checks"]["`--run_config`, a4w4_blockscale"] == (
+        "n1: 1 of 2 rows used and right; n2: no GPU; n3: 1 of 2 rows used and right (the operator itself)"
+    )
     assert not found["ok"]
     log = Path(found["text"]).parent / "checks" / "run_config.a4w4_blockscale.log"
     assert log.read_text() == "what AITER prints\n"

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.aiter_tree.kernels import PLACES, KernelLists
-from worker.device import Gauge
+from worker.device import Gauge, text_of
 from worker.protocol import BlocklistVerdict, Spec, TableKernel, Withheld
 from worker.protocol.spec import BAD_ENDS
 from worker.text import clean
@@ -175,10 +175,7 @@ def slot_identity(place: Place, image: str) -> SlotIdentity:
 
 def driver_version() -> str:
     """The version of AMD's driver; of one that is part of Linux, Linux's."""
-    try:
-        return f"amdgpu {Path('/sys/module/amdgpu/version').read_text().strip()}"
-    except OSError:
-        return f"amdgpu of Linux {platform.release()}"
+    return f"amdgpu {text_of(Path('/sys/module/amdgpu/version')) or f'of Linux {platform.release()}'}"
 
 
 @dataclass(frozen=True, slots=True)

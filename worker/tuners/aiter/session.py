@@ -22,6 +22,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from worker import PACKAGE_PARENT
 from worker.aiter_tree.kernels import KernelLists
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.device import identify
@@ -342,8 +343,7 @@ class Session:
         if the tree has no script of the family."""
         image = self.adapted(family, keys)
         script = image.script(family)
-        if script is None:
-            raise LookupError(f"{image.tree.root} has no tuner script for {family.name}")
+        assert script is not None  # else `refusal` says so
         for note in ignored_options(script, options):
             say(note)
         names, batch = self._names.setdefault(family.name, KernelNames()), batch_size(family, script, options)
@@ -358,10 +358,10 @@ VERIFY_MARK = "GEMMFLEET-VERIFY "
 
 
 def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool) -> int:
-    """`worker verify`: run AITER's own production operators with a tuned table (`--run_config`), if the version has it.
+    """`worker verify`: run AITER's own production operators with a tuned table, by `--run_config` if it is there.
 
     Prints what AITER prints, between two lines of ours: which AITER it is, and how the script ended. Status 0 if the
-    script could be run at all, or has no --run_config.
+    operators could be run at all.
     """
     here = identify()
     gfx = str(here["gfx"] or "")
@@ -376,17 +376,23 @@ def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool)
     }  # fmt: skip
     if found is None:
         return _report(supported=False, why=f"this AITER has no script of {name}", **answer)
-    if not found.has("--run_config"):
-        return _report(supported=False, why="this AITER has no --run_config (it came on 2026-04-14)", **answer)
+    lacks = "" if found.has("--run_config") else "this AITER has no --run_config (it came on 2026-04-14)"
+    if lacks and not FAMILIES[name].format:
+        return _report(supported=False, why=f"{lacks}, and bench has no inputs for {name}", **answer)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=os.environ.get("TMPDIR")) as scratch:
         folder = Path(scratch)
         for inside in ("jit/build", "tmp"):
             (folder / inside).mkdir(parents=True)
         link_shipped_modules(folder / "jit", tree.package)
         argv = _verify_command(found, name, table, folder)
-        _report(supported=True, table=str(folder / TUNED), **answer)
-        env = environment({**os.environ, **slot_env}, tree.root, folder, here)
-        code = run_in_foreground(argv, {**env, "AITER_LOG_TUNED_CONFIG": "1"}, tree.root, until_eof=until_eof)
+        how = f"the operator itself: {lacks}" if lacks else ""
+        _report(supported=True, table=str(folder / TUNED), how=how, **answer)
+        env = {**environment({**os.environ, **slot_env}, tree.root, folder, here), "AITER_LOG_TUNED_CONFIG": "1"}
+        if lacks:
+            argv = [sys.executable, "-m", "worker.bench.verify", name, str(folder / TUNED)]
+            path = os.pathsep.join([str(PACKAGE_PARENT), env["PYTHONPATH"]])
+            env |= {FAMILIES[name].env: str(folder / TUNED), AITER_ROOT_ENV: str(tree.root), "PYTHONPATH": path}
+        code = run_in_foreground(argv, env, tree.root, until_eof=until_eof)
     print(flush=True)
     return _report(code=code)
 
