@@ -5,7 +5,6 @@ Safe while a controller writes.
 
 from __future__ import annotations
 
-import gc
 import json
 import sqlite3
 from collections import Counter, defaultdict
@@ -267,17 +266,10 @@ class LedgerReader:
         return self._replay.state
 
     def _catch_up(self) -> None:
-        replay, collecting, is_first = self._replay, gc.isenabled(), not self._replay.read
-        gc.disable()  # nothing made here is garbage, and looking for some takes a sixth of the time
-        try:
-            for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
-                apply(replay.state, ev.from_json(kind, data), t)
-                replay.read = number
-        finally:
-            if is_first:
-                gc.freeze()
-            if collecting:
-                gc.enable()
+        replay = self._replay
+        for number, t, kind, data in self._each(_JOURNAL, (replay.read,)):
+            apply(replay.state, ev.from_json(kind, data), t)
+            replay.read = number
 
     @property
     def keys(self) -> dict[int, tuple[int | str, ...]]:

@@ -72,14 +72,14 @@ def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
         if shape.state == "failed":
             if shape.attempt in state.attempts:
                 state.nodes[state.attempts[shape.attempt].node].failed -= 1
-            shape.state, shape.reason, shape.detail, shape.confirmed, shape.attempt = "pending", None, "", None, ""
-            shape.tries, shape.faults, shape.losses, shape.ends, shape.wedged = 0, [], [], [], []
-            shape.result, shape.settled_at = "", 0.0
+            fresh = Shape(shape.id, shape.unit, shape.kind, shape.cost_s)
+            fresh.attempts, fresh.copies = shape.attempts, shape.copies
+            state.shapes[shape.id] = fresh
             state.failed -= 1
-            if shape.copies == 1:
-                add_single(state, holder(state, shape), 1)
-            state.left_s += shape.cost_s
-            wait(state, [shape.id])
+            if fresh.copies == 1:
+                add_single(state, holder(state, fresh), 1)
+            state.left_s += fresh.cost_s
+            wait(state, [fresh.id])
 
 
 def _stop_asked(state: State, e: ev.StopAsked, t: float) -> None:
@@ -243,15 +243,13 @@ def _landed(
     return a, shape
 
 
-def _settle_tuned(state: State, shape: Shape, a: Attempt | None, t: float, confirmed: bool | None, detail: str) -> None:
+def _settle_tuned(state: State, shape: Shape, a: Attempt, t: float, confirmed: bool | None, detail: str) -> None:
     _settle(state, shape, t)
-    shape.state, shape.confirmed, shape.detail = "tuned", confirmed, detail
-    shape.attempt = a.id if a is not None else ""
+    shape.state, shape.confirmed, shape.detail, shape.attempt = "tuned", confirmed, detail, a.id
     state.tuned += 1
     state.tuned_at.append(t)
-    if a is not None:
-        state.nodes[a.node].tuned += 1
-        blame.passed(state, shape, state.slot_of(a).gpu.place)
+    state.nodes[a.node].tuned += 1
+    blame.passed(state, shape, state.slot_of(a).gpu.place)
 
 
 def _settle(state: State, shape: Shape, t: float) -> None:
@@ -272,7 +270,7 @@ def _settle(state: State, shape: Shape, t: float) -> None:
 def _settle_shape(state: State, d: ev.SettleShape, t: float) -> None:
     shape = state.shapes[d.shape]
     if shape.state == "pending":
-        _settle_tuned(state, shape, state.attempts.get(d.attempt), t, d.confirmed, d.detail)
+        _settle_tuned(state, shape, state.attempts[d.attempt], t, d.confirmed, d.detail)
 
 
 def _fail_shape(state: State, d: ev.FailShape, t: float) -> None:

@@ -48,25 +48,6 @@ class RemoteFile:
     mode: int = 0o600
 
 
-class Channel(Protocol):
-    """A command that runs on: its standard output as it comes, its standard input open.
-
-    One thread may read while another writes.
-    """
-
-    def read(self, size: int) -> bytes:
-        """Return up to `size` bytes as soon as there are any; b"" at the end."""
-
-    def write(self, data: bytes) -> None:
-        """Send all of `data` to its standard input; TransportError where it does not take it any more."""
-
-    def close(self) -> None:
-        """End the command. Safe from another thread, and more than once."""
-
-    def error(self) -> str:
-        """Reason of its end (exit code, last message). The reader calls it once, after the end, and reads no more."""
-
-
 class _Output(io.RawIOBase):
     def __init__(self, read: Callable[[int], bytes]) -> None:
         self._read = read
@@ -85,14 +66,18 @@ def as_file(read: Callable[[int], bytes]) -> io.BufferedReader:
     return io.BufferedReader(_Output(read), 65536)
 
 
-class TimedChannel(ABC):
-    """A Channel whose calls end by a deadline (time.monotonic()), with TimeoutError."""
+class Channel(ABC):
+    """A command that runs on: its standard output as it comes, its standard input open.
+
+    One thread may read while another writes. A call with a deadline (time.monotonic()) ends by then with TimeoutError.
+    """
 
     _node: str
     _over = False
 
     @abstractmethod
-    def read(self, size: int, deadline: float | None = None) -> bytes: ...
+    def read(self, size: int, deadline: float | None = None) -> bytes:
+        """Return up to `size` bytes as soon as there are any; b"" at the end."""
 
     @abstractmethod
     def send(self, data: bytes, deadline: float | None = None) -> None:
@@ -117,10 +102,12 @@ class TimedChannel(ABC):
         return self._over
 
     @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """End the command. Safe from another thread, and more than once."""
 
     @abstractmethod
-    def error(self) -> str: ...
+    def error(self) -> str:
+        """Reason of its end (exit code, last message). The reader calls it once, after the end, and reads no more."""
 
     def _end(self, code: int | None, words: bytes | bytearray) -> str:
         """Reason of its end: exit code and last message, or that of the broken connection."""
@@ -166,22 +153,14 @@ def connected(transport: AnyTransport) -> Iterator[AnyTransport]:
         transport.close()
 
 
-def command_line(argv: Sequence[str]) -> str:
-    """Command line for the node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
+def command_line(node: str, argv: Sequence[str]) -> str:
+    """Command line for a node's login shell. `exec`: no built-in and no keyword of that shell can be meant.
 
-    Raises ValueError for what no command line can carry.
+    Raises TransportError for what no command line can carry.
     """
     if not argv or any("\0" in w for w in argv):
-        raise ValueError("a command needs words without NUL characters")
+        raise TransportError(node, "a command needs words without NUL characters")
     return "exec " + " ".join(map(quote, argv))
-
-
-def command_of(node: str, argv: Sequence[str]) -> str:
-    """Command line for a node's login shell. Raises TransportError for what no command line can carry."""
-    try:
-        return command_line(argv)
-    except ValueError as e:
-        raise TransportError(node, str(e)) from e
 
 
 def limited(line: str, seconds: float) -> str:

@@ -29,9 +29,7 @@ from orchestrator.transport.base import (
     CommandTransport,
     Completed,
     RemoteFile,
-    TimedChannel,
     command_line,
-    command_of,
     quote,
 )
 from orchestrator.transport.local import LocalTransport, ProcessChannel
@@ -86,10 +84,10 @@ class KeptShell:
     Every request may raise ShellError, SlowError, and UnreachableError where it is unknown whether it was done.
     """
 
-    def __init__(self, node: str, start: Callable[[str, float], TimedChannel]) -> None:
+    def __init__(self, node: str, start: Callable[[str, float], Channel]) -> None:
         self._node = node
         self._start = start
-        self._channel: TimedChannel | None = None
+        self._channel: Channel | None = None
         self._buffer = bytearray()
         self._number = 0
 
@@ -149,7 +147,7 @@ class KeptShell:
     def _lost(self, words: str) -> UnreachableError:
         return UnreachableError(self._node, f"the shell on the node {words}")
 
-    def _answer(self, channel: TimedChannel, number: str, deadline: float) -> tuple[int, bytes, bytes]:
+    def _answer(self, channel: Channel, number: str, deadline: float) -> tuple[int, bytes, bytes]:
         head = self._line(channel, deadline).split()
         if len(head) not in (3, 4) or head[0] != number.encode() or not all(h.isdigit() for h in head[1:]):
             raise self._lost(f"answered {b' '.join(head)[:80]!r}")
@@ -163,14 +161,14 @@ class KeptShell:
             raise ShellError(message.decode("utf-8", "replace").strip() or "it gave no reason")
         return code, message, b""
 
-    def _bytes(self, channel: TimedChannel, count: int, deadline: float) -> bytes:
+    def _bytes(self, channel: Channel, count: int, deadline: float) -> bytes:
         while len(self._buffer) < count:
             self._fill(channel, deadline)
         found = bytes(self._buffer[:count])
         del self._buffer[:count]
         return found
 
-    def _line(self, channel: TimedChannel, deadline: float) -> bytes:
+    def _line(self, channel: Channel, deadline: float) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
             if len(self._buffer) > MAX_BANNER:
                 raise self._lost("talks too much")
@@ -179,17 +177,17 @@ class KeptShell:
         del self._buffer[: end + 1]
         return line
 
-    def _fill(self, channel: TimedChannel, deadline: float) -> None:
+    def _fill(self, channel: Channel, deadline: float) -> None:
         more = channel.read(65536, deadline)
         if not more:
             raise self._lost(channel.error())
         self._buffer += more
 
-    def open(self, deadline: float) -> TimedChannel:
+    def open(self, deadline: float) -> Channel:
         """Start it anew, past whatever the login prints."""
         self.close()
         mark = f"ready-{secrets.token_hex(8)}"
-        channel = self._start(command_line(["sh", "-c", SCRIPT, mark]), deadline)
+        channel = self._start(command_line(self._node, ["sh", "-c", SCRIPT, mark]), deadline)
         self._channel = channel
         self._buffer.clear()
         seen = 0
@@ -216,7 +214,7 @@ class Opener(Protocol):
     def connect(self) -> None:
         """Prepare for `start`; call it again after a broken connection. Raises TransportError."""
 
-    def start(self, command: str, deadline: float) -> TimedChannel:
+    def start(self, command: str, deadline: float) -> Channel:
         """Start a line of shell text. Raises TransportError."""
 
     def close(self) -> None:
@@ -268,9 +266,9 @@ class ExecTransport(CommandTransport):
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Run a command and stream its output. Its input ends when the channel is closed."""
-        return self._start(command_of(self.node, argv), time.monotonic() + CALL_S)
+        return self._start(command_line(self.node, argv), time.monotonic() + CALL_S)
 
-    def _start(self, command: str, deadline: float) -> TimedChannel:
+    def _start(self, command: str, deadline: float) -> Channel:
         if not self._open:
             raise UnreachableError(self.node, "there is no connection")
         return self._opener.start(self._prelude + command, deadline)
@@ -301,7 +299,7 @@ class ExecTransport(CommandTransport):
         return self._ask(lambda shell, deadline: shell.rename(src, dst, deadline), f"cannot rename {src}")
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
-        command_of(self.node, argv)
+        command_line(self.node, argv)
 
         def run(shell: KeptShell, deadline: float) -> Completed:
             return shell.run(argv, stdin, timeout, time.monotonic() + timeout)

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orchestrator.errors import SlowError, TransportError
-from orchestrator.transport.base import Completed, RemoteFile, TimedChannel, faults
+from orchestrator.transport.base import Channel, Completed, RemoteFile, faults
 
 MAX_WORDS = 256 * 1024
 """Bytes of standard error that are kept, from its end."""
@@ -102,7 +102,7 @@ def _write(path: Path, file: RemoteFile) -> None:
         raise
 
 
-class ProcessChannel(TimedChannel):
+class ProcessChannel(Channel):
     """A subprocess whose standard input stays open: its end shows the command that nobody reads any more."""
 
     def __init__(self, node: str, argv: Sequence[str], env: Mapping[str, str] | None = None) -> None:

@@ -22,7 +22,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from orchestrator.errors import HostKeyError, InputError, LoginError, TransportError, UnreachableError
-from orchestrator.transport.base import TimedChannel
+from orchestrator.transport.base import Channel
 
 CONNECT_S, CALL_S = 5.0, 20.0
 SILENCE_S = 60.0
@@ -159,7 +159,7 @@ class PodOpener:
         return PodChannel(self._node, link)
 
 
-class PodChannel(TimedChannel):
+class PodChannel(Channel):
     """A command in a pod: the Channel of `open`, and with time limits what kept shells are made of."""
 
     def __init__(self, node: str, link: Any) -> None:

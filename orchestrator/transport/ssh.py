@@ -20,10 +20,10 @@ from orchestrator.transport.base import (
     AFTERLIFE_S,
     CALL_S,
     MAX_OUTPUT,
+    Channel,
     CommandTransport,
     Completed,
-    TimedChannel,
-    command_of,
+    command_line,
     limited,
 )
 
@@ -62,7 +62,7 @@ def left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.001, deadline - time.monotonic())
 
 
-class SshChannel(TimedChannel):
+class SshChannel(Channel):
     """A command on the node. `open` returns it as a Channel; `run` uses it with time limits."""
 
     def __init__(self, node: str, raw: Any, release: Callable[[], None], why: Callable[[], str]) -> None:
@@ -310,11 +310,11 @@ class SshTransport(CommandTransport):
 
     def open(self, argv: Sequence[str]) -> SshChannel:
         """Run a command and stream its output. Its input ends when the channel is closed."""
-        return self._connected().start(command_of(self.node, argv), time.monotonic() + CALL_S)
+        return self._connected().start(command_line(self.node, argv), time.monotonic() + CALL_S)
 
     def _run(self, argv: Sequence[str], stdin: bytes, timeout: float, name: str) -> Completed:
         link, deadline = self._connected(), time.monotonic() + timeout
-        command = limited(command_of(self.node, argv), timeout + AFTERLIFE_S)
+        command = limited(command_line(self.node, argv), timeout + AFTERLIFE_S)
         try:
             with closing(link.start(command, deadline)) as channel, link.limited(deadline):
                 channel.feed(stdin, deadline)

@@ -166,17 +166,17 @@ class HeldStream(Stream):
         return iter(()) if self.link.state == "stalled" else super().frames()
 
 
-class FollowChannel:
+class FollowChannel(Channel):
     """The stream of a node: the real follower writes into a pipe, and the link decides what comes through."""
 
     def __init__(self, link: NodeLink, stream: Stream) -> None:
-        self._link = link
+        self._node, self._link = link.node, link
         self._closed = False
         self._out, into = os.pipe()
         self._cut: int | None = None
         threading.Thread(target=_follow, args=(stream, into), daemon=True).start()
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int, deadline: float | None = None) -> bytes:
         while not self._closed and not self._link.closed:
             state = self._link.state
             if state in REFUSALS or self._cut == 0:
@@ -193,7 +193,7 @@ class FollowChannel:
                 return data
         return b""
 
-    def write(self, data: bytes) -> None:
+    def send(self, data: bytes, deadline: float | None = None) -> None:
         raise TransportError(self._link.node, "the stream takes no input")
 
     def close(self) -> None:

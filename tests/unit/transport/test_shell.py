@@ -19,7 +19,7 @@ from tests.support.processes import Here
 
 def test_a_command_line_gives_each_word_as_it_is() -> None:
     words = ["a b", "$HOME", "it's", "*", "~", "A=b", "", "\\", "new\nline", "-n", "`id`", "!x", ";", '"']
-    done = subprocess.run(["sh", "-c", command_line(["printf", "%s\\0", *words])], capture_output=True, check=True)
+    done = subprocess.run(["sh", "-c", command_line("n", ["printf", "%s\\0", *words])], capture_output=True, check=True)
     assert done.stdout.decode().split("\0") == [*words, ""]
 
 
