@@ -412,7 +412,8 @@ def workers(workdir: Path, seconds: float, busy: float, gaps: Path) -> None:
                 claim = Inbox(node.paths, slot).claim()
                 if claim is None:
                     continue
-                came, spec = claim.path.stat().st_mtime, Spec.loads(claim.path.read_bytes())
+                path = Inbox(node.paths, slot).path(claim)
+                came, spec = path.stat().st_mtime, Spec.loads(path.read_bytes())
                 if spec.kind == "canary":
                     node.prove(slot, spec.attempt)
                     Inbox(node.paths, slot).put_away(claim)
@@ -426,7 +427,7 @@ def workers(workdir: Path, seconds: float, busy: float, gaps: Path) -> None:
                 heapq.heappush(due, (now, order, 0, takes, node, slot, claim, spec.shapes[0].id))
         while due and due[0][0] <= time.time():
             at, n, part, takes, node, slot, claim, shape = heapq.heappop(due)
-            data = bursts[part].replace(A.encode(), claim.name.attempt.encode()).replace(b"%d" % S, b"%d" % shape)
+            data = bursts[part].replace(A.encode(), claim.attempt.encode()).replace(b"%d" % S, b"%d" % shape)
             os.write(node.events[slot], data)
             if part < BURSTS:
                 heapq.heappush(due, (at + takes / BURSTS, n, part + 1, takes, node, slot, claim, shape))

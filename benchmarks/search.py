@@ -17,7 +17,8 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,14 +28,13 @@ from tests.standins.triton_tree import make, values
 from worker.protocol import Spec, SpecShape
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.triton_configs.resolve import CONFIGS, ResolveError, Resolver, folder_name
-from worker.tuners.aiter_triton import space
 from worker.tuners.aiter_triton.source import AiterSource
 from worker.tuners.aiter_triton.space import KindProblem, portable
 from worker.tuners.aiter_triton.tuner import AiterTritonTuner
 from worker.tuners.base import Emit, Place
 from worker.tuners.search.measuring import NoDeviceError
 from worker.tuners.search.source import Target
-from worker.tuners.search.tiles import TileConfig, config_of, same_as
+from worker.tuners.search.tiles import Space, TileConfig, config_of
 
 SHAPES = ((16, 1280, 8192), (256, 2112, 7168), (64, 7168, 2048), (512, 4096, 4096))
 """(M, N, K): projections of Llama-3-70B, DeepSeek-V3 and Qwen at decode and at a middle batch."""
@@ -93,25 +93,31 @@ def tuned(tuner: AiterTritonTuner, family: str, key: Mapping[str, int | str], **
     return {"us": won["us"], "name": won["kernelName"], "detail": won["detail"], "timed": timed, "wall_s": wall_s}
 
 
-def drawn_by(count: int) -> Any:
-    """Replaces a source's candidates with `count` legal configs, drawn evenly from the product of all knobs."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn(Space):
+    """A space of which only `drawn` are candidates."""
 
-    def candidates(
-        self: AiterSource, p: KindProblem, target: Target, first: Sequence[TileConfig] = (), most: int = 0
-    ) -> list[TileConfig]:
-        rng, knobs, completed = (
-            random.Random(f"0:{p.group_name}:{p.m}"),
-            space.knobs(self.kind, target),
-            self.completed(p),
-        )
+    drawn: Sequence[TileConfig]
+
+    def candidates(self, seeds: Iterable[TileConfig] = (), most: int = 0) -> list[TileConfig]:
+        return list(self.drawn)
+
+
+def drawn_by(count: int) -> Any:
+    """Replaces a source's space with one of `count` legal configs, drawn evenly from the product of all knobs."""
+    whole_of = AiterSource.space
+
+    def space(self: AiterSource, p: KindProblem, target: Target) -> Space:
+        rng, whole = random.Random(f"0:{p.group_name}:{p.m}"), whole_of(self, p, target)
         found: dict[object, TileConfig] = {}
         for _ in range(200 * count):
-            c = config_of({name: rng.choice(values) for name, values in knobs.items()})
-            if len(found) < count and space.is_legal(self.kind, p, c, target):
-                found.setdefault(same_as(p, completed(c.values)), c)
-        return list(found.values())
+            c = config_of({name: rng.choice(values) for name, values in whole.knobs.items()})
+            if len(found) < count and whole.is_legal(c):
+                found.setdefault(whole.identity(c), c)
+        parts = (whole.knobs, whole.plain, whole.is_legal, whole.estimate, whole.identity)
+        return Drawn(*parts, drawn=list(found.values()))
 
-    return candidates
+    return space
 
 
 def run(folder: Path, tree: Path | None = None, drawn: int = DRAWN, out: Path | None = None) -> list[Figure]:
@@ -139,7 +145,7 @@ def run(folder: Path, tree: Path | None = None, drawn: int = DRAWN, out: Path | 
                 kept["tuner"] = tuners[family].open()
             key: dict[str, int | str] = {"M": m, "N": n, "K": k, **more}
             fast = tuned(tuners[family], family, key)
-            with mock.patch.object(AiterSource, "candidates", drawn_by(drawn)):
+            with mock.patch.object(AiterSource, "space", drawn_by(drawn)):
                 full = tuned(tuners[family], family, key, search="exhaustive")
             label = f"{family} {m}x{n}x{k}"
             kept["shapes"][label] = {"search": fast, "drawn": full}

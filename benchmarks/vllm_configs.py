@@ -218,12 +218,13 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def regrets(points: Mapping[str, Mapping[str, float]], documents: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Worst regret over the routings, with its M: of new entries, of those that stayed, and if the fastest at uniform
-    routing were taken everywhere."""
+    routing were taken everywhere. Bounds for any choice among the finalists: `least`, and `allowed` of those that are
+    slower than today's at no routing."""
     by_m: dict[int, dict[str, Mapping[str, float]]] = {}
     for point, times in points.items():
         tokens, _, label = point.partition(" ")
         by_m.setdefault(int(tokens), {})[label] = times
-    found: dict[str, list[tuple[float, int]]] = {"written": [], "kept": [], "uniform": []}
+    found: dict[str, list[tuple[float, int]]] = {"written": [], "kept": [], "uniform": [], "least": [], "allowed": []}
     for m, of in by_m.items():
         common = set.intersection(*(set(x) for x in of.values()))
         document = next(d for d in documents if d["first"] <= m <= d["last"])
@@ -235,6 +236,10 @@ def regrets(points: Mapping[str, Mapping[str, float]], documents: Sequence[Mappi
         found["written" if document["values"] else "kept"].append((regret[name], m))
         uniform = of["uniform"]
         found["uniform"].append((regret[min(common, key=lambda c: uniform[c])], m))
+        today = {point[6]: point[2] for d in documents for point in d["points"] if point[0] == m}
+        harmless = [c for c in common if not any(slower(today.get(label, math.inf), x[c]) for label, x in of.items())]
+        found["least"].append((min(regret.values()), m))
+        found["allowed"].append((min((regret[c] for c in harmless), default=regret[name]), m))
     return {name: max(some, default=None) for name, some in found.items()}
 
 

@@ -17,14 +17,14 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState
 from orchestrator.paths import RunConfig, RunPaths
-from orchestrator.results.bench import HARMLESS, BenchResults, Result, fastest
+from orchestrator.results.bench import BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
 from orchestrator.results.recheck import NOISY_GAIN, gains, noise_note
 from orchestrator.shapes.model import describe
 from orchestrator.view.status import flag_words, sessions_until
 from orchestrator.view.words import worked_words
 from worker.families import Family
-from worker.protocol.bench import TIMERS
+from worker.protocol.bench import HARMLESS, TIMERS
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner
 

@@ -359,9 +359,8 @@ def check_configs(
     kinds = check.kinds_named(family)
     with opened_tree(build, inventory, triton=True) as root:
         name = _project(root, project)
-        foreign: dict[str, Any] = {"--device": device, "--compile": compiling}
-        if name != "aiter":
-            foreign = {"--gfx": gfx, "--family": family, "--lint-only": lint_only}
+        of_aiter: dict[str, Any] = {"--gfx": gfx, "--family": family, "--lint-only": lint_only}
+        foreign = {"--device": device, "--compile": compiling} if name == "aiter" else of_aiter
         if given := [option for option, value in foreign.items() if value]:
             raise InputError(f"{', '.join(given)}: not for the configs of {name}")
         if name != "aiter":

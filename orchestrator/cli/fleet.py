@@ -15,7 +15,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import find_run, holder, leave_request
+from orchestrator.paths import RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -69,7 +69,12 @@ def drain(
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> None:
     """Give a node no more groups; its running groups may finish."""
-    _request(runs, run, "drain", node)
+    from orchestrator.inventory.load import load_inventory
+
+    paths = _driven(runs, run)
+    if node not in (there := load_inventory(paths.inventory).nodes):
+        raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
+    leave_request(paths.requests, "drain", node=node)
     print(f"{node} finishes its running groups and gets no more")
 
 
@@ -84,25 +89,25 @@ def add(
     from orchestrator.cli.tuning import replace_inventory
     from orchestrator.inventory.load import load_inventory
 
-    paths = find_run(runs, run)
+    paths = _driven(runs, run)
     old = set(load_inventory(paths.inventory).nodes)
     new = [n for n in load_inventory(inventory).nodes if n not in old]
     replace_inventory(paths, inventory)
-    _request(runs, run, "join", "")
+    leave_request(paths.requests, "join")
     print(f"joining run {paths.run}: {', '.join(new) or 'no new node'}")
 
 
-def _request(runs: Path, run: str | None, kind: str, node: str) -> None:
-    from orchestrator.inventory.load import load_inventory
+def _driven(runs: Path, run: str | None) -> RunPaths:
+    """Return the run, which a controller must drive. Raises InputError."""
+    from orchestrator.ledger.reader import LedgerReader
 
     paths = find_run(runs, run)
-    if node and node not in (there := load_inventory(paths.inventory).nodes):
-        raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
     if not holder(paths.lock):
-        raise InputError(
-            f"no controller drives run {paths.run}; change its nodes with: {command(f'resume {paths.named} -i INV')}"
-        )
-    leave_request(paths.requests, kind, node=node)
+        with LedgerReader.open_readonly(paths.ledger) as ledger:
+            state = ledger.state
+        way = "" if state == "finished" else f"; go on with other nodes: {command(f'resume {paths.named} -i INV')}"
+        raise InputError(f"no controller drives run {paths.run}, which is {state}{way}")
+    return paths
 
 
 def selftest(

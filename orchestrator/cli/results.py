@@ -340,7 +340,7 @@ def _add_node(page: Page, a: Verified) -> None:
     proven, build = sum(r.proven for r in a.rows), a.aiter
     what = f"AITER {build.get('version') or str(build.get('commit', ''))[:10]} in {build.get('root')}"
     rows, chip = plural(len(a.rows), "row"), f"{build.get('gfx')} with {build.get('cu_num')}"
-    how = f"; ran {build['how']}" if "how" in build else ""
+    how = f"; ran {build['how']}" if build.get("how") else ""
     page.line(f"{a.node}: {proven} of {rows} proven ({what}, {chip}{how})")
     bad = []
     for r in a.rows:

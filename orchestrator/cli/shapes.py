@@ -14,15 +14,14 @@ import typer
 from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import Page
 from orchestrator.errors import InputError
-from orchestrator.families import get_family
+from orchestrator.families import PadLevel, get_family, grid_point
+from orchestrator.shapes.model import Key, Shape, describe, finished, render_shapes, write_list
 from worker.families import DEFAULT_FAMILY, FAMILIES, Family
 from worker.text import plural
 from worker.triton_configs.keys import USUAL_KEYS
 
 if TYPE_CHECKING:
-    from orchestrator.families import PadLevel
     from orchestrator.shapes.aiter_log import Misses
-    from orchestrator.shapes.model import Key
 
 OutOpt = Annotated[Path | None, typer.Option("-o", "--out", metavar="OUT.csv", help="Default: standard output.")]
 ForceOpt = Annotated[bool, typer.Option("--force", help="Replace OUT.csv if it exists.")]
@@ -106,7 +105,6 @@ def from_model(
     """
     from orchestrator.planning.plan import risk_notes
     from orchestrator.shapes.from_model import model_shapes, parse_m, read_model
-    from orchestrator.shapes.model import finished
     from orchestrator.shapes.vllm_model import vllm_shapes
 
     _refuse_two_documents(json_, out)
@@ -227,9 +225,7 @@ def _misses(
     least: int,
 ) -> Page:
     """Write the missed shapes, one list per family, and return what they are. Raises InputError."""
-    from orchestrator.families import grid_point
     from orchestrator.planning.plan import risk_notes
-    from orchestrator.shapes.model import describe, finished
 
     families = [f for f in found.families if family in (None, f)]
     notes = _miss_notes(found, family)
@@ -301,8 +297,6 @@ def _write(
     out: Path | None, keys: Sequence[Key], of: Family, force: bool, calls: Mapping[Key, int] | None = None
 ) -> None:
     """Write a list to its file, or to standard output; with a column `count` where the calls are known."""
-    from orchestrator.shapes.model import Shape, render_shapes, write_list
-
     if out is not None:
         write_list(out, keys, of, force=force, calls=calls)
     else:

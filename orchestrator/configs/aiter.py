@@ -83,16 +83,8 @@ print("\\n" + json.dumps({"answers": answers, "how": how, "triton": triton.__ver
 """
 
 
-class Call(NamedTuple):
-    """Arguments of one call of `get_gemm_config`, None for those not given; K is the logical one."""
-
-    config_name: str
-    M: int
-    N: int
-    K: int
-    bounds: tuple[int, ...]
-    backend: str | None = None
-    B: int | None = None
+Call = dict[str, Any]
+"""Arguments of one call of `get_gemm_config`, None for those not given; K is the logical one."""
 
 
 class Trial(NamedTuple):
@@ -162,14 +154,14 @@ class AiterTree:
         for kind in {won.place.kind for won, _, _ in changes}:
             shapes = {f.named for f in files if f.kind is kind and f.named}
             shapes |= {won.shape for won, _, _ in changes if won.place.kind is kind}
-            bounds = resolver.bounds(kind)
+            bounds, backend = resolver.bounds(kind), {"backend": kind.backend if resolver.loader.backend else None}
             for b, n, k in sorted({*shapes, (None, max(n for _, n, _ in shapes) + 1, 64)}, key=str):
                 b = b if kind.batch_in_name and resolver.loader.batch else None
                 path, _ = resolver.file_for(kind.config, n, k, b, kind.backend)
                 now = resolver.read(path).buckets
                 then = texts.get(resolver.target(kind.config, n, k, b, kind.backend)) or texts.get(path) or now
                 for m in sorted({m for x in bounds for m in (x, x + 1)}):
-                    call = Call(kind.config, m, n, k, bounds, kind.backend if resolver.loader.backend else None, b)
+                    call = {"config_name": kind.config, "M": m, "N": n, "K": k, "bounds": bounds, "B": b, **backend}
                     out.append((call, now[bucket_for(now, m, bounds)], then[bucket_for(then, m, bounds)]))
         self.prove(out, after=False)
         return out
@@ -180,10 +172,11 @@ class AiterTree:
         given: Iterable[Bucket | None] = trial.answers
         if trial.why_not:
             fresh = Resolver(self.root, self.gfx)
-            given = (fresh.config_for(BY_CONFIG[c.config_name], c.M, c.N, c.K, c.B).values for c, _, _ in some)
+            calls = [[call[name] for name in ("config_name", "M", "N", "K", "B")] for call, _, _ in some]
+            given = (fresh.config_for(BY_CONFIG[config], *sizes).values for config, *sizes in calls)
         for (call, now, then), values in zip(some, given, strict=True):
             if values != (then if after else now):
-                shape = f"{call.config_name} M={call.M} N={call.N} K={call.K}"
+                shape = "{config_name} M={M} N={N} K={K}".format(**call)
                 raise otherwise(self.root, "AITER's get_gemm_config", after, shape, values)
         return trial
 
@@ -266,7 +259,7 @@ def run_trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = Fal
 
     No exception: what stands in the way is in `why_not`.
     """
-    arguments = [{k: v for k, v in c._asdict().items() if v is not None} for c in calls]
+    arguments = [{k: v for k, v in call.items() if v is not None} for call in calls]
     request = json.dumps({"arch": arch, "alone": alone, "calls": arguments})
     env = {**os.environ, "AITER_TRITON_ONLY": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": ""}
     try:

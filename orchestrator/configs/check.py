@@ -33,6 +33,7 @@ from worker.triton_configs.resolve import (
     ranges,
     shipped,
 )
+from worker.tuners.aiter_triton.spec import NotImportableError, tuned_kinds
 
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
@@ -104,10 +105,8 @@ def check(
         resolver = Resolver(root, gfx)
     except ResolveError as e:
         raise InputError(str(e)) from e
-    every = [f for f in shipped(resolver)[0] if f.kind in kinds]
-    files = [f for f in every if f.matches(*size)]
-    left_out = {f.at for f in every} - {f.at for f in files}
-    out = Checked(gfx, len(files), [f for f in lint(resolver, kinds) if f.path not in left_out])
+    files = [f for f in shipped(resolver)[0] if f.kind in kinds and f.matches(*size)]
+    out = Checked(gfx, len(files), lint(resolver, files))
     if compiling:
         out.buckets = _compile(root, gfx, list(_to_compile(resolver, files, size)), progress)
         out.findings += _faults(out.buckets, LDS_BYTES.get(gfx))
@@ -149,8 +148,6 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
     """
     if not (find_spec("triton") and find_spec("torch")):
         raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
-    from worker.tuners.aiter_triton.source import NotImportableError
-
     workers = min(len(os.sched_getaffinity(0)), len(buckets)) or 1
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
         results = [pool.submit(compile_bucket, root, gfx, b) for b in buckets]
@@ -170,8 +167,7 @@ def compile_bucket(root: Path, gfx: str, bucket: Compiled) -> Compiled:
 
     Raises NotImportableError if this Python cannot import the kind's wrapper: no other bucket would do better.
     """
-    from worker.tuners.aiter_triton.source import NotImportableError, compile_config
-    from worker.tuners.aiter_triton.spec import tuned_kinds
+    from worker.tuners.aiter_triton.source import compile_config
 
     if bucket.kind not in tuned_kinds():
         return replace(bucket, skipped=True)
@@ -205,13 +201,13 @@ _OF_WRAPPER = ("required", "refused", "block_k", "block_m")
 Served = Sequence[tuple[int, int | None]]
 
 
-def lint(resolver: Resolver, kinds: Sequence[ConfigKind] = KINDS) -> list[Finding]:
-    """All findings on the files of the resolver's chip, errors first."""
+def lint(resolver: Resolver, some: Sequence[Shipped] | None = None) -> list[Finding]:
+    """All findings on the files of the resolver's chip, errors first; `some`: only on these of them."""
     files, found = shipped(resolver)
     found += [*_places(resolver, files), *_packed_names(files)]
-    others = {f.at for f in files if f.kind not in kinds}
-    found = [f for f in found if f.path not in others]
-    for file in (f for f in files if f.kind in kinds):
+    left_out = {f.at for f in files if some is not None and f not in some}
+    found = [f for f in found if f.path not in left_out]
+    for file in (f for f in files if f.at not in left_out):
         try:
             read = resolver.read(file.path)
         except (ConfigFileError, OSError) as e:

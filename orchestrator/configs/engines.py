@@ -25,7 +25,6 @@ from worker.triton_configs.resolve import Bucket, Layout, indent_of
 OVERRIDE = "VLLM_TUNED_CONFIG_FOLDER"
 NAMES = {"vllm": "vLLM", "sglang": "SGLang"}
 LAST_M = 16384
-Opened = tuple[Path, Journal, "Callable[[Sequence[WonFile]], EngineTree]"]
 # names of one chip by different drivers, and the H200 that vLLM's MoE look-up takes for another
 SPELLINGS = (
     ("AMD Instinct MI355X", "AMD Instinct MI355_OAM", "0x75b0"),
@@ -41,7 +40,9 @@ def journal_of(root: Path) -> Journal:
 
 
 @contextmanager
-def opened(into: Path, engine: Path | None) -> Iterator[Opened]:
+def opened(
+    into: Path, engine: Path | None
+) -> Iterator[tuple[Path, Journal, Callable[[Sequence[WonFile]], EngineTree]]]:
     """(folder to write to, its journal, what makes a tree of it) for a merge; `engine`: the tree, installation or wheel
     that reads the override folder `into`. Raises InputError."""
     with tempfile.TemporaryDirectory(prefix="gemmfleet-engine-") as scratch:

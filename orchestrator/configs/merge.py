@@ -82,20 +82,21 @@ def merge(
     won = read_winners(run, OF_ENGINES if is_engine else FOLDER)
     if (default or lists or checked) if is_engine else engine:
         raise InputError("--engine is for winners of an engine; --allow-default, --shapes, --checked for AITER's")
-    table = run / (OF_ENGINES if is_engine else FOLDER) / TABLE
     opened = engines.opened(root, engine) if is_engine else nullcontext(
         (root, journal_of(root), lambda files: AiterTree(root, files[0].place.device.name))
     )  # fmt: skip
     with opened as (at, journal, tree_of), journal.writing():
         out = Merged(run.name, str(at))
-        devices = dict.fromkeys(w.place.device for w in won)
-        trees: dict[Any, Tree] = {device: tree_of([w for w in won if w.place.device == device]) for device in devices}
+        trees: dict[Any, Tree] = {
+            device: tree_of([w for w in won if w.place.device == device])
+            for device in dict.fromkeys(w.place.device for w in won)
+        }
         for file in won:
             tree = trees[file.place.device]
             try:
-                change, against = _plan(tree, file, table, default=default)
+                change, against = _plan(tree, file, default=default)
                 if change and file.place.default and default and isinstance(tree, AiterTree):
-                    against += tree.unmeasured(file, lists, table.parent, checked)
+                    against += tree.unmeasured(file, lists, file.path.parent, checked)
             except (ValueError, OSError) as e:  # ResolveError and ConfigFileError among them
                 faults.append(f"{file.path.name}: {e}")
             else:
@@ -154,7 +155,7 @@ def to_publish(run: Path, checkout: Path) -> ConfigPart:
     return ConfigPart(after, buckets, won, notes)
 
 
-def _plan(tree: Tree, won: WonFile, table: Path, *, default: bool) -> tuple[Change | None, list[str]]:
+def _plan(tree: Tree, won: WonFile, *, default: bool) -> tuple[Change | None, list[str]]:
     """The change of one file, None where the tree has it already; what is against it. Raises ValueError and OSError."""
     layout, faults = tree.lay_out(won), list[str]()
     source, target, old, new, text = layout
@@ -176,7 +177,7 @@ def _plan(tree: Tree, won: WonFile, table: Path, *, default: bool) -> tuple[Chan
                 (row.old_us > 0 and slower(row.old_us, row.new_us),
                  f"{shape}{whom} would become slower: {row.old_us:g} -> {row.new_us:g} us; {name} is left as it is"),
             )  # fmt: skip
-            faults += [f"{table}:{row.line}: {why}" for wrong, why in against if wrong][:1]
+            faults += [f"{won.path.with_name(TABLE)}:{row.line}: {why}" for wrong, why in against if wrong][:1]
     faults += (f"{target.name}: {f.bucket}: {f.text}".replace(": :", ":") for f in tree.check(won, layout))
     before = target.read_text() if target == source and target.exists() else None
     return Change(won, target, source, before, text, tree.readers(won)), faults

@@ -66,10 +66,6 @@ class Measured:
     document: str
     layer: Layer | None
 
-    def at(self) -> tuple[Any, ...]:
-        """The key of a measurement: shape, M and operator. B is None for all of a kind's or for none."""
-        return self.b, self.n, self.k, self.m, self.caller
-
     @property
     def sizes(self) -> str:
         """Its shape without M in words."""
@@ -202,7 +198,7 @@ def _decided(made: Sequence[Decision]) -> tuple[dict[Place, Winner], list[str]]:
     ]
     out = {p: of[0] for p, of in by_place.items() if len(of) == 1 and of[0].values and p not in clash}
     for winner in out.values():  # the shape's own row has its count
-        own = best(winner.measured, Measured.at, lambda r: r.count == 0)
+        own = best(winner.measured, lambda r: (r.b, r.n, r.k, r.m, r.caller), lambda r: r.count == 0)
         winner.measured = [own[at] for at in sorted(own)]
     return out, notes
 

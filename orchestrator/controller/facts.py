@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,6 +21,7 @@ from orchestrator.engines import find_engine
 from orchestrator.inventory.model import Node
 from orchestrator.templating import render
 from orchestrator.transport.base import Completed
+from worker.aiter_tree.locate import PLACES
 from worker.device import ISA_LEVELS, cpu_flags, cpu_name, gfx_of_target, identify, parse_nvidia_smi
 from worker.protocol import LOCKS
 
@@ -190,22 +192,30 @@ def load_facts(run_folder: Path, names: Iterable[str]) -> dict[str, NodeFacts]:
     return out
 
 
-def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/dev") -> bytes:
-    """The check script for a node whose references are resolved. `sys` and `dev`: other roots, for tests.
+def python_of(node: Node) -> str | None:
+    """The Python of workers that run in no image, None for the first that is found on the node."""
+    spec = find_engine(node.engine)
+    return node.python or (sys.executable if node.is_here and not (spec.runs_images or spec.enter) else None)
+
+
+def script(node: Node, *, brief: bool = False, sysfs: str = "/sys", dev: str = "/dev") -> bytes:
+    """The check script for a node whose references are resolved. `sysfs` and `dev`: other roots, for tests.
 
     `brief`: only facts that change while nodes work (GPUs, containers, living workers). That is much faster.
     """
-    in_image, devices = find_engine(node.engine).runs_images, node.docker.devices
+    spec, devices = find_engine(node.engine), node.docker.devices
+    in_image = spec.runs_images
     values = {
         "brief": brief,
         "facts": [f._asdict() for f in FACTS if f.now or not brief],
-        "sys": sys,
+        "sys": sysfs,
         "dev": dev,
         "locks": LOCKS,
         "workdir": from_home(node.workdir or DEFAULT_WORKDIR),
         "timeout_s": TOOL_TIMEOUT_S,
         "container_timeout_s": CONTAINER_TIMEOUT_S,
         "aiter_root": node.aiter.root or "",
+        "aiter_places": () if node.aiter.root or in_image or spec.enter else PLACES,
         "aiter_mount": _mount_of(node.aiter.root or "", node.docker.volumes),
         "cpu_flags": sorted({flag for levels in ISA_LEVELS.values() for _, flag in levels}),
         "devices": list(dict.fromkeys(d.partition(":")[0] for d in devices or ())) if in_image else [],
@@ -213,7 +223,7 @@ def script(node: Node, *, brief: bool = False, sys: str = "/sys", dev: str = "/d
         "engine": node.engine,
         "docker_command": list(node.docker.docker_command),
         "image": node.image or "",
-        "python": node.python or "",
+        "python": python_of(node) or "",
     }
     return render("check.sh.j2", values).encode()
 

@@ -13,7 +13,6 @@ import io
 import os
 import re
 import shlex
-import sys
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import worker
 from orchestrator import __version__
-from orchestrator.controller.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts
+from orchestrator.controller.facts import DEFAULT_WORKDIR, NodeFacts, facts_here, from_home, load_facts, python_of
 from orchestrator.controller.occupancy import device_lock
 from orchestrator.engine.docker import RESTARTS, DockerOptions
 from orchestrator.engines import Engine, find_engine
@@ -278,7 +277,6 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
     gpus = node.gpus if isinstance(node.gpus, tuple) else tuple(found)
     known = facts is not None or node.gpus != "auto"
     spec = find_engine(node.engine)
-    python = node.python or (sys.executable if node.is_here and not (spec.runs_images or spec.enter) else None)
     whole_env = all_env(node, run)
     env = {name: value for name, value in whole_env.items() if not has_reference(value)}
     return NodePlan(
@@ -287,7 +285,7 @@ def _plan(node: Node, run: str, run_folder: Path, facts: NodeFacts | None) -> No
         slots=tuple(map(str, gpus)) or (("0",) if known else ()),
         transport=node.transport,
         engine=node.engine,
-        python=python,
+        python=python_of(node),
         env=env,
         devices=dict(_devices(node, gpus, facts)) if known else {},
         gfx=node.gfx or (facts.gfx if facts else None),

@@ -45,8 +45,16 @@ from orchestrator.tables.merge import check_db, not_for_aiter
 from orchestrator.tables.tuned import Key as TableKey
 from orchestrator.tables.tuned import Table, chip_name, read_table
 from orchestrator.templating import data_folder
+from worker.aiter_tree.locate import PLACES
 from worker.families import FAMILIES, Family
 from worker.tuners.catalog import recorded_tuner
+
+NO_AITER = (
+    UNUSABLE,
+    "aiter",
+    f"there is no AITER: its Python imports none, and none is in {', '.join(PLACES)}",
+    "name its folder, `aiter: {root: PATH}`, or a Python that imports it, `python: PATH`",
+)
 
 
 class Dropped(NamedTuple):
@@ -304,6 +312,8 @@ def prepare(request: RunRequest) -> Prepared:
     options = dict(request.options)
     check_tuner_options(spec, options)
     check_family(spec, family.name, options)
+    if request.rows is not None and spec.produces == "configs":
+        raise InputError(f"the tuner {tuner} writes config files, not a table whose rows could be checked")
     if request.db is not None and not request.bench:
         check_db(request.db, family, tuner)
     lists = [read_shapes(path, family) for path in (request.shapes, *request.more)]
@@ -311,7 +321,11 @@ def prepare(request: RunRequest) -> Prepared:
     options |= _counts(listed) if spec.wants_counts else {}
     run = new_run_id(time.time())
     machines = machines_of(inventory)
-    asked = [n for n in machines.nodes.values() if not n.is_here or find_engine(n.engine).runs_images]
+    asked = [
+        n.model_copy(update={"workdir": n.workdir or str(request.runs.absolute())}) if n.is_here else n
+        for n in machines.nodes.values()
+        if not n.is_here or find_engine(n.engine).runs_images or spec.software
+    ]
     if request.ask:
         reports = check_nodes(asked, accept_new_host_keys=request.accept_new_host_keys)
         of_pools = check_pools(inventory, run)
@@ -321,6 +335,8 @@ def prepare(request: RunRequest) -> Prepared:
         of_pools = [NodeReport(name, ()) for name, n in inventory.nodes.items() if n.lease]
     _no_gpu_twice(machines, reports)
     reports = [_with_occupants(r, machines.nodes[r.node], request.busy) for r in reports]
+    if spec.software == "aiter" and "root" not in options:
+        reports = [r.with_finding(*NO_AITER) if r.facts.values.get("aiter") == "none" else r for r in reports]
     facts = {r.node: r.facts for r in reports if r.usable}
     nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
     usable = [n for n in nodes if n.slots and n.node not in {r.node for r in reports if not r.usable}]
@@ -425,10 +441,6 @@ def prepare_recheck(
     share = sum(len(r.kernels) for r in rows.values()) / max(1, sum(r.known for r in rows.values()))
     request = replace(request, shapes=sources.tables[0], family=sources.family.name, rows=rows, share=share)
     prepared = prepare(request)
-    if recorded_tuner(prepared.config.tuner).produces == "configs":
-        raise InputError(
-            f"the tuner {prepared.config.tuner} writes config files, not a table whose rows could be checked"
-        )
     chip = chip_of_rows(rows, *prepared.family.chip(prepared.plan.gfx, prepared.plan.cu_num))
     found = {s.id: rows[key] for s in prepared.listed.shapes if (key := (*chip, *s.key)) in rows}
     if not found:
@@ -460,11 +472,12 @@ def _worths(
     return worths(listed.shapes, calls, {**numbers(listed, NOW), **tuned}, forecast, {s.id for s in skipped})
 
 
-def _no_gpu_twice(inventory: Inventory, remote: Sequence[NodeReport]) -> None:
+def _no_gpu_twice(inventory: Inventory, asked: Sequence[NodeReport]) -> None:
     """Raise InventoryError if two slots are the same GPU. This machine is checked too, if it is not the only node."""
-    here = [n for n in inventory.nodes.values() if n.is_here and n.gpus != 0]
-    reports = [*remote, *(check_nodes(here) if len(inventory.nodes) > 1 else ())]
-    refuse_one_gpu_twice(inventory.nodes, {r.node: r.facts for r in reports})
+    known = {r.node: r.facts for r in asked}
+    here = [n for n in inventory.nodes.values() if n.is_here and n.gpus != 0 and n.name not in known]
+    reports = check_nodes(here) if len(inventory.nodes) > 1 else ()
+    refuse_one_gpu_twice(inventory.nodes, known | {r.node: r.facts for r in reports})
 
 
 def _with_occupants(report: NodeReport, node: Node, request: str | None) -> NodeReport:

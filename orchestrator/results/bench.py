@@ -21,13 +21,10 @@ from orchestrator.paths import RunPaths
 from orchestrator.tables.textfiles import no_formula, utc, write_atomic, write_csv
 from orchestrator.tables.tuned import best
 from worker.families import BENCHED, Family
-from worker.protocol.bench import Rule, is_reference, mean_of_runs, with_texts
+from worker.protocol.bench import HARMLESS, Rule, is_reference, mean_of_runs, with_texts
 
 MEASURED = ("ok", "unstable", "short")
 """Statuses with a number; `short`: interrupted before all runs were in."""
-STANDARD = Rule()
-HARMLESS = ("unavailable", "unsupported")
-"""No number, and nobody's fault."""
 RUNBOOK = ("M", "N", "K", "triton_tflops", "triton_us", "gluon_tflops", "gluon_us")
 """The columns of the runbook's fp4_triton_gluon_bench.csv; 0.0 where there is no number, as there."""
 ENV_FORMAT = 1
@@ -120,7 +117,7 @@ def settled_rows(ledger: LedgerReader) -> list[ProfileRow]:
     ]
 
 
-def results(rows: Iterable[ProfileRow], rule: Rule = STANDARD, envs: Sequence[str] = ()) -> list[Result]:
+def results(rows: Iterable[ProfileRow], rule: Rule, envs: Sequence[str]) -> list[Result]:
     """All results, by shape, side (in the order of `envs`) and backend (as they are usually listed).
 
     Rows of several passes are one result; a pass without a number leaves none to the whole.
@@ -156,8 +153,7 @@ def _result(shape: int, env: str, backend: str, rows: Sequence[ProfileRow], rule
 
 def rule_of(options: Mapping[str, Any]) -> Rule:
     """The rule that a run's options give."""
-    names = ("runs", STANDARD.runs), ("extra", STANDARD.extra), ("within", STANDARD.within)
-    return Rule(*(options.get(name, value) for name, value in names))
+    return Rule(**{name: options[name] for name in ("runs", "extra", "within") if name in options})
 
 
 def fastest(found: Sequence[Result]) -> Mapping[tuple[int, str], Result]:

@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -110,18 +110,14 @@ class Reading:
 
     def _marked(self, text: str) -> None:
         """Read a line of the worker itself, not of AITER."""
-        try:
-            document = json.loads(text)
-        except ValueError:
-            document = None
-        if not isinstance(document, dict):
-            return
+        document: dict[str, Any] = {}
+        with suppress(ValueError):
+            document = clean.document(json.loads(text))
         if "code" in document:
             self.found.code = clean.integer(document["code"])
-            return
-        self.found.aiter = clean.document(document)
-        if not document.get("supported"):
-            self.found.why = clean.text(document.get("why"), 500) or "this AITER cannot verify"
+        elif document:
+            self.found.aiter = document
+            self.found.why = "" if document.get("supported") else str(document.get("why") or "this AITER cannot verify")
 
     def _hit(self, line: str) -> None:
         """Read a line on a lookup that took a row. The row must have the M, the kernel and the types of the line."""

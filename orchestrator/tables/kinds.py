@@ -188,8 +188,6 @@ def _named(values: Iterable[str]) -> str:
 
 Facts = Callable[[Newcomer], Mapping[str, Any]]
 """The facts of a newcomer's measurement: the fields of its record (docs/reference/files.md)."""
-SUFFIX = ".provenance.jsonl"
-_DECODER = json.JSONDecoder()
 
 
 class Record(NamedTuple):
@@ -207,7 +205,7 @@ class Record(NamedTuple):
 
 def records_path(table: Path) -> Path:
     """The file beside a table."""
-    return table.with_name(table.name + SUFFIX)
+    return table.with_name(table.name + ".provenance.jsonl")
 
 
 def read_records(table: Path) -> dict[Place, Record]:
@@ -217,10 +215,7 @@ def read_records(table: Path) -> dict[Place, Record]:
     for n, line in enumerate(text.split("\n"), 1):
         if line := line.strip():
             try:
-                document, end = _DECODER.raw_decode(line)
-                if end != len(line):
-                    raise ValueError("more than one object")
-                record = _record(document, line)
+                record = _record(json.loads(line), line)
             except (ValueError, KeyError, TypeError, RecursionError) as e:
                 what = "is not a record of a tuned row; mend the line, or move the file away and lose its records"
                 raise TunedDBError(f"{path}:{n}: {what}") from e

@@ -41,7 +41,8 @@ def calls_of(resolver: Resolver) -> list[tuple[Call, object]]:
                     values: object = resolver.config_for(kind, m, n, k, b).values
                 except ResolveError:
                     values = None
-                out.append((Call(kind.config, m, n, k, bounds, backend, b), values))
+                sizes = {"M": m, "N": n, "K": k, "B": b}
+                out.append(({"config_name": kind.config, **sizes, "bounds": bounds, "backend": backend}, values))
     return out
 
 

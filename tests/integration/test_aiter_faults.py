@@ -61,7 +61,7 @@ def tune(folder: Path, tree: Tree, shapes: Sequence[tuple[int, int, int]], *more
         "transport": "local", "engine": "process", "python": str(tree.python), "family": "a4w4_blockscale",
         "tuner": "aiter", "aiter": {"root": str(tree.root)},
     }  # fmt: skip
-    bench.inventory.write_text(yaml.safe_dump({"defaults": defaults, "nodes": {"local": {"gpus": [0]}}}))
+    bench.inventory.write_text(yaml.safe_dump({"defaults": defaults, "nodes": {"local": {"gpus": 0}}}))
     argv = bench.argv("tune", str(bench.shapes_csv), "-i", str(bench.inventory), *more)
     done = subprocess.run(argv, capture_output=True, text=True, env=bench.env(), check=False)
     said = done.stdout + done.stderr

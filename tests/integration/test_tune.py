@@ -6,6 +6,7 @@ import json
 import re
 import signal
 
+from tests.integration.fleetkit import begun, finish, joined
 from tests.integration.kit import Bench, read_csv
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -142,6 +143,29 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out
     assert db.read_bytes() == before, "the same times do not beat themselves"
+
+
+def test_nodes_join_and_leave_a_run_while_it_goes_on_and_not_afterwards(bench: Bench) -> None:
+    n = bench.shapes(groups=6)
+    run, alone = begun(bench, 1), bench.inventory.read_text()
+    bench.inventory.write_text(f"{alone}  too:\n    gpus: [2]\n    workdir: {bench.workdir}\n")
+    added = bench.run("nodes add", "-i", str(bench.inventory))
+    assert (added.code, added.out) == (0, f"joining run {bench.paths.run}: too\n"), added.err
+    wait_until(lambda: joined(bench, "too", 0.0), "it joins")
+    unknown, drained = bench.run("nodes drain", "no"), bench.run("nodes drain", "here")
+    assert (unknown.code, "has no node 'no' (there: here, too)" in unknown.err) == (2, True)
+    assert (drained.code, drained.out) == (0, "here finishes its running groups and gets no more\n")
+    bench.release()
+    assert "here drains by request" in finish(run)
+    assert run.returncode == 0
+    bench.check_books(tuned=n, failed={})
+    before = bench.paths.inventory.read_bytes()
+    bench.inventory.write_text(alone)
+    for words in (("nodes add", "-i", str(bench.inventory)), ("nodes drain", "too")):
+        refused = bench.run(*words)
+        assert refused.code == 2
+        assert refused.err == f"error: no controller drives run {bench.paths.run}, which is finished\n"
+    assert bench.paths.inventory.read_bytes() == before
 
 
 def test_detach_prints_the_run_and_goes_on(bench: Bench) -> None:

@@ -90,7 +90,9 @@ def resolved(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = Fals
     fresh = Resolver(root, arch)
 
     def answer(c: Call) -> dict[str, Any]:
-        buckets = fresh.read(fresh.file_for(c.config_name, c.N, c.K, c.B, c.backend)[0]).buckets
-        return buckets[bucket_for(buckets, c.M, c.bounds)]
+        buckets = fresh.read(
+            fresh.file_for(*(c[name] for name in ("config_name", "N", "K", "B", "backend")))[0]
+        ).buckets
+        return buckets[bucket_for(buckets, c["M"], c["bounds"])]
 
     return Trial(tuple(answer(c) for c in calls), "a stand-in")

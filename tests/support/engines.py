@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.triton_configs.engine import FOLDERS, Device, load, unpack
+from worker.triton_configs.engine import FOLDERS, PARTS, Device, load, unpack
 
 CACHE = Path(os.environ.get("GEMMFLEET_TEST_CACHE", "~/.cache/gemmfleet-tests")).expanduser()
 ENGINES = {"vllm": "0.33.0", "sglang": "0.5.23"}
@@ -62,7 +62,9 @@ def tree(project: str) -> Path:
 def copy(project: str, folder: Path) -> Path:
     """A tree of one's own: the files that are loaded and all configs, below `folder`."""
     root = tree(project)
-    for file in (*load(root, H200).files, root / project / "_version.py"):
+    load(root, H200)
+    executed = [Path(str(sys.modules[module].__file__)) for module in PARTS[project].executed]
+    for file in (*executed, root / project / "_version.py"):
         _copied(file, root, folder)
     for at in FOLDERS[project]:
         for file in (root / project / at / "configs").rglob("*.json"):

@@ -63,9 +63,6 @@ class StandInSource:
 
     def enter(self, target: Target | None) -> None: ...
 
-    def estimate_us(self, problem: Problem, candidate: Tile, target: Target) -> float:
-        return 20.0
-
     def job(self, problem: Problem, candidate: Tile) -> Tile:
         return candidate
 
@@ -79,7 +76,7 @@ class StandInSource:
     def inputs(self, *args: Any, **named: Any) -> Any:
         raise NotImplementedError("the stand-in for the device makes no operands")
 
-    candidates = needed_bytes = operands = launch = inputs
+    space = needed_bytes = operands = launch = inputs
 
 
 class Timer:
@@ -180,7 +177,7 @@ class Kit:
     def task(self, candidates: list[Tile], problem: Problem = PROBLEM, id_: int = 1) -> ShapeTask:
         """A shape with these candidates, which are estimated alike."""
         shape = SpecShape(id_, {"M": problem.m, "N": problem.n, "K": problem.k})
-        task = self.context.task(shape, problem, candidates)
+        task = self.context.task(shape, problem, candidates, us=[20.0] * len(candidates))
         task.ranker.rules = StopRules(at_least=3, patience=2, all=task.ranker.rules.all)
         return task
 

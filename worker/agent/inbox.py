@@ -16,25 +16,16 @@ import os
 import signal
 import stat
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
 from worker.agent.records import FULL
 from worker.process import signal_name
-from worker.protocol import LOCKS, LOCKS_ENV, MAX_SPEC_BYTES, InboxName, NodePaths, ProtocolError, Spec
+from worker.protocol import LOCKS, LOCKS_ENV, MAX_SPEC_BYTES, InboxName, NodeConfig, NodePaths, ProtocolError, Spec
 from worker.text import clean
 
 BEAT_EVERY_S = 1.0
 DRAIN, NOW = "drain", "now"
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """A spec that this slot has claimed."""
-
-    name: InboxName
-    path: Path
 
 
 class SpecRejectedError(Exception):
@@ -48,7 +39,7 @@ class Inbox:
         self._paths = paths
         self._slot = slot
 
-    def claim(self, *, canaries_only: bool = False) -> Claim | None:
+    def claim(self, *, canaries_only: bool = False) -> InboxName | None:
         """Claim the first spec that this slot may take, if there is one.
 
         `canaries_only`: take only specs of kind canary that name this slot. The kind is not in the file's name, so
@@ -60,28 +51,30 @@ class Inbox:
                 continue
             if canaries_only and not (name.slot == self._slot and self._is_canary(text)):
                 continue
-            path = self._paths.claimed(self._slot) / text
             try:
-                os.rename(self._paths.inbox / text, path)
+                os.rename(self._paths.inbox / text, self.path(name))
             except FileNotFoundError:  # another slot was faster
                 continue
-            return Claim(name, path)
+            return name
         return None
 
-    def claimed(self) -> list[Claim]:
-        """Specs that this slot has claimed, in order."""
-        folder = self._paths.claimed(self._slot)
-        names = [(text, InboxName.parse(text)) for text in sorted(os.listdir(folder))]
-        return [Claim(name, folder / text) for text, name in names if name]
+    def path(self, claim: InboxName) -> Path:
+        """The file of a spec that this slot has claimed."""
+        return self._paths.claimed(self._slot) / str(claim)
 
-    def put_away(self, claim: Claim, as_name: str = "spec.json") -> None:
+    def claimed(self) -> list[InboxName]:
+        """Specs that this slot has claimed, in order."""
+        names = map(InboxName.parse, sorted(os.listdir(self._paths.claimed(self._slot))))
+        return [name for name in names if name]
+
+    def put_away(self, claim: InboxName, as_name: str = "spec.json") -> None:
         """Move a claimed spec into its attempt's folder, where `spec.json` marks the attempt as ended."""
-        folder = self._paths.attempt(claim.name.attempt)
+        folder = self._paths.attempt(claim.attempt)
         folder.mkdir(parents=True, exist_ok=True)
         target = folder / as_name
         if os.path.lexists(target):
-            target = folder / f"{claim.name.seq:08d}.{as_name}"
-        os.rename(claim.path, target)
+            target = folder / f"{claim.seq:08d}.{as_name}"
+        os.rename(self.path(claim), target)
 
     def _is_canary(self, text: str) -> bool:
         """Return whether a waiting spec is a canary. An unreadable spec counts too: it is claimed and then refused."""
@@ -108,23 +101,23 @@ def read_spec(path: Path) -> bytes:
         os.close(fd)
 
 
-def accept(claim: Claim, *, run: str, epoch: int, tuner: str) -> tuple[Spec, bytes]:
-    """A claim's spec, and its bytes on one line. Raises SpecRejectedError, which says why not to run it."""
+def accept(path: Path, attempt: str, config: NodeConfig, epoch: int) -> tuple[Spec, bytes]:
+    """A claimed spec, and its bytes on one line. Raises SpecRejectedError, which says why not to run it."""
     try:
-        data = read_spec(claim.path)
+        data = read_spec(path)
         spec = Spec.loads(data)
     except OSError as e:
         raise SpecRejectedError(f"the spec cannot be read: {e.strerror}") from e
     except ProtocolError as e:
         raise SpecRejectedError(str(e)) from e
-    if spec.attempt != claim.name.attempt:
-        raise SpecRejectedError(f"the spec is of attempt {spec.attempt}, its file of {claim.name.attempt}")
-    if spec.run != run:
-        raise SpecRejectedError(f"the spec is of run {spec.run!r}, this node works for {run!r}")
+    if spec.attempt != attempt:
+        raise SpecRejectedError(f"the spec is of attempt {spec.attempt}, its file of {attempt}")
+    if spec.run != config.run:
+        raise SpecRejectedError(f"the spec is of run {spec.run!r}, this node works for {config.run!r}")
     if spec.epoch < epoch:
         raise SpecRejectedError(f"the spec is of controller {spec.epoch}, the node listens to {epoch}")
-    if spec.tuner and spec.tuner != tuner:
-        raise SpecRejectedError(f"the spec asks for tuner {spec.tuner}, this worker holds {tuner}")
+    if spec.tuner and spec.tuner != config.tuner:
+        raise SpecRejectedError(f"the spec asks for tuner {spec.tuner}, this worker holds {config.tuner}")
     return spec, data.replace(b"\n", b" ").replace(b"\r", b" ")
 
 

@@ -20,7 +20,6 @@ from typing import Any
 from worker import PACKAGE_PARENT
 from worker.agent.attempt import Attempt, Ended
 from worker.agent.inbox import (
-    Claim,
     Control,
     DeviceLock,
     Inbox,
@@ -42,6 +41,7 @@ from worker.protocol import (
     DEVICE_LOCK,
     DEVICE_SHARED,
     PROTOCOL,
+    InboxName,
     NodeConfig,
     NodePaths,
     ProtocolError,
@@ -80,7 +80,7 @@ class Agent:
         self._control = Control(paths, slot)
         self._inbox = Inbox(paths, slot)
         self._gauge = Gauge(config.slots[slot])
-        self._waiting: list[tuple[Claim, str]] = []
+        self._waiting: list[tuple[InboxName, str]] = []
         self._token = slot_token(paths.root, slot)
         self._supervisor = TunerSupervisor(
             config.tuner, config, self._spawn, self._records, self._control, self._log_fd
@@ -187,14 +187,14 @@ class Agent:
                 return f"idle for {idle:.0f} s"
             self._supervisor.wait(POLL_S if idle < POLL_FAST_FOR_S else POLL_SLOW_S)
 
-    def _work(self, claim: Claim) -> None:
+    def _work(self, claim: InboxName) -> None:
         """Run a claimed spec to its end: rejected, or started and ended on record."""
-        attempt = claim.name.attempt
+        attempt = claim.attempt
         if self._device:
             with suppress(OSError):
                 self._device.take()  # a shared device whose other run has ended is ours from now on
         try:
-            spec, line = accept(claim, run=self._config.run, epoch=read_epoch(self._paths), tuner=self._config.tuner)
+            spec, line = accept(self._inbox.path(claim), attempt, self._config, read_epoch(self._paths))
             room = self._make_folder(attempt)
         except SpecRejectedError as e:
             self._log(f"rejected {attempt}: {e}")
@@ -225,8 +225,8 @@ class Agent:
         assert self._supervisor.proc is not None
         return Attempt(spec, self._supervisor.proc, self._records, self._control, self._log_fd).run(line)
 
-    def _end(self, claim: Claim, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
-        attempt = claim.name.attempt
+    def _end(self, claim: InboxName, ended: Ended, seconds: float, conditions: Mapping[str, Any]) -> None:
+        attempt = claim.attempt
         self._records.append(ended.record(attempt, seconds, self._supervisor.take_start_s(), conditions))
         self._records.sync()
         why = ended.detail.partition("; the log ends")[0]
@@ -235,7 +235,7 @@ class Agent:
         if ended.outcome == "cancelled":
             self._paths.cancel(attempt).unlink(missing_ok=True)
 
-    def _put_away(self, claim: Claim, as_name: str = "spec.json") -> None:
+    def _put_away(self, claim: InboxName, as_name: str = "spec.json") -> None:
         """Move it out of `claimed/`, once the record of its end is in the file and there is room for its folder."""
         self._waiting.append((claim, as_name))
         if not self._records.full:
@@ -265,7 +265,7 @@ class Agent:
     def _close_leftovers(self) -> None:
         """End on record what an earlier agent of this slot had claimed."""
         for claim in self._inbox.claimed():
-            attempt = claim.name.attempt
+            attempt = claim.attempt
             known = attempt_records(self._paths.events(self._slot), attempt)
             if not any(r["type"] == "attempt_ended" for r in known):
                 seconds = max(0.0, known[-1]["t"] - known[0]["t"]) if known else 0.0

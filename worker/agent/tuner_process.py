@@ -79,6 +79,7 @@ class TunerProcess:
             raise
         finally:
             os.close(theirs)
+        self.pid = self._child.pid
         self._in = self._child.stdin.fileno()
         self._messages = messages
         os.set_blocking(self._in, False)
@@ -90,10 +91,6 @@ class TunerProcess:
         self._to_send = bytearray()
         self._received = bytearray()
         self._ended = False
-
-    @property
-    def pid(self) -> int:
-        return self._child.pid
 
     def send(self, line: bytes) -> None:
         """Send a command; what the pipe does not take at once, `pump` writes."""

@@ -22,13 +22,12 @@ from worker.bench.runner import BackendRunner, Refused
 from worker.device import identify
 from worker.families import FAMILIES
 from worker.protocol import NodePaths, Row, Spec, SpecShape
-from worker.protocol.bench import Options, Side, fetch, mean_of_runs, rounds
+from worker.protocol.bench import HARMLESS, Options, Side, fetch, mean_of_runs, rounds
 from worker.tuners.aiter.launch import chip_variables, inventory_switches
 from worker.tuners.aiter.session import link_shipped_modules
 from worker.tuners.base import Emit, Place
 from worker.tuners.common.problem import figure
 
-HARMLESS = ("unavailable", "unsupported")
 QUIET_SHARE = 0.8
 """Share of the agent's watchdog: what hangs is ended by us first, for we know which backend it is."""
 PROBE = ""

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from worker.bench.runner import BackendRunner, Refused
 from worker.families import FAMILIES
-from worker.protocol.bench import Options, Side
+from worker.protocol.bench import HARMLESS, Options, Side
 from worker.tuners.aiter.session import BUILD_QUIET_S
 
-_STATUS = {"wrong": "MISMATCH", "unsupported": "UNSUPPORTED", "unavailable": "UNSUPPORTED"}
+_STATUS = {"wrong": "MISMATCH", **dict.fromkeys(HARMLESS, "UNSUPPORTED")}
 
 
 def main(name: str, table: Path) -> None:

@@ -26,6 +26,7 @@ from worker.text import did_you_mean
 RUNS, EXTRA, WITHIN = 3, 2, 0.05
 ALIASES = {"gluon": ("aiter-gluon",), "aiter-batched": BATCHED}
 TIMERS = ("events", "rocprof")
+HARMLESS = ("unavailable", "unsupported")  # statuses without a number that are nobody's fault
 ENV_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,39}\Z")
 MAX_BYTES = 64 << 20  # largest size of one long text
 _REFERENCE = re.compile(r"sha256:[0-9a-f]{64}\Z")

@@ -176,6 +176,7 @@ KINDS: tuple[ConfigKind, ...] = (
 
 BY_NAME = {k.name: k for k in KINDS}
 BY_CONFIG = {k.config: k for k in KINDS}
+BY_FAMILY = {k.family: k for k in KINDS if k.family}
 
 
 def kinds_of(family: str) -> tuple[ConfigKind, ...]:

@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -292,8 +293,9 @@ class Resolver:
         """Raises ResolveError where the tree has no loader that is known."""
         self.root, self.arch = root, arch
         self.loader = read_loader(root)
-        self._read: dict[Path, ConfigFile] = {}
-        self._bounds: dict[ConfigKind, tuple[int, ...]] = {}
+        self.read = cache(read)  # a config file, read once; raises ConfigFileError and OSError
+        # the M bounds that a kind's caller searches: of the call in the tree's own module, else as at e4048607a5
+        self.bounds = cache(partial(_called_with, root, self.loader.bounds))
 
     def places(self, config: str, backend: str | None = None) -> tuple[Place, ...]:
         """Places where a config's files may lie, in the order in which its default is looked for."""
@@ -344,12 +346,6 @@ class Resolver:
         """The path at which a shape's own file would be found, there or not. Raises ResolveError."""
         return self.place(config, backend).specialised(config, self.suffixes(n, k, b)[0])
 
-    def bounds(self, kind: ConfigKind) -> tuple[int, ...]:
-        """The M bounds that the kind's caller searches: of the call in the tree's own module, else as at e4048607a5."""
-        if kind not in self._bounds:
-            self._bounds[kind] = _called_with(self.root, kind, self.loader.bounds)
-        return self._bounds[kind]
-
     def config_for(self, kind: ConfigKind | str, m: int, n: int, k: int, b: int | None = None) -> Resolved:
         """The bucket of a shape, K the logical one. Raises ResolveError, ConfigFileError and OSError."""
         kind = BY_NAME[kind] if isinstance(kind, str) else kind
@@ -357,13 +353,6 @@ class Resolver:
         buckets = self.read(path).buckets
         bucket = bucket_for(buckets, m, self.bounds(kind))
         return Resolved(path, bucket, dict(buckets[bucket]), own)
-
-    def read(self, path: Path) -> ConfigFile:
-        """A config file, read once. Raises ConfigFileError and OSError."""
-        found = self._read.get(path)
-        if found is None:
-            found = self._read[path] = read(path)
-        return found
 
 
 def _bounds(module: ast.Module) -> tuple[int, ...]:
@@ -373,7 +362,7 @@ def _bounds(module: ast.Module) -> tuple[int, ...]:
     return ()
 
 
-def _called_with(root: Path, kind: ConfigKind, standard: tuple[int, ...]) -> tuple[int, ...]:
+def _called_with(root: Path, standard: tuple[int, ...], kind: ConfigKind) -> tuple[int, ...]:
     """Bounds of the call `get_gemm_config(NAME, ..., bounds=...)` in the module that mirrors the wrapper's."""
     parts = kind.module.split(".")
     path = root.joinpath(*parts[:3], "_triton_kernels", *parts[3:]).with_suffix(".py")

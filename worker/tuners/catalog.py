@@ -92,6 +92,8 @@ class TunerSpec:
     """Factor on the time of a shape with these options."""
     start_limits: tuple[float, float] | None = None
     """Seconds (until ready, until the canary answered) where they are longer than the worker's usual."""
+    software: str = ""
+    """Package whose kernels it measures on the node's device: aiter, torch or vllm; "" for a tuner without a device."""
     keeps_cache: bool = False
     """Keeps something on the node beyond the run (GEMMFLEET_CACHE)."""
     keeps_reproductions: bool = False

@@ -84,8 +84,8 @@ def test_a_new_file_holds_every_bucket_of_the_default_and_moves_no_other_m(
     ]
     now, after = trials
     assert now == after
-    assert {(c.N, c.K) for c in now} == {(512, 1024), (256, 1024), (513, 64)}
-    assert {c.M for c in now} == {16, 17, 64, 65, 256, 257, 4096, 4097}
+    assert {(c["N"], c["K"]) for c in now} == {(512, 1024), (256, 1024), (513, 64)}
+    assert {c["M"] for c in now} == {16, 17, 64, 65, 256, 257, 4096, 4097}
     again = merge(run, root)
     assert not again.changes
     assert "in the tree already" in again.notes[0]

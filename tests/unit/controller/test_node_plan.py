@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator.controller import facts as facts_module
 from orchestrator.controller import node_plan
 from orchestrator.controller.facts import Gpu, NodeFacts, save_facts
-from orchestrator.controller.node_check import check_nodes
+from orchestrator.controller.node_check import NodeReport, check_nodes
 from orchestrator.controller.node_plan import NodePlan, node_files
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.engine.docker_containers import DockerEngine
@@ -120,6 +124,47 @@ def test_a_docker_daemon_here_that_is_down_is_known_before_the_run(
     request = RunRequest(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", "a16w16", "torch")
     with pytest.raises(NoUsableNodeError, match=r"here: docker does not answer .* start it"):
         prepare(request)
+
+
+def test_what_this_machine_lacks_for_the_tuner_is_known_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its Python imports only what lies in a folder of ours, and AITER's usual place is ours, too."""
+    place, site, python = (tmp_path / name for name in ("opt/aiter", "site", "python"))
+    monkeypatch.setattr(facts_module, "PLACES", (str(place),))
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    (tmp_path / "shapes.csv").write_text("M,N,K\n16,64,64\n")
+
+    def prepared(tuner: str, gpus: str = "0", **more: Any) -> NodeReport | None:
+        (tmp_path / "inv.yaml").write_text(f"nodes:\n  here: {{python: {python}, gpus: {gpus}}}\n")
+        request = RunRequest(tmp_path / "shapes.csv", tmp_path / "runs", tmp_path / "inv.yaml", "a16w16", tuner, **more)
+        return next(iter(prepare(request).reports), None)
+
+    def refused(tuner: str, gpus: str = "0") -> str:
+        with pytest.raises(NoUsableNodeError) as told:
+            prepared(tuner, gpus)
+        return str(told.value)
+
+    (site / "aiter").mkdir(parents=True)  # without __init__.py: no package
+    for tuner in ("aiter", "aiter-triton"):
+        assert refused(tuner).count("here: there is no AITER: ") == 1
+        assert "name its folder, `aiter: {root: PATH}`, or a Python" in refused(tuner)
+        assert prepared(tuner, options={"root": str(place)})
+    assert "gpus: [4000], but " in refused("torch", "[4000]")
+    assert prepared("replay", "[4000]") is None, "it needs no device"
+    report = prepared("torch")
+    assert report is not None
+    assert (report.state, report.facts.values["workdir"]) == ("ok", str(tmp_path / "runs")), (
+        "it works in the run's folder"
+    )
+    (site / "aiter" / "__init__.py").touch()
+    assert prepared("aiter")
+    shutil.rmtree(site)
+    (place / "aiter" / "jit").mkdir(parents=True)
+    (place / "aiter" / "jit" / "core.py").touch()
+    assert prepared("aiter")
+    assert not (tmp_path / "runs").exists()
 
 
 def test_mistakes_of_the_user_are_told_before_any_node_is_contacted(

@@ -47,7 +47,7 @@ def fake_docker(folder: Path, **says: str) -> None:
 
 
 def run(node: Node, root: Path, shell: str = "sh", *, brief: bool = False) -> Completed:
-    text = script(node, brief=brief, sys=str(root / "sys"), dev=str(root / "dev"))
+    text = script(node, brief=brief, sysfs=str(root / "sys"), dev=str(root / "dev"))
     argv = ["busybox", *ARGV] if shell == "busybox" else [shell, *ARGV[1:]]
     return LocalTransport("n").run(argv, stdin=text)
 

@@ -67,7 +67,7 @@ def test_processes_on_a_gpu_as_the_script_sees_them(tmp_path: Path) -> None:
     for number, gpu, held in ((2, 100, "0"), (3, 200, "1048576")):
         put(root / f"sys/class/kfd/kfd/topology/nodes/{number}/gpu_id", str(gpu))
         put(root / f"sys/class/kfd/kfd/proc/4711/vram_{gpu}", held)
-    text = script(Node(name="n"), brief=True, sys=str(root / "sys"))
+    text = script(Node(name="n"), brief=True, sysfs=str(root / "sys"))
     facts = read_facts(LocalTransport("n").run(ARGV, stdin=text))
     assert [g.processes for g in facts.gpus] == [{"4711": 0}, {"4711": 1048576}]
 

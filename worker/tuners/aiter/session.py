@@ -376,23 +376,22 @@ def verify(table: Path, name: str, slot_env: Mapping[str, str], until_eof: bool)
     }  # fmt: skip
     if found is None:
         return _report(supported=False, why=f"this AITER has no script of {name}", **answer)
-    if not found.has("--run_config"):
-        lacks = "this AITER has no --run_config (it came on 2026-04-14)"
-        answer["how"] = f"the operator itself: {lacks}"
-        if not FAMILIES[name].format:
-            return _report(supported=False, why=f"{lacks}, and bench has no inputs for {name}", **answer)
+    lacks = "" if found.has("--run_config") else "this AITER has no --run_config (it came on 2026-04-14)"
+    if lacks and not FAMILIES[name].format:
+        return _report(supported=False, why=f"{lacks}, and bench has no inputs for {name}", **answer)
     with tempfile.TemporaryDirectory(prefix="verify-", dir=os.environ.get("TMPDIR")) as scratch:
         folder = Path(scratch)
         for inside in ("jit/build", "tmp"):
             (folder / inside).mkdir(parents=True)
         link_shipped_modules(folder / "jit", tree.package)
         argv = _verify_command(found, name, table, folder)
-        _report(supported=True, table=str(folder / TUNED), **answer)
+        how = f"the operator itself: {lacks}" if lacks else ""
+        _report(supported=True, table=str(folder / TUNED), how=how, **answer)
         env = {**environment({**os.environ, **slot_env}, tree.root, folder, here), "AITER_LOG_TUNED_CONFIG": "1"}
-        if "how" in answer:
+        if lacks:
             argv = [sys.executable, "-m", "worker.bench.verify", name, str(folder / TUNED)]
-            env |= {FAMILIES[name].env: str(folder / TUNED), AITER_ROOT_ENV: str(tree.root)}
-            env["PYTHONPATH"] = os.pathsep.join([str(PACKAGE_PARENT), env["PYTHONPATH"]])
+            path = os.pathsep.join([str(PACKAGE_PARENT), env["PYTHONPATH"]])
+            env |= {FAMILIES[name].env: str(folder / TUNED), AITER_ROOT_ENV: str(tree.root), "PYTHONPATH": path}
         code = run_in_foreground(argv, env, tree.root, until_eof=until_eof)
     print(flush=True)
     return _report(code=code)

@@ -133,6 +133,7 @@ def tree_version(name: str, device: Mapping[str, Any]) -> str:
 SPEC = TunerSpec(
     name="aiter",
     create=create,
+    software="aiter",
     parse_options=_parse,
     # 53 candidates and about 12 s a shape, a pool of processes 10 to 25 s a group (AITER's own practice on MI300 and
     # MI355X), modules that are built at the start

@@ -13,7 +13,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,15 @@ import torch
 from worker.bench.backends import plain
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, Case
 from worker.bench.measuring import Inputs, needed_bytes
+from worker.triton_configs.engine import replaced
 from worker.triton_configs.kinds import BY_NAME, ConfigKind
 from worker.tuners.aiter_triton import space
-from worker.tuners.aiter_triton.space import Completed, KindProblem, case_of, family_of
+from worker.tuners.aiter_triton.space import KindProblem, family_of, problem_of
 from worker.tuners.common.calls import arguments_of, find_function
 from worker.tuners.common.problem import MX_GROUP, UnavailableError, UnsupportedError
-from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.compiling import compile_for, compiling, facts_of, hollow
-from worker.tuners.search.source import Call, CompileFacts, Target, known
-from worker.tuners.search.tiles import Space, TileConfig, TileSource, Values
+from worker.tuners.search.source import Call, CompileFacts, KernelSource, Target, known
+from worker.tuners.search.tiles import Space, TileConfig, Values
 
 # Only the Triton ops are imported, without ROCm and JIT builds; and wrappers log every call otherwise.
 ENV = {"AITER_TRITON_ONLY": "1", "AITER_LOG_LEVEL": "ERROR"}
@@ -59,28 +59,21 @@ class Wrapper:
         self.kind = kind
         self._given = dict(getattr(at, "given", None) or ())
         self._function, _ = find_function([(at.module, at.function), (old, at.function)])
-        wrapping = sys.modules[self._function.__module__]
-        names = ("_get_triton_config", "_get_config")
-        self._completed: Callable[..., Any] | None = next(
-            (f for f in (getattr(wrapping, n, None) for n in names) if f is not None), None
-        )
+        there = vars(sys.modules[self._function.__module__])
+        self._completed: Callable[..., Any] | None = there.get("_get_triton_config") or there.get("_get_config")
 
     def completed(self, values: Values, case: Case) -> dict[str, Any]:
         """A bucket's values as the wrapper's callers hand them on: with SPLITK_BLOCK_SIZE and split-K made to fit, by
         AITER's own code (compute_splitk_params and its like)."""
         get = self._completed
         module = sys.modules.get(get.__module__) if get else None
-        if get is None or not hasattr(module, "get_gemm_config"):
+        if get is None or module is None or not hasattr(module, "get_gemm_config"):
             return dict(values)
         k = case.k // 2 if self.kind.packed_k else case.k  # two values a byte where both operands are packed, or W is
         sizes = {"M": case.m, "N": case.n, "K": k, "B": case.b, "shuffle": self.kind.shuffled_w}
         there = inspect.signature(get).parameters
-        asked = module.get_gemm_config  # type: ignore[union-attr]
-        module.get_gemm_config = lambda *_, **__: (dict(values), True)  # type: ignore[union-attr]
-        try:
+        with replaced(module, {"get_gemm_config": lambda *_, **__: (dict(values), True)}):
             found: dict[str, Any] = get(**{k: v for k, v in sizes.items() if k in there})[0]
-        finally:
-            module.get_gemm_config = asked  # type: ignore[union-attr]
         return found
 
     def operands(self, inputs: Inputs, *, drawn: bool = True) -> dict[str, Any]:
@@ -145,17 +138,11 @@ def _forms_of(case: Case) -> tuple[Inputs, torch.Tensor]:
     return Inputs(case, **real), out
 
 
-@dataclass(frozen=True, slots=True)
-class CompileJob:
-    """A config on a case; plain data. `caller`: as of TileConfig."""
-
-    case: Case
-    values: tuple[tuple[str, Any], ...]
-    caller: str = ""
+CompileJob = tuple[Case, TileConfig]
 
 
 @dataclass(frozen=True, slots=True)
-class AiterSource(TileSource):
+class AiterSource(KernelSource):
     """The wrapper of a kind in a tree, and the other operators that read the same files. `root`: the tree."""
 
     root: str
@@ -174,15 +161,16 @@ class AiterSource(TileSource):
 
     def space(self, problem: KindProblem, target: Target) -> Space:
         """The configs of a problem."""
-        return space.space_of(self.kind, problem, target, self.completed(problem))
+        return space.space_of(self.kind, problem, target, partial(self.completed, problem))
 
     def job(self, problem: KindProblem, candidate: TileConfig) -> CompileJob:
-        return CompileJob(problem.case, candidate.items, candidate.caller)
+        return problem.case, candidate
 
     def compile(self, job: CompileJob, target: Target) -> CompileFacts:
-        wrapper = self._wrapper(job.caller)
-        inputs, out = _forms_of(job.case)
-        config = wrapper.completed(dict(job.values), job.case)
+        case, candidate = job
+        wrapper = self._wrapper(candidate.caller)
+        inputs, out = _forms_of(case)
+        config = wrapper.completed(candidate.values, case)
         call = wrapper.call(wrapper.operands(inputs, drawn=False), out, config)
         with compiling() as kernels:
             call()
@@ -207,17 +195,13 @@ class AiterSource(TileSource):
         config = wrapper.completed(candidate.values, problem.case)
         return [wrapper.call(o, out, config) for o in operands]
 
-    def completed(self, problem: KindProblem) -> Completed:
-        """The rule by which AITER rewrites values for a problem."""
+    def completed(self, problem: KindProblem, values: dict[str, Any]) -> dict[str, Any]:
+        """Values as AITER rewrites them for a problem."""
         wrapper = self._wrapper()
-
-        def completed(values: dict[str, Any]) -> dict[str, Any]:
-            try:
-                return wrapper.completed(values, problem.case)
-            except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
-                return dict(values)
-
-        return completed
+        try:
+            return wrapper.completed(values, problem.case)
+        except Exception:  # noqa: BLE001 - AITER's code on a bucket that lacks something: it fails when it is run
+            return dict(values)
 
     def _wrapper(self, caller: str = "") -> Wrapper:
         return _wrapper(self.root, self.name, caller)
@@ -239,6 +223,6 @@ def compile_config(
     """
     source, target = AiterSource(str(root), kind), known(arch)
     key: dict[str, int | str] = {"M": M, "N": N, "K": K, **({} if B is None else {"B": B})}
-    case = case_of(source.kind, family_of(source.kind), key, target.gfx)
+    problem = problem_of(kind, family_of(source.kind), key, target.gfx)
     enter(source.root, target)
-    return source.compile(CompileJob(case, tuple(values.items()), caller), target)
+    return source.compile(source.job(problem, TileConfig(tuple(values.items()), caller)), target)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from worker.bench.case import BLOCK8, MX4, PRE4, PRE8, ROW8, Case, parse
-from worker.triton_configs.kinds import BY_NAME, REQUIRED, ConfigKind
+from worker.triton_configs.kinds import REQUIRED, ConfigKind
 from worker.triton_configs.resolve import (
     Bucket,
     ConfigFileError,
@@ -56,14 +56,9 @@ def family_of(kind: ConfigKind) -> str:
     return kind.family or ALIKE.get(kind.name, "")
 
 
-def case_of(kind: ConfigKind, family: str, key: dict[str, int | str], gfx: str) -> Case:
-    """The case of a shape's key columns. Raises UnsupportedError."""
-    return parse(family, key, OF_BENCH.get(kind.name, ""), gfx)
-
-
 def problem_of(kind: str, family: str, key: dict[str, int | str], gfx: str) -> KindProblem:
     """The problem of a shape's key columns. Raises UnsupportedError."""
-    c = case_of(BY_NAME[kind], family, key, gfx)
+    c = parse(family, key, OF_BENCH.get(kind, ""), gfx)
     scale = _SCALES.get(c.format, "none")
     return KindProblem(family, max(1, c.b), c.m, c.n, c.k, c.dtype, c.outdtype, c.bias, scale, kind=kind, case=c)
 
@@ -103,7 +98,8 @@ class AiterSeeds(Seeds):
             names = list(buckets)
             at = names.index(today.bucket)
             found += [buckets[name] for name in (*names[at + 1 : at + 2], *names[max(0, at - 1) : at])]
-        for path in (self._place.default, *self._nearest(p)):
+        near = sorted(self._others, key=lambda path: (away(self._others[path], (p.b, p.n, p.k)), path.name))
+        for path in (self._place.default, *near[:NEAREST]):
             with contextlib.suppress(ResolveError, ConfigFileError, OSError):
                 buckets = self._tree.read(path).buckets
                 found.append(buckets[bucket_for(buckets, p.m, self.bounds)])
@@ -115,29 +111,29 @@ class AiterSeeds(Seeds):
         OSError."""
         return bucket_for({**self._tree.read(self._place.default).buckets, **more}, m, self.bounds)
 
-    def _nearest(self, p: KindProblem) -> list[Path]:
-        """Files of other shapes by the ratio of their sizes, the nearest first."""
-        near = sorted(self._others, key=lambda path: (away(self._others[path], (p.b, p.n, p.k)), path.name))
-        return near[:NEAREST]
-
 
 # Values as AITER rewrites them for the problem (source.Wrapper.completed).
 Completed = Callable[[dict[str, Any]], dict[str, Any]]
 
-TILES_M = (4, 8, 16, 32, 64, 128, 256)
-TILES_N = (16, 32, 64, 128, 256)
-STEPS_K = (64, 128, 256, 512, 1024)
-WARPS = (1, 2, 4, 8)
-STAGES = (1, 2, 3)
-SPLITS = (1, 2, 3, 4, 7, 8, 14, 16)
-GROUPS = (1, 2, 4, 8, 16)
-WAVES = (0, 1, 2, 4, 6, 8)
-INSTRUCTIONS = (16, 32)
-MODIFIERS = (None, ".cg")
-# NVIDIA's loads are further from its multiprocessors than AMD's; its files are nobody's but the user's.
-CUDA_STAGES = (2, 3, 4, 5)
-CUDA_STEPS_K = (32, *STEPS_K[:4])
-LEAST_CUDA_TILE = 16
+KNOBS: dict[str, tuple[Any, ...]] = {
+    "BLOCK_SIZE_M": (4, 8, 16, 32, 64, 128, 256),
+    "BLOCK_SIZE_N": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (64, 128, 256, 512, 1024),
+    "GROUP_SIZE_M": (1, 2, 4, 8, 16),
+    "num_warps": (1, 2, 4, 8),
+    "num_stages": (1, 2, 3),
+    "waves_per_eu": (0, 1, 2, 4, 6, 8),
+    "matrix_instr_nonkdim": (16, 32),
+    "cache_modifier": (None, ".cg"),
+    "NUM_KSPLIT": (1, 2, 3, 4, 7, 8, 14, 16),
+}
+OF_CUDA: dict[str, tuple[Any, ...]] = {
+    "BLOCK_SIZE_M": (16, 32, 64, 128, 256),
+    "BLOCK_SIZE_K": (32, 64, 128, 256, 512),
+    "num_stages": (2, 3, 4, 5),
+    "waves_per_eu": (0,),  # read by AMD's compiler alone
+}
+"""NVIDIA's loads are further from its multiprocessors than AMD's; its files are nobody's but the user's."""
 MOST_PARTS = 256 << 20  # bytes of the parts of its splits
 WEIGHTS: dict[str, tuple[float, ...]] = {
     "hip": (0.151, 0.229, 0.801, 0.365, 0.18, 0.022, -0.04, 0.233, 0.611),
@@ -160,25 +156,12 @@ def space_of(kind: ConfigKind, p: Problem, target: Target, completed: Completed)
 
 def knobs(kind: ConfigKind, target: Target) -> dict[str, tuple[Any, ...]]:
     """Values of each key that a kind's files hold for a chip, in the files' order of keys."""
-    hip = target.backend == "hip"
-    steps: tuple[int, ...] = STEPS_K if hip else CUDA_STEPS_K
+    there = KNOBS | (OF_CUDA if target.backend == "cuda" else {})
     if "blockscale" in kind.name:
-        steps = (128,)
+        there["BLOCK_SIZE_K"] = (128,)
     elif "a4w4" in kind.name or "a16w4" in kind.name:
-        steps = (256, 512, 1024)
-    all_knobs: dict[str, tuple[Any, ...]] = {
-        "BLOCK_SIZE_M": TILES_M if hip else tuple(m for m in TILES_M if m >= LEAST_CUDA_TILE),
-        "BLOCK_SIZE_N": TILES_N,
-        "BLOCK_SIZE_K": steps,
-        "GROUP_SIZE_M": GROUPS,
-        "num_warps": WARPS,
-        "num_stages": STAGES if hip else CUDA_STAGES,
-        "waves_per_eu": WAVES if hip else WAVES[:1],  # read by AMD's compiler alone
-        "matrix_instr_nonkdim": INSTRUCTIONS,
-        "cache_modifier": MODIFIERS,
-        "NUM_KSPLIT": SPLITS,
-    }
-    return {k: v for k, v in all_knobs.items() if k in kind.required_on(str(target.arch))}
+        there["BLOCK_SIZE_K"] = (256, 512, 1024)
+    return {k: v for k, v in there.items() if k in kind.required_on(str(target.arch))}
 
 
 def estimate(p: Problem, c: TileConfig, target: Target) -> float:

@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from worker.families import FAMILIES
 from worker.registry import option, parse_options, text
+from worker.triton_configs.kinds import BY_FAMILY, BY_NAME, STANDARD_BOUNDS, ConfigKind
 from worker.triton_configs.resolve import is_bucket
 from worker.tuners.aiter.spec import risk, tree_version
 from worker.tuners.catalog import AGAIN, CostGuess, Flag, TunerSpec
+from worker.tuners.common.problem import NotImportableError as NotImportableError  # what the check catches
 from worker.tuners.search.source import SearchOptions, cost_factor, mapping_of
 
 if TYPE_CHECKING:
-    from worker.triton_configs.kinds import ConfigKind
     from worker.tuners.base import Tuner
 
 NAME = "aiter-triton"
@@ -45,25 +47,19 @@ class Options(SearchOptions):
 
 def tuned_kinds() -> tuple[str, ...]:
     """Names of the kinds that this tuner has inputs for."""
-    from worker.triton_configs.kinds import BY_NAME  # here, as below: a command's help reads the specs
-    from worker.tuners.aiter_triton.space import family_of
+    from worker.tuners.aiter_triton.space import family_of  # here: a command's help reads the specs
 
     return tuple(k.name for k in BY_NAME.values() if family_of(k))
 
 
 def kind_of(options: Options) -> ConfigKind:
     """The kind of a run. Raises ValueError where the family has none."""
-    from worker.triton_configs.kinds import BY_NAME, kinds_of
-
     if options.kind:
         return BY_NAME[options.kind]
-    if not options.family:
-        raise ValueError("the tuner aiter-triton needs a family or a kind among its options")
-    found = [k for k in kinds_of(options.family) if k.family == options.family]
-    if not found:
+    if options.family not in BY_FAMILY:
         known = ", ".join(_families({}))
         raise ValueError(f"AITER has no Triton GEMM with config files for {options.family} (but {known})")
-    return found[0]
+    return BY_FAMILY[options.family]
 
 
 def source_of(folder: Path, kind: str) -> str:
@@ -82,25 +78,13 @@ def create() -> Tuner:
 
 
 def _families(options: Mapping[str, Any]) -> tuple[str, ...]:
-    from worker.families import FAMILIES
-    from worker.triton_configs.kinds import BY_NAME
-
-    own = {k.family for k in BY_NAME.values()}
-    return tuple(FAMILIES) if options.get("kind") else tuple(name for name in FAMILIES if name in own)
-
-
-def _unit(family: str, key: Mapping[str, int | str]) -> object:
-    """The bucket of an M, by the bounds of its family's kind: all M of a bucket get one config."""
-    from worker.triton_configs.kinds import STANDARD_BOUNDS, kinds_of
-
-    kind = next((k for k in kinds_of(family) if k.family == family), None)
-    bounds = (kind.bounds if kind is not None else ()) or STANDARD_BOUNDS
-    return next((x for x in bounds if int(key["M"]) <= x), 0)
+    return tuple(name for name in FAMILIES if options.get("kind") or name in BY_FAMILY)
 
 
 SPEC = TunerSpec(
     name=NAME,
     create=create,
+    software="aiter",
     parse_options=Options.parse,
     families=_families,
     cost_guess=CostGuess(2.0, 8.0, 4e-12, 4e-9, 25.0),
@@ -115,7 +99,8 @@ SPEC = TunerSpec(
     ),
     produces="configs",
     risk=risk,
-    unit=_unit,
+    # the bucket of an M: all M of a bucket get one config
+    unit=lambda family, key: next((x for x in STANDARD_BOUNDS if int(key["M"]) <= x), 0),
     mixes=True,
     version=lambda name, device: f"{tree_version(name, device)} triton {device.get('triton') or ''}".strip(),
 )

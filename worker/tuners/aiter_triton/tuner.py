@@ -8,12 +8,10 @@ measured; the bucket's verdict settles them all. Rows carry what a config file n
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from worker.aiter_tree.locate import NotATreeError, Tree, choose
 from worker.protocol import Spec, SpecShape
@@ -41,16 +39,12 @@ def bucket_of(m: int, bounds: Sequence[int], today: str) -> str:
 def plan(weights: Mapping[int, float], names: Mapping[int, str]) -> dict[str, list[Point]]:
     """The points of each bucket of a workload (M -> weight, M -> bucket), the most weighty first; buckets by their M
     ascending. Each is measured at its bound as well."""
-    found: dict[str, dict[int, float]] = {}
+    found: dict[str, set[int]] = {}
     for m in sorted(weights):
-        members = found.setdefault(names[m], {})
-        members[m] = weights[m]
-        side, bound = bound_of(names[m])
-        if side != "any":
-            members.setdefault(bound, weights.get(bound, 0.0))
+        found.setdefault(names[m], set()).update((m, bound_of(names[m])[1] or m))
     return {
-        name: [Point(m, w) for m, w in sorted(members.items(), key=lambda e: (-e[1], -e[0]))]
-        for name, members in found.items()
+        name: [Point(m, w) for w, m in sorted(((weights.get(m, 0.0), m) for m in ms), reverse=True)]
+        for name, ms in found.items()
     }
 
 
@@ -62,15 +56,13 @@ class AiterFile(FileSearch):
     def __init__(
         self, context: SearchContext, options: Options, source: AiterSource, seeds: AiterSeeds, family: str
     ) -> None:
-        """`default`: configs by bucket that are measured instead of a search, by the wrapper and through `callers`.
-        `facts` go into the rows."""
-        super().__init__(context, source, seeds)
-        self._family, self._names = family, dict[int, str]()  # buckets by M
-        self._kind, arch = source.kind, str(context.target.arch)
+        """`default`: configs by bucket that are measured instead of a search, by the wrapper and through `callers`."""
+        arch, self._kind, self._family, self._names = str(context.target.arch), source.kind, family, dict[int, str]()
         self.default = {name: config_of(values) for name, values in options.default}
-        there = [c for c in self._kind.callers if c.given is not None and c.reads_on(arch)]
-        self.callers = [c.function for c in there] if self.default else []
-        self.facts = {"kind": self._kind.name, "arch": arch, **({"default": True} if self.default else {})}
+        facts = {"kind": self._kind.name, "arch": arch, **({"default": True} if self.default else {})}
+        super().__init__(context, source, seeds, facts)
+        if self.default:
+            self.callers = [c.function for c in self._kind.callers if c.given is not None and c.reads_on(arch)]
 
     def add(self, shape: SpecShape) -> None:
         p = self._problem(shape.key)
@@ -83,10 +75,11 @@ class AiterFile(FileSearch):
                 raise UnsupportedError(f"M={p.m} reads {where}, which the option `default` leaves as it is")
         self.shapes[p.m], self._names[p.m] = shape, bucket
 
-    def buckets(self) -> Iterator[AiterBucket]:
+    def buckets(self) -> Iterator[BucketSearch]:
+        made = DefaultBucket if self.default else BucketSearch
         for bucket, points in plan({m: self.weight(m) for m in self._names}, self._names).items():
-            ordered = sorted(points, key=lambda p: p.m not in self.shapes)  # the workload's first
-            yield AiterBucket(self, bucket, [self._task(p, self.shapes[ordered[0].m], bucket) for p in ordered])
+            tasks = [self._task(p, self.shapes[points[0].m], bucket) for p in points]  # the first is the workload's
+            yield made(self, bucket, tasks, {"bucket": bucket}, alone=len(tasks) == 1 and not self.default)
 
     def tune(self, bucket: BucketSearch, following: Sequence[ShapeTask]) -> None:
         """Search, compare, decide, settle."""
@@ -107,68 +100,30 @@ class AiterFile(FileSearch):
         return problem_of(self._kind.name, self._family, dict(key), self.context.target.gfx)
 
 
-class AiterBucket(BucketSearch):
-    """One bucket."""
+class DefaultBucket(BucketSearch):
+    """A bucket that gets the config of `AiterFile.default`, whatever is measured; who merges it decides."""
 
     file: AiterFile
 
-    def __init__(self, file: AiterFile, name: str, points: Sequence[PointTask]) -> None:
-        """`points`: the workload's M before other ones. A bucket of `file.default` gets that config whatever is
-        measured; who merges it decides."""
-        self._fixed = file.default.get(name)
-        super().__init__(file, name, points, alone=len(points) == 1 and self._fixed is None)
-
     def kept(self, leaders: list[TileConfig], t: PointTask) -> list[TileConfig]:
-        if self._fixed is None:
-            return super().kept(leaders, t)
-        both = (t.old, self._fixed)
+        both = (t.old, self.file.default[self.name])
         return [replace(c, caller=caller) for caller in ("", *self.file.callers) for c in both]
 
     def choose(self, there: Sequence[PointTask]) -> tuple[str, list[str]]:
-        winner, harmful = super().choose(there)
-        if self._fixed is None:
-            return winner, harmful
-        return self._fixed.name if all(self._fixed.name in t.times for t in there) else "", harmful
+        name = self.file.default[self.name].name
+        return name if all(name in t.times for t in there) else "", super().choose(there)[1]
 
     def kept_name(self, t: PointTask) -> str:
-        return super().kept_name(t) if self._fixed is None else self._fixed.name
-
-    def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
-        """Document of the bucket for its config file, as JSON: the winner's values (null: today's stay), and for this M
-        and those that are no shape's, through each operator that computes it, [M, count, today's us, winner's us,
-        errRatio, place of today's values in `old`, operator ("": the wrapper)].
-        """
-        mine = [t, *(o for o in there if not o.point.weight)]
-        old = [o.old.values for o in mine]
-        distinct = [v for i, v in enumerate(old) if v not in old[:i]]
-        values = self.configs[winner].values if winner else None
-        points = []
-        for o, caller in itertools.product(mine, ("", *self.file.callers)):
-            new = o.times.get(replace(self.configs[winner], caller=caller).name) if winner else None
-            if new or not caller:
-                points.append([
-                    o.point.m, o.point.weight, round(o.us(replace(o.old, caller=caller).name), 4),
-                    round(new.us if new else -1.0, 4), new.err if new else 1.0, distinct.index(o.old.values), caller,
-                ])  # fmt: skip
-        document = {**self.file.facts, "bucket": self.name, "values": values, "old": distinct, "points": points}
-        return json.dumps(document, separators=(",", ":"))
+        return self.file.default[self.name].name
 
 
 class AiterTritonTuner(SearchTuner):
     """Measures configs of AITER's Triton GEMMs on the first GPU."""
 
+    parsed = staticmethod(Options.parse)
     _tree: Tree  # since `open`, as the next
     _kernels: AiterSource
     _seeds: AiterSeeds | None = None
-
-    def open(self) -> dict[str, Any]:
-        """Opens the search, and reports AITER's tree, too. Raises NoDeviceError without a GPU or a tree."""
-        opened, tree = super().open(), self._tree
-        about = {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
-        return {**opened, "aiter": about, "kind": self._kernels.name}
-
-    def parsed(self, raw: Mapping[str, Any]) -> Options:
-        return Options.parse(raw)
 
     def source(self) -> tuple[AiterSource, str]:
         from worker.tuners.aiter_triton.source import AiterSource
@@ -176,11 +131,12 @@ class AiterTritonTuner(SearchTuner):
         options = self.parsed(self._raw)
         kind = kind_of(options).name
         try:
-            self._tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
+            self._tree = tree = choose(options.root or os.environ.get(AITER_ROOT_ENV, ""))[0]
         except NotATreeError as e:
             raise NoDeviceError(f"the tuner aiter-triton: {e}") from e
-        self._kernels = AiterSource(str(self._tree.root), kind)
-        return self._kernels, source_of(self._tree.package / "ops" / "triton", kind)
+        of_tree = {"root": str(tree.root), "version": tree.version, "commit": tree.commit}
+        self._kernels, self.about = AiterSource(str(tree.root), kind), {"aiter": of_tree, "kind": kind}
+        return self._kernels, source_of(tree.package / "ops" / "triton", kind)
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the buckets of a group's shapes, and settle every shape."""

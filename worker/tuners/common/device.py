@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import cycle, islice
 from pathlib import Path
 from typing import Any
@@ -108,8 +108,7 @@ class Device:
     ) -> Timer:
         """A timer that rotates over the copies of both operands. `threads`: of a CPU (None: the usual count); the
         first call with another count is not timed. `launched`: a GPU begins when all calls are launched."""
-        turns = max(len(xs), len(ws))
-        pairs = [(xs[i % len(xs)], ws[i % len(ws)]) for i in range(turns)]
+        pairs = zip(cycle(xs), cycle(ws), strict=True)
         threads = self.thread_counts()[0] if threads is None else threads
         return GpuTimer(run, pairs, launched=launched) if self.gpu else CpuTimer(self, run, pairs, threads)
 
@@ -117,8 +116,8 @@ class Device:
 class CpuTimer:
     """Wall time of calls back to back."""
 
-    def __init__(self, device: Device, run: Run, pairs: Sequence[tuple[Operand, Operand]], threads: int) -> None:
-        self._device, self._run, self._pairs, self._threads = device, run, cycle(pairs), threads
+    def __init__(self, device: Device, run: Run, pairs: Iterator[tuple[Operand, Operand]], threads: int) -> None:
+        self._device, self._run, self._pairs, self._threads = device, run, pairs, threads
 
     def __call__(self, calls: int) -> float:
         run = self._run
@@ -136,8 +135,8 @@ class GpuTimer:
 
     _host_s = 20e-6  # seconds that queueing a call takes on the host
 
-    def __init__(self, run: Run, pairs: Sequence[tuple[Operand, Operand]], *, launched: bool) -> None:
-        self._run, self._pairs, self._launched = run, cycle(pairs), launched
+    def __init__(self, run: Run, pairs: Iterator[tuple[Operand, Operand]], *, launched: bool) -> None:
+        self._run, self._pairs, self._launched = run, pairs, launched
 
     def __call__(self, calls: int) -> float:
         left, total = calls, 0.0

@@ -7,10 +7,11 @@ A shape is parked while the others of its bucket are measured; the bucket's verd
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from worker.protocol import Row, SpecShape
@@ -19,8 +20,8 @@ from worker.triton_configs.resolve import slower
 from worker.tuners.common.problem import UnsupportedError
 from worker.tuners.search.model import CandidateRanker
 from worker.tuners.search.search import Search, SearchContext, ShapeTask, row
-from worker.tuners.search.source import EXHAUSTIVE
-from worker.tuners.search.tiles import Seeds, TileConfig, TileSource
+from worker.tuners.search.source import EXHAUSTIVE, KernelSource
+from worker.tuners.search.tiles import Seeds, TileConfig
 
 GAIN = 0.005  # We change a file only if the cost is better by at least this share
 FAST_LIST = 600  # most candidates of the fast search, beside the seeds
@@ -137,8 +138,11 @@ class FileSearch(ABC):
     One shape is in flight. Every other one that was started is parked or settled.
     """
 
-    def __init__(self, context: SearchContext, source: TileSource, seeds: Seeds) -> None:
-        self.context, self._source, self.seeds = context, source, seeds
+    callers: Sequence[str] = ()  # other operators that configs are measured through
+
+    def __init__(self, context: SearchContext, source: KernelSource, seeds: Seeds, facts: Mapping[str, Any]) -> None:
+        """`facts`: what is the same in all documents."""
+        self.context, self.source, self.seeds, self.facts = context, source, seeds, facts
         self.shapes: dict[int, SpecShape] = {}  # those that can be searched, by their M
         self.settled: set[int] = set()
         self._flying: SpecShape | None = None
@@ -178,14 +182,13 @@ class FileSearch(ABC):
     def task(self, t: PointTask, fixed: Sequence[TileConfig] = (), *, quiet: bool = False) -> PointTask:
         """A point with its search: today's config and the seeds, then legal configs by the model; or only `fixed`."""
         self.context.emit.alive()
-        options, target, first = self.context.options, self.context.target, self._first(t)
-        candidates: list[Any] = list(dict.fromkeys(fixed))
+        options, first = self.context.options, self._first(t)
+        space, candidates = self.source.space(t.problem, self.context.target), list(dict.fromkeys(fixed))
         if not fixed:
             most = options.max_candidates or (FAST_LIST if options.search != EXHAUSTIVE else 0)
-            rest: Sequence[Any] = self._source.candidates(t.problem, target, first, most)
-            candidates = self._source.space(t.problem, target).distinct([*first, *rest])
-        always = frozenset(candidates.index(c) for c in (fixed or [t.old]))
-        t.search = self.context.task(t.shape, t.problem, candidates, always, quiet=quiet or not t.point.weight)
+            candidates = space.distinct([*first, *space.candidates(first, most)])
+        always, us = frozenset(candidates.index(c) for c in (fixed or [t.old])), list(map(space.estimate, candidates))
+        t.search = self.context.task(t.shape, t.problem, candidates, always, us, quiet=quiet or not t.point.weight)
         self._put_first(t, first)
         return t
 
@@ -231,21 +234,41 @@ def searches(points: Sequence[PointTask]) -> list[ShapeTask]:
     return [t.search for t in points if t.search]
 
 
-class BucketSearch(ABC):
+class BucketSearch:
     """One bucket of points. `proven`: noise counts against a new config."""
 
     proven = False
 
     cost: Cost = staticmethod(weighted_sum)
 
-    def __init__(self, file: FileSearch, name: str, points: Sequence[PointTask], *, alone: bool = False) -> None:
-        """`alone`: there is one point, whose leaders are ranked at once."""
+    def __init__(
+        self, file: FileSearch, name: str, points: Sequence[PointTask], facts: Mapping[str, Any], *,
+        alone: bool = False,
+    ) -> None:  # fmt: skip
+        """`facts`: for its documents, beside the file's; `alone`: there is one point, whose leaders are ranked at
+        once."""
         self.file, self.name, self.points, self.alone = file, name, list(points), alone
-        self.configs: dict[str, TileConfig] = {}
+        self.facts, self.configs = facts, dict[str, TileConfig]()
 
-    @abstractmethod
     def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
-        """The verdict for a point's row, as JSON; `winner` "": today's configs stay."""
+        """The verdict for a point's row, as JSON (docs/reference/files.md): the winner's values (null: today's stay),
+        and for this M and those that are no shape's, through each operator that computes it, [M, count, today's us, the
+        winner's us, errRatio, place of today's values in `old`, label or operator ("": the usual one)]."""
+        mine = [o for o in there if o.shape is t.shape or not o.point.weight]
+        old = [o.old.values for o in mine]
+        distinct = [v for i, v in enumerate(old) if v not in old[:i]]
+        points = []
+        for o, caller in itertools.product(mine, ("", *self.file.callers)):
+            new = o.times.get(replace(self.configs[winner], caller=caller).name) if winner else None
+            if new or not caller:
+                points.append([
+                    o.point.m, o.point.weight, round(o.us(replace(o.old, caller=caller).name), 4),
+                    round(new.us, 4) if new else -1.0, round(new.err, 6) if new else 1.0,
+                    distinct.index(o.old.values), o.point.label or caller,
+                ])  # fmt: skip
+        values = self.configs[winner].values if winner else None
+        document = {**self.file.facts, **self.facts, "values": values, "old": distinct, "points": points}
+        return json.dumps(document, separators=(",", ":"))
 
     def search(self, following: Sequence[ShapeTask]) -> None:
         """Search the points, and keep the leaders of each and its config of today. Each search teaches the next."""
@@ -282,7 +305,7 @@ class BucketSearch(ABC):
         """All finalists at one point."""
         configs = list(self.configs.values())
         every = frozenset(range(len(configs)))
-        return self.file.context.task(t.shape, t.problem, configs, every, quiet=True, estimated=False)
+        return self.file.context.task(t.shape, t.problem, configs, every, quiet=True)
 
     def compare(self, t: PointTask, following: Sequence[ShapeTask]) -> bool:
         """All finalists at one point, interleaved; True where some are right."""

@@ -143,9 +143,7 @@ def facts_of(kernels: list[Any], grid: tuple[int, ...] = ()) -> CompileFacts:
 
 
 def sections(data: bytes) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of a 64-bit little-endian ELF file's sections. Raises ValueError for another file."""
-    if data[:6] != b"\x7fELF\x02\x01":
-        raise ValueError("no 64-bit ELF file")
+    """(name, content) of a 64-bit little-endian ELF file's sections."""
     (offset,) = struct.unpack_from("<Q", data, 0x28)
     size, count, names = struct.unpack_from("<HHH", data, 0x3A)
     heads = [struct.unpack_from("<IIQQQQ", data, offset + i * size) for i in range(count)]
@@ -186,21 +184,14 @@ class ChildProcess:
         self._process.start()
         theirs.close()
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid or 0
-
-    def ended_by_itself(self, seconds: float = 1.0) -> bool:
+    def await_end(self) -> None:
         """Wait a moment for a process whose pipe has closed, so that its exit code is known."""
-        self._process.join(seconds)
-        return self._process.exitcode is not None
+        self._process.join(1.0)
 
     def end(self) -> str:
         """End it, by force if it has not ended by itself; a text of how it ended."""
-        try:
+        with contextlib.suppress(OSError):
             self.conn.close()
-        except OSError:
-            pass
         forced = self._process.exitcode is None
         if forced:
             self._process.kill()
@@ -218,10 +209,8 @@ def _begin(serve: Serve, env: Mapping[str, str], conn: Connection, args: tuple[A
     os.environ.update(env)
     tempfile.tempdir = None  # the server may have looked already
     faulthandler.enable()
-    try:
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the tuner is gone
         serve(conn, *args)
-    except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the tuner is gone
     os._exit(0)  # exit handlers of libraries may hang
 
 
@@ -283,7 +272,7 @@ class CompilePool:
                 p.job, found = None, p.helper.conn.recv()
                 return CompileResult(job, *found)
         except (EOFError, OSError):
-            p.helper.ended_by_itself()
+            p.helper.await_end()
             return CompileResult(job, "error", f"the compiler's process died: {self._replace(p)}")
         if now() - p.since > COMPILE_S:
             self._replace(p)

@@ -73,11 +73,13 @@ class DeviceBench:
         return {**self._device.info(), **own}
 
     def enter_thread(self) -> None:
+        """Make the device current in this thread."""
         if not self._interpreted:
             torch.cuda.set_device(self._device.torch)
 
     def warm(self) -> None:
-        """Build Triton's driver module, which its disk cache keeps, and let the libraries initialise.
+        """Build Triton's driver module, which its disk cache keeps, and let the libraries initialise; the environment
+        is settled by now.
 
         A product (the reference's), a graph and its pool, events, a check.
         """
@@ -97,14 +99,17 @@ class DeviceBench:
         self._device.sync()
 
     def canary(self) -> tuple[bool, float, str]:
+        """A small problem with a known answer: (ok, microseconds, detail)."""
         return canary(self._device)
 
     def time_canary(self) -> tuple[float, float]:
+        """Times of two known kernels; frees the last problem."""
         self._free()
         return timed_canary(self._device)
 
     def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
-        """Operands that are checked, other ones that are timed in copies, the float32 reference, an output.
+        """Operands that are checked, other ones that are timed in copies, the float32 reference, an output; why that
+        cannot be, "" if it was done.
 
         X of the checked operands is used in no timed call, so what a kernel leaves unwritten cannot hold an earlier
         right answer.
@@ -133,7 +138,7 @@ class DeviceBench:
         return ""
 
     def load(self, candidate: Candidate) -> LoadedCandidate:
-        """Bind it to the operands, compile (a hit in the disk cache) and load."""
+        """Bind it to the operands, compile (a hit in the disk cache) and load. Called from the loading thread."""
         assert self._problem is not None
         checked, *timed = self._source.launch(self._problem, candidate, self._operands, self._out)
         if not self._interpreted:
@@ -144,7 +149,7 @@ class DeviceBench:
         return LoadedCandidate(candidate, checked, timed)
 
     def check(self, loaded: LoadedCandidate) -> float:
-        """errRatio; of several products the worst."""
+        """errRatio of one call on a poisoned output; of several products the worst."""
         poison([self._out])
         loaded.checked()
         flat, errs = self._out.view(-1), []
@@ -154,6 +159,8 @@ class DeviceBench:
         return max(errs)
 
     def timer(self, loaded: LoadedCandidate) -> Unthrottled:
+        """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once. `remark` has
+        what a row has to say of its samples."""
         return Unthrottled(self._clock, (WallTimer if self._interpreted else GraphTimer)(loaded.timed))
 
     def _free(self) -> None:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any
 
 from worker.protocol import is_wrong
 from worker.tuners.base import ALIVE_EVERY_S
@@ -219,10 +219,8 @@ class MeasuringProcess:
         if not self.owed:
             self._heard = now()
         self.owed += 1
-        try:
+        with contextlib.suppress(OSError):  # it is gone: `receive` returns its death
             self._helper.conn.send(command)
-        except OSError:
-            pass  # it is gone: `receive` returns its death
 
     def receive(self, timeout: float = 0.0) -> list[Any]:
         """Messages since the last call, in order; a `ProcessDied` comes last and once."""
@@ -260,7 +258,7 @@ class MeasuringProcess:
         """End it; its death with the candidate that it had begun."""
         index = self._begun
         if self._helper is not None and not detail:
-            self._helper.ended_by_itself()
+            self._helper.await_end()
         how = self.end()
         return ProcessDied(index, kind, detail or f"the measuring process died: {how}")
 
@@ -271,40 +269,6 @@ SWITCH_S = 0.0005
 CANDIDATE_S = 2.0  # no candidate is measured for longer, however it spreads
 
 
-class Bench(Protocol):
-    """A device with the operands of one problem on it."""
-
-    target: Target
-
-    def info(self) -> dict[str, Any]:
-        """gfx, cu_num, device, and the versions that a result depends on."""
-
-    def enter_thread(self) -> None:
-        """Make the device current in this thread."""
-
-    def warm(self) -> None:
-        """Do the one-time work of a first load, and forget loaded kernels; the environment is settled."""
-
-    def canary(self) -> tuple[bool, float, str]:
-        """A small problem with a known answer: (ok, microseconds, detail)."""
-
-    def time_canary(self) -> tuple[float, float]:
-        """Times of two known kernels (worker.tuners.common.device.py); frees the last problem."""
-
-    def prepare(self, problem: Problem, seed: int, rotate_bytes: int, tick: Callable[[], None]) -> str:
-        """Make operands, copies and reference; why that cannot be, "" where it was done."""
-
-    def load(self, candidate: Any) -> Any:
-        """Load and bind a candidate, which the result holds as `candidate`. Called from the loading thread."""
-
-    def check(self, loaded: Any) -> float:
-        """errRatio of one call on a poisoned output and the X that no timed call uses."""
-
-    def timer(self, loaded: Any) -> Any:
-        """A Timer (worker/tuners/common/measure.py) of the rotated copies that makes `size` calls at once. `remark`
-        has what a row has to say of its samples."""
-
-
 @dataclass(slots=True)
 class Contender:
     """A candidate that may be ranked."""
@@ -312,13 +276,13 @@ class Contender:
     loaded: Any
     timer: Timer
     m: Measurement
-    simplicity: tuple[int, ...]
 
 
 class MeasuringServer:
     """One device, one problem at a time."""
 
-    def __init__(self, conn: Connection, make: Callable[[], Bench]) -> None:
+    def __init__(self, conn: Connection, make: Callable[[], Any]) -> None:
+        """`make`: opens the device, a DeviceBench (worker/tuners/search/device_bench.py) or its like in a test."""
         self._conn, self._make = conn, make
         self._lock = threading.Lock()
         self._sent_at = 0.0
@@ -420,8 +384,7 @@ class MeasuringServer:
             return Tried(index, "error", f"the clock says {m.us} us for a call", err, spent)
         remark = timer.remark or ("early stop: clearly slower than the best so far" if m.why == "hopeless" else "")
         if m.us <= KEPT * best:
-            simple = (*loaded.candidate.simplicity, index)
-            self._contenders[index] = Contender(loaded, timer, m, simple)
+            self._contenders[index] = Contender(loaded, timer, m)
             for other in [i for i, c in self._contenders.items() if c.m.us > KEPT * min(best, m.us)]:
                 del self._contenders[other]
         return Tried(index, "ok", remark, err, spent, m)
@@ -433,7 +396,7 @@ class MeasuringServer:
         ranking = rerank(
             [c.timer for c in found],
             [c.m for c in found],
-            [c.simplicity for c in found],
+            [(*c.loaded.candidate.simplicity, i) for i, c in zip(indexes, found, strict=True)],
             random.Random(command.seed),
             command.cap_s,
             tick=self._tick,

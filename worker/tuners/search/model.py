@@ -235,12 +235,8 @@ class CandidateRanker:
 
     def learn(self, other: CandidateRanker) -> None:
         """Take the residuals of a neighbouring shape for a first guess."""
-        for j, residual in other.residuals().items():
-            self._add(other._features[j], residual, PRIOR)
-
-    def residuals(self) -> dict[int, float]:
-        """Log of measured over estimated, by index."""
-        return {i: math.log(us / self._estimates[i]) for i, us in self.us.items()}
+        for j, us in other.us.items():
+            self._add(other._features[j], math.log(us / other._estimates[j]), PRIOR)
 
     def measured(self, i: int, us: float) -> None:
         """A candidate's time."""
@@ -263,25 +259,18 @@ class CandidateRanker:
             self._order = sorted(self._left, key=lambda i: (self._first.get(i, last), i in self._last, times[i], i))
         return self._order
 
-    def stop_reason(self) -> str:
-        """Reason to stop, "" while the search goes on."""
-        if not self._left:
-            return "all were tried"
-        if self.rules.all:
-            return ""
+    def is_done(self) -> bool:
+        """True if all were tried or the most that may be, or if no candidate left can win."""
+        if self.rules.all or not self._left:
+            return not self._left
         if len(self.us) >= self.rules.at_most:
-            return f"{self.rules.at_most} were measured"
-        if len(self.us) < self.rules.at_least or len(self.us) - self._best_at < self.rules.patience:
-            return ""
+            return True
+        if len(self.us) < max(self.rules.at_least, self._best_at + self.rules.patience):
+            return False
         if any(i in self._left for i in self._first):
-            return ""
+            return False
         times = self._times()
-        if any(self._could_win(times[i]) for i in self._left - self._last):
-            return ""
-        return "no candidate left can win"
-
-    def _could_win(self, us: float) -> bool:
-        return us < self.best * (1 - GAIN)
+        return not any(times[i] < self.best * (1 - GAIN) for i in self._left - self._last)
 
     def _add(self, at: Sequence[float], residual: float, weight: float) -> None:
         self._residuals.append(residual)

@@ -85,14 +85,13 @@ class SearchContext:
 
     def task(
         self, shape: SpecShape, problem: Problem, candidates: Sequence[Candidate], always: frozenset[int] = frozenset(),
-        *, quiet: bool = False, estimated: bool = True,
+        us: Sequence[float] | None = None, *, quiet: bool = False,
     ) -> ShapeTask:  # fmt: skip
-        """The task of a problem. `estimated` False: these few candidates are all measured, in their order."""
-        rules = StopRules(all=not estimated or self.options.search == EXHAUSTIVE)
-        source = self.source
-        us = [source.estimate_us(problem, c, self.target) if estimated else 1.0 for c in candidates]
-        ranker = CandidateRanker(us, [c.features for c in candidates], rules)
-        jobs = [(repr(job), job) for job in (source.job(problem, c) for c in candidates)]
+        """The task of a problem. `us`: estimated microseconds, which only decide the order, and which measurements
+        correct. Without them these few candidates are all measured, in their order."""
+        rules = StopRules(all=us is None or self.options.search == EXHAUSTIVE)
+        ranker = CandidateRanker(us or [1.0] * len(candidates), [c.features for c in candidates], rules)
+        jobs = [(repr(job), job) for job in (self.source.job(problem, c) for c in candidates)]
         return ShapeTask(shape, problem, candidates, jobs, ranker, always, quiet)
 
     def jobs(self, tasks: Sequence[ShapeTask]) -> list[tuple[str, Any]]:
@@ -155,7 +154,7 @@ class Search:
     def _closing(self) -> bool:
         """True where no further candidate is to be begun. A budget never ends a search without a result."""
         used, budget = now() - self._started, self._context.options.budget_s_per_shape
-        return bool(self._ranker.stop_reason()) or bool(budget and used > budget and self.found)
+        return self._ranker.is_done() or bool(budget and used > budget and self.found)
 
     def _compile_ahead(self) -> None:
         """Have the pool compile the ranker's next candidates, then the first ones of the shapes after this one."""

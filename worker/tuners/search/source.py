@@ -15,6 +15,8 @@ from worker.registry import Rule, option, seconds, text, whole
 if TYPE_CHECKING:
     import torch
 
+    from worker.tuners.search.tiles import Space
+
 Call = Callable[[], None]
 
 
@@ -59,29 +61,11 @@ class CompileFacts:
         return self.hash, self.grid
 
 
-class Inputs(Protocol):
-    """The operands of one problem as they were drawn, before a kernel wants them in its own order."""
-
-    @property
-    def bytes(self) -> int:
-        """The memory that they take."""
-
-    def copy(self) -> Inputs:
-        """The same values in other memory."""
-
-    def output(self) -> torch.Tensor:
-        """An output of the problem's form, filled with NaN."""
-
-    def reference(self) -> torch.Tensor | tuple[torch.Tensor, ...]:
-        """The right answer in float32; its last dimension is the output's. Where a call makes several products, those
-        of each, which lie in the output one behind the other: each has to be right."""
-
-
 class KernelSource(Protocol):
     """A family of kernels that can be searched.
 
     A source is small, plain data: each process of the search has a copy and calls `enter` first. The tuner's process
-    asks for candidates, estimates and jobs; compile processes compile; the measuring process, which alone uses the
+    asks for the space and jobs; compile processes compile; the measuring process, which alone uses the
     GPU, makes operands and launches.
     """
 
@@ -92,14 +76,8 @@ class KernelSource(Protocol):
         Raises UnavailableError.
         """
 
-    def candidates(self, problem: Any, target: Target, first: Sequence[Any] = (), most: int = 0) -> Sequence[Candidate]:
-        """The legal candidates, the best estimate first, without doubles, at most `most` of them (0: all).
-
-        `first` holds candidates that were good before; others that are like them belong to the list.
-        """
-
-    def estimate_us(self, problem: Any, candidate: Any, target: Target) -> float:
-        """The estimated microseconds of a call. It only decides the order, and measurements correct it."""
+    def space(self, problem: Any, target: Target) -> Space:
+        """The configs of a problem, with their estimated times."""
 
     def job(self, problem: Any, candidate: Any) -> Any:
         """The candidate's compile job: plain data. Jobs of the same `repr` compile the same kernel."""
@@ -110,8 +88,15 @@ class KernelSource(Protocol):
     def needed_bytes(self, problem: Any) -> int:
         """The least memory that the problem takes: operands, output and reference."""
 
-    def inputs(self, problem: Any, device: torch.device, seed: int, draw: int) -> Inputs:
-        """Draw the operands by (seed, problem, draw). Raises UnsupportedError."""
+    def inputs(self, problem: Any, device: torch.device, seed: int, draw: int) -> Any:
+        """Draw the operands by (seed, problem, draw), before a kernel wants them in its own order. Raises
+        UnsupportedError.
+
+        They have what `worker.bench.measuring.Inputs` has: `bytes`, the memory that they take; `copy`, the same values
+        in other memory; `output`, a tensor of the problem's form, filled with NaN; `reference`, the right answer in
+        float32, whose last dimension is the output's. If a call makes several products, `reference` gives a tuple of
+        those, which lie in the output one behind the other: each has to be right.
+        """
 
     def operands(self, inputs: Any) -> Any:
         """The operands as the kernels want them (shuffled, padded). This is not timed. Raises UnsupportedError."""

@@ -19,7 +19,7 @@ from worker.triton_configs.kinds import REQUIRED
 from worker.triton_configs.resolve import spelled
 from worker.tuners.common.problem import Problem
 from worker.tuners.search.model import MAX_REGISTERS, Knobs, accumulators
-from worker.tuners.search.source import KernelSource, Target
+from worker.tuners.search.source import Target
 
 Values = Mapping[str, Any]
 
@@ -173,22 +173,6 @@ class Seeds(ABC):
         """The configs of files, then winners of this run for the nearest problems."""
         near = sorted(self._won, key=lambda at: away(at, self.sizes(p)))[:NEAREST_WON]
         return list(dict.fromkeys([*self.there(p), *(self._won[at] for at in near)]))
-
-
-class TileSource(KernelSource):
-    """A kernel source whose candidates are the configs of a space."""
-
-    @abstractmethod
-    def space(self, problem: Any, target: Target) -> Space:
-        """The configs of a problem."""
-
-    def candidates(
-        self, problem: Any, target: Target, first: Sequence[TileConfig] = (), most: int = 0
-    ) -> list[TileConfig]:
-        return self.space(problem, target).candidates(first, most)
-
-    def estimate_us(self, problem: Any, candidate: Any, target: Target) -> float:
-        return self.space(problem, target).estimate(candidate)
 
 
 def same_as(p: Problem, values: Values) -> object:

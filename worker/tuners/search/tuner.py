@@ -25,7 +25,7 @@ import shutil
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from worker.tuners.search.measuring import Answer, Ask, MeasuringProcess, serve
 from worker.tuners.search.search import FAULTS_TO_BLOCK, SearchContext
 from worker.tuners.search.source import KernelSource, SearchOptions
 
-MAX_BYTES = 16 << 20
 CACHE_BYTES = 2 << 30  # of compiled kernels, for one source, version and device
 
 
@@ -56,27 +55,17 @@ class KernelStore:
     def faulted(self, family: str, candidate: str, what: str) -> int:
         """Keep that a candidate took its process down; the number of times so far."""
         line = {"family": family, "candidate": candidate, "what": what[:300]}
-        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
-        fd = os.open(self._faults, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            size = os.fstat(fd).st_size
-            if size and os.pread(fd, 1, size - 1) != b"\n":  # torn by a kill: end it, so that only it is lost
-                data = b"\n" + data
-            os.write(fd, data)
-        finally:
-            os.close(fd)
+        with open(self._faults, "ab", buffering=0) as f:
+            fcntl.flock(f, fcntl.LOCK_EX)
+            # the line before may be torn by a kill: then only it is lost
+            f.write(b"\n" + json.dumps(line, separators=(",", ":")).encode())
         return self.faults(family)[candidate]
 
     def faults(self, family: str) -> Counter[str]:
-        """Number of times that each candidate of a family took its process down, by the file's last lines."""
+        """Number of times that each candidate of a family took its process down."""
         counts: Counter[str] = Counter()
-        if not self._faults.exists():
-            return counts
-        with open(self._faults, "rb") as f:
-            f.seek(max(0, os.fstat(f.fileno()).st_size - MAX_BYTES))
-            lines = f.read().split(b"\n")
-        for text in lines:
+        kept = self._faults.read_bytes() if self._faults.exists() else b""
+        for text in kept.split(b"\n"):
             with contextlib.suppress(ValueError, TypeError, KeyError):  # torn or foreign
                 line = json.loads(text)
                 counts[line["candidate"]] += line["family"] == family
@@ -90,11 +79,9 @@ class KernelStore:
         """Drop the compiled kernels that were used longest ago until the rest is within `most_bytes`; how many."""
         sized = []
         for folder in self.compiled.iterdir():
-            try:
-                files = [f.stat() for f in folder.iterdir()] if folder.is_dir() else []
+            with contextlib.suppress(OSError):  # another slot removes it
+                files = [f.stat() for f in folder.iterdir()]
                 sized.append((max((s.st_atime for s in files), default=0.0), sum(s.st_size for s in files), folder))
-            except OSError:  # another slot removes it
-                continue
         total, dropped = sum(size for _, size, _ in sized), 0
         for _, size, folder in sorted(sized, key=lambda s: s[0]):
             if total <= most_bytes:
@@ -112,6 +99,7 @@ class SearchTuner(ABC):
     """Measures the candidates of a kernel source on the first GPU."""
 
     timed_canary_s = 0.5
+    parsed: Callable[[Mapping[str, Any]], SearchOptions]  # options of a node or spec; raises ValueError
 
     def __init__(self) -> None:
         self._raw: Mapping[str, Any] = {}
@@ -122,15 +110,13 @@ class SearchTuner(ABC):
         self._store: KernelStore
         self._scratch: Path
         self._compiled: dict[str, CompileResult] = {}
+        self.about: dict[str, Any] = {}  # what `open` reports of the kernels
         self._import_s = 0.0
 
     @abstractmethod
-    def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
-        """Options of a node or spec. Raises ValueError."""
-
-    @abstractmethod
     def source(self) -> tuple[KernelSource, str]:
-        """The kernels, and a hash of their sources. Raises NoDeviceError if there are no kernels, with the reason."""
+        """The kernels, and a hash of their sources; `about` is set. Raises NoDeviceError if there are no kernels, with
+        the reason."""
 
     @abstractmethod
     def search(self, spec: Spec, context: SearchContext) -> None:
@@ -160,13 +146,15 @@ class SearchTuner(ABC):
         self._store.prune(CACHE_BYTES)
         self._scratch = self._store.root / "tmp" / str(os.getpid())
         self._scratch.mkdir(parents=True, exist_ok=True)
-        env = {"TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(self._scratch)}
-        env["TRITON_STORE_BINARY_ONLY"] = "1"  # a megabyte of listings a kernel would be read whenever it is loaded
+        env = {
+            "TRITON_CACHE_DIR": str(self._store.compiled), "TMPDIR": str(self._scratch),
+            "TRITON_STORE_BINARY_ONLY": "1",  # a megabyte of listings a kernel would be read whenever it is loaded
+        }  # fmt: skip
         self._measurer.settle(env)
         compilers = options.compilers or max(1, own_cores() - 1)
         self._pool = CompilePool(compilers, self._source, opened.target, env)
         self._import_s = time.perf_counter() - start
-        return {**opened.info, "compilers": compilers, "store": self._store.root.name}
+        return {**opened.info, "compilers": compilers, "store": self._store.root.name, **self.about}
 
     def close(self) -> None:
         """End the processes. (The worker does not need it: they end with this process.)"""

@@ -97,6 +97,7 @@ class TorchTuner:
 SPEC = TunerSpec(
     name="torch",
     create=TorchTuner,
+    software="torch",
     parse_options=Options.parse,
     families=_families,
     slower_families={"a4w4_blockscale": 1.5},  # multiplied on unpacked copies

@@ -24,8 +24,8 @@ from worker.triton_configs.engine import Device, Engine, EngineError, Launch, La
 from worker.tuners.common.problem import SCALE_BLOCK, Problem, UnavailableError, UnsupportedError, fp8_of, size_of
 from worker.tuners.search.compiling import compile_for, compiling, facts_of, hollow
 from worker.tuners.search.model import accumulators, estimate_us
-from worker.tuners.search.source import Call, CompileFacts, Target
-from worker.tuners.search.tiles import Space, TileConfig, TileSource, Values, fits, same_as
+from worker.tuners.search.source import Call, CompileFacts, KernelSource, Target
+from worker.tuners.search.tiles import Space, TileConfig, Values, fits, same_as
 
 Operands = Mapping[str, torch.Tensor]
 
@@ -48,7 +48,7 @@ class LayerProblem(Problem):
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSource(TileSource):
+class EngineSource(KernelSource):
     """Kernels of one kind of layer (`op`: as `Layer.op`) of the engine in a folder, on a device. An M is measured at
     each of `labels`, and searched at those of `searched`; rows are of the first. Where there are several, the winner of
     a range has the least worst regret."""

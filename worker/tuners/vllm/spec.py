@@ -25,6 +25,7 @@ def create() -> Tuner:
 SPEC = TunerSpec(
     name=NAME,
     create=create,
+    software="vllm",
     parse_options=lambda raw: parse_options(SearchOptions, NAME, raw),
     families=lambda options: FAMILIES,
     cost_guess=CostGuess(5.0, 4.0, 4e-12, 4e-9, 25.0),

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from glob import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,12 +89,12 @@ def _sizes(name: str) -> tuple[int, ...]:
 class EngineFile(FileSearch):
     """The search for one config file of vLLM's."""
 
+    source: EngineSource
+
     def __init__(self, context: SearchContext, seeds: EngineSeeds, about: dict[str, Any]) -> None:
         """`about`: engine and device, for the rows."""
-        super().__init__(context, seeds.source, seeds)
-        self.source, self._about = seeds.source, about
-        self._problem: LayerProblem  # of any of the shapes, as the next
-        self.facts: dict[str, Any]  # what is the same in all rows
+        super().__init__(context, seeds.source, seeds, about)
+        self._problem: LayerProblem  # of any of the shapes
         self._searched: dict[Point, PointTask] = {}  # as far as something was right there
         self._keys = set(USUAL_KEYS)
 
@@ -102,7 +102,7 @@ class EngineFile(FileSearch):
         p = self.source.problem(self.context.options.family, shape.key, self.context.target.gfx)
         self.source.engine().config(p.layer, p.m)
         self._problem, self.shapes[p.m] = p, shape
-        self.facts = {**self._about, "layer": asdict(p.layer), "file": self.source.engine().file_name(p.layer)}
+        self.facts = {**self.facts, "layer": asdict(p.layer), "file": self.source.engine().file_name(p.layer)}
 
     def buckets(self) -> Iterator[RangeSearch]:
         """The usual ranges. Each is searched at the M of the workload that it serves, then at the key itself."""
@@ -178,8 +178,9 @@ class RangeSearch(BucketSearch):
         self, file: EngineFile, points: Sequence[PointTask], key: int, first: int, last: int | None, *,
         alone: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(file, f"M={first}..{last or ''}", points, alone=alone)
-        self._facts, self.key, self.first, self._last = file.facts, key, first, last
+        facts = {"key": key, "first": first, "last": last}
+        super().__init__(file, f"M={first}..{last or ''}", points, facts, alone=alone)
+        self.key, self.first = key, first
         self.cost = worst_regret if len(file.source.labels) > 1 else weighted_sum
         for t in points:
             self.add(t)
@@ -211,48 +212,19 @@ class RangeSearch(BucketSearch):
         winner, harmful = super().choose(there)
         return winner if len(there) == len(self.points) else "", harmful
 
-    def document(self, winner: str, t: PointTask, there: Sequence[PointTask]) -> str:
-        """The range for its file, as JSON (docs/reference/files.md): the new values (null: today's stay), and for this
-        M and those that are no shape's [M, count, today's us, new us, errRatio, place of today's values in `old`,
-        label]."""
-        mine = [o for o in there if o.shape is t.shape or not o.point.weight]
-        old = [o.old.values for o in mine]
-        distinct = [v for i, v in enumerate(old) if v not in old[:i]]
-        points = []
-        for o in mine:
-            new = o.times[winner] if winner else None
-            points.append([
-                o.point.m, o.point.weight, round(o.old_us, 4), round(new.us, 4) if new else -1.0,
-                round(new.err, 6) if new else 1.0, distinct.index(o.old.values), o.point.label,
-            ])  # fmt: skip
-        values = self.configs[winner].values if winner else None
-        document = {
-            **self._facts, "key": self.key, "first": self.first,
-            "last": self._last, "values": values, "old": distinct, "points": points,
-        }  # fmt: skip
-        return json.dumps(document, separators=(",", ":"))
-
 
 class EngineTuner(SearchTuner):
     """Measures configs of vLLM's Triton kernels on the first GPU."""
 
-    _about: dict[str, Any]  # since `open`, as the next
+    parsed = staticmethod(partial(parse_options, SearchOptions, NAME))
+    _facts: dict[str, Any]  # of all documents; since `open`, as the next
     _seeds: EngineSeeds
-
-    def open(self) -> dict[str, Any]:
-        """Opens the search, and reports the engine, too. Raises NoDeviceError without a GPU or vLLM."""
-        return {**super().open(), "engine": {k: self._about[k] for k in ("project", "version", "source")}}
-
-    def parsed(self, raw: Mapping[str, Any]) -> SearchOptions:
-        return parse_options(SearchOptions, NAME, raw)
 
     def source(self) -> tuple[EngineSource, str]:
         from worker.tuners.vllm.moe import Moe  # they import torch
         from worker.tuners.vllm.source import Linear
 
         options, sources = self.parsed(self._raw), dict(zip(OF_VLLM, (Linear, Moe), strict=True))
-        if options.family not in sources:
-            raise ValueError(f"the tuner vllm needs one of the families {', '.join(sources)}, not {options.family!r}")
         try:
             root = self._root(options)
             device, named_by = (_INTERPRETED, "") if os.environ.get("TRITON_INTERPRET") == "1" else device_here(root)
@@ -263,17 +235,16 @@ class EngineTuner(SearchTuner):
         if engine.project != "vllm":
             raise NoDeviceError(f"the tuner vllm: {root} is {engine.project}, whose kernels are others")
         self._seeds, digest = EngineSeeds(source), engine.source_hash(source.op)
-        self._about = {
-            "project": engine.project, "version": engine.version, "source": digest, "device": asdict(device),
-            "named_by": named_by,
-        }  # fmt: skip
+        of_engine = {"project": engine.project, "version": engine.version, "source": digest}
+        self.about = {"engine": of_engine}
+        self._facts = {**of_engine, "device": asdict(device), "named_by": named_by}
         return source, digest
 
     def search(self, spec: Spec, context: SearchContext) -> None:
         """Search the files of a group's shapes, and settle every shape."""
         self._seeds.source.enter(context.target)
         for shapes in by_file(spec.shapes, FAMILIES[spec.family].m_column):
-            EngineFile(context, self._seeds, self._about).run(shapes)
+            EngineFile(context, self._seeds, self._facts).run(shapes)
 
     def _root(self, options: SearchOptions) -> Path:
         """The package, or a folder that holds it. Raises EngineError."""

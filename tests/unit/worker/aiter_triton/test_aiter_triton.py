@@ -289,7 +289,7 @@ CODE = """
 import json, sys
 from dataclasses import replace
 from worker.triton_configs.kinds import BY_NAME
-from worker.tuners.aiter_triton.source import AiterSource, CompileJob
+from worker.tuners.aiter_triton.source import AiterSource
 from worker.tuners.aiter_triton.space import least_shared_bytes, problem_of
 from worker.tuners.search.compiling import compile_candidate
 from worker.tuners.search.source import copies_async, known
@@ -300,9 +300,10 @@ target = replace(target, async_copy=target.backend == "hip" and copies_async(arc
 key = {"M": 20, "N": 64, "K": 4096, "dtype": "torch.bfloat16", "outdtype": "torch.bfloat16"}
 p = problem_of("a16w16", "a16w16", key, target.gfx)
 for values in json.loads(configs):
-    job = CompileJob(p.case, tuple(values.items()), caller)
+    config = config_of(values)
+    job = (p.case, replace(config, caller=caller))
     status, detail, f = compile_candidate(AiterSource(root, "a16w16"), target, job)
-    least = least_shared_bytes(BY_NAME["a16w16"], p, config_of(values), target)
+    least = least_shared_bytes(BY_NAME["a16w16"], p, config, target)
     print(json.dumps([status, detail, f and [f.shared_bytes, f.vgprs, f.spills, repr(f.same_as), least]]))
 """
 needs_triton = pytest.mark.skipif(not find_spec("triton"), reason="there is no Triton")

@@ -186,7 +186,7 @@ def ranker_of(*us: float, apart: float = 5.0, **rules: Any) -> CandidateRanker:
 def tried_with(ranker: CandidateRanker, times: dict[int, float]) -> list[int]:
     """Candidates tried, in order, with measured `times`."""
     tried = []
-    while not ranker.stop_reason():
+    while not ranker.is_done():
         tried.append(ranker.order()[0])
         ranker.measured(tried[-1], times[tried[-1]])
     return tried
@@ -234,9 +234,9 @@ def test_the_search_goes_on_while_a_candidate_may_win() -> None:
     ranker = ranker_of(10.0, 10.0, 10.0, 1.0, apart=20, at_least=2, patience=1)
     for i in (0, 1, 2):
         ranker.measured(i, 10.0)
-    assert ranker.stop_reason() == ""
+    assert not ranker.is_done()
     ranker.measured(3, 9.999)
-    assert ranker.stop_reason()
+    assert ranker.is_done()
 
 
 def test_the_store_keeps_faults_and_a_torn_line_costs_only_itself(tmp_path: Path) -> None:

@@ -14,8 +14,18 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
-from worker.triton_configs.engine import Device, Engine, EngineError, Layer, ask, device_here, load, locate, unpack
-from worker.triton_configs.stubs import Stub
+from worker.triton_configs.engine import (
+    Device,
+    Engine,
+    EngineError,
+    Layer,
+    Stub,
+    ask,
+    device_here,
+    load,
+    locate,
+    unpack,
+)
 
 LINEAR = Layer("linear", 2112, 7168, dtype="fp8_w8a8", block=(128, 128))
 MOE = Layer("moe", 256, 7168, e=256, topk=8, dtype="fp8_w8a8", block=(128, 128))
