@@ -1,4 +1,5 @@
-"""Renders the scripts that run on a node. Undefined names are errors; every value goes through `quote`."""
+"""Renders the scripts that run on a node, and the page of a run. Undefined names are errors; every value goes through
+`quote` in a script, and is escaped by Jinja in the page."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         trim_blocks=True,
         lstrip_blocks=True,
-        autoescape=False,  # shell, not HTML: `quote` is the escape here
+        autoescape=jinja2.select_autoescape(["html.j2"], default_for_string=False),  # for a shell, `quote` escapes
     )
     env.filters["quote"] = quote
     env.filters["quoted"] = quoted

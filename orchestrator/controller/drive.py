@@ -52,7 +52,7 @@ from orchestrator.results.export import export, provenance
 from orchestrator.results.recheck import kernels_to_check
 from orchestrator.transport.base import RemoteFile, Transport
 from orchestrator.view.live import LiveStatus
-from orchestrator.view.status import RunHeader, RunStatus
+from orchestrator.view.status import RunHeader
 from worker.tuners.catalog import recorded_tuner
 
 WORTHS = "worths"
@@ -217,9 +217,7 @@ def _controller(
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     policy = Policy(settings.policy)
     ledger.drive(policy.state)
-    inventory = load_inventory(paths.inventory)
-    if config.limit is not None:
-        inventory = limit(inventory, config.limit)
+    inventory = limit(load_inventory(paths.inventory), config.limit)
     machines = machines_of(inventory)
     plans = planned(paths, config, machines) if machines.nodes else []
     about = RunHeader.of(ledger, config, {p.node: p.slots for p in plans})
@@ -255,14 +253,15 @@ def _controller(
         kernels=kernels_to_check(paths.recheck),
         logs=paths.logs,
         requests_folder=paths.requests,
-        watcher=_MaskedWatcher(watcher, masker([n.options() for n in inventory.nodes.values()])),
+        watcher=watcher,
+        mask=masker([n.options() for n in inventory.nodes.values()]),
         epoch=epoch,
         timeouts=replace(settings.timeouts, grace=config.grace_s, lost=config.lost_after_s),
         interrupts=interrupts,
         cancel=cancel,
         known=policy.state.nodes.keys() - {n.name for n in leased},
         newcomers=newcomers,
-        leases=supply if pools else None,
+        leases=supply,
         limit=Limits(ledger, config).reached,
     )
     for plan in plans:
@@ -360,16 +359,3 @@ def _masked(mask: Callable[[str], str], post: Callable[[Message], None]) -> Call
         post(replace(cast(Any, message), detail=mask(detail)) if detail else message)
 
     return post_masked
-
-
-class _MaskedWatcher:
-    """A watcher that sees references (`${env:NAME}`) and not their values, because its output may be kept."""
-
-    def __init__(self, watcher: Watcher, mask: Callable[[str], str]) -> None:
-        self._watcher, self._mask = watcher, mask
-
-    def update(self, status: RunStatus) -> None:
-        self._watcher.update(status)
-
-    def note(self, text: str, *, bad: bool = False) -> None:
-        self._watcher.note(self._mask(text), bad=bad)

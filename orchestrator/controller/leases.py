@@ -1,6 +1,6 @@
 """The life of each lease of a run: asked for, granted, a node, ended with a reason. Slurm's and Kubernetes' live alike.
 
-The controller's loop calls `turn`, which never waits: a keeper a pool talks to its scheduler (keeper.py), and a few
+The controller's loop calls `turn`, which never waits: each pool has a keeper that talks to its scheduler, and a few
 threads prepare nodes and bring home what ended leases left.
 """
 
@@ -22,11 +22,20 @@ from math import ceil
 import tenacity
 
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.node_registry import NodeRegistry, Shutdown
+from orchestrator.controller.nodes import NodeRegistry, Shutdown
 from orchestrator.errors import OrchestratorError, UnreachableError
 from orchestrator.events import Event, FleetMayGrow, LeaseEnded, LeasesQueued, NodeDraining, NodeExpected
-from orchestrator.leases.base import EndCause, Lease, LeaseSource, LeaseState, rows_of
-from orchestrator.leases.keeper import USUAL_S, Keeper, Look, Order
+from orchestrator.leases.base import (
+    USUAL_S,
+    EndCause,
+    Keeper,
+    Lease,
+    LeaseSource,
+    LeaseState,
+    Look,
+    Order,
+    rows_of,
+)
 from orchestrator.ledger.ingest import Chunk
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
@@ -72,8 +81,6 @@ class LeaseTurn:
     notes: list[tuple[str, bool]] = field(default_factory=list)
     rows: list[tuple[str, Chunk]] = field(default_factory=list)
     """(node, whole file from its beginning) of what ended leases left behind."""
-    gone: list[str] = field(default_factory=list)
-    """Nodes whose lease is over."""
 
 
 class Phase(Enum):
@@ -174,7 +181,7 @@ class LeasedNodes:
         keep idle leases. `grow`: False takes over what is there, and asks for none. `wake` is called, in any thread,
         when there is something for the next turn."""
         self._pools, self._make, self._other_slots = {p.name: p for p in pools}, make, other_slots
-        self._hold, self._grow, self._wake = hold, grow, wake
+        self._hold, self._grow, self._wake = hold, grow and bool(pools), wake
         self._news: queue.SimpleQueue[Callable[[LeaseTurn], None]] = queue.SimpleQueue()
         self._threads = ThreadPoolExecutor(MAX_PARALLEL, "lease")
         self._closing = threading.Event()
@@ -190,11 +197,9 @@ class LeasedNodes:
         self._moved = (0.0, -1)  # the last change of the number of settled shapes, and that number
         self._sick: dict[str, float] = {}  # host -> when it was in quarantine last; those of the last AVOID_S
         self._may_grow: bool | None = None
-        self._started = False
 
     def start(self) -> None:
         """Ask for the leases that each pool starts with."""
-        self._started = True
         for pool in self._pools.values():
             pool.want = pool.floor if self._grow else 0
             pool.keeper.start()
@@ -239,8 +244,6 @@ class LeasedNodes:
         """End all threads; give every lease back, or leave them to their work. Return what may be left, a line each."""
         self._closing.set()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        if not self._started:
-            return []
         pools = self._pools.values()
         with ThreadPoolExecutor(max(1, len(pools)), "lease") as threads:
             left = threads.map(lambda p: (p.name, p.keeper.close(release=release, timeout=CLOSE_S)), pools)
@@ -370,7 +373,6 @@ class LeasedNodes:
     def _over(self, life: Life, cause: EndCause, why: str, out: LeaseTurn) -> None:
         """Let go of its node, which does not come back, and of the rest of the lease in the scheduler."""
         life.phase = Phase.ENDED
-        out.gone.append(life.node)
         out.events.append(LeaseEnded(life.node, cause.value, why, charged=cause is EndCause.FAILED))
 
     def _near_ends(self, policy: Policy, registry: NodeRegistry, out: LeaseTurn, now: float) -> None:

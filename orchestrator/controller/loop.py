@@ -16,15 +16,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from orchestrator.controller.exchange import NodeReports, Outbox
 from orchestrator.controller.leases import LeasedNodes, LeaseTurn
-from orchestrator.controller.messages import FromStream, Message, Taken, Timeouts, Watcher
+from orchestrator.controller.messages import FromStream, Message, StopLimits, Taken, Timeouts, Watcher
 from orchestrator.controller.node import NodeDriver
-from orchestrator.controller.node_registry import NodeRegistry, Shutdown, StoppedNode, stop_workers
+from orchestrator.controller.nodes import NodeRegistry, NodeReports, Outbox, Shutdown, StoppedNode
 from orchestrator.errors import NoUsableNodeError, OrchestratorError, TakenOverError
 from orchestrator.events import (
     Decision,
     Event,
+    LeaseEnded,
     NodeDraining,
     NodeExpected,
     NodeLost,
@@ -62,16 +62,18 @@ class Controller:
         logs: Path,
         requests_folder: Path,
         watcher: Watcher,
+        mask: Callable[[str], str],
         epoch: int,
-        timeouts: Timeouts | None = None,
-        interrupts: Sequence[int] = (),
-        cancel: bool = False,
-        known: Collection[str] = (),
-        newcomers: Callable[[Collection[str]], list[NodeDriver]] | None = None,
-        leases: LeasedNodes | None = None,
-        limit: Callable[[], str] = lambda: "",
+        timeouts: Timeouts,
+        interrupts: Sequence[int],
+        cancel: bool,
+        known: Collection[str],
+        newcomers: Callable[[Collection[str]], list[NodeDriver]],
+        leases: LeasedNodes,
+        limit: Callable[[], str],
     ) -> None:
-        """`kernels`: shape id -> the only kernels to measure for it. `interrupts`: one entry for each Ctrl-C so far.
+        """`kernels`: shape id -> the only kernels to measure for it. `mask`: puts references (`${env:NAME}`) in
+        place of their values, because the watcher's output may be kept. `interrupts`: one entry for each Ctrl-C so far.
         `known`: nodes that an earlier controller of this run had. `limit`: why to start no more work, "" if there is no
         reason."""
         self._limit = limit
@@ -79,22 +81,20 @@ class Controller:
         """The limit that stopped new work, "" if none did."""
         self._ledger, self._policy, self._live_status = ledger, policy, live_status
         self._requests = requests_folder
-        self._watcher, self._epoch = watcher, epoch
-        self._timeouts = timeouts or Timeouts()
-        self._interrupts = interrupts
+        self._watcher, self._mask, self._epoch = watcher, mask, epoch
+        self._timeouts, self._interrupts = timeouts, interrupts
         self._left_over: list[Message] = []
         """Messages that the last turn had no time for."""
         self._queue: queue.Queue[Message | None] = queue.Queue(maxsize=512)
         self._closing = threading.Event()
         self._registry = NodeRegistry(self._timeouts)
         self._reports = NodeReports(
-            config.run, epoch, ledger, policy, self._registry, ingest, live_status, leases, logs
+            config.run, epoch, ledger, policy, self._registry, ingest, live_status, leases.look, logs
         )
         self._outbox = Outbox(self._registry, config, keys, kernels, epoch, ledger.blocklist_verdicts)
         self._first: list[NodeDriver] = []
         self._stop_since: float | None = None
-        self._newcomers = newcomers or (lambda known: [])
-        self._leases = leases
+        self._newcomers, self._leases = newcomers, leases
         self._known = set(known)
         self._cancelled = cancel
         self._cancel_when_up = cancel
@@ -115,6 +115,9 @@ class Controller:
         with contextlib.suppress(queue.Full):  # a full queue starts a turn anyway
             self._queue.put_nowait(None)
 
+    def _note(self, text: str, *, bad: bool = False) -> None:
+        self._watcher.note(self._mask(text), bad=bad)
+
     def add(self, driver: NodeDriver) -> None:
         """Add a node before `run`."""
         self._first.append(driver)
@@ -130,9 +133,8 @@ class Controller:
             self._sum_up({d.node: StoppedNode(None) for d in self._first})
             return "finished"  # all shapes were tuned before, and no node has files of this run
         for driver in self._first:
-            self._start(driver)
-        if self._leases is not None:
-            self._leases.start()
+            self._registry.start(driver)
+        self._leases.start()
         release = True
         try:
             state = self._loop()
@@ -144,22 +146,18 @@ class Controller:
         finally:
             self._closing.set()
             self._registry.close()
-            for text in self._leases.close(release=release) if self._leases is not None else ():
-                self._watcher.note(text, bad=True)
-
-    def _start(self, driver: NodeDriver) -> None:
-        self._reports.open(driver.node)
-        self._registry.start(driver)
+            for text in self._leases.close(release=release):
+                self._note(text, bad=True)
 
     def _loop(self) -> str:
         while True:
             messages = self._messages()
             given_up = [NodeLost(node, why) for node, why in self._registry.give_up()]
-            leased = self._leases.turn(self._policy, self._registry, time.time()) if self._leases is not None else None
-            left = self._reports.unread(leased.rows) if leased is not None else []
-            events = self._changed_leases(leased) if leased is not None else []
-            last = [*self._requested(), *given_up, *events, Tick()]
+            leased = self._leases.turn(self._policy, self._registry, time.time())
+            self._follow_leases(leased)
             # read the rows that a lease left before its end is recorded
+            left = self._reports.unread(leased.rows)
+            last = [*self._requested(), *given_up, *leased.events, Tick()]
             self._transact([*messages, *left], last=last, whole=bool(left))
             self._show()
             for driver in self._registry.drivers.values():
@@ -172,15 +170,15 @@ class Controller:
                 return ended
             self._give_up_where_hopeless()
 
-    def _changed_leases(self, turn: LeaseTurn) -> list[Event]:
+    def _follow_leases(self, turn: LeaseTurn) -> None:
         """Start the nodes that became ready, and drop those whose lease is over."""
         for text, bad in turn.notes:
-            self._watcher.note(text, bad=bad)
-        for node in turn.gone:
-            self._registry.remove(node)
+            self._note(text, bad=bad)
+        for event in turn.events:
+            if isinstance(event, LeaseEnded):
+                self._registry.remove(event.node)
         for driver in turn.start:
-            self._start(driver)
-        return turn.events
+            self._registry.start(driver)
 
     def _messages(self) -> list[Message]:
         out: list[Message | None] = [*self._left_over]
@@ -235,11 +233,11 @@ class Controller:
         try:
             drivers = self._newcomers(self._registry.drivers.keys())
         except OrchestratorError as e:
-            self._watcher.note(f"no node could join: {e}", bad=True)
+            self._note(f"no node could join: {e}", bad=True)
             return []
         for driver in drivers:
-            self._watcher.note(f"{driver.node} joins")
-            self._start(driver)
+            self._note(f"{driver.node} joins")
+            self._registry.start(driver)
         return [NodeExpected(d.node, d.slots) for d in drivers]
 
     def _requested(self) -> list[Event]:
@@ -247,26 +245,26 @@ class Controller:
         for request in take_requests(self._requests):
             if request["kind"] == "cancel":
                 self._cancelled = True
-                self._watcher.note("cancelled by request: stopping the workers")
+                self._note("cancelled by request: stopping the workers")
             elif request["kind"] == "drain":
                 if request.get("node") in self._registry.drivers:
-                    self._watcher.note(f"{request['node']} drains by request")
+                    self._note(f"{request['node']} drains by request")
                     events.append(NodeDraining(request["node"]))
             elif request["kind"] == "join":
                 events += self._let_join()
             else:
                 shapes = tuple(int(s) for s in request.get("shapes", ()))
-                self._watcher.note(f"{len(shapes)} failed shapes queued again by request")
+                self._note(f"{len(shapes)} failed shapes queued again by request")
                 events.append(RetryAsked(shapes))
         if not self.limited and self._stop_since is None and (why := self._limit()):
             self.limited = why
-            self._watcher.note(f"{why}: no new work; running attempts may finish")
+            self._note(f"{why}: no new work; running attempts may finish")
             events.append(StopAsked(why))
         if (self._cancelled or self._interrupts) and self._stop_since is None:
             self._stop_since = time.monotonic()
             events.append(StopAsked())
             if not self._cancelled:
-                self._watcher.note(
+                self._note(
                     f"interrupted: no new work; running attempts have {self._timeouts.grace:g} s to finish "
                     "(Ctrl-C again stops it now)"
                 )
@@ -291,7 +289,7 @@ class Controller:
         if waited > self._timeouts.grace:
             left = [f"{a.id} on {a.node}" for a in self._policy.outstanding()]
             self._outbox.drain()
-            self._watcher.note(f"the workers finish these by themselves, and then exit: {', '.join(left[:8])}")
+            self._note(f"the workers finish these by themselves, and then exit: {', '.join(left[:8])}")
             self._undo_preparations()
             return "interrupted"
         return None
@@ -313,7 +311,14 @@ class Controller:
         # if something failed, dead containers stay as evidence until the run is pruned
         tidy = self._cancelled or (self._policy.done and not self._policy.state.failed)
         pace = self._timeouts.cancel if self._cancelled else self._timeouts.stop
-        self._sum_up(stop_workers(self._registry, self._listen, tidy=tidy, pace=pace))
+        self._stop(self._registry.drivers.values(), pace, tidy=tidy)
+
+    def _stop(self, drivers: Iterable[NodeDriver], pace: StopLimits, *, tidy: bool) -> None:
+        """Stop the workers of these nodes, and read their last messages."""
+        shutdown = Shutdown(self._registry, pace, tidy=tidy)
+        shutdown.begin(drivers)
+        self._listen(pace.limit_s, shutdown.done)
+        self._sum_up(shutdown.close())
 
     def _cancel_as_they_come(self, waited: float) -> str | None:
         """Cancel a run that has no controller. Stop each node once its records are read; do not wait long for any."""
@@ -325,8 +330,7 @@ class Controller:
         awaited = (self._registry.coming - self._registry.troubled) | (
             self._registry.up - self._reports.read_out if patient else set()
         )
-        coming = self._leases is not None and self._leases.coming
-        if waited < soon.limit_s and (awaited or coming or not self._shutdown.done()):
+        if waited < soon.limit_s and (awaited or self._leases.coming or not self._shutdown.done()):
             return None
         self._listen(soon.kill_s, lambda: True)
         away = self._registry.drivers.keys() - self._registry.up
@@ -341,7 +345,7 @@ class Controller:
             for n, d in self._registry.drivers.items()
             if d.workers.fresh and n not in busy and n not in self._registry.sessions
         ]
-        self._sum_up(stop_workers(self._registry, self._listen, tidy=True, only=fresh))
+        self._stop(fresh, self._timeouts.stop, tidy=True)
 
     def _sum_up(self, seen: Mapping[str, StoppedNode]) -> None:
         """Report where workers may be left, and store the result for `cancel`."""
@@ -350,7 +354,7 @@ class Controller:
         for node, found in seen.items():
             if found.left:
                 text = f"workers may be left behind on {node} ({found.left}); they exit when they are idle"
-                self._watcher.note(text, bad=True)
+                self._note(text, bad=True)
 
     def _listen(self, seconds: float, over: Callable[[], bool]) -> None:
         """Read messages until `over` holds and no more come, or the time is up."""
@@ -365,16 +369,16 @@ class Controller:
     def _show(self) -> None:
         now = time.monotonic()
         for text, bad in self._live_status.take_notes():
-            self._watcher.note(text, bad=bad)
+            self._note(text, bad=bad)
         if now >= self._next_view:
             self._watcher.update(self._live_status.status(time.time()))
             took = time.monotonic() - now  # with many slots the view is slow, and work goes first
             self._next_view = now + max(self._timeouts.view, VIEW_SHARE * took)
 
     def _give_up_where_hopeless(self) -> None:
-        if self._leases is not None and self._leases.coming:
+        if self._leases.coming:
             return
-        awaited = self._leases.why() if self._leases is not None else []
+        awaited = self._leases.why()
         if self._registry.hopeless or (awaited and not self._registry.drivers):
             self._undo_preparations()
             raise NoUsableNodeError("\n".join(["no node is left to work on:", *awaited, *self._registry.details()]))

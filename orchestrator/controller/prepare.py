@@ -303,8 +303,7 @@ def prepare(request: RunRequest) -> Prepared:
     if request.image is not None:
         inventory_text = with_image(inventory_text, request.image, inventory.source)
         inventory = parse_inventory(inventory_text, inventory.source)
-    if request.limit is not None:
-        inventory = limit(inventory, request.limit)
+    inventory = limit(inventory, request.limit)
     check_references(inventory.nodes.values())
     family = get_family(request.family or inventory.defaults.family)
     tuner = request.tuner or inventory.defaults.tuner

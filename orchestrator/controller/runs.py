@@ -130,9 +130,7 @@ class RunSnapshot:
     def __init__(self, paths: RunPaths) -> None:
         self._paths = paths
         self._config = RunConfig.read(paths.config)
-        inventory = load_inventory(paths.inventory)
-        if self._config.limit is not None:
-            inventory = limit(inventory, self._config.limit)
+        inventory = limit(load_inventory(paths.inventory), self._config.limit)
         self._replay = Replay()
         self.plans = plan_nodes(inventory, self._config.run, paths.root)
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from pydantic import Field
 
 from orchestrator.engines import UNUSABLE, WARNING, Engine, EngineSpec, Finding
 from orchestrator.errors import EngineError
-from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE
+from orchestrator.inventory.model import DEVICE_GROUPS, OWN_RENDER_NODE, DockerSection
 from orchestrator.inventory.values import has_reference
 
 if TYPE_CHECKING:
@@ -26,29 +27,12 @@ CLI_TIMEOUT_S = 60
 """Limit of one docker command in launch.sh; a pull has none."""
 
 
-@dataclass(frozen=True, slots=True)
-class DockerOptions:
-    """The `docker:` section of a node, as the inventory has checked it."""
+class DockerOptions(DockerSection):
+    """The `docker:` section of a node with its image. `volumes` has the folder of results too. `env` has plain values
+    only, because they are written into tune.sh; private ones are given to `DockerEngine.start`."""
 
     image: str
-    devices: tuple[str, ...] | None = None
-    """`/dev/dri` alone: the render node of the slot's own GPU; `/dev/dri:/dev/dri`: all of them. None: what a container
-    needs to see the GPU of its slot, as the node finds it."""
-    group_add: tuple[str, ...] = ()
-    cap_add: tuple[str, ...] = ()
-    security_opt: tuple[str, ...] = ()
-    shm_size: str | None = None
-    ipc: str = "private"
-    network: str = "none"
-    volumes: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    """Plain values only: they are written into tune.sh. Private ones are given to `DockerEngine.start`."""
-    pull: str = "missing"
-    docker_command: tuple[str, ...] = ("docker",)
-    user: str | None = None
-    """None: the owner of the node folder."""
-    memory: str | None = None
-    written: DockerOptions | None = field(default=None, repr=False)
+    written: DockerOptions | None = Field(default=None, repr=False)
     """The same with its references to the environment as they are written, where image or volumes have any."""
 
     @property
@@ -188,9 +172,9 @@ def container_options(node: Node, run: str) -> DockerOptions:
     """Options of a node's containers, references as they are written."""
     section = node.docker
     mounts = (*section.volumes, f"{node.results}:{node.results}") if node.results else section.volumes
-    options = section.model_dump(exclude={"volumes", "env"})
     plain = {name: value for name, value in section.env.items() if not has_reference(value)}
-    return DockerOptions(image=node.image or "", volumes=mounts, env=plain, **options)
+    values = {**dict(section), "image": node.image or "", "volumes": mounts, "env": plain}
+    return DockerOptions.model_construct(**values)  # the inventory has checked them
 
 
 def _create(plan: Any, transport: Transport, progress: Callable[[str], None]) -> Engine:
@@ -207,7 +191,7 @@ def _real_options(plan: Any) -> DockerOptions:
     if not options.private:
         return options
     real = container_options(resolved(plan.source), plan.run)
-    return replace(options, image=real.image, volumes=real.volumes, written=options)
+    return options.model_copy(update={"image": real.image, "volumes": real.volumes, "written": options})
 
 
 def _conflicts(node: Node) -> Iterator[tuple[tuple[str, ...], str]]:

@@ -209,7 +209,7 @@ def take_out(image: str, folder: Path, inventory: Path | None, parts: Sequence[s
     """
     faults: list[str] = []
     for transport, docker_command in _engines(inventory):
-        options = DockerOptions(image, docker_command=docker_command, pull="never")
+        options = DockerOptions(image=image, docker_command=docker_command, pull="never")
         try:
             with connected(transport), contextlib.closing(Docker(transport, options, SILENCE_S)) as client:
                 _copy(client, image, folder, parts)

@@ -290,8 +290,11 @@ def with_image(data: bytes, image: str, source: str) -> bytes:
     return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True).encode()
 
 
-def limit(inventory: Inventory, label: str) -> Inventory:
-    """The inventory with only the nodes that have the label or are called so; InventoryError if none."""
+def limit(inventory: Inventory, label: str | None) -> Inventory:
+    """The inventory with only the nodes that have the label or are called so; with all if the label is None.
+    InventoryError if no node is left."""
+    if label is None:
+        return inventory
     nodes = {name: n for name, n in inventory.nodes.items() if label in n.labels or label == name}
     if not nodes:
         known = dict.fromkeys([*inventory.nodes, *(x for n in inventory.nodes.values() for x in n.labels)])

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from orchestrator.shapes.model import Shape
 
 
-STATES = ("planned", "preparing", "running", "finished", "interrupted", "cancelled")
-
 _OWN_COLUMN = frozenset(f.name for f in database.COLUMNS)
 _CLEANED = tuple((f.name, f.kind, f.limit) for f in database.COLUMNS)
 _ENTRY = ("key", "slot", "image", "driver", "t")
@@ -74,8 +72,7 @@ class Ledger(LedgerReader):
 
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a JSON value of the run."""
-        if key == "state" and value not in STATES:
-            raise LedgerError(f"{value!r} is not a state of a run ({', '.join(STATES)})")
+
         self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def add_shapes(self, shapes: Sequence[Shape], family: Family) -> None:

@@ -6,7 +6,6 @@ Nothing is dropped. Finished attempts, settled shapes and lost nodes stay with t
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -258,8 +257,8 @@ class State:
     last_t: float | None = None
     tuned: int = 0
     failed: int = 0
-    tuned_at: deque[float] = field(default_factory=lambda: deque(maxlen=4096))
-    """Times at which the latest shapes were tuned."""
+    tuned_at: list[float] = field(default_factory=list)
+    """Times at which shapes were tuned."""
     first_faults: int = 0
     """First faults of shapes, on all slots."""
     next_seq: int = 1

@@ -33,8 +33,7 @@ from orchestrator.results.export import measured_on, unpromised
 from orchestrator.results.recheck import noise_note
 from orchestrator.tables.tuned import Key, read_table
 from orchestrator.view.status import GOING, RunHeader, flag_words, flags, sessions_until, state_now, time_left
-from orchestrator.view.timeline import failures, incidents, lanes, timeline
-from orchestrator.view.words import left_words, slot_words, worked_words
+from orchestrator.view.words import failures, incidents, lanes, left_words, slot_words, timeline, worked_words
 from worker.families import Family
 from worker.text import and_more, plural
 from worker.tuners.catalog import recorded_tuner

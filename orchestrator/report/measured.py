@@ -288,11 +288,7 @@ TFLOPS by backend, in the backends' order."""
 def columns(family: Family, keys: Mapping[int, Key]) -> dict[str, Any]:
     """The columns of the page. `row`: COLUMNS. `key`: the key columns that are shown. `same`: values that all shapes
     share."""
-    seen: list[set[int | str]] = [set() for _ in family.key_names]
-    for key in keys.values():
-        for values, v in zip(seen, key, strict=True):
-            if len(values) < 2:
-                values.add(v)
+    seen = [set(values) for values in zip(*keys.values(), strict=True)] or [set[int | str]()] * len(family.key_names)
     same = {
         name: next(iter(values), "")
         for name, values, column in zip(family.key_names, seen, family.columns, strict=True)

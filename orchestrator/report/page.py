@@ -18,7 +18,7 @@ from orchestrator.errors import InputError, OrchestratorError
 from orchestrator.paths import RunPaths
 from orchestrator.report.collector import Collector
 from orchestrator.tables.textfiles import escaped, write_output
-from orchestrator.templating import data_folder
+from orchestrator.templating import data_folder, render
 
 MAX_BYTES = 6_000_000
 """Largest size of a page. The longest texts are cut first, then rows of the table."""
@@ -43,11 +43,10 @@ def render_page(document: dict[str, Any], *, events: str = "") -> str:
     Raises OrchestratorError if even the shortest page is too large, and TemplateError.
     """
     style, script = _part("style.css"), "\n".join(_part(f"{name}.js") for name in SCRIPTS)
-    page: str = _template().render(
-        doc=safe({k: document[k] for k in ("run", "family", "tuner", "state", "sentences", "made")}),
-        data=embedded(document), style=style, script=script, events=events, generator=GENERATOR,
-        policy=policy(style, script, live=bool(events)),
-    )  # fmt: skip
+    doc = safe({k: document[k] for k in ("run", "family", "tuner", "state", "sentences", "made")})
+    values = {"doc": doc, "data": embedded(document), "style": style, "script": script, "events": events}
+    values |= {"generator": GENERATOR, "policy": policy(style, script, live=bool(events))}
+    page = render("report.html.j2", values)
     if len(page.encode()) > MAX_BYTES:
         raise OrchestratorError(
             f"the page of run {escaped(str(document['run']))} would be larger than {MAX_BYTES:,} bytes"
@@ -128,17 +127,6 @@ def _hash(text: str) -> str:
 @cache
 def _part(name: str) -> str:
     return (data_folder("templates") / "report" / name).read_text(encoding="utf-8").strip()
-
-
-@cache
-def _template() -> Any:
-    import jinja2
-
-    env = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(data_folder("templates")), undefined=jinja2.StrictUndefined, autoescape=True,
-        trim_blocks=True, lstrip_blocks=True,
-    )  # fmt: skip
-    return env.get_template("report.html.j2")
 
 
 _HEAD = 2000

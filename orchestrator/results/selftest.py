@@ -96,7 +96,7 @@ class Trial:
 
     def __init__(self, folder: Path, inventory: Path, node: str | None, seconds: float) -> None:
         self.folder, self.inventory, known = folder, inventory, load_inventory(inventory)
-        self.node = next(iter((limit(known, node) if node else known).nodes.values()))
+        self.node = next(iter(limit(known, node).nodes.values()))
         self.steps, self.others = dict[str, Step](), dict[str, Future[Step]]()
         self.interrupted, self.cut, self._ends = False, "the time was over", time.monotonic() + seconds
         self.whole = self.alone = self._inventory("node")

@@ -14,8 +14,19 @@ from orchestrator.policy.model import Attempt, Shape
 from orchestrator.policy.policy import whereabouts, why
 from orchestrator.reasons import Reason
 from orchestrator.view.status import done_word, flags, names_of, node_detail, node_state
-from orchestrator.view.timeline import Step, incidents_of, kind_of, shape_steps, went_wrong
-from orchestrator.view.words import INCIDENTS, advice, clock, end_of, leases_words, settled_words
+from orchestrator.view.words import (
+    INCIDENTS,
+    Step,
+    advice,
+    clock,
+    end_of,
+    incidents_of,
+    kind_of,
+    leases_words,
+    settled_words,
+    shape_steps,
+    went_wrong,
+)
 from worker.families import backend_of
 from worker.protocol import HOT_C, evidence
 from worker.text import and_more, plural

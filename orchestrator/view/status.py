@@ -62,11 +62,6 @@ def flags(state: State) -> dict[SlotId, str]:
     return {slot: s.flag for slot, s in sorted(speeds(state).items()) if s.flag}
 
 
-def usual_pace(speeds: Mapping[SlotId, SlotSpeed]) -> float:
-    """The time that work takes on average if each slot takes as much as it can, relative to the usual time."""
-    return float(harmonic_mean([max(0.1, s.pace) for s in speeds.values()])) if speeds else 1.0
-
-
 def outliers(values: Mapping[SlotId, float], least: float, sigma: float) -> set[SlotId]:
     """Slots whose value is above the median by more than `least` and SIGMAS robust standard deviations.
 
@@ -265,8 +260,9 @@ def sessions_until(state: State, end: float | None) -> list[list[float]]:
 
 def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Range | None:
     """Seconds until the last shape is settled; None if all are. If nobody drives the run, seconds from its resume."""
-    found = speeds(state)
-    pace, usual = {slot: s.pace for slot, s in found.items()}, usual_pace(found)
+    pace = {slot: s.pace for slot, s in speeds(state).items()}
+    # each slot takes as much of the work as it can
+    usual = float(harmonic_mean([max(0.1, p) for p in pace.values()])) if pace else 1.0
     over: dict[tuple[str, str], Measured] = {}
     for a in state.attempts.values():
         if a.state == "over" and a.landed and a.started_at is not None:
@@ -344,8 +340,7 @@ def rate_per_min(state: State, now: float) -> float | None:
     if not state.sessions or first is None:
         return None
     since = max(now - RATE_WINDOW_S, state.sessions[-1][0], first)
-    if len(state.tuned_at) == state.tuned_at.maxlen:  # older times were dropped
-        since = max(since, state.tuned_at[0])
+
     n = sum(1 for _ in takewhile(lambda t: t > since, reversed(state.tuned_at)))
     return n * 60.0 / (now - since) if n and now > since else None
 

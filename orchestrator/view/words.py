@@ -1,12 +1,17 @@
-"""Texts for people: times, nodes, slots, attempts, shapes, and advice on a failure or an incident."""
+"""Texts for people: times, nodes, slots, attempts, shapes, and advice on a failure or an incident. Then the time line
+of every slot, what kept nodes and slots from working, and the history of shapes and of failures."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 from orchestrator.command_hints import command
-from orchestrator.policy.model import Attempt, Node, Shape, Slot, State, spot
+from orchestrator.ledger.reader import LedgerReader
+from orchestrator.policy.model import Attempt, Node, Shape, Slot, SlotId, State, spot
 from orchestrator.reasons import Reason
 from worker.text import and_more, plural
 
@@ -61,27 +66,23 @@ def slot_words(state: State, node: str, slot: str) -> str:
     return spot(known.gpu.place, state.nodes) if known is not None else f"{node} slot {slot}"
 
 
+_NODE_WORDS = {
+    "away": "{name} is being prepared ({slots}{lease}){because}",
+    "joined": "{name} joined with {slots}",
+    "trouble": "{name} is in trouble; we try it again{because}",
+    "busy": "{name} is occupied; we wait for it{because}",
+    "shared": "{name} is occupied and shared, so its times may be too long{because}",
+    "draining": "{name} is draining",
+    "lost": "{name} was given up{because}",
+    "gone": "the lease {name} ended ({why})",
+}
+
+
 def node_words(node: Node, to: str, why: str) -> str:
     """Sentence on a change of a node (an entry of its history)."""
-    name, because = node.name, f": {why}" if why else ""
-    match to:
-        case "away":
-            of = f", lease {node.lease} on {node.host}" if node.lease else ""
-            return f"{name} is being prepared ({plural(len(node.slots), 'slot')}{of}){because}"
-        case "joined":
-            return f"{name} joined with {plural(len(node.slots), 'slot')}"
-        case "trouble":
-            return f"{name} is in trouble; we try it again{because}"
-        case "busy":
-            return f"{name} is occupied; we wait for it{because}"
-        case "shared":
-            return f"{name} is occupied and shared, so its times may be too long{because}"
-        case "lost":
-            return f"{name} was given up{because}"
-        case "gone":
-            return f"the lease {name} ended ({why})"
-        case _:
-            return f"{name} is {to}{because}"
+    lease = f", lease {node.lease} on {node.host}" if node.lease else ""
+    slots, because = plural(len(node.slots), "slot"), f": {why}" if why else ""
+    return _NODE_WORDS[to].format(name=node.name, slots=slots, lease=lease, because=because, why=why)
 
 
 def slot_change(state: State, slot: Slot, to: str, why: str, until: float = 0.0) -> str:
@@ -147,3 +148,231 @@ def advice(reason: Reason, run: str, node: str) -> list[str]:
     logs = command(f"logs {run}") + (f" --node {node}" if node else "")
     retry = command(f"retry {run} --reason {reason.value}")
     return [text.format(logs=logs, retry=retry) for text in reason.advice]
+
+
+MOST_SEGMENTS = 20_000
+"""More would be too small to see and too many to send: neighbours of one kind become one."""
+LONG_PAUSE = 0.15
+"""A share of the whole: where nothing happened for longer (a controller that was away over night), time is cut."""
+_KINDS = {
+    Reason.DONE: "done",
+    Reason.CANCELLED: "cancelled",
+    Reason.LEASE_ENDED: "cancelled",
+    Reason.WORKER_DIED: "lost",
+    Reason.NODE_LOST: "lost",
+}
+"""Kind of an attempt by the reason of its end; the other reasons are faults."""
+
+
+def kind_of(a: Attempt) -> str:
+    """Kind of an attempt that a worker began: running, done, cancelled, lost or fault."""
+    if a.outcome is None:
+        return "running" if a.state == "started" else "lost"
+    return _KINDS.get(a.outcome, "fault")
+
+
+_NODE = {"away": "preparing", "trouble": "trouble", "busy": "busy", "lost": "away", "gone": "ended"}
+_SLOT = {"quarantined": "quarantine", "lost": "gone", "canary failed": "canary"}
+
+
+@dataclass(slots=True)
+class Span:
+    """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, ended or released (a lease),
+    quarantine, gone; or a failed canary, which is a moment."""
+
+    node: str
+    slot: str | None
+    start: float
+    kind: str
+    text: str
+    end: float | None = None
+
+
+def spans(state: State, node: str) -> list[Span]:
+    """Intervals in which the node or a slot of it did not work, in order of time; made of their histories."""
+    n, out = state.nodes[node], list[Span]()
+    for i, (t, to, why) in enumerate(n.history):
+        kind = "released" if to == "gone" and why.startswith("released") else _NODE.get(to)
+        if kind is not None:
+            out.append(Span(node, None, t, kind, node_words(n, to, why), _end(n.history, i)))
+    for slot in n.slots.values():
+        for i, (t, to, why) in enumerate(slot.history):
+            kind = _SLOT.get(to)
+            if kind is not None and not (kind == "gone" and n.state == "gone"):
+                end = t if kind == "canary" else _end(slot.history, i)
+                out.append(Span(node, slot.name, t, kind, slot_change(state, slot, to, why), end))
+    return sorted(out, key=lambda s: s.start)
+
+
+_MOMENTS = ("canary failed", "shared", "draining")
+"""Entries of a history after which the state before them goes on."""
+
+
+def _end(history: list[tuple[float, str, str]], i: int) -> float | None:
+    return next((t for t, to, _ in history[i + 1 :] if to not in _MOMENTS), None)
+
+
+def incidents_of(state: State, node: str) -> list[Span]:
+    """Spans of a node for which there is advice."""
+    return [s for s in spans(state, node) if s.kind in INCIDENTS]
+
+
+def lanes(state: State) -> dict[SlotId, list[Attempt]]:
+    """The attempts of each slot, in the order in which they began; slots that there are, each."""
+    out: dict[SlotId, list[Attempt]] = {s.id: [] for n in state.nodes.values() for s in n.slots.values()}
+    for a in state.attempts.values():
+        if a.started_at is not None:
+            out[a.node, a.slot].append(a)
+    for lane in out.values():
+        lane.sort(key=lambda a: a.started_at or 0.0)
+    return dict(sorted(out.items(), key=lambda p: (p[0][0], len(p[0][1]), p[0][1])))
+
+
+def timeline(state: State, named: Callable[[int], str], start: float, end: float) -> dict[str, Any]:
+    """Seconds from `start`. `lanes`: node, slot, segments (start, end or null, kind, attempt, group, tuned, outcome,
+    shape, detail); `spans`: node, slot or null, start, end or null, kind, text; `marks`: t, kind, text, node, slot."""
+
+    def at(t: float | None) -> float | None:
+        return None if t is None else round(max(0.0, t - start), 1)
+
+    by_slot = lanes(state)
+    gap = (end - start) / 500.0 if sum(map(len, by_slot.values())) > MOST_SEGMENTS else 0.0
+    found = sorted((s for n in state.nodes for s in spans(state, n)), key=lambda s: s.start)
+    tuned: dict[str, int] = defaultdict(int)
+    for s in state.shapes.values():
+        if s.state == "tuned":
+            tuned[s.attempt] += 1
+    return {
+        "start": round(start, 1),
+        "length": at(end),
+        "lanes": [[*slot, list(_segments(lane, gap, tuned, named, at))] for slot, lane in by_slot.items()],
+        "spans": [[s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.kind != "canary"],
+        "marks": sorted(
+            [at(b), "controller", f"a controller took over the run (epoch {n})", "", ""]
+            for n, (b, _) in enumerate(state.sessions, 1)
+        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind == "canary"],
+        "pauses": [[at(a), at(b)] for a, b in _pauses(state, by_slot, start, end)],
+        "coarse": bool(gap),
+    }  # fmt: skip
+
+
+def _segments(
+    lane: list[Attempt], gap: float, tuned: dict[str, int], named: Callable[[int], str], at: Callable[..., Any]
+) -> Iterator[list[Any]]:
+    """Neighbours that ended well and are too short to be seen become one, named after the first."""
+    kept: list[Any] = []
+    for a in lane:
+        kind, start, end = kind_of(a), at(a.started_at), at(a.ended_at)
+        if kept and kept[2] == kind == "done" and gap and end - kept[0] < 4 * gap and start - kept[1] < gap:
+            kept[1], kept[5] = end, kept[5] + tuned[a.id]
+            continue
+        if kept:
+            yield kept
+        flight = named(a.in_flight) if a.in_flight is not None and kind != "done" else ""
+        outcome = a.outcome.value if a.outcome else "node_lost" if a.lost else ""
+        kept = [start, end, kind, a.id, a.id, tuned[a.id], outcome, flight, a.detail[:300]]
+    if kept:
+        yield kept
+
+
+def _pauses(
+    state: State, by_slot: dict[SlotId, list[Attempt]], start: float, end: float
+) -> Iterator[tuple[float, float]]:
+    """Long whiles without a segment or a mark of the controller."""
+    busy = [(a.started_at or 0.0, a.ended_at or end) for lane in by_slot.values() for a in lane]
+    reached = start
+    for a, b in sorted([*busy, *((begin, begin) for begin, _ in state.sessions)]):
+        if a - reached > LONG_PAUSE * (end - start):
+            yield reached, a
+        reached = max(reached, b)
+
+
+Step = tuple[float, str, str]
+"""Time, words and kind: of a span or an attempt, `sent`, `begun`, `taken`, `settled` or `reading`."""
+
+
+def went_wrong(state: State, s: Shape) -> bool:
+    """Return whether the shape failed, is unconfirmed, or an attempt ended badly at it."""
+    ended = (state.attempts[a] for a in s.attempts)
+    return s.state == "failed" or s.confirmed is False or any(a.in_flight == s.id and _is_bad(a) for a in ended)
+
+
+def _is_bad(a: Attempt) -> bool:
+    return a.outcome is not None and (a.outcome.may_blame_slot or a.outcome.is_loss)
+
+
+def shape_steps(state: State, s: Shape) -> list[Step]:
+    """One step for each attempt that a worker began with the shape in it and that concerned it, and for its end."""
+    steps, unclaimed = [], 0
+    for a in (state.attempts[x] for x in s.attempts):
+        if a.started_at is None:
+            if any(x.attempt == a.id for x in s.losses):
+                steps.append(
+                    (a.ended_at or a.sent_at, f"{a.id} on {a.node} slot {a.slot} was lost with its node", kind_of(a))
+                )
+            else:
+                unclaimed += a.state == "over"
+            continue
+        where, took = f"{a.id} on {a.node} slot {a.slot}", f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
+        t = a.ended_at or a.current_at or a.started_at
+        if s.id in a.landed:
+            n = max((len(f.left_out) for f in s.faults if f.attempt == a.id), default=0)
+            result = "the tuner's verdict" if s.reason and s.reason.is_verdict else "a result"
+            without = f", without {plural(n, 'candidate')} that faulted" if n else ""
+            steps.append((t, f"{where}: {result}{without}", kind_of(a)))
+        elif a.in_flight == s.id and a.outcome is not None:
+            why = f": {a.detail}" if a.detail else ""
+            steps.append((t, f"{where} ended at it{took}: {a.outcome.message}{why}", kind_of(a)))
+        elif a.state == "started":
+            flying = a.current == s.id
+            words = "in flight" if flying else "not its turn yet"
+            steps.append((a.current_at if flying else a.started_at, f"{where}: {words}", kind_of(a)))
+        else:
+            ended = "its node was lost" if a.lost else a.outcome.message if a.outcome else "it was taken back"
+            steps.append((t, f"{where} ended before it was measured: {ended}", kind_of(a)))
+    if unclaimed:
+        first = state.attempts[s.attempts[0]].sent_at
+        steps.append((first, f"{plural(unclaimed, 'attempt')} went back unclaimed", "taken"))
+    if s.state != "pending":
+        steps.append((s.settled_at, s.state, "settled"))
+    return sorted(steps, key=lambda step: step[0])
+
+
+MOST_SHAPES = 200
+"""The most of a reason that are listed one by one; all are in the table."""
+MOST_INCIDENTS = 200
+
+
+def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> list[dict[str, Any]]:
+    """Failures by reason, the most frequent first. `run`: its name on a command line."""
+    state, by_reason = ledger.replayed, defaultdict[str, list[dict[str, Any]]](list)
+    failed, nodes = ledger.failed(), dict[str, str]()
+    for f in failed:
+        shapes = by_reason[f.reason or ""]
+        nodes.setdefault(f.reason or "", f.node)
+        if len(shapes) < MOST_SHAPES:
+            shapes.append(
+                {
+                    "id": f.id, "shape": named(f.id), "detail": f.detail, "confirmed": bool(f.confirmed),
+                    "where": f"{f.node} slot {f.slot}" if f.node else "", "attempts": f.attempts,
+                    "verdict": Reason(f.reason).is_verdict,
+                    "story": [[round(t, 1), text] for t, text, _ in shape_steps(state, state.shapes[f.id])],
+                }
+            )  # fmt: skip
+    return [
+        {
+            "reason": reason, "count": n, "message": Reason(reason).message,
+            "advice": advice(Reason(reason), run, nodes[reason]), "shapes": by_reason[reason],
+        }
+        for reason, n in ledger.failures().items()
+    ]  # fmt: skip
+
+
+def incidents(state: State) -> list[dict[str, Any]]:
+    """Incidents of nodes and slots, oldest first: outages, quarantines, failed canaries."""
+    found = sorted((s for n in state.nodes for s in incidents_of(state, n)), key=lambda s: s.start)
+    return [
+        {"t": round(s.start, 1), "end": None if s.end is None else round(s.end, 1), "kind": s.kind, "text": s.text,
+         "advice": INCIDENTS[s.kind]}
+        for s in found[-MOST_INCIDENTS:]
+    ]  # fmt: skip

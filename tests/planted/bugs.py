@@ -89,7 +89,7 @@ BUGS: tuple[Bug, ...] = (
         ),
     ),
     Bug(
-        "resume-repeats", 4, "orchestrator/controller/exchange.py",
+        "resume-repeats", 4, "orchestrator/controller/nodes.py",
         "if a.node == node and a.id not in present",
         "if a.node == node",
         "A new controller sends again what the workers of a node still have.",

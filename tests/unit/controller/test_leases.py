@@ -25,9 +25,9 @@ from orchestrator.controller.leases import (
     wanted,
 )
 from orchestrator.controller.messages import Timeouts
-from orchestrator.controller.node_registry import NodeRegistry
+from orchestrator.controller.nodes import NodeRegistry
 from orchestrator.errors import EngineError, NodeError, UnreachableError
-from orchestrator.leases import keeper
+from orchestrator.leases import base
 from orchestrator.leases.base import EndCause, Lease
 from orchestrator.policy import Policy
 from orchestrator.policy.model import Node
@@ -90,7 +90,7 @@ class Nodes:
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Nodes]]:
-    for module, name in ((keeper, "FIRST_S"), (keeper, "SOON_S"), (keeper, "USUAL_S"), (life, "USUAL_S")):
+    for module, name in ((base, "FIRST_S"), (base, "SOON_S"), (base, "USUAL_S"), (life, "USUAL_S")):
         monkeypatch.setattr(module, name, 0.01)
     started: list[Nodes] = []
 
@@ -193,7 +193,7 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
     start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr("orchestrator.controller.node_registry.time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr("orchestrator.controller.nodes.time", SimpleNamespace(time=lambda: clock.now))
     nodes = start()
     node = nodes.node()
     nodes.registry.arrived(node, 1)
@@ -201,7 +201,7 @@ def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(
     nodes.scheduler.silent = True
     wait_until(lambda: nodes.pool.keeper.silent_s > 0.0, "its scheduler is missed")
     for away_s, given_up in ((1.0, []), (1.0, []), (1.0, []), (life.AWAY_S + 1, [(node, "the stream ended")])):
-        monkeypatch.setattr(keeper.Keeper, "silent_s", property(lambda _, s=away_s: s))  # type: ignore[misc]
+        monkeypatch.setattr(base.Keeper, "silent_s", property(lambda _, s=away_s: s))  # type: ignore[misc]
         clock.now += 80.0
         nodes.turn()
         clock.now += 80.0 if given_up else 0.0

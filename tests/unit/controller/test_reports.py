@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from orchestrator import events as ev
-from orchestrator.controller import loop, node_registry
+from orchestrator.controller import loop, nodes
 from orchestrator.controller.drive import drive
-from orchestrator.controller.exchange import NodeReports
 from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, NodeUp, Timeouts, read_frames
-from orchestrator.controller.node_registry import NodeRegistry
+from orchestrator.controller.nodes import NodeRegistry, NodeReports
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.ledger.reader import LedgerReader, reconcile
 from orchestrator.view.status import RunStatus
@@ -95,7 +94,7 @@ def test_turns_that_have_no_time_leave_their_messages_to_the_next(
 def test_nodes_are_given_up_when_their_time_has_run_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node that says nothing has longer than one that fails, and an image that is pulled costs no patience."""
     clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(node_registry, "time", SimpleNamespace(time=lambda: clock.now))
+    monkeypatch.setattr(nodes, "time", SimpleNamespace(time=lambda: clock.now))
     registry = NodeRegistry(Timeouts(starting=60.0, never_up=20.0, lost=90.0))
     for node in ("quiet", "broken", "pulls", "was up"):
         driver: Any = SimpleNamespace(node=node, start=lambda: None)

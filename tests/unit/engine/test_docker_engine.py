@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,16 +21,17 @@ from orchestrator.transport.local import LocalTransport
 from tests.support.shells import check
 
 HOSTILE = "a'b\"c $(touch hacked) `id` ; rm -rf / \\ é"
-PLAIN = DockerOptions("rocm/image:1")
-FULL = DockerOptions(
-    "registry:5000/a/b@sha256:" + "0" * 64, devices=("/dev/kfd", "/dev/dri", HOSTILE), group_add=("auto", "video"),
-    cap_add=("SYS_PTRACE", HOSTILE), security_opt=("seccomp=unconfined",), shm_size="16G", ipc="host", network="host",
+PLAIN = DockerOptions(image="rocm/image:1")
+FULL = DockerOptions.model_construct(  # an inventory would refuse the hostile values
+    image="registry:5000/a/b@sha256:" + "0" * 64, devices=("/dev/kfd", "/dev/dri", HOSTILE),
+    group_add=("auto", "video"), cap_add=("SYS_PTRACE", HOSTILE), security_opt=("seccomp=unconfined",),
+    shm_size="16G", ipc="host", network="host",
     volumes=(f"/x {HOSTILE}:/x",), env={"A": HOSTILE}, pull="never", docker_command=("sudo", "-n", "docker"),
     user="1:2", memory="1g",
 )  # fmt: skip
 
 
-PRIVATE = replace(FULL, image="${env:GF_REGISTRY}/i:1", volumes=("/x/${env:GF_USER}:/x", "/y:/y"))
+PRIVATE = FULL.model_copy(update={"image": "${env:GF_REGISTRY}/i:1", "volumes": ("/x/${env:GF_USER}:/x", "/y:/y")})
 
 
 def scripts(folder: Path, options: DockerOptions, *, gpus: bool = False) -> list[Path]:
@@ -80,7 +80,7 @@ def run_argv(
 def test_hostile_values_stay_single_words(tmp_path: Path) -> None:
     folder = tmp_path / f"a,b:{HOSTILE.replace('/', '_')}"
     folder.mkdir()
-    options = DockerOptions("i:1", cap_add=(HOSTILE,), volumes=(HOSTILE,), user=HOSTILE)
+    options = DockerOptions.model_construct(image="i:1", cap_add=(HOSTILE,), volumes=(HOSTILE,), user=HOSTILE)
     argv = run_argv(folder, options, "1", gpus=False)
     assert argv[0] == "run"
     assert {f"--cap-add={HOSTILE}", f"--volume={HOSTILE}"} <= set(argv)
@@ -92,7 +92,7 @@ def test_hostile_values_stay_single_words(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("hacked"))
 
 
-DRI = replace(PLAIN, devices=("/dev/dri",))
+DRI = DockerOptions(image=PLAIN.image, devices=("/dev/dri",))
 ELEVEN = [140, 128, *range(129, 138)]
 
 
@@ -108,8 +108,8 @@ ELEVEN = [140, 128, *range(129, 138)]
         (DRI, "1", ELEVEN, True, ["--device=/dev/dri/renderD128"]),
         (DRI, "10", ELEVEN, True, ["--device=/dev/dri/renderD137"]),
         # a list of devices keeps its say
-        (replace(PLAIN, devices=()), "0", ELEVEN, True, []),
-        (replace(PLAIN, devices=("/dev/kfd",)), "0", ELEVEN, True, ["--device=/dev/kfd"]),
+        (DockerOptions(image=PLAIN.image, devices=()), "0", ELEVEN, True, []),
+        (DockerOptions(image=PLAIN.image, devices=("/dev/kfd",)), "0", ELEVEN, True, ["--device=/dev/kfd"]),
     ],
 )  # fmt: skip
 def test_a_container_gets_the_gpu_of_its_slot(
@@ -131,7 +131,7 @@ def test_a_container_gets_the_gpu_of_its_slot(
     ],
 )
 def test_an_error_names_the_way_out(said: str, hint: str) -> None:
-    assert hint in str(engine_error("n1", DockerOptions("i:1"), said))
+    assert hint in str(engine_error("n1", DockerOptions(image="i:1"), said))
 
 
 def test_a_pull_tells_how_it_goes() -> None:
@@ -155,7 +155,7 @@ for line in sys.stdin:
     for said, fails in ((lines, False), ([{"error": "denied"}], True)):
         told: list[str] = []
         command = (sys.executable, "-c", script.replace("LINES", json.dumps(said)))
-        options = DockerOptions("a/b:1", docker_command=command)
+        options = DockerOptions.model_construct(image="a/b:1", docker_command=command)
         engine = DockerEngine(LocalTransport("here"), "/f", "r", ("0",), options, progress=told.append)
         with (
             contextlib.closing(engine),

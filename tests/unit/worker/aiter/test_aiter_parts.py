@@ -104,7 +104,7 @@ def test_the_shim_finds_kernels_of_a_table_by_name_and_unnamed_ones_by_this_tree
 
 
 def test_the_node_keeps_modules_beside_the_runs_for_this_tuner_only() -> None:
-    plan = NodePlan("n", "/w/run/n", ("0",), "ssh", "docker", None, {}, {}, docker=DockerOptions("img:1"))
+    plan = NodePlan("n", "/w/run/n", ("0",), "ssh", "docker", None, {}, {}, docker=DockerOptions(image="img:1"))
     for tuner, there in (("aiter", True), ("torch", False)):
         files = node_files(plan, "run", tuner, {"family": "a8w8"} if there else {}, 60.0)
         assert ("GEMMFLEET_CACHE=/gemmfleet-cache" in files["container.sh"].data.decode()) == there
