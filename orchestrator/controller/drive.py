@@ -50,7 +50,6 @@ from orchestrator.planning.roofline import Won, Worth, won
 from orchestrator.policy import Policy, PolicySettings
 from orchestrator.results.export import export, provenance
 from orchestrator.results.recheck import kernels_to_check
-from orchestrator.shapes.model import Shape
 from orchestrator.transport.base import RemoteFile, Transport
 from orchestrator.view.live import LiveStatus
 from orchestrator.view.status import RunHeader
@@ -216,7 +215,6 @@ def _controller(
         ledger.set_meta("epoch", epoch)
         ledger.set_meta("state", "running")
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
-    shapes = {i: Shape(i, key) for i, key in ledger.keys.items()}
     policy = Policy(settings.policy)
     ledger.drive(policy.state)
     inventory = limit(load_inventory(paths.inventory), config.limit)
@@ -251,7 +249,7 @@ def _controller(
         Ingest(ledger, policy.state),
         LiveStatus(policy.state, about),
         config,
-        keys=lambda i: shapes[i].key_dict(family),
+        keys=lambda i: dict(zip(family.key_names, ledger.keys[i], strict=True)),
         kernels=kernels_to_check(paths.recheck),
         logs=paths.logs,
         requests_folder=paths.requests,

@@ -272,9 +272,6 @@ def _triton(t: Trial) -> tuple[bool, str]:
     return tuned == 2, step.why if failed else "2 shapes tuned"
 
 
-# microseconds by backend and M
-
-
 def _bench(t: Trial, timer: str = "events") -> dict[tuple[str, int], float]:
     """Microseconds by backend and M. Raises NotTriedError without any."""
     words = ("--db", t.table(), "--timer", timer, "--backend", "aiter,aiter-triton,aiter-gluon")
