@@ -12,8 +12,9 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
 from benchmarks.stream import stream_figures
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import LeaseState
-from orchestrator.leases.kubernetes import KubernetesSource, PodRequest
+from orchestrator.leases.kubernetes import KubernetesSource
 from orchestrator.transport.base import RemoteFile, Transport
 from tests.support.kube import Cluster, why_not
 from tests.waiting import wait_until
@@ -28,7 +29,7 @@ def run(folder: Path) -> list[Figure]:
         raise LeftOutError(why_not())
     with Cluster(folder / "kube", nodes=1) as cluster:
         os.environ["KUBECONFIG"] = str(cluster.kubeconfig())
-        source = KubernetesSource("20260131-154500-3f9a", "pool", PodRequest("any"))
+        source = KubernetesSource("20260131-154500-3f9a", Node(name="pool", lease="kubernetes", image="any", gpus=0))
         began = time.perf_counter()
         source.ask(1)
         wait_until(lambda: source.list()[0].state is LeaseState.READY, "the pod runs")

@@ -14,8 +14,9 @@ from pathlib import Path
 from benchmarks.figure import Figure, LeftOutError
 from benchmarks.stream import stream_figures
 from orchestrator.events import AttemptEnded, LeaseEnded, ShapeStarted
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import LeaseState
-from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.leases.slurm import SlurmSource
 from tests.integration.kit import Bench
 from tests.integration.leases import LeaseBench
 from tests.integration.slurm import PARTITION, SlurmCluster, missing, slurm_cluster
@@ -82,8 +83,8 @@ def _cancelled(folder: Path, cluster: SlurmCluster) -> list[Figure]:
 
 def _source(folder: Path) -> list[Figure]:
     """The source alone: 64 leases requested at once, and 100,000 lines through a stream."""
-    pool = SlurmPool("20260131-154500-3f9a", "pool", PARTITION, gpus=2, time_s=600, workdir=str(folder / "work"))
-    source = SlurmSource(pool, str(folder / "out"))
+    pool = Node(name="pool", lease="slurm", partition=PARTITION, gpus=2, time="10m", workdir=str(folder / "work"))
+    source = SlurmSource("20260131-154500-3f9a", pool, str(folder / "out"))
     try:
         began = time.perf_counter()
         source.ask(LEASES)

@@ -152,21 +152,13 @@ OUT = "~/.gemmfleet/leases"
 
 def source_of(node: Node, run: str) -> LeaseSource:
     """The source of leases for a pool with resolved references. Raises InputError if its client is missing here."""
-    assert node.lease is not None
     if node.lease == "kubernetes":
-        from orchestrator.leases.kubernetes import KubernetesSource, PodRequest, template_faults
+        from orchestrator.leases.kubernetes import KubernetesSource, template_faults
 
-        assert node.image is not None
-        assert isinstance(node.gpus, int)
         if wrong := template_faults(node.pod, node.resource):
             raise InventoryError([f"{node.source}: node {node.name}: pod.{fault}" for fault in wrong])
-        request = PodRequest(node.image, node.gpus, node.resource, node.time_s, node.workdir or "", node.pod)
-        return KubernetesSource(run, node.name, request, context=node.context, namespace=node.namespace)
-    from orchestrator.leases.slurm import SlurmPool, SlurmSource
+        return KubernetesSource(run, node)
+    from orchestrator.leases.slurm import SlurmSource
 
-    pool = SlurmPool(
-        run, node.name, node.partition or "", node.account or "", node.time_s,
-        node.gpus if isinstance(node.gpus, int) else None, node.extra, node.workdir or "",
-    )  # fmt: skip
     login = partial(ssh_transport, node.login or LoginHost(), node.via) if node.via else None
-    return SlurmSource(pool, OUT, login)
+    return SlurmSource(run, node, OUT, login)

@@ -10,12 +10,13 @@ import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from orchestrator.engines import OK, UNUSABLE, WARNING, Finding
 from orchestrator.errors import TransportError
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import EndCause, Lease, LeaseState, holder_script, leftovers_in, prelude
 from orchestrator.transport.base import Transport
 from orchestrator.transport.exec import ExecTransport
@@ -52,32 +53,18 @@ WAYS = {
 Json = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class PodRequest:
-    """The pods of a pool. `workdir`: folder in the container for runs, "" for one in its TMPDIR; `template`: the user's
-    partial pod (`pod:`), merged into ours."""
-
-    image: str
-    gpus: int = 0
-    resource: str = "amd.com/gpu"
-    time_s: int | None = None
-    workdir: str = ""
-    template: Json = field(default_factory=dict)
-
-
 class KubernetesSource:
     """Pods of one pool of one run (LeaseSource)."""
 
-    def __init__(
-        self, run: str, pool: str, request: PodRequest, *, context: str | None = None, namespace: str | None = None
-    ) -> None:
-        """Read the configuration; no request to the API server yet. Raises InputError."""
-        self._api, ours = connect(context)
+    def __init__(self, run: str, pool: Node) -> None:
+        """Read the configuration; no request to the API server yet. `pool`: the inventory's node, with its `pod:` to be
+        merged into ours. Raises InputError."""
+        self._api, ours = connect(pool.context)
         from kubernetes import client
 
-        self._run, self._pool, self._request = run, pool, request
-        self._script = holder_script(run, pool, request.workdir, most=LOG_BYTES)
-        self._namespace, self._core = namespace or ours, client.CoreV1Api(self._api)
+        self._run, self._pool, self._node, self._workdir = run, pool.name, pool, pool.workdir or ""
+        self._script = holder_script(run, pool.name, self._workdir, most=LOG_BYTES)
+        self._namespace, self._core = pool.namespace or ours, client.CoreV1Api(self._api)
         self._troubled: dict[str, float] = {}
         """Name -> time since which it has been in trouble."""
 
@@ -111,7 +98,7 @@ class KubernetesSource:
     def transport(self, lease: Lease, node: str) -> Transport:
         """Files and commands in a pod that runs. `node`: its name in messages."""
         opener = PodOpener(node, self._api, self._namespace, lease.id, CONTAINER)
-        return ExecTransport(node, opener, prelude(self._request.workdir, lease.id))
+        return ExecTransport(node, opener, prelude(self._workdir, lease.id))
 
     def leftovers(self, lease: Lease) -> bytes | None:
         """The archive of workers' files that the holder wrote into the pod's log at its end, or None."""
@@ -135,8 +122,7 @@ class KubernetesSource:
             return None
 
     def _pod(self, avoid: Collection[str] = ()) -> dict[str, Any]:
-        name = new_name(self._run, self._pool)
-        return manifest(self._request, self._run, self._pool, name, self._script, avoid)
+        return manifest(self._node, self._run, new_name(self._run, self._pool), self._script, avoid)
 
     def check(self) -> Sequence[Finding]:
         """Findings on the API server, what the user may do there, and whether it would take the pod."""
@@ -223,35 +209,32 @@ def new_name(run: str, pool: str) -> str:
     return f"{words[: MAX_NAME - len(token) - 1].strip('-')}-{token}"
 
 
-def manifest(
-    request: PodRequest, run: str, pool: str, name: str, script: str, avoid: Collection[str] = ()
-) -> dict[str, Any]:
+def manifest(pool: Node, run: str, name: str, script: str, avoid: Collection[str] = ()) -> dict[str, Any]:
     """The pod to ask for: ours, with the user's template merged in; never on a node of `avoid`.
 
     `script`: the holder, for the container's `sh -c`.
     """
     container: dict[str, Any] = {
         "name": CONTAINER,
-        "image": request.image,
+        "image": pool.image,
         "command": ["sh", "-c", script],
         "env": [{"name": LEASE_VARIABLE, "value": name}],
         "securityContext": {"allowPrivilegeEscalation": False},
     }
-    if request.gpus:
-        container["resources"] = {"limits": {request.resource: str(request.gpus)}}
+    if pool.gpus:
+        container["resources"] = {"limits": {pool.resource: str(pool.gpus)}}
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": GRACE_S,
+        "activeDeadlineSeconds": pool.time_s,
         "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}},
         "containers": [container],
     }
-    if request.time_s is not None:
-        spec["activeDeadlineSeconds"] = request.time_s
-    labels = {RUN_LABEL: run, POOL_LABEL: pool}
+    labels = {RUN_LABEL: run, POOL_LABEL: pool.name}
     ours = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "labels": labels}, "spec": spec}
-    pod = dict(_merged(ours, request.template))
+    pod = dict(_merged(ours, pool.pod))
     if avoid:
         pod["spec"] = _away_from(pod["spec"], avoid)
     return pod

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from orchestrator.engines import OK, UNUSABLE, Finding
 from orchestrator.errors import SlowError, TransportError, UnreachableError
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import EndCause, Lease, LeaseState, folder_word, holder_script, leftovers_in, prelude
 from orchestrator.transport.base import Completed, quote
 from orchestrator.transport.exec import ExecTransport, SrunOpener
@@ -59,30 +60,6 @@ COMPLETING_CAUSES = {"TimeLimit": EndCause.TIME_LIMIT, "NodeDown": EndCause.FAIL
 
 
 @dataclass(frozen=True, slots=True)
-class SlurmPool:
-    """Request for the leases of a pool.
-
-    `partition`: "" for the cluster's default. `time_s`: time limit of a lease, None for the partition's default.
-    `gpus`: those of a lease, None for whole nodes. `extra`: further options of sbatch, which win over ours. `workdir`:
-    folder on the nodes, absolute or beginning with ~/; "" for one of the user's own in $TMPDIR.
-    """
-
-    run: str
-    pool: str
-    partition: str = ""
-    account: str = ""
-    time_s: float | None = None
-    gpus: int | None = None
-    extra: tuple[str, ...] = ()
-    workdir: str = ""
-
-    @property
-    def job(self) -> str:
-        """Name of its jobs."""
-        return f"gemmfleet-{self.run}-{self.pool}"
-
-
-@dataclass(frozen=True, slots=True)
 class NodeKind:
     """Nodes of a partition that are alike, with the CPUs, memory and GPUs of each. `max_s`: the longest time limit."""
 
@@ -97,22 +74,25 @@ class NodeKind:
 class SlurmSource:
     """Leases of one pool of one run (LeaseSource)."""
 
-    def __init__(self, pool: SlurmPool, out: str, via: Callable[[str], SshTransport] | None = None) -> None:
-        """`out`: folder for the holders' output where commands run, absolute or beginning with ~/.
+    def __init__(self, run: str, pool: Node, out: str, via: Callable[[str], SshTransport] | None = None) -> None:
+        """`pool`: the inventory's node. Without `gpus: N` a lease is a whole node; its `extra` wins over our options.
+        `out`: folder for the holders' output where commands run, absolute or beginning with ~/.
 
         `via`: makes transports to the login node where commands run, given a name for messages; None: they run here.
         """
-        self.pool = pool
+        self._run, self._pool, self._job = run, pool, f"gemmfleet-{run}-{pool.name}"
+        self._gpus = pool.gpus if isinstance(pool.gpus, int) else None
+        self._workdir, self._wanted = pool.workdir or "", pool.partition or ""
         # of this run alone: the numbers of jobs come again, and other clusters have them, too
-        self._out, self._via = f"{folder_word(out)}/{quote(pool.run)}", via
-        self._name = f"Slurm for {pool.pool}"
+        self._out, self._via = f"{folder_word(out)}/{quote(run)}", via
+        self._name = f"Slurm for {pool.name}"
         self._one, self._login, self._connected = threading.Lock(), self._reach(self._name), False
         self._kinds: list[NodeKind] = []
 
     def ask(self, n: int, avoid: Collection[str] = ()) -> None:
         """Ask for `n` more, as one array of jobs; none of them on a host of `avoid`."""
         array = (f"--array=0-{n - 1}",) if n > 1 else ()
-        theirs = [option.removeprefix(EXCLUDE) for option in self.pool.extra if option.startswith(EXCLUDE)]
+        theirs = [option.removeprefix(EXCLUDE) for option in self._pool.extra if option.startswith(EXCLUDE)]
         self._submit(*array, *((EXCLUDE + ",".join((*sorted(avoid), *theirs)),) if avoid else ()))
 
     def release(self, leases: Collection[Lease]) -> None:
@@ -125,22 +105,21 @@ class SlurmSource:
         """Run sbatch; its answer."""
         # the file shows a holder that this folder is the one which we read
         text = f'mkdir -p -m 700 -- {self._out} && : >{self._out}/here && exec "$@"'
-        script = holder_script(self.pool.run, self.pool.pool, self.pool.workdir, out=self._out)
+        script = holder_script(self._run, self._pool.name, self._workdir, out=self._out)
         before = ("sh", "-c", text, "sh")
         done = self._scheduler("sbatch", *self._options(), *more, before=before, stdin=script.encode())
         return (done.out + done.err).decode("utf-8", "replace").strip()
 
     def _options(self) -> Iterator[str]:
-        pool = self.pool
-        yield from (f"--job-name={pool.job}", "--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null")
-        yield from ("--chdir=/", f"--signal=B:TERM@{TERM_S}", *_share(pool.gpus, self._partition()))
-        minutes = math.ceil(pool.time_s / 60) if pool.time_s is not None else None
-        given = {"partition": pool.partition, "account": pool.account, "time": minutes}
+        pool = self._pool
+        yield from (f"--job-name={self._job}", "--nodes=1", "--ntasks=1", "--no-requeue", "--output=/dev/null")
+        yield from ("--chdir=/", f"--signal=B:TERM@{TERM_S}", *_share(self._gpus, self._partition()))
+        given = {"partition": pool.partition, "account": pool.account, "time": pool.time_s // 60}
         yield from (*(f"--{name}={value}" for name, value in given.items() if value), *pool.extra)
 
     def list(self) -> Sequence[Lease]:
         """All jobs of the pool that Slurm knows, by one squeue; oldest first."""
-        argv = ("--me", "-h", "-r", "-t", "all", f"--name={self.pool.job}", "-O", SQUEUE)
+        argv = ("--me", "-h", "-r", "-t", "all", f"--name={self._job}", "-O", SQUEUE)
         return leases_of(self._scheduler("squeue", *argv, before=("env", "SLURM_TIME_FORMAT=%s")).out)
 
     def transport(self, lease: Lease, node: str) -> ExecTransport:
@@ -148,7 +127,7 @@ class SlurmSource:
         if not lease.way:
             raise TransportError(node, f"Slurm runs no job {lease.id}")
         opener = SrunOpener(self._reach(node), lease.way)
-        return ExecTransport(node, opener, prelude(self.pool.workdir, lease.id))
+        return ExecTransport(node, opener, prelude(self._workdir, lease.id))
 
     def leftovers(self, lease: Lease) -> bytes | None:
         """The rows that a job's holder wrote into its output, or None. One that is about to is waited for."""
@@ -162,17 +141,17 @@ class SlurmSource:
 
     def check(self) -> Sequence[Finding]:
         """Findings on partition and GPUs, and what sbatch would do with the request."""
-        there, wanted = self._partition(), self.pool.partition
+        there, wanted = self._partition(), self._wanted
         if not there:
             names = ", ".join(sorted({k.partition for k in self._kinds})) or "none"
             what = f"there is no partition {wanted!r}" if wanted else "the cluster has no default partition"
             return [Finding(UNUSABLE, "partition", what, f"`partition:` may be {names}")]
         name, most = there[0].partition, max(k.gpus for k in there)
-        if (self.pool.gpus or 0) > most:
-            what = f"no node of the partition {name} has {self.pool.gpus} GPUs: {most} are the most"
+        if (self._gpus or 0) > most:
+            what = f"no node of the partition {name} has {self._gpus} GPUs: {most} are the most"
             way = f"set `gpus:` to {most} at most" if most else "name another `partition:`"
             return [Finding(UNUSABLE, "gpus", what, way)]
-        time_s, longest = self.pool.time_s or 0.0, max(k.max_s for k in there)
+        time_s, longest = self._pool.time_s, max(k.max_s for k in there)
         if time_s > longest:  # sbatch would let it wait for ever
             what = f"the partition {name} allows {longest / 60:g} minutes, and `time:` is {time_s / 60:g}"
             return [Finding(UNUSABLE, "time", what, "set a shorter `time:`")]
@@ -186,8 +165,8 @@ class SlurmSource:
     def _partition(self) -> Sequence[NodeKind]:
         """Kinds of nodes of the pool's partition, read once."""
         self._kinds = self._kinds or kinds_of(self._scheduler("sinfo", "-h", "-e", "-o", SINFO).out)
-        wanted = self.pool.partition.split(",")
-        return [k for k in self._kinds if k.partition in wanted or (not self.pool.partition and k.is_default)]
+        wanted = self._wanted.split(",")
+        return [k for k in self._kinds if k.partition in wanted or (not self._wanted and k.is_default)]
 
     def _scheduler(
         self, name: str, *words: str, before: Sequence[str] = (), stdin: bytes = b"", passes: str | None = None

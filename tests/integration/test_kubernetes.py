@@ -15,8 +15,9 @@ import pytest
 
 from orchestrator.engines import OK, UNUSABLE, WARNING
 from orchestrator.errors import HostKeyError, TransportError, UnreachableError
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import BEGIN, END, EndCause, Lease, LeaseState
-from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource, PodRequest
+from orchestrator.leases.kubernetes import CONTAINER, KubernetesSource
 from orchestrator.transport import pod
 from orchestrator.transport.pod import PodOpener
 from tests.support.kube import NAMESPACE, Cluster, why_not
@@ -37,8 +38,8 @@ def make(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
         def make_source(config: Path | None = None, namespace: str | None = None, **request: Any) -> KubernetesSource:
             monkeypatch.setenv("KUBECONFIG", str(config or cluster.kubeconfig()))
-            asked = PodRequest(**{"image": "rocm/pytorch", "gpus": 2, **request})
-            source = KubernetesSource(tmp_path.name, "pool", asked, namespace=namespace)
+            asked = {"name": "pool", "lease": "kubernetes", "image": "rocm/pytorch", "gpus": 2, **request}
+            source = KubernetesSource(tmp_path.name, Node.model_validate({**asked, "namespace": namespace}))
             return stack.enter_context(contextlib.closing(source))
 
         yield make_source
@@ -76,7 +77,7 @@ def echo(source: KubernetesSource, lease: Lease) -> tuple[bytes, str]:
 
 
 def test_leases_are_given_by_the_scheduler_and_given_back(make: Make, cluster: Cluster) -> None:
-    source = make(time_s=600)
+    source = make(time="10m")
     source.ask(1, avoid=["k1"])
     assert ready(source)[0].host == "k2"
     source.ask(1)
@@ -169,7 +170,7 @@ def test_what_the_user_may_not_do_and_what_cannot_be_is_named(make: Make, cluste
         (elsewhere, "permissions", "you may not get pods, list pods"),
         (elsewhere, "permissions", "kubernetes-role.yaml"),
         (make(admin, namespace="nowhere"), "namespace", "kubectl create namespace"),
-        (make(template=odd), "pod", "no-such"),
+        (make(pod=odd), "pod", "no-such"),
     ):
         finding = bad.check()[-1]
         assert (finding.level, finding.about) == (UNUSABLE, about)

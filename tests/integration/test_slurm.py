@@ -17,8 +17,9 @@ import pytest
 from orchestrator.controller.node_plan import NodePlan, node_files, node_folders
 from orchestrator.engine.process import ProcessEngine
 from orchestrator.errors import TransportError, UnreachableError
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport.base import RemoteFile, connected
 from orchestrator.transport.exec import ExecTransport
 from orchestrator.transport.ssh import SshTransport
@@ -36,9 +37,8 @@ class Pool:
 
     def __init__(self, folder: Path, via: Callable[[str], SshTransport] | None = None, **request: object) -> None:
         self.leases = folder / "work/leases"
-        values = {"partition": PARTITION, "workdir": str(folder / "work"), **request}
-        pool = SlurmPool(run=folder.name, pool="p", **values)  # type: ignore[arg-type]
-        self.source = SlurmSource(pool, str(folder / "out"), via)
+        values = {"name": "p", "lease": "slurm", "partition": PARTITION, "workdir": str(folder / "work"), **request}
+        self.source = SlurmSource(folder.name, Node.model_validate(values), str(folder / "out"), via)
         self._stack = contextlib.ExitStack()
         self.close = self._stack.close
         self._stack.callback(self.source.close)
@@ -101,7 +101,7 @@ def test_leases_are_asked_for_used_and_given_back(
 ) -> None:
     """Halves of one host, exactly the granted devices; another controller finds them and what lies in their folders."""
     monkeypatch.setenv("OUR_TOKEN", token := secrets.token_hex(16))
-    pool = make(time_s=600, gpus=GPUS // 2)
+    pool = make(time="10m", gpus=GPUS // 2)
     assert pool.source.list() == []
     pool.source.ask(2, avoid=["g1", "g3"])
     leases = pool.ready(2)
@@ -119,7 +119,7 @@ def test_leases_are_asked_for_used_and_given_back(
     assert devices == {b"g2\n0\n", b"g2\n1\n"}
     assert not [p for p in slurm.folder.rglob("*") if p.is_file() and token.encode() in p.read_bytes()]
     # another controller, which knows run and pool alone
-    other = make(time_s=600)
+    other = make(time="10m")
     assert {x.id for x in other.source.list()} == {x.id for x in leases}
     assert other.connect(leases[0]).run(["cat", "run/node/small"]).out == b"\0small"
     pool.source.release(leases)
@@ -134,7 +134,7 @@ def test_workers_end_with_a_lease_that_is_cancelled_or_out_of_time_and_their_row
     slurm: SlurmCluster, make: Make, tmp_path: Path
 ) -> None:
     secret = secrets.token_hex(16)
-    pool = make(time_s=600)
+    pool = make(time="10m")
     late, lost, kept = pool.asked(3)
     engines = {x.id: deploy(pool.connect(x), TOKEN=secret) for x in (late, lost, kept)}
     pids = {x.id: pool.workers(x) for x in (late, lost)}
@@ -179,7 +179,7 @@ def test_a_requeued_job_is_another_lease(slurm: SlurmCluster, make: Make) -> Non
 
 
 def test_a_lease_that_waits_is_quoted_and_given_back(slurm: SlurmCluster, make: Make) -> None:
-    pool = make(time_s=300)
+    pool = make(time="5m")
     pool.source.ask(4)
     pool.ready(3)
     words = ("Resources, expected start", "Priority, expected start")
@@ -213,11 +213,11 @@ def test_through_a_login_node(slurm: SlurmCluster, make: Make) -> None:
 
 
 def test_what_the_scheduler_says_without_a_lease(slurm: SlurmCluster, make: Make) -> None:
-    assert [f.level for f in make(gpus=GPUS, time_s=3600).source.check()] == ["ok"]
+    assert [f.level for f in make(gpus=GPUS, time="1h").source.check()] == ["ok"]
     for request, about, words in (
         ({"partition": "nosuch"}, "partition", r"there is no partition 'nosuch': `partition:` may be gpu, urgent"),
         ({"gpus": GPUS + 1}, "gpus", f"no node of the partition gpu has {GPUS + 1} GPUs: {GPUS} are the most"),
-        ({"time_s": 86400.0}, "time", "the partition gpu allows 720 minutes, and `time:` is 1440"),
+        ({"time": "1d"}, "time", "the partition gpu allows 720 minutes, and `time:` is 1440"),
         ({"extra": ("--constraint=nosuch",)}, "request", "nvalid feature"),
     ):
         finding = make(**request).source.check()[-1]

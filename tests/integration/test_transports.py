@@ -21,9 +21,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import SlowError, TransportError, UnreachableError
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import Lease, LeaseSource, LeaseState
-from orchestrator.leases.kubernetes import KubernetesSource, PodRequest
-from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.leases.kubernetes import KubernetesSource
+from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport.base import RemoteFile, Transport
 from orchestrator.transport.local import LocalTransport
 from orchestrator.transport.ssh import SshTransport
@@ -85,8 +86,8 @@ def srun(request: pytest.FixtureRequest, folder: Path) -> Iterator[Way]:
     cluster: SlurmCluster = request.getfixturevalue("slurm_nodes")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
-        pool = SlurmPool(run=folder.name, pool="p", partition=PARTITION, workdir=str(folder / "work"))
-        source = SlurmSource(pool, str(folder / "out"))
+        wanted = Node(name="p", lease="slurm", partition=PARTITION, workdir=str(folder / "work"))
+        source = SlurmSource(folder.name, wanted, str(folder / "out"))
         with leased(source) as lease:
             node = cluster.node(lease.host)
 
@@ -114,7 +115,9 @@ def pod(request: pytest.FixtureRequest, folder: Path) -> Iterator[Way]:
     cluster: Cluster = request.getfixturevalue("cluster")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(cluster.kubeconfig()))
-        source = KubernetesSource("20260131-154500-c0de", "pool", PodRequest("rocm/pytorch", gpus=2))
+        source = KubernetesSource(
+            "20260131-154500-c0de", Node(name="pool", lease="kubernetes", image="rocm/pytorch", gpus=2)
+        )
         with leased(source) as lease:
             yield Way(
                 lambda: source.transport(lease, "pool-1"), folder / "files", lambda: cluster.fault("cut", lease.id),

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import InputError, LoginError, TransportError, UnreachableError
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import EndCause, LeaseState
 from orchestrator.leases.kubernetes import (
     CONTAINER,
     NOT_READY_S,
     PULL_S,
-    PodRequest,
     lease_of,
     manifest,
     new_name,
@@ -26,14 +25,13 @@ from orchestrator.transport.pod import connect, refusal
 
 pytest.importorskip("kubernetes")
 
-REQUEST = PodRequest("rocm/pytorch:latest", gpus=8, time_s=14400)
+POOL = Node(name="pool", lease="kubernetes", image="rocm/pytorch:latest", gpus=8, time="4h")
 QUEUED, READY, ENDED = LeaseState
 Json = dict[str, Any]
 
 
 def made(**template: Any) -> Json:
-    request = replace(REQUEST, template=template)
-    return manifest(request, "20260131-154500-3f9a", "pool", "gemmfleet-a", "echo holder", ())
+    return manifest(POOL.model_copy(update={"pod": template}), "20260131-154500-3f9a", "gemmfleet-a", "echo holder", ())
 
 
 def pod(status: Json, host: str = "k1", **metadata: Any) -> Json:
@@ -83,7 +81,7 @@ def test_a_pod_has_no_privilege_and_the_template_is_merged_into_it() -> None:
     }  # fmt: skip
     ours = {
         "name": CONTAINER,
-        "image": REQUEST.image,
+        "image": POOL.image,
         "command": ["sh", "-c", "echo holder"],
         "env": [{"name": "GEMMFLEET_LEASE", "value": "gemmfleet-a"}, {"name": "A", "value": "1"}],
         "securityContext": {"allowPrivilegeEscalation": False},

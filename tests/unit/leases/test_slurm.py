@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import pytest
 
 from orchestrator.errors import TransportError, UnreachableError
+from orchestrator.inventory.model import Node
 from orchestrator.leases.base import EndCause, Lease, LeaseState
-from orchestrator.leases.slurm import SlurmPool, SlurmSource
+from orchestrator.leases.slurm import SlurmSource
 from orchestrator.transport.base import Completed
 
 SINFO = """\
@@ -51,7 +52,8 @@ def login() -> Login:
 
 
 def source(login: Login, **request: object) -> SlurmSource:
-    return SlurmSource(SlurmPool("r1", "p", **request), "~/out", lambda name: login)  # type: ignore[arg-type,return-value]
+    pool = Node.model_validate({"name": "p", "lease": "slurm", **request})
+    return SlurmSource("r1", pool, "~/out", lambda name: login)  # type: ignore[arg-type,return-value]
 
 
 WHOLE = ("--exclusive", "--mem=0")
@@ -60,15 +62,15 @@ WHOLE = ("--exclusive", "--mem=0")
 @pytest.mark.parametrize(
     ("request_", "n", "avoid", "options"),
     [
-        ({}, 1, (), [*WHOLE, "--gres=gpu:4"]),  # what all its nodes with GPUs have
-        ({"gpus": 4}, 1, (), ["--cpus-per-task=48", "--mem=500000", "--gres=gpu:4"]),
+        ({}, 1, (), [*WHOLE, "--gres=gpu:4", "--time=240"]),  # what all its nodes with GPUs have
+        ({"gpus": 4}, 1, (), ["--cpus-per-task=48", "--mem=500000", "--gres=gpu:4", "--time=240"]),
         ({"gpus": 1, "partition": "old"}, 1, (),
-         ["--cpus-per-task=4", "--mem=2000", "--gres=gpu:1", "--partition=old"]),
-        ({"gpus": 8, "time_s": 90.0, "account": "k", "extra": ("--constraint=x", "--mem=9G")}, 64, ("b2", "a1"),
+         ["--cpus-per-task=4", "--mem=2000", "--gres=gpu:1", "--partition=old", "--time=240"]),
+        ({"gpus": 8, "time": "2m", "account": "k", "extra": ("--constraint=x", "--mem=9G")}, 64, ("b2", "a1"),
          [*WHOLE, "--gres=gpu:8", "--account=k", "--time=2", "--constraint=x", "--mem=9G", "--array=0-63",
           "--exclude=a1,b2"]),
         ({"extra": ("--exclude=z9,y[1-3]",)}, 1, ("a1",),
-         [*WHOLE, "--gres=gpu:4", "--exclude=z9,y[1-3]", "--exclude=a1,z9,y[1-3]"]),
+         [*WHOLE, "--gres=gpu:4", "--time=240", "--exclude=z9,y[1-3]", "--exclude=a1,z9,y[1-3]"]),
     ],
 )  # fmt: skip
 def test_what_is_asked_of_sbatch(
