@@ -60,7 +60,8 @@ def test_an_attempt_that_two_beats_in_a_row_lack_has_ended(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "garbage",
     [b"hello\n", b"E 0 0\n", b"E a 0 1\nx", b"E 0 -1 1\nx", f"E 0 0 {MAX_CHUNK + 1}\n".encode(), b"x" * 200,
-     b"B 2\n[]", b"B 4\nnull", b'B 13\n{"t":1,"e":2}'],
+     b"B 2\n[]", b"B 4\nnull", b'B 13\n{"t":1,"e":2}',
+     b'B 32\n{"t":1,"epoch":1e999,"slots":{}}', b"B 40000\n" + b"[" * 40000],
 )  # fmt: skip
 def test_what_is_no_frame_is_an_error(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
