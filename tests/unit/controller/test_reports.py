@@ -12,12 +12,24 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.controller import loop, nodes
 from orchestrator.controller.drive import drive
-from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, NodeUp, Timeouts, read_frames
+from orchestrator.controller.messages import (
+    MAX_CHUNK,
+    Beat,
+    FromStream,
+    Message,
+    NodeTakenOver,
+    NodeUp,
+    Timeouts,
+    read_frames,
+)
+from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.nodes import NodeRegistry, NodeReports
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.ledger.reader import LedgerReader, reconcile
+from orchestrator.transport.local import LocalTransport
 from orchestrator.view.status import RunStatus
 from tests.support.policy_rig import Rig
+from tests.waiting import wait_until
 from worker.protocol import ProtocolError
 
 
@@ -66,6 +78,20 @@ def test_an_attempt_that_two_beats_in_a_row_lack_has_ended(rig: Rig) -> None:
 def test_what_is_no_frame_is_an_error(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
         list(read_frames(io.BytesIO(garbage).read))
+
+
+def test_an_epoch_of_thousands_of_digits_is_a_younger_controller_too(tmp_path: Path) -> None:
+    (tmp_path / "epoch").write_text("9" * 5000)
+    said: list[Message] = []
+    none: Any = None
+    driver = NodeDriver(
+        LocalTransport("a"), none, str(tmp_path), {}, (), ("0",), {}, 2, {}, said.append, launch=False, admission=none,
+        results=None, home=None, connected=False, timeouts=Timeouts(),
+    )  # fmt: skip
+    driver.start()
+    wait_until(lambda: bool(said), "it is told")
+    driver.leave()
+    assert said == [NodeTakenOver("a", 10**18 - 1)]
 
 
 class Nobody:
