@@ -139,7 +139,14 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     assert third.code == 0
     assert "4 skipped" in third.out
     assert not bench.folder().exists(), "where all is skipped no node is started"
-    assert "no worker ran on here" in bench.run("cancel").out
+
+    def state() -> tuple[object, ...]:
+        with bench.ledger() as ledger:
+            return ledger.state, ledger.meta("epoch"), ledger.meta("ended"), ledger.replayed.sessions
+
+    kept = state()
+    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
+    assert state() == kept, "a finished run stays as it is"
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out
     assert db.read_bytes() == before, "the same times do not beat themselves"
