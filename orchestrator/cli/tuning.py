@@ -284,10 +284,12 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
 
 
 def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
-    """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
+    """Stop the run, through its controller or, without one, on the nodes directly. A finished run without a worker
+    stays as it is. Raises InputError."""
     from orchestrator.controller.drive import drive
 
     controller, page = holder(paths.lock), Page()
+    over = not controller and _is_over(paths)
     if controller:
         leave_request(paths.requests, "cancel")
         until = time.monotonic() + 60.0
@@ -298,15 +300,25 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
                     " again"
                 )
             time.sleep(0.1)
-    else:
+    elif not over:
         drive(paths, make_view(quiet=True), cancel=True, settings=settings)
         page.line(f"run {paths.root.name}: no controller was driving it")
-    _add_cancelled(page, paths)
+    _add_cancelled(page, paths, over=over)
     page.print()
 
 
-def _add_cancelled(page: Page, paths: RunPaths) -> None:
-    """Add how the run ended, and what its last controller found on each node."""
+def _is_over(paths: RunPaths) -> bool:
+    """Return whether the run is finished and its last controller left no worker behind."""
+    from orchestrator.ledger.reader import LedgerReader
+
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        seen = ledger.meta("farewell", {})
+        left = seen.get("epoch") != ledger.meta("epoch", 0) or any(s["left"] for s in seen["nodes"].values())
+        return ledger.state == "finished" and not left
+
+
+def _add_cancelled(page: Page, paths: RunPaths, *, over: bool) -> None:
+    """Add how the run ended, and what its last controller found on each node. `over`: it had ended before."""
     from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
@@ -315,7 +327,7 @@ def _add_cancelled(page: Page, paths: RunPaths) -> None:
     if seen.get("epoch") != epoch:
         page.line("its last controller ended without checking the nodes: run cancel again")
         return
-    nodes: dict[str, dict[str, Any]] = seen["nodes"]
+    nodes: dict[str, dict[str, Any]] = {n: s | {"ran": 0} if over else s for n, s in seen["nodes"].items()}
     well = {n: s["ran"] for n, s in sorted(nodes.items()) if not s["left"]}
     for words, there in (
         (f"stopped {plural(sum(n or 0 for n in well.values()), 'worker')} on", [n for n, ran in well.items() if ran]),
