@@ -15,7 +15,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunPaths, find_run, holder, leave_request
+from orchestrator.paths import RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -70,7 +70,6 @@ def drain(
 ) -> None:
     """Give a node no more groups; its running groups may finish."""
     from orchestrator.inventory.load import limit, load_inventory
-    from orchestrator.paths import RunConfig
 
     paths = _driven(runs, run)
     if node not in (there := limit(load_inventory(paths.inventory), RunConfig.read(paths.config).limit).nodes):
@@ -89,7 +88,6 @@ def add(
     """Add the new nodes of an inventory to a running run."""
     from orchestrator.cli.tuning import replace_inventory
     from orchestrator.inventory.load import limit, load_inventory
-    from orchestrator.paths import RunConfig
 
     paths = _driven(runs, run)
     label, edited = RunConfig.read(paths.config).limit, load_inventory(inventory)
