@@ -45,8 +45,7 @@ def check_nodes(
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
 
-    known = inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml")
-    known = inventories.limit(known, limit)
+    known = inventories.limit(inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml"), limit)
     machines = [n for n in known.nodes.values() if n.lease is None]
     reports = check.check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
     pools = check_pools(known, "check")

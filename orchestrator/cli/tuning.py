@@ -139,9 +139,9 @@ def _where(plan: Plan) -> str:
         return "no slot"
     leases, left = sum(plan.leases.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
-    places = ((len(plan.nodes) - len(plan.leases), "node"), (leases, "lease"))
-    on = " and ".join(plural(n, what) for n, what in places if n)
-    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {on}, {left}"
+    counts = {"node": len(plan.nodes) - len(plan.leases), "lease": leases}
+    places = " and ".join(plural(n, what) for what, n in counts.items() if n)
+    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {left}"
 
 
 def start(prepared: Prepared, options: RunOptions) -> Page:
