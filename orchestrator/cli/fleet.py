@@ -15,7 +15,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunPaths, find_run, holder, leave_request
+from orchestrator.paths import RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def check_nodes(
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
 
-    known = inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml")
-    known = inventories.limit(known, limit)
+    known = inventories.limit(inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml"), limit)
     machines = [n for n in known.nodes.values() if n.lease is None]
     reports = check.check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
     pools = check_pools(known, "check")
@@ -70,7 +69,6 @@ def drain(
 ) -> None:
     """Give a node no more groups; its running groups may finish."""
     from orchestrator.inventory.load import limit, load_inventory
-    from orchestrator.paths import RunConfig
 
     paths = _driven(runs, run)
     if node not in (there := limit(load_inventory(paths.inventory), RunConfig.read(paths.config).limit).nodes):
@@ -89,7 +87,6 @@ def add(
     """Add the new nodes of an inventory to a running run."""
     from orchestrator.cli.tuning import replace_inventory
     from orchestrator.inventory.load import limit, load_inventory
-    from orchestrator.paths import RunConfig
 
     paths = _driven(runs, run)
     label, edited = RunConfig.read(paths.config).limit, load_inventory(inventory)

@@ -139,9 +139,9 @@ def _where(plan: Plan) -> str:
         return "no slot"
     leases, left = sum(plan.leases.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
     left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
-    places = ((len(plan.nodes) - len(plan.leases), "node"), (leases, "lease"))
-    on = " and ".join(plural(n, what) for n, what in places if n)
-    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {on}, {left}"
+    counts = {"node": len(plan.nodes) - len(plan.leases), "lease": leases}
+    places = " and ".join(plural(n, what) for what, n in counts.items() if n)
+    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {left}"
 
 
 def start(prepared: Prepared, options: RunOptions) -> Page:
@@ -289,7 +289,8 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
     from orchestrator.controller.drive import drive
 
     controller, page = holder(paths.lock), Page()
-    over = not controller and _is_over(paths)
+    state, nodes = _farewell(paths)
+    over = state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values())
     if controller:
         leave_request(paths.requests, "cancel")
         until = time.monotonic() + 60.0
@@ -307,27 +308,23 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
     page.print()
 
 
-def _is_over(paths: RunPaths) -> bool:
-    """Return whether the run is finished and its last controller left no worker behind."""
+def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
+    """Return the run's state, and what its last controller found on each node; None if it ended without a look."""
     from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         seen = ledger.meta("farewell", {})
-        left = seen.get("epoch") != ledger.meta("epoch", 0) or any(s["left"] for s in seen["nodes"].values())
-        return ledger.state == "finished" and not left
+        return ledger.state, seen["nodes"] if seen.get("epoch") == ledger.meta("epoch", 0) else None
 
 
 def _add_cancelled(page: Page, paths: RunPaths, *, over: bool) -> None:
-    """Add how the run ended, and what its last controller found on each node. `over`: it had ended before."""
-    from orchestrator.ledger.reader import LedgerReader
-
-    with LedgerReader.open_readonly(paths.ledger) as ledger:
-        seen, epoch, state = ledger.meta("farewell", {}), ledger.meta("epoch", 0), ledger.state
+    """Add how the run ended, and what its last controller found on each node. `over`: no worker ran any more."""
+    state, nodes = _farewell(paths)
     page.line(f"run {paths.root.name} is {state}")
-    if seen.get("epoch") != epoch:
+    if nodes is None:
         page.line("its last controller ended without checking the nodes: run cancel again")
         return
-    nodes: dict[str, dict[str, Any]] = {n: s | {"ran": 0} if over else s for n, s in seen["nodes"].items()}
+    nodes = {n: s | {"ran": 0} if over else s for n, s in nodes.items()}
     well = {n: s["ran"] for n, s in sorted(nodes.items()) if not s["left"]}
     for words, there in (
         (f"stopped {plural(sum(n or 0 for n in well.values()), 'worker')} on", [n for n, ran in well.items() if ran]),
