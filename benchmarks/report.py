@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.figure import Figure, LeftOutError
 from orchestrator.controller.runs import RunSnapshot
+from orchestrator.paths import RunPaths
 from orchestrator.report.page import MAX_BYTES, write_report
 from tests.integration.browser import chromium, missing
 from tests.support.report_kit import simulated_run
@@ -23,19 +24,18 @@ TURNS = 3
 READY_S, FLEET_READY_S, WRITTEN_S, STATUS_S = 3.0, 2.0, 10.0, 3.0
 
 
+def fleet_run(folder: Path, n: int) -> RunPaths:
+    """A run of the whole fleet that is on its way: half its time is over."""
+    return simulated_run(folder, n, nodes=NODES, slots=SLOTS, until=400.0)
+
+
 def run(folder: Path) -> list[Figure]:
     if why := missing():
         raise LeftOutError(why)
     figures = []
     for n in (SHAPES, MANY, FLEET_SHAPES):
         fleet = n == FLEET_SHAPES
-        at = folder / str(n)
-        # of the fleet a run on its way: half its time is over
-        paths = (
-            simulated_run(at, n, nodes=NODES, slots=SLOTS, until=400.0, state="interrupted")
-            if fleet
-            else simulated_run(at, n)
-        )
+        paths = fleet_run(folder / str(n), n) if fleet else simulated_run(folder / str(n), n)
         began = time.perf_counter()
         file, _ = write_report(paths, None)
         took = time.perf_counter() - began

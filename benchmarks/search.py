@@ -108,7 +108,8 @@ def drawn_by(count: int) -> Any:
     whole_of = AiterSource.space
 
     def space(self: AiterSource, p: KindProblem, target: Target) -> Space:
-        rng, whole = random.Random(f"0:{p.group_name}:{p.m}"), whole_of(self, p, target)
+        group = "/".join(map(str, p.group_key))
+        rng, whole = random.Random(f"0:{group}:{p.m}"), whole_of(self, p, target)
         found: dict[object, TileConfig] = {}
         for _ in range(200 * count):
             c = config_of({name: rng.choice(values) for name, values in whole.knobs.items()})

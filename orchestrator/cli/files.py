@@ -347,20 +347,18 @@ def check_configs(
             "--shape", metavar="N=..,K=..", help="Only files of this shape (MoE: E=..,N=..), and the default."
         ),
     ] = None,
-    lint_only: Annotated[bool, typer.Option("--lint-only", help="AITER: compile nothing; needs no Triton.")] = False,
-    compiling: Annotated[bool, typer.Option("--compile", help="vLLM and SGLang: compile the entries as well.")] = False,
+    compiling: Annotated[bool, typer.Option("--compile", help="Compile every entry as well; needs Triton.")] = False,
 ) -> Page:
     """Check Triton config files on this machine's CPU.
 
-    Lints every file and compiles every entry (of vLLM and SGLang with --compile); exit code 1 on an error.
+    Exit code 1 on an error.
     """
     from orchestrator.configs import check
 
     kinds = check.kinds_named(family)
     with opened_tree(build, inventory, triton=True) as root:
         name = _project(root, project)
-        of_aiter: dict[str, Any] = {"--gfx": gfx, "--family": family, "--lint-only": lint_only}
-        foreign = {"--device": device, "--compile": compiling} if name == "aiter" else of_aiter
+        foreign = {"--device": device} if name == "aiter" else {"--gfx": gfx, "--family": family}
         if given := [option for option, value in foreign.items() if value]:
             raise InputError(f"{', '.join(given)}: not for the configs of {name}")
         if name != "aiter":
@@ -370,7 +368,7 @@ def check_configs(
         if not chips:
             raise InputError(f"{build}: holds no Triton GEMM configs; give the folder that holds `aiter/`")
         sizes = size.get("N"), size.get("K")
-        found = [check.check(root, g, kinds, sizes, compiling=not lint_only, progress=_progress) for g in chips]
+        found = [check.check(root, g, kinds, sizes, compiling=compiling, progress=_progress) for g in chips]
     levels = [f.level for c in found for f in c.findings]
     errors, warnings = levels.count("error"), levels.count("warning")
     page = Page({"chips": [asdict(c) for c in found], "errors": errors, "warnings": warnings}, bool(errors))

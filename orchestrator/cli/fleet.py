@@ -15,7 +15,7 @@ from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunPaths, find_run, holder, leave_request
+from orchestrator.paths import RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -45,8 +45,7 @@ def check_nodes(
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
 
-    known = inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml")
-    known = inventories.limit(known, limit) if limit is not None else known
+    known = inventories.limit(inventories.load_inventory(inventory or data_folder("inventories") / "local.yaml"), limit)
     machines = [n for n in known.nodes.values() if n.lease is None]
     reports = check.check_nodes(machines, accept_new_host_keys=accept_new_host_keys) if machines else []
     pools = check_pools(known, "check")
@@ -69,10 +68,10 @@ def drain(
     runs: RunsOpt = DEFAULT_RUNS,
 ) -> None:
     """Give a node no more groups; its running groups may finish."""
-    from orchestrator.inventory.load import load_inventory
+    from orchestrator.inventory.load import limit, load_inventory
 
     paths = _driven(runs, run)
-    if node not in (there := load_inventory(paths.inventory).nodes):
+    if node not in (there := limit(load_inventory(paths.inventory), RunConfig.read(paths.config).limit).nodes):
         raise InputError(f"run {paths.run} has no node {node!r} (there: {', '.join(there)})")
     leave_request(paths.requests, "drain", node=node)
     print(f"{node} finishes its running groups and gets no more")
@@ -87,14 +86,17 @@ def add(
 ) -> None:
     """Add the new nodes of an inventory to a running run."""
     from orchestrator.cli.tuning import replace_inventory
-    from orchestrator.inventory.load import load_inventory
+    from orchestrator.inventory.load import limit, load_inventory
 
     paths = _driven(runs, run)
-    old = set(load_inventory(paths.inventory).nodes)
-    new = [n for n in load_inventory(inventory).nodes if n not in old]
+    label, edited = RunConfig.read(paths.config).limit, load_inventory(inventory)
+    new = edited.nodes.keys() - load_inventory(paths.inventory).nodes.keys()
+    within = limit(edited, label).nodes
     replace_inventory(paths, inventory)
     leave_request(paths.requests, "join")
-    print(f"joining run {paths.run}: {', '.join(new) or 'no new node'}")
+    print(f"joining run {paths.run}: {', '.join(n for n in within if n in new) or 'no new node'}")
+    if outside := [n for n in edited.nodes if n in new and n not in within]:
+        print(f"not in the run's --limit {label}: {', '.join(outside)}")
 
 
 def _driven(runs: Path, run: str | None) -> RunPaths:

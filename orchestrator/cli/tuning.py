@@ -33,7 +33,7 @@ def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
     from orchestrator.controller.prepare import RunRequest
 
     return RunRequest(
-        runs=run.runs, limit=run.limit, accept_new_host_keys=drive.accept_new_host_keys,
+        runs=run.runs, limit=run.limit, plan=run.plan, accept_new_host_keys=drive.accept_new_host_keys,
         lost_after_s=drive.lost_after, busy=drive.busy, hold=drive.hold,
         watchdog_s=drive.watchdog, grace_s=drive.grace, argv=sys.argv[1:], **own,
     )  # fmt: skip
@@ -78,7 +78,8 @@ def show_notes(prepared: Prepared, *, quiet: bool) -> None:
 
 
 def plan_page(prepared: Prepared) -> Page:
-    """Return a plan, for `--plan`: the work by shared key with its cost, and the slots of each node."""
+    """Return a plan, for `--plan`: the work by shared key with its cost, and the slots of each node. Its error says
+    that no node can be used."""
     from orchestrator.planning.plan import seconds_of
 
     plan, family = prepared.plan, prepared.family
@@ -100,6 +101,8 @@ def plan_page(prepared: Prepared) -> Page:
     page.table(("node", "slots"), ((node, str(n)) for node, n in plan.nodes.items()), "node", right=("slots",))
     probed = plural(n, "node was probed", "nodes were probed") if (n := len(prepared.reports)) else "no node was probed"
     page.line(f"cost: {plan.cost_source}", headline(plan), f"{probed}; nothing was started or written (--plan)")
+    if not plan.nodes:
+        page.error = NoUsableNodeError("no node can be used: see the notes of the plan")
     return page
 
 
@@ -124,15 +127,21 @@ def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
 
 def headline(plan: Plan) -> str:
     """Return `28 shapes, 1 slot on 1 node, about 20 s to 3 min 00 s; a first guess`."""
-    slots, left = sum(plan.nodes.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
-    left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
     skipped = f", {len(plan.skipped)} skipped" if plan.skipped else ""
     what = f"bench of {plan.family}" if plan.tuner == "bench" else f"{plan.family} with tuner {plan.tuner}"
-    return (
-        f"{what} on {plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'}): "
-        f"{plural(plan.todo, 'shape')}{skipped}, "
-        f"{plural(slots, 'slot')} on {plural(len(plan.nodes), 'node')}, {left}"
-    )
+    chip = f"{plan.gfx or 'unknown'} (cu_num {plan.cu_num or 'unknown'})"
+    return f"{what} on {chip}: {plural(plan.todo, 'shape')}{skipped}, {_where(plan)}"
+
+
+def _where(plan: Plan) -> str:
+    """Return the slots of a plan, and when its end is expected."""
+    if not plan.nodes:
+        return "no slot"
+    leases, left = sum(plan.leases.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
+    left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
+    counts = {"node": len(plan.nodes) - len(plan.leases), "lease": leases}
+    places = " and ".join(plural(n, what) for what, n in counts.items() if n)
+    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {left}"
 
 
 def start(prepared: Prepared, options: RunOptions) -> Page:
@@ -275,10 +284,13 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
 
 
 def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
-    """Stop the run, through its controller or, without one, on the nodes directly. Raises InputError."""
+    """Stop the run, through its controller or, without one, on the nodes directly. A finished run without a worker
+    stays as it is. Raises InputError."""
     from orchestrator.controller.drive import drive
 
     controller, page = holder(paths.lock), Page()
+    state, nodes = _farewell(paths)
+    over = state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values())
     if controller:
         leave_request(paths.requests, "cancel")
         until = time.monotonic() + 60.0
@@ -289,24 +301,30 @@ def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
                     " again"
                 )
             time.sleep(0.1)
-    else:
+    elif not over:
         drive(paths, make_view(quiet=True), cancel=True, settings=settings)
         page.line(f"run {paths.root.name}: no controller was driving it")
-    _add_cancelled(page, paths)
+    _add_cancelled(page, paths, over=over)
     page.print()
 
 
-def _add_cancelled(page: Page, paths: RunPaths) -> None:
-    """Add how the run ended, and what its last controller found on each node."""
+def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
+    """Return the run's state, and what its last controller found on each node; None if it ended without a look."""
     from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
-        seen, epoch, state = ledger.meta("farewell", {}), ledger.meta("epoch", 0), ledger.state
+        seen = ledger.meta("farewell", {})
+        return ledger.state, seen["nodes"] if seen.get("epoch") == ledger.meta("epoch", 0) else None
+
+
+def _add_cancelled(page: Page, paths: RunPaths, *, over: bool) -> None:
+    """Add how the run ended, and what its last controller found on each node. `over`: no worker ran any more."""
+    state, nodes = _farewell(paths)
     page.line(f"run {paths.root.name} is {state}")
-    if seen.get("epoch") != epoch:
+    if nodes is None:
         page.line("its last controller ended without checking the nodes: run cancel again")
         return
-    nodes: dict[str, dict[str, Any]] = seen["nodes"]
+    nodes = {n: s | {"ran": 0} if over else s for n, s in nodes.items()}
     well = {n: s["ran"] for n, s in sorted(nodes.items()) if not s["left"]}
     for words, there in (
         (f"stopped {plural(sum(n or 0 for n in well.values()), 'worker')} on", [n for n, ran in well.items() if ran]),

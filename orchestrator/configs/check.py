@@ -1,4 +1,4 @@
-"""Config files of a tree checked without a GPU: linted by AITER's own rules, and every bucket compiled for its chip.
+"""Config files of a tree checked without a GPU: linted by AITER's own rules, and if asked each bucket compiled.
 
 Sources of the rules: aiter/ops/triton/configs/CLAUDE.md and .github/instructions/aiter-ops-triton.instructions.md at
 e4048607a5, and assertions of the wrappers. An error: AITER never finds it, fails on it, or forbids it. A warning: a
@@ -37,7 +37,7 @@ from worker.tuners.aiter_triton.spec import NotImportableError, tuned_kinds
 
 ANY_SHAPE = (16, 8192, 8192)
 """B, N and K that a default file's buckets are compiled for where no shape is given: multiples of every tile."""
-WAY_OUT = "pip install '.[triton,torch]' in a checkout of gemmfleet, or give --lint-only"
+WAY_OUT = "pip install '.[triton,torch]' in a checkout of gemmfleet, or leave out --compile"
 Size = tuple[int | None, int | None]
 """N and K that are asked for, None for any."""
 
@@ -94,10 +94,10 @@ def check(
     kinds: Sequence[ConfigKind] = KINDS,
     size: Size = (None, None),
     *,
-    compiling: bool = True,
+    compiling: bool = False,
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> Checked:
-    """Lint a chip's files and compile their buckets. With a size, only files for this size and default files.
+    """Lint a chip's files, and compile their buckets if asked. With a size, only files for this size and default files.
 
     Raises InputError where the tree has no known loader, or there is no compiler here.
     """
@@ -157,7 +157,7 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
                 progress(done, len(buckets))
         except NotImportableError as e:
             pool.shutdown(cancel_futures=True)
-            way_out = WAY_OUT if str(e).startswith("no module") else "run this in AITER's image, or give --lint-only"
+            way_out = WAY_OUT if str(e).startswith("no module") else "run this in AITER's image, or leave out --compile"
             raise InputError(f"AITER's Triton modules cannot be imported on this machine: {e}: {way_out}") from e
     return [r.result() for r in results]
 

@@ -227,7 +227,7 @@ def _controller(
         return _driver(paths, config, plan, epoch, controller.post, settings, offsets, transport, launch=not cancel)
 
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
-        edited = load_inventory(paths.inventory)
+        edited = limit(load_inventory(paths.inventory), config.limit)
         return [driver(p) for p in planned(paths, config, machines_of(edited)) if p.node not in there]
 
     pools = pools_of(inventory, config.run)

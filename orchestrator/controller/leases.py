@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import queue
 import re
-import tarfile
 import threading
 import time
 from collections import Counter
@@ -358,8 +357,8 @@ class LeasedNodes:
         lease, rows, trouble = life.lease, list[tuple[str, Chunk]](), ""
         try:
             data = self._patiently(awaited)(life.pool.source.leftovers, lease)
-            rows = list(rows_of(data)) if data else []
-        except (OrchestratorError, tarfile.TarError, OSError) as e:
+            rows.extend(rows_of(data) if data else ())  # what comes before damage is kept
+        except Exception as e:  # noqa: BLE001  whatever it is, the lease must not stay in between for ever
             trouble = f"{life.node}: what it left behind could not be read: {e}"
 
         def gone(out: LeaseTurn) -> None:

@@ -64,7 +64,7 @@ def _beat(body: bytes) -> Beat:
         slots = {s: v for s, v in raw["slots"].items() if SLOT_RE.match(s) and isinstance(v, dict)}
         held = frozenset(str(a) for a in raw["held"]) if isinstance(raw.get("held"), list) else None
         return Beat(float(raw["t"]), int(raw["epoch"]), slots, str(raw.get("error") or ""), held)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
         raise ProtocolError(f"bad beat: {e}") from e
 
 

@@ -309,7 +309,7 @@ class NodeDriver:
             self._transport.put(self.folder, missing_files(self._transport, self.folder, self._files), self._folders)
             if self._results is not None:  # ours, before Docker makes it root's
                 self._transport.put(self._results, {})
-            there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()
+            there = self._transport.run(["cat", f"{self.folder}/epoch"], timeout=20.0).out.strip()[:18]
             if there.isdigit() and int(there) > self._epoch:
                 self._post(NodeTakenOver(self.node, int(there)))
                 raise TakenOverError(f"{self.node}: a younger controller (epoch {int(there)}) took this run over")

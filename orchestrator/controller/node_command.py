@@ -114,7 +114,7 @@ class WorkloadLog:
             self._counting.line(text.encode("utf-8", "replace"))
             self._say(text)
             return
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             record = json.loads(text.removeprefix(MARK))
             self.record = record if isinstance(record, dict) else {}
 

@@ -87,7 +87,7 @@ def _takes(c: Container, facts: NodeFacts, gpus: Sequence[int]) -> bool:
     """Return whether a running container uses our GPUs or cores. A database, for instance, does not."""
     if not gpus:
         return bool(c.run and c.slot)
-    if c.run and c.slot.isdigit():  # the slot's number is its GPU's number, whatever devices the container was given
+    if c.run and c.slot.isdecimal():  # the slot's number is its GPU's number, whatever devices the container was given
         return bool(c.devices) and int(c.slot) in gpus
     renders = {m[1] for d in c.devices if (m := _RENDER.match(d))}
     numbers = {int(m[1]) for d in c.devices if (m := _NVIDIA.match(d))}

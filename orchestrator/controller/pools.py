@@ -42,16 +42,20 @@ def would_do(asked: NodeReport) -> list[str]:
     return [f.what for f in asked.findings if f.level == OK and f.about in ("request", "kubernetes")]
 
 
-def pools_of(inventory: Inventory, run: str) -> list[Pool]:
-    """The pools of an inventory, in its order. Raises InventoryError, InputError."""
+OUT = "~/.gemmfleet/leases"
+"""Folder for the output of holders, on the machine where Slurm's commands run."""
+
+
+def pools_of(inventory: Inventory, run: str, out: str = OUT) -> list[Pool]:
+    """The pools of an inventory, in its order. `out`: as for `source_of`. Raises InventoryError, InputError."""
     nodes = [n for n in inventory.nodes.values() if n.lease is not None]
-    return [Pool(n.name, *n.count, slots_of(n), source_of(resolved(n), run), n.time_s) for n in nodes]
+    return [Pool(n.name, *n.count, slots_of(n), source_of(resolved(n), run, out), n.time_s) for n in nodes]
 
 
 def check_pools(inventory: Inventory, run: str) -> list[NodeReport]:
     """Reports on the pools, with all that schedulers tell without a lease. Raises InventoryError, InputError."""
     reports = []
-    for pool in pools_of(inventory, run):
+    for pool in pools_of(inventory, run, ""):
         with contextlib.closing(pool.source) as source:
             reports.append(NodeReport(pool.name, tuple(source.check())))
     return reports
@@ -64,7 +68,7 @@ def probe_pools(inventory: Inventory, run: str, progress: Callable[[str], None])
     InputError.
     """
     reports = []
-    for pool in pools_of(inventory, run):
+    for pool in pools_of(inventory, run, ""):
         name = pool.name
         with contextlib.closing(pool.source) as source:
             try:
@@ -146,12 +150,9 @@ def node_maker(
     return make
 
 
-OUT = "~/.gemmfleet/leases"
-"""Folder for the output of holders, on the machine where Slurm's commands run."""
-
-
-def source_of(node: Node, run: str) -> LeaseSource:
-    """The source of leases for a pool with resolved references. Raises InputError if its client is missing here."""
+def source_of(node: Node, run: str, out: str) -> LeaseSource:
+    """The source of leases for a pool with resolved references. `out`: as for SlurmSource. Raises InputError if its
+    client is missing here."""
     if node.lease == "kubernetes":
         from orchestrator.leases.kubernetes import KubernetesSource, template_faults
 
@@ -161,4 +162,4 @@ def source_of(node: Node, run: str) -> LeaseSource:
     from orchestrator.leases.slurm import SlurmSource
 
     login = partial(ssh_transport, node.login or LoginHost(), node.via) if node.via else None
-    return SlurmSource(run, node, OUT, login)
+    return SlurmSource(run, node, out, login)

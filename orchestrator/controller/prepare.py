@@ -218,6 +218,8 @@ class RunRequest:
     """Long texts that the options refer to, by hash."""
     ask: bool = True
     """Ask nodes and schedulers what they have. Else `Prepared.nodes` is what is known without, leases included."""
+    plan: bool = False
+    """Only plan. Without a usable node the plan has no slot, and its notes say why."""
     bench: bool = False
     """The request is from `bench`, which has its own tuner."""
     by_value: bool = False
@@ -336,17 +338,17 @@ def prepare(request: RunRequest) -> Prepared:
     reports = [_with_occupants(r, machines.nodes[r.node], request.busy) for r in reports]
     if spec.software == "aiter" and "root" not in options:
         reports = [r.with_finding(*NO_AITER) if r.facts.values.get("aiter") == "none" else r for r in reports]
-    facts = {r.node: r.facts for r in reports if r.usable}
+    facts = {r.node: r.facts for r in reports}
     nodes = plan_nodes(machines, run, (request.runs / run).absolute(), facts)
     usable = [n for n in nodes if n.slots and n.node not in {r.node for r in reports if not r.usable}]
     reports = [*reports, *of_pools]
     pools = [inventory.nodes[r.node] for r in of_pools if r.usable]
-    if not usable and not pools:
+    if not usable and not pools and not request.plan:
         raise NoUsableNodeError("\n".join(["no node can be used:", *(f"  {t}" for r in reports for t in r.problems())]))
     if not request.ask:
         nodes = [*usable, *(plan_unseen(n, run) for n in pools)]
-    chips = [*((n.gfx, n.cu_num) for n in usable), *((n.gfx, n.cu_num) for n in pools)]
-    gfx, cu_num = chips[0][0] or "", chips[0][1] or 0
+    candidates: list[NodePlan | Node] = [*usable, *pools, *nodes, *inventory.nodes.values()]
+    gfx, cu_num = candidates[0].gfx or "", candidates[0].cu_num or 0
     if request.rows is not None:
         rows, chip = request.rows, chip_of_rows(request.rows, *family.chip(gfx, cu_num))
         there, others = ([s for s in listed.shapes if ((*chip, *s.key) in rows) is here] for here in (True, False))
@@ -376,6 +378,7 @@ def prepare(request: RunRequest) -> Prepared:
             *not_for_aiter(tuner, ((n.node, n.gfx) for n in usable)),
         ],
         values={i: w.value for i, w in worth.items()},
+        leases={n.name: n.count[1] for n in pools},
     )
     config = RunConfig(
         run=run,

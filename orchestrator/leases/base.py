@@ -100,6 +100,8 @@ BEGIN, END = "-----BEGIN GEMMFLEET LEFTOVERS-----", "-----END GEMMFLEET LEFTOVER
 IDLE_S = 120
 """A lease ends after this many seconds without workers and without a controller."""
 LOOK_S = 2
+MAX_LEFT = 1 << 30
+"""Most bytes of the files in an archive, which is packed: a small one can hold far more than our memory."""
 LEFT_FILE = re.compile(r"(?:^|/)([^/]+)/(events|logs)/([0-9]{1,4})\.(?:jsonl|log)$")
 
 
@@ -145,10 +147,14 @@ def leftovers_in(text: bytes) -> bytes | None:
 
 def rows_of(archive: bytes) -> Iterator[tuple[str, Chunk]]:
     """(node, whole file) of each events and log file of an archive. Raises TarError, OSError."""
+    left = MAX_LEFT
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
         for member in tar:
             name = LEFT_FILE.search(member.name)
             if member.isfile() and name is not None and (file := tar.extractfile(member)) is not None:
+                left -= member.size
+                if left < 0:
+                    raise tarfile.ReadError(f"it is larger than {MAX_LEFT} bytes")
                 yield name[1], Chunk("E" if name[2] == "events" else "L", name[3], 0, file.read())
 
 

@@ -76,7 +76,7 @@ class SlurmSource:
 
     def __init__(self, run: str, pool: Node, out: str, via: Callable[[str], SshTransport] | None = None) -> None:
         """`pool`: the inventory's node. Without `gpus: N` a lease is a whole node; its `extra` wins over our options.
-        `out`: folder for the holders' output where commands run, absolute or beginning with ~/.
+        `out`: folder for the holders' output where commands run, absolute or beginning with ~/; "": nothing is kept.
 
         `via`: makes transports to the login node where commands run, given a name for messages; None: they run here.
         """
@@ -84,7 +84,7 @@ class SlurmSource:
         self._gpus = pool.gpus if isinstance(pool.gpus, int) else None
         self._workdir, self._wanted = pool.workdir or "", pool.partition or ""
         # of this run alone: the numbers of jobs come again, and other clusters have them, too
-        self._out, self._via = f"{folder_word(out)}/{quote(run)}", via
+        self._out, self._via = f"{folder_word(out)}/{quote(run)}" if out else "", via
         self._name = f"Slurm for {pool.name}"
         self._one, self._login, self._connected = threading.Lock(), self._reach(self._name), False
         self._kinds: list[NodeKind] = []
@@ -106,7 +106,7 @@ class SlurmSource:
         # the file shows a holder that this folder is the one which we read
         text = f'mkdir -p -m 700 -- {self._out} && : >{self._out}/here && exec "$@"'
         script = holder_script(self._run, self._pool.name, self._workdir, out=self._out)
-        before = ("sh", "-c", text, "sh")
+        before = ("sh", "-c", text, "sh") if self._out else ()
         done = self._scheduler("sbatch", *self._options(), *more, before=before, stdin=script.encode())
         return (done.out + done.err).decode("utf-8", "replace").strip()
 

@@ -72,7 +72,6 @@ class Ledger(LedgerReader):
 
     def set_meta(self, key: str, value: Any) -> None:
         """Keep a JSON value of the run."""
-
         self._run("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, json.dumps(value)))
 
     def add_shapes(self, shapes: Sequence[Shape], family: Family) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from orchestrator.events import WorkAdded
@@ -71,8 +71,8 @@ def seconds_of(work: WorkAdded) -> float:
 class Plan:
     """`work` in the order in which it begins; `cost_s` is its estimate with set-ups, `end_s` when the run ends.
 
-    `nodes`: slots by node. `range_s`: nine of ten runs end between these. `first_guess`: nothing like it was measured
-    yet.
+    `nodes`: slots by node or pool; `leases`: the most leases of each pool. `range_s`: nine of ten runs end between
+    these. `first_guess`: nothing like it was measured yet.
     """
 
     family: str
@@ -89,6 +89,7 @@ class Plan:
     notes: tuple[str, ...]
     range_s: tuple[float, float] = (0.0, 0.0)
     first_guess: bool = False
+    leases: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def todo(self) -> int:
@@ -119,8 +120,9 @@ def make_plan(
     skipped: Sequence[Shape] = (),
     notes: Sequence[str] = (),
     values: Mapping[int, float] | None = None,
+    leases: Mapping[str, int] | None = None,
 ) -> Plan:
-    """Plan the shapes for `nodes` (name to number of slots); `values` as in `make_work`."""
+    """Plan the shapes for `nodes` (name to number of slots); `leases` as in `Plan`, `values` as in `make_work`."""
     work, slots = make_work(todo, family, cost, tuner=tuner, values=values), sum(nodes.values())
     longest = max((sum(unit) for w in work for unit in w.costs_s), default=0.0)
     alone, units = sum(len(w.units) for w in work if w.alone), sum(len(w.units) for w in work)
@@ -146,6 +148,7 @@ def make_plan(
         notes=tuple(notes),
         range_s=(end.low_s, end.high_s) if end else (0.0, 0.0),
         first_guess=cost.is_guess,
+        leases=leases or {},
     )
 
 

@@ -299,7 +299,6 @@ class State:
     """Ready slots with little work left."""
     waiting: dict[int, Waiting] = field(default_factory=dict)
     """Every waiting unit, by number."""
-
     waiting_s: float = 0.0
     left_s: float = 0.0
     """Estimated seconds of all unsettled shapes."""

@@ -16,6 +16,7 @@ At the end: sentences on what waits, and on why a run has no slot left.
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 
 from orchestrator.events import AskCanary, Decision, Event, Quarantine, Send, TakeBack
 from orchestrator.policy import blame
@@ -23,6 +24,8 @@ from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, Kind, Node, Shape, Slot, State, Waiting, spot
 from orchestrator.policy.settings import PolicySettings
 from worker.text import and_more, plural
+
+_tier, _seconds = attrgetter("tier"), attrgetter("seconds")  # of a kind
 
 
 class Policy:
@@ -197,8 +200,9 @@ def _is_suspect(state: State, attempt: str | None) -> bool:
 
 def deal(state: State, slot: Slot) -> tuple[int, ...]:
     """The next group for the slot. A doubtful slot gets the shortest unit, because a fault costs least there."""
-    first = min(kind.tier for kind in state.kinds.values() if kind.waiting)
-    kinds = [kind for kind in state.kinds.values() if kind.waiting and kind.tier == first]
+    kinds = [kind for kind in state.kinds.values() if kind.waiting]  # a large run has thousands
+    first = min(map(_tier, kinds))
+    kinds = [kind for kind in kinds if kind.tier == first]
     if slot.doubtful:
         return max(kind.waiting[-1] for kind in kinds)[2]
     s, free = state.settings, max(1, len(state.free))
@@ -207,8 +211,9 @@ def deal(state: State, slot: Slot) -> tuple[int, ...]:
     room = max(room, min(setups * state.setup_s, state.waiting_s / free))
     if len(state.usable) == 1 and not state.may_grow:
         room = state.waiting_s  # nobody waits for the end of a group
-    # first the kind that gives the longest group; if several do, the one with the most work left
-    kind = max(kinds, key=lambda kind: (max(-kind.waiting[0][0], min(kind.seconds, room)), kind.seconds))
+    # first the kind with the longest unit if that alone is longer than a group, else the one with the most work left
+    long = [kind for kind in kinds if -kind.waiting[0][0] > room]
+    kind = max(long, key=lambda kind: (-kind.waiting[0][0], kind.seconds)) if long else max(kinds, key=_seconds)
     if kind.alone:
         return kind.waiting[0][2]
     if not state.shares_end:  # as few groups as possible, all about equal

@@ -111,7 +111,7 @@ class Reading:
     def _marked(self, text: str) -> None:
         """Read a line of the worker itself, not of AITER."""
         document: dict[str, Any] = {}
-        with suppress(ValueError):
+        with suppress(ValueError, RecursionError):
             document = clean.document(json.loads(text))
         if "code" in document:
             self.found.code = clean.integer(document["code"])

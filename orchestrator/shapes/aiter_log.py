@@ -150,6 +150,8 @@ def key_of(miss: Miss, family: str) -> Key:
 
 
 MAX_LINE = 64 * 1024
+MAX_SHAPES = 1_000_000
+"""More is no workload's log. A log may come from a node, which must not fill our memory."""
 
 
 @dataclass(slots=True)
@@ -194,6 +196,8 @@ class Misses:
                 self._count(miss)
         except ValueError as e:
             self.odd[str(e)] += 1
+        if len(self.odd) + len(self.files) + len(self._bare) + sum(map(len, self.counts.values())) > MAX_SHAPES:
+            raise InputError(f"more than {MAX_SHAPES} shapes: give the logs of one workload only")
 
     def _count(self, miss: Miss) -> None:
         family = miss.family or self.family

@@ -184,17 +184,16 @@ def _misspelled(name: str, names: Sequence[str], family: Family) -> str | None:
 MAX_BYTES = 64 * 2**20  # some three million shapes
 
 
-def read_shapes(path: str | Path, family: Family, *, overrides: Mapping[str, str] | None = None) -> ShapeList:
+def read_shapes(path: str | Path, family: Family) -> ShapeList:
     """The shapes of a CSV file, cleaned (docs/how-to/shape-lists.md says how).
 
-    `overrides` gives a value to key columns that have a default, for every shape, whatever the file says.
     Raises ShapesError with every fault, `file:line:column: what, and what to do`.
     """
     if Path(path).suffix in (".yaml", ".yml"):
         raise ShapesError(f"{path}: this is YAML and no list of shapes: an inventory is given with -i")
     data = read_bytes(path, MAX_BYTES, ShapesError)
     faults = Faults(path)
-    table = _Table(family, fixed_columns(family, overrides or {}, faults), faults)
+    table = _Table(family, faults)
     text = decode(data, faults)
     if text is not None:
         table.read(text)
@@ -253,15 +252,14 @@ def fixed_columns(family: Family, given: Mapping[str, str], faults: Faults) -> d
 
 
 class _Table:
-    """The rows of one file. `seen` maps each key to the line that first had it, in file order; `fixed` holds
-    the key columns that the file does not decide.
+    """The rows of one file. `seen` maps each key to the line that first had it, in file order.
 
     `names` are the cells of the header, `position` says where the file has each key column, `kept` where it has each
     column that gemmfleet does not know. `respelled`: key columns in another case, in words.
     """
 
-    def __init__(self, family: Family, fixed: dict[str, int | str], faults: Faults) -> None:
-        self.family, self.fixed, self.faults, self.notes = family, fixed, faults, Notes()
+    def __init__(self, family: Family, faults: Faults) -> None:
+        self.family, self.faults, self.notes = family, faults, Notes()
         self.seen: dict[Key, int] = {}
         self.names: list[str] = []
         self.position: dict[str, int] = {}
@@ -330,11 +328,11 @@ class _Table:
         return name if name.isascii() and name.isidentifier() and len(name) <= 40 else f"column {at + 1}"
 
     def _rows(self, lines: list[str], start: int) -> None:
-        columns = [c for c in self.family.columns if c.name in self.position and c.name not in self.fixed]
+        columns = [c for c in self.family.columns if c.name in self.position]
         rest = [c for c in self.family.columns if c not in columns]
         order = [c.name for c in (*columns, *rest)]
         in_order = itemgetter(*(order.index(name) for name in self.family.key_names))
-        constants = [self.fixed[c.name] if c.name in self.fixed else default_of(c) for c in rest]
+        constants = [default_of(c) for c in rest]
         readers = [(self.position[c.name], CellReader(c, self.family.limits, self.notes)) for c in columns]
         known = [(at, reader.known) for at, reader in readers]
         width, seen = len(self.names), self.seen
@@ -384,13 +382,12 @@ class _Table:
 
     def notes_on_columns(self) -> list[str]:
         """Sentences on columns: respelled, not used, ignored, and taken by default."""
-        taken = [c for c in self.family.columns if c.name not in self.position and c.name not in self.fixed]
+        taken = [c for c in self.family.columns if c.name not in self.position]
         of = self.family.name
         sentences = {
             "read the columns": self.respelled,
             f"columns that {of} does not use, kept as annotations:": [shown(name) for name in self.annotations],
             "ignored columns that are no part of a shape:": self.ignored,
-            "set for every shape, as requested:": [f"{name} = {value}" for name, value in self.fixed.items()],
             f"default of {of} for columns that the file lacks:": [f"{c.name} = {c.default}" for c in taken],
         }
         return [f"{words} {', '.join(columns)}" for words, columns in sentences.items() if columns]

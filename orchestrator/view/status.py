@@ -340,7 +340,6 @@ def rate_per_min(state: State, now: float) -> float | None:
     if not state.sessions or first is None:
         return None
     since = max(now - RATE_WINDOW_S, state.sessions[-1][0], first)
-
     n = sum(1 for _ in takewhile(lambda t: t > since, reversed(state.tuned_at)))
     return n * 60.0 / (now - since) if n and now > since else None
 
@@ -363,7 +362,6 @@ def run_status(state: State, about: RunHeader, word: str, now: float, *, end: fl
             node.state, node.slots = "ended", [replace(slot, state="ended") for slot in node.slots]
     for pool, leases in state.queued_leases.items() if going else ():
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
-
     s.rate_per_min = rate_per_min(state, now) if going else None
     left = time_left(state, about, now, driven=going) if word in (*GOING, "interrupted") else None
     s.eta_s, s.eta_range_s = (left.mid_s, (left.low_s, left.high_s)) if left else (0.0, None)

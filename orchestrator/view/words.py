@@ -136,7 +136,8 @@ INCIDENTS = {
     "away": f"Its work went elsewhere. Check it with: {command('nodes check')}",
     "ended": "Its work went elsewhere. There is nothing to do.",
     "busy": "We wait until it is free. To share or skip it: --busy share, --busy skip.",
-    "quarantine": f"Its work went elsewhere. Look at the GPU's health ({command('status')}) before you trust it again.",
+    "quarantine": "Its work went elsewhere. Before you trust it again, look at the GPU's health"
+    f" ({command('status')}), the driver and the image.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
@@ -213,8 +214,10 @@ def _end(history: list[tuple[float, str, str]], i: int) -> float | None:
 
 
 def incidents_of(state: State, node: str) -> list[Span]:
-    """Spans of a node for which there is advice."""
-    return [s for s in spans(state, node) if s.kind in INCIDENTS]
+    """Spans of a node for which there is advice. A quarantine tells of the failed canary with which it began."""
+    found = [s for s in spans(state, node) if s.kind in INCIDENTS]
+    told = {(s.slot, s.start) for s in found if s.kind == "quarantine"}
+    return [s for s in found if s.kind != "canary" or (s.slot, s.start) not in told]
 
 
 def lanes(state: State) -> dict[SlotId, list[Attempt]]:

@@ -147,6 +147,9 @@ def test_a_run_takes_a_lease_and_gives_it_back(pool: RunBench) -> None:
     pool.bench.check_books(tuned=n, failed={})
     wait_until(lambda: not pool.left(), "nothing is left in the queue")
     assert pool.bench.processes() == []
+    home = pool.bench.root / "home"
+    home.mkdir()
+    pool.patch.setenv("HOME", str(home))
     asked = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory))
     assert "\npool: " in asked.out, "what the scheduler would do"
     checked = pool.bench.run_plain("nodes", "check", "-i", str(pool.bench.inventory), "--lease", "--json")
@@ -154,6 +157,7 @@ def test_a_run_takes_a_lease_and_gives_it_back(pool: RunBench) -> None:
     assert (checked.code, of_pool["name"], machine["name"]) == (0, "pool", "pool"), checked.err
     assert machine["facts"] != of_pool["facts"], "the machine itself was looked at"
     wait_until(lambda: not pool.left(), "nothing is left in the queue")
+    assert not (home / ".gemmfleet").exists(), "a check changes nothing where sbatch runs"
     pool.inventory(**pool.wrong)
     refused = pool.bench.tune()
     assert refused.code == 3

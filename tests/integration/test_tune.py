@@ -139,7 +139,14 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     assert third.code == 0
     assert "4 skipped" in third.out
     assert not bench.folder().exists(), "where all is skipped no node is started"
-    assert "no worker ran on here" in bench.run("cancel").out
+
+    def state() -> tuple[object, ...]:
+        with bench.ledger() as ledger:
+            return ledger.state, ledger.meta("epoch"), ledger.meta("ended"), ledger.replayed.sessions
+
+    kept = state()
+    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
+    assert state() == kept, "a finished run stays as it is"
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out
     assert db.read_bytes() == before, "the same times do not beat themselves"
@@ -147,16 +154,27 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
 
 def test_nodes_join_and_leave_a_run_while_it_goes_on_and_not_afterwards(bench: Bench) -> None:
     n = bench.shapes(groups=6)
-    run, alone = begun(bench, 1), bench.inventory.read_text()
-    bench.inventory.write_text(f"{alone}  too:\n    gpus: [2]\n    workdir: {bench.workdir}\n")
+    out = f"  out: {{gpus: [3], workdir: {bench.workdir}}}\n  here:\n    labels: [mine]\n"
+    alone = bench.inventory.read_text().replace("  here:\n", out)
+    bench.inventory.write_text(alone)
+    run = begun(bench, 1, more=["--limit", "mine"])
+    bench.inventory.write_text(
+        f"{alone}  far: {{gpus: [4], workdir: {bench.workdir}}}\n"
+        f"  too: {{gpus: [2], labels: [mine], workdir: {bench.workdir}}}\n"
+    )
     added = bench.run("nodes add", "-i", str(bench.inventory))
-    assert (added.code, added.out) == (0, f"joining run {bench.paths.run}: too\n"), added.err
+    said = f"joining run {bench.paths.run}: too\nnot in the run's --limit mine: far\n"
+    assert (added.code, added.out) == (0, said), added.err
     wait_until(lambda: joined(bench, "too", 0.0), "it joins")
     unknown, drained = bench.run("nodes drain", "no"), bench.run("nodes drain", "here")
     assert (unknown.code, "has no node 'no' (there: here, too)" in unknown.err) == (2, True)
     assert (drained.code, drained.out) == (0, "here finishes its running groups and gets no more\n")
     bench.release()
-    assert "here drains by request" in finish(run)
+    said = finish(run)
+    assert "here drains by request" in said
+    assert "too joins" in said
+    assert "out joins" not in said
+    assert "far joins" not in said
     assert run.returncode == 0
     bench.check_books(tuned=n, failed={})
     before = bench.paths.inventory.read_bytes()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import replace
@@ -34,14 +35,14 @@ def shapes(n: int) -> list[Shape]:
     return [Shape(i, key) for i, key in enumerate(keys[:n], 1)]
 
 
-def plan(n: int) -> SimPlan:
-    """A plan that tunes n shapes on 12 slots, twelve a group, with some of all that a page shows; always the same."""
+def plan(n: int, nodes: int = 3, slots: int = 4) -> SimPlan:
+    """A plan that tunes n shapes, twelve a group, with some of all that a page shows; always the same."""
     rng, ids = random.Random(n), [s.id for s in shapes(n)]
     groups: list[SimGroup] = []
     for i in range(0, n, 12):
         took = tuple(rng.uniform(4.0, 20.0) for _ in ids[i : i + 12])
         groups.append(SimGroup(f"g{len(groups) + 1:04d}", tuple(ids[i : i + 12]), took, sum(took)))
-    span = sum(sum(g.seconds) for g in groups) / 12
+    span = sum(sum(g.seconds) for g in groups) / (nodes * slots)
     pick = ids[:: max(1, n // 12)]
     faults = n >= 12 and Faults(
         poison={pick[1]: Poison(Reason.FAULT), pick[2]: Poison(Reason.HANG), pick[3]: Poison(Reason.OOM, 0.5)},
@@ -50,7 +51,7 @@ def plan(n: int) -> SimPlan:
         sick={("n2", "3"): Sickness(canary=False, since=0.3 * span, until=0.6 * span)},
         outages=(Outage("n3", 0.4 * span, 0.2 * span + 100.0), Outage("n1", 0.7 * span, 20.0, "link")),
     )
-    return SimPlan({"n1": 4, "n2": 4, "n3": 4}, tuple(groups), faults or Faults(), n)
+    return SimPlan({f"n{i + 1}": slots for i in range(nodes)}, tuple(groups), faults or Faults(), n)
 
 
 def fill(
@@ -121,14 +122,23 @@ def empty_run(folder: Path, n: int = 24, **config: Any) -> tuple[RunPaths, list[
     return paths, asked
 
 
-def simulated_run(folder: Path, n: int = 240, *, name: str = "", **config: Any) -> RunPaths:
-    """A finished run of n shapes with faults."""
+def simulated_run(
+    folder: Path,
+    n: int = 240,
+    *,
+    name: str = "",
+    nodes: int = 3,
+    slots: int = 4,
+    until: float = math.inf,
+    **config: Any,
+) -> RunPaths:
+    """A finished run of n shapes with faults, or one that was interrupted after `until` virtual seconds."""
     paths, asked = empty_run(folder, n, **config)
-    simulator = Simulator(plan(n))
+    simulator = Simulator(plan(n, nodes, slots))
     simulator.run()
     with Ledger.open(paths.ledger) as ledger:
-        fill(ledger, simulator.journal, asked, name)
+        fill(ledger, [(t, r) for t, r in simulator.journal if t <= until], asked, name)
         with ledger.transaction():
-            ledger.set_meta("state", "finished")
-            ledger.set_meta("ended", BEGAN + simulator.now)
+            ledger.set_meta("state", "finished" if until == math.inf else "interrupted")
+            ledger.set_meta("ended", BEGAN + min(until, simulator.now))
     return paths

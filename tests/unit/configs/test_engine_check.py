@@ -231,7 +231,7 @@ def test_the_command_takes_a_wheel_or_a_tree_and_narrows(package: Path) -> None:
     assert (done.exit_code, ": 1 file, " in done.output.splitlines()[0]) == (0, True)
     assert isinstance(run("--shape", "E=8,N=1").exception, InputError)
     assert "give N=1280,K=8192 or E=1280,N=8192" in str(run("--shape", "E=8,K=1").exception)
-    assert str(run("--gfx", "gfx950", "--lint-only").exception) == "--gfx, --lint-only: not for the configs of vllm"
+    assert str(run("--gfx", "gfx950", "--family", "a8w8").exception) == "--gfx, --family: not for the configs of vllm"
     (package.parent / "aiter").mkdir()
     assert str(run().exception) == "there are aiter, vllm: say with --project which one to check"
     assert run("--project", "vllm", "--device", "NVIDIA_H200").exit_code == 0

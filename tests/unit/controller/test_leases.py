@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -187,6 +188,26 @@ def test_rows_are_brought_home_when_the_scheduler_is_back(
     nodes.scheduler.silent = False
     nodes.until(ev.LeaseEnded(node, "preempted", "preempted"))
     assert [(name, chunk.data) for name, chunk in nodes.all.rows] == [(node, b"rows")]
+
+
+@pytest.mark.parametrize("harm", ["cut", "unpacks to too much"])
+def test_what_is_before_the_damage_of_an_archive_is_brought_home(
+    start: Callable[..., Nodes], monkeypatch: pytest.MonkeyPatch, harm: str
+) -> None:
+    nodes = start()
+    node, files = nodes.node(), io.BytesIO()
+    with tarfile.open(fileobj=files, mode="w:gz") as tar:
+        for slot, data in enumerate((b"rows", os.urandom(100_000))):
+            member = tarfile.TarInfo(f"runs/{node}/events/{slot}.jsonl")
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    monkeypatch.setattr(base, "MAX_LEFT", base.MAX_LEFT if harm == "cut" else 50_000)
+    archive = files.getvalue()[: -1000 if harm == "cut" else None]
+    monkeypatch.setattr(nodes.scheduler, "leftovers", lambda lease: archive)
+    nodes.scheduler.end("1", EndCause.PREEMPTED)
+    nodes.until(ev.LeaseEnded(node, "preempted", "preempted"))
+    assert [(name, chunk.data) for name, chunk in nodes.all.rows] == [(node, b"rows")]
+    assert any("what it left behind could not be read" in text for text, _ in nodes.all.notes)
 
 
 def test_a_node_out_of_reach_is_not_given_up_while_its_scheduler_is_away(

@@ -49,6 +49,7 @@ def with_gpu(**changes: Any) -> NodeFacts:
         (with_container("/dev/kfd", "/dev/dri/renderD128", run="mine", slot="0"), "", ""),
         (with_container("/dev/kfd", "/dev/dri/renderD128", run="other", slot="0"), "container c", "container c"),
         (with_container("/dev/kfd", "/dev/dri", run="other", slot="3"), "", "container c"),
+        (with_container("/dev/kfd", run="other", slot="\u00b2"), "container c", "container c"),  # a digit, no number
         (with_gpu(use_pct=20), "GPU 1 is in use (busy 20 %, memory 0 %)", ""),
         (with_gpu(memory_used=10, memory_total=100), "GPU 1 is in use (busy 0 %, memory 10 %)", ""),
         (with_gpu(processes={"41": 3 << 20, "42": 0}), "GPU 1 is held by process 41 (3 MiB)", ""),

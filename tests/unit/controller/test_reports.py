@@ -12,12 +12,24 @@ import pytest
 from orchestrator import events as ev
 from orchestrator.controller import loop, nodes
 from orchestrator.controller.drive import drive
-from orchestrator.controller.messages import MAX_CHUNK, Beat, FromStream, NodeUp, Timeouts, read_frames
+from orchestrator.controller.messages import (
+    MAX_CHUNK,
+    Beat,
+    FromStream,
+    Message,
+    NodeTakenOver,
+    NodeUp,
+    Timeouts,
+    read_frames,
+)
+from orchestrator.controller.node import NodeDriver
 from orchestrator.controller.nodes import NodeRegistry, NodeReports
 from orchestrator.controller.prepare import RunRequest, prepare
 from orchestrator.ledger.reader import LedgerReader, reconcile
+from orchestrator.transport.local import LocalTransport
 from orchestrator.view.status import RunStatus
 from tests.support.policy_rig import Rig
+from tests.waiting import wait_until
 from worker.protocol import ProtocolError
 
 
@@ -60,11 +72,26 @@ def test_an_attempt_that_two_beats_in_a_row_lack_has_ended(rig: Rig) -> None:
 @pytest.mark.parametrize(
     "garbage",
     [b"hello\n", b"E 0 0\n", b"E a 0 1\nx", b"E 0 -1 1\nx", f"E 0 0 {MAX_CHUNK + 1}\n".encode(), b"x" * 200,
-     b"B 2\n[]", b"B 4\nnull", b'B 13\n{"t":1,"e":2}'],
+     b"B 2\n[]", b"B 4\nnull", b'B 13\n{"t":1,"e":2}',
+     b'B 32\n{"t":1,"epoch":1e999,"slots":{}}', b"B 40000\n" + b"[" * 40000],
 )  # fmt: skip
 def test_what_is_no_frame_is_an_error(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
         list(read_frames(io.BytesIO(garbage).read))
+
+
+def test_an_epoch_of_thousands_of_digits_is_a_younger_controller_too(tmp_path: Path) -> None:
+    (tmp_path / "epoch").write_text("9" * 5000)
+    said: list[Message] = []
+    none: Any = None
+    driver = NodeDriver(
+        LocalTransport("a"), none, str(tmp_path), {}, (), ("0",), {}, 2, {}, said.append, launch=False, admission=none,
+        results=None, home=None, connected=False, timeouts=Timeouts(),
+    )  # fmt: skip
+    driver.start()
+    wait_until(lambda: bool(said), "it is told")
+    driver.leave()
+    assert said == [NodeTakenOver("a", 10**18 - 1)]
 
 
 class Nobody:

@@ -62,7 +62,7 @@ def make_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callab
     monkeypatch.setattr(base, "USUAL_S", 0.01)
 
     def make(scheduler: Scheduler, options: str = "count: 1-3") -> LeasedRun:
-        monkeypatch.setattr(pools, "source_of", lambda node, run: scheduler)
+        monkeypatch.setattr(pools, "source_of", lambda *_: scheduler)
         return LeasedRun(tmp_path, scheduler, options)
 
     yield make

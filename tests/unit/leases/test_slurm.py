@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from orchestrator.controller.pools import check_pools, pools_of
 from orchestrator.errors import TransportError, UnreachableError
+from orchestrator.inventory.load import load_inventory
 from orchestrator.inventory.model import Node
 from orchestrator.leases.base import EndCause, Lease, LeaseState
 from orchestrator.leases.slurm import SlurmSource
@@ -107,6 +110,20 @@ def test_why_a_lease_ended(login: Login, state: str, reason: str, preempted: str
     (lease,) = source(login).list()
     assert (lease.state, lease.cause) == (ENDED, cause)
     assert lease.why == (state if reason == "None" else f"{state} ({reason})")
+
+
+def test_a_check_leaves_nothing_where_sbatch_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, does in (("sinfo", "printf 'gpu*|96|1000000|gpu:8|1:00:00\\n'"), ("sbatch", "cat >/dev/null; echo fine")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "inv.yaml").write_text("nodes: {p: {lease: slurm, gpus: 8, time: 1h}}\n")
+    inventory = load_inventory(tmp_path / "inv.yaml")
+    assert [f.what for r in check_pools(inventory, "check") for f in r.findings] == ["fine"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["inv.yaml", "sbatch", "sinfo"]
+    pools_of(inventory, "r1")[0].source.ask(1)
+    assert (tmp_path / ".gemmfleet/leases/r1/here").exists(), "a run has its folder"
 
 
 def test_a_scheduler_that_is_away_and_one_that_refuses(login: Login) -> None:

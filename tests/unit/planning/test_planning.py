@@ -11,13 +11,16 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.controller.prepare import drop_tuned
+from orchestrator.cli.tuning import headline
+from orchestrator.controller.prepare import RunRequest, drop_tuned, prepare
 from orchestrator.errors import TunedDBError
 from orchestrator.families import get_family
 from orchestrator.planning.cost import CostModel
 from orchestrator.planning.plan import make_plan, make_work, memory_note, risk_notes, seconds_of
 from orchestrator.planning.roofline import CHIPS, EFFICIENCY, UNTUNED, Forecast, Worth, tiers, won, worths
 from orchestrator.shapes.model import Key, Shape
+from tests.standins.aiter import make_tree
+from tests.support.command import command
 from tests.support.ledger_kit import A8W8
 
 FLAT = CostModel(setup_s=1.0, shape_s=2.0, flop_s=0.0, weight_s=0.0, source="test")
@@ -130,12 +133,45 @@ def test_shapes_on_which_kernels_of_aiter_may_fault_are_noted(tmp_path: Path, mo
 
     monkeypatch.chdir(tmp_path)
     Path("s.csv").write_text("M,N,K\n1,576,7168\n16,576,7168\n1,8192,29568\n1,8192,8192\n")
-    Path("inv.yaml").write_text("nodes: {n1: {transport: local, gpus: 0, gfx: gfx950, cu_num: 256}}\n")
+    root = make_tree(tmp_path, "newest").root
+    Path("inv.yaml").write_text(f"nodes: {{n1: {{gpus: 0, gfx: gfx950, cu_num: 256, aiter: {{root: {root}}}}}}}\n")
     plan = ("tune", "s.csv", "-i", "inv.yaml", "--family", FP4.name, "--plan")
     for said in (run("shapes", "check", "s.csv", "--family", FP4.name), run(*plan, "--tuner", "aiter")):
         assert N576 in said
         assert K29568 in said
     assert WHY not in run(*plan, "--tuner", "torch")
+
+
+def test_a_plan_is_printed_without_a_node_that_can_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.csv").write_text("M,N,K\n1,576,7168\n16,576,7168\n")
+    Path("inv.yaml").write_text("nodes: {n1: {gpus: [4000], gfx: gfx950, cu_num: 256}}\n")
+    plan = ("tune", "s.csv", "-i", "inv.yaml", "--family", FP4.name, "--tuner", "aiter", "-O", "root=/x")
+    shown, document, started = (command(*plan, *more) for more in (["--plan"], ["--plan", "--json"], []))
+    assert (shown.code, document.code, started.code) == (3, 3, 3)
+    assert shown.err == document.err == "error: no node can be used: see the notes of the plan\n"
+    assert shown.out.count("n1: gpus: [4000], but ") == 1
+    assert "a4w4_blockscale with tuner aiter on gfx950 (cu_num 256): 2 shapes, no slot\n" in shown.out
+    assert N576 in shown.out
+    assert (document.json()["nodes"], document.json()["todo"]) == ({}, 2)
+    assert started.out == ""
+    assert "error: no node can be used:\n  n1: gpus: [4000], but " in started.err
+    assert not Path("runs").exists()
+
+
+def test_the_slots_of_leases_are_not_said_to_be_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("s.csv").write_text("M,N,K\n16,64,64\n")
+    pools = "a: {lease: slurm, count: 1-3, gpus: 4}, b: {lease: kubernetes, gpus: 2, image: 'x:1'}"
+
+    def said(nodes: str) -> str:
+        Path("inv.yaml").write_text(f"nodes: {{{nodes}}}\n")
+        request = RunRequest(Path("s.csv"), Path("runs"), Path("inv.yaml"), tuner="torch", ask=False)
+        return headline(prepare(request).plan)
+
+    assert "1 shape, up to 14 slots on 4 leases, " in said(pools)
+    assert "1 shape, up to 15 slots on 1 node and 4 leases, " in said(f"{pools}, n1: {{gpus: 0}}")
+    assert "1 shape, 2 slots on 2 nodes, " in said("n1: {gpus: 0}, far: {transport: ssh, host: x, gpus: 1}")
 
 
 def bound_us(key: Key) -> float:

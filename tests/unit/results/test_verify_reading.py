@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from orchestrator.families import get_family
@@ -98,6 +98,7 @@ def test_every_family(family: str, rows: list[dict[str, Any]], lines: list[str],
 
 
 @given(st.text(max_size=300))
+@example("[" * 40_000)
 def test_no_line_makes_it_fall(text: str) -> None:
     hit = f"shape is M:128, N:512, K:1024{text} is tuned{text}"
     lines = (text, hit, f"{text}|{text}| OK", "GEMMFLEET-VERIFY " + text, f"[fused_moe] {text}")

@@ -16,11 +16,13 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from orchestrator.cli.app import app
+from orchestrator.controller.node_command import WorkloadLog
 from orchestrator.errors import InputError
 from orchestrator.families import get_family, grid_point, padded
 from orchestrator.shapes.aiter_log import MXSCALE, Misses, count_misses, read_calls
 from orchestrator.shapes.model import finished
 from orchestrator.shapes.reader import read_shapes
+from worker.capture import MARK
 from worker.families import FAMILIES
 
 BF16 = "torch.bfloat16"
@@ -108,6 +110,30 @@ def test_what_cannot_be_read_is_counted_and_never_becomes_a_shape(line: str) -> 
 def test_no_line_makes_it_fall(text: str) -> None:
     for line in (text, f"shape is M:1, N:2, K:3{text}not found tuned config in {text}, will use default config!"):
         counted(line.replace("\n", " "))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        LINES[2][0].replace("M:16", "M:{}"),
+        LINES[2][0].replace("M:16", "M:{}" + 20 * "9"),  # cannot be read
+        LINES[11][0].replace("M:3", "M:{}"),  # its types are left out
+        "Using default MoE config. Performance might be sub-optimal! Config file not found at"
+        " /x/E={},N=512,device_name=AMD_Instinct_MI355X,dtype=fp8_w8a8.json",
+    ],
+)
+def test_a_log_without_an_end_does_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    monkeypatch.setattr("orchestrator.shapes.aiter_log.MAX_SHAPES", 9)
+    counted(*(line.format(m) for m in (*range(1, 10), 1, 2, 3)), family="fmoe")
+    with pytest.raises(InputError, match="more than 9 shapes: give the logs of one workload only"):
+        counted(*(line.format(m) for m in range(1, 11)), family="fmoe")
+
+
+def test_a_record_of_a_workload_that_cannot_be_read_is_none() -> None:
+    log = WorkloadLog(None, lambda text: None)
+    for record in ('{"code": 3', "[" * 40_000, "[3]"):
+        log.line(MARK + record)
+    assert log.done()[1] is None
 
 
 def test_ranked_over_files_plain_packed_and_cut(tmp_path: Path) -> None:

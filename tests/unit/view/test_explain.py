@@ -92,6 +92,20 @@ def test_candidates_that_faulted_or_were_left_out_and_the_winner_without_them(pa
     assert any("delete .cache/aiter/*/blocklist.jsonl" in a for a in node.advice)
 
 
+def test_a_canary_that_failed_is_told_once(paths: RunPaths) -> None:
+    """The second one, while the slot is shut, begins no quarantine."""
+    why, at = "the canary failed: wrong answer", AT + 100.0
+    with Ledger.open(paths.ledger) as ledger, ledger.transaction():
+        for t in (at, at + 70.0):
+            ledger.journal(ev.CanaryFailed("n1", "3", "wrong answer"), t)
+            ledger.journal(ev.Quarantine("n1", "3", why, t + 60.0), t)
+    for what in (None, "n1"):
+        (story,) = explain(paths, what).stories
+        told = [(t, kind) for t, text, kind in story.steps if text.endswith(why)]
+        assert told == [(at, "quarantine"), (at + 70.0, "canary")]
+        assert any("look at the GPU's health" in text and "the image" in text for text in story.advice)
+
+
 def test_a_shape_that_failed_in_many_ways_says_what_can_be_done_and_fits_a_screen(paths: RunPaths) -> None:
     """Thirty tries, each of which ended badly, and as many candidates that faulted."""
     for i in range(2, 32):

@@ -117,11 +117,6 @@ class Problem:
         """All but M: problems of one group_key share W and compiled kernels."""
         return (self.family, self.b, self.n, self.k, self.dtype, self.outdtype, self.bias, self.scale)
 
-    @property
-    def group_name(self) -> str:
-        """`group_key` as text."""
-        return "/".join(map(str, self.group_key))
-
 
 def parse(family: str, key: Key) -> Problem:
     """The problem of a shape's key columns for the tuner torch. Raises UnsupportedError for a family or a format that
