@@ -63,11 +63,12 @@ def whole(bench: Bench, date: str, monkeypatch: pytest.MonkeyPatch) -> dict[int,
     done = bench.run("selftest", "-i", str(inventory), "-o", str(bundle), "--json")
     assert done.code == 1, done.err
     rows = {row["number"]: row for row in done.json()["statements"]}
-    assert [n for n, row in rows.items() if row["outcome"] == "could not be tried"] == sorted(
-        {*NO_GPU, *((11,) if date == "runbook" else ())}
-    )
-    assert [n for n, row in rows.items() if row["outcome"] == "did not hold"] == [1], "this /sys has no sensors"
+    assert [n for n, row in rows.items() if row["outcome"] == "could not be tried"] == list(NO_GPU)
+    # this /sys has no sensors; the runbook's AITER has no --run_config, and the stand-in's torch runs no operator
+    no_operator = [11] if date == "runbook" else []
+    assert [n for n, row in rows.items() if row["outcome"] == "did not hold"] == [1, *no_operator]
     assert "temperature_c" in rows[1]["detail"]
+    assert ("module 'torch' has no attribute" in rows[11]["detail"]) == (date == "runbook")
     files = unpacked(bundle)
     told = json.loads(files["selftest.json"])
     assert outcomes(told) == {n: row["outcome"] for n, row in rows.items()}
@@ -126,9 +127,9 @@ def test_a_command_that_takes_too_long_is_ended_and_leaves_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inventory = planted(bench, "newest", monkeypatch)
-    monkeypatch.setenv("STANDIN_PACE_S", "5")
+    monkeypatch.setenv("STANDIN_PACE_S", "60")
     bench.runs.mkdir()
-    trial = selftest.Trial(bench.runs, inventory, None, 6.0)
+    trial = selftest.Trial(bench.runs, inventory, None, 20.0)  # the check of the node comes first
     step = trial.a4w4()
     assert (step.cut, step.why, step.run.is_dir()) == ("the time was over", "the time was over", True)
     assert {s.result().cut for s in trial.others.values()} == {"the time was over"}
