@@ -49,7 +49,7 @@ define install
 	  extras=$$extras$${extras:+,}$$extra; done; what="$${extras:+[$$extras]}"; \
 	  echo "installing gemmfleet$$what into $(VENV) (once) ..."; \
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".$$what"
-	@touch $@
+	@touch $(VENV)/.installed $(addprefix $(VENV)/.installed-,$(1)) $@
 endef
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml constraints.txt

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 EXIT = {"finished": 0, "interrupted": 130, "cancelled": 130}
 
 
-def end_page(paths: RunPaths, state: str) -> Page:
-    """Merge into the run's tuned DB if it has one, and return the report of the run or the bench."""
+def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
+    """Merge into the run's tuned DB if it has one, and return the report of the run or the bench. `alone`: False for
+    a part of a command that itself says what comes next."""
     config = RunConfig.read(paths.config)
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         if recorded_tuner(config.tuner).side_by_side:
@@ -70,11 +71,11 @@ def end_page(paths: RunPaths, state: str) -> Page:
         f"{f' on {f.node} slot {f.slot}' if f.node else ''}: {f.detail}" for f in failed
     ), "failed shape", more="all in failed.csv")  # fmt: skip
     add_unconfirmed(page, unconfirmed)
-    if config.db is None:
+    if config.db is None and alone:
         page.line("no --db was given: nothing was skipped and nothing merged")
     if report is not None:
         page.lines((
-            f"{config.db}: {row.action} {describe(row.key.values())}  "
+            f"{config.db}: {row.action} {describe(v for n, v in row.key.items() if n != 'cu_num')}  "
             f"{'' if row.old_us is None else f'{row.old_us:g} us -> '}"
             f"{'' if row.new_us is None else f'{row.new_us:g} us'}  {row.why}" for row in report.rows
         ), more=f"all in {paths.merge.name}")  # fmt: skip
@@ -103,7 +104,7 @@ def end_page(paths: RunPaths, state: str) -> Page:
     took = f" in {took}" if took else ""
     page.line(f"run {paths.run} {state}{took}: {plural(c.total, 'shape')}: {', '.join(parts)}")
     page.line(*(f"  {path}" for path in _files(paths).values()))
-    page.line(*next_lines(steps))
+    page.line(*next_lines(steps if alone else ()))
     return page
 
 

@@ -129,7 +129,9 @@ def selftest(
     from orchestrator.results import selftest as of
 
     if out.exists() or not out.parent.is_dir():
-        raise InputError(f"{out}: exists already, or its folder does not: name another file with -o")
+        what = "exists already" if out.exists() else "its folder does not exist"
+        raise InputError(f"{out}: {what}: name another file with -o")
+    of.node_of(inventory, node)
     folder, rows = create_run_folder(runs.absolute(), f"selftest-{new_run_id(time.time())}").root, list[Any]()
     trial = of.Trial(folder, inventory, node, 60.0 * minutes - of.ENDING_S)
     before = signal.signal(signal.SIGINT, trial.interrupt)
@@ -144,7 +146,10 @@ def selftest(
     if trial.interrupted:
         code = 130
     page = Page({"statements": rows, "counts": counts, "bundle": str(out)}, code)
-    page.table(("", *list(rows[0])[1:]), [list(map(str, row.values())) for row in rows])
+    cells, above = [list(map(str, row.values())) for row in rows], ""
+    for line in cells:
+        above, line[-1] = line[-1], "as above" if line[-1] and line[-1] == above else line[-1]
+    page.table(("", *list(rows[0])[1:]), cells)
     page.line(", ".join(f"{n} {outcome}" for outcome, n in counts.items()), f"  {out}", f"  runs: {folder}")
     of.pack(trial, json.dumps(page.document, indent=1, ensure_ascii=False), out)
     return page

@@ -308,6 +308,7 @@ def verify(
     known = inventories.load_inventory(inventory or Path())
     known = inventories.limit(known, limit) if limit else known
     nodes = list(known.nodes.values())
+    inventories.check_references(nodes)
 
     def one(node: Node) -> Verified:
         def log(line: str) -> None:
@@ -338,7 +339,8 @@ def _add_node(page: Page, a: Verified) -> None:
         page.line(f"{a.node}: not verified: {a.why}")
         return
     proven, build = sum(r.proven for r in a.rows), a.aiter
-    what = f"AITER {build.get('version') or str(build.get('commit', ''))[:10]} in {build.get('root')}"
+    version = build.get("version") or str(build.get("commit", ""))[:10] or "of unknown version"
+    what = f"AITER {version} in {build.get('root')}"
     rows, chip = plural(len(a.rows), "row"), f"{build.get('gfx')} with {build.get('cu_num')}"
     how = f"; ran {build['how']}" if build.get("how") else ""
     page.line(f"{a.node}: {proven} of {rows} proven ({what}, {chip}{how})")

@@ -272,7 +272,7 @@ def recheck(
     Each row's kernel and its runners-up are measured. Rows that are gone, slower or overtaken are tuned at once.
     """
     from orchestrator.cli import tuning
-    from orchestrator.cli.ending import EXIT, next_lines
+    from orchestrator.cli.ending import EXIT, end_page, next_lines
     from orchestrator.controller.prepare import prepare, prepare_recheck
     from orchestrator.ledger.reader import LedgerReader
     from orchestrator.results.recheck import judge, write_rows
@@ -306,8 +306,9 @@ def recheck(
             options=config.options, err_ratio=config.err_ratio,
         )  # fmt: skip
         made.append(prepare(again).create())
-        page = tuning.drive_here(made[1], json_=run.json_)
-        code = page.code
+        state, error = tuning.drive_state(made[1], json_=run.json_)
+        page = end_page(made[1], state, alone=state != "finished")
+        page.error, code = error, page.code
     page.code = code or int(only_check and bool(found.to_tune))
     page.document = {"runs": [p.run for p in made], "exit_code": page.code, **found.to_json(key_names)}
     if not only_check:

@@ -7,6 +7,7 @@ several options of a node, and resolves a node's references.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -278,16 +279,22 @@ def _over(below: Mapping[str, Any] | None, above: Mapping[str, Any] | None) -> d
 
 
 def with_image(data: bytes, image: str, source: str) -> bytes:
-    """A checked inventory's text with another image wherever it names one; its comments are lost. Raises InventoryError
-    where it names none."""
-    raw = yaml.safe_load(data)
-    named = [part for part in (raw.get("defaults"), *raw["nodes"].values()) if part and part.get("image")]
+    """A checked inventory's text with another image wherever it names one, its lines as they were. Raises
+    InventoryError where it names none."""
+    text = data.decode("utf-8-sig")
+    document: Any = yaml.compose(text, yaml.SafeLoader)
+    top = {key.value: part for key, part in document.value}
+    parts = [top.get("defaults"), *(part for _, part in top["nodes"].value)]
+    maps = [part for part in parts if isinstance(part, yaml.MappingNode)]
+    named = [value for part in maps for key, value in part.value if key.value == "image" and value.tag.endswith(":str")]
     if not named:
         raise InventoryError(f"{escaped(source)}: names no image that {shown(image)} could replace: its workers run as"
                              " processes; give the new build's inventory with -i")  # fmt: skip
-    for part in named:
-        part["image"] = image
-    return yaml.safe_dump(raw, sort_keys=False, allow_unicode=True).encode()
+    for value in sorted(named, key=lambda value: value.start_mark.index, reverse=True):
+        begin, end = value.start_mark.index, value.end_mark.index
+        kept = end - len(text[begin:end]) + len(text[begin:end].rstrip())  # a block ends with its line
+        text = text[:begin] + json.dumps(image) + text[kept:]
+    return text.encode()
 
 
 def limit(inventory: Inventory, label: str | None) -> Inventory:

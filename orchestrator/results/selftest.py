@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from orchestrator.inventory.load import limit, load_inventory
+from orchestrator.inventory.load import check_references, limit, load_inventory
+from orchestrator.inventory.model import Node
 from orchestrator.inventory.values import masker
 from orchestrator.ledger.reader import LedgerReader
 from worker.families import FAMILIES, Family, backend_of
@@ -88,6 +89,13 @@ class Step(NamedTuple):
         return "".join(path.read_text(errors="replace") for path in self.run.glob("logs/*.log"))
 
 
+def node_of(inventory: Path, name: str | None) -> Node:
+    """The node of this name, or the first. Raises InventoryError, also for a variable that is not set."""
+    node = next(iter(limit(load_inventory(inventory), name).nodes.values()))
+    check_references([node])
+    return node
+
+
 class Trial:
     """The node under test. It runs commands there, each once, and several at a time only on different GPUs.
 
@@ -95,8 +103,7 @@ class Trial:
     """
 
     def __init__(self, folder: Path, inventory: Path, node: str | None, seconds: float) -> None:
-        self.folder, self.inventory, known = folder, inventory, load_inventory(inventory)
-        self.node = next(iter(limit(known, node).nodes.values()))
+        self.folder, self.inventory, self.node = folder, inventory, node_of(inventory, node)
         self.steps, self.others = dict[str, Step](), dict[str, Future[Step]]()
         self.interrupted, self.cut, self._ends = False, "the time was over", time.monotonic() + seconds
         self.whole = self.alone = self._inventory("node")

@@ -141,7 +141,7 @@ def check_versions(
     path: Path, there: Mapping[Place, Record], places: Collection[Place], new: Mapping[Place, Record], *, allowed: bool
 ) -> list[str]:
     """Notes on the images and tuner versions that a table gets. `places`: its old rows; `there`: the records of those
-    that are known; `new`: the records of the rows to write.
+    that are known; `new`: the records of the rows to write. A field that no row has is not noted.
 
     Raises TunedDBError where image or tuner version are known on both sides and differ, unless that is `allowed`.
     """
@@ -165,7 +165,7 @@ def check_versions(
             for side, word in zip(reversed(sides), ("new", "old"), strict=True)
             if (unnamed := sum(n for known, n in side.items() if not known[at]))
         ]
-        if rows:
+        if rows and any(known[at] for side in sides for known in side):
             unknown.setdefault(" and ".join(rows), []).append(field)
     if faults and not allowed:
         raise TunedDBError([*faults, f"{apart}give --allow-mixed to `db merge`"])

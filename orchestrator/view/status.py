@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import takewhile
 from statistics import harmonic_mean, median
 from typing import Any
@@ -357,6 +357,9 @@ def run_status(state: State, about: RunHeader, word: str, now: float, *, end: fl
     )  # fmt: skip
     names = dict.fromkeys((*about.nodes, *state.nodes))
     s.nodes = [_node(state, about, name) for name in names]
+    for node in s.nodes if word == "finished" else ():
+        if node.state == "preparing":  # the work ended before it was needed
+            node.state, node.slots = "ended", [replace(slot, state="ended") for slot in node.slots]
     for pool, leases in state.queued_leases.items() if going else ():
         s.nodes += [NodeStatus(f"{pool}, lease {id_}", "queued", detail=why, lease=id_) for id_, why in leases]
     s.rate_per_min = rate_per_min(state, now) if going else None

@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.results import selftest
 from tests.integration.kit import Bench
+from tests.integration.test_verify import table as verified_table
 from tests.standins.aiter import make_tree
 from tests.waiting import PATIENCE_S, wait_until
 
@@ -142,4 +143,23 @@ def test_a_bundle_that_exists_and_a_node_that_cannot_be_used(bench: Bench) -> No
     assert set(outcomes(done.json()).values()) == {"could not be tried"}
     assert "gpus: [0, 1], but 0 were found" in done.json()["statements"][0]["detail"]
     again = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bundle))
-    assert (again.code, "exists already" in again.err) == (2, True)
+    assert (again.code, "exists already: name another file" in again.err) == (2, True)
+    nowhere = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bench.root / "none" / "b.tar.gz"))
+    assert (nowhere.code, "its folder does not exist" in nowhere.err) == (2, True)
+    told = bench.run("selftest", "-i", str(bench.inventory), "-o", str(bench.root / "b.tar.gz"))
+    assert told.out.count("gpus: [0, 1], but 0 were found") < told.out.count("as above")
+
+
+def test_a_variable_that_is_not_set_is_told_before_anything_is_written(bench: Bench) -> None:
+    bench.inventory.write_text("nodes:\n  a:\n    env: {PROXY: 'http://${env:NOT_SET_HERE}'}\n  b: {}\n")
+    for words in (
+        ["selftest", "-o", str(bench.root / "b.tar.gz")], ["verify", "--table", str(verified_table(bench, 64))],
+    ):  # fmt: skip
+        done = bench.run(*words, "-i", str(bench.inventory))
+        assert (done.code, done.out) == (2, ""), done.err
+        says = (
+            f"{bench.inventory}:3: node a: env.PROXY refers to ${{env:NOT_SET_HERE}}, and NOT_SET_HERE is not set here"
+        )
+        assert done.err.count("NOT_SET_HERE is not set") == 1
+        assert says in done.err
+    assert not bench.runs.exists() or not list(bench.runs.iterdir())

@@ -120,7 +120,7 @@ def pick(trees: Sequence[Tree], wanted: Path | None = None, family: str = "") ->
         )  # fmt: skip
     usable = [t for t in trees if not family or family in t.scripts]
     if not usable:
-        raise NotATreeError(f"no AITER of this image has a tuner script of {family}: {_named(trees)}")
+        raise NotATreeError(f"the AITER of this image has no tuner script for {family}: {_named(trees)}")
     chosen = next((t for t in usable if t.imported), usable[0])
     return chosen, _notes_on(chosen, trees)
 

@@ -102,3 +102,8 @@ def test_the_torch_and_triton_that_are_there_are_not_installed_again(
     env = {"PATH": os.environ["PATH"]}
     subprocess.run(["make", f".venv/.installed-{target}"], cwd=tmp_path, check=True, env=env, capture_output=True)
     assert (tmp_path / "asked").read_text() == f".{extras}\n"
+    (tmp_path / "asked").unlink()
+    parts = ("", "-torch") if target == "torch" else ("", "-torch", "-live", "-dev")
+    stamps = [f".venv/.installed{part}" for part in parts]
+    subprocess.run(["make", *stamps], cwd=tmp_path, check=True, env=env, capture_output=True)
+    assert not (tmp_path / "asked").exists(), "installed already"

@@ -132,8 +132,10 @@ def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> No
     common = ("-i", fleet / "inv.yaml", "--runs", runs)
     chip = ("-O", "gfx=gfx950", "-O", "cu_num=256")  # that the tuner poses as
     new = (*common, "--json", *chip, "-O", f"recording={fleet / 'new.csv'}")
-    done = gemmfleet("tune", fleet / "shapes.csv", *common, *chip, "-O", f"recording={fleet / 'old.csv'}")
+    old = ("-O", f"recording={fleet / 'old.csv'}", "--db", fleet / "db.csv")
+    done = gemmfleet("tune", fleet / "shapes.csv", *common, *chip, *old)
     assert done.exit_code == 0, done.stderr
+    assert f"{fleet / 'db.csv'}: added 1x512x512  10 us" in done.stdout
     (tuned,) = list_runs(runs)
     good = gemmfleet("recheck", tuned.root, *common)
     assert (good.exit_code, len(list_runs(runs))) == (0, 2), good.stderr
@@ -150,6 +152,11 @@ def test_only_what_is_gone_slower_or_overtaken_is_tuned_again(fleet: Path) -> No
     done = gemmfleet("recheck", tuned.root / "tuned.csv", *new, "--family", A4W4)
     assert done.exit_code == 0, done.stderr
     check, again = (RunPaths(runs / r) for r in json.loads(done.stdout)["runs"])
+    told = gemmfleet("recheck", tuned.root / "tuned.csv", *(w for w in new if w != "--json"), "--family", A4W4)
+    assert (told.exit_code, "no --db" in told.stdout) == (0, False), told.stderr
+    assert [line.split()[:4] for line in told.stdout.splitlines() if "next:" in line] == [
+        ["next:", *told.stdout.splitlines()[-1].split()[1:4]]
+    ], "one command is next: the merge of both runs"
     assert (check.root / "queued.csv").read_text() == "M,N,K\n2,512,512\n3,512,512\n4,512,512\n"
     with LedgerReader.open_readonly(again.ledger) as ledger:
         assert [(w.key[0], w.us) for w in ledger.winners()] == [(2, 11.0), (3, 11.0), (4, 8.0)]
@@ -177,8 +184,14 @@ def test_the_new_image_replaces_every_image_of_the_runs_inventory(tmp_path: Path
     path = tmp_path / "fleet.yaml"
     path.write_text(
         "defaults: {engine: docker, image: my/old:1, env: {TOKEN: '${env:TOKEN}'}}  # a comment\n"
-        "nodes:\n  a:\n  b: {image: my/old:2}\n"
+        "nodes:\n  a:\n  b: {image: my/old:2}\n  c:\n    image: >-\n      my/old:3\n    labels: [x]\n"
+        "  d: {engine: process, image: null}\n"
     )
-    found = parse_inventory(with_image(path.read_bytes(), "my/new:3", str(path)), str(path))
-    assert [found.nodes[n].image for n in "ab"] == ["my/new:3", "my/new:3"]
+    replaced = with_image(path.read_bytes(), "my/new:3", str(path))
+    found = parse_inventory(replaced, str(path))
+    assert [found.nodes[n].image for n in "abcd"] == ["my/new:3", "my/new:3", "my/new:3", None]
     assert found.nodes["a"].env == {"TOKEN": "${env:TOKEN}"} == load_inventory(path).nodes["a"].env
+    assert found.nodes["c"].labels == ("x",)
+    assert replaced.decode().splitlines()[:3] == [
+        "defaults: {engine: docker, image: \"my/new:3\", env: {TOKEN: '${env:TOKEN}'}}  # a comment", "nodes:", "  a:",
+    ]  # fmt: skip

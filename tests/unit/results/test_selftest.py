@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from orchestrator.results import selftest
 from orchestrator.results.selftest import HELD, NOT_HELD, NOT_TRIED, Step, Trial, scrubber, tried
+from tests.standins.aiter import make_tree
+from worker.aiter_tree.locate import NotATreeError, pick, tree_at
 
 
 def trial(folder: Path, seconds: float = 0.0, node: str = "zeus") -> Trial:
@@ -105,3 +108,19 @@ def test_names_are_taken_out_of_texts(tmp_path: Path) -> None:
         (f"{Path.home()}/acme/deals.csv", "<path>"),
     ):
         assert scrub(text) == left
+
+
+def test_a_family_without_a_script_in_the_image_does_not_count_against_it(tmp_path: Path) -> None:
+    t = Recorded(tmp_path, [1], [], [])
+    tree = make_tree(tmp_path / "tree", "newest")
+    with pytest.raises(NotATreeError) as lacking:
+        pick([tree_at(tree.root)], family="batched_a8w8")
+    for name, step in (
+        ("a8w8", Step({"shapes": {"tuned": 2}}, "", "", tmp_path)),
+        ("batched_a8w8", Step({}, f"exit code 3: {lacking.value}", "", tmp_path)),
+    ):
+        t.others[name] = Future()
+        t.others[name].set_result(step)
+    held, detail = check(15, t)
+    assert held, detail
+    assert "batched_a8w8: exit code 3" in detail

@@ -183,6 +183,16 @@ def test_images_and_tuner_versions_that_are_known_do_not_mix_silently(tmp_path: 
     assert any("would mix" in n for n in report.notes)
 
 
+def test_it_is_noted_that_an_image_is_not_known_only_where_another_is(tmp_path: Path) -> None:
+    def notes(name: str, facts: Callable[[Newcomer], dict[str, Any]]) -> list[str]:
+        report = merge([new(1, 10.0)], tmp_path / f"{name}.csv", A8W8, facts=facts)
+        merged = merge([new(2, 10.0)], tmp_path / f"{name}.csv", A8W8, facts=of("sha256:a"))
+        return [note.split(": ")[1] for note in (*report.notes, *merged.notes) if "taken on trust" in note]
+
+    assert notes("none", of("")) == ["the image of 1 of 1 old row is not known"]
+    assert notes("all", of("sha256:a")) == []
+
+
 def state(db: Path) -> tuple[bytes, bytes | None]:
     beside = records_path(db)
     return db.read_bytes(), beside.read_bytes() if beside.exists() else None

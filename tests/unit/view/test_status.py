@@ -55,6 +55,13 @@ def shown(state: State, now: float) -> RunStatus:
     return run_status(state, ABOUT, "running", now)
 
 
+def test_a_node_that_a_finished_run_did_not_need_is_ended() -> None:
+    state = fed(begin=BEGIN[:3])
+    for word, there in (("finished", "ended"), ("interrupted", "preparing")):
+        (node,) = run_status(state, ABOUT, word, 2.0).nodes
+        assert [node.state, *(slot.state == "ended" for slot in node.slots)] == [there, *[word == "finished"] * 2]
+
+
 def test_it_is_prepared_until_a_node_has_joined_and_a_dead_controller_means_interrupted() -> None:
     assert [shown(fed(begin=BEGIN[:n]), 2.0).state for n in (3, 4)] == ["preparing", "running"]
     for kept, driven, state in (

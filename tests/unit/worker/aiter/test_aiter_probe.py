@@ -109,7 +109,7 @@ def test_one_tree_is_used_and_never_a_mix(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(sys, "path", [str(bare)])
     trees = find_trees([other])
     assert pick(trees, family=A4W4)[0].root == other, "whole, as the imported one lacks the script"
-    with pytest.raises(NotATreeError, match="no AITER of this image has"):
+    with pytest.raises(NotATreeError, match="the AITER of this image has no tuner script for "):
         pick(trees, family="none")
     with pytest.raises(NotATreeError, match="root: PATH"):
         pick([])
