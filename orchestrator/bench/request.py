@@ -190,10 +190,10 @@ def _document(folder: Path, what: str, content: Sequence[Any] | Mapping[str, Any
 
 
 def refuse_other_engines(first: Prepared) -> None:
-    """Raise InputError where the node does not run images."""
-    node = first.nodes[0]
-    if not find_engine(node.engine).runs_images:
-        raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
+    """Raise InputError where a node does not run images."""
+    for node in first.nodes:
+        if not find_engine(node.engine).runs_images:
+            raise InputError(f"--env with images: node {node.node} has engine {node.engine}; only docker runs images")
 
 
 def run_passes(
