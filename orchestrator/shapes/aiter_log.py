@@ -151,7 +151,7 @@ def key_of(miss: Miss, family: str) -> Key:
 
 MAX_LINE = 64 * 1024
 MAX_SHAPES = 1_000_000
-"""A log with more is no workload's. It may come from a node, which must not fill our memory."""
+"""The largest number of distinct shapes in a log: it may come from a node, which must not fill our memory."""
 
 
 @dataclass(slots=True)
