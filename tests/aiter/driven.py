@@ -116,9 +116,9 @@ def drive(version: str, family: str, folder: Path) -> Driven:
         "transport": "local", "engine": "process", "python": str(python), "family": family, "tuner": "aiter",
         "aiter": {"root": str(root)}, "env": env,
     }  # fmt: skip
-    (folder / "inv.yaml").write_text(yaml.safe_dump({"defaults": defaults, "nodes": {"local": {"gpus": [0]}}}))
+    (folder / "inv.yaml").write_text(yaml.safe_dump({"defaults": defaults, "nodes": {"local": {"gpus": 0}}}))
     argv = [sys.executable, "-m", "orchestrator", "tune", "shapes.csv", "-i", "inv.yaml", "--runs", "runs"]
-    argv += ["--tuner-timeout", str(TIMEOUT_S)]
+    argv += ["--tuner-timeout", str(TIMEOUT_S), "--busy", "share"]  # the runs are at work side by side
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(argv, cwd=folder, env=environment, capture_output=True, text=True, timeout=1500, check=False)
     (run,) = (p for p in (folder / "runs").iterdir() if not p.name.startswith("."))

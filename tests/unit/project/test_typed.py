@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -99,7 +101,11 @@ def test_pip_installs_what_exists() -> None:
         assert set(filter(None, extra.split(","))) <= set(extras), (where, what)
 
 
-def test_version_and_changelog_agree_and_the_changelog_is_short() -> None:
+def test_version_tag_and_changelog_agree_and_the_changelog_is_short() -> None:
     sections = re.split(r"^## ", (ROOT / "CHANGELOG.md").read_text(), flags=re.M)[1:]
     assert sections[0].split()[0] == __version__
+    if git := shutil.which("git"):
+        argv = [git, "-C", str(ROOT), "tag", "--points-at", "HEAD"]
+        tags = subprocess.run(argv, capture_output=True, text=True, check=False).stdout.split()
+        assert {t for t in tags if re.match(r"v?\d", t)} <= {f"v{__version__}"}
     assert {s.split()[0]: n for s in sections if (n := len(s.strip().splitlines())) > 40} == {}
