@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.cli.printer import Page, plain
 from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
-from orchestrator.errors import InputError, NoUsableNodeError, RunBusyError
+from orchestrator.errors import InputError, NoUsableNodeError, OrchestratorError, RunBusyError
 from orchestrator.paths import RunPaths, holder, leave_request
 from orchestrator.view.words import left_words
 from worker.text import did_you_mean, plural
@@ -165,16 +165,20 @@ def start_each(prepared: Sequence[Prepared], options: RunOptions) -> Page:
     if options.detach:
         raise InputError("--detach: several families are runs one after another; leave it out")
     pages: list[Page] = []
+    errors: list[OrchestratorError] = []
     for one in prepared:
         pages.append(start(one, options))
+        if pages[-1].error is not None:  # it is raised behind the summary
+            errors.append(pages[-1].error)
+            pages[-1].error = None
         if not options.json_:
             pages[-1].print()
         if pages[-1].code == EXIT["interrupted"]:
             break
     runs: list[Any] = [p.document for p in pages]
-    code, left = max(p.code for p in pages), prepared[len(pages) :]
+    code, left = max(*(p.code for p in pages), *(e.exit_code for e in errors), 0), prepared[len(pages) :]
     page = Page({"runs": runs, "not_started": [one.family.name for one in left], "exit_code": code}, code)
-    page.error = pages[-1].error
+    page.error = next((e for e in errors if e.exit_code == code), None)
     for one, run in zip(prepared, () if options.plan else runs, strict=False):
         done, of = run["shapes"]["tuned"], plural(run["shapes"]["total"], "shape")
         page.line(f"{one.family.name}: run {run['run']} {run['state']}: {done} of {of} tuned; next: {run['next'][0]}")

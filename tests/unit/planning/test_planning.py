@@ -154,6 +154,12 @@ def test_a_plan_is_printed_without_a_node_that_can_be_used(tmp_path: Path, monke
     assert "a4w4_blockscale with tuner aiter on gfx950 (cu_num 256): 2 shapes, no slot\n" in shown.out
     assert N576 in shown.out
     assert (document.json()["nodes"], document.json()["todo"]) == ({}, 2)
+    # of several lists each has its plan, and the exit code is the error's
+    Path("shapes-a8w8.csv").write_text("M,N,K,q_dtype_w\n1,576,7168,torch.int8\n")
+    lists = ("tune", "s.csv", "shapes-a8w8.csv", *plan[2:], "--plan")
+    shown, document = command(*lists), command(*lists, "--json")
+    assert (shown.code, document.code, document.json()["exit_code"]) == (3, 3, 3)
+    assert shown.out.count(", no slot\n") == len(document.json()["runs"]) == 2
     assert started.out == ""
     assert "error: no node can be used:\n  n1: gpus: [4000], but " in started.err
     assert not Path("runs").exists()
