@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields
-from typing import Any
+from functools import cache
+from typing import Any, get_args, get_type_hints
 
 from orchestrator.reasons import Reason
 
@@ -371,17 +372,25 @@ def to_json(record: Record) -> str:
 
 def from_json(type_: str, data: str) -> Record:
     """The inverse of `to_json`."""
+    record_type = RECORD_TYPES[type_]
+    reasons = _reason_fields(record_type)
     raw: dict[str, Any] = _decode(data)[0]
     for name, v in raw.items():  # most values of most records are plain
         if type(v) is list:
             raw[name] = _tuples(v)
-        elif name in _REASONS:
+        elif name in reasons:
             raw[name] = Reason(v)
-    return RECORD_TYPES[type_](**raw)
+    return record_type(**raw)
 
 
 _decode = json.JSONDecoder().raw_decode  # faster than json.loads
-_REASONS = ("reason", "outcome")
+
+
+@cache
+def _reason_fields(record_type: type[Record]) -> frozenset[str]:
+    """Names of the fields whose type is Reason, alone or as one of several. The journal has them as texts."""
+    hints = get_type_hints(record_type)
+    return frozenset(name for name, hint in hints.items() if hint is Reason or Reason in get_args(hint))
 
 
 def _tuples(v: list[Any]) -> tuple[Any, ...]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+
+import pytest
 
 from orchestrator import events as ev
 from orchestrator.policy import Policy
@@ -36,6 +39,23 @@ def test_a_journal_cut_before_the_decisions_is_caught_up_with() -> None:
         apply(fresh.state, record, t)
     assert fresh.handle(ev.Tick(), rig.now) == [r for _, r in rig.journal[cut:]]
     assert digest(fresh) == digest(rig.policy)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubted(ev.Event):
+    """A record whose reason has another name, beside a text that is called as another record's reason."""
+
+    cause: ev.Reason
+    earlier: ev.Reason | None = None
+    outcome: str = ""
+
+
+def test_a_reason_comes_back_as_a_reason_whatever_its_field_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ev.RECORD_TYPES, "Doubted", Doubted)
+    back = ev.from_json("Doubted", '{"cause":"hang","earlier":"oom","outcome":"as the node said"}')
+    assert back == Doubted(ev.Reason.HANG, ev.Reason.OOM, "as the node said")
+    assert isinstance(back, Doubted)
+    assert isinstance(back.cause, ev.Reason)
 
 
 def test_why_is_one_sentence_at_every_turn() -> None:
