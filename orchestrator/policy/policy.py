@@ -88,15 +88,21 @@ class Policy:
 
     def quarantined_hosts(self, now: float) -> list[str]:
         """Hosts on which every known slot is in quarantine, as far as its cool-down lasts beyond `now`."""
-        hosts: dict[str, list[bool]] = {}
-        for n in self.state.nodes.values():
-            shut = [bool(s.gpu.shut) and s.gpu.until > now for s in n.slots.values()]
-            if n.state != "gone":
-                hosts.setdefault(n.host, []).extend(shut)
-        for n in self.state.nodes.values():
-            if n.host not in hosts:  # only leases that are over were there: the last of them counts
-                hosts[n.host] = [bool(s.gpu.shut) and s.gpu.until > now for s in n.slots.values()]
-        return [host for host, shut in hosts.items() if shut and all(shut)]
+        hosts: dict[str, list[Slot]] = {}
+        last_leases: dict[str, Node] = {}
+        for node in self.state.nodes.values():
+            if node.state == "gone":
+                last_leases[node.host] = node
+            else:
+                hosts.setdefault(node.host, []).extend(node.slots.values())
+        for host, node in last_leases.items():  # a host without a node now is judged by the last that it had
+            hosts.setdefault(host, list(node.slots.values()))
+        return [host for host, slots in hosts.items() if slots and all(_is_shut(slot, now) for slot in slots)]
+
+
+def _is_shut(slot: Slot, now: float) -> bool:
+    """Return whether the slot's GPU is in quarantine beyond `now`."""
+    return bool(slot.gpu.shut) and slot.gpu.until > now
 
 
 def decide(state: State, now: float) -> Decision | None:
