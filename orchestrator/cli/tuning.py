@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from orchestrator.ledger.reader import LedgerReader
     from orchestrator.planning.plan import Plan
 
+DETACH_S = 20.0
+"""Seconds that `--detach` waits until the controller in the background holds the run's lock."""
+
 
 def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
     """Return the request of a command that starts a run; `own`: fields that its common options do not give."""
@@ -217,18 +220,24 @@ def detach(paths: RunPaths) -> Page:
     argv = [sys.executable, "-m", "orchestrator", "resume", paths.run, "--runs", runs]
     with log.open("ab") as out:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    until = time.monotonic() + 20.0
-    while time.monotonic() < until and not holder(paths.lock):
-        if child.poll() is not None:
-            tail = log.read_text(errors="replace")[-2000:]
-            if child.returncode not in (0, 1):
-                raise InputError(f"the controller ended at once with code {child.returncode}:\n{tail}")
-            break
+    pid, exit_code, drives = child.pid, child.poll(), False
+    until = time.monotonic() + DETACH_S
+    while exit_code is None and not drives and time.monotonic() < until:
         time.sleep(0.05)
-    child.returncode = child.returncode or 0  # it outlives this process, which does not wait for it
-    page = Page({"run": paths.root.name, "pid": child.pid, "folder": str(paths.root)})
+        exit_code = child.poll()
+        drives = holder(paths.lock).get("pid") == pid
+    if exit_code not in (None, 0, 1):
+        tail = log.read_text(errors="replace")[-2000:]
+        raise InputError(f"the controller ended at once with code {exit_code}:\n{tail}")
+    child.returncode = exit_code or 0  # it outlives this process, which does not wait for it
+    page = Page({"run": paths.root.name, "pid": pid, "folder": str(paths.root)})
     page.line(paths.root.name)
-    page.aside(f"the controller is process {child.pid}; watch it: {command(f'status {paths.named} --watch')}")
+    if exit_code is not None:
+        page.aside(f"the controller has ended already, with code {exit_code}: {command(f'status {paths.named}')}")
+    elif drives:
+        page.aside(f"the controller is process {pid}; watch it: {command(f'status {paths.named} --watch')}")
+    else:
+        page.aside(f"process {pid} was started {DETACH_S:g} s ago, and does not drive the run yet: look into {log}")
     return page
 
 
