@@ -108,6 +108,8 @@ def from_model(
     from orchestrator.shapes.vllm_model import vllm_shapes
 
     _refuse_two_documents(json_, out)
+    if engine and layers:
+        raise InputError("--layers: not with --engine, whose lists hold every layer; take rows out of OUT.csv")
     columns, only = _columns(set_), [w.strip() for w in layers.split(",") if w.strip()]
     model, of = read_model(config), get_family(family or DEFAULT_FAMILY)
     if engine:
