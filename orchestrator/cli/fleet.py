@@ -135,10 +135,12 @@ def selftest(
     folder, rows = create_run_folder(runs.absolute(), f"selftest-{new_run_id(time.time())}").root, list[Any]()
     trial = of.Trial(folder, inventory, node, 60.0 * minutes - of.ENDING_S)
     before = signal.signal(signal.SIGINT, trial.interrupt)
-    for row in of.tried(trial):
-        rows.append(row)
-        print(plain(f"{row['number']:2} {row['outcome']}: {row['statement']}"), file=sys.stderr, flush=True)
-    signal.signal(signal.SIGINT, before)
+    try:
+        for row in of.tried(trial):
+            rows.append(row)
+            print(plain(f"{row['number']:2} {row['outcome']}: {row['statement']}"), file=sys.stderr, flush=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
     counts = {outcome: sum(row["outcome"] == outcome for row in rows) for outcome in of.OUTCOMES}
     code = 1 if counts[of.NOT_HELD] else 0
     if counts[of.NOT_TRIED] == len(rows):
