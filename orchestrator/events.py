@@ -372,24 +372,23 @@ def to_json(record: Record) -> str:
 
 def from_json(type_: str, data: str) -> Record:
     """The inverse of `to_json`."""
-    record_type = RECORD_TYPES[type_]
-    reasons = _reason_fields(record_type)
+    reasons = _reason_fields(type_)
     raw: dict[str, Any] = _decode(data)[0]
     for name, v in raw.items():  # most values of most records are plain
         if type(v) is list:
             raw[name] = _tuples(v)
         elif name in reasons:
             raw[name] = Reason(v)
-    return record_type(**raw)
+    return RECORD_TYPES[type_](**raw)
 
 
 _decode = json.JSONDecoder().raw_decode  # faster than json.loads
 
 
 @cache
-def _reason_fields(record_type: type[Record]) -> frozenset[str]:
+def _reason_fields(type_: str) -> frozenset[str]:
     """Names of the fields whose type is Reason, alone or as one of several. The journal has them as texts."""
-    hints = get_type_hints(record_type)
+    hints = get_type_hints(RECORD_TYPES[type_])
     return frozenset(name for name, hint in hints.items() if hint is Reason or Reason in get_args(hint))
 
 

@@ -240,7 +240,8 @@ def test_detach_says_what_became_of_the_controller(
             tuning.detach(paths)
         return
     page = tuning.detach(paths)
-    pid = page.document["pid"]
+    document: Any = page.document
+    pid = document["pid"]
     try:
         page.print()
         assert capsys.readouterr().err.startswith(says.format(pid=pid))
