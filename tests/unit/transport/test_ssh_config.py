@@ -1,4 +1,4 @@
-"""How an ssh_config is read: as `ssh -G` reads it; without an OpenSSH client either the same or not at all."""
+"""An ssh_config means what it means to `ssh -G`; without an OpenSSH client it means the same or is refused."""
 
 from __future__ import annotations
 

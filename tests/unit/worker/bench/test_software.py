@@ -1,4 +1,4 @@
-"""Which software a bench names, without importing it."""
+"""The software that a bench names, without importing it."""
 
 from __future__ import annotations
 
