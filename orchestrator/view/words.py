@@ -175,6 +175,8 @@ def kind_of(a: Attempt) -> str:
 
 _NODE = {"trouble": "trouble", "busy": "busy", "shared": "shared"}
 _NODE |= {"away": "preparing", "lost": "away", "gone": "ended"}
+MOMENTS = ("canary", "shared")
+"""Kinds of spans that are marks on the page."""
 _SLOT = {"quarantined": "quarantine", "lost": "gone", "canary failed": "canary"}
 
 
@@ -253,11 +255,13 @@ def timeline(state: State, named: Callable[[int], str], start: float, end: float
         "start": round(start, 1),
         "length": at(end),
         "lanes": [[*slot, list(_segments(lane, gap, tuned, named, at))] for slot, lane in by_slot.items()],
-        "spans": [[s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.end != s.start],
+        "spans": [
+            [s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.kind not in MOMENTS
+        ],
         "marks": sorted(
             [at(b), "controller", f"a controller took over the run (epoch {n})", "", ""]
             for n, (b, _) in enumerate(state.sessions, 1)
-        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind == "canary"],
+        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind in MOMENTS],
         "pauses": [[at(a), at(b)] for a, b in _pauses(state, by_slot, start, end)],
         "coarse": bool(gap),
     }  # fmt: skip
