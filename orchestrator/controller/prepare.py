@@ -24,6 +24,7 @@ from orchestrator.controller.occupancy import (
     occupants,
     occupants_text,
     refuse_one_gpu_twice,
+    what_we_do,
 )
 from orchestrator.controller.pools import check_pools, machines_of, plan_unseen, pool_note, slots_of
 from orchestrator.engines import UNUSABLE, WARNING, Finding, find_engine
@@ -487,7 +488,7 @@ def _with_occupants(report: NodeReport, node: Node, request: str | None) -> Node
     found = occupants(report.facts, gpus_of(node, report.facts), "") if report.usable else ()
     if not found:
         return report
-    mode = mode_of(node, request)
+    mode = what_we_do(mode_of(node, request), found)
     text = busy_sentence("it", mode, occupants_text(found))
     finding = Finding(UNUSABLE if mode == "skip" else WARNING, "busy", text)
     return replace(report, findings=(*(f for f in report.findings if f.about != "busy"), finding))

@@ -136,6 +136,7 @@ INCIDENTS = {
     "away": f"Its work went elsewhere. Check it with: {command('nodes check')}",
     "ended": "Its work went elsewhere. There is nothing to do.",
     "busy": "We wait until it is free. To share or skip it: --busy share, --busy skip.",
+    "shared": "Measure there again when nobody else uses it.",
     "quarantine": "Its work went elsewhere. Before you trust it again, look at the GPU's health"
     f" ({command('status')}), the driver and the image.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
@@ -172,14 +173,17 @@ def kind_of(a: Attempt) -> str:
     return _KINDS.get(a.outcome, "fault")
 
 
-_NODE = {"away": "preparing", "trouble": "trouble", "busy": "busy", "lost": "away", "gone": "ended"}
+_NODE = {"trouble": "trouble", "busy": "busy", "shared": "shared"}
+_NODE |= {"away": "preparing", "lost": "away", "gone": "ended"}
+MOMENTS = ("canary", "shared")
+"""Kinds of spans that are marks on the page."""
 _SLOT = {"quarantined": "quarantine", "lost": "gone", "canary failed": "canary"}
 
 
 @dataclass(slots=True)
 class Span:
     """Interval in which a node or slot did not work. kind: preparing, trouble, away, busy, ended or released (a lease),
-    quarantine, gone; or a failed canary, which is a moment."""
+    quarantine, gone; or a moment: canary (it failed), shared (others use the node too)."""
 
     node: str
     slot: str | None
@@ -195,13 +199,13 @@ def spans(state: State, node: str) -> list[Span]:
     for i, (t, to, why) in enumerate(n.history):
         kind = "released" if to == "gone" and why.startswith("released") else _NODE.get(to)
         if kind is not None:
-            out.append(Span(node, None, t, kind, node_words(n, to, why), _end(n.history, i)))
+            out.append(Span(node, None, t, kind, node_words(n, to, why), _end(n.history, i, t)))
     for slot in n.slots.values():
         for i, (t, to, why) in enumerate(slot.history):
             kind = _SLOT.get(to)
             if kind is not None and not (kind == "gone" and n.state == "gone"):
-                end = t if kind == "canary" else _end(slot.history, i)
-                out.append(Span(node, slot.name, t, kind, slot_change(state, slot, to, why), end))
+                text = slot_change(state, slot, to, why)
+                out.append(Span(node, slot.name, t, kind, text, _end(slot.history, i, t)))
     return sorted(out, key=lambda s: s.start)
 
 
@@ -209,7 +213,9 @@ _MOMENTS = ("canary failed", "shared", "draining")
 """Entries of a history after which the state before them goes on."""
 
 
-def _end(history: list[tuple[float, str, str]], i: int) -> float | None:
+def _end(history: list[tuple[float, str, str]], i: int, start: float) -> float | None:
+    if history[i][1] in _MOMENTS:
+        return start
     return next((t for t, to, _ in history[i + 1 :] if to not in _MOMENTS), None)
 
 
@@ -249,11 +255,13 @@ def timeline(state: State, named: Callable[[int], str], start: float, end: float
         "start": round(start, 1),
         "length": at(end),
         "lanes": [[*slot, list(_segments(lane, gap, tuned, named, at))] for slot, lane in by_slot.items()],
-        "spans": [[s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.kind != "canary"],
+        "spans": [
+            [s.node, s.slot, at(s.start), at(s.end), s.kind, s.text[:300]] for s in found if s.kind not in MOMENTS
+        ],
         "marks": sorted(
             [at(b), "controller", f"a controller took over the run (epoch {n})", "", ""]
             for n, (b, _) in enumerate(state.sessions, 1)
-        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind == "canary"],
+        ) + [[at(s.start), s.kind, s.text[:300], s.node, s.slot] for s in found if s.kind in MOMENTS],
         "pauses": [[at(a), at(b)] for a, b in _pauses(state, by_slot, start, end)],
         "coarse": bool(gap),
     }  # fmt: skip
