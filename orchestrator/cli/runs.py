@@ -60,12 +60,15 @@ def retry(
     runs: RunsOpt = DEFAULT_RUNS,
     reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
     group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
+    noisy: Annotated[bool, typer.Option("--noisy", help="Noisy winners, not failed shapes.")] = False,
     json_: JsonOpt = False,
 ) -> Page:
     """Queue the failed shapes of a run again, with fresh tries."""
     from orchestrator.cli import tuning
 
-    return tuning.retry(find_run(runs, run), reason=reason, group=group, json_=json_)
+    if noisy and reason is not None:
+        raise InputError("--noisy and --reason: a noisy winner did not fail; leave one of them out")
+    return tuning.retry(find_run(runs, run), reason=reason, group=group, noisy=noisy, json_=json_)
 
 
 def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:

@@ -64,16 +64,24 @@ def tried(state: State, shape: Shape, reason: Reason, attempt: str) -> None:
     if shape.tries >= state.settings.tries:
         why = f"given up after {plural(shape.tries, 'try', 'tries')}"
         state.ripe[shape.id] = (
-            SettleShape(shape.id, shape.result, False, why)
-            if shape.result
-            else FailShape(shape.id, reason, why, attempt, False)
+            keep_result(shape, why) if shape.result else FailShape(shape.id, reason, why, attempt, False)
         )
+
+
+def keep_result(shape: Shape, why: str) -> SettleShape:
+    """Settle the shape with the result that it has. A noisy result is complete; any other lacks candidates."""
+    if shape.noisy:
+        return SettleShape(shape.id, shape.noisy, True, f"its time is noise, measured again without a result: {why}")
+    return SettleShape(shape.id, shape.result, False, why)
 
 
 def is_enough(state: State, shape: Shape) -> bool:
     """Return whether the evidence against the shape is enough. It must have faulted at least once alone in a process,
     where a tuner isolates candidates, and on two nodes; on two slots if there is only one node; twice if there is only
-    one slot (or once, if it has a result). For candidates that a result leaves out, two slots are enough."""
+    one slot (or once, if it has a result). For candidates that a result leaves out, two slots are enough. A noisy
+    result is measured once more, however that ends."""
+    if shape.noisy:
+        return bool(shape.faults) and shape.faults[-1].attempt != shape.noisy
     if _sure_result(shape) is not None:
         return True
     if not any(f.alone for f in shape.faults):
@@ -144,6 +152,8 @@ def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
     sure = len({f.place for f in shape.faults}) > 1
     seen = ", ".join(f"{spot(f.place, state.nodes)} ({f.reason.value})" for f in shape.faults)
     seen = f"seen on {seen}" if sure else f"seen on {seen}; unconfirmed: only one slot"
+    if shape.noisy:
+        return keep_result(shape, seen)
     result = _sure_result(shape)
     if result is not None or shape.result:
         return SettleShape(

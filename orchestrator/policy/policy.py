@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from orchestrator.events import AskCanary, Decision, Event, Quarantine, Send, TakeBack
+from orchestrator.events import AskCanary, Decision, Event, FailShape, Quarantine, Send, TakeBack
 from orchestrator.policy import blame
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, Kind, Node, Shape, Slot, State, Waiting, spot
@@ -102,7 +102,8 @@ class Policy:
 def decide(state: State, now: float) -> Decision | None:
     """The next decision; None: nothing is to be done. Apply it before the next is asked for."""
     for end in state.ripe.values():
-        return end
+        has_result = isinstance(end, FailShape) and state.shapes[end.shape].noisy
+        return blame.keep_result(state.shapes[end.shape], end.detail) if has_result else end
     for slot_id, reason in state.to_shut.items():
         return blame.quarantine(state, state.nodes[slot_id[0]].slots[slot_id[1]], reason, now)
     if (verdict := blame.judge(state, now)) is not None:
