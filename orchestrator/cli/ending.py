@@ -78,8 +78,7 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
     if report is not None:
         page.lines((
             f"{config.db}: {row.action} {describe(v for n, v in row.key.items() if n != 'cu_num')}  "
-            f"{'' if row.old_us is None else f'{row.old_us:g} us -> '}"
-            f"{'' if row.new_us is None else f'{row.new_us:g} us'}  {row.why}" for row in report.rows
+            f"{row.times}  {row.why}" for row in report.rows
         ), more=f"all in {paths.merge.name}")  # fmt: skip
         page.line(*[f"{config.db}: the old table is kept as {report.backup}"] * bool(report.backup))
         page.line(*(f"note: {note}" for note in report.notes))
@@ -150,7 +149,7 @@ def add_winners(
     for w in winners:
         gain, tflops = gains.get(w.shape), f"{w.row['tflops']:.4g}" if "tflops" in w.row else ""
         row = (describe(w.key), plain(w.kernel_name, 60), f"{w.us:.2f}", tflops, "" if gain is None else f"{gain:.2f}x")
-        rows.append((*row, notes[w.shape]) if w.shape in notes else row)
+        rows.append((*row, notes.get(w.shape, "")) if notes else row)
     heads = ["shape", "best kernel", "us", "TFLOPS", "vs median"]
     if notes:
         heads.append("note")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import webbrowser
 from collections import Counter
@@ -48,10 +49,15 @@ def resume(
     Repeats at most what was in flight.
     """
     from orchestrator.cli import tuning
+    from orchestrator.ledger.reader import LedgerReader
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        was_cancelled = ledger.state == "cancelled"
     RunConfig.change(paths.config, busy=busy, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours)
+    if was_cancelled:
+        print(f"run {paths.run} was cancelled; it goes on with what is left", file=sys.stderr)
     return tuning.detach(paths) if detach else tuning.drive_here(paths, json_=json_)
 
 

@@ -147,13 +147,13 @@ def _sure_result(shape: Shape) -> Fault | None:
 
 def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
     """The end of a shape with enough faults: its best result without the candidates that faulted, or its failure."""
+    if shape.noisy:
+        return keep_result(shape, shape.faults[-1].detail or shape.faults[-1].reason.message)
     # if several are alike, report the first: a later one may only say that candidates were left out
     last = next(f for f in shape.faults if f.reason is shape.faults[-1].reason)
     sure = len({f.place for f in shape.faults}) > 1
     seen = ", ".join(f"{spot(f.place, state.nodes)} ({f.reason.value})" for f in shape.faults)
     seen = f"seen on {seen}" if sure else f"seen on {seen}; unconfirmed: only one slot"
-    if shape.noisy:
-        return keep_result(shape, seen)
     result = _sure_result(shape)
     if result is not None or shape.result:
         return SettleShape(

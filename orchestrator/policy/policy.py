@@ -333,7 +333,8 @@ def why(state: State, what: int) -> str:
     if not shape.faults:
         return f"{head} for a lease on which nothing ran yet: {plural(len(shape.ends), 'lease')} ended under it"
     where = ", ".join(dict.fromkeys(spot(f.place, state.nodes) for f in shape.faults))
-    return f"{head} for a slot other than {where}, where it went wrong"
+    wrong = "its time was noise" if shape.noisy else "it went wrong"
+    return f"{head} for a slot other than {where}, where {wrong}"
 
 
 def whereabouts(state: State, a: Attempt) -> str:

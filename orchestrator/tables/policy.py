@@ -100,6 +100,12 @@ class MergeRow:
     judged: Basis = ""
     rival_us: float | None = None
 
+    @property
+    def times(self) -> str:
+        """The times that were compared, in words: `why` is about these two."""
+        before = self.rival_us if self.judged == "same profile" else self.old_us
+        return " -> ".join(f"{us:g} us" for us in (before, self.new_us) if us is not None)
+
 
 def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | MergeRow:
     """A row by column name as a newcomer, or why it cannot be one."""

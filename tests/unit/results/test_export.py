@@ -156,6 +156,15 @@ def test_runs_are_found_by_id_beginning_or_age(tmp_path: Path) -> None:
         paths.root.mkdir()
         paths.config.write_text("run: x\n")
         os.utime(paths.config, (i, i))
+    counts = {"total": 2, "skipped": 2}  # the table had every shape
+    (tmp_path / "b-1" / "provenance.json").write_text(json.dumps({"counts": counts}))
+    assert find_run(tmp_path, None).run == "a-3"
+    (tmp_path / "a-3" / "provenance.json").write_text(json.dumps({"counts": counts}))
+    assert find_run(tmp_path, None).run == "a-2"
+    (tmp_path / "a-2" / "provenance.json").write_text(json.dumps({"counts": counts}))
+    assert find_run(tmp_path, None).run == "a-3", "all skipped all"
+    for name in ("b-1", "a-2", "a-3"):
+        (tmp_path / name / "provenance.json").unlink()
     (tmp_path / "no-run").mkdir()
     assert [r.run for r in list_runs(tmp_path)] == ["b-1", "a-2", "a-3"]
     assert [find_run(tmp_path, name).run for name in (None, "b", "a-2")] == ["a-3", "b-1", "a-2"]
