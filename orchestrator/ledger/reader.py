@@ -378,17 +378,18 @@ class LedgerReader:
 
     def noise(self, attempt: str, shape: int) -> float:
         """The spread of an attempt's winner if it is noisy: its last time differs from its own first time by more than
-        the spreads of both explain. Else 0. A row that keeps today's entry is not noisy."""
+        the spreads of both explain. Else 0. A row that keeps today's entry is not noisy, and no mean of a bench is."""
         for extra, first_us, first_spread, us, spread in self.query(_FIRST_AND_LAST, (attempt, shape)):
-            first, last = Time(first_us, first_spread), Time(us, spread)
-            if is_noisy(first, last) and not keeps_today(json.loads(extra or "{}")):
+            first, last, more = Time(first_us, first_spread), Time(us, spread), json.loads(extra or "{}")
+            if is_noisy(first, last) and "run" not in more and not keeps_today(more):
                 return spread_of_noisy(first, last)
         return 0.0
 
     def noisy(self) -> dict[int, float]:
-        """The shapes whose winner is noisy, with its spread."""
+        """The shapes whose winner is noisy, with its spread; without unconfirmed ones, which no table takes."""
+        unsure = {s.id for s in self.shapes("tuned") if s.confirmed is False}
         found = {w.shape: self.noise(w.attempt, w.shape) for w in self.winners()}
-        return {shape: spread for shape, spread in found.items() if spread}
+        return {shape: spread for shape, spread in found.items() if spread and shape not in unsure}
 
     def profile_rows(self) -> Iterator[ProfileRow]:
         """Every measured candidate, in the order of arrival."""

@@ -73,7 +73,7 @@ def _retry_asked(state: State, e: ev.RetryAsked, t: float) -> None:
         if shape.state == "failed":
             _reopen(state, shape)
             wait(state, [shape.id])
-        elif shape.state == "tuned":
+        elif shape.state == "tuned" and shape.confirmed is not False:
             set_noisy_apart(state, _measure_again(state, shape, state.attempts[shape.attempt], t))
 
 

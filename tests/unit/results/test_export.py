@@ -113,6 +113,7 @@ KEPT = '{"values": null}'
         ((44.0, 0.01), (10.0, 0.01), None, pytest.approx(1 - 10 / 44.44)),  # the upper bound is of the first time
         ((10.0, 0.40), (14.0, 0.01), None, 0.0),  # the spread explains it
         ((10.0, 0.01), (44.0, 0.02), KEPT, 0.0),
+        ((10.0, 0.01), (44.0, 0.02), "bench", 0.0),
         ((10.0, 0.01), (44.0, 0.02), "no JSON", pytest.approx(1 - 1 / 1.02)),
     ],
 )
@@ -121,7 +122,8 @@ def test_a_winner_is_noisy_if_its_last_time_differs_from_its_first(
 ) -> None:
     with Run(tmp_path, groups=((1,), (2,))) as run:
         run.send("g0001-1")
-        before, after = ({"us": us, "spread": s, "triton_config": config} for us, s in (first, last))
+        more = {"run": 0} if config == "bench" else {"triton_config": config}
+        before, after = ({"us": us, "spread": s, **more} for us, s in (first, last))
         events = run.says(
             started("g0001-1"),
             row("row", "g0001-1", 1, us=1.0, kernelName="other"),
