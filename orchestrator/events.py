@@ -52,7 +52,7 @@ class WorkAdded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RetryAsked(Event):
-    """The user wants these failed shapes tried again. Their tries start at zero."""
+    """The user wants these shapes tried again: failed ones, whose tries start at zero, and noisy winners."""
 
     shapes: tuple[int, ...]
 
@@ -232,12 +232,16 @@ class ShapeStarted(Event):
     shape: int
 
 
+NOISE = ("the winner's time is noise",)
+"""Stands among the candidates that a result leaves out if its winner is noisy. So no reader needs another field."""
+
+
 @dataclass(frozen=True, slots=True)
 class ShapeTuned(Event):
-    """A valid winner of the shape reached the ledger. If it is complete, it settles a shape that is not settled yet.
+    """A valid winner of the shape reached the ledger. A complete one that is not noisy settles a pending shape.
 
-    `withheld`: identities of the candidates that were left out because they faulted, on this slot alone. `earlier`:
-    those of them that faulted before this run. `cut`: the list was cut, there are more.
+    `withheld`: identities of the candidates that were left out because they faulted, on this slot alone, and NOISE.
+    `earlier`: those of them that faulted before this run. `cut`: the list was cut, there are more.
     """
 
     attempt: str
@@ -248,7 +252,13 @@ class ShapeTuned(Event):
 
     @property
     def complete(self) -> bool:
-        return not self.withheld and not self.cut
+        """Return whether no candidate was left out."""
+        return not self.cut and set(self.withheld) <= {NOISE}
+
+    @property
+    def noisy(self) -> bool:
+        """Return whether the winner's time differs from its first time by more than noise explains."""
+        return NOISE in self.withheld
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +331,7 @@ class FailShape(Decision):
 @dataclass(frozen=True, slots=True)
 class SettleShape(Decision):
     """The shape is tuned: the winner of `attempt` is its row. Not `confirmed`: candidates that faulted on only one slot
-    were left out."""
+    were left out. It also settles a noisy winner that is not measured again."""
 
     shape: int
     attempt: str

@@ -253,31 +253,36 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
         os.rename(aside, paths.inventory)
 
 
-def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> Page:
-    """Queue failed shapes again, through the run's controller or by driving the run here."""
+def retry(paths: RunPaths, *, reason: str | None, group: str | None, noisy: bool, json_: bool) -> Page:
+    """Queue failed shapes or noisy winners again, through the run's controller or by driving the run here."""
     from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
         members = set(ledger.replayed.attempts[group].shapes) if group else None
-        failed = [f.id for f in ledger.failed(reason) if members is None or f.id in members]
+        found = ledger.noisy() if noisy else [f.id for f in ledger.failed(reason)]
+        wanted = [shape for shape in found if members is None or shape in members]
         reasons, counts = list(ledger.failures()), ledger.counts()
-    page = Page({"run": paths.run, "queued": len(failed)})
-    if not failed:
+    page = Page({"run": paths.run, "queued": len(wanted)})
+    if noisy and not wanted:
+        page.line("nothing to retry: no winner is noisy")
+        return page
+    if not wanted:
         which = "".join(f" with {w}" for w in (reason and f"reason {reason!r}", group and f"group {group!r}") if w)
         there = f"failed shapes have: {', '.join(reasons)}" if reasons else "no shape failed"
         page.line(f"nothing to retry: no failed shape{which} ({there})")
         if counts.pending and not holder(paths.lock):
             page.line(f"{plural(counts.pending, 'shape')} pending; go on with: {command(f'resume {paths.named}')}")
         return page
+    what = plural(len(wanted), "noisy winner" if noisy else "failed shape")
     if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
-            leave_request(paths.requests, "retry", shapes=failed)
+            leave_request(paths.requests, "retry", shapes=wanted)
         watch = command(f"status {paths.named} --watch")
-        page.line(f"{plural(len(failed), 'failed shape')} queued again; watch: {watch}")
+        page.line(f"{what} queued again; watch: {watch}")
         return page
-    print(f"trying {plural(len(failed), 'failed shape')} again", file=sys.stderr if json_ else sys.stdout)
-    return drive_here(paths, json_=json_, retry=tuple(failed))
+    print(f"trying {what} again", file=sys.stderr if json_ else sys.stdout)
+    return drive_here(paths, json_=json_, retry=tuple(wanted))
 
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from operator import attrgetter
 
-from orchestrator.events import AskCanary, Decision, Event, Quarantine, Send, TakeBack
+from orchestrator.events import AskCanary, Decision, Event, FailShape, Quarantine, Send, TakeBack
 from orchestrator.policy import blame
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, Kind, Node, Shape, Slot, State, Waiting, spot
@@ -108,7 +108,8 @@ def _is_shut(slot: Slot, now: float) -> bool:
 def decide(state: State, now: float) -> Decision | None:
     """The next decision; None: nothing is to be done. Apply it before the next is asked for."""
     for end in state.ripe.values():
-        return end
+        has_result = isinstance(end, FailShape) and state.shapes[end.shape].noisy
+        return blame.keep_result(state.shapes[end.shape], end.detail) if has_result else end
     for slot_id, reason in state.to_shut.items():
         return blame.quarantine(state, state.nodes[slot_id[0]].slots[slot_id[1]], reason, now)
     if (verdict := blame.judge(state, now)) is not None:
@@ -338,7 +339,8 @@ def why(state: State, what: int) -> str:
     if not shape.faults:
         return f"{head} for a lease on which nothing ran yet: {plural(len(shape.ends), 'lease')} ended under it"
     where = ", ".join(dict.fromkeys(spot(f.place, state.nodes) for f in shape.faults))
-    return f"{head} for a slot other than {where}, where it went wrong"
+    wrong = "its time was noise" if shape.noisy else "it went wrong"
+    return f"{head} for a slot other than {where}, where {wrong}"
 
 
 def whereabouts(state: State, a: Attempt) -> str:

@@ -292,7 +292,7 @@ class Collector:
         roofs = Roofs.of(ledger.family, [d for d in devices if d])
         unconfirmed = ledger.unconfirmed()
         bench = recorded_tuner(config.tuner).side_by_side  # its result is the mean of its runs
-        noisy = "" if bench else noise_note([named(i) for i, w in measured.winners.items() if w.noisy])
+        noisy = "" if bench else noise_note([named(i) for i, w in measured.winners.items() if w.noisy], run)
         notes = [] if going else [*unpromised(ledger), *([noisy] if noisy else [])]
         notes += [f"compared with the other GPUs, {words}" for words in flag_words(state)[:MOST_FLAGS]]
         backends = by_backend(measured)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.command_hints import command
+from orchestrator.events import NOISE
 from orchestrator.ledger.reader import LedgerReader
 from orchestrator.policy.model import Attempt, Node, Shape, Slot, SlotId, State, spot
 from orchestrator.reasons import Reason
@@ -327,10 +328,11 @@ def shape_steps(state: State, s: Shape) -> list[Step]:
         where, took = f"{a.id} on {a.node} slot {a.slot}", f" after {a.seconds:.1f} s" if a.seconds > 0 else ""
         t = a.ended_at or a.current_at or a.started_at
         if s.id in a.landed:
-            n = max((len(f.left_out) for f in s.faults if f.attempt == a.id), default=0)
+            n = max((len(f.left_out - {NOISE}) for f in s.faults if f.attempt == a.id), default=0)
             result = "the tuner's verdict" if s.reason and s.reason.is_verdict else "a result"
             without = f", without {plural(n, 'candidate')} that faulted" if n else ""
-            steps.append((t, f"{where}: {result}{without}", kind_of(a)))
+            noise = ", whose time is noise" if s.noisy == a.id else ""
+            steps.append((t, f"{where}: {result}{without}{noise}", kind_of(a)))
         elif a.in_flight == s.id and a.outcome is not None:
             why = f": {a.detail}" if a.detail else ""
             steps.append((t, f"{where} ended at it{took}: {a.outcome.message}{why}", kind_of(a)))
