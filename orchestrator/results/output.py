@@ -52,6 +52,8 @@ REASONS = {
 MOST_NAMED = 8
 MOST_WRONG = 100
 """Rows beyond the error ratio that are listed."""
+MOST_PAIRS = 28
+"""Pairs of backends that are listed: all of eight backends."""
 ALL = "all with --json"
 
 
@@ -65,7 +67,7 @@ def add_analysis(page: Page, of: Mapping[str, Any], most: int) -> None:
         (f"{label(p['first'])} over {label(p['second'])}", f"{p['shapes']:,}", f"{p['wins']:,}",
          *(_ratio(p[n]) for n in ("least", "most", "mean", "geomean")))
         for p in of["summary"]["pairs"]
-    ), "pair", right=heads[1:], most=len(of["rows"]) ** 2)  # fmt: skip
+    ), "pair", right=heads[1:], most=MOST_PAIRS, more=ALL)  # fmt: skip
     page.line(*_sentences(of))
     heads = ("shape", "backend", "kernel", "errRatio", "us", "")
     page.table(heads, _wrong(of), right=heads[3:5], most=MOST_WRONG, more=ALL)

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator import events as ev
+from orchestrator.cli.screen import summary_line
 from orchestrator.policy import PolicySettings
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import State
@@ -148,6 +149,32 @@ def test_after_a_third_the_end_is_known_within_a_factor(seed: int, off: float, p
             assert 1 / 1.3 < (now + left) / makespan < 1.3, (now, makespan, left)
         if makespan / 3 <= now <= makespan / 2 and not poison:
             assert 1 / 1.3 < left / (makespan - now) < 1.3, (now, makespan, left)
+
+
+def test_on_a_chip_that_nobody_measured_the_end_is_not_known_before_the_first_result() -> None:
+    simulator = Simulator(plan(1, off=1.0))
+    simulator.run()
+    state, about = State(PolicySettings()), replace(ABOUT, known=False)
+    for t, record in simulator.journal:
+        apply(state, record, t)
+        if state.running and not state.tuned_at:
+            assert run_status(state, about, "running", t).eta_s is None
+            assert run_status(state, ABOUT, "running", t).eta_s
+        if state.tuned_at:
+            break
+    left = run_status(state, about, "running", t).eta_s
+    assert left is not None
+    assert left > 0
+
+
+def test_what_is_waited_for_is_said_beside_the_time_left() -> None:
+    busy = ev.NodeBusy("n1", "wait", "GPU 0 is busy")
+    state = fed(
+        (2.0, ev.NodeExpected("n1", ("0",))), (2.0, busy), (3.0, ev.LeasesQueued("pool", (("12", "Priority"),)))
+    )
+    status = run_status(state, ABOUT, "running", 4.0)
+    assert status.waits_for == ["n1", "the queue of pool"]
+    assert summary_line(status).endswith(" left, not counting the wait for n1, the queue of pool")
 
 
 SLOTS = [(node, str(i)) for node in ("n1", "n2") for i in range(4)]
