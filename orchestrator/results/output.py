@@ -190,10 +190,13 @@ def add_comparison(page: Page, of: Mapping[str, Any]) -> None:
     page.table([*rows[0]["key"], *heads], cells, right=right, most=most, more="all with --out or --json")
     page.line(*of["summary"])
     if of["open"]:
-        what = f"{plural(of['open'], 'row')} could not be judged. Measure again, in turn and seven times, and compare"
-        page.line(
-            f"{what} the new files{'' if of['rule_only'] else f' with --bound {AGAIN_BOUND:g}'}:", f"  {of['again']}"
-        )
+        bound = "" if of["rule_only"] else f" with --bound {AGAIN_BOUND:g}"
+        way = f"Profile both sides again (rocprofv3 --kernel-trace), and compare the traces{bound}"
+        if of["again"]:
+            way = f"Measure again, in turn and seven times, and compare the new files{bound}:"
+        page.line(f"{plural(of['open'], 'row')} could not be judged. {way}")
+        if of["again"]:
+            page.line(f"  {of['again']}")
 
 
 def _figure(name: str, value: Any) -> Cell:
