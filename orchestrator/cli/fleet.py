@@ -6,6 +6,7 @@ import json
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -14,7 +15,7 @@ import typer
 from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
-from orchestrator.errors import InputError
+from orchestrator.errors import InputError, InventoryError
 from orchestrator.paths import RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
@@ -37,7 +38,7 @@ def check_nodes(
 ) -> Page:
     """Check what every node has and what it lacks.
 
-    Exit code 3 if a node cannot be used.
+    Exit code 1 if a node cannot be used, 3 if none can.
     """
     from orchestrator.controller import node_check as check
     from orchestrator.controller.pools import check_pools, probe_pools, would_do
@@ -53,7 +54,11 @@ def check_nodes(
         run = f"check-{new_run_id(time.time())}"
         pools += probe_pools(known, run, lambda words: print(words, file=sys.stderr, flush=True))
     reports += pools
-    page = Page({"nodes": [r.to_json() for r in reports]}, 0 if all(r.usable for r in reports) else 3)
+    unusable = [r for r in reports if not r.usable]
+    code = 1 if unusable else 0
+    if unusable == reports:
+        code = 3
+    page = Page({"nodes": [r.to_json() for r in reports]}, code)
     page.table(check.COLUMNS[:-1], ([plain(cell, 60) for cell in r.row()[:-1]] for r in reports), most=len(reports))
     for words in dict.fromkeys(r.devices() for r in reports if r.usable and r.devices()):
         page.line(f"{', '.join(r.node for r in reports if r.devices() == words)}: {words}")
@@ -171,8 +176,6 @@ def check_inventory(
 
     Prints the nodes and options that result, or every fault (exit code 2).
     """
-    from orchestrator.controller.occupancy import refuse_one_gpu_twice
-    from orchestrator.inventory import load as inventories
     from orchestrator.inventory.model import dumps
     from orchestrator.templating import data_folder
 
@@ -181,11 +184,7 @@ def check_inventory(
         return None
     path = file or data_folder("inventories") / "local.yaml"
     try:
-        found = inventories.load_inventory(path)
-        refuse_one_gpu_twice(found.nodes, {})
-        inventories.check_identities(found.nodes.values())
-        if env:
-            inventories.check_references(found.nodes.values())
+        found = _checked_inventory(path, env=env)
     except InputError as e:
         if json_:
             Page({"ok": False, "file": str(path), "faults": e.faults}).print(as_json=True)
@@ -198,6 +197,33 @@ def check_inventory(
     for node in nodes:
         page.line(*_node_lines(node))
     return page
+
+
+def _checked_inventory(path: Path, *, env: bool) -> Inventory:
+    """Load an inventory and check what `tune` would. Raises one InventoryError with the faults of all checks."""
+    from orchestrator.controller.occupancy import refuse_one_gpu_twice
+    from orchestrator.inventory import load as inventories
+
+    try:
+        found = inventories.load_inventory(path)
+    except InputError as e:
+        unset = inventories.unset_variables(path) if env else []
+        raise InventoryError([*e.faults, *unset]) from e
+    nodes = found.nodes.values()
+    faults: list[str] = []
+    for check, wanted in (
+        (partial(refuse_one_gpu_twice, found.nodes, {}), True),
+        (partial(inventories.check_identities, nodes), True),
+        (partial(inventories.check_references, nodes), env),
+    ):
+        try:
+            if wanted:
+                check()
+        except InputError as e:
+            faults += e.faults
+    if faults:
+        raise InventoryError(faults)
+    return found
 
 
 def _about(node: Node) -> dict[str, Any]:

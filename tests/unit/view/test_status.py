@@ -167,6 +167,25 @@ def test_on_a_chip_that_nobody_measured_the_end_is_not_known_before_the_first_re
     assert left > 0
 
 
+def test_a_refused_shape_says_nothing_of_the_time_that_measuring_takes() -> None:
+    work = ev.WorkAdded("k", ((1,), (2,), (3,)), ((10.0,), (10.0,), (36000.0,)))
+    begin = (
+        (0.0, work),
+        *BEGIN[1:6],
+        (3.0, ev.Send("g1", "n", "0", 1, (3,))),
+        (3.0, ev.AttemptStarted("g1", "n", "0")),
+    )
+    state = fed(
+        (3.1, ev.ShapeRefused("g1", 3, Reason.UNSUPPORTED, "too large")),
+        (3.1, ev.FailShape(3, Reason.UNSUPPORTED, "too large", None, True)),
+        (3.1, ev.AttemptEnded("g1", Reason.DONE, None, "", 0.1)),
+        begin=begin,
+    )
+    left = time_left(state, ABOUT, 4.0, driven=True)
+    assert left is not None
+    assert 5 < left.low_s < left.mid_s < left.high_s < 100
+
+
 def test_what_is_waited_for_is_said_beside_the_time_left() -> None:
     busy = ev.NodeBusy("n1", "wait", "GPU 0 is busy")
     state = fed(
