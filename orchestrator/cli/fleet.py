@@ -6,7 +6,6 @@ import json
 import signal
 import sys
 import time
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -176,6 +175,8 @@ def check_inventory(
 
     Prints the nodes and options that result, or every fault (exit code 2).
     """
+    from orchestrator.controller.occupancy import refuse_one_gpu_twice
+    from orchestrator.inventory import load as inventories
     from orchestrator.inventory.model import dumps
     from orchestrator.templating import data_folder
 
@@ -184,11 +185,17 @@ def check_inventory(
         return None
     path = file or data_folder("inventories") / "local.yaml"
     try:
-        found = _checked_inventory(path, env=env)
+        found = inventories.load_inventory(path)
+        refuse_one_gpu_twice(found.nodes, {})
+        inventories.check_identities(found.nodes.values())
+        if env:
+            inventories.check_references(found.nodes.values())
     except InputError as e:
+        unset = inventories.unset_variables(path) if env else {}
+        faults = [*e.faults, *(fault for name, fault in unset.items() if f"{{env:{name}}}" not in str(e))]
         if json_:
-            Page({"ok": False, "file": str(path), "faults": e.faults}).print(as_json=True)
-        raise
+            Page({"ok": False, "file": str(path), "faults": faults}).print(as_json=True)
+        raise InventoryError(faults) from e
     nodes = [_about(node) for node in found.nodes.values()]
     fleet = {"family": found.defaults.family, "tuner": found.defaults.tuner}
     document = {"ok": True, "file": found.source, **fleet, "nodes": nodes}
@@ -197,33 +204,6 @@ def check_inventory(
     for node in nodes:
         page.line(*_node_lines(node))
     return page
-
-
-def _checked_inventory(path: Path, *, env: bool) -> Inventory:
-    """Load an inventory and check what `tune` would. Raises one InventoryError with the faults of all checks."""
-    from orchestrator.controller.occupancy import refuse_one_gpu_twice
-    from orchestrator.inventory import load as inventories
-
-    try:
-        found = inventories.load_inventory(path)
-    except InputError as e:
-        unset = inventories.unset_variables(path) if env else []
-        raise InventoryError([*e.faults, *unset]) from e
-    nodes = found.nodes.values()
-    faults: list[str] = []
-    for check, wanted in (
-        (partial(refuse_one_gpu_twice, found.nodes, {}), True),
-        (partial(inventories.check_identities, nodes), True),
-        (partial(inventories.check_references, nodes), env),
-    ):
-        try:
-            if wanted:
-                check()
-        except InputError as e:
-            faults += e.faults
-    if faults:
-        raise InventoryError(faults)
-    return found
 
 
 def _about(node: Node) -> dict[str, Any]:

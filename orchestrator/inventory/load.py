@@ -194,18 +194,18 @@ def check_references(nodes: Iterable[Node]) -> None:
         raise InventoryError(list(dict.fromkeys(faults)))
 
 
-def unset_variables(path: str | Path) -> list[str]:
-    """A fault for each variable that the texts of an inventory's file refer to and that is not set.
+def unset_variables(path: str | Path) -> dict[str, str]:
+    """A fault for each variable that the texts of an inventory's file refer to and that is not set, by its name.
 
     This reads the file's words alone, so it also works on an inventory that cannot be loaded.
     """
-    faults: list[str] = []
+    faults: dict[str, str] = {}
     with contextlib.suppress(yaml.YAMLError):  # the words before the fault count
         for token in yaml.scan(read_bytes(path, MAX_BYTES, InventoryError)):
             if isinstance(token, yaml.ScalarToken):
-                place = f"{escaped(str(path))}:{token.start_mark.line + 1}"
-                faults += [f"{place}: a text refers to {unset_words(name)}" for _, name in missing(token.value)]
-    return list(dict.fromkeys(faults))
+                place = f"{escaped(str(path))}:{token.start_mark.line + 1}: a text refers to"
+                faults |= {name: f"{place} {unset_words(name)}" for _, name in missing(token.value)}
+    return faults
 
 
 def check_identities(nodes: Iterable[Node]) -> None:

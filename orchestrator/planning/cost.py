@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from orchestrator.planning.rates import measured_rate, order_of_work
+from orchestrator.planning.rates import nearest_rate
 from orchestrator.shapes.model import Shape, operand_bytes
 from worker.families import Family
 from worker.tuners.catalog import recorded_tuner
@@ -78,20 +78,18 @@ class CostModel:
     def default(cls, tuner: str, family: Family, gfx: str = "") -> CostModel:
         """The first guess, if this user has measured nothing yet. The guess of a tuner from a package is its own."""
         spec = recorded_tuner(tuner)
-        shipped = measured_rate(tuner, family.name, gfx)
-        rate = shipped or spec.cost_guess or order_of_work(tuner)
-        known = shipped is not None or spec.cost_guess is not None
-        source = f"a first guess for tuner {tuner}; the next run of {family.name} will know better"
-        if shipped is not None:
-            source = (
-                f"a first guess for tuner {tuner}, {shipped.source}; the next run of {family.name} will know better"
-            )
-        if not known:
+        rate, known = nearest_rate(tuner, family.name, gfx)
+        source = f"a first guess for tuner {tuner}, {rate.source}; the next run of {family.name} will know better"
+        if spec.cost_guess is not None:
+            known = True
+            source = f"the guess of tuner {tuner} itself; the next run of {family.name} will know better"
+        elif not known:
             source = f"not known: nobody has measured tuner {tuner} on {gfx or 'this chip'}; the first run will show it"
+        seconds = spec.cost_guess or rate
         slower = spec.slower_families.get(family.name, 1.0)
-        a, b, c = (slower * v for v in (rate.shape_s, rate.flop_s, rate.weight_s))
+        a, b, c = (slower * v for v in (seconds.shape_s, seconds.flop_s, seconds.weight_s))
         spread = FIRST_SPREAD if known else UNKNOWN_SPREAD
-        return cls(rate.setup_s, a, b, c, source, rate.start_s, spread, is_guess=True, known=known)
+        return cls(seconds.setup_s, a, b, c, source, seconds.start_s, spread, is_guess=True, known=known)
 
     def scaled(self, units: float) -> CostModel:
         """The model for a run whose options multiply the cost of every shape by `units`."""

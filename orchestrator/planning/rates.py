@@ -43,23 +43,17 @@ RATES = (
     # benchmarks/results/vllm-configs.md: 23 files of 18 M in 23 to 231 s, 6 MoE layers of 6 M in 39 to 119 s
     Rate("vllm", "sm_90", "", 3.0, 1.8, 3e-11, 0.0, 25.0, H200),
     Rate("vllm", "sm_90", "fmoe", 3.0, 10.0, 1e-10, 0.0, 25.0, H200),
+    # nobody measured this one: it only says which work is long, and that a group's set-up is
+    Rate("aiter", "none", "", 15.0, 12.0, 3e-12, 3e-8, 40.0, ""),
 )
 
-ORDER_ONLY = {
-    "aiter": Rate("aiter", "", "", 15.0, 12.0, 3e-12, 3e-8, 40.0, ""),
-}
-"""Rates that nobody measured. They say which work is long, so that it begins first, and never how long a run takes."""
 
+def nearest_rate(tuner: str, family: str, gfx: str) -> tuple[Rate, bool]:
+    """The shipped rate that is most like it, and whether it was measured with this tuner on this chip.
 
-def measured_rate(tuner: str, family: str, gfx: str) -> Rate | None:
-    """The shipped rate of a tuner on a chip, that of the family before that of all families; None if there is none."""
+    A rate of another chip, or else of the tuner `torch`, is good enough to begin with the longest work.
+    """
     chip = "cpu" if gfx.startswith("cpu") else gfx
-    lines = {rate.family: rate for rate in RATES if (rate.tuner, rate.chip) == (tuner, chip)}
-    return lines.get(family) or lines.get("")
-
-
-def order_of_work(tuner: str) -> Rate:
-    """A rate of the tuner from whatever chip, or else one of `torch`: good enough to begin with the longest work."""
-    if tuner in ORDER_ONLY:
-        return ORDER_ONLY[tuner]
-    return next((rate for rate in RATES if rate.tuner == tuner), RATES[0])
+    of_tuner = [rate for rate in RATES if rate.tuner == tuner] or RATES[:1]
+    rate = max(of_tuner, key=lambda rate: (rate.chip == chip, rate.family == family))
+    return rate, (rate.tuner, rate.chip) == (tuner, chip)

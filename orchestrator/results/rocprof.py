@@ -16,7 +16,6 @@ Line = tuple[int, Sequence[str]]
 STATS = {"Name", "Calls", "AverageNs"}
 TRACE = {"Kernel_Name", "Start_Timestamp", "End_Timestamp"}
 GRID = ("Grid_Size_X", "Grid_Size_Y", "Grid_Size_Z")
-KERNEL = "kernelName"
 
 
 def is_rocprof(names: Iterable[str]) -> bool:
@@ -30,26 +29,21 @@ def timings(names: Sequence[str], lines: Sequence[Line], most: int, where: str) 
     The first dispatches warm up. Raises InputError with the line.
     """
     grid = [n for n in GRID if n in names]
-    out: dict[tuple[str, ...], list[Line]] = defaultdict(list)
+    kernel = "Name" if "Name" in names else "Kernel_Name"
+    dispatches: dict[tuple[str, ...], list[Line]] = defaultdict(list)
     for number, cells in lines:
+        place = f"{where}:{number}:"
         if len(cells) != len(names):
-            raise InputError(
-                f"{where}:{number}: has {len(cells)} cells, the header {len(names)}; was the file cut short?"
-            )
+            raise InputError(f"{place} has {len(cells)} cells, the header {len(names)}; was the file cut short?")
         row = dict(zip(names, cells, strict=True))
         if row.get("Kind", "KERNEL_DISPATCH") != "KERNEL_DISPATCH":
             continue
         try:
-            us = _microseconds(row)
-        except ValueError as e:
-            raise InputError(f"{where}:{number}: is not a row of rocprofv3: {e}; drop the row") from None
-        key = (row.get("Name") or row.get("Kernel_Name", ""), *(row[n] for n in grid))
-        out[key].append((number, [*key, f"{us:.4f}"]))
-    kept = sorted(line for of_key in out.values() for line in of_key[-most:])
-    return [KERNEL, *grid, "us"], kept
-
-
-def _microseconds(row: dict[str, str]) -> float:
-    if "AverageNs" in row:
-        return float(row["AverageNs"]) / 1e3
-    return (int(row["End_Timestamp"]) - int(row["Start_Timestamp"])) / 1e3
+            ns = row.get("AverageNs") or int(row["End_Timestamp"]) - int(row["Start_Timestamp"])
+            us = float(ns) / 1e3
+        except (KeyError, ValueError) as e:
+            raise InputError(f"{place} is not a row of rocprofv3: {e}; drop the row") from None
+        key = (row[kernel], *(row[n] for n in grid))
+        dispatches[key].append((number, [*key, f"{us:.4f}"]))
+    kept = sorted(line for of_key in dispatches.values() for line in of_key[-most:])
+    return ["kernelName", *grid, "us"], kept

@@ -271,14 +271,14 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
     pace = {slot: s.pace for slot, s in speeds(state).items()}
     # each slot takes as much of the work as it can
     usual = float(harmonic_mean([max(0.1, p) for p in pace.values()])) if pace else 1.0
-    over: dict[tuple[str, str], Measured] = {}
+    over = Measured()
     for a in state.attempts.values():
         # an attempt that only refused shapes does not show how long measuring takes
         has_result = any(state.shapes[i].state == "tuned" for i in a.landed)
         if a.state == "over" and has_result and a.started_at is not None:
             took = a.moved_at - a.started_at
             done_s = state.setup_s + a.cost_s - a.left_s
-            over.setdefault((a.node, a.slot), Measured()).add(done_s, min(took, a.seconds) if a.seconds > 0 else took)
+            over.add(pace.get((a.node, a.slot), 1.0) * done_s, min(took, a.seconds) if a.seconds > 0 else took)
     at_work = [state.attempts[s.running] for n in state.nodes.values() for s in n.slots.values() if s.running]
     slots = _slots(state)
     running = [
@@ -288,8 +288,7 @@ def time_left(state: State, about: RunHeader, now: float, *, driven: bool) -> Ra
     ]
     return seconds_left(
         _waiting(state, at_work if driven else [], usual, slots), slots, spread=about.spread, running=running,
-        over=sum((m.paced(pace.get(slot, 1.0)) for slot, m in over.items()), Measured()),
-        start=_start(state, about, now, driven),
+        over=over, start=_start(state, about, now, driven),
     )  # fmt: skip
 
 
