@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
@@ -17,6 +17,7 @@ from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState, keeps_today
 from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.reasons import Reason
 from orchestrator.results.bench import BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
 from orchestrator.results.recheck import gains, noise_note
@@ -53,7 +54,8 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
     code = EXIT[state] or (2 if refused else 1 if failed else 0)
     unsettled = state != "finished" and c.total > c.settled
     merged = config.db is not None and refused is None
-    steps = next_steps(paths, config, tuned=c.tuned, failed=c.failed, unsettled=unsettled, merged=merged)
+    reasons = {f.reason for f in failed if f.reason}
+    steps = next_steps(paths, config, tuned=c.tuned, reasons=reasons, unsettled=unsettled, merged=merged)
     page = Page({
         "run": paths.run, "state": state, "exit_code": code, "shapes": c.to_json(), "files": _files(paths),
         "next": [command(words) for words, _ in steps], "failed": _failures(failed),
@@ -170,14 +172,17 @@ def add_unconfirmed(page: Page, unconfirmed: Sequence[tuple[ShapeState, Sequence
 
 
 def next_steps(
-    paths: RunPaths, config: RunConfig, *, tuned: int, failed: int, unsettled: bool, merged: bool
+    paths: RunPaths, config: RunConfig, *, tuned: int, reasons: Collection[str], unsettled: bool, merged: bool
 ) -> list[tuple[str, str]]:
     """Return the next commands for a run that ended so: (words of the command, its purpose), most useful first.
-    `merged`: its table took the winners."""
+    `reasons`: why shapes failed. `merged`: its table took the winners."""
     name, family, produces = paths.named, get_family(config.family), recorded_tuner(config.tuner).produces
     if unsettled:
         return [(f"resume {name}", "continues with the rest")]
-    steps = [(f"explain {name}", "why shapes failed"), (f"retry {name}", "try them again")] if failed else []
+    steps = [(f"explain {name}", "why shapes failed")] if reasons else []
+    # the tuner's verdict on a shape, such as `unsupported`, is the same the next time
+    if any(not Reason(reason).is_verdict for reason in reasons):
+        steps.append((f"retry {name}", "try them again"))
     if not tuned:
         return steps or [(f"status {name}", "shapes, nodes and progress")]
     if produces == "configs":

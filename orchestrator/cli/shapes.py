@@ -253,7 +253,8 @@ def _misses(
         documents.append({"family": name, "file": str(file), "shapes": len(keys), "lines": lines, "counts": counts})
     page = Page({"families": documents, "notes": [*notes, *risks]})
     (page.line if out else page.aside)(*texts, *notes)
-    page.line(*[f"written: {out}" if len(families) == 1 else "written: one list per family"] * bool(out))
+    if out:
+        page.line(f"written: {', '.join(str(_file(out, name, families)) for name in families)}")
     return page
 
 

@@ -17,7 +17,7 @@ from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, OrchestratorError, RunBusyError
 from orchestrator.paths import RunPaths, holder, leave_request
-from orchestrator.view.words import left_words
+from orchestrator.view.words import left_words, wait_words
 from worker.text import did_you_mean, plural
 
 if TYPE_CHECKING:
@@ -97,7 +97,8 @@ def plan_page(prepared: Prepared) -> Page:
         sizes = [int(key[family.m_column]) for key in of]
         shared = " ".join(f"{k}={v}" for k, v in of[0].items() if k not in (family.m_column, *everywhere))
         span = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}..{max(sizes)}"
-        rows.append((str(len(sizes)), span, shared, f"{seconds_of(w):.1f} s", "each alone" if w.alone else ""))
+        cost = f"{seconds_of(w):.1f} s" if plan.known else "not known"
+        rows.append((str(len(sizes)), span, shared, cost, "each alone" if w.alone else ""))
     page.table(("shapes", family.m_column, "shared key", "cost", ""), rows, right=("shapes", "cost"))
     if everywhere:
         page.line(f"everywhere: {' '.join(f'{k}={everywhere[k]}' for k in family.key_names if k in everywhere)}")
@@ -140,11 +141,20 @@ def _where(plan: Plan) -> str:
     """Return the slots of a plan, and when its end is expected."""
     if not plan.nodes:
         return "no slot"
-    leases, left = sum(plan.leases.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
-    left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
+    leases = sum(plan.leases.values())
     counts = {"node": len(plan.nodes) - len(plan.leases), "lease": leases}
     places = " and ".join(plural(n, what) for what, n in counts.items() if n)
-    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {left}"
+    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {_how_long(plan)}"
+
+
+def _how_long(plan: Plan) -> str:
+    """Return when the end of a plan is expected, and what the run waits for before."""
+    if not plan.known:
+        return f"how long it takes is not known{wait_words(plan.waits_for)}"
+    left = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
+    words = left if left.startswith("about") else f"about {left}"
+    words += wait_words(plan.waits_for)
+    return f"{words}; a first guess" if plan.first_guess else words
 
 
 def start(prepared: Prepared, options: RunOptions) -> Page:

@@ -289,7 +289,7 @@ class NodeDriver:
             began = time.monotonic()
             why = self._follow(present)
         except (NodeError, ProtocolError) as e:
-            self._post(NodeTroubled(self.node, str(e)))
+            self._post(NodeTroubled(self.node, str(e).removeprefix(f"{self.node}: ")))
             raise
         if self._closing.is_set():
             return
@@ -391,7 +391,7 @@ class NodeDriver:
                     if session in (None, self._session):
                         write()
             except NodeError as e:
-                self._post(NodeTroubled(self.node, str(e)))
+                self._post(NodeTroubled(self.node, str(e).removeprefix(f"{self.node}: ")))
                 self._close_channel()  # the next preparation finds out what arrived
 
     def _take_back(self, name: InboxName) -> None:

@@ -46,6 +46,11 @@ def left_words(low_s: float, mid_s: float, high_s: float) -> str:
     return f"about {duration(_round(mid_s))}"
 
 
+def wait_words(awaited: Sequence[str]) -> str:
+    """`, not counting the wait for n1 and the queue of pool`; "" if nothing is awaited."""
+    return f", not counting the wait for {and_more(awaited, 3)}" if awaited else ""
+
+
 def _round(seconds: float) -> float:
     """Seconds, rounded to what is significant."""
     s = max(1.0, seconds)

@@ -191,11 +191,13 @@ def test_no_message_spells_the_program_by_hand() -> None:
         (replace(CONFIG, tuner="torch"), {}, [f"db merge {PATHS.root} --into a4w4_blockscale-torch.csv",
                                               f"report {PATHS.run}"]),
         (CONFIG, {"unsettled": True}, [f"resume {PATHS.run}"]),
-        (CONFIG, {"failed": 1, "tuned": 0}, [f"explain {PATHS.run}", f"retry {PATHS.run}"]),
+        (CONFIG, {"reasons": ["fault", "unsupported"], "tuned": 0}, [f"explain {PATHS.run}", f"retry {PATHS.run}"]),
+        # a verdict is the same the next time
+        (CONFIG, {"reasons": ["unsupported"], "tuned": 0}, [f"explain {PATHS.run}"]),
     ],
 )  # fmt: skip
-def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, int], words: list[str]) -> None:
-    steps = next_steps(PATHS, config, **{"tuned": 3, "failed": 0, "unsettled": False, "merged": False, **how})  # type: ignore[arg-type]
+def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, Any], words: list[str]) -> None:
+    steps = next_steps(PATHS, config, **{"tuned": 3, "reasons": (), "unsettled": False, "merged": False, **how})
     assert [w for w, _ in steps] == words
     assert next_lines([("report r", "the page"), ("status run", "how it stands")]) == [
         f"next: {program()} report r    # the page", f"      {command('status run')}  # how it stands",
