@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
+from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunConfig, RunPaths, find_run, holder, leave_request
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:

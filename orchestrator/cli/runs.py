@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import (
-    DEFAULT_RUNS,
     BusyOpt,
     DetachOpt,
     GpuHoursOpt,
@@ -24,7 +23,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunConfig, find_run, list_runs
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, find_run, list_runs
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -249,7 +248,8 @@ def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
     except ModuleNotFoundError as e:
         raise InputError(
             f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
-            f" pip install '.[live]' in a checkout of gemmfleet; {command('report')} without --live does not need it"
+            f" pip install '.[live]' in a checkout of gemmfleet; {command(f'report {paths.named}')} without"
+            " --live does not need it"
         ) from e
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)

@@ -119,15 +119,15 @@ _ENTRIES = (
         "hsa_error", "The GPU raised a hardware exception", "fault", "shape", isolates=True,
         regex=r"HSA_STATUS_ERROR\w*|hipErrorLaunchFailure|unspecified launch failure|GPU coredump",
         why="An exception stopped a kernel.",
-        advice="If other shapes fault on this GPU too, check its error counters (`gemmfleet nodes check`).",
+        advice="If other shapes fault on this GPU too, check its error counters (`gemmfleet nodes check -i INV`).",
     ),
     KnownIssue(
         "out_of_memory", "GPU memory ran out", "oom", "shape",
         regex=r"(?:HIP|CUDA) out of memory|hipErrorOutOfMemory|OutOfMemoryError|HSA_STATUS_ERROR_OUT_OF_RESOURCES",
         why="AITER rotates copies of the operands in up to 90 % of free memory: another process on the GPU is enough.",
         advice=(
-            "Keep other processes off the GPU (`gemmfleet nodes check` lists them), use one slot per GPU, lower "
-            "--iters (fewer copies)."
+            "Keep other processes off the GPU (`gemmfleet nodes check -i INV` lists them), use one slot per GPU, "
+            "lower --iters (fewer copies)."
         ),
     ),
     KnownIssue(
@@ -180,7 +180,10 @@ _ENTRIES = (
         "unhealthy_gpu", "The driver reports an error of the GPU", "fault", "slot",
         regex=r"amdgpu.*(?:GPU reset|ring \S+ timeout|uncorrectable|RAS)|uncorrectable hardware errors detected",
         why="Its hardware reports errors.",
-        advice="Drain the node (`gemmfleet nodes drain`), read `amd-smi metric --ecc`, reset or replace the GPU.",
+        advice=(
+            "Drain the node (`gemmfleet nodes drain NODE --run RUN`), read `amd-smi metric --ecc`, reset or replace the"
+            " GPU."
+        ),
     ),
     # of images
     KnownIssue(
@@ -336,7 +339,7 @@ _ENTRIES = (
         "interrupted", "The tuner was interrupted", "cancelled", "nobody", rank="consequence",
         regex=r"interrupted by user, tuning stopped",
         why="Somebody stopped it.",
-        advice="`gemmfleet resume` does the rest.",
+        advice="`gemmfleet resume RUN` does the rest.",
     ),
     KnownIssue(
         "topk_fault", "A shape without a kernel makes AITER drop the rest of its batch", "", "image", rank="remark",
