@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -284,32 +285,51 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
     groups = list(ledger.replayed.attempts)
     if group is not None and group not in groups:
         near = did_you_mean(group, groups)
-        raise InputError(f"run {paths.run} has no group {group!r}{near} ({command(f'explain {paths.run}')} lists them)")
+        listing = command(f"explain {paths.named}")
+        raise InputError(f"run {paths.run} has no group {group!r}{near} ({listing} lists them)")
 
 
 def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
-    """Stop the run, through its controller or, without one, on the nodes directly. A finished run without a worker
-    stays as it is. Raises InputError."""
+    """Stop the run, through its controller or, without one, on the nodes directly. A finished run stays finished; only
+    workers that run again on its nodes, such as containers that came back, are stopped. Raises InputError."""
     from orchestrator.controller.drive import drive
 
     controller, page = holder(paths.lock), Page()
     state, nodes = _farewell(paths)
-    over = state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values())
+    if not controller and state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values()):
+        _add_cancelled(page, paths, state, _looked_at_again(paths, nodes, settings))
+        page.print()
+        return
     if controller:
         leave_request(paths.requests, "cancel")
         until = time.monotonic() + 60.0
         while holder(paths.lock):
             if time.monotonic() > until:
                 raise InputError(
-                    f"the controller (process {controller.get('pid')}) did not end within 60 s; end it and run cancel"
-                    " again"
+                    f"the controller (process {controller.get('pid')}) did not end within 60 s; end it, then:"
+                    f" {command(f'cancel {paths.named}')}"
                 )
             time.sleep(0.1)
-    elif not over:
+    else:
         drive(paths, make_view(quiet=True), cancel=True, settings=settings)
         page.line(f"run {paths.root.name}: no controller was driving it")
-    _add_cancelled(page, paths, over=over)
+    _add_cancelled(page, paths, *_farewell(paths))
     page.print()
+
+
+def _looked_at_again(
+    paths: RunPaths, nodes: dict[str, dict[str, Any]], settings: DriveSettings | None
+) -> dict[str, dict[str, Any]]:
+    """Return what the last controller of a finished run found on each node (`nodes`), brought up to date by a look at
+    the machines. Leases are given back with the run, and nobody looks at a node again that had no worker."""
+    from orchestrator.controller.runs import stop_left_workers
+
+    found = stop_left_workers(paths, settings.reach) if settings and settings.reach else stop_left_workers(paths)
+    seen = {node: was if was["ran"] is None else was | {"ran": 0} for node, was in nodes.items()}
+    for node, stopped in found.items():
+        if stopped.ran or seen.get(node, {}).get("ran") is not None:
+            seen[node] = asdict(stopped)
+    return seen
 
 
 def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
@@ -321,14 +341,12 @@ def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
         return ledger.state, seen["nodes"] if seen.get("epoch") == ledger.meta("epoch", 0) else None
 
 
-def _add_cancelled(page: Page, paths: RunPaths, *, over: bool) -> None:
-    """Add how the run ended, and what its last controller found on each node. `over`: no worker ran any more."""
-    state, nodes = _farewell(paths)
+def _add_cancelled(page: Page, paths: RunPaths, state: str, nodes: dict[str, dict[str, Any]] | None) -> None:
+    """Add how the run ended, and what was found on each node; None: its last controller did not look."""
     page.line(f"run {paths.root.name} is {state}")
     if nodes is None:
-        page.line("its last controller ended without checking the nodes: run cancel again")
+        page.line(f"its last controller ended without checking the nodes: {command(f'cancel {paths.named}')}")
         return
-    nodes = {n: s | {"ran": 0} if over else s for n, s in nodes.items()}
     well = {n: s["ran"] for n, s in sorted(nodes.items()) if not s["left"]}
     for words, there in (
         (f"stopped {plural(sum(n or 0 for n in well.values()), 'worker')} on", [n for n, ran in well.items() if ran]),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 from orchestrator.command_hints import command
@@ -135,9 +136,9 @@ def drive(
     Raises RunBusyError, TakenOverError, NoUsableNodeError, LedgerError, and InputError for the run's own files.
     """
     config = RunConfig.read(paths.config)
-    with run_lock(paths.lock, config.run), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
+    with run_lock(paths), Ledger.open(paths.ledger) as ledger, checkpoints(paths.ledger):
         warn_without_wal(ledger, watcher)
-        if not cancel and not _goes_on(ledger, config, watcher):
+        if not cancel and not retry and not _goes_on(ledger, config, watcher):
             return "finished"
         interrupts: list[int] = []
         caught = (signal.SIGINT, signal.SIGTERM) if handle_signals else ()
@@ -145,7 +146,7 @@ def drive(
         state, limited = "interrupted", ""
         try:
             controller = _controller(
-                paths, config, ledger, watcher, interrupts, settings or DriveSettings(), cancel=cancel
+                paths, config, ledger, watcher, interrupts, settings or DriveSettings(), cancel=cancel, more=bool(retry)
             )
             state = controller.run([RetryAsked(tuple(retry))] if retry else [])
             limited = controller.limited
@@ -170,16 +171,20 @@ def drive(
 
 
 def _goes_on(ledger: Ledger, config: RunConfig, watcher: Watcher) -> bool:
-    """Return False if the run ended at a limit that is still reached. If the limit was raised, queue the shapes that it
-    left out."""
-    if ledger.state != "finished" or (config.until_gain is None and config.gpu_hours is None):
+    """Return False if the run is finished: then nothing changes on its nodes. If it ended at a limit that was raised
+    since, queue the shapes that the limit left out."""
+    if ledger.state != "finished":
         return True
-    if why := Limits(ledger, config).reached():
-        watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
-        return False
-    with ledger.transaction():
-        ledger.reopen_skipped()
-    return True
+    if config.until_gain is not None or config.gpu_hours is not None:
+        if why := Limits(ledger, config).reached():
+            watcher.note(f"{why}: raise --until-gain or --gpu-hours to go on")
+            return False
+        with ledger.transaction():
+            ledger.reopen_skipped()
+    if ledger.replayed.pending:
+        return True
+    watcher.note("every shape of this run is settled: nothing was started")
+    return False
 
 
 def warn_without_wal(ledger: LedgerReader, watcher: Watcher) -> None:
@@ -208,7 +213,9 @@ def _controller(
     settings: DriveSettings,
     *,
     cancel: bool,
+    more: bool,
 ) -> Controller:
+    """`more`: there will be work, although every shape may be settled now."""
     family = get_family(config.family)
     epoch = int(ledger.meta("epoch", 0)) + 1
     with ledger.transaction():
@@ -217,6 +224,7 @@ def _controller(
         ledger.set_meta("controller", f"{os.getpid()} on {socket.gethostname()}")
     policy = Policy(settings.policy)
     ledger.drive(policy.state)
+    launch = not cancel and (more or policy.state.pending > 0)
     inventory = limit(load_inventory(paths.inventory), config.limit)
     machines = machines_of(inventory)
     plans = planned(paths, config, machines) if machines.nodes else []
@@ -224,7 +232,7 @@ def _controller(
 
     def driver(plan: NodePlan, transport: Transport | None = None) -> NodeDriver:
         offsets = {k: v for k, v in ledger.offsets(plan.node).items() if k[0] in ("E", "L")}  # not of our log
-        return _driver(paths, config, plan, epoch, controller.post, settings, offsets, transport, launch=not cancel)
+        return _driver(paths, config, plan, epoch, controller.post, settings, offsets, transport, launch=launch)
 
     def newcomers(there: Collection[str]) -> list[NodeDriver]:
         edited = limit(load_inventory(paths.inventory), config.limit)
@@ -280,7 +288,8 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
         plans = plan_nodes(inventory, config.run, paths.root)
     refuse_one_gpu_twice(inventory.nodes, load_facts(paths.root, inventory.nodes))
     if not any(p.slots for p in plans):
-        raise NoUsableNodeError(f"no node has a slot that we know of; see: {command('nodes check')}")
+        check = command(f"nodes check -i {quote(str(paths.inventory))}")
+        raise NoUsableNodeError(f"no node has a slot that we know of; see: {check}")
     return [p for p in plans if p.slots]
 
 

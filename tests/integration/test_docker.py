@@ -179,6 +179,24 @@ def test_stop_leaves_evidence_and_a_start_sets_it_aside(site: Deploy) -> None:
     assert len(s.containers("label=gemmfleet.slot=0")) == 1 + 3
 
 
+def test_a_dead_container_stays_dead_when_its_docker_comes_back(site: Deploy) -> None:
+    """Docker itself starts a container with `on-failure` and code 137 again; kept ones are evidence and no workers."""
+    s = site()
+    s.engine.start()
+    s.engine.stop(kill=True)
+    s.wait("ended")
+    aside = f"{s.name()}-ended-{s.inspect()['Id'][:12]}"
+    s.engine.start()
+    assert s.node.sh(f"cat {s.folder}/supervisor/0.ended").startswith("137 "), "for the next worker's record"
+    s.engine.stop(kill=True)
+    s.wait("ended")
+    s.node.stop_dockerd()
+    s.node.start_dockerd()
+    for name in (s.name(), aside):
+        state = s.node.sh(f"docker inspect --format '{{{{.State.Status}}}} {{{{.State.ExitCode}}}}' {name}")
+        assert state == "exited 137", name
+
+
 def test_tidy_takes_only_what_is_ours(site: Deploy) -> None:
     s, other = site(slots=("0", "1")), site()
     bystander = f"bystander-{s.run}"

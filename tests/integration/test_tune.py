@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
 
 from tests.integration.fleetkit import begun, finish, joined
 from tests.integration.kit import Bench, read_csv
@@ -125,6 +126,21 @@ def test_an_interrupted_run_is_the_last_one(bench: Bench) -> None:
     assert rest == f"fmoe: not started ({bench.root}/log-fmoe.csv)"
 
 
+def test_a_finished_run_leaves_its_nodes_alone_and_cancel_stops_a_worker_that_came_back(bench: Bench) -> None:
+    """As a kept container does when its Docker restarts."""
+    bench.shapes(groups=2)
+    assert bench.tune().code == 0
+    stop, epoch = bench.folder() / "control/stop", bench.folder() / "epoch"
+    kept = (stop.read_bytes(), epoch.read_bytes())
+    assert "every shape of this run is settled: nothing was started" in bench.run("resume").out
+    assert (stop.read_bytes(), epoch.read_bytes()) == kept
+    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
+    stop.unlink()
+    subprocess.run(["sh", bench.folder() / "launch.sh", "start"], stdin=subprocess.DEVNULL, check=True)
+    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nstopped 2 workers on here\n"
+    wait_until(lambda: not bench.processes(), "no worker is left")
+
+
 def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
     n = bench.shapes(groups=3)
     db = bench.root / "db.csv"
@@ -145,7 +161,7 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
             return ledger.state, ledger.meta("epoch"), ledger.meta("ended"), ledger.replayed.sessions
 
     kept = state()
-    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
+    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nnothing was started on here\n"
     assert state() == kept, "a finished run stays as it is"
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out

@@ -35,7 +35,7 @@ from worker.agent.records import FULL, RecordFile, attempt_records, in_flight
 from worker.agent.tuner_process import TOKEN, TunerProcess, slot_token
 from worker.agent.tuner_supervisor import StoppedError, TunerSupervisor
 from worker.device import SLOTS_ON_CORES, Gauge, identify, pin, slots_on_cores
-from worker.process import kill_marked
+from worker.process import WorkerEnd, kill_marked
 from worker.protocol import (
     CPUS,
     DEVICE_LOCK,
@@ -263,13 +263,17 @@ class Agent:
         return True
 
     def _close_leftovers(self) -> None:
-        """End on record what an earlier agent of this slot had claimed."""
+        """End on record what an earlier agent of this slot had claimed, and how that one ended."""
+        end = WorkerEnd.read(self._paths.last_end(self._slot))
         for claim in self._inbox.claimed():
             attempt = claim.attempt
             known = attempt_records(self._paths.events(self._slot), attempt)
             if not any(r["type"] == "attempt_ended" for r in known):
                 seconds = max(0.0, known[-1]["t"] - known[0]["t"]) if known else 0.0
                 detail = "found claimed by a worker that is gone"
+                if end is not None and known and end.ended > known[0]["t"]:  # else an older end, or none was noted
+                    seconds = end.ended - known[0]["t"]
+                    detail = f"its worker is gone: {end.words}"
                 ended = Ended("worker_died", in_flight(known), None, detail)
                 self._records.append(ended.record(attempt, seconds))
                 self._records.sync()
