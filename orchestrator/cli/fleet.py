@@ -41,6 +41,7 @@ def check_nodes(
     """
     from orchestrator.controller import node_check as check
     from orchestrator.controller.pools import check_pools, probe_pools, would_do
+    from orchestrator.image.fixes import aiter_lines
     from orchestrator.inventory import load as inventories
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
@@ -53,11 +54,15 @@ def check_nodes(
         run = f"check-{new_run_id(time.time())}"
         pools += probe_pools(known, run, lambda words: print(words, file=sys.stderr, flush=True))
     reports += pools
-    page = Page({"nodes": [r.to_json() for r in reports]}, 0 if all(r.usable for r in reports) else 3)
+    usable = {r.node: r.facts for r in reports if r.usable}
+    of_aiter = aiter_lines(known.nodes.values(), usable) if known.defaults.tuner == "aiter" else {}
+    documents = [{**r.to_json(), "aiter": of_aiter.get(r.node, "")} for r in reports]
+    page = Page({"nodes": documents}, 0 if all(r.usable for r in reports) else 3)
     page.table(check.COLUMNS[:-1], ([plain(cell, 60) for cell in r.row()[:-1]] for r in reports), most=len(reports))
     for words in dict.fromkeys(r.devices() for r in reports if r.usable and r.devices()):
         page.line(f"{', '.join(r.node for r in reports if r.devices() == words)}: {words}")
     page.line(*(f"{r.node}: {words}" for r in pools for words in would_do(r)))
+    page.line(*(f"{node}: {words}" for node, words in of_aiter.items()))
     page.line(*(("" if r.usable else "! ") + text for r in reports for text in r.problems()))
     return page
 

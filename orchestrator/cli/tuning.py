@@ -84,7 +84,8 @@ def plan_page(prepared: Prepared) -> Page:
     from orchestrator.planning.plan import seconds_of
 
     plan, family = prepared.plan, prepared.family
-    page = Page(plan.to_json())
+    of_aiter = _aiter_of(prepared) if prepared.config.tuner == "aiter" else {}
+    page = Page({**plan.to_json(), "aiter": of_aiter})
     page.line(*(f"note: {note}" for note in plan.notes))
     keys = {s.id: s.key_dict(family) for s in prepared.listed.shapes}
     work = [(w, [keys[i] for unit in w.units for i in unit]) for w in plan.work]
@@ -100,6 +101,7 @@ def plan_page(prepared: Prepared) -> Page:
     if everywhere:
         page.line(f"everywhere: {' '.join(f'{k}={everywhere[k]}' for k in family.key_names if k in everywhere)}")
     page.table(("node", "slots"), ((node, str(n)) for node, n in plan.nodes.items()), "node", right=("slots",))
+    page.line(*(f"{node}: {words}" for node, words in of_aiter.items()))
     probed = plural(n, "node was probed", "nodes were probed") if (n := len(prepared.reports)) else "no node was probed"
     page.line(f"cost: {plan.cost_source}", headline(plan), f"{probed}; nothing was started or written (--plan)")
     if not plan.nodes:
@@ -107,21 +109,39 @@ def plan_page(prepared: Prepared) -> Page:
     return page
 
 
+def _aiter_of(prepared: Prepared) -> dict[str, str]:
+    """Return a sentence on the AITER of each node of a plan, and the fixes that its files need."""
+    from orchestrator.image.fixes import UNKNOWN, aiter_lines
+
+    facts = {r.node: r.facts for r in prepared.reports if r.node in prepared.plan.nodes}
+    machines = [plan.source for plan in prepared.nodes if plan.source is not None]
+    leased = dict.fromkeys(prepared.plan.leases, f"AITER: {UNKNOWN}")
+    return {**aiter_lines(machines, facts), **leased}
+
+
 def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
-    """Write the scripts of runs, for `--render`, and return where they are. Raises InputError."""
-    from orchestrator.controller.drive import write_scripts
+    """Write the node folders of runs, for `--render`, and return where they are; exit code 3 if a node was left out.
+    Raises InputError."""
+    from orchestrator.controller.drive import node_files_of, write_files
+    from orchestrator.controller.node_plan import node_folders
 
     above = {one.family.name: f"{one.family.name}/" if len(prepared) > 1 else "" for one in prepared}
     plans = {above[one.family.name] + plan.node: (plan, one.config) for one in prepared for plan in one.nodes}
     try:
-        files = {node: write_scripts(*plans[node], folder / node) for node in plans}
+        files = {node: node_files_of(*planned) for node, planned in plans.items()}
+        for node, (plan, _) in plans.items():
+            write_files(folder / node, files[node])
+            for below in node_folders(plan.slots):  # so that it can be run by hand
+                (folder / node / below).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as e:
         raise InputError(f"{e.filename}: cannot be written: {e.strerror}; name another folder with --render") from e
     names = {node: sorted(name for name in of if "/" not in name) for node, of in files.items()}
     notes = list(dict.fromkeys(note for one in prepared for note in one.plan.notes))
-    page = Page({"folder": str(folder), "nodes": names, "notes": notes})
+    left_out = sorted({r.node for one in prepared for r in one.reports if not r.usable})
+    page = Page({"folder": str(folder), "nodes": names, "notes": notes}, 3 if left_out else 0)
     page.line(*(f"note: {note}" for note in notes))
-    page.line(*(f"written: {folder / node}: {', '.join(of)}" for node, of in names.items()))
+    page.line(*(f"written: {folder / node}: {', '.join(of)}, code/" for node, of in names.items()))
+    page.line(*[f"! left out: {', '.join(left_out)} (see the notes)"] * bool(left_out))
     page.line("nothing was started, no node was asked: a run adds the cores near each GPU, and a lease its own GPUs")
     return page
 

@@ -293,21 +293,23 @@ def planned(paths: RunPaths, config: RunConfig, inventory: Inventory) -> list[No
     return [p for p in plans if p.slots]
 
 
-def write_scripts(plan: NodePlan, config: RunConfig, folder: Path, texts: Path | None = None) -> dict[str, RemoteFile]:
-    """Write the files of a planned node into a folder here, and return them. The worker's code is only returned. The
-    inventory's references stay unresolved. Raises OSError."""
+def node_files_of(plan: NodePlan, config: RunConfig, texts: Path | None = None) -> dict[str, RemoteFile]:
+    """The files of a planned node. The inventory's references stay unresolved."""
     node = node_of(plan)
     if node.lease is None:  # a scheduler lends each GPU to one run alone
         plan = with_device_locks(plan, shared=mode_of(node, config.busy) == "share")
     tuner = get_tuner(config.tuner, for_tune=False)
     options = {**config.options, "family": config.family} if tuner.wants_family else config.options
-    files = node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, texts)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return node_files(plan, config.run, tuner.name, options, IDLE_EXIT_S, texts)
+
+
+def write_files(folder: Path, files: Mapping[str, RemoteFile]) -> None:
+    """Write files of a planned node into a folder here. Raises OSError."""
     for name, file in files.items():
-        if not name.startswith("code/"):
-            (folder / name).write_bytes(file.data)
-            (folder / name).chmod(file.mode)
-    return files
+        path = folder / name
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_bytes(file.data)
+        path.chmod(file.mode)
 
 
 def _driver(
@@ -324,7 +326,8 @@ def _driver(
 ) -> NodeDriver:
     """The driver of a planned node. `transport`: a connected one, for a leased node; None: as the inventory says."""
     leased, node = transport is not None, node_of(plan)
-    files = write_scripts(plan, config, paths.node(plan.node), paths.texts)
+    files = node_files_of(plan, config, paths.texts)
+    write_files(paths.node(plan.node), {name: file for name, file in files.items() if not name.startswith("code/")})
     if transport is None:
         reach = settings.reach or partial(transport_of, accept_new_host_keys=config.accept_new_host_keys)
         transport = reach(plan)

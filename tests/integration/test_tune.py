@@ -62,7 +62,7 @@ def test_what_is_rendered_is_what_a_run_deploys(bench: Bench) -> None:
     done = bench.run("tune", *bench.tune_args(more=["--render", str(to)]))
     assert (done.code, bench.runs.exists(), bench.workdir.exists()) == (0, False, False), done.err
     assert f"written: {to}/here: follow.sh, launch.sh, node.json, tune.sh" in done.out
-    rendered = {p.name: (p.read_text(), p.stat().st_mode) for p in (to / "here").iterdir()}
+    rendered = {p.name: (p.read_text(), p.stat().st_mode) for p in (to / "here").iterdir() if p.is_file()}
     (run,) = {json.loads(rendered["node.json"][0])["run"]}
     assert bench.tune().code == 0
     for folder in (bench.paths.nodes / "here", bench.folder()):
