@@ -121,6 +121,21 @@ def logs(
             print(line, flush=True)
         lines = 0
         time.sleep(0.2 if alive else 0.0)
+    if follow:
+        print(plain(_how_it_ended(paths)), flush=True)
+
+
+def _how_it_ended(paths: RunPaths) -> str:
+    """Return why `logs --follow` has no more lines: the run's end, or that its controller died before."""
+    from orchestrator.ledger.reader import LedgerReader
+    from orchestrator.view.status import state_now
+
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        kept = ledger.state
+    state = state_now(kept, driven=False)
+    if state == kept:
+        return f"run {paths.run} is {state}"
+    return f"the controller of run {paths.run} died; workers finish what they have. Go on: {command(f'resume {paths.named}')}"
 
 
 def explain(
