@@ -135,7 +135,8 @@ def _how_it_ended(paths: RunPaths) -> str:
     state = state_now(kept, driven=False)
     if state == kept:
         return f"run {paths.run} is {state}"
-    return f"the controller of run {paths.run} died; workers finish what they have. Go on: {command(f'resume {paths.named}')}"
+    resume = command(f"resume {paths.named}")
+    return f"the controller of run {paths.run} died; its workers finish what they have. Go on with: {resume}"
 
 
 def explain(

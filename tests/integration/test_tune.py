@@ -30,7 +30,11 @@ def test_every_shape_is_tuned_and_all_that_looks_at_a_run_says_so(bench: Bench) 
     assert (status["state"], status["eta_s"]) == ("finished", 0)
     assert status["shapes"] == {"total": n, "tuned": n, "skipped": 0, "failed": 0, "running": 0, "pending": 0}
     assert [(x["name"], x["slots"], x["tuned"], x["failed"]) for x in status["nodes"]] == [("here", 2, n, 0)]
-    assert re.search(r"^here \[[01]\] .*attempt g0001 of g0001", bench.run("logs", "--lines", "0").out, re.M)
+    log = bench.run("logs", "--lines", "0").out
+    assert re.search(r"^here \[[01]\] .*attempt g0001 of g0001", log, re.M)
+    for words in (" begun", r": winner \S+, \S+ us, (?:\S+ TFLOPS, )?after \d+\.\d s"):
+        assert len(re.findall(rf"^here \[[01]\] \[worker \S+ shape \d+x\d+x\d+{words}$", log, re.M)) == n
+    assert bench.run("logs", "--follow").out.splitlines()[-1] == f"run {bench.paths.run} is finished"
     assert "sent to here slot " in bench.run("explain", "g0001").out
     as_data = bench.run("explain", "g0001", "--json").json()
     assert {"sent", "begun", "settled", "done"} == {s["kind"] for s in as_data["stories"][0]["steps"]}
@@ -42,6 +46,20 @@ def test_every_shape_is_tuned_and_all_that_looks_at_a_run_says_so(bench: Bench) 
     assert "removed" in bench.run("runs prune", "--keep", "0", "--yes").out
     assert not folder.exists()
     assert bench.run("runs list", "--json").json() == []
+
+
+def test_following_the_log_tells_that_the_controller_died(bench: Bench) -> None:
+    bench.shapes(groups=3)
+    run = begun(bench, 1)
+    follower = bench.start("logs", "--follow")
+    assert follower.stdout is not None
+    assert "shape " in follower.stdout.readline() + follower.stdout.readline() + follower.stdout.readline()
+    run.kill()
+    out, _ = follower.communicate(timeout=PATIENCE_S)
+    last = f"the controller of run {bench.paths.run} died; its workers finish what they have. Go on with: "
+    assert out.splitlines()[-1].startswith(last)
+    bench.release()
+    assert bench.run("resume").code == 0
 
 
 def test_plan_touches_nothing(bench: Bench) -> None:
