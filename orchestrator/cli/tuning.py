@@ -344,9 +344,8 @@ def _looked_at_again(
     the machines. Leases are given back with the run, and nobody looks at a node again that had no worker."""
     from orchestrator.controller.runs import stop_left_workers
 
-    found = stop_left_workers(paths, settings.reach) if settings and settings.reach else stop_left_workers(paths)
     seen = {node: was if was["ran"] is None else was | {"ran": 0} for node, was in nodes.items()}
-    for node, stopped in found.items():
+    for node, stopped in stop_left_workers(paths, settings.reach if settings else None).items():
         if stopped.ran or seen.get(node, {}).get("ran") is not None:
             seen[node] = asdict(stopped)
     return seen

@@ -110,11 +110,12 @@ def remove_run(paths: RunPaths) -> list[str]:
     return troubles
 
 
-def stop_left_workers(paths: RunPaths, reach: Callable[[NodePlan], Transport] = transport_of) -> dict[str, StoppedNode]:
-    """Look at each machine of a finished run, and stop the workers that run there. Nothing else changes."""
+def stop_left_workers(paths: RunPaths, reach: Callable[[NodePlan], Transport] | None = None) -> dict[str, StoppedNode]:
+    """Look at each machine of a finished run, and stop the workers that run there. Nothing else changes. `reach`: makes
+    the transport of a node; None: as the inventory says."""
     inventory = limit(load_inventory(paths.inventory), RunConfig.read(paths.config).limit)
     plans = plan_nodes(inventory, paths.run, paths.root)
-    asked = {plan.node: partial(_stop_on, plan, reach) for plan in plans if plan.slots}
+    asked = {plan.node: partial(_stop_on, plan, reach or transport_of) for plan in plans if plan.slots}
     silent = StoppedNode(0, f"it did not answer within {STOP_S:g} s")
     return {node: found or silent for node, found in ask_all(asked, STOP_S)}
 
