@@ -19,6 +19,8 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, RunBusyError
 
+DEFAULT_RUNS = Path("runs")
+"""The folder of runs where no --runs is given."""
 RUN_RE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}\Z")
 
 
@@ -80,12 +82,23 @@ class RunPaths:
     @property
     def named(self) -> str:
         """Name of the run on a command line, with `--runs` where it is needed."""
-        runs = self.root.parent
-        return self.run if runs == Path("runs") else f"{self.run} --runs {shlex.quote(str(runs))}"
+        return f"{self.run}{runs_option(self.root.parent)}"
 
     def results(self) -> tuple[Path, ...]:
         """Result files, the most wanted first."""
         return (self.bench, self.bench_runs, self.tuned, self.failed, self.profile, self.provenance, self.merge)
+
+
+def runs_option(runs: Path) -> str:
+    """` --runs DIR` for a command line; "" for the folder that commands take by themselves."""
+    return "" if runs == DEFAULT_RUNS else f" --runs {shlex.quote(str(runs))}"
+
+
+def command_on_run(verb: str, run: str, runs: Path) -> str:
+    """`gemmfleet VERB RUN` for a run that may be another user's. `runs`: our folder of runs; if the run is not in it,
+    the command has a placeholder, so that it can hit no other run."""
+    paths = RunPaths(runs / run)
+    return command(f"{verb} {paths.named if paths.config.is_file() else f'{run} --runs ITS_FOLDER'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +212,8 @@ def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
         if found:
             raise InputError(f"run {run!r} could be any of {_names(found)}; give more of its id")
     known = f" (there are {_names(there)})" if there else ""
-    raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `{command('runs list')}` shows them")
+    listing = command(f"runs list{runs_option(runs)}")
+    raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `{listing}` shows them")
 
 
 def _skipped_all(paths: RunPaths) -> bool:
@@ -217,8 +231,9 @@ def _names(runs: Sequence[RunPaths]) -> str:
 
 
 @contextlib.contextmanager
-def run_lock(path: Path, run: str) -> Iterator[None]:
+def run_lock(paths: RunPaths) -> Iterator[None]:
     """Hold the lock of the controller that drives the run. Raise RunBusyError, which names the process that has it."""
+    path = paths.lock
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,8 +241,8 @@ def run_lock(path: Path, run: str) -> Iterator[None]:
         who = holder(path)
         os.close(fd)
         raise RunBusyError(
-            f"run {run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
-            f" (since {who.get('since', '?')}); watch it with: {command(f'status {run} --watch')}"
+            f"run {paths.run} is driven by process {who.get('pid', '?')} on {who.get('host', 'this machine')}"
+            f" (since {who.get('since', '?')}); watch it with: {command(f'status {paths.named} --watch')}"
         ) from None
     os.ftruncate(fd, 0)
     who = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}

@@ -81,6 +81,10 @@ def clean(text: str, limit: int = MAX_DETAIL, *, keep: str = "start") -> str:
     return data.decode(errors="ignore").strip()
 
 
+OWN_LINE = "[worker "
+"""Begins the worker's own lines in a slot's log, which explain no failure of the tuner."""
+
+
 def tail(fd: int, since: int, limit: int = 4096) -> str:
     """The cleaned end of the file from offset `since` on, at most `limit` bytes; "" if it cannot be read."""
     try:
@@ -89,6 +93,7 @@ def tail(fd: int, since: int, limit: int = 4096) -> str:
         text = os.pread(fd, max(0, size - start), start).decode(errors="replace")
         if start > since and "\n" in text:  # a cut line may begin within a sequence
             text = text.partition("\n")[2]
-        return clean(text, limit, keep="end")
+        lines = [line for line in text.split("\n") if not line.startswith(OWN_LINE)]
+        return clean("\n".join(lines), limit, keep="end")
     except OSError:
         return ""

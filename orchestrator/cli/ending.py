@@ -16,7 +16,7 @@ from orchestrator.controller.drive import won_so_far, worths_of
 from orchestrator.errors import InputError
 from orchestrator.families import get_family
 from orchestrator.ledger.reader import NOT_WORTH_IT, LedgerReader, LeftOut, ProfileRow, ShapeState, keeps_today
-from orchestrator.paths import RunConfig, RunPaths
+from orchestrator.paths import RunConfig, RunPaths, runs_option
 from orchestrator.reasons import Reason
 from orchestrator.results.bench import BenchResults, Result, fastest
 from orchestrator.results.export import unpromised
@@ -97,9 +97,10 @@ def end_page(paths: RunPaths, state: str, *, alone: bool = True) -> Page:
         page.line(f"  that is {value.share:.1%} of what tuning every shape is expected to win")
         if left:
             of = f"{plural(len(left), 'shape')} not worth it: {left[0]}"
-            page.line(f"{of}; `resume` with a higher limit goes on with them")
+            page.line(f"{of}; with a higher limit, this goes on with them: {command(f'resume {paths.named}')}")
     page.line(*(
-        f"note: {node} ran beside other jobs (--busy share): its times may be too long; see explain {node}"
+        f"note: {node} ran beside other jobs (--busy share): its times may be too long; see:"
+        f" {command(f'explain {paths.run} {node}{runs_option(paths.root.parent)}')}"
         for node in shared
     ))  # fmt: skip
     counts = ((c.skipped, "skipped"), (c.failed, "failed"), (c.pending + c.running, "pending"))

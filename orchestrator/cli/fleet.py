@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from orchestrator.cli.options import DEFAULT_RUNS, AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
+from orchestrator.cli.options import AcceptNewHostKeysOpt, JsonOpt, LimitOpt, RunsOpt
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, InventoryError
-from orchestrator.paths import RunConfig, RunPaths, find_run, holder, leave_request
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, RunPaths, find_run, holder, leave_request
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def check_nodes(
     """
     from orchestrator.controller import node_check as check
     from orchestrator.controller.pools import check_pools, probe_pools, would_do
+    from orchestrator.image.fixes import aiter_lines
     from orchestrator.inventory import load as inventories
     from orchestrator.paths import new_run_id
     from orchestrator.templating import data_folder
@@ -57,11 +58,15 @@ def check_nodes(
     code = 1 if unusable else 0
     if unusable == reports:
         code = 3
-    page = Page({"nodes": [r.to_json() for r in reports]}, code)
+    usable_facts = {r.node: r.facts for r in reports if r.usable}
+    fixes_of = aiter_lines(known.nodes.values(), usable_facts) if known.defaults.tuner == "aiter" else {}
+    documents = [{**r.to_json(), "aiter": fixes_of.get(r.node, "")} for r in reports]
+    page = Page({"nodes": documents}, code)
     page.table(check.COLUMNS[:-1], ([plain(cell, 60) for cell in r.row()[:-1]] for r in reports), most=len(reports))
     for words in dict.fromkeys(r.devices() for r in reports if r.usable and r.devices()):
         page.line(f"{', '.join(r.node for r in reports if r.devices() == words)}: {words}")
     page.line(*(f"{r.node}: {words}" for r in pools for words in would_do(r)))
+    page.line(*(f"{node}: {words}" for node, words in fixes_of.items()))
     page.line(*(("" if r.usable else "! ") + text for r in reports for text in r.problems()))
     return page
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from orchestrator.cli.options import (
-    DEFAULT_RUNS,
     AcceptNewHostKeysOpt,
     JsonOpt,
     LimitOpt,
@@ -25,7 +24,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError
-from orchestrator.paths import RunConfig, find_run
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, find_run
 from worker.text import and_more, plural
 
 if TYPE_CHECKING:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from orchestrator.cli.options import (
-    DEFAULT_RUNS,
     BusyOpt,
     DetachOpt,
     GpuHoursOpt,
@@ -25,7 +24,7 @@ from orchestrator.cli.options import (
 from orchestrator.cli.printer import Page, plain
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
-from orchestrator.paths import RunConfig, find_run, list_runs
+from orchestrator.paths import DEFAULT_RUNS, RunConfig, find_run, list_runs
 from worker.text import plural
 
 if TYPE_CHECKING:
@@ -131,6 +130,22 @@ def logs(
             print(line, flush=True)
         lines = 0
         time.sleep(0.2 if alive else 0.0)
+    if follow:
+        print(plain(_how_it_ended(paths)), flush=True)
+
+
+def _how_it_ended(paths: RunPaths) -> str:
+    """Return why `logs --follow` has no more lines: the run's end, or that its controller died before."""
+    from orchestrator.ledger.reader import LedgerReader
+    from orchestrator.view.status import state_now
+
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        kept = ledger.state
+    state = state_now(kept, driven=False)
+    if state == kept:
+        return f"run {paths.run} is {state}"
+    resume = command(f"resume {paths.named}")
+    return f"the controller of run {paths.run} died; its workers finish what they have. Go on with: {resume}"
 
 
 def explain(
@@ -258,7 +273,8 @@ def _serve(paths: RunPaths, port: int, *, open_: bool) -> None:
     except ModuleNotFoundError as e:
         raise InputError(
             f"--live needs {e.name}, which is not installed: make report ARGS=--live, or"
-            f" pip install '.[live]' in a checkout of gemmfleet; {command('report')} without --live does not need it"
+            f" pip install '.[live]' in a checkout of gemmfleet; {command(f'report {paths.named}')} without"
+            " --live does not need it"
         ) from e
     LedgerReader.open_readonly(paths.ledger).close()  # a fault of the ledger is reported before anything listens
     server = PageServer(paths, port)

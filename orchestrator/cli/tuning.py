@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,8 @@ def plan_page(prepared: Prepared) -> Page:
     from orchestrator.planning.plan import seconds_of
 
     plan, family = prepared.plan, prepared.family
-    page = Page(plan.to_json())
+    of_aiter = _aiter_of(prepared) if prepared.config.tuner == "aiter" else {}
+    page = Page({**plan.to_json(), "aiter": of_aiter})
     page.line(*(f"note: {note}" for note in plan.notes))
     keys = {s.id: s.key_dict(family) for s in prepared.listed.shapes}
     work = [(w, [keys[i] for unit in w.units for i in unit]) for w in plan.work]
@@ -103,6 +105,7 @@ def plan_page(prepared: Prepared) -> Page:
     if everywhere:
         page.line(f"everywhere: {' '.join(f'{k}={everywhere[k]}' for k in family.key_names if k in everywhere)}")
     page.table(("node", "slots"), ((node, str(n)) for node, n in plan.nodes.items()), "node", right=("slots",))
+    page.line(*(f"{node}: {words}" for node, words in of_aiter.items()))
     probed = plural(n, "node was probed", "nodes were probed") if (n := len(prepared.reports)) else "no node was probed"
     page.line(f"cost: {plan.cost_source}", headline(plan), f"{probed}; nothing was started or written (--plan)")
     if not plan.nodes:
@@ -110,21 +113,39 @@ def plan_page(prepared: Prepared) -> Page:
     return page
 
 
+def _aiter_of(prepared: Prepared) -> dict[str, str]:
+    """Return a sentence on the AITER of each node of a plan, and the fixes that its files need."""
+    from orchestrator.image.fixes import UNKNOWN, aiter_lines
+
+    facts = {r.node: r.facts for r in prepared.reports if r.node in prepared.plan.nodes}
+    machines = [plan.source for plan in prepared.nodes if plan.source is not None]
+    leased = dict.fromkeys(prepared.plan.leases, f"AITER: {UNKNOWN}")
+    return {**aiter_lines(machines, facts), **leased}
+
+
 def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
-    """Write the scripts of runs, for `--render`, and return where they are. Raises InputError."""
-    from orchestrator.controller.drive import write_scripts
+    """Write the node folders of runs, for `--render`, and return where they are; exit code 3 if a node was left out.
+    Raises InputError."""
+    from orchestrator.controller.drive import node_files_of, write_files
+    from orchestrator.controller.node_plan import node_folders
 
     above = {one.family.name: f"{one.family.name}/" if len(prepared) > 1 else "" for one in prepared}
     plans = {above[one.family.name] + plan.node: (plan, one.config) for one in prepared for plan in one.nodes}
     try:
-        files = {node: write_scripts(*plans[node], folder / node) for node in plans}
+        files = {node: node_files_of(*planned) for node, planned in plans.items()}
+        for node, (plan, _) in plans.items():
+            write_files(folder / node, files[node])
+            for below in node_folders(plan.slots):  # so that it can be run by hand
+                (folder / node / below).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as e:
         raise InputError(f"{e.filename}: cannot be written: {e.strerror}; name another folder with --render") from e
     names = {node: sorted(name for name in of if "/" not in name) for node, of in files.items()}
     notes = list(dict.fromkeys(note for one in prepared for note in one.plan.notes))
-    page = Page({"folder": str(folder), "nodes": names, "notes": notes})
+    left_out = sorted({r.node for one in prepared for r in one.reports if not r.usable})
+    page = Page({"folder": str(folder), "nodes": names, "notes": notes}, 3 if left_out else 0)
     page.line(*(f"note: {note}" for note in notes))
-    page.line(*(f"written: {folder / node}: {', '.join(of)}" for node, of in names.items()))
+    page.line(*(f"written: {folder / node}: {', '.join(of)}, code/" for node, of in names.items()))
+    page.line(*[f"! left out: {', '.join(left_out)} (see the notes)"] * bool(left_out))
     page.line("nothing was started, no node was asked: a run adds the cores near each GPU, and a lease its own GPUs")
     return page
 
@@ -308,32 +329,50 @@ def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, grou
     groups = list(ledger.replayed.attempts)
     if group is not None and group not in groups:
         near = did_you_mean(group, groups)
-        raise InputError(f"run {paths.run} has no group {group!r}{near} ({command(f'explain {paths.run}')} lists them)")
+        listing = command(f"explain {paths.named}")
+        raise InputError(f"run {paths.run} has no group {group!r}{near} ({listing} lists them)")
 
 
 def cancel(paths: RunPaths, settings: DriveSettings | None = None) -> None:
-    """Stop the run, through its controller or, without one, on the nodes directly. A finished run without a worker
-    stays as it is. Raises InputError."""
+    """Stop the run, through its controller or, without one, on the nodes directly. A finished run stays finished; only
+    workers that run again on its nodes, such as containers that came back, are stopped. Raises InputError."""
     from orchestrator.controller.drive import drive
 
     controller, page = holder(paths.lock), Page()
     state, nodes = _farewell(paths)
-    over = state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values())
+    if not controller and state == "finished" and nodes is not None and not any(s["left"] for s in nodes.values()):
+        _add_cancelled(page, paths, state, _looked_at_again(paths, nodes, settings))
+        page.print()
+        return
     if controller:
         leave_request(paths.requests, "cancel")
         until = time.monotonic() + 60.0
         while holder(paths.lock):
             if time.monotonic() > until:
                 raise InputError(
-                    f"the controller (process {controller.get('pid')}) did not end within 60 s; end it and run cancel"
-                    " again"
+                    f"the controller (process {controller.get('pid')}) did not end within 60 s; end it, then:"
+                    f" {command(f'cancel {paths.named}')}"
                 )
             time.sleep(0.1)
-    elif not over:
+    else:
         drive(paths, make_view(quiet=True), cancel=True, settings=settings)
         page.line(f"run {paths.root.name}: no controller was driving it")
-    _add_cancelled(page, paths, over=over)
+    _add_cancelled(page, paths, *_farewell(paths))
     page.print()
+
+
+def _looked_at_again(
+    paths: RunPaths, nodes: dict[str, dict[str, Any]], settings: DriveSettings | None
+) -> dict[str, dict[str, Any]]:
+    """Return what the last controller of a finished run found on each node (`nodes`), brought up to date by a look at
+    the machines. Leases are given back with the run, and nobody looks at a node again that had no worker."""
+    from orchestrator.controller.runs import stop_left_workers
+
+    seen = {node: was if was["ran"] is None else was | {"ran": 0} for node, was in nodes.items()}
+    for node, stopped in stop_left_workers(paths, settings.reach if settings else None).items():
+        if stopped.ran or seen.get(node, {}).get("ran") is not None:
+            seen[node] = asdict(stopped)
+    return seen
 
 
 def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
@@ -345,14 +384,12 @@ def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
         return ledger.state, seen["nodes"] if seen.get("epoch") == ledger.meta("epoch", 0) else None
 
 
-def _add_cancelled(page: Page, paths: RunPaths, *, over: bool) -> None:
-    """Add how the run ended, and what its last controller found on each node. `over`: no worker ran any more."""
-    state, nodes = _farewell(paths)
+def _add_cancelled(page: Page, paths: RunPaths, state: str, nodes: dict[str, dict[str, Any]] | None) -> None:
+    """Add how the run ended, and what was found on each node; None: its last controller did not look."""
     page.line(f"run {paths.root.name} is {state}")
     if nodes is None:
-        page.line("its last controller ended without checking the nodes: run cancel again")
+        page.line(f"its last controller ended without checking the nodes: {command(f'cancel {paths.named}')}")
         return
-    nodes = {n: s | {"ran": 0} if over else s for n, s in nodes.items()}
     well = {n: s["ran"] for n, s in sorted(nodes.items()) if not s["left"]}
     for words, there in (
         (f"stopped {plural(sum(n or 0 for n in well.values()), 'worker')} on", [n for n, ran in well.items() if ran]),

@@ -318,8 +318,8 @@ class NodeDriver:
             self._transport.put(self.folder, {"epoch": RemoteFile(f"{self._epoch}\n".encode())})
             take_back_all(self._transport, self.folder)
             present = attempts_in(self._transport, self.folder, "claimed", "attempts")
-            self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
             if self.workers.launch:
+                self._transport.run(["rm", "-f", f"{self.folder}/control/stop"], timeout=20.0)
                 self.workers.engine.prepare()
                 with self._admission(self._closing, self._post_busy):
                     if not self._closing.is_set():

@@ -136,6 +136,7 @@ def node_files(
         "enter": enter(plan.source) if (enter := find_engine(plan.engine).enter) and plan.source else "",
         "engine_options": plan.source.engine_options if plan.source else {},
         "cache": plan.cache if spec.keeps_cache else "",
+        "leased": plan.source is not None and plan.source.lease is not None,
     }
     config = NodeConfig(
         run=run,

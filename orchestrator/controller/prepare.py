@@ -329,7 +329,7 @@ def prepare(request: RunRequest) -> Prepared:
         if not n.is_here or find_engine(n.engine).runs_images or spec.software
     ]
     if request.ask:
-        reports = check_nodes(asked, accept_new_host_keys=request.accept_new_host_keys)
+        reports = check_nodes(asked, runs=request.runs, accept_new_host_keys=request.accept_new_host_keys)
         of_pools = check_pools(inventory, run)
     else:
         silent = Finding(UNUSABLE, "gpus", "its GPUs are not known before it is asked", "write their number, `gpus: 8`")

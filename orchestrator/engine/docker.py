@@ -79,6 +79,7 @@ class DockerOptions(DockerSection):
             "slot_flags": {s: [f"--cpuset-cpus={cpus[s]}"] if cpus.get(s) else [] for s in slots},
             "hostnames": {s: hostname(node, s) for s in slots},
             "names": {s: container_name(run, node, s) for s in slots},
+            "follower": container_name(run, node, "follow"),
             "labels": labels(run, node) | {"gemmfleet.version": version},
             "own_gpus": list(gpus) if self.devices is None else [],
             "own_render_node": OWN_RENDER_NODE in (self.devices or ()),

@@ -538,7 +538,8 @@ def _lease_ended(state: State, e: ev.LeaseEnded, t: float) -> None:
         slot.adrift = None
         _clear(state, slot)
         _set_slot(state, slot, "lost", f"its lease ended: {e.detail}", t)
-    _set_node(state, n, "gone", f"{e.cause.replace('_', ' ')}: {e.detail}" if e.detail else e.cause, t)
+    cause = blame.cause_words(e.cause)
+    _set_node(state, n, "gone", f"{cause}: {e.detail}" if e.detail else cause, t)
 
 
 def _leases_queued(state: State, e: ev.LeasesQueued, t: float) -> None:

@@ -190,6 +190,11 @@ def lose(state: State, shape: Shape, a: Attempt, *, with_node: bool, detail: str
         state.ripe[shape.id] = FailShape(shape.id, Reason.KILLS_NODES, f"{detail}; seen on {seen}", a.id, sure)
 
 
+def cause_words(cause: str) -> str:
+    """A lease's EndCause in words. `preempted` is what the scheduler or a person took back; it does not say who."""
+    return "cancelled or preempted" if cause == "preempted" else cause.replace("_", " ")
+
+
 def ended_under(state: State, shape: Shape, a: Attempt, cause: str) -> None:
     """A lease ended with the shape in flight. The shape did not cause it."""
     if a.node in shape.ends:
@@ -197,7 +202,7 @@ def ended_under(state: State, shape: Shape, a: Attempt, cause: str) -> None:
     shape.ends.append(a.node)
     if len(shape.ends) >= state.settings.lease_ends:
         why = (
-            f"{plural(len(shape.ends), 'lease')} ended under it, the last one by {cause.replace('_', ' ')}"
+            f"{plural(len(shape.ends), 'lease')} ended under it, the last one by {cause_words(cause)}"
             f" ({', '.join(shape.ends)}); ask for a longer time limit (time:)"
         )
         state.ripe[shape.id] = FailShape(shape.id, Reason.OUTLIVES_LEASE, why, a.id, True)

@@ -315,14 +315,12 @@ def stuck(state: State) -> str | None:
 
 
 def why(state: State, what: int) -> str:
-    """Sentence on where a shape is, and what it waits for."""
+    """Sentence on where a pending shape is, and what it waits for; it does not name the shape."""
     shape = state.shapes[what]
-    if shape.state != "pending":
-        return f"shape {what} is {shape.state}" + (f": {shape.reason.message}" if shape.reason else "")
     for id_ in reversed(shape.attempts):
         if id_ in state.open:
             return whereabouts(state, state.attempts[id_])
-    head = f"shape {what} waits"
+    head = "it waits"
     if state.stopped:
         return f"{head}: the run is stopped"
     if what in state.held:

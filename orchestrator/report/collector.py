@@ -339,7 +339,7 @@ class Collector:
             },
             "fleet": timeline(state, named, start, end),
             "failures": failures(ledger, named, run),
-            "incidents": incidents(state),
+            "incidents": incidents(state, self.paths),
             "unconfirmed": [
                 {"id": u.id, "shape": named(u.id), "where": f"{u.node} slot {u.slot}", "detail": u.detail,
                  "withheld": [f"{w.name}: {w.outcome}" for w in left_out]}

@@ -7,11 +7,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.events import NOISE
 from orchestrator.ledger.reader import LedgerReader
+from orchestrator.paths import RunPaths
 from orchestrator.policy.model import Attempt, Node, Shape, Slot, SlotId, State, spot
 from orchestrator.reasons import Reason
 from worker.text import and_more, plural
@@ -139,16 +141,33 @@ def settled_words(shape: Shape, done: str = "tuned") -> str:
 
 INCIDENTS = {
     "trouble": "Its measurements were kept. If this happens often, look at the link and at sshd.",
-    "away": f"Its work went elsewhere. Check it with: {command('nodes check')}",
+    "away": "Its work went elsewhere. Check it with: {check}",
     "ended": "Its work went elsewhere. There is nothing to do.",
     "busy": "We wait until it is free. To share or skip it: --busy share, --busy skip.",
     "shared": "Measure there again when nobody else uses it.",
-    "quarantine": "Its work went elsewhere. Before you trust it again, look at the GPU's health"
-    f" ({command('status')}), the driver and the image.",
+    "quarantine": "Its work went elsewhere. Before you trust it again, look at the GPU's health ({status}), the driver"
+    " and the image.",
     "gone": "Its worker could not be started again: look at its container's log on the node.",
     "canary": "The slot did not compute its known answer, so it gets no work. Look at the GPU, driver and image.",
 }
-"""Advice on an incident of a node or slot, by its kind in the timeline."""
+"""Advice on an incident of a node or slot, by its kind in the timeline; see `incident_advice`."""
+LEASE_TROUBLE = "Its measurements were kept. If this happens often, look at what the scheduler says of its machine."
+"""The advice on `trouble` of a lease: the scheduler leads to it, no sshd."""
+STREAM_ENDED = (
+    "Its measurements were kept. The process that sends its records was ended there (by docker kill, a restart of"
+    " Docker, ...); the link is not the cause."
+)
+"""The advice on `trouble` in which the command on the node had an exit code, which a broken link never gives."""
+
+
+def incident_advice(incident: Span, node: Node, paths: RunPaths) -> str:
+    """Advice on an incident, with commands for this run."""
+    if incident.kind == "trouble" and node.lease:
+        return LEASE_TROUBLE
+    if incident.kind == "trouble" and "the stream ended: ended with code" in incident.text:
+        return STREAM_ENDED
+    check = command(f"nodes check -i {quote(str(paths.inventory))}")
+    return INCIDENTS[incident.kind].format(check=check, status=command(f"status {paths.named}"))
 
 
 def advice(reason: Reason, run: str, node: str) -> list[str]:
@@ -386,11 +405,11 @@ def failures(ledger: LedgerReader, named: Callable[[int], str], run: str) -> lis
     ]  # fmt: skip
 
 
-def incidents(state: State) -> list[dict[str, Any]]:
+def incidents(state: State, paths: RunPaths) -> list[dict[str, Any]]:
     """Incidents of nodes and slots, oldest first: outages, quarantines, failed canaries."""
     found = sorted((s for n in state.nodes for s in incidents_of(state, n)), key=lambda s: s.start)
     return [
         {"t": round(s.start, 1), "end": None if s.end is None else round(s.end, 1), "kind": s.kind, "text": s.text,
-         "advice": INCIDENTS[s.kind]}
+         "advice": incident_advice(s, state.nodes[s.node], paths)}
         for s in found[-MOST_INCIDENTS:]
     ]  # fmt: skip

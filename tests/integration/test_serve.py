@@ -125,7 +125,7 @@ def test_the_page_lives_with_the_run_and_outlives_it(tmp_path: Path) -> None:
     simulator.run()
     half = len(simulator.journal) // 2
     with Ledger.open(paths.ledger) as ledger, serving(paths) as server, chromium() as browser:
-        with run_lock(paths.lock, paths.run):
+        with run_lock(paths):
             browser.open(server.url)
             assert browser.run("return location.pathname + location.search") == "/"
             assert browser.text("#state") == "planned"

@@ -150,7 +150,7 @@ def test_it_is_refused_before_a_run_and_shown_by_a_check(tmp_path: Path, monkeyp
     """Nodes that say the same GPU are a stand-in for one host under two names; this machine counts as well. What a run
     keeps of its nodes is enough to refuse one that joins."""
     said = b"gpu.0.unique_id=0xa1\ngpu.0.gfx_target_version=90500\npython=3.11.2 x True\nend=1\n"
-    monkeypatch.setattr(node_check, "_check", lambda node, run, keys: check_node(node, Completed(0, said, b""), 0.0))
+    monkeypatch.setattr(node_check, "_check", lambda node, runs, keys: check_node(node, Completed(0, said, b""), 0.0))
     inventory = load(tmp_path, "", "transport: local")
     reports = check_nodes(inventory.nodes.values())
     assert [r.state for r in reports] == ["ok", "unusable"]

@@ -129,8 +129,8 @@ _ENTRIES = (
         ),
         why="AITER rotates copies of the operands in up to 90 % of free memory: another process on the GPU is enough.",
         advice=(
-            "Keep other processes off the GPU (`gemmfleet nodes check` lists them), use one slot per GPU, lower "
-            "--iters (fewer copies)."
+            "Keep other processes off the GPU (`gemmfleet nodes check -i INV` lists them), use one slot per GPU, "
+            "lower --iters (fewer copies)."
         ),
     ),
     KnownIssue(
@@ -159,7 +159,7 @@ _ENTRIES = (
             r"|GPU coredump"
         ),
         why="An exception stopped a kernel.",
-        advice="If other shapes fault on this GPU too, check its error counters (`gemmfleet nodes check`).",
+        advice="If other shapes fault on this GPU too, check its error counters (`gemmfleet nodes check -i INV`).",
     ),
     KnownIssue(
         "killed", "The host killed the process", "oom", "setup", exit_codes=(-9, 137),
@@ -223,7 +223,10 @@ _ENTRIES = (
         "unhealthy_gpu", "The driver reports an error of the GPU", "fault", "slot",
         regex=r"amdgpu.*(?:GPU reset|ring \S+ timeout|uncorrectable|RAS)|uncorrectable hardware errors detected",
         why="Its hardware reports errors.",
-        advice="Drain the node (`gemmfleet nodes drain`), read `amd-smi metric --ecc`, reset or replace the GPU.",
+        advice=(
+            "Drain the node (`gemmfleet nodes drain NODE --run RUN`), read `amd-smi metric --ecc`, reset or replace the"
+            " GPU."
+        ),
     ),
     # of images
     KnownIssue(
@@ -370,7 +373,7 @@ _ENTRIES = (
         "interrupted", "The tuner was interrupted", "cancelled", "nobody", rank="consequence",
         regex=r"interrupted by user, tuning stopped",
         why="Somebody stopped it.",
-        advice="`gemmfleet resume` does the rest.",
+        advice="`gemmfleet resume RUN` does the rest.",
     ),
     KnownIssue(
         "topk_fault", "A shape without a kernel makes AITER drop the rest of its batch", "", "image", rank="remark",
