@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 
 def see(secret: str) -> dict[str, list[str]]:
@@ -54,28 +54,28 @@ def give_half_a_character() -> str:
 
 
 def give_deep_json() -> int:
-    return _write(b'{"value":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
+    _write(b'{"value":' + b"[" * 100_000 + b"]" * 100_000 + b"}")
 
 
 def give_long_number() -> int:
-    return _write(b'{"value":' + b"9" * 100_000 + b"}")
+    _write(b'{"value":' + b"9" * 100_000 + b"}")
 
 
 def give_two_answers() -> int:
-    return _write(b'{"value": 1}{"value": 2}')
+    _write(b'{"value": 1}{"value": 2}')
 
 
 def give_other_document() -> int:
-    return _write(b'{"value": 1, "error": "x"}')
+    _write(b'{"value": 1, "error": "x"}')
 
 
 def write_without_end() -> int:
-    return _write(b"x", times=1 << 30)
+    _write(b"x", times=1 << 30)
 
 
 def write_to_standard_output() -> str:
     print('{"value": "forged"}', flush=True)
-    os.system("echo forged")
+    subprocess.run(["echo", "forged"], check=True)
     return "real"
 
 
@@ -132,7 +132,7 @@ def become_root() -> bool:
     return subprocess.run(["sudo", "-n", "true"], check=False).returncode == 0
 
 
-def _write(data: bytes, times: int = 1) -> Any:
+def _write(data: bytes, times: int = 1) -> NoReturn:
     """Write the answer ourselves, in place of what called us."""
     for _ in range(times):
         os.write(int(sys.argv[1]), data)

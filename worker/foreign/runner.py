@@ -77,7 +77,7 @@ def unprotected() -> str:
 def call(
     function: Callable[..., T],
     *arguments: Any,
-    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+    limits: Limits = Limits(),
     packages: bool = False,
     env: Mapping[str, str] | None = None,
     raises: Sequence[type[Exception]] = (),
@@ -113,7 +113,7 @@ def run(
     output: IO[bytes],
     *,
     cwd: Path,
-    limits: Limits = Limits(),  # noqa: B008 - it is frozen
+    limits: Limits = Limits(),
     env: Mapping[str, str] | None = None,
 ) -> int:
     """Run a command with both outputs in a file; return its exit status, negative for a signal. Raises OSError, and

@@ -87,7 +87,7 @@ def _decode_union(value: Any, kinds: Sequence[Any], place: str) -> Any:
 def _decode_tuple(value: Any, kinds: Sequence[Any], place: str) -> tuple[Any, ...]:
     _require(isinstance(value, list), value, "a list", place)
     if len(kinds) == 2 and kinds[1] is ...:
-        kinds = kinds[:1] * len(value)
+        kinds = [kinds[0]] * len(value)
     _require(len(value) == len(kinds), value, f"{len(kinds)} values", place)
     return tuple(decode(v, kind, f"{place}[{i}]") for i, (v, kind) in enumerate(zip(value, kinds, strict=True)))
 

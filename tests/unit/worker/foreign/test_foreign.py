@@ -161,7 +161,7 @@ def test_values_travel_by_their_types() -> None:
     record = Record(Path("/x"), {7: (Pair(1, "one"), Pair(2, "two"))}, "b", 2)
     assert decode(json.loads(json.dumps(encode([record]))), list[Record], "it") == [record]
     document = encode(record)
-    for change, words in [
+    changes: list[tuple[dict[str, Any], str]] = [
         ({"place": 1}, "it.place is not str, but 1"),
         ({"pairs": {"x": []}}, "it.pairs is not a number"),
         ({"pairs": {"1": [[1]]}}, r"it.pairs.1\[0\] is not 2 values, but a list"),
@@ -169,6 +169,7 @@ def test_values_travel_by_their_types() -> None:
         ({"kind": ["a"]}, "it.kind is not one of"),
         ({"size": "big"}, "it.size is not float, but 'big'"),
         ({"more": 1}, "it is not an object with"),
-    ]:
+    ]
+    for change, words in changes:
         with pytest.raises(ValueError, match=words):
             decode({**document, **change}, Record, "it")
