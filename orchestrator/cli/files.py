@@ -391,6 +391,7 @@ def _project(root: Path, asked: str | None) -> str:
 
 
 def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str, int], compiling: bool) -> Page:
+    from worker.foreign.runner import ForeignCodeError
     from worker.triton_configs.engine import EngineError
 
     try:
@@ -398,7 +399,7 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
 
         own = root / project
         c = engine_check.check(own if own.is_dir() else root, device, sizes, compiling=compiling, say=_say)
-    except (EngineError, ImportError) as e:
+    except (EngineError, ImportError, ForeignCodeError) as e:
         raise InputError(str(e)) from e
     findings = c["findings"]
     page = Page({**c, "findings": [asdict(f) for f in findings]}, bool(c["errors"]))
@@ -410,9 +411,9 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
     return page
 
 
-def _progress(done: int, of: int) -> None:
+def _progress(text: str) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done} of {plural(of, 'bucket')} compiled", end="\n" if done == of else "", file=sys.stderr)
+        _say(text)
 
 
 def _say(text: str) -> None:

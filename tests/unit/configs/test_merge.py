@@ -27,7 +27,7 @@ from orchestrator.tables.merge import check_db
 from tests.support.config_tree import operator, resolved, text_of, tree, values, winners
 from tests.support.ledger_kit import Run, ended, started
 from tests.support.ledger_kit import row as said
-from worker.triton_configs.resolve import CONFIGS, bucket_for, laid_out, parse
+from worker.triton_configs.resolve import CONFIGS, TRITON, bucket_for, laid_out, parse
 
 NAME = "gemmfleet-merges.jsonl"
 OWN = "gfx950-GEMM-A16W16-N=512-K=1024.json"
@@ -196,8 +196,9 @@ def test_a_row_that_is_none(row: dict[str, Any], tmp_path: Path) -> None:
     assert e.value.faults == [f"{table}:3: does not end with the document of a winner"]
 
 
-def test_a_trial_without_a_package_says_so(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merging, "_PROGRAM", "import no_such_package")
+def test_a_trial_without_a_package_says_so(root: Path) -> None:
+    pytest.importorskip("triton")
+    (root / TRITON / "utils" / "gemm_config_utils.py").write_text("import no_such_package\n")
     why_not = run_trial(root, "gfx950", []).why_not
     assert why_not.endswith("No module named 'no_such_package'; pip install '.[triton]' in a checkout of gemmfleet")
 

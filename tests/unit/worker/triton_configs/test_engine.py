@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
+from worker.foreign.runner import ForeignCodeError
+from worker.foreign.values import encode
 from worker.triton_configs.engine import (
     Device,
     Engine,
@@ -222,7 +224,7 @@ def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypa
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", "nowhere")
     variables, *answers = ask({"VLLM_PLUGINS": ""}, told, tmp_path, LINEAR, MOE, BF16)
-    assert (variables, answers) == (["VLLM_PLUGINS"], here[1:])
+    assert (variables, answers) == (["VLLM_PLUGINS"], json.loads(json.dumps(encode(here[1:]))))
     monkeypatch.undo()
     with pytest.raises(EngineError, match="ValueError: invalid literal"):
         engine.table(broken)
@@ -233,8 +235,12 @@ def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypa
 def test_nothing_can_be_asked_of_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="holds neither vLLM nor SGLang"):
         ask({}, load, tmp_path, H200)
-    with pytest.raises(EngineError, match="the process that asks the engine died"):
-        ask({}, os._exit, 3)
+    with pytest.raises(ForeignCodeError, match="ended with status 3"):
+        ask({}, die, 3)
+
+
+def die(status: int) -> int:
+    os._exit(status)
 
 
 # --- where it is ---------------------------------------------------------------------------------------------------
