@@ -39,7 +39,7 @@ Faults = dict[Fault, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class CheckedEngine:
-    """What a check found. `compiled` has an item for each entry of which Triton makes different code."""
+    """The result of a check. `compiled` has an item for each entry of which Triton makes different code."""
 
     project: str
     version: str

@@ -319,7 +319,7 @@ class KernelLists:
 
     @cached_property
     def _asked(self) -> dict[str, list[Any]]:
-        """What `read_lists` is asked for: name -> reader, file, and more arguments."""
+        """Questions to `read_lists`: name -> reader, file, and more arguments."""
         asked: dict[str, list[Any]] = {}
         for (family, backend), place in PLACES.items():
             if path := self._file(place):

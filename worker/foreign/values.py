@@ -30,7 +30,9 @@ def decode_arguments(function: Callable[..., Any], arguments: Sequence[Any]) -> 
     """The arguments of a call, by the annotations of the function's parameters."""
     kinds = get_type_hints(function)
     kinds.pop("return", None)
-    return [decode(value, kind, name) for value, (name, kind) in zip(arguments, kinds.items(), strict=True)]
+    if len(arguments) > len(kinds):
+        raise ValueError(f"{function.__qualname__} takes {len(kinds)} arguments with annotations")
+    return [decode(value, kind, name) for value, (name, kind) in zip(arguments, kinds.items(), strict=False)]
 
 
 def decode(value: Any, kind: Any, place: str) -> Any:
