@@ -177,8 +177,8 @@ def list_runs(runs: Path) -> list[RunPaths]:
 
 
 def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
-    """The run in that folder or with that id (a unique beginning will do). If `run` is None the latest;
-    with `tuned` the latest that has tuned rows.
+    """The run in that folder or with that id (a unique beginning will do). If `run` is None the latest, but for runs
+    that skipped every shape; with `tuned` the latest that has tuned rows.
 
     Raises InputError.
     """
@@ -190,7 +190,7 @@ def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
         if not there:
             what = "there are no runs" + " with tuned rows" * tuned
             raise InputError(f"{what} in {runs}; begin one with: {command('tune SHAPES.csv')}, or give --runs DIR")
-        return there[-1]
+        return next((r for r in reversed(there) if not _skipped_all(r)), there[-1])
     if RUN_RE.match(run):
         exact = [r for r in there if r.run == run]
         found = exact or [r for r in there if r.run.startswith(run)]
@@ -200,6 +200,15 @@ def find_run(runs: Path, run: str | None, *, tuned: bool = False) -> RunPaths:
             raise InputError(f"run {run!r} could be any of {_names(found)}; give more of its id")
     known = f" (there are {_names(there)})" if there else ""
     raise InputError(f"there is no run {run[:80]!r} in {runs}{known}; `{command('runs list')}` shows them")
+
+
+def _skipped_all(paths: RunPaths) -> bool:
+    """Return whether the run ended and had nothing to do, because the table had every shape."""
+    try:
+        counts = json.loads(paths.provenance.read_bytes())["counts"]
+        return bool(counts["skipped"] == counts["total"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _names(runs: Sequence[RunPaths]) -> str:

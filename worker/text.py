@@ -48,6 +48,14 @@ def and_more(names: Sequence[str], most: int) -> str:
     return ", ".join(names[:most]) + (f" and {more:,} more" if more > 0 else "")
 
 
+def byte_words(count: float) -> str:
+    """`275 GiB`, `1.5 GiB`, `12 MiB`: a size of memory for people."""
+    gib = count / 2.0**30
+    if gib < 1:
+        return f"{count / 2.0**20:,.0f} MiB"
+    return f"{gib:,.0f} GiB" if gib >= 10 else f"{gib:.1f} GiB"
+
+
 def did_you_mean(word: str, legal: Iterable[str]) -> str:
     """`; did you mean X?`, or nothing. X: the legal word that begins with `word` or is most similar to it, ignoring
     case and a leading `torch.`."""

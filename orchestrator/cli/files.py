@@ -119,11 +119,8 @@ def shape_of(key: dict[str, int | str]) -> str:
 
 
 def _merge_line(row: MergeRow) -> str:
-    old = "" if row.old_us is None else f"{row.old_us:g} us -> "
-    new = "" if row.new_us is None else f"{row.new_us:g} us"
-    rival = "" if row.rival_us is None else f" (old kernel in the same profile: {row.rival_us:g} us)"
     kernel = f"  {row.new_kernel[:60]}" if row.action in ("added", "replaced") else ""
-    return f"{row.action:8} {shape_of(row.key)}  {old}{new}{rival}  {row.why}{kernel}"
+    return f"{row.action:8} {shape_of(row.key)}  {row.times}  {row.why}{kernel}"
 
 
 def undo(

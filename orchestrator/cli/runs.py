@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import webbrowser
 from collections import Counter
@@ -48,10 +49,15 @@ def resume(
     Repeats at most what was in flight.
     """
     from orchestrator.cli import tuning
+    from orchestrator.ledger.reader import LedgerReader
 
     paths = find_run(runs, run)
     tuning.replace_inventory(paths, inventory)
+    with LedgerReader.open_readonly(paths.ledger) as ledger:
+        was_cancelled = ledger.state == "cancelled"
     RunConfig.change(paths.config, busy=busy, until_gain=tuning.share_of(until_gain), gpu_hours=gpu_hours)
+    if was_cancelled:
+        print(f"run {paths.run} was cancelled; it goes on with what is left", file=sys.stderr)
     return tuning.detach(paths) if detach else tuning.drive_here(paths, json_=json_)
 
 
@@ -60,12 +66,15 @@ def retry(
     runs: RunsOpt = DEFAULT_RUNS,
     reason: Annotated[str | None, typer.Option(help="Only shapes that failed for this reason.")] = None,
     group: Annotated[str | None, typer.Option(help="Only shapes of this group.", metavar="G")] = None,
+    noisy: Annotated[bool, typer.Option("--noisy", help="Noisy winners, not failed shapes.")] = False,
     json_: JsonOpt = False,
 ) -> Page:
     """Queue the failed shapes of a run again, with fresh tries."""
     from orchestrator.cli import tuning
 
-    return tuning.retry(find_run(runs, run), reason=reason, group=group, json_=json_)
+    if noisy and reason is not None:
+        raise InputError("--noisy and --reason: a noisy winner did not fail; leave one of them out")
+    return tuning.retry(find_run(runs, run), reason=reason, group=group, noisy=noisy, json_=json_)
 
 
 def cancel(run: RunArg = None, runs: RunsOpt = DEFAULT_RUNS) -> None:

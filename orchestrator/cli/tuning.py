@@ -17,7 +17,7 @@ from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, OrchestratorError, RunBusyError
 from orchestrator.paths import RunPaths, holder, leave_request
-from orchestrator.view.words import left_words
+from orchestrator.view.words import left_words, wait_words
 from worker.text import did_you_mean, plural
 
 if TYPE_CHECKING:
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from orchestrator.controller.prepare import Prepared, RunRequest
     from orchestrator.ledger.reader import LedgerReader
     from orchestrator.planning.plan import Plan
+
+DETACH_S = 20.0
+"""Seconds that `--detach` waits until the controller in the background holds the run's lock."""
 
 
 def run_request(run: RunOptions, drive: DriveOptions, **own: Any) -> RunRequest:
@@ -94,7 +97,8 @@ def plan_page(prepared: Prepared) -> Page:
         sizes = [int(key[family.m_column]) for key in of]
         shared = " ".join(f"{k}={v}" for k, v in of[0].items() if k not in (family.m_column, *everywhere))
         span = str(sizes[0]) if len(sizes) == 1 else f"{min(sizes)}..{max(sizes)}"
-        rows.append((str(len(sizes)), span, shared, f"{seconds_of(w):.1f} s", "each alone" if w.alone else ""))
+        cost = f"{seconds_of(w):.1f} s" if plan.known else "not known"
+        rows.append((str(len(sizes)), span, shared, cost, "each alone" if w.alone else ""))
     page.table(("shapes", family.m_column, "shared key", "cost", ""), rows, right=("shapes", "cost"))
     if everywhere:
         page.line(f"everywhere: {' '.join(f'{k}={everywhere[k]}' for k in family.key_names if k in everywhere)}")
@@ -137,11 +141,20 @@ def _where(plan: Plan) -> str:
     """Return the slots of a plan, and when its end is expected."""
     if not plan.nodes:
         return "no slot"
-    leases, left = sum(plan.leases.values()), left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
-    left = f"{'' if left.startswith('about') else 'about '}{left}{'; a first guess' if plan.first_guess else ''}"
+    leases = sum(plan.leases.values())
     counts = {"node": len(plan.nodes) - len(plan.leases), "lease": leases}
     places = " and ".join(plural(n, what) for what, n in counts.items() if n)
-    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {left}"
+    return f"{'up to ' if leases else ''}{plural(sum(plan.nodes.values()), 'slot')} on {places}, {_how_long(plan)}"
+
+
+def _how_long(plan: Plan) -> str:
+    """Return when the end of a plan is expected, and what the run waits for before."""
+    if not plan.known:
+        return f"how long it takes is not known{wait_words(plan.waits_for)}"
+    left = left_words(plan.range_s[0], plan.end_s, plan.range_s[1])
+    words = left if left.startswith("about") else f"about {left}"
+    words += wait_words(plan.waits_for)
+    return f"{words}; a first guess" if plan.first_guess else words
 
 
 def start(prepared: Prepared, options: RunOptions) -> Page:
@@ -217,18 +230,24 @@ def detach(paths: RunPaths) -> Page:
     argv = [sys.executable, "-m", "orchestrator", "resume", paths.run, "--runs", runs]
     with log.open("ab") as out:
         child = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
-    until = time.monotonic() + 20.0
-    while time.monotonic() < until and not holder(paths.lock):
-        if child.poll() is not None:
-            tail = log.read_text(errors="replace")[-2000:]
-            if child.returncode not in (0, 1):
-                raise InputError(f"the controller ended at once with code {child.returncode}:\n{tail}")
-            break
+    pid, exit_code, drives = child.pid, child.poll(), False
+    until = time.monotonic() + DETACH_S
+    while exit_code is None and not drives and time.monotonic() < until:
         time.sleep(0.05)
-    child.returncode = child.returncode or 0  # it outlives this process, which does not wait for it
-    page = Page({"run": paths.root.name, "pid": child.pid, "folder": str(paths.root)})
+        exit_code = child.poll()
+        drives = holder(paths.lock).get("pid") == pid
+    if exit_code not in (None, 0, 1):
+        tail = log.read_text(errors="replace")[-2000:]
+        raise InputError(f"the controller ended at once with code {exit_code}:\n{tail}")
+    child.returncode = exit_code or 0  # it outlives this process, which does not wait for it
+    page = Page({"run": paths.root.name, "pid": pid, "folder": str(paths.root)})
     page.line(paths.root.name)
-    page.aside(f"the controller is process {child.pid}; watch it: {command(f'status {paths.named} --watch')}")
+    if exit_code is not None:
+        page.aside(f"the controller has ended already, with code {exit_code}: {command(f'status {paths.named}')}")
+    elif drives:
+        page.aside(f"the controller is process {pid}; watch it: {command(f'status {paths.named} --watch')}")
+    else:
+        page.aside(f"process {pid} was started {DETACH_S:g} s ago, and does not drive the run yet: look into {log}")
     return page
 
 
@@ -244,31 +263,36 @@ def replace_inventory(paths: RunPaths, inventory: Path | None) -> None:
         os.rename(aside, paths.inventory)
 
 
-def retry(paths: RunPaths, *, reason: str | None, group: str | None, json_: bool) -> Page:
-    """Queue failed shapes again, through the run's controller or by driving the run here."""
+def retry(paths: RunPaths, *, reason: str | None, group: str | None, noisy: bool, json_: bool) -> Page:
+    """Queue failed shapes or noisy winners again, through the run's controller or by driving the run here."""
     from orchestrator.ledger.reader import LedgerReader
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         _check_retry(paths, ledger, reason, group)
         members = set(ledger.replayed.attempts[group].shapes) if group else None
-        failed = [f.id for f in ledger.failed(reason) if members is None or f.id in members]
+        found = ledger.noisy() if noisy else [f.id for f in ledger.failed(reason)]
+        wanted = [shape for shape in found if members is None or shape in members]
         reasons, counts = list(ledger.failures()), ledger.counts()
-    page = Page({"run": paths.run, "queued": len(failed)})
-    if not failed:
+    page = Page({"run": paths.run, "queued": len(wanted)})
+    if noisy and not wanted:
+        page.line("nothing to retry: no winner is noisy")
+        return page
+    if not wanted:
         which = "".join(f" with {w}" for w in (reason and f"reason {reason!r}", group and f"group {group!r}") if w)
         there = f"failed shapes have: {', '.join(reasons)}" if reasons else "no shape failed"
         page.line(f"nothing to retry: no failed shape{which} ({there})")
         if counts.pending and not holder(paths.lock):
             page.line(f"{plural(counts.pending, 'shape')} pending; go on with: {command(f'resume {paths.named}')}")
         return page
+    what = plural(len(wanted), "noisy winner" if noisy else "failed shape")
     if holder(paths.lock):
         with contextlib.suppress(RunBusyError):
-            leave_request(paths.requests, "retry", shapes=failed)
+            leave_request(paths.requests, "retry", shapes=wanted)
         watch = command(f"status {paths.named} --watch")
-        page.line(f"{plural(len(failed), 'failed shape')} queued again; watch: {watch}")
+        page.line(f"{what} queued again; watch: {watch}")
         return page
-    print(f"trying {plural(len(failed), 'failed shape')} again", file=sys.stderr if json_ else sys.stdout)
-    return drive_here(paths, json_=json_, retry=tuple(failed))
+    print(f"trying {what} again", file=sys.stderr if json_ else sys.stdout)
+    return drive_here(paths, json_=json_, retry=tuple(wanted))
 
 
 def _check_retry(paths: RunPaths, ledger: LedgerReader, reason: str | None, group: str | None) -> None:

@@ -299,7 +299,7 @@ class NodeReport:
             self.facts.values.get("docker.version", "").split(" ")[-1],
             image if image in ("", "missing") else image.split(" ")[0].removeprefix("sha256:")[:12],
             "" if free is None else f"{free / 2**20:.0f} GiB",
-            "" if self.skew_s is None else f"{self.skew_s:+.0f} s",
+            "" if self.skew_s is None else f"{round(self.skew_s):+d} s",
             "; ".join(str(f) for f in self.findings if f.level != OK),
         )
 

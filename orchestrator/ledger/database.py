@@ -25,7 +25,9 @@ from worker.protocol import FIELDS
 APPLICATION_ID = 0x674D4C67
 """Marks a SQLite file as one of ours (`PRAGMA application_id`)."""
 VERSION = 8
-"""Version of the tables (`PRAGMA user_version`). gemmfleet 0.2 wrote 5."""
+"""Version of the tables (`PRAGMA user_version`)."""
+LAST_VERSION_OF_0_2 = 5
+"""Development versions between 0.2 and 0.3 wrote 6 and 7; 0.2 cannot read those either."""
 
 
 def _append_only(table: str) -> tuple[str, ...]:
@@ -226,9 +228,15 @@ def _check_ours(conn: sqlite3.Connection, path: Path) -> None:
             " use that version for this run, or update this one"
         )
     if version < VERSION:
+        if version <= LAST_VERSION_OF_0_2:
+            writer = "gemmfleet 0.2 or older"
+            remedy = "use gemmfleet 0.2 for this run"
+        else:
+            writer = "a development version before 0.3"
+            remedy = "use the commit that began this run"
         raise LedgerError(
-            f"{path}: was written by gemmfleet 0.2 or older (ledger version {version}, this one knows {VERSION}); use"
-            f" gemmfleet 0.2 for this run. Its CSV files are still read by name, such as {path.parent / 'profile.csv'}"
+            f"{path}: was written by {writer} (ledger version {version}, this one knows {VERSION}); {remedy}. Its CSV"
+            f" files are still read by name, such as {path.parent / 'profile.csv'}"
         )
 
 

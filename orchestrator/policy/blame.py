@@ -64,16 +64,24 @@ def tried(state: State, shape: Shape, reason: Reason, attempt: str) -> None:
     if shape.tries >= state.settings.tries:
         why = f"given up after {plural(shape.tries, 'try', 'tries')}"
         state.ripe[shape.id] = (
-            SettleShape(shape.id, shape.result, False, why)
-            if shape.result
-            else FailShape(shape.id, reason, why, attempt, False)
+            keep_result(shape, why) if shape.result else FailShape(shape.id, reason, why, attempt, False)
         )
+
+
+def keep_result(shape: Shape, why: str) -> SettleShape:
+    """Settle the shape with the result that it has. A noisy result is complete; any other lacks candidates."""
+    if shape.noisy:
+        return SettleShape(shape.id, shape.noisy, True, f"its time is noise, measured again without a result: {why}")
+    return SettleShape(shape.id, shape.result, False, why)
 
 
 def is_enough(state: State, shape: Shape) -> bool:
     """Return whether the evidence against the shape is enough. It must have faulted at least once alone in a process,
     where a tuner isolates candidates, and on two nodes; on two slots if there is only one node; twice if there is only
-    one slot (or once, if it has a result). For candidates that a result leaves out, two slots are enough."""
+    one slot (or once, if it has a result). For candidates that a result leaves out, two slots are enough. A noisy
+    result is measured once more, however that ends."""
+    if shape.noisy:
+        return bool(shape.faults) and shape.faults[-1].attempt != shape.noisy
     if _sure_result(shape) is not None:
         return True
     if not any(f.alone for f in shape.faults):
@@ -139,6 +147,8 @@ def _sure_result(shape: Shape) -> Fault | None:
 
 def verdict(state: State, shape: Shape) -> FailShape | SettleShape:
     """The end of a shape with enough faults: its best result without the candidates that faulted, or its failure."""
+    if shape.noisy:
+        return keep_result(shape, shape.faults[-1].detail or shape.faults[-1].reason.message)
     # if several are alike, report the first: a later one may only say that candidates were left out
     last = next(f for f in shape.faults if f.reason is shape.faults[-1].reason)
     sure = len({f.place for f in shape.faults}) > 1

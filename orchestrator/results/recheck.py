@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal, get_args
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.families import grid_point
 from orchestrator.ledger.reader import LedgerReader, ProfileRow, ShapeState
@@ -274,9 +275,6 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     return out
 
 
-NOISY_GAIN = 0.995
-"""A winner with a gain below this (it is shown as 1.00x) is noisy: measured again, it was slower than the median
-candidate."""
 MOST_NAMED = 4
 
 
@@ -294,16 +292,16 @@ def gains(ledger: LedgerReader, shapes: Sequence[int]) -> dict[int, float]:
     return {shape: median(times) / won[shape].us for shape, times in beside.items()}
 
 
-def noise_note(shapes: Sequence[str]) -> str:
-    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy.
+def noise_note(shapes: Sequence[str], run: str) -> str:
+    """Return a sentence on the noisy winners of these shapes, "" if no winner is noisy. `run`: as it is typed.
 
-    The leaders are measured again before one of them wins. If a leader is then slower than the first time of the median
-    candidate, something disturbed the machine, and neither its time nor the choice can be trusted.
+    The leaders are measured again before one of them wins. If the winner then takes another time than at first,
+    something disturbed the machine, and neither its time nor the choice can be trusted.
     """
     if not shapes:
         return ""
     return (
-        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, slower than the"
-        f" median candidate ({and_more(shapes, MOST_NAMED)}); tune {'it' if len(shapes) == 1 else 'them'} again"
-        " on a quiet machine"
+        f"{plural(len(shapes), 'winner is', 'winners are')} noisy, not to be trusted: measured again, the time differs"
+        f" from the first by more than both spreads explain ({and_more(shapes, MOST_NAMED)}); measure again:"
+        f" {command(f'retry {run} --noisy')}"
     )

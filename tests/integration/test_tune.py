@@ -6,6 +6,7 @@ import json
 import re
 import signal
 
+from orchestrator.ledger.writer import Ledger
 from tests.integration.fleetkit import begun, finish, joined
 from tests.integration.kit import Bench, read_csv
 from tests.waiting import PATIENCE_S, wait_until
@@ -145,8 +146,14 @@ def test_the_db_is_made_then_skipped_then_retuned(bench: Bench) -> None:
             return ledger.state, ledger.meta("epoch"), ledger.meta("ended"), ledger.replayed.sessions
 
     kept = state()
-    assert bench.run("cancel").out == f"run {bench.paths.run} is finished\nno worker ran on here\n"
+    run = bench.paths.run
+    assert bench.run("cancel", run).out == f"run {run} is finished\nno worker ran on here\n"
     assert state() == kept, "a finished run stays as it is"
+    assert bench.run("report", "--json").json()["run"] == second.json()["run"], "the third run did nothing"
+    assert "was cancelled" not in bench.run("resume", run).err
+    with Ledger.open(bench.paths.ledger) as ledger, ledger.transaction():
+        ledger.set_meta("state", "cancelled")
+    assert f"run {run} was cancelled; it goes on" in bench.run("resume", run).err
     fourth = bench.tune(more=["--db", str(db), "--retune"])
     assert "4 tuned" in fourth.out
     assert db.read_bytes() == before, "the same times do not beat themselves"

@@ -2,11 +2,13 @@
 
 The outcome of an attempt is the first of these that applies:
 
-- The tuner went through all shapes: `done`, whatever else happened.
-- The agent ended it: `hang` (no message for watchdog_s), `cancelled`, `disk_full`, or `error` (the tuner broke the
-  protocol).
-- The tuner sent the reason: `error`, `oom` (MemoryError, or an exception with "out of memory"), `disk_full`, or the
-  outcome of its TunerFault: `fault` or `hang` of a process that the tuner started, with its status.
+- The tuner broke the protocol: `error`. What it says afterwards does not count, not even that it is done.
+- A record could not be written: `disk_full`, also if the tuner went through all shapes, because rows are missing.
+- The tuner went through all shapes: `done`, even if the agent was about to end it, or its process died afterwards.
+- The agent ended it: `hang` (no message for watchdog_s), or `cancelled`.
+- The tuner sent the reason: `error` (also after a SIGINT that the agent did not send), `oom` (MemoryError, or an
+  exception with "out of memory"), `disk_full`, or the outcome of its TunerFault: `fault` or `hang` of a process that
+  the tuner started, with its status.
 - Its process was killed by a SIGKILL that was not ours, while a counter of the kernel's out-of-memory killer rose:
   `oom`. A SIGKILL of unknown origin is a `fault`, and its detail says so.
 - The process ended in any other way, even with a clean exit: `fault`.

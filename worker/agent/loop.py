@@ -122,7 +122,8 @@ class Agent:
 
     def _await_device(self) -> bool:
         """Lock the slot's device, and wait for a run that holds it, unless it is shared; return False if the worker is
-        to stop. A wait stands in the slot's lock file, so that the stream's beats tell of it."""
+        to stop. A wait stands in the slot's lock file, so that the stream's beats tell of it, and so does a lock that
+        cannot be opened, even if the device is shared."""
         told, signed, began = "", "", time.monotonic()
         shared = DEVICE_SHARED in self._config.slots[self._slot]
         try:
@@ -130,11 +131,13 @@ class Agent:
                 if told != (holder := self._device.holder or "another run"):
                     told = holder
                     how = "shares" if shared else "waits for"
-                    self._log(f"{how} this slot's device, which {told} measures on")
-                if shared:
-                    break
-                if signed != told and time.monotonic() - began > WAIT_TOLD_S:
+                    what = f"whose lock is closed: {told}" if self._device.is_closed else f"which {told} measures on"
+                    self._log(f"{how} this slot's device, {what}")
+                is_told = self._device.is_closed or (not shared and time.monotonic() - began > WAIT_TOLD_S)
+                if is_told and signed != told:
                     sign(self._lock, signed := told)
+                if shared:
+                    return True
                 self._control.tick()
                 if self._control.stop:
                     return False

@@ -28,6 +28,7 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from worker.foreign.runner import Limits, call
+from worker.text import clean
 
 Values = dict[str, Any]
 Names = Mapping[str, Any]
@@ -392,8 +393,12 @@ _NAME = "from vllm.platforms import current_platform as p; print('name:', p.get_
 
 
 def device_here(root: Path) -> tuple[Device, str]:
-    """The first GPU of this process, and who told its name: `vllm.platforms` if vLLM is installed at `root`, else
-    `torch`. Raises EngineError without a GPU."""
+    """The first GPU of this process, and who told its name: `vllm.platforms` if vLLM runs here from `root`, else
+    `torch`.
+
+    Config files carry this name. NVIDIA's driver tells vLLM and torch the same one. For AMD's GPUs vLLM has names of
+    its own: a server would not find files with torch's. Raises EngineError then, and without a GPU.
+    """
     import torch
 
     if not torch.cuda.is_available():
@@ -403,11 +408,30 @@ def device_here(root: Path) -> tuple[Device, str]:
     arch = properties.gcnArchName.split(":")[0] if hip else 10 * properties.major + properties.minor
     project, package, _ = locate(root)
     if project == "vllm":
-        command = [sys.executable, "-c", _NAME]
-        done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S, check=False)
-        if told := re.search(r"^name:(.+)", done.stdout, re.MULTILINE):
-            return Device(told[1], arch), "vllm.platforms"
+        try:
+            return Device(_ask_vllm_for_the_name(package), arch), "vllm.platforms"
+        except EngineError:
+            if hip:
+                raise
     return Device(properties.name, arch), "torch"
+
+
+def _ask_vllm_for_the_name(package: Path) -> str:
+    """The GPU's name as the vLLM of this package folder says it. Raises EngineError."""
+    command = [sys.executable, "-c", _NAME]
+    try:
+        done = subprocess.run(command, cwd=package.parent, capture_output=True, text=True, timeout=ASK_S, check=False)
+    except subprocess.TimeoutExpired:
+        reason = f"no answer within {ASK_S} s"
+    else:
+        name = re.search(r"^name:(.+)", done.stdout, re.MULTILINE)
+        if name:
+            return name[1]
+        reason = clean("".join(done.stderr.splitlines()[-1:]), 300) or f"it ended with code {done.returncode}"
+    raise EngineError(
+        f"vLLM in {package} does not tell this GPU's name, which its config files carry ({reason}); use the Python that"
+        f' vLLM is installed for. To try it: python -c "{_NAME}"'
+    )
 
 
 # --- modules of an engine, run from their unchanged files; whatever else these import is a recording stub ---

@@ -187,6 +187,7 @@ NVIDIA = {**NO_GPUS, "nvidia": "0, NVIDIA H200, 9.0, 143771, 0, 0, 30, GPU-1"}
         ("unusable", DOCKER, {"lacks": "tar"}, "the node has no `tar`: install"),
         ("unusable", HERE, {"lacks": "flock"}, "the node has no `flock`"),
         ("unusable", HERE, {"python": None}, "no Python was found: install Python 3.10 to 3.13"),
+        ("unusable", HERE, {"python": "3.9.18 /usr/bin/python3 False"}, "its Python is 3.9.18: 3.10 to 3.13 is needed"),
         ("unusable", HERE, {"aiter_root": "empty"}, "there is no AITER (aiter/jit/core.py) in"),
         ("unusable", DOCKER, {**NO_DOCKER, "docker.lacks": "docker"}, "there is no docker on"),
         ("unusable", DOCKER, {**NO_DOCKER, "docker.error": "permission denied while trying to connect"}, "docker.sock"),

@@ -66,7 +66,9 @@ def of_version(path: Path, version: int) -> None:
         (lambda path: path.write_bytes(b"M,N,K\n1,2,3\n" * 400), "damaged, or not a ledger at all.*dump if that fails"),
         (Path.touch, "not a ledger of gemmfleet"),
         (lambda path: sql(path, "CREATE TABLE mine (x)"), "not a ledger of gemmfleet"),
-        (lambda path: of_version(path, VERSION - 1), f"0.2 or older .*version {VERSION - 1}.*use gemmfleet 0.2"),
+        (lambda path: of_version(path, 5), "0.2 or older .*version 5.*use gemmfleet 0.2"),
+        (lambda path: of_version(path, 6), "a development version before 0.3 .*version 6.*use the commit that"),
+        (lambda path: of_version(path, VERSION - 1), f"a development version before 0.3 .*version {VERSION - 1}"),
         (lambda path: of_version(path, 99), "newer gemmfleet .*version 99.*use that version"),
     ],
 )

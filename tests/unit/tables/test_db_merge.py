@@ -9,6 +9,7 @@ import os
 import random
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from orchestrator.tables.journal import undo
 from orchestrator.tables.kinds import read_records, records_path
 from orchestrator.tables.locate import open_sources
 from orchestrator.tables.merge import MergeReport, merge
-from orchestrator.tables.policy import Newcomer, Policy, Time, decide
+from orchestrator.tables.policy import MergeRow, Newcomer, Policy, Time, decide
 from tests.support.ledger_kit import A8W8
 from tests.support.marks import drawn
 from tests.unit.tables.test_tuned_db import HEADER, line, new, table
@@ -268,3 +269,11 @@ def test_a_table_of_another_family_and_a_folder_that_is_no_run_are_refused(tmp_p
     done = cli("merge", csv(tmp_path / "a8w8_blockscale_tuned_gemm.csv", line(1, "5.0")), "--into", db)
     assert "tables of several families do not merge" in str(done.exception)
     assert "holds no tuned.csv" in str(cli("merge", tmp_path, "--into", db).exception)
+
+
+def test_a_line_of_a_merge_has_the_two_times_that_its_reason_compares() -> None:
+    why = "slower by 60.0% in the same profile"
+    row = MergeRow("kept", {}, 13951.1, 18389.1, "old", "new", why, "same profile", 11493.2)
+    assert row.times == "11493.2 us -> 18389.1 us"
+    assert replace(row, judged="old figure").times == "13951.1 us -> 18389.1 us"
+    assert MergeRow("added", {}, None, 2.5, "", "new", "", "new key").times == "2.5 us"

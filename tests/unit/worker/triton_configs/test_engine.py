@@ -14,8 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
+from tests.waiting import PATIENCE_S
 from worker.foreign.runner import ForeignCodeError
 from worker.foreign.values import encode
+from worker.triton_configs import engine
 from worker.triton_configs.engine import (
     Device,
     Engine,
@@ -290,6 +292,7 @@ class Properties(NamedTuple):
     name: str = "NVIDIA H200"
     major: int = 9
     minor: int = 0
+    gcnArchName: str = "gfx950:sramecc+:xnack-"
 
 
 def test_the_devices_name_is_told_by_vllm_where_it_is_installed(
@@ -305,6 +308,28 @@ def test_the_devices_name_is_told_by_vllm_where_it_is_installed(
         "class current_platform:\n    get_device_name = lambda index: 'NVIDIA H200 NVL'\nprint('a warning')"
     )
     assert device_here(root) == (Device("NVIDIA H200 NVL", 90), "vllm.platforms")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise ImportError('no amdsmi here')", "ImportError: no amdsmi here"),
+        ("import os; os._exit(7)", "it ended with code 7"),
+        ("import time; time.sleep(1000)", "no answer within 0 s"),
+    ],
+)
+def test_a_name_that_vllm_does_not_tell_is_torchs_on_nvidia_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    root = copy("vllm", tmp_path)
+    (root / "vllm" / "platforms.py").write_text(code)
+    monkeypatch.setattr(engine, "ASK_S", 0 if "sleep" in code else PATIENCE_S)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda index: Properties())
+    assert device_here(root) == (H200, "torch")
+    monkeypatch.setattr("torch.version.hip", "7.2")
+    with pytest.raises(EngineError, match=rf"does not tell this GPU's name.*\({reason}\); use the Python"):
+        device_here(root)
 
 
 def test_capabilities_are_those_that_torch_reports() -> None:
