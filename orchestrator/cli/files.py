@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -380,7 +381,7 @@ def _project(root: Path, asked: str | None) -> str:
     there = [
         p
         for p in ("aiter", "vllm", "sglang")
-        if p == root.name or any((root / d / p).is_dir() for d in (".", "python"))
+        if p == Path(os.path.abspath(root)).name or any((root / d / p).is_dir() for d in (".", "python"))
     ]
     if asked is None and len(there) > 1:
         raise InputError(f"there are {', '.join(there)}: say with --project which one to check")

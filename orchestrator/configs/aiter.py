@@ -235,7 +235,7 @@ def run_trial(root: Path, arch: str, calls: Sequence[Call], *, alone: bool = Fal
     arguments = [{k: v for k, v in call.items() if v is not None} for call in calls]
     env = {"AITER_TRITON_ONLY": "1"}
     try:
-        answers = run_alone(look_up, root.resolve(), arch, alone, arguments, limits=LIMITS, env=env, packages=True)
+        answers = run_alone(look_up, root, arch, alone, arguments, limits=LIMITS, env=env, packages=True)
     except (OSError, ForeignCodeError) as e:
         extra = ""
         if re.search("No module named '(?!aiter)", str(e)):

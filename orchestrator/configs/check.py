@@ -151,7 +151,7 @@ def _compile(root: Path, gfx: str, buckets: Sequence[Compiled], progress: Callab
         raise InputError(f"no bucket can be compiled here: {WAY_OUT}")
     try:
         compiled = call(
-            compile_buckets, root.resolve(), gfx, buckets,
+            compile_buckets, root, gfx, buckets,
             limits=COMPILE_LIMITS, packages=True, env=cache_of_triton(), raises=(InputError,), progress=progress,
         )  # fmt: skip
     except (OSError, ForeignCodeError) as e:

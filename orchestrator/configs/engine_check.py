@@ -55,7 +55,7 @@ def check(
     """Check the files of an engine that are of the device (None: any) and of the sizes (N, K, E). `compiling`: and
     compile their entries. Returns the document of `--json`. Raises EngineError, ForeignCodeError."""
     done = call(
-        check_files, root.resolve(), device, sizes, compiling,
+        check_files, root, device, sizes, compiling,
         limits=COMPILE_LIMITS, packages=True, env=cache_of_triton(), raises=(EngineError,), progress=say,
     )  # fmt: skip
     return {

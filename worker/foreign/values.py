@@ -14,9 +14,10 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def encode(value: Any) -> Any:
-    """The value with records as objects and paths as text, for `json.dumps`."""
+    """The value with records as objects and paths as text, for `json.dumps`. A path becomes absolute, because the other
+    process has another current folder."""
     if isinstance(value, Path):
-        return str(value)
+        return str(value.absolute())
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, Mapping):
