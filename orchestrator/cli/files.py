@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -380,7 +381,7 @@ def _project(root: Path, asked: str | None) -> str:
     there = [
         p
         for p in ("aiter", "vllm", "sglang")
-        if p == root.name or any((root / d / p).is_dir() for d in (".", "python"))
+        if p == Path(os.path.abspath(root)).name or any((root / d / p).is_dir() for d in (".", "python"))
     ]
     if asked is None and len(there) > 1:
         raise InputError(f"there are {', '.join(there)}: say with --project which one to check")
@@ -388,6 +389,7 @@ def _project(root: Path, asked: str | None) -> str:
 
 
 def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str, int], compiling: bool) -> Page:
+    from worker.foreign.runner import ForeignCodeError
     from worker.triton_configs.engine import EngineError
 
     try:
@@ -395,7 +397,7 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
 
         own = root / project
         c = engine_check.check(own if own.is_dir() else root, device, sizes, compiling=compiling, say=_say)
-    except (EngineError, ImportError) as e:
+    except (EngineError, ImportError, ForeignCodeError) as e:
         raise InputError(str(e)) from e
     findings = c["findings"]
     page = Page({**c, "findings": [asdict(f) for f in findings]}, bool(c["errors"]))
@@ -407,9 +409,9 @@ def _check_engine(root: Path, project: str, device: str | None, sizes: dict[str,
     return page
 
 
-def _progress(done: int, of: int) -> None:
+def _progress(text: str) -> None:
     if sys.stderr.isatty():
-        print(f"\r{done} of {plural(of, 'bucket')} compiled", end="\n" if done == of else "", file=sys.stderr)
+        _say(text)
 
 
 def _say(text: str) -> None:

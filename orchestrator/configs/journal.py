@@ -11,8 +11,10 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
+from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.tables.journal import locked
 from orchestrator.tables.textfiles import sync_folder, write_atomic
@@ -31,18 +33,34 @@ class Journal:
             with locked(self.path):
                 yield
         except OSError as e:
-            raise InputError(f"{self.root}: cannot be written: {e.strerror or e}") from e
+            raise InputError(f"{e.filename or self.root}: cannot be written: {e.strerror or e}") from e
 
-    def record(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> None:
-        """Note a merge and make its changes. `texts`: the text before (None: no file) and after of each path."""
+    @contextmanager
+    def noted(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> Iterator[None]:
+        """Note a merge and make its changes; whatever fails in the block takes them back. `texts`: the text before
+        (None: no file) and after of each path. Raises InputError if taking back fails as well."""
         files = [
             {"file": str(path.relative_to(self.root)), "before": before, "sha256": _sha(after)}
             for path, (before, after) in texts.items()
         ]
         line = json.dumps({**entry, "files": files}, separators=(",", ":"), ensure_ascii=False)
         write_atomic(self.path, "".join(f"{one}\n" for one in (*self._lines(), line)))
-        for path, (before, after) in texts.items():
-            write_atomic(path, after, like=path.stat() if before is not None else None)
+        try:
+            for path, (before, after) in texts.items():
+                write_atomic(path, after, like=path.stat() if before is not None else None)
+            yield
+        except BaseException as e:
+            self._take_back_after(e)
+            raise
+
+    def _take_back_after(self, fault: BaseException) -> None:
+        try:
+            self.take_back()
+        except (OSError, InputError) as e:
+            raise InputError(
+                f"{self.root}: the merge failed ({fault}), and could not be taken back ({e}); free some space, then run"
+                f" {command(f'configs undo {quote(str(self.root))}')}"
+            ) from fault
 
     def take_back(self) -> dict[str, Any]:
         """Take back the last merge; the caller holds the lock. The document of `configs undo`: `restored` are the files

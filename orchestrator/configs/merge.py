@@ -123,12 +123,8 @@ def merge(
             "facts": {k: v for k, v in provenance_of(run).items() if k in _FACTS},
             **({"checked": list(checked)} if checked else {}), "buckets": buckets,
         }  # fmt: skip
-        journal.record(entry, {c.path: (c.before, c.after) for c in out.changes})
-        try:
+        with journal.noted(entry, {c.path: (c.before, c.after) for c in out.changes}):
             trials = [trees[device].prove(some) for device, some in asked.items()]
-        except BaseException:
-            journal.take_back()
-            raise
         out.lookups = sum(map(len, asked.values()))
         out.proof = "; ".join(dict.fromkeys(t.how for t in trials if t.how))
         out.notes += {f"proven by gemmfleet's own reading only: {t.why_not}" for t in trials if t.why_not}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import site
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.errors import InputError
+from worker.foreign.runner import ForeignCodeError, Limits, run
 from worker.text import and_more
 
 TRAILER = "Published-by: gemmfleet"
@@ -107,7 +109,7 @@ class Checkout:
 CHECKS = ("test_csv_validation", "test_config_shape_collision")
 FOLDER = "op_tests/tuning_tests"
 COMMANDS = [f"python3 -m unittest -v op_tests.tuning_tests.{name}" for name in CHECKS]
-CHECK_S = 1800.0
+CHECK_LIMITS = Limits(seconds=1800, memory=32 << 30, output=1 << 30, processes=1024)
 TAIL = 12
 _FAILED = re.compile(r"^(?:FAIL|ERROR): (.+)$", re.M)
 
@@ -126,21 +128,17 @@ def run_check(tree: Path, name: str, python: str, jit: Path, log: Path) -> Check
     """One check of a tree. `jit`: the folder of built modules, which its import may take."""
     if not (tree / FOLDER / f"{name}.py").is_file():
         return CheckRun(why="this AITER has no such check")
-    env = {
-        **os.environ,
-        "PYTHONDONTWRITEBYTECODE": "1",
-        **({"AITER_JIT_DIR": str(jit)} if any(jit.glob("*.so")) else {}),
-    }
+    env = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
+    env["PYTHONUSERBASE"] = site.getuserbase()  # the home that the check sees is empty
+    if any(jit.glob("*.so")):
+        env["AITER_JIT_DIR"] = str(jit)
     argv = [python, *COMMANDS[CHECKS.index(name)].split()[1:]]
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log.open("w") as out:
-            code = subprocess.run(
-                argv, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT,
-                timeout=CHECK_S, check=False,
-            ).returncode  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired) as e:
-        return CheckRun(why=f"it did not end: {e}")
+        with log.open("w+b") as out:
+            code = run(argv, out, cwd=tree, env=env, limits=CHECK_LIMITS)
+    except (OSError, ForeignCodeError) as e:
+        return CheckRun(why=f"it {e}")
     return read_output(log.read_text(errors="replace"), code)
 
 

@@ -18,18 +18,16 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
-from multiprocessing import get_context
 from pathlib import Path
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from worker.foreign.runner import Limits, call
 from worker.text import clean
 
 Values = dict[str, Any]
@@ -37,6 +35,8 @@ Names = Mapping[str, Any]
 T = TypeVar("T")
 ASK_S = 300
 """Seconds that the import of an installed vLLM may take."""
+ENGINE_LIMITS = Limits(seconds=900, memory=16 << 30)
+"""Of a look-up: it imports torch and triton, which allocate much, on a machine that may be busy."""
 
 
 class EngineError(ValueError):
@@ -356,21 +356,10 @@ def _of_sglang(device: Device) -> dict[str, Names]:
 def ask(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
     """The answer of `question(*args)` in a fresh process, so that nothing of an earlier load or look-up counts.
 
-    `env`: variables of the engine; those of this process do not count. Raises what the question raises, and
-    EngineError if the process dies over it.
+    The question runs code of the engine: `worker.foreign` says what holds there. `env`: variables of the engine; those
+    of this process do not count. Raises ForeignCodeError, and EngineError if the question does.
     """
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as fresh:
-        try:
-            return fresh.submit(_answer, env, question, *args).result()
-        except BrokenProcessPool as e:
-            raise EngineError("the process that asks the engine died: run the command again, and look above") from e
-
-
-def _answer(env: Mapping[str, str], question: Callable[..., T], *args: Any) -> T:
-    for name in [n for n in os.environ if n.startswith(("VLLM_", "SGLANG_"))]:
-        del os.environ[name]
-    os.environ.update(env)
-    return question(*args)
+    return call(question, *args, env=env, limits=ENGINE_LIMITS, packages=True, raises=(EngineError,))
 
 
 def locate(root: Path) -> tuple[str, Path, str]:

@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.engines import ENGINES, H200, MI300X, MI355X, copy, tree, wheel
 from tests.waiting import PATIENCE_S
+from worker.foreign.runner import ForeignCodeError
+from worker.foreign.values import encode
 from worker.triton_configs import engine
 from worker.triton_configs.engine import (
     Device,
@@ -204,7 +206,7 @@ def test_source_hashes_tell_versions_apart(tmp_path: Path, project: str) -> None
     assert engine.source_hash("moe") == before[1]
 
 
-def told(root: Path, *layers: Layer) -> list[Any]:
+def told(root: Path, layers: list[Layer]) -> list[Any]:
     """Facts of layers by an engine, and its variables."""
     out: list[Any] = [sorted(name for name in os.environ if name.startswith(("VLLM_", "SGLANG_")))]
     for device in (H200, MI300X):
@@ -220,11 +222,11 @@ def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypa
     engine = own(project, tmp_path)
     broken = Layer("linear", 11, 64, dtype="fp8_w8a8", block=(128, 128))
     (engine.folders(broken)[0] / engine.file_name(broken)).write_text('{"triton_version": "3.8.0"}')
-    here = told(tmp_path, LINEAR, MOE, BF16)
+    here = told(tmp_path, [LINEAR, MOE, BF16])
     monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
     monkeypatch.setenv("SGLANG_MOE_CONFIG_DIR", "nowhere")
-    variables, *answers = ask({"VLLM_PLUGINS": ""}, told, tmp_path, LINEAR, MOE, BF16)
-    assert (variables, answers) == (["VLLM_PLUGINS"], here[1:])
+    variables, *answers = ask({"VLLM_PLUGINS": ""}, told, tmp_path, [LINEAR, MOE, BF16])
+    assert (variables, answers) == (["VLLM_PLUGINS"], json.loads(json.dumps(encode(here[1:]))))
     monkeypatch.undo()
     with pytest.raises(EngineError, match="ValueError: invalid literal"):
         engine.table(broken)
@@ -234,9 +236,13 @@ def test_a_fresh_process_answers_the_same(tmp_path: Path, project: str, monkeypa
 
 def test_nothing_can_be_asked_of_no_engine(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="holds neither vLLM nor SGLang"):
-        ask({}, load, tmp_path, H200)
-    with pytest.raises(EngineError, match="the process that asks the engine died"):
-        ask({}, os._exit, 3)
+        ask({}, told, tmp_path, [LINEAR])
+    with pytest.raises(ForeignCodeError, match="ended with status 3"):
+        ask({}, die, 3)
+
+
+def die(status: int) -> int:
+    os._exit(status)
 
 
 # --- where it is ---------------------------------------------------------------------------------------------------
