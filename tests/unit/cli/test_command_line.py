@@ -210,7 +210,7 @@ def test_next_steps_once_a_run_has_ended(config: RunConfig, how: dict[str, Any],
     [
         ("exec sleep 1000", 0.0, "process {pid} was started 0 s ago, and does not drive the run yet: look into "),
         ("exit 1", PATIENCE_S, "the controller has ended already, with code 1: "),
-        ("exec {python} {holder} {lock}", PATIENCE_S, "the controller is process {pid}; watch it: "),
+        ("exec {python} {holder} {root}", PATIENCE_S, "the controller is process {pid}; watch it: "),
         ("echo another drives it; exit 2", PATIENCE_S, None),
     ],
 )
@@ -225,10 +225,10 @@ def test_detach_says_what_became_of_the_controller(
     paths, holder, program_ = RunPaths(tmp_path / "r1"), tmp_path / "holder.py", tmp_path / "python"
     paths.root.mkdir()
     holder.write_text(
-        "import sys, time; from pathlib import Path; from orchestrator.paths import run_lock\n"
-        "with run_lock(Path(sys.argv[1]), 'r1'):\n    time.sleep(1000)\n"
+        "import sys, time; from pathlib import Path; from orchestrator.paths import RunPaths, run_lock\n"
+        "with run_lock(RunPaths(Path(sys.argv[1]))):\n    time.sleep(1000)\n"
     )
-    words = controller.format(python=sys.executable, holder=holder, lock=paths.lock)
+    words = controller.format(python=sys.executable, holder=holder, root=paths.root)
     program_.write_text(f"#!/bin/sh\n{words}\n")
     program_.chmod(0o755)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
@@ -236,7 +236,7 @@ def test_detach_says_what_became_of_the_controller(
     monkeypatch.setattr(tuning, "DETACH_S", patience_s)
     if says is None:
         with (
-            run_lock(paths.lock, "r1"),
+            run_lock(paths),
             pytest.raises(InputError, match="ended at once with code 2:\nanother drives it"),
         ):
             tuning.detach(paths)
