@@ -234,8 +234,8 @@ def test_the_number_of_a_kept_state_counts_and_not_the_clock_in_its_name(tmp_pat
     for name, us in (("20990101T000000Z", "102.0"), ("20990101T000000Z-2", "101.0"), ("20260101T000000Z", "103.0")):
         csv(tmp_path / f"db.csv.{name}.bak", line(1, us))  # as 0.3 kept them
     states = [state(db)[0]]
-    for us, clock in ((50.0, "20980101T000000Z"), (25.0, "20260101T000000Z")):
-        kept = Path(merge([new(1, us)], db, A8W8).backup or "")
+    for figure, clock in ((50.0, "20980101T000000Z"), (25.0, "20260101T000000Z")):
+        kept = Path(merge([new(1, figure)], db, A8W8).backup or "")
         _, number, _ = kept.name.removeprefix(db.name).split(".", 2)
         kept.rename(kept.with_name(f"{db.name}.{number}.{clock}.bak"))
         states.append(state(db)[0])
