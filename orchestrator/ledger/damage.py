@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from orchestrator import events as ev
 from orchestrator.errors import OrchestratorError
+from orchestrator.reasons import Reason
 
 if TYPE_CHECKING:
     from orchestrator.ledger.reader import LedgerReader
@@ -23,7 +26,7 @@ _META: dict[str, Any] = {
     "state": str, "family": str, "tuner": str, "controller": str, "epoch": int, "units": _NUMBER, "created": _NUMBER,
     "ended": _NUMBER, "cost": dict, "farewell": dict, "worths": dict,
 }  # fmt: skip
-_PLAIN: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": _NUMBER, "Reason": ev.Reason}
+_PLAIN: dict[str, Any] = {"str": str, "bool": bool, "int": int, "float": _NUMBER, "Reason": Reason}
 
 
 def find_damage(ledger: LedgerReader) -> str:
@@ -36,16 +39,16 @@ def find_damage(ledger: LedgerReader) -> str:
 
 def _damage(ledger: LedgerReader) -> Iterator[str]:
     for key, text in ledger.query("SELECT key, value FROM meta"):
-        yield from _fault(f"value `{key}`", text, lambda value, kind=_META.get(key, object): isinstance(value, kind))
-    names = ledger.family.key_names
+        yield from _fault(f"value `{key}`", text, partial(_is_a, _META.get(key, object)))
+    size = len(ledger.family.key_names)
     for id_, text in ledger.query("SELECT id, key FROM shapes"):
-        yield from _fault(f"key of shape {id_}", text, lambda key: _is_list_of((int, str), key) and len(key) == len(names))
+        yield from _fault(f"key of shape {id_}", text, partial(_is_key, size))
     yield from _journal_damage(ledger)
     for table, place, columns in (
         ("reports", "attempt", {"spent": _is_seconds, "device": _is_object, "conditions": _is_object_of_objects}),
         ("rows", "id", {"extra": _is_object}),
         ("slots", "node || '/' || slot", {"info": _is_object, "device": _is_object}),
-        ("withheld", "attempt || ' ' || shape", {"candidate": lambda v: _is_list_of(str, v), "entry": _is_entry}),
+        ("withheld", "attempt || ' ' || shape", {"candidate": _is_names, "entry": _is_entry}),
     ):
         for column, is_right in columns.items():
             sql = f"SELECT {place}, {column} FROM {table} WHERE {column} IS NOT NULL"
@@ -65,7 +68,7 @@ def _journal_damage(ledger: LedgerReader) -> Iterator[str]:
     for number, t, kind, data in ledger.query("SELECT id, t, type, data FROM journal ORDER BY id"):
         try:
             record = ev.from_json(kind, data)
-            wrong = [f.name for f in ev.fields(record) if not _has_type(getattr(record, f.name), str(f.type))]
+            wrong = [f.name for f in fields(record) if not _has_type(getattr(record, f.name), str(f.type))]
             if wrong:
                 raise TypeError(f"{', '.join(wrong)}: not of its type")
             apply(state, record, t)
@@ -106,8 +109,16 @@ def _is_seconds(value: Any) -> bool:
     return isinstance(value, dict) and all(isinstance(v, _NUMBER) for v in value.values())
 
 
-def _is_list_of(kind: Any, value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(v, kind) for v in value)
+def _is_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)
+
+
+def _is_key(size: int, value: Any) -> bool:
+    return isinstance(value, list) and len(value) == size and all(isinstance(v, (int, str)) for v in value)
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    return isinstance(value, kind)
 
 
 def _is_entry(value: Any) -> bool:

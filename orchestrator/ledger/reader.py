@@ -286,7 +286,10 @@ class LedgerReader:
         """Key columns of each requested shape, in the order of the file."""
         if not self._replay.keys:
             rows = self._each("SELECT id, key FROM shapes ORDER BY id")
-            self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
+            keys = {i: tuple(json.loads(k)) for i, k in rows}
+            if any(len(key) != len(self.family.key_names) for key in keys.values()):
+                raise ValueError("a key of another family")  # `__exit__` names it
+            self._replay.keys = keys
         return self._replay.keys
 
     def skipped(self) -> dict[int, Skipped]:
