@@ -251,6 +251,7 @@ def split_cells(line: str) -> list[str]:
     return cells
 
 
+FORMULA_MARKS = ("=", "+", "-", "@")
 Write = Callable[[TextIO], None]
 
 
@@ -373,6 +374,22 @@ def cell(value: Any) -> str:
             return ""
         return repr(round(float(value), 4) if abs(value) >= 1 else float(f"{value:.4g}"))
     return str(value).strip()
+
+
+def cell_fault(text: str) -> str:
+    """The reason why text of a node or of a foreign file may not stand in a cell of a user's table; "" if it may.
+
+    A number may begin with a sign; any other text that begins so is a formula to a spreadsheet.
+    """
+    if not text.isprintable():
+        return "holds control characters"
+    if text[:1] not in FORMULA_MARKS:
+        return ""
+    try:
+        float(text)
+    except ValueError:
+        return "is a formula to a spreadsheet"
+    return ""
 
 
 def no_formula(text: str) -> str:

@@ -100,6 +100,10 @@ def test_the_old_file_is_kept_under_a_name_of_its_own(tmp_path: Path, linked: bo
     [
         (new(1, 0), "its us is 0"),
         (new(1, 5.0, errRatio=0.06), "its errRatio is 0.06, the limit 0.05"),
+        (new(1, 5.0, "=cmd"), "its kernelName is a formula to a spreadsheet: '=cmd'"),
+        (new(1, 5.0, libtype="@SUM(A1)"), "its libtype is a formula to a spreadsheet: '@SUM(A1)'"),
+        (new(1, 5.0, "k\x1b[2J"), "its kernelName holds control characters: 'k\\x1b[2J'"),
+        (new(1, 5.0, "k\u202e"), "its kernelName holds control characters: 'k\\u202e'"),
         (new(1, 5.0, K="many"), "K is 'many', not a whole number"),
         (new(1, 5.0, gfx="", cu_num=7), "it names no gfx, and none follows from cu_num 7"),
     ],
