@@ -18,8 +18,9 @@ from orchestrator.cli.screen import make_view
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError, NoUsableNodeError, OrchestratorError, RunBusyError
 from orchestrator.paths import RunPaths, holder, leave_request
+from orchestrator.shapes.model import describe
 from orchestrator.view.words import left_words, wait_words
-from worker.text import did_you_mean, plural
+from worker.text import and_more, did_you_mean, plural
 
 if TYPE_CHECKING:
     from orchestrator.cli.options import DriveOptions, RunOptions
@@ -87,9 +88,12 @@ def plan_page(prepared: Prepared) -> Page:
     from orchestrator.planning.plan import seconds_of
 
     plan, family = prepared.plan, prepared.family
+    named = _names_by_state(prepared) if prepared.request.db is not None else {}
+    shown = {f"{word}_shapes": {"count": len(names), "names": names[:MOST_NAMES]} for word, names in named.items()}
     of_aiter = _aiter_of(prepared) if prepared.config.tuner == "aiter" else {}
-    page = Page({**plan.to_json(), "aiter": of_aiter})
+    page = Page({**plan.to_json(), **shown, "aiter": of_aiter})
     page.line(*(f"note: {note}" for note in plan.notes))
+    page.line(*(f"{word}: {and_more(names, MOST_NAMES)}" for word, names in named.items() if names))
     keys = {s.id: s.key_dict(family) for s in prepared.listed.shapes}
     work = [(w, [keys[i] for unit in w.units for i in unit]) for w in plan.work]
     shared_by_all = set.intersection(*(set(of[0].items()) for _, of in work)) if work else set()
@@ -121,6 +125,18 @@ def _aiter_of(prepared: Prepared) -> dict[str, str]:
     machines = [plan.source for plan in prepared.nodes if plan.source is not None]
     leased = dict.fromkeys(prepared.plan.leases, f"AITER: {UNKNOWN}")
     return {**aiter_lines(machines, facts), **leased}
+
+
+MOST_NAMES = 20
+"""Most shapes of a plan that are named; the rest are counted."""
+
+
+def _names_by_state(prepared: Prepared) -> dict[str, list[str]]:
+    """The shapes that are skipped, because the table has them, and those that are new to it."""
+    left_out = set(prepared.plan.skipped)
+    skipped = [describe(s.key) for s in prepared.listed.shapes if s.id in left_out]
+    new = [describe(s.key) for s in prepared.listed.shapes if s.id not in left_out]
+    return {"skipped": skipped, "new": new}
 
 
 def render_page(prepared: Sequence[Prepared], folder: Path) -> Page:
@@ -381,7 +397,7 @@ def _farewell(paths: RunPaths) -> tuple[str, dict[str, dict[str, Any]] | None]:
 
     with LedgerReader.open_readonly(paths.ledger) as ledger:
         seen = ledger.meta("farewell", {})
-        return ledger.state, seen["nodes"] if seen.get("epoch") == ledger.meta("epoch", 0) else None
+        return ledger.state, seen.get("nodes") if seen.get("epoch") == ledger.meta("epoch", 0) else None
 
 
 def _add_cancelled(page: Page, paths: RunPaths, state: str, nodes: dict[str, dict[str, Any]] | None) -> None:

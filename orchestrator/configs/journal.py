@@ -17,7 +17,7 @@ from typing import Any
 from orchestrator.command_hints import command
 from orchestrator.errors import InputError
 from orchestrator.tables.journal import locked
-from orchestrator.tables.textfiles import sync_folder, write_atomic
+from orchestrator.tables.textfiles import remove_dead_temporaries, sync_folder, write_atomic
 
 
 class Journal:
@@ -31,9 +31,18 @@ class Journal:
         """One writer to a tree's configs at a time. Raises InputError, TunedDBError where another one writes."""
         try:
             with locked(self.path):
+                remove_dead_temporaries(self.path)
                 yield
         except OSError as e:
             raise InputError(f"{e.filename or self.root}: cannot be written: {e.strerror or e}") from e
+
+    @property
+    def last_number(self) -> int:
+        """The number of the last merge; 0 for one of version 0.3, which wrote none, and where no merge is noted."""
+        try:
+            return int(json.loads(self._lines()[-1])["number"])
+        except (IndexError, ValueError, KeyError, TypeError):
+            return 0
 
     @contextmanager
     def noted(self, entry: Mapping[str, Any], texts: Mapping[Path, tuple[str | None, str]]) -> Iterator[None]:
@@ -76,6 +85,8 @@ class Journal:
             files = [(f["file"], self.root / f["file"], f["before"], f["sha256"]) for f in last["files"]]
         except (ValueError, KeyError, TypeError) as e:
             raise InputError(f"{self.path}:{len(lines)}: is damaged, so nothing is undone: {e}") from e
+        for _, path, _, _ in files:
+            remove_dead_temporaries(path)
         texts = {path: path.read_text() if path.exists() else None for _, path, _, _ in files}
         if foreign := [
             f"{path}: was changed after the merge and is left alone; undo that change, then undo the merge"

@@ -16,8 +16,10 @@ from types import TracebackType
 from typing import Any, Self
 
 from orchestrator import events as ev
+from orchestrator.errors import LedgerError
 from orchestrator.families import get_family
 from orchestrator.ledger import database
+from orchestrator.ledger.damage import BROKEN_BY_VALUES, find_damage
 from orchestrator.policy.apply import apply
 from orchestrator.policy.model import Attempt, SlotId, State
 from orchestrator.policy.settings import PolicySettings
@@ -219,7 +221,15 @@ class LedgerReader:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, e: BaseException | None, tb: TracebackType | None) -> None:
-        self.close()
+        """Close it. Raises LedgerError where a damaged value in it made what was done with it break."""
+        try:
+            if isinstance(e, BROKEN_BY_VALUES) and (damage := find_damage(self)):
+                raise LedgerError(
+                    f"{self.path}: is damaged: {damage}; restore the file from a copy, or tune again. The run's CSV"
+                    f" files are still read by name, such as {self.path.parent / 'profile.csv'}"
+                ) from e
+        finally:
+            self.close()
 
     def query(self, sql: str, values: tuple[Any, ...] = ()) -> list[Any]:
         """Rows of a query (tables: orchestrator/ledger/database.py)."""
@@ -282,7 +292,10 @@ class LedgerReader:
         """Key columns of each requested shape, in the order of the file."""
         if not self._replay.keys:
             rows = self._each("SELECT id, key FROM shapes ORDER BY id")
-            self._replay.keys = {i: tuple(json.loads(k)) for i, k in rows}
+            keys = {i: tuple(json.loads(k)) for i, k in rows}
+            if any(len(key) != len(self.family.key_names) for key in keys.values()):
+                raise ValueError("a key of another family")  # `__exit__` names it
+            self._replay.keys = keys
         return self._replay.keys
 
     def skipped(self) -> dict[int, Skipped]:

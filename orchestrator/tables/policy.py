@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, Literal, NamedTuple
 
-from orchestrator.tables.textfiles import cell
+from orchestrator.tables.textfiles import cell, cell_fault, shown
 from orchestrator.tables.tuned import (
     TAG,
     Key,
@@ -107,6 +107,20 @@ class MergeRow:
         return " -> ".join(f"{us:g} us" for us in (before, self.new_us) if us is not None)
 
 
+@cache
+def _written(family: Family) -> frozenset[str]:
+    """The columns of a newcomer that a merge writes, by our names."""
+    return frozenset((*family.tuned_header, TAG))
+
+
+def _fault_of_cells(cells: Mapping[str, str], family: Family) -> str:
+    """The first cell that may not stand in a user's table, "" if there is none."""
+    for name, text in cells.items():
+        if name in _written(family) and (fault := cell_fault(text)):
+            return f"its {name} {fault}: {shown(text)}"
+    return ""
+
+
 def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) -> Newcomer | MergeRow:
     """A row by column name as a newcomer, or why it cannot be one."""
     cells = {name: value.strip() if type(value) is str else cell(value) for name, value in raw.items()}
@@ -117,7 +131,9 @@ def newcomer(raw: Mapping[str, Any], family: Family, err_ratio: float | None) ->
     except KeyFault as e:
         return MergeRow("rejected", known, None, us, "", kernel_of(cells), str(e))
     why, column = "", family.err_column
-    if fault := no_gfx(key):
+    if fault := _fault_of_cells(cells, family):
+        why = fault
+    elif fault := no_gfx(key):
         why = f"it {fault}"
     elif us is None or us <= 0:
         why = f"its us is {cells.get('us') or 'missing'}"

@@ -10,6 +10,8 @@ tables of any size).
 from __future__ import annotations
 
 import csv
+import fcntl
+import glob
 import io
 import math
 import os
@@ -249,6 +251,7 @@ def split_cells(line: str) -> list[str]:
     return cells
 
 
+FORMULA_MARKS = ("=", "+", "-", "@")
 Write = Callable[[TextIO], None]
 
 
@@ -261,8 +264,11 @@ def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | Non
     target = Path(os.path.realpath(path))
     aside = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     aside.unlink(missing_ok=True)
+    remove_dead_temporaries(target)
     fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with os.fdopen(fd, "w", encoding="utf-8", newline="") as f:
             if isinstance(content, str):
                 f.write(content)
@@ -281,6 +287,36 @@ def write_atomic(path: Path, content: str | Write, *, like: os.stat_result | Non
             e.filename = e.filename or str(path)  # a write to a full disk names no file
         raise
     sync_folder(target.parent)
+
+
+def remove_dead_temporaries(target: Path) -> None:
+    """Remove what writers of this file left when they were killed: `.<name>.<pid>.tmp`.
+
+    A writer is dead if its file can be locked, which says something of other machines too, and no process of this
+    machine has its number. Where either cannot be known, the file stays.
+    """
+    for path in target.parent.glob(f".{glob.escape(target.name)}.*.tmp"):
+        pid = path.name[len(target.name) + 2 : -len(".tmp")]
+        if not pid.isdecimal() or _is_process(int(pid)):
+            continue
+        with suppress(OSError), open(path, "rb", opener=_open_no_link) as f:
+            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+
+
+def _is_process(pid: int) -> bool:
+    """Return whether a process of this machine has this number, or may have it."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:  # another user's
+        return True
+    return True
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def sync_folder(folder: Path) -> None:
@@ -338,6 +374,22 @@ def cell(value: Any) -> str:
             return ""
         return repr(round(float(value), 4) if abs(value) >= 1 else float(f"{value:.4g}"))
     return str(value).strip()
+
+
+def cell_fault(text: str) -> str:
+    """The reason why text of a node or of a foreign file may not stand in a cell of a user's table; "" if it may.
+
+    A number may begin with a sign; any other text that begins so is a formula to a spreadsheet.
+    """
+    if not text.isprintable():
+        return "holds control characters"
+    if text[:1] not in FORMULA_MARKS:
+        return ""
+    try:
+        float(text)
+    except ValueError:
+        return "is a formula to a spreadsheet"
+    return ""
 
 
 def no_formula(text: str) -> str:

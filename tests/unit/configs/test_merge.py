@@ -276,6 +276,18 @@ def test_the_last_merge_is_taken_back_byte_by_byte(root: Path, tmp_path: Path) -
         undo(root)
 
 
+def test_the_number_of_a_merge_says_which_of_two_journals_is_the_latest(root: Path, tmp_path: Path) -> None:
+    before = text_of(root)
+    merge(winners(tmp_path / "one", WON, [{}]), root)
+    other = root / "vllm" / NAME
+    other.parent.mkdir()
+    other.write_text(json.dumps({"run": "two", "number": 2, "files": []}) + "\n")
+    merge(winners(tmp_path / "three", {OWN: {"M_LEQ_64": values(8)}}, [{"old": values(16)}]), root)
+    os.utime(root / CONFIGS / NAME, (0, 0))  # by the clock, the merge of AITER's is the older one
+    assert [undo(root)["run"] for _ in range(3)] == ["three", "two", "one"]
+    assert text_of(root) == before
+
+
 def test_a_file_changed_since_is_left_alone_and_one_that_was_never_written_is_no_fault(
     root: Path, tmp_path: Path
 ) -> None:

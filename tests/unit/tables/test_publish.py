@@ -153,6 +153,18 @@ def test_new_rows_get_files_of_the_model_and_a_faster_row_is_edited_where_it_is(
     ]  # fmt: skip
 
 
+def test_each_branch_has_a_text_of_its_own(tmp_path: Path, aiter: Path) -> None:
+    mine = table(tmp_path, *ROWS)
+    texts = {name: published(mine, "--onto", aiter, *words)["text"] for name, words in BRANCHES.items()}
+    assert texts == {
+        "llama": str(tmp_path / f"{mine.stem}.publish" / f"llama-{A4W4.name}" / "pull-request.md"),
+        "other": str(tmp_path / f"{mine.stem}.publish" / "fix-x" / "pull-request.md"),
+    }
+
+
+BRANCHES: dict[str, tuple[str, ...]] = {"llama": (), "other": ("--branch", "fix/x")}
+
+
 def test_rows_that_must_not_be_served_are_refused_by_name(tmp_path: Path, aiter: Path) -> None:
     rows = (
         line(A4W4, M=1, kernelName=ASM), line(A4W4, M=2, kernelName=CK + "x"), line(A4W4, M=3, kernelName="Cijk_A"),
