@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.ledger.reader import LedgerReader
 
 BROKEN_BY_VALUES = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What Python raises over a value that is not as expected."""
+"""The errors that Python raises over a value that is not as expected."""
 _NUMBER = (int, float)
 _META: dict[str, Any] = {
     "state": str, "family": str, "tuner": str, "controller": str, "epoch": int, "units": _NUMBER, "created": _NUMBER,
