@@ -94,6 +94,8 @@ def _take_lock(fd: int, lock: Path) -> bool:
 def _lock_error(lock: Path, e: OSError) -> TunedDBError:
     if e.errno == errno.ELOOP:
         return TunedDBError(f"{lock}: is a symbolic link, and a lock file is not; remove it")
+    if not lock.parent.is_dir():
+        return TunedDBError(f"{lock.parent}: there is no such folder; nothing was changed")
     if e.errno in (errno.EACCES, errno.EPERM, errno.EBADF) and lock.exists():
         return TunedDBError(
             f"{lock}: this lock file cannot be used ({e.strerror}); its owner (uid {lock.lstat().st_uid}) can run:"
