@@ -7,16 +7,18 @@ import json
 import shutil
 import time
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.command_hints import command
 from orchestrator.controller.facts import Gpu
 from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, poll
 from orchestrator.controller.node_plan import engine_of, plan_nodes, transport_of
+from orchestrator.controller.pools import pools_of
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
+from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport.base import connected
@@ -88,7 +90,9 @@ def remove_run(paths: RunPaths) -> list[str]:
         raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
     troubles = []
     try:
-        plans = plan_nodes(load_inventory(paths.inventory), paths.run, paths.root)
+        inventory = load_inventory(paths.inventory)
+        plans = plan_nodes(inventory, paths.run, paths.root)
+        troubles += _forget_leases(inventory, paths.run)
     except InputError as e:
         plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
     for plan in plans:
@@ -99,9 +103,25 @@ def remove_run(paths: RunPaths) -> list[str]:
                         engine.stop(kill=True)
                     engine.tidy()
                 transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
+                run_folder = PurePosixPath(plan.folder).parent
+                if run_folder.name == paths.run:
+                    # it fails while another node that shares this folder has files in it
+                    transport.run(["rmdir", "--", str(run_folder)], timeout=20.0)
         except OrchestratorError as e:
             troubles.append(str(e))
     shutil.rmtree(paths.root)
+    return troubles
+
+
+def _forget_leases(inventory: Inventory, run: str) -> list[str]:
+    """Remove what the run's leases left where their scheduler's commands run. Return sentences on what stays."""
+    troubles = []
+    for pool in pools_of(inventory, run):
+        with contextlib.closing(pool.source) as source:
+            try:
+                source.forget()
+            except OrchestratorError as e:
+                troubles.append(str(e))
     return troubles
 
 
