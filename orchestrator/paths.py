@@ -157,7 +157,7 @@ class RunConfig:
             return cls(**{k: v for k, v in raw.items() if k in known})
         except FileNotFoundError:
             raise InputError(f"{path} is missing: this is not a run folder") from None
-        except (OSError, TypeError, AttributeError, UnicodeDecodeError, yaml.YAMLError) as e:
+        except (OSError, TypeError, AttributeError, ValueError, yaml.YAMLError) as e:
             raise InputError(f"{path} cannot be read: {e}") from e
 
 
@@ -185,7 +185,11 @@ def list_runs(runs: Path) -> list[RunPaths]:
     """The runs in a folder, oldest first (by the creation of run.yaml, then by name)."""
     if not runs.is_dir():
         return []
-    found = [(p.stat().st_mtime, p.parent) for p in runs.glob("*/run.yaml") if p.is_file()]
+    found = []
+    for path in runs.glob("*/run.yaml"):
+        with contextlib.suppress(FileNotFoundError):  # its folder was removed meanwhile
+            if path.is_file():
+                found.append((path.stat().st_mtime, path.parent))
     return [RunPaths(root) for _, root in sorted(found, key=lambda f: (f[0], f[1].name))]
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from orchestrator.command_hints import command
@@ -17,9 +17,11 @@ from orchestrator.controller.facts import Gpu
 from orchestrator.controller.node_check import LIMIT_S, NodeAnswer, ask_all, poll
 from orchestrator.controller.node_plan import NodePlan, engine_of, plan_nodes, transport_of
 from orchestrator.controller.nodes import StoppedNode
+from orchestrator.controller.pools import pools_of
 from orchestrator.engines import Engine, WorkerState
 from orchestrator.errors import InputError, OrchestratorError, RunBusyError
 from orchestrator.inventory.load import limit, load_inventory
+from orchestrator.inventory.model import Inventory
 from orchestrator.ledger.reader import Counts, LedgerReader, Replay
 from orchestrator.paths import RunConfig, RunPaths, holder, list_runs
 from orchestrator.transport.base import Transport, connected
@@ -93,7 +95,9 @@ def remove_run(paths: RunPaths) -> list[str]:
         raise RunBusyError(f"run {paths.run} is being driven; cancel it first: {command(f'cancel {paths.named}')}")
     troubles = []
     try:
-        plans = plan_nodes(load_inventory(paths.inventory), paths.run, paths.root)
+        inventory = load_inventory(paths.inventory)
+        plans = plan_nodes(inventory, paths.run, paths.root)
+        troubles += _forget_leases(inventory, paths.run)
     except InputError as e:
         plans, troubles = [], [f"{paths.run}: its nodes are unknown, their folders stay: {e}"]
     for plan in plans:
@@ -104,6 +108,10 @@ def remove_run(paths: RunPaths) -> list[str]:
                         engine.stop(kill=True)
                     engine.tidy()
                 transport.run(["rm", "-rf", "--", plan.folder], timeout=120.0)
+                run_folder = PurePosixPath(plan.folder).parent
+                if run_folder.name == paths.run:
+                    # it fails while another node that shares this folder has files in it
+                    transport.run(["rmdir", "--", str(run_folder)], timeout=20.0)
         except OrchestratorError as e:
             troubles.append(str(e))
     shutil.rmtree(paths.root)
@@ -129,6 +137,18 @@ def _stop_on(plan: NodePlan, reach: Callable[[NodePlan], Transport]) -> StoppedN
             return StoppedNode(running)
     except OrchestratorError as e:
         return StoppedNode(0, str(e))
+
+
+def _forget_leases(inventory: Inventory, run: str) -> list[str]:
+    """Remove what the run's leases left where their scheduler's commands run. Return sentences on what stays."""
+    troubles = []
+    for pool in pools_of(inventory, run):
+        with contextlib.closing(pool.source) as source:
+            try:
+                source.forget()
+            except OrchestratorError as e:
+                troubles.append(str(e))
+    return troubles
 
 
 def _workers(engine: Engine) -> list[WorkerState]:

@@ -93,6 +93,9 @@ class LeaseSource(Protocol):
     def leftovers(self, lease: Lease) -> bytes | None:
         """The tar that an ended lease left, with events/ and logs/ of its node folders, or None."""
 
+    def forget(self) -> None:
+        """Remove what ended leases of the run left outside themselves. Raises NodeError if a lease has not ended."""
+
     def close(self) -> None:
         """Close the connection to the scheduler; the leases stay."""
 

@@ -139,6 +139,13 @@ class SlurmSource:
                 return rows
             time.sleep(0.1)
 
+    def forget(self) -> None:
+        """Remove the folder of the holders' output of this run."""
+        if living := [lease.id for lease in self.list() if lease.state is not LeaseState.ENDED]:
+            raise TransportError(self._name, f"job {', '.join(living[:3])} has not ended, so its output stays")
+        if self._out:
+            self._command(["sh", "-c", f'exec "$@" {self._out}', "sh", "rm", "-rf", "--"])
+
     def check(self) -> Sequence[Finding]:
         """Findings on partition and GPUs, and what sbatch would do with the request."""
         there, wanted = self._partition(), self._wanted

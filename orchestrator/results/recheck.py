@@ -25,7 +25,7 @@ from orchestrator.shapes.model import NOW, numbers
 from orchestrator.shapes.reader import read_shapes
 from orchestrator.tables.locate import MergeInput
 from orchestrator.tables.policy import Time, decide
-from orchestrator.tables.textfiles import write_atomic
+from orchestrator.tables.textfiles import read_json, write_atomic
 from orchestrator.tables.tuned import Key, best, key_of, number_of, read_table
 from worker.families import NULLS, Family, backend_of
 from worker.protocol import TableKernel
@@ -95,7 +95,7 @@ def write_rows(path: Path, table: str, rows: Mapping[int, RowToCheck], slower: f
 
 def kernels_to_check(path: Path) -> dict[int, list[TableKernel]]:
     """The only kernels to measure for each shape; {} if the run is not a recheck."""
-    rows = json.loads(path.read_bytes())["rows"] if path.exists() else {}
+    rows = read_json(path)["rows"] if path.exists() else {}
     return {int(i): [TableKernel(*k) for k in r["kernels"]] for i, r in rows.items()}
 
 
@@ -146,7 +146,7 @@ def slot_seconds(ledger: LedgerReader) -> float:
 
 def judge(ledger: LedgerReader, path: Path) -> Recheck:
     """Judge the rows of a recheck by its run's measurements. `path`: the file of `write_rows`."""
-    document: dict[str, Any] = json.loads(path.read_bytes())
+    document = read_json(path)
     wanted = {int(i): r for i, r in document["rows"].items()}
     candidates = (row for row in ledger.profile_rows() if not row.winner and row.shape in wanted)
     measured: dict[int, dict[Named, ProfileRow]] = {i: {} for i in wanted}
@@ -264,7 +264,7 @@ def times_before(paths: RunPaths, ledger: LedgerReader, table: Path | None, fami
     if paths.annotations.exists():
         out |= numbers(read_shapes(paths.annotations, family), NOW)
     if paths.merge.exists():
-        for r in json.loads(paths.merge.read_bytes())["rows"]:
+        for r in read_json(paths.merge)["rows"]:
             us = r["rival_us"] if r.get("rival_us") and r.get("judged") == "same profile" else r["old_us"]
             if us and all(n in r["key"] for n in family.key_names):
                 out[tuple(r["key"][n] for n in family.key_names)] = us

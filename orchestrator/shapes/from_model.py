@@ -123,7 +123,7 @@ def read_model(path: str | Path) -> ModelConfig:
         raw = json.loads(read_bytes(file, MAX_BYTES, InputError))
     except UnicodeDecodeError:
         faults.add("is no UTF-8 text; a model's config.json is wanted")
-    except (json.JSONDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:
         line = e.lineno if isinstance(e, json.JSONDecodeError) else None
         faults.add(f"is no JSON ({str(e).split(':')[0]}); a model's config.json is wanted", line=line)
     else:

@@ -8,15 +8,17 @@ and reads the shared tables alone. `test_config_shape_collision` (since a7796271
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import shutil
 import site
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,8 @@ from worker.text import and_more
 
 TRAILER = "Published-by: gemmfleet"
 """The last line of every message of ours: a branch with any other commit is not made again."""
+SCRATCH, LOCK = "gemmfleet-publish-", "lock"
+"""The folder of a worktree begins so; its lock is held as long as its process lives."""
 GIT_S = 600.0
 _KEPT = ("GIT_AUTHOR_", "GIT_COMMITTER_")
 _CONFIG = ("-c", "core.hooksPath=/dev/null", "-c", "core.autocrlf=false")
@@ -83,14 +87,28 @@ class Checkout:
 
     @contextmanager
     def worktree(self, base: str) -> Iterator[Path]:
-        """A worktree at a commit, which is gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix="gemmfleet-publish-") as scratch:
+        """A worktree at a commit, which is gone afterwards; those of processes that were killed are removed first."""
+        self._remove_dead_worktrees()
+        with tempfile.TemporaryDirectory(prefix=SCRATCH) as scratch, open(Path(scratch) / LOCK, "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             tree = Path(scratch) / "aiter"
             self.git("worktree", "add", "--quiet", "--detach", str(tree), base)
             try:
                 yield tree
             finally:
                 self.git("worktree", "remove", "--force", str(tree))
+
+    def _remove_dead_worktrees(self) -> None:
+        """Remove the worktrees of ours whose folder is gone, or whose lock nobody holds."""
+        for line in self.git("worktree", "list", "--porcelain").splitlines():
+            tree = Path(line.removeprefix("worktree "))
+            if not (line.startswith("worktree ") and tree.name == "aiter" and tree.parent.name.startswith(SCRATCH)):
+                continue
+            with suppress(OSError), ExitStack() as held:
+                if tree.parent.exists():
+                    fcntl.flock(held.enter_context(open(tree.parent / LOCK)), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self.git("worktree", "remove", "--force", str(tree))
+                shutil.rmtree(tree.parent, ignore_errors=True)
 
     def commit(self, tree: Path, texts: Mapping[str, str], message: str) -> str:
         """Write files in a worktree and commit them; the commit."""

@@ -13,6 +13,7 @@ import csv
 import fcntl
 import glob
 import io
+import json
 import math
 import os
 import stat
@@ -146,6 +147,17 @@ def read_text(path: str | Path, cap: int, error: type[InputError], *, errors: st
     except UnicodeDecodeError as e:
         line = data.count(b"\n", 0, e.start) + 1
         raise error(f"{escaped(str(path))}:{line}: holds bytes that are not UTF-8") from e
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file of ours. Raises InputError, also for a number of more digits than Python reads."""
+    try:
+        document = json.loads(read_bytes(path, MAX_BYTES, InputError))
+    except (ValueError, RecursionError) as e:
+        raise InputError(f"{path}: is damaged ({e}); restore it from a copy, or move it away") from e
+    if not isinstance(document, dict):
+        raise InputError(f"{path}: is damaged (no JSON object); restore it from a copy, or move it away")
+    return document
 
 
 def read_head(path: str | Path, size: int, error: type[InputError]) -> str:

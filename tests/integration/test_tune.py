@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 
@@ -45,7 +46,7 @@ def test_every_shape_is_tuned_and_all_that_looks_at_a_run_says_so(bench: Bench) 
     assert "would remove" in bench.run("runs prune", "--keep", "0").out
     assert folder.exists()
     assert "removed" in bench.run("runs prune", "--keep", "0", "--yes").out
-    assert not folder.exists()
+    assert not folder.parent.exists()
     assert bench.run("runs list", "--json").json() == []
 
 
@@ -61,6 +62,15 @@ def test_following_the_log_tells_that_the_controller_died(bench: Bench) -> None:
     assert out.splitlines()[-1].startswith(last)
     bench.release()
     assert bench.run("resume").code == 0
+
+
+def test_a_run_whose_folder_is_removed_ends_with_one_error(bench: Bench) -> None:
+    bench.shapes(groups=2, per_group=2)
+    run = bench.start("tune", *bench.tune_args([bench.held(1)]))
+    wait_until(lambda: bench.tuned() == 2 and len(bench.tuners()) == 1, "the second group is held")
+    shutil.rmtree(bench.paths.root)
+    _, error = run.communicate(timeout=PATIENCE_S)
+    assert (run.returncode, "Traceback" in error, error.count("error: ")) == (2, False, 1), error
 
 
 def test_plan_touches_nothing(bench: Bench) -> None:

@@ -59,6 +59,16 @@ def source(login: Login, **request: object) -> SlurmSource:
     return SlurmSource("r1", pool, "~/out", lambda name: login)  # type: ignore[arg-type,return-value]
 
 
+def test_the_output_of_holders_is_removed_once_all_leases_have_ended(login: Login) -> None:
+    login.squeue("17|N/A|17|RUNNING|None|g2|1000|2000|0||0:0|1")
+    with pytest.raises(TransportError, match="job 17 has not ended, so its output stays"):
+        source(login).forget()
+    assert login.calls[-1][0] == "squeue"
+    login.squeue()
+    source(login).forget()
+    assert login.calls[-1] == ["rm", "-rf", "--"]
+
+
 WHOLE = ("--exclusive", "--mem=0")
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +21,8 @@ from orchestrator.configs.aiter import Call, Trial
 from orchestrator.errors import InputError
 from orchestrator.paths import RunConfig, RunPaths
 from orchestrator.results.export import export, provenance
-from orchestrator.tables.checkout import run_verify
+from orchestrator.tables.checkout import Checkout, run_verify
+from tests.paths import ROOT
 from tests.support import config_tree
 from tests.support.aiterbuild import (
     A4W4,
@@ -163,6 +168,34 @@ def test_each_branch_has_a_text_of_its_own(tmp_path: Path, aiter: Path) -> None:
 
 
 BRANCHES: dict[str, tuple[str, ...]] = {"llama": (), "other": ("--branch", "fix/x")}
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from orchestrator.tables.checkout import Checkout
+with Checkout(Path(sys.argv[1])).worktree("HEAD"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_worktrees_of_killed_processes_are_removed_and_others_stay(
+    tmp_path: Path, aiter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    here = Checkout(aiter)
+    for _ in range(2):
+        subprocess.run([sys.executable, "-c", KILLED, aiter], cwd=ROOT, env={**os.environ, "TMPDIR": str(scratch)})
+    gone, _ = left = [*scratch.iterdir()]
+    shutil.rmtree(gone)  # as after a reboot
+    with here.worktree("HEAD") as living:
+        with here.worktree("HEAD"):
+            assert here.git("worktree", "list", "--porcelain").count("worktree ") == 3
+        assert living.is_dir()
+        assert not [path for path in left if path.exists()]
+    assert here.git("worktree", "list", "--porcelain").count("worktree ") == 1
+    assert [*scratch.iterdir()] == []
 
 
 def test_rows_that_must_not_be_served_are_refused_by_name(tmp_path: Path, aiter: Path) -> None:
