@@ -174,9 +174,8 @@ def check(
         document | ({"verdict": verdict, "problems": problems} if there else {}), bool(errors or (strict and unclean))
     )
     for c in found:
-        _add_table(page, c, findings=there is None)
-    texts = ("{level}: {file}:{line}: {rule}: {text}; fix: {fix}".format_map(p) for p in problems)
-    page.lines(texts, "problem", most=MOST_PROBLEMS)
+        _add_table(page, c)
+    page.lines((text for c in found for text in c.problem_lines()), "problem", most=MOST_PROBLEMS)
     counts = [(len(found), "table"), (sum(c.rows for c in found), "row"), (errors, "error"), (warnings, "warning")]
     words = [plural(n, what) for n, what in counts]
     held_to = f"{check.VERDICTS[verdict]} {there.name}: " if there else ""
@@ -185,9 +184,7 @@ def check(
     return page
 
 
-def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
-    from orchestrator.tables import kinds, textfiles
-
+def _add_table(page: Page, c: Checked) -> None:
     chips = ", ".join(f"{n} of {chip}" for chip, n in sorted(c.chips.items()))
     page.line(f"{c.path}: {c.family or 'unknown family'}, {plural(c.rows, 'row')}" + (f" ({chips})" if chips else ""))
     if c.has_records:
@@ -199,9 +196,6 @@ def _add_table(page: Page, c: Checked, *, findings: bool) -> None:
             "unread": "could not be read",
         }  # fmt: skip
         page.line("  build: " + ", ".join(f"{plural(n, 'row')} {words[s]}" for s, n in c.build.items()))
-    for (rule, level), some in sorted(c.by_rule().items() if findings else (), key=lambda f: f[0][::-1]):
-        page.line(f"  {level}: {rule}, {plural(len(some), 'time')}")
-        page.line(*textfiles.listed((f"{f.path}:{f.line}: {f.text}" for f in some), kinds.SHOWN, "    "))
 
 
 def export(

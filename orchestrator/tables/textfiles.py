@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from orchestrator.errors import InputError, TunedDBError
+from worker.text import and_more
 
 MAX_FAULTS = 50
 """Most faults that are spelled out; the rest are counted."""
@@ -193,6 +194,17 @@ def _fault(raw: bytes) -> str:
     return "holds a NUL byte" if b"\0" in raw else "holds bytes that are not UTF-8"
 
 
+def is_conflict_marker(line: str) -> bool:
+    """True for a line that git writes around two versions."""
+    return line.startswith(("<<<<<<< ", "||||||| ", ">>>>>>> ")) or line.rstrip("\r\n") == "======="
+
+
+def describe_conflict(lines: Iterable[str]) -> str:
+    """The fault of a file with markers of a merge conflict."""
+    numbers = [str(number) for number, line in enumerate(lines, 1) if is_conflict_marker(line)]
+    return f"markers of a merge conflict in line {and_more(numbers, 6)}: choose between the two versions first"
+
+
 def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, str, Sequence[str]]]:
     """(first line, text, stripped cells) of each record of a tuned table or profile, with its header and blank lines.
 
@@ -204,6 +216,8 @@ def csv_records(path: Path, cap: int | None = MAX_BYTES) -> Iterator[tuple[int, 
     try:
         for record in reader:
             at, end = begin + 1, reader.line_num
+            if record and is_conflict_marker(record[0]):
+                raise TunedDBError(f"{path}: {describe_conflict(text_lines(path, cap))}")
             text = next(texts) if end == at else "".join(islice(texts, end - begin))
             begin = end
             plain = text.isascii() and not (" " in text or "\t" in text or '"' in text)
@@ -240,6 +254,9 @@ def decode(data: bytes, faults: Faults) -> Text | None:
     lines = text.removeprefix("\ufeff").replace(_ENDS[ends], "\n").split("\n")
     if not any(map(has_content, lines)):
         faults.add("is empty")
+        return None
+    if any(map(is_conflict_marker, lines)):
+        faults.add(describe_conflict(lines))
         return None
     return Text(lines, bom, ends)
 
