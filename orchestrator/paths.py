@@ -286,7 +286,13 @@ def leave_request(folder: Path, kind: str, **fields: Any) -> Path:
 
 
 def take_requests(folder: Path) -> list[dict[str, Any]]:
-    """Take the waiting requests out of the folder, oldest first. Files that are not requests are only removed."""
+    """Take the waiting requests out of the folder, oldest first. Files that are not requests are only removed.
+    Raises InputError if the folder is gone, as it is when a person removes the run."""
+    if not folder.is_dir():
+        raise InputError(
+            f"{folder.parent} was removed while the run was driven, so its results are lost;"
+            " its workers finish the groups that they have, and then end"
+        )
     out = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, ValueError):

@@ -67,10 +67,10 @@ def test_following_the_log_tells_that_the_controller_died(bench: Bench) -> None:
 def test_a_run_whose_folder_is_removed_ends_with_one_error(bench: Bench) -> None:
     bench.shapes(groups=2, per_group=2)
     run = bench.start("tune", *bench.tune_args([bench.held(1)]))
-    wait_until(lambda: bench.tuned() == 2 and len(bench.tuners()) == 1, "the second group is held")
+    wait_until(lambda: bench.tuned() == 2, "the first group is tuned")
     shutil.rmtree(bench.paths.root)
-    _, error = run.communicate(timeout=PATIENCE_S)
-    assert (run.returncode, "Traceback" in error, error.count("error: ")) == (2, False, 1), error
+    out, _ = run.communicate(timeout=PATIENCE_S)
+    assert (run.returncode, "Traceback" in out, out.count("error: ")) == (2, False, 1), out
 
 
 def test_plan_touches_nothing(bench: Bench) -> None:
