@@ -22,6 +22,7 @@ import pytest
 from orchestrator import events as ev
 from tests.fleet.kit import Controller, Fleet
 from tests.fleet.server import ask
+from tests.support.books import records
 from tests.support.marks import full_but
 
 GROUPS, PER_GROUP = 40, 2
@@ -117,7 +118,9 @@ def sent_to_two(fleet: Fleet) -> set[int]:
     """Shapes that an idle slot got while another still had them, as happens at the end of a run."""
     running: dict[str, set[int]] = {}
     copied: set[int] = set()
-    for record in fleet.journal(object):
+    with fleet.ledger() as ledger:
+        journal = records(ledger)
+    for _, record in journal:
         if isinstance(record, ev.Send):
             copied |= set(record.shapes) & set().union(*running.values())
             running[record.attempt] = set(record.shapes)
