@@ -64,6 +64,8 @@ def measure(tuner: str, number: int, job: Job, folder: Path) -> dict[str, Any]:
     began = time.monotonic()
     done = subprocess.run(command(tuner, shapes, runs, "--json"), capture_output=True, text=True)
     truth = time.monotonic() - began
+    if first["range_s"] is None:
+        raise SystemExit(f"nobody measured the tuner {tuner} on this chip: the plan gives no range to judge")
     low, high = first["range_s"]
     row: dict[str, Any] = {
         "tuner": tuner, "job": number, "shapes": len(job), "truth_s": round(truth, 1), "code": done.returncode,
